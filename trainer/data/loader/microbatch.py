@@ -96,7 +96,7 @@ def make_task(plan: DataPlan, epoch: int, index: int, resize: str = "bilinear") 
     """Microbatch `index` of an epoch; the same for every rank, worker and moment."""
     epoch_plan = plan.epoch(epoch)
     batch = epoch_plan[index]
-    bucket, interval, manifest = plan.bucket(batch), plan.frame_interval, plan.manifest
+    bucket, interval, manifest = plan.buckets.cells[batch.cell], plan.frame_interval, plan.manifest
 
     spares = epoch_plan.substitutes(index, len(batch.rows) + _SPARES)
     rows = np.concatenate([batch.rows, spares])

@@ -3,8 +3,8 @@
 Ranks of a step wait for the slowest of them. In random order a step of Open-Sora's stage 2 idles
 17 % of 192 ranks, because a 720p microbatch costs several times a 144p one. Here the random order
 is cut into windows of some steps, and microbatches of equal cost inside a window make steps of
-their own; what does not fill a step stays for the next window. Which clips an epoch sees and which
-of them form a microbatch do not change; a step holds fewer kinds of buckets, that is the price.
+their own; what does not fill a step stays for the next window. Which clips an epoch has and which
+of them form a microbatch do not change, but a step holds fewer different buckets.
 
 The result is a permutation of the microbatch list, a pure function of the order, the costs, the
 group and the window: the data plan's contract holds with it as without.
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.data.plan.counter_rng import bits
+from trainer.data.plan.counter_rng import Ints, bits
 from trainer.errors import ConfigError
 
 WINDOWS = range(1, 65)  # steps
@@ -44,10 +44,8 @@ class Balance:
 
     def __post_init__(self) -> None:
         if self.window not in WINDOWS:
-            raise ConfigError(
-                f"dataset.balance_window {self.window}: "
-                f"{WINDOWS[0]} to {WINDOWS[-1]} steps, 0 is off"
-            )
+            limits = f"{WINDOWS[0]} to {WINDOWS[-1]} steps, 0 is off"
+            raise ConfigError(f"dataset.balance_window {self.window}: {limits}")
 
     def step(self, epoch: int) -> tuple[int, int]:
         """Ranks, and microbatches of each rank, of one step in this epoch."""
@@ -58,34 +56,28 @@ class Balance:
         """For a run that goes on here with such steps."""
         first = epoch if consumed == 0 else epoch + 1
         steps = {start: step for start, step in self.steps.items() if start <= epoch}
-        before = replace(self, steps=steps)
-        if before.step(first) != (ranks, each) or not steps:
+        continued = replace(self, steps=steps)
+        if continued.step(first) != (ranks, each) or not steps:
             steps[first] = (ranks, each)
-        return replace(self, steps=steps)
+        return continued
 
-    def order(self, cells: NDArray[np.int64], seed: int, epoch: int) -> NDArray[np.int64]:
+    def order(self, cells: Ints, seed: int, epoch: int) -> Ints:
         """Places of a random order [N] of microbatches, given by their cells, in balanced order."""
-        if not len(cells):
-            return np.arange(0)
         costs = np.asarray(self.costs, np.int64)[cells]
-        ranks, each = self.step(epoch)
-        return balanced(costs, ranks, each, self.window, seed, epoch)
-
-    # what a checkpoint keeps
+        return balanced(costs, *self.step(epoch), self.window, seed, epoch)
 
     def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
         steps = {str(start): list(step) for start, step in sorted(self.steps.items())}
         return {"window": self.window, "costs": list(self.costs), "steps": steps}
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> Balance:
-        """Of `state`; raises ValueError when it is damaged."""
+        """From `state()`; raises ValueError when it is damaged."""
         try:
-            steps = {
-                int(start): (int(ranks), int(each))
-                for start, (ranks, each) in state["steps"].items()
-            }
-            made = cls(int(state["window"]), tuple(int(cost) for cost in state["costs"]), steps)
+            pairs = state["steps"].items()
+            steps = {int(start): (int(ranks), int(each)) for start, (ranks, each) in pairs}
+            made = cls(int(state["window"]), tuple(map(int, state["costs"])), steps)
         except (KeyError, TypeError, AttributeError, ConfigError) as error:
             raise ValueError(f"balance: {error}") from None
         if any(min(step) < 1 for step in steps.values()):
@@ -102,9 +94,7 @@ def classes(costs: Iterable[float]) -> tuple[int, ...]:
     return tuple(round(math.log(cost) / math.log(_ALIKE)) if cost > 0 else 0 for cost in costs)
 
 
-def balanced(
-    costs: NDArray[np.int64], ranks: int, each: int, window: int, seed: int, epoch: int
-) -> NDArray[np.int64]:
+def balanced(costs: Ints, ranks: int, each: int, window: int, seed: int, epoch: int) -> Ints:
     """A permutation of 0..N-1 whose consecutive steps have members of alike cost.
 
     `costs` are `classes`. In a step of ranks * each the n-th microbatch of rank r stands at place
@@ -116,20 +106,17 @@ def balanced(
     head = np.arange(count - tail)
     if group == 1 or not len(head):
         return np.arange(count)
-    room = group * window
-    waiting: NDArray[np.int64] = np.empty(0, np.int64)
-    steps: list[NDArray[np.int64]] = []
-    for start in range(0, len(head), room):
-        pool = np.concatenate([waiting, head[start : start + room]])
+    size = group * window
+    waiting: Ints = np.empty(0, np.int64)
+    steps: list[Ints] = []
+    for start in range(0, len(head), size):
+        pool = np.concatenate([waiting, head[start : start + size]])
         full, waiting = _equal_steps(pool, costs, group)
-        # Rare kinds never fill a step: those that waited for a whole window go with their like.
-        mixed, waiting = _alike_steps(waiting, costs, group, start - room)
-        made = np.concatenate([full, mixed])
-        turn = bits(np.arange(len(made)), seed, epoch, _STEPS, start)
-        steps.append(made[np.argsort(turn, kind="stable")])
+        # Rare costs never fill a step: those that waited for a window share a step with the nearest.
+        mixed, waiting = _alike_steps(waiting, costs, group, start - size)
+        steps.append(_shuffled(np.concatenate([full, mixed]), seed, epoch, _STEPS, start))
     rest, _ = _alike_steps(waiting, costs, group, count)
-    turn = bits(np.arange(len(rest)), seed, epoch, _STEPS, len(head))
-    order = np.concatenate([*steps, rest[np.argsort(turn, kind="stable")]])
+    order = np.concatenate([*steps, _shuffled(rest, seed, epoch, _STEPS, len(head))])
     order = _shared_out(order, costs, ranks)
     # No rank gets the costliest of each step.
     turn = bits(np.arange(len(order) * ranks), seed, epoch, _RANKS).reshape(-1, 1, ranks)
@@ -138,9 +125,11 @@ def balanced(
     return np.concatenate([order.reshape(-1), np.arange(count - tail, count)])
 
 
-def _equal_steps(
-    pool: NDArray[np.int64], costs: NDArray[np.int64], group: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _shuffled(steps: Ints, *key: int) -> Ints:
+    return steps[np.argsort(bits(np.arange(len(steps)), *key), kind="stable")]
+
+
+def _equal_steps(pool: Ints, costs: Ints, group: int) -> tuple[Ints, Ints]:
     """Steps [S, group] of one cost each, oldest first; and what is left over, oldest first."""
     order = np.argsort(costs[pool], kind="stable")
     of_cost = costs[pool][order]
@@ -151,9 +140,7 @@ def _equal_steps(
     return pool[order[in_full]].reshape(-1, group), pool[np.sort(order[~in_full])]
 
 
-def _alike_steps(
-    pool: NDArray[np.int64], costs: NDArray[np.int64], group: int, late: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _alike_steps(pool: Ints, costs: Ints, group: int, late: int) -> tuple[Ints, Ints]:
     """Of a pool, oldest first: steps by cost that hold all older than place `late`; the others."""
     whole = pool[: len(pool) // group * group]
     steps = whole[np.argsort(costs[whole], kind="stable")].reshape(-1, group)
@@ -162,9 +149,7 @@ def _alike_steps(
     return steps[goes], np.sort(stays)
 
 
-def _shared_out(
-    steps: NDArray[np.int64], costs: NDArray[np.int64], ranks: int
-) -> NDArray[np.int64]:
+def _shared_out(steps: Ints, costs: Ints, ranks: int) -> Ints:
     """Each step [S, each * ranks] in rounds: the costliest left goes to the least loaded rank.
 
     Longest processing time first (Graham 1969), with equally many microbatches for every rank.
@@ -194,7 +179,7 @@ class Idle:
     time: float  # of the epoch, each step as long as its slowest rank
 
 
-def idle(cells: NDArray[np.int64], costs: NDArray[np.float64], ranks: int, each: int = 1) -> Idle:
+def idle(cells: Ints, costs: NDArray[np.float64], ranks: int, each: int = 1) -> Idle:
     """Of microbatches in order, with the cost of each [N]."""
     group = ranks * each
     steps = len(cells) // group

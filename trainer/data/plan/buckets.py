@@ -14,6 +14,7 @@ try a shorter one, and a clip of exactly `frames` frames is long enough.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import numbers
 from collections.abc import Callable, Mapping
@@ -26,7 +27,7 @@ from numpy.typing import NDArray
 
 from trainer.data.manifest.manifest import Manifest
 from trainer.data.plan.aspect import Resolution, resolution
-from trainer.data.plan.counter_rng import uniform
+from trainer.data.plan.counter_rng import Ints, uniform
 from trainer.errors import ConfigError
 
 AREA_SHARE = 0.8  # of a resolution's area that a clip must have
@@ -34,7 +35,10 @@ SEMANTICS = ("open-sora-1.2", "open-sora-2")
 DRAWS = ("hash", "upstream")
 _BLOCK = 1 << 18  # rows placed at once: what a processor's cache holds
 
-Draw = Callable[[NDArray[np.int64], int], tuple[NDArray[np.float64], NDArray[np.float64]]]
+Cells = NDArray[np.int32]
+Columns = tuple[Ints, Ints, Ints]  # length, height, width of rows
+Numbers = tuple[NDArray[np.float64], NDArray[np.float64]]  # two from 0 to 1 for each row
+Draw = Callable[[Ints, int], Numbers]  # for these rows at the slot of this index
 
 
 class Bucket(NamedTuple):
@@ -122,42 +126,39 @@ class Buckets:
         """SHA-256 (hex) of `canonical`."""
         return hashlib.sha256(json.dumps(self.canonical, sort_keys=True).encode()).hexdigest()
 
-    def assign(
-        self, manifest: Manifest, seed: int, epoch: int, frame_interval: int = 1
-    ) -> NDArray[np.int32]:
+    def assign(self, manifest: Manifest, seed: int, epoch: int, frame_interval: int = 1) -> Cells:
         """Cell of each row [N], -1 for a clip that is left out this epoch.
 
         A pure function of the manifest's num_frames, height and width, of seed and epoch.
         """
-        draw = (
-            self._hash_draw(seed, epoch)
-            if self.draw == "hash"
-            else self._upstream_draw(seed + epoch)
-        )
-        columns = (manifest.num_frames, manifest.height, manifest.width)
+
+        def hash_draw(rows: Ints, slot: int) -> Numbers:
+            return uniform(rows, seed, epoch, slot, 0), uniform(rows, seed, epoch, slot, 1)
+
+        def upstream_draw(rows: Ints, slot: int) -> Numbers:
+            """Open-Sora's: a generator for every clip and slot, seeded with their number."""
+            seeds = (seed + epoch + row * len(self.cells) + slot for row in rows.tolist())
+            pairs = [np.random.default_rng(number).random(2) for number in seeds]
+            one, two = np.array(pairs, np.float64).reshape(-1, 2).T
+            return one, two
+
+        draw = hash_draw if self.draw == "hash" else upstream_draw
         chosen = np.empty(len(manifest), np.int32)
         for start in range(0, len(manifest), _BLOCK):
             part = slice(start, start + _BLOCK)
-            length, height, width = (column[part].astype(np.int64) for column in columns)
-            chosen[part] = self._place(length, height, width, start, draw, frame_interval)
+            chosen[part] = self._place(_sizes(manifest, part), start, draw, frame_interval)
         return chosen
 
-    def reachable(
-        self, manifest: Manifest, frame_interval: int = 1
-    ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    def reachable(self, manifest: Manifest, frame_interval: int = 1) -> tuple[Ints, Cells]:
         """(rows, cells) of every place that a clip may have in some epoch, under any seed."""
-        length, height, width = (
-            column.astype(np.int64)
-            for column in (manifest.num_frames, manifest.height, manifest.width)
-        )
-        area, looking = height * width, np.ones(len(length), bool)
-        rows: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
-        cells: list[NDArray[np.int32]] = [np.empty(0, np.int32)]
-        for first, last in self._by_resolution():
-            shape = self.slots[first].resolution
-            here = looking & (area >= shape.pixels * AREA_SHARE)
+        length, height, width = _sizes(manifest, slice(None))
+        area, unplaced = height * width, np.ones(len(length), bool)
+        rows: list[Ints] = [np.empty(0, np.int64)]
+        cells: list[Cells] = [np.empty(0, np.int32)]
+        for shape, slots in self._by_resolution():
+            here = unplaced & (area >= shape.pixels * AREA_SHARE)
             refused = np.zeros(len(length), bool)  # took a length and may not be kept
-            for slot in self.slots[first:last]:
+            for _, slot in slots:
                 fits = here & self._is_long_enough(length, slot.frames, frame_interval)
                 take = 1.0 if slot.take is None else slot.take
                 if slot.take is not None and self.semantics == "open-sora-2":
@@ -167,97 +168,63 @@ class Buckets:
                 if slot.keep > 0:
                     found = np.flatnonzero(fits)
                     rows.append(found)
-                    ratio = _ratio_index(height[found], width[found], shape)
-                    cells.append(slot.first_cell + ratio)
+                    cells.append(slot.first_cell + _ratio_index(height[found], width[found], shape))
                 if slot.keep < 1:
                     refused |= fits
                 if take >= 1:
                     here &= ~fits
-            looking &= (area < shape.pixels * AREA_SHARE) | here | refused
+            unplaced &= (area < shape.pixels * AREA_SHARE) | here | refused
         return np.concatenate(rows), np.concatenate(cells)
 
-    def _place(
-        self,
-        length: NDArray[np.int64],
-        height: NDArray[np.int64],
-        width: NDArray[np.int64],
-        first_row: int,
-        draw: Draw,
-        frame_interval: int,
-    ) -> NDArray[np.int32]:
-        """Of rows from `first_row` on."""
-        rows, area = len(length), height * width
+    def _place(self, columns: Columns, first_row: int, draw: Draw, frame_interval: int) -> Cells:
+        """Cells of the rows from `first_row` on."""
+        length, height, width = columns
+        rows, area, skips = len(length), height * width, self.semantics == "open-sora-2"
         chosen = np.full(rows, -1, np.int32)
-        looking: NDArray[np.int64] = np.arange(rows)  # rows without a place
-        for first, last in self._by_resolution():
-            shape = self.slots[first].resolution
-            here = looking[area[looking] >= shape.pixels * AREA_SHARE]
-            placed: list[NDArray[np.int64]] = []
-            for index in range(first, last):
-                slot = self.slots[index]
+        unplaced: Ints = np.arange(rows)
+        for shape, slots in self._by_resolution():
+            here = unplaced[area[unplaced] >= shape.pixels * AREA_SHARE]
+            placed: list[Ints] = []
+            for index, slot in slots:
                 fits = here[self._is_long_enough(length[here], slot.frames, frame_interval)]
                 if slot.take is None and slot.keep >= 1:
                     taken = kept = fits
                 else:
                     one, two = draw(fits + first_row, index)
-                    take = self._takes(one, slot.take)
-                    keep = (one if slot.take is None else two) < slot.keep
-                    taken, kept = fits[take], fits[take & (keep | (slot.keep >= 1))]
+                    if slot.take is None:
+                        take, two = np.ones(len(one), bool), one
+                    else:
+                        take = one >= slot.take if skips else one <= slot.take
+                    taken, kept = fits[take], fits[take & ((two < slot.keep) | (slot.keep >= 1))]
                 chosen[kept] = slot.first_cell
                 placed.append(kept)
                 here = _without(here, taken, rows)
             found = np.concatenate(placed)
             chosen[found] += _ratio_index(height[found], width[found], shape)
-            looking = _without(looking, found, rows)
+            unplaced = _without(unplaced, found, rows)
         return chosen
 
-    def _is_long_enough(
-        self, length: NDArray[np.int64], frames: int, interval: int
-    ) -> NDArray[np.bool_]:
+    def _is_long_enough(self, length: Ints, frames: int, interval: int) -> NDArray[np.bool_]:
         if frames == 1:
             return length == 1
         if self.semantics == "open-sora-2":
             return length // interval >= frames
         return length > frames * interval
 
-    def _takes(self, drawn: NDArray[np.float64], q: float | None) -> NDArray[np.bool_]:
-        if q is None:
-            return np.ones(len(drawn), bool)
-        return drawn >= q if self.semantics == "open-sora-2" else drawn <= q
-
-    def _by_resolution(self) -> list[tuple[int, int]]:
-        starts = [
-            index
-            for index, slot in enumerate(self.slots)
-            if index == 0 or slot.resolution is not self.slots[index - 1].resolution
-        ]
-        return list(zip(starts, [*starts[1:], len(self.slots)], strict=True))
-
-    def _hash_draw(self, seed: int, epoch: int) -> Draw:
-        def draw(rows: NDArray[np.int64], slot: int) -> tuple[NDArray[np.float64], ...]:
-            return (uniform(rows, seed, epoch, slot, 0), uniform(rows, seed, epoch, slot, 1))
-
-        return draw  # type: ignore[return-value]
-
-    def _upstream_draw(self, seed: int) -> Draw:
-        """Open-Sora's: a generator for every clip and slot, seeded with their number."""
-        cells = len(self.cells)
-
-        def draw(
-            rows: NDArray[np.int64], slot: int
-        ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-            pairs = [
-                np.random.default_rng(seed + row * cells + slot).random(2) for row in rows.tolist()
-            ]
-            table = np.array(pairs, np.float64).reshape(-1, 2)
-            return table[:, 0], table[:, 1]
-
-        return draw
+    def _by_resolution(self) -> list[tuple[Resolution, list[tuple[int, Slot]]]]:
+        """Each resolution with its slots and their indices."""
+        groups = itertools.groupby(enumerate(self.slots), key=lambda item: item[1].resolution.name)
+        lists = (list(group) for _, group in groups)
+        return [(slots[0][1].resolution, slots) for slots in lists]
 
 
-def _ratio_index(
-    height: NDArray[np.int64], width: NDArray[np.int64], shape: Resolution
-) -> NDArray[np.int32]:
+def _sizes(manifest: Manifest, part: slice) -> Columns:
+    columns = (manifest.num_frames, manifest.height, manifest.width)
+    length, height, width = (column[part].astype(np.int64) for column in columns)
+    return length, height, width
+
+
+def _ratio_index(height: Ints, width: Ints, shape: Resolution) -> Cells:
     """Place of the nearest ratio in the resolution's table; ties go to the first."""
     ratios = np.array([float(ratio) for ratio in shape.sizes])
     # Few clips have a size of their own, so each size is looked up once.
@@ -270,7 +237,7 @@ def _ratio_index(
     return nearest[place]
 
 
-def _without(rows: NDArray[np.int64], gone: NDArray[np.int64], total: int) -> NDArray[np.int64]:
+def _without(rows: Ints, gone: Ints, total: int) -> Ints:
     if not len(gone):
         return rows
     mask = np.zeros(total, bool)

@@ -12,6 +12,7 @@ from torch import nn
 from trainer.components import Parts
 from trainer.data.plan.buckets import Bucket
 from trainer.data.plan.costs import costs_by_arithmetic
+from trainer.data.video.pixels import to_signed
 from trainer.engine.base import Engine
 
 _REPEATS = 2  # timed runs of a bucket after one that warms up; the quicker one counts
@@ -34,12 +35,12 @@ def costs_by_timing(
     seconds = {cell: s for part in engine.gather_objects(mine) for cell, s in part.items()}
     estimates = costs_by_arithmetic(buckets, parts, recompute)
     ratios = sorted(seconds[cell] / estimates[cell] for cell in seconds if estimates[cell])
-    scale = ratios[len(ratios) // 2] if ratios else 1.0
+    median = ratios[len(ratios) // 2] if ratios else 1.0
     scales = {
         kind: seconds[cell] / estimates[cell] for kind, cell in measured.items() if estimates[cell]
     }
     return [
-        estimate * scales.get((bucket.resolution, bucket.frames), scale)
+        estimate * scales.get((bucket.resolution, bucket.frames), median)
         for bucket, estimate in zip(buckets, estimates, strict=True)
     ]
 
@@ -54,14 +55,11 @@ def _timed(
     found = []
     for _ in range(1 + _REPEATS):
         start = _now(device)
-        z_BCTHW = parts.vae.encode(video.float() / 127.5 - 1)
+        z_BCTHW = parts.vae.encode(to_signed(video))
         y, mask = parts.text.encode([""] * bucket.batch_size)
         middle = _now(device)
-        sizes = {
-            "fps": number * 24,
-            "height": number * bucket.height,
-            "width": number * bucket.width,
-        }
+        height, width = number * bucket.height, number * bucket.width
+        sizes = {"fps": number * 24, "height": height, "width": width}
         model(z_BCTHW, number * 500, y=y.to(device), mask=mask.to(device), **sizes)
         found.append(middle - start + passes * (_now(device) - middle))
     return min(found[1:])

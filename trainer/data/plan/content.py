@@ -14,13 +14,16 @@ from numpy.typing import NDArray
 from trainer.data.manifest.manifest import Manifest
 from trainer.data.plan.counter_rng import bits
 
-_CONTENT = 6  # a word of its own, see chance.bits
+_CONTENT = 6  # keeps these numbers apart from other draws, see `bits`
 
 
 def content_ids(manifest: Manifest) -> NDArray[np.uint64]:
-    """64 bits for each row [N], about 1 s of CPU a million. Two of 10 million agree by chance once
-    in 370,000 data sets (birthday bound)."""
-    digests = b"".join(blake2b(_bytes(path), digest_size=8).digest() for path in manifest.paths)
+    """64 bits for each row [N], about 1 s of CPU a million.
+
+    Two of 10 million are equal by chance once in 370,000 data sets (birthday bound).
+    """
+    names = (path.encode("utf-8", "surrogateescape") for path in manifest.paths)
+    digests = b"".join(blake2b(name, digest_size=8).digest() for name in names)
     ids = np.frombuffer(digests, "<u8").astype(np.uint64)
     order = np.argsort(ids, kind="stable")
     new = np.ones(len(ids), bool)
@@ -29,7 +32,3 @@ def content_ids(manifest: Manifest) -> NDArray[np.uint64]:
     occurrence = np.empty(len(ids), np.int64)
     occurrence[order] = np.arange(len(ids)) - first
     return np.where(occurrence == 0, ids, ids ^ bits(occurrence, _CONTENT))
-
-
-def _bytes(path: str) -> bytes:
-    return path.encode("utf-8", "surrogateescape")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from torch import nn
@@ -19,7 +18,7 @@ from trainer.data.plan.buckets import Bucket
 from trainer.models.flops import forward_flops
 from trainer.models.stdit_config import STDiT3Config
 
-# B clips · C channels · T,H,W frames, height, width
+# T,H,W frames, height, width
 # Shares of the bf16 peak: estimates for Open-Sora's XL/2 on H100; only their ratio orders
 # microbatches.
 TEXT_SHARE, VAE_SHARE, MODEL_SHARE = 0.5, 0.3, 0.4
@@ -27,21 +26,7 @@ COSTS = "costs.json"  # in the run directory
 T5_XXL = 4_617_000_000  # weights of its encoder that every token is multiplied with
 
 
-@dataclass(frozen=True)
-class StepCost:
-    """FLOP of one microbatch by part; the transformer's with backward pass and recomputation."""
-
-    text: float
-    vae: float
-    model: float
-
-    @property
-    def peak_seconds(self) -> float:
-        """Seconds of an accelerator of 1 FLOP/s peak."""
-        return self.text / TEXT_SHARE + self.vae / VAE_SHARE + self.model / MODEL_SHARE
-
-
-def step_cost(
+def peak_seconds(
     bucket: Bucket,
     model: STDiT3Config,
     latent_size: Callable[[tuple[int, int, int]], tuple[int, int, int]],
@@ -49,37 +34,28 @@ def step_cost(
     text_weights: int,
     *,
     recompute: bool,
-) -> StepCost:
-    """Of one microbatch; a batch size of 0, a bucket that takes no clip, costs 0."""
+) -> float:
+    """Seconds of one microbatch on an accelerator of 1 FLOP/s peak; 0 for a batch size of 0."""
+    if not bucket.batch_size:  # the bucket takes no clip
+        return 0.0
     size = (bucket.frames, bucket.height, bucket.width)
     tokens = model.model_max_length
-    passes = 4 if recompute else 3
-    return StepCost(
-        text=2.0 * text_weights * tokens * bucket.batch_size,
-        vae=vae_flops(*size) * bucket.batch_size,
-        model=float(
-            passes * forward_flops(model, bucket.batch_size, *latent_size(size), tokens)
-            if bucket.batch_size
-            else 0
-        ),
-    )
+    passes = 4 if recompute else 3  # with the backward pass
+    text = 2.0 * text_weights * tokens * bucket.batch_size
+    vae = vae_flops(*size) * bucket.batch_size
+    dit = float(passes * forward_flops(model, bucket.batch_size, *latent_size(size), tokens))
+    return text / TEXT_SHARE + vae / VAE_SHARE + dit / MODEL_SHARE
 
 
 def costs_by_arithmetic(buckets: Iterable[Bucket], parts: Parts, recompute: bool) -> list[float]:
     """Relative costs, one of each bucket."""
-    vae_flops = no_flops if not has_weights(parts.vae) else open_sora_vae_flops
+    vae_flops = open_sora_vae_flops if isinstance(parts.vae, nn.Module) else no_flops
     weights = matrix_weights(parts.text)
-    config = parts.model.config
+    config, size = parts.model.config, parts.vae.latent_size
     return [
-        step_cost(
-            bucket, config, parts.vae.latent_size, vae_flops, weights, recompute=recompute
-        ).peak_seconds
+        peak_seconds(bucket, config, size, vae_flops, weights, recompute=recompute)
         for bucket in buckets
     ]
-
-
-def has_weights(vae: object) -> bool:
-    return isinstance(vae, nn.Module)
 
 
 def matrix_weights(text: object) -> int:
@@ -92,13 +68,16 @@ def matrix_weights(text: object) -> int:
 
 
 def no_flops(_frames: int, _height: int, _width: int) -> float:
-    """Of a VAE that only passes pixels on."""
+    """FLOP of a VAE without weights."""
     return 0.0
 
 
 def latent_size(vae_type: str, size: tuple[int, int, int]) -> tuple[int, int, int]:
-    """(T, H, W) of a video's latent under the VAE of a config, which is not built for it."""
-    return size if vae_type == "identity" else open_sora_latent_size(size)
+    """(T, H, W) of a video's latent: the video's own, or Open-Sora 1.2's; builds no VAE."""
+    if vae_type == "identity":
+        return size
+    chunks, rest = divmod(size[0], 17)
+    return 5 * chunks + -(-rest // 4), size[1] // 8, size[2] // 8
 
 
 def write_costs(
@@ -125,12 +104,6 @@ def write_costs(
     ]
     document = {"schema": 1, "how": how, "unit": "s" if how == "timed" else None, "buckets": table}
     (run_dir / COSTS).write_text(json.dumps(document, indent=1) + "\n")
-
-
-def open_sora_latent_size(size: tuple[int, int, int]) -> tuple[int, int, int]:
-    """(T, H, W) of the latent of a video under Open-Sora 1.2's VAE, without building one."""
-    chunks, rest = divmod(size[0], 17)
-    return 5 * chunks + -(-rest // 4), size[1] // 8, size[2] // 8
 
 
 def open_sora_vae_flops(frames: int, height: int, width: int) -> float:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+Ints = NDArray[np.int64]
 _GOLDEN = 0x9E3779B97F4A7C15
 _WORD = (1 << 64) - 1
 
 
-def bits(rows: NDArray[np.int64], *key: int) -> NDArray[np.uint64]:
+def bits(rows: Ints, *key: int) -> NDArray[np.uint64]:
     """64 random bits for each row under this key; words of a key may be any integer."""
     state = 0
     for word in key:  # the key is the same for all rows: mixed once, in Python's integers
@@ -23,7 +24,7 @@ def bits(rows: NDArray[np.int64], *key: int) -> NDArray[np.uint64]:
         return _mix(rows.astype(np.uint64) * np.uint64(_GOLDEN) + np.uint64(state))
 
 
-def uniform(rows: NDArray[np.int64], *key: int) -> NDArray[np.float64]:
+def uniform(rows: Ints, *key: int) -> NDArray[np.float64]:
     """A number in [0, 1) for each row, of 53 bits."""
     return (bits(rows, *key) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 

@@ -25,11 +25,11 @@ from trainer.data.manifest.manifest import Manifest
 from trainer.data.plan.balance import Balance
 from trainer.data.plan.buckets import Bucket, Buckets
 from trainer.data.plan.content import content_ids
-from trainer.data.plan.counter_rng import bits
+from trainer.data.plan.counter_rng import Ints, bits
 
 SCHEMA = 2  # goes up when the same inputs give another order
 TAIL = "drop"
-Places = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]  # cells, firsts, sizes [M]
+Places = tuple[Ints, Ints, Ints]  # cells, firsts, sizes [M]
 _CLIPS, _ORDER = 1, 2  # words that keep the two shuffles of an epoch apart
 
 
@@ -38,14 +38,14 @@ class Microbatch:
     """What one rank trains on in one step: rows of the manifest, all of one bucket."""
 
     cell: int  # index into `Buckets.cells`
-    rows: NDArray[np.int64]
+    rows: Ints
     first: int  # place of rows[0] in the cell's order of this epoch
 
 
 class EpochPlan(Sequence[Microbatch]):
     """All microbatches of an epoch in order; they are cut from the arrays when asked for."""
 
-    def __init__(self, epoch: int, orders: Mapping[int, NDArray[np.int64]], places: Places) -> None:
+    def __init__(self, epoch: int, orders: Mapping[int, Ints], places: Places) -> None:
         """`orders` has all rows of each cell in this epoch's order."""
         self.epoch = epoch
         self.cell_orders = orders
@@ -65,32 +65,28 @@ class EpochPlan(Sequence[Microbatch]):
         rows = self.cell_orders[cell][first : first + int(self.sizes[index])]
         return Microbatch(cell, rows, first)
 
-    def rows(self, count: int | None = None) -> NDArray[np.int64]:
+    def rows(self, count: int | None = None) -> Ints:
         """Rows of the first `count` microbatches, or of all, one after another [N]."""
         if not len(self.cells[:count]):
             return np.empty(0, np.int64)
-        present = list(self.cell_orders)
-        lengths = [len(order) for order in self.cell_orders.values()]
+        present, orders = list(self.cell_orders), list(self.cell_orders.values())
         begin = np.zeros(max(present) + 1, np.int64)
-        begin[present] = np.cumsum([0, *lengths[:-1]])
+        begin[present] = np.cumsum([0, *map(len, orders[:-1])])
         sizes = self.sizes[:count]
         starts = begin[self.cells[:count]] + self.firsts[:count]
         within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        every = np.concatenate(list(self.cell_orders.values()))
-        return every[np.repeat(starts, sizes) + within]
+        return np.concatenate(orders)[np.repeat(starts, sizes) + within]
 
     def left_out(self, clips: int, each: int) -> dict[str, int]:
         """How many of a data set's `clips` this epoch does not train on, by reason.
 
         `each` is the number of microbatches in an optimizer step.
         """
-        in_buckets = sum(len(order) for order in self.cell_orders.values())
-        in_batches = int(self.sizes.sum())
-        in_last = int(self.sizes[len(self) - len(self) % each :].sum())
+        in_buckets = sum(map(len, self.cell_orders.values()))
         return {
             "in no bucket of this epoch": clips - in_buckets,
-            "fill no microbatch": in_buckets - in_batches,
-            "fill no step": in_last,
+            "fill no microbatch": in_buckets - int(self.sizes.sum()),
+            "fill no step": int(self.sizes[len(self) - len(self) % each :].sum()),
         }
 
     @cached_property
@@ -101,7 +97,7 @@ class EpochPlan(Sequence[Microbatch]):
             digest.update(np.ascontiguousarray(array, kind).tobytes())
         return digest.hexdigest()
 
-    def substitutes(self, index: int, count: int) -> NDArray[np.int64]:
+    def substitutes(self, index: int, count: int) -> Ints:
         """Up to `count` rows to train on in place of bad ones of microbatch `index`, best first.
 
         They follow the microbatch in its bucket's order, around the end and up to its own rows.
@@ -150,7 +146,7 @@ class DataPlan:
         for plan in self._recent:
             if plan.epoch == epoch:
                 return plan
-        self._recent = [*self._recent[-1:], self._make(epoch)]
+        self.take_over(self._make(epoch))
         return self._recent[-1]
 
     def steps(self, cursor: Cursor, world: int) -> int:
@@ -158,12 +154,12 @@ class DataPlan:
         return max(0, len(self.epoch(cursor.epoch)) - cursor.consumed) // world
 
     def take_over(self, made: EpochPlan) -> None:
-        """This epoch's plan was made elsewhere, from the same."""
+        """Use this epoch's plan, which another rank made from equal inputs."""
         others = [plan for plan in self._recent if plan.epoch != made.epoch]
         self._recent = [*others[-1:], made]
 
     def put_into_steps(self, balance: Balance | None) -> None:
-        """From now on order epochs so, or at random."""
+        """Order the steps of all epochs by this balance, or at random for None."""
         if balance != self.balance:
             self.balance, self._recent = balance, []
 
@@ -178,9 +174,6 @@ class DataPlan:
     def content_ids(self) -> NDArray[np.uint64]:
         """See `trainer.data.plan.content`; made once, when they are first asked for."""
         return content_ids(self.manifest)
-
-    def bucket(self, batch: Microbatch) -> Bucket:
-        return self.buckets.cells[batch.cell]
 
     def _make(self, epoch: int) -> EpochPlan:
         cells = self.buckets.assign(self.manifest, self.seed, epoch, self.frame_interval)
@@ -204,7 +197,7 @@ class DataPlan:
         places = (kinds, firsts, np.minimum(sizes[kinds], lengths[kinds] - firsts))
         return EpochPlan(epoch, orders, places)
 
-    def _shuffled(self, cells: NDArray[np.int32], epoch: int) -> dict[int, NDArray[np.int64]]:
+    def _shuffled(self, cells: NDArray[np.int32], epoch: int) -> dict[int, Ints]:
         """Rows of each cell in the order of their hashes; where those agree, in order of rows."""
         rows = np.flatnonzero(cells >= 0)
         # Cell, hash and row in one number: sorting numbers is many times faster than by keys.
@@ -218,9 +211,7 @@ class DataPlan:
         present, starts = np.unique(keys >> np.uint64(64 - cell_bits), return_index=True)
         return dict(zip(present.tolist(), np.split(rows, starts[1:]), strict=False))
 
-    def _cut(
-        self, orders: Mapping[int, NDArray[np.int64]], sizes: NDArray[np.int64], epoch: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _cut(self, orders: Mapping[int, Ints], sizes: Ints, epoch: int) -> tuple[Ints, Ints]:
         """Microbatches in random order: their cells, and places of their first rows."""
         kinds, firsts = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         for cell, rows in orders.items():
@@ -247,9 +238,8 @@ def uses(plan: EpochPlan, buckets: Buckets) -> list[BucketUse]:
     """Every bucket that has clips in this epoch, in the order of the configuration."""
     batches = np.bincount(plan.cells, minlength=len(buckets.cells))
     clips = np.bincount(plan.cells, plan.sizes, minlength=len(buckets.cells)).astype(np.int64)
+    lengths = {cell: len(order) for cell, order in sorted(plan.cell_orders.items())}
     return [
-        BucketUse(
-            buckets.cells[cell], len(order), int(batches[cell]), len(order) - int(clips[cell])
-        )
-        for cell, order in sorted(plan.cell_orders.items())
+        BucketUse(buckets.cells[cell], length, int(batches[cell]), length - int(clips[cell]))
+        for cell, length in lengths.items()
     ]

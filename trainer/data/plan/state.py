@@ -33,7 +33,7 @@ class DataStateError(TrainerError):
 
 @dataclass(frozen=True)
 class Restored:
-    """Where to go on. `left_out` goes to `plan.leave_out(cursor.epoch, left_out)` on every rank."""
+    """Where the run continues. `left_out` goes to `plan.leave_out(cursor.epoch, left_out)` on every rank."""
 
     cursor: Cursor
     left_out: Ids
@@ -54,7 +54,7 @@ def take(plan: DataPlan, cursor: Cursor, world: int) -> dict[str, Any]:
 
 
 def seen(plan: DataPlan, cursor: Cursor) -> Ids:
-    """Content ids of this epoch's clips so far [N]; first those that the state calls left out."""
+    """Content ids of this epoch's clips so far [N], those of the state's `left_out` first."""
     rows = plan.epoch(cursor.epoch).rows(cursor.consumed)
     return np.concatenate([_left_out(plan, cursor.epoch), plan.content_ids[rows]])
 
@@ -88,7 +88,10 @@ def restore(
         raise DataStateError(f"--data-state {on_mismatch!r}: {', '.join(ON_MISMATCH)}")
     _check_types(state)
     epoch, consumed = int(state["epoch"]), int(state["microbatches_consumed"])
-    left_out = _stored_left_out(state, before)
+    stored = state.get("left_out")
+    left_out = before[: stored["count"]] if stored else before[:0]
+    if stored and _hash(left_out) != stored["hash"]:
+        raise _damaged("the clips that it leaves out")
     plan.leave_out(epoch, left_out)  # what follows compares the epoch's order
     different = difference(plan, state)
     if different is None or on_mismatch == "force":
@@ -96,19 +99,15 @@ def restore(
     nothing = np.empty(0, np.uint64)
     if on_mismatch == "reset":
         plan.leave_out(epoch, nothing)
-        return Restored(
-            Cursor(epoch + 1), nothing, f"{different}; epoch {epoch + 1} begins with the new data"
-        )
+        note = f"{different}; epoch {epoch + 1} begins with the new data"
+        return Restored(Cursor(epoch + 1), nothing, note)
     if on_mismatch == "remap":
         plan.leave_out(epoch, before)
         present = int(np.isin(plan.content_ids, before).sum())
-        gone = len(before) - present
-        return Restored(
-            Cursor(epoch),
-            before,
-            f"{different}; epoch {epoch} continues without the {present:,} clips already seen"
-            + (f" ({gone:,} more of them are no longer in the data)" if gone else ""),
-        )
+        note = f"{different}; epoch {epoch} continues without the {present:,} clips already seen"
+        if gone := len(before) - present:
+            note += f" ({gone:,} more of them are no longer in the data)"
+        return Restored(Cursor(epoch), before, note)
     raise DataStateError(
         f"the data of the checkpoint and of this run differ: {different}",
         hint="--data-state remap continues this epoch with the clips not seen yet; reset starts a "
@@ -130,8 +129,8 @@ def difference(plan: DataPlan, state: Mapping[str, Any]) -> str | None:
         if state[name] != mine[name]:
             return f"{name} was {state[name]}, is {mine[name]}"
     epoch, consumed = state["epoch"], state["microbatches_consumed"]
-    if unlike := _balance_difference(plan, state.get("balance"), epoch, consumed):
-        return unlike
+    if different := _balance_difference(plan, state.get("balance"), epoch, consumed):
+        return different
     if consumed and state["plan_hash"] != plan.epoch(epoch).hash:
         return f"the order of epoch {epoch} differs although its inputs are equal"
     return None
@@ -151,16 +150,8 @@ def balance_before(
 
 
 def _left_out(plan: DataPlan, epoch: int) -> Ids:
-    here = plan.left_out is not None and plan.left_out[0] == epoch
-    return plan.left_out[1] if here and plan.left_out is not None else np.empty(0, np.uint64)
-
-
-def _stored_left_out(state: Mapping[str, Any], before: Ids) -> Ids:
-    stored = state.get("left_out")
-    ids = before[: stored["count"]] if stored else before[:0]
-    if stored and _hash(ids) != stored["hash"]:
-        raise DataStateError("the sampler's state is damaged: the clips that it leaves out")
-    return ids
+    of_epoch, ids = plan.left_out or (epoch, np.empty(0, np.uint64))
+    return ids if of_epoch == epoch else np.empty(0, np.uint64)
 
 
 def _hash(ids: Ids) -> str:
@@ -184,19 +175,17 @@ def _row_difference(plan: DataPlan, state: Mapping[str, Any]) -> str:
     return f"{count}; the first difference is in {where} ({path} …)"
 
 
-def _bucket_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+def _bucket_difference(before: Mapping[str, Any], mine: Mapping[str, Any]) -> str:
     for name in ("semantics", "draw"):
-        if before.get(name) != now[name]:
-            return f"bucket {name} was {before.get(name)}, is {now[name]}"
-    old, new = before.get("slots", {}), now["slots"]
+        if before.get(name) != mine[name]:
+            return f"bucket {name} was {before.get(name)}, is {mine[name]}"
+    old, new = before.get("slots", {}), mine["slots"]
     for resolution in dict.fromkeys([*old, *new]):
         was, has = old.get(resolution, {}), new.get(resolution, {})
         for frames in dict.fromkeys([*was, *has]):
             if was.get(frames) != has.get(frames):
-                return (
-                    f"bucket_config[{resolution!r}][{frames}] was {_entry(was.get(frames))}, "
-                    f"is {_entry(has.get(frames))}"
-                )
+                then, now = _entry(was.get(frames)), _entry(has.get(frames))
+                return f"bucket_config[{resolution!r}][{frames}] was {then}, is {now}"
     return "the order of bucket_config"
 
 
@@ -210,9 +199,9 @@ def _entry(line: Any) -> str:
 
 def _balance_difference(plan: DataPlan, before: Any, epoch: int, consumed: int) -> str | None:
     was, now = Balance.of(before) if before else None, plan.balance
-    windows = was.window if was else 0, now.window if now else 0
-    if windows[0] != windows[1]:
-        return f"dataset.balance_window was {windows[0]}, is {windows[1]}"
+    old, new = was.window if was else 0, now.window if now else 0
+    if old != new:
+        return f"dataset.balance_window was {old}, is {new}"
     if was is None or now is None:
         return None
     if was.costs != now.costs:
@@ -224,48 +213,43 @@ def _balance_difference(plan: DataPlan, before: Any, epoch: int, consumed: int) 
     return None
 
 
-_TYPES: dict[str, type] = {
-    "schema": int,
-    "rows": int,
-    "fingerprint": str,
-    "marks": dict,
-    "buckets": dict,
-    "seed": int,
-    "frame_interval": int,
-    "drop_last": bool,
-    "tail": str,
-    "plan_hash": str,
-    "epoch": int,
-    "microbatches_consumed": int,
+_TYPES: dict[type, tuple[str, ...]] = {
+    int: ("schema", "rows", "seed", "frame_interval", "epoch", "microbatches_consumed"),
+    str: ("fingerprint", "tail", "plan_hash"),
+    bool: ("drop_last",),
+    dict: ("marks", "buckets"),
 }
 
 
+def _damaged(what: str) -> DataStateError:
+    return DataStateError(f"the sampler's state is damaged: {what}"[:200])
+
+
+def _has(value: Any, **types: type) -> bool:
+    """Whether it is an object with entries of these types."""
+    return isinstance(value, dict) and all(isinstance(value.get(n), t) for n, t in types.items())
+
+
 def _check_types(state: Mapping[str, Any]) -> None:
-    """A state file that was cut or edited is refused by the name of its first wrong entry."""
+    """Refuse a state file that was truncated or edited; the message names a wrong entry."""
     if not isinstance(state, Mapping):
-        raise DataStateError("the sampler's state is damaged: not an object")
-    for name, kind in _TYPES.items():
-        value = state.get(name)
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise DataStateError(f"the sampler's state is damaged: {name} is {value!r}"[:200])
-    marks = state["marks"]
-    stride, hashes = marks.get("stride"), marks.get("hashes")
-    if not isinstance(stride, int) or stride < 1 or not isinstance(hashes, list):
-        raise DataStateError("the sampler's state is damaged: marks")
+        raise _damaged("not an object")
+    for expected, names in _TYPES.items():
+        for name in names:
+            value = state.get(name)
+            if not isinstance(value, expected) or (expected is int and isinstance(value, bool)):
+                raise _damaged(f"{name} is {value!r}")
+    if not _has(state["marks"], stride=int, hashes=list) or state["marks"]["stride"] < 1:
+        raise _damaged("marks")
     if min(state["epoch"], state["microbatches_consumed"], state["rows"]) < 0:
-        raise DataStateError("the sampler's state is damaged: a count is below 0")
-    left_out, balance = state.get("left_out"), state.get("balance")
-    if left_out is not None and not (
-        isinstance(left_out, dict)
-        and isinstance(left_out.get("count"), int)
-        and isinstance(left_out.get("hash"), str)
-    ):
-        raise DataStateError("the sampler's state is damaged: left_out")
-    if balance is not None:
+        raise _damaged("a count is below 0")
+    if state.get("left_out") is not None and not _has(state["left_out"], count=int, hash=str):
+        raise _damaged("left_out")
+    if state.get("balance") is not None:
         try:
-            Balance.of(balance)
+            Balance.of(state["balance"])
         except ValueError as error:
-            raise DataStateError(f"the sampler's state is damaged: {error}") from None
+            raise _damaged(str(error)) from None
     slots = state["buckets"].get("slots")
     if not isinstance(slots, dict) or not all(isinstance(line, dict) for line in slots.values()):
-        raise DataStateError("the sampler's state is damaged: buckets")
+        raise _damaged("buckets")

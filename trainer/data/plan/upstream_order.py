@@ -11,10 +11,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from trainer.data.plan.counter_rng import Ints
+
 
 def order_epoch(
     cells: NDArray[np.int32], batch_sizes: dict[int, int], seed: int, epoch: int, drop_last: bool
-) -> tuple[dict[int, NDArray[np.int64]], list[tuple[int, int]]]:
+) -> tuple[dict[int, Ints], list[tuple[int, int]]]:
     """Rows of each cell in order, and the microbatches as (cell, place of its first row).
 
     `cells` is the cell of each row [N], -1 for rows left out. Without `drop_last` a bucket's last
@@ -24,7 +26,7 @@ def order_epoch(
     generator = torch.Generator().manual_seed(seed + epoch)
     rows = np.flatnonzero(cells >= 0)
     present, first_seen = np.unique(cells[rows], return_index=True)
-    orders: dict[int, NDArray[np.int64]] = {}
+    orders: dict[int, Ints] = {}
     accesses: list[int] = []
     for cell in present[np.argsort(first_seen)].tolist():
         own, size = rows[cells[rows] == cell], batch_sizes[cell]
@@ -39,8 +41,7 @@ def order_epoch(
     shuffled = torch.randperm(len(accesses), generator=generator).tolist()
     places = dict.fromkeys(orders, 0)
     batches = []
-    for index in shuffled:
-        cell = accesses[index]
+    for cell in (accesses[index] for index in shuffled):
         batches.append((cell, places[cell]))
         places[cell] += batch_sizes[cell]
     return orders, batches

@@ -153,14 +153,14 @@ def _costs(cells: tuple[Bucket, ...], config: Config, cached: bool) -> list[floa
     model = STDiT3Config(**{**PRESETS[config.model.type], **config.model.options})
     in_pixels = config.vae.type == "identity"
     return [
-        costs.step_cost(
+        costs.peak_seconds(
             cell,
             model,
             functools.partial(costs.latent_size, config.vae.type),
             costs.no_flops if in_pixels or cached else costs.open_sora_vae_flops,
             0 if config.text_encoder.type == "tiny_t5" or cached else costs.T5_XXL,
             recompute=bool(config.grad_checkpoint),
-        ).peak_seconds
+        )
         for cell in cells
     ]
 

@@ -10,13 +10,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.trainer.data.rows import manifest_of, random_manifest, read_rows
-from trainer.data.plan.aspect import closest_ratio, known_names, resolution, size_of
+from trainer.data.plan.aspect import resolution, size_of
 from trainer.data.plan.buckets import Buckets
 from trainer.data.plan.counter_rng import bits, uniform
 from trainer.data.plan.data_plan import Cursor, DataPlan
 from trainer.errors import ConfigError
 
 GOLDEN = Path(__file__).parents[1] / "golden"
+KNOWN = [
+    "144p",
+    "256",
+    "240p",
+    "360p",
+    "512",
+    "480p",
+    "720p",
+    "1024",
+    "1080p",
+    "2k",
+    "2048",
+    "2880",
+    "4k",
+]
 
 
 def golden_tables() -> list[Path]:
@@ -48,7 +63,9 @@ def small_batches(config: dict) -> dict:
 
 def test_aspect_tables_are_upstream_s_in_values_and_order():
     table = json.loads((GOLDEN / "aspect_ratios.json").read_text())["table"]
-    assert set(known_names()) == set(table)
+    with pytest.raises(ConfigError, match=f"choose {', '.join(KNOWN)} and NNpx"):
+        resolution("0p")
+    assert set(KNOWN) == set(table)
     for name, entry in table.items():
         shape = resolution(name)
         assert shape.pixels == entry["pixels"]
@@ -61,7 +78,6 @@ def test_ratio_is_found_by_either_name():
     assert size_of("360p", "16:9") == (640, 360)
     with pytest.raises(ConfigError, match=r"no ratio '7'.*1\.00"):
         size_of("360p", "7")
-    assert closest_ratio(720, 1280, resolution("720p").sizes) == "0.56"
 
 
 def test_pixel_names_are_square_when_small_and_multiples_of_16_when_large():
@@ -118,7 +134,7 @@ def test_upstream_order_gives_upstream_s_batches_and_resumes(path):
 
     def names(plan: DataPlan, first: int, step: int) -> list[list[str]]:
         batches = plan.epoch(0)[first::step]
-        shapes = [(batch.rows, plan.bucket(batch)) for batch in batches]
+        shapes = [(batch.rows, plan.buckets.cells[batch.cell]) for batch in batches]
         return [[f"{row}-{b.frames}-{b.height}-{b.width}" for row in rows] for rows, b in shapes]
 
     for case in table["sampler"]:
@@ -155,8 +171,8 @@ def reference_assign(buckets, manifest, seed, epoch, interval):
                 if not fits or (slot.take is not None and one > slot.take):
                     continue
                 if slot.keep >= 1 or (one if slot.take is None else two) < slot.keep:
-                    ratio = closest_ratio(height, width, shape.sizes)
-                    found = slot.first_cell + list(shape.sizes).index(ratio)
+                    off = [abs(height / width - float(ratio)) for ratio in shape.sizes]
+                    found = slot.first_cell + off.index(min(off))
                 break
             if found >= 0:
                 break
