@@ -193,6 +193,8 @@ def measure(work: Callable[[], Any]) -> dict[str, float]:
 
 def rank_begins(path: Path, how: str) -> dict[str, float]:
     """One rank of many before its first step: processor time and share of the memory."""
+    import torch.distributed as dist
+
     from tests.bench.sampler import CONFIG
     from trainer.data.manifest.read import read_manifest
     from trainer.data.manifest.shared import read_once
@@ -207,9 +209,9 @@ def rank_begins(path: Path, how: str) -> dict[str, float]:
     buckets = Buckets.parse(CONFIG)
     costs = classes([c.batch_size * c.frames * c.height * c.width for c in buckets.cells])
     balance = Balance(8, costs, {0: (engine.world, 1)})
-    engine.barrier()
+    dist.barrier()
     before = _pss()
-    engine.barrier()
+    dist.barrier()
     cpu, wall = time.process_time(), time.perf_counter()
     manifest = read_once(engine, path)[0] if how != EACH else read_manifest(path)
     read_s = time.process_time() - cpu
@@ -219,9 +221,9 @@ def rank_begins(path: Path, how: str) -> dict[str, float]:
     count = len(plan.epoch(0))
     cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
     print(manifest.fingerprint, plan.epoch(0).hash, file=sys.stderr)  # all of it is in use
-    engine.barrier()
+    dist.barrier()
     memory = _pss() - before
-    engine.barrier()
+    dist.barrier()
     engine.close()
     return {"read": read_s, "plan": cpu - read_s, "wall": wall, "memory": memory, "count": count}
 

@@ -177,7 +177,7 @@ def test_answers_that_make_no_sense_leave_nobody_waiting(line):
         assert json.loads(asked.readline())["path"] == "/a.mp4"
         answers.write(line.encode() + b"\n")
         answers.flush()
-        with pytest.raises(examine.ExamineBroken, match="nobody is left"):
+        with pytest.raises(examine.ExamineBroken, match="no node is left"):
             future.result(timeout=30)
 
 
