@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import logging
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 from trainer.arguments import above_0, finite, whole
 from trainer.config import load as configuration
@@ -19,6 +20,10 @@ from trainer.runlog.json_file import read_object
 from trainer.runlog.output import LOG, add_log_level, configure
 
 CONFIG_FILE = "config.json"  # of a run directory
+# Upstream's names for lengths, 17 frames to 5 latents at about 25 a second.
+LENGTHS = {"image": 1} | {
+    name: 51 * times for times in (1, 2, 4, 8, 16) for name in (f"{2 * times}s", f"{times}x")
+}
 _DESCRIPTION = """\
 Videos from prompts and a checkpoint: sample_0000.mp4 (or .png of one frame) in the order of the
 prompts, and contact_sheet.png. Under torchrun every rank makes its share of them. A file that is
@@ -43,8 +48,7 @@ examples
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = _parser()
-    args, overrides = parser.parse_known_args(argv)
+    args, overrides = _parser().parse_known_args(argv, argparse.Namespace(run_dir=None))
     configure(args.log_level)
     try:
         return _run(args, overrides)
@@ -61,109 +65,87 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    count: dict[str, Any] = {"type": whole(1), "metavar": "N"}
+    number: dict[str, Any] = {"type": finite, "metavar": "X"}
+    positive: dict[str, Any] = {"type": above_0, "metavar": "X"}
     add = parser.add_argument
     add("config", help="config file, its short name, a run's config.json, or a run directory")
-    add(
-        "--ckpt-path",
-        metavar="PATH",
-        help="checkpoint, run directory (its newest checkpoint), file or folder of weights, or a "
-        "hub id; default the run directory, else model.from_pretrained",
+    what = (
+        "checkpoint, run directory (its newest checkpoint), file or folder of weights, or a hub id"
     )
-    add(
-        "--weights",
-        choices=("ema", "model"),
-        default="ema",
-        help="default ema if the checkpoint has it",
-    )
-    add(
-        "--allow-partial",
-        action="store_true",
-        help="accept weights that cover less than 99 %% of the model",
-    )
+    default = "default the run directory, else model.from_pretrained"
+    add("--ckpt-path", metavar="PATH", help=f"{what}; {default}")
+    what = "default ema if the checkpoint has it"
+    add("--weights", choices=("ema", "model"), default="ema", help=what)
+    what = "accept weights that cover less than 99 %% of the model"
+    add("--allow-partial", action="store_true", help=what)
     add("--save-dir", type=Path, default=Path("samples"), metavar="DIR", help="default samples")
     add("--dry-run", action="store_true", help="print what would be made, make nothing")
     add("--overwrite", action="store_true", help="replace other videos of the same names")
-
     add_log_level(parser)
 
-    what = parser.add_argument_group("prompts").add_argument
-    what("--prompt", action="append", metavar="TEXT", help="may be given several times")
-    what("--prompt-path", type=Path, metavar="FILE", help="one a line; default sample.prompts")
-    what("--start-index", type=whole(0), default=0, metavar="N", help="first prompt, from 0")
-    what("--end-index", type=whole(0), metavar="N", help="the prompt to stop before")
-    what("--num-sample", type=whole(1), metavar="N", help="videos of each prompt, all different")
-    what("--negative-prompt", metavar="TEXT", help="replaces the empty text in guidance")
-    what("--aes", type=finite, metavar="X", help="aesthetic score, appended to the prompts")
-    what("--flow", type=finite, metavar="X", help="motion score, appended to the prompts")
-    what("--camera-motion", metavar="TEXT", help="camera motion, appended to the prompts")
-    what(
-        "--clean-caption",
-        action=argparse.BooleanOptionalAction,
-        help="clean prompts as Open-Sora's inference does; default with a T5",
-    )
-    what("--sample-name", default="sample", metavar="NAME", help="start of the files' names")
-    what("--prompt-as-path", action="store_true", help="files are named by their prompts")
+    add = parser.add_argument_group("prompts").add_argument
+    add("--prompt", action="append", metavar="TEXT", help="may be given several times")
+    add("--prompt-path", type=Path, metavar="FILE", help="one a line; default sample.prompts")
+    add("--start-index", type=whole(0), default=0, metavar="N", help="first prompt, from 0")
+    add("--end-index", type=whole(0), metavar="N", help="the prompt to stop before")
+    add("--num-sample", **count, help="videos of each prompt, all different")
+    add("--negative-prompt", metavar="TEXT", help="replaces the empty text in guidance")
+    add("--aes", **number, help="aesthetic score, appended to the prompts")
+    add("--flow", **number, help="motion score, appended to the prompts")
+    add("--camera-motion", metavar="TEXT", help="camera motion, appended to the prompts")
+    what = "clean prompts as Open-Sora's inference does; default with a T5"
+    add("--clean-caption", action=argparse.BooleanOptionalAction, help=what)
+    add("--sample-name", default="sample", metavar="NAME", help="start of the files' names")
+    add("--prompt-as-path", action="store_true", help="files are named by their prompts")
 
-    size = parser.add_argument_group("size and speed").add_argument
-    size("--num-frames", type=_length, metavar="N", help="frames, or 2s 4s 8s 16s, or image")
-    size("--resolution", metavar="NAME", help="144p 240p 360p 480p 720p ...")
-    size("--aspect-ratio", metavar="H:W", help="with --resolution; default 9:16")
-    size("--image-size", type=whole(1), nargs=2, metavar=("H", "W"), help="pixels, instead")
-    size("--fps", type=above_0, metavar="X", help="given to the model and written into the file")
-    size("--save-fps", type=above_0, metavar="X", help="written into the file instead")
-    size("--frame-interval", type=whole(1), metavar="N", help="the file plays at fps / N")
-    size("--upscale", type=whole(1), default=1, metavar="N", help="enlarge pixels N times")
+    add = parser.add_argument_group("size and speed").add_argument
+    add("--num-frames", type=length, metavar="N", help="frames, or 2s 4s 8s 16s, or image")
+    add("--resolution", metavar="NAME", help="144p 240p 360p 480p 720p ...")
+    add("--aspect-ratio", metavar="H:W", help="with --resolution; default 9:16")
+    add("--image-size", type=whole(1), nargs=2, metavar=("H", "W"), help="pixels, instead")
+    add("--fps", **positive, help="given to the model and written into the file")
+    add("--save-fps", **positive, help="written into the file instead")
+    add("--frame-interval", **count, help="the file plays at fps / N")
+    add("--upscale", **count, default=1, help="enlarge pixels N times")
 
-    how = parser.add_argument_group("sampling").add_argument
-    how("--num-sampling-steps", type=whole(1), metavar="N")
-    how("--cfg-scale", type=finite, metavar="X", help="guidance; 1 is none and twice as fast")
-    how("--seed", type=int, metavar="N")
-    how(
-        "--batch-size",
-        type=whole(1),
-        metavar="N",
-        help="videos at once; does not change the result",
-    )
+    add = parser.add_argument_group("sampling").add_argument
+    add("--num-sampling-steps", **count)
+    add("--cfg-scale", **number, help="guidance; 1 is none and twice as fast")
+    add("--seed", type=int, metavar="N")
+    add("--batch-size", **count, help="videos at once; does not change the result")
 
-    given = parser.add_argument_group("given frames").add_argument
-    given(
-        "--reference-path",
-        action="append",
-        metavar="A;B",
-        help="images and videos, one option for all prompts or one a prompt",
-    )
-    given(
-        "--mask-strategy",
-        action="append",
-        metavar="GROUPS",
-        help="where they are placed; default the first frame of the video",
-    )
-    given("--loop", type=whole(1), metavar="N", help="clips joined, each continuing the last")
-    given(
-        "--condition-frame-length",
-        type=whole(1),
-        metavar="N",
-        help="latent frames a clip takes over; 5 are 17 frames",
-    )
-    given(
-        "--condition-frame-edit", type=finite, metavar="X", help="how much they may change, 0 to 1"
-    )
-    given("--align", type=whole(1), metavar="N", help="given frames start at multiples of N")
+    add = parser.add_argument_group("given frames").add_argument
+    what = "images and videos, one option for all prompts or one a prompt"
+    add("--reference-path", action="append", default=[], metavar="A;B", help=what)
+    what = "where they are placed; default the first frame of the video"
+    add("--mask-strategy", action="append", default=[], metavar="GROUPS", help=what)
+    add("--loop", **count, help="clips joined, each continuing the last")
+    what = "latent frames a clip takes over; 5 are 17 frames"
+    add("--condition-frame-length", **count, help=what)
+    add("--condition-frame-edit", **number, help="how much they may change, 0 to 1")
+    add("--align", **count, help="given frames start at multiples of N")
     return parser
 
 
-def _length(text: str) -> int:
-    from trainer.infer.request import parse_length
-
-    try:
-        return parse_length(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+def length(text: str) -> int:
+    """Frames of "51", "2s" or "4x", as a type of argparse."""
+    if text not in LENGTHS and (not text.isdigit() or int(text) < 1):
+        what = f"a number of frames, at least 1, or one of {', '.join(LENGTHS)}"
+        raise argparse.ArgumentTypeError(f"{text!r} must be {what}")
+    return LENGTHS.get(text) or int(text)
 
 
 def _run(args: argparse.Namespace, overrides: list[str]) -> int:
     began = time.monotonic()
-    config, checkpoint = _config(args, overrides)
+    path = Path(args.config)
+    run_dir = path.parent if path.name == CONFIG_FILE else path
+    if (run_dir / CONFIG_FILE).is_file():
+        args.config, args.run_dir = str(run_dir / CONFIG_FILE), run_dir
+    config = _config(args, overrides)
+    checkpoint = args.ckpt_path or args.run_dir or config.model.from_pretrained
+    if checkpoint is None:
+        raise ConfigError("there are no weights", hint="--ckpt-path CHECKPOINT")
     # After the arguments: these import torch.
     from trainer.infer.plan import Options, Rank, prepare
     from trainer.infer.prompts import read_prompts
@@ -176,27 +158,14 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> int:
         configure(max(args.log_level, logging.WARNING))
     if args.prompt and args.prompt_path:
         raise ConfigError("give --prompt or --prompt-path, not both")
-    prompts: Sequence[str] = args.prompt or ()
+    prompts = args.prompt
     if not prompts:
-        path = args.prompt_path or config.sample.prompts
-        if path is None:
+        source = args.prompt_path or config.sample.prompts
+        if source is None:
             raise ConfigError("there are no prompts", hint="--prompt TEXT, or --prompt-path FILE")
-        prompts = read_prompts(Path(path))
-    options = Options(
-        references=args.reference_path or (),
-        strategies=args.mask_strategy or (),
-        name=args.sample_name,
-        named_by_prompt=args.prompt_as_path,
-        start=args.start_index,
-        end=args.end_index,
-        ema=args.weights == "ema",
-        clean=args.clean_caption,
-        upscale=args.upscale,
-        overwrite=args.overwrite,
-        allow_partial=args.allow_partial,
-        run_dir=_run_dir(args.config),
-    )
-    plan = prepare(config, checkpoint, prompts, args.save_dir, options)
+        prompts = read_prompts(Path(source))
+    options = Options(**{field.name: getattr(args, field.name) for field in fields(Options)})
+    plan = prepare(config, checkpoint, prompts, options)
     if args.dry_run:
         if rank.rank == 0:
             print(f"from       {plan.checkpoint} ({args.weights})")
@@ -206,37 +175,24 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> int:
         return 0
     LOG.info(f"{counted(len(plan.jobs))}: {plan.settings.describe()}")
     with StepProgress("sampling", quiet=rank.rank != 0) as progress:
-        made = carry_out(plan, rank, progress=progress)
+        made = carry_out(plan, rank, progress)
     of_rank = f" by rank 0 of {rank.world}" if rank.world > 1 else ""
     LOG.info(f"{counted(len(made))} in {time.monotonic() - began:.1f} s{of_rank}")
     if rank.rank == 0:
-        print(plan.save_dir)
+        print(args.save_dir)
     return 0
 
 
-def _run_dir(name: str) -> Path | None:
-    """The run that CONFIG names, by its directory or the config in it."""
-    path = Path(name)
-    run_dir = path.parent if path.name == CONFIG_FILE else path
-    return run_dir if (run_dir / CONFIG_FILE).is_file() else None
-
-
-def _config(args: argparse.Namespace, overrides: list[str]) -> tuple[Config, str]:
-    """The config with the sampling flags laid over it, and where the weights are."""
-    run_dir = _run_dir(args.config)
-    config = _load(str(run_dir / CONFIG_FILE) if run_dir else args.config, overrides)
-    checkpoint = args.ckpt_path or (str(run_dir) if run_dir else config.model.from_pretrained)
-    if checkpoint is None:
-        raise ConfigError("there are no weights", hint="--ckpt-path CHECKPOINT")
-    names = [field.name for field in dataclasses.fields(config.sample)]
-    flags = {name: getattr(args, name, None) for name in names}
+def _config(args: argparse.Namespace, overrides: list[str]) -> Config:
+    """The config with the sampling flags laid over it."""
+    config = _load(args.config, overrides)
+    flags = {field.name: getattr(args, field.name, None) for field in fields(config.sample)}
     changes = {name: value for name, value in flags.items() if value is not None}
     if "image_size" in changes and "resolution" in changes:
         raise ConfigError("give --resolution or --image-size, not both")
     if "resolution" in changes or "aspect_ratio" in changes:
         changes["image_size"] = None  # the config's
-    sample = dataclasses.replace(config.sample, **changes)
-    return dataclasses.replace(config, sample=sample), checkpoint
+    return replace(config, sample=replace(config.sample, **changes))
 
 
 def _load(name: str, overrides: list[str]) -> Config:

@@ -12,30 +12,40 @@ may change.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from trainer.errors import ConfigError
+from trainer.infer.prompts import Prompt
 from trainer.models.vae.interface import VideoVAE
 
 # C channels · T,H,W latent frames, height, width
-_NAMES = ("loop", "reference", "reference start", "target start", "length", "edit ratio")
-_DEFAULT = ("0", "0", "0", "0", "1", "0")
-FIRST_FRAME = ",".join(_DEFAULT)  # what a reference without a strategy means
 
 
 class Group(NamedTuple):
-    """One group of a strategy, in latent frames."""
+    """One group of a strategy, in latent frames. The default is the first frame."""
 
-    loop: int
-    reference: int
-    reference_start: int
-    target_start: int
-    length: int
-    edit: float
+    loop: int = 0
+    reference: int = 0
+    reference_start: int = 0
+    target_start: int = 0
+    length: int = 1
+    edit_ratio: float = 0.0
+
+
+_NAMES = tuple(name.replace("_", " ") for name in Group._fields)
+
+
+def groups_of(prompt: Prompt) -> tuple[Group, ...]:
+    """The groups of a prompt's strategy. Raises ConfigError, naming the prompt."""
+    strategy, references = prompt.mask_strategy.strip(), len(prompt.references)
+    if references and not strategy:
+        return (Group(),)
+    return parse_strategy(strategy, prompt.where, references)
 
 
 def parse_strategy(text: str, where: str, references: int) -> tuple[Group, ...]:
@@ -43,43 +53,29 @@ def parse_strategy(text: str, where: str, references: int) -> tuple[Group, ...]:
     groups = []
     for number, entry in enumerate(text.split(";") if text.strip() else []):
         place = f"{where}: mask strategy group {number} ({entry.strip()!r})"
-        values = [word.strip() for word in entry.split(",")]
-        if len(values) > len(_DEFAULT):
+        values = entry.split(",")
+        if len(values) > len(_NAMES):
             raise ConfigError(f"{place} has {len(values)} numbers; it is {', '.join(_NAMES)}")
-        values += _DEFAULT[len(values) :]
-        loop, reference, source, target, length = _whole(values[:5], place)
-        group = Group(loop, reference, source, target, length, _number(values[5], place))
-        if group.loop < 0 or group.length < 1 or not 0 <= group.edit <= 1:
-            raise ConfigError(
-                f"{place}: loop is at least 0, length at least 1, edit ratio 0 to 1; "
-                f"not {group.loop}, {group.length}, {group.edit:g}"
-            )
+        numbers = (_number(*item, place) for item in zip(_NAMES, values, strict=False))
+        group = Group(*numbers)
+        if group.loop < 0 or group.length < 1 or not 0 <= group.edit_ratio <= 1:
+            wanted = f"{place}: loop is at least 0, length at least 1, edit ratio 0 to 1"
+            found = f"{group.loop}, {group.length}, {group.edit_ratio:g}"
+            raise ConfigError(f"{wanted}; not {found}")
         if not 0 <= group.reference < references:
-            raise ConfigError(
-                f"{place} asks for reference {group.reference}, counted from 0, of {references}",
-                hint="--reference-path A;B has references 0 and 1",
-            )
+            asked = f"{place} asks for reference {group.reference}, counted from 0, of {references}"
+            raise ConfigError(asked, hint="--reference-path A;B has references 0 and 1")
         groups.append(group)
     return tuple(groups)
 
 
-def _whole(values: Sequence[str], place: str) -> list[int]:
-    found = []
-    for name, text in zip(_NAMES, values, strict=False):
-        try:
-            found.append(int(text))
-        except ValueError:
-            raise ConfigError(f"{place}: {name} must be an integer, not {text!r}") from None
-    return found
-
-
-def _number(text: str, place: str) -> float:
+def _number(name: str, text: str, place: str) -> Any:
+    is_ratio = name == "edit ratio"
     try:
-        return float(text)
+        return float(text) if is_ratio else int(text)
     except ValueError:
-        raise ConfigError(
-            f"{place}: {_NAMES[5]} must be a number from 0 to 1, not {text!r}"
-        ) from None
+        wanted = "a number from 0 to 1" if is_ratio else "an integer"
+        raise ConfigError(f"{place}: {name} must be {wanted}, not {text.strip()!r}") from None
 
 
 def snap(value: int, align: int, length: int) -> int:
@@ -115,7 +111,7 @@ def place_references(
         target = _start(group.target_start, total, align, f"{where}: target start")
         length = min(group.length, total - target, have - source)
         z_CTHW[:, target : target + length] = reference[:, source : source + length]
-        edit_T[target : target + length] = group.edit
+        edit_T[target : target + length] = group.edit_ratio
     return z_CTHW, edit_T
 
 
@@ -127,14 +123,8 @@ def _start(value: int, length: int, align: int, what: str) -> int:
 
 def frames_of(vae: VideoVAE, latents: int) -> int:
     """The most video frames whose latent has this many frames: 17 for 5 with Open-Sora's VAE."""
-    low, high = latents, latents * 64  # no VAE here makes more than 64 frames of one
-    while low < high:
-        middle = (low + high + 1) // 2
-        if vae.latent_size((middle, 64, 64))[0] <= latents:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    frames = range(latents, latents * 64 + 1)  # no VAE here makes more than 64 frames of one
+    return frames[bisect_right(frames, latents, key=lambda n: vae.latent_size((n, 64, 64))[0]) - 1]
 
 
 def chunk_of(vae: VideoVAE) -> int:

@@ -20,7 +20,7 @@ _MARK = "clusterctl request "  # in front of the identity, in the file's comment
 
 
 class State(enum.Enum):
-    """What stands under a video's name."""
+    """What a video's path holds."""
 
     MISSING = "to make"
     BROKEN = "incomplete, made again"
@@ -50,32 +50,38 @@ def _comment(path: Path) -> str:
 
 
 def write(
-    path: Path,
-    frames_THW3: NDArray[np.uint8],
-    fps: float,
-    identity: str,
-    title: str,
-    upscale: int = 1,
+    path: Path, frames_THW3: NDArray[np.uint8], fps: float, identity: str, title: str, upscale: int
 ) -> None:
     """An mp4, or of one frame a png if the path says so, with its request and prompt in the head.
 
     Makes the folder. Raises VideoError.
     """
+    tags = {"comment": _MARK + identity, "title": title}
     with as_one_sentence(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        _write(path, frames_THW3, fps, {"comment": _MARK + identity, "title": title}, upscale)
+        if path.suffix != ".png":
+            write_mp4(path, frames_THW3, fps, upscale, tags)
+            return
+        from PIL import Image
+        from PIL.PngImagePlugin import PngInfo
+
+        info = PngInfo()
+        for name, text in tags.items():
+            info.add_itxt(name, text)
+        image = Image.fromarray(frames_THW3[0].repeat(upscale, 0).repeat(upscale, 1))
+        with part_of(path) as part:
+            image.save(part, format="png", pnginfo=info)
 
 
 @contextmanager
 def as_one_sentence(path: Path) -> Iterator[None]:
-    """What the system says of a file that cannot be written becomes a VideoError."""
+    """Turns the system's error for a file that cannot be written into a VideoError."""
     try:
         yield
     except OSError as error:
-        raise VideoError(
-            f"{path} cannot be written: {error.strerror or error}",
-            hint="finished videos are kept; run the same command again for the others",
-        ) from None
+        hint = "finished videos are kept; run the same command again for the others"
+        text = f"{path} cannot be written: {error.strerror or error}"
+        raise VideoError(text, hint=hint) from None
 
 
 def require_folder(save_dir: Path) -> None:
@@ -87,23 +93,6 @@ def require_folder(save_dir: Path) -> None:
         raise ConfigError(f"--save-dir {save_dir}: {there} is not a folder")
     if not os.access(there, os.W_OK | os.X_OK):
         raise ConfigError(f"--save-dir {save_dir}: {there} cannot be written to")
-
-
-def _write(
-    path: Path, frames_THW3: NDArray[np.uint8], fps: float, tags: dict[str, str], upscale: int
-) -> None:
-    if path.suffix != ".png":
-        write_mp4(path, frames_THW3, fps, upscale, tags)
-        return
-    from PIL import Image
-    from PIL.PngImagePlugin import PngInfo
-
-    info = PngInfo()
-    for name, text in tags.items():
-        info.add_itxt(name, text)
-    image = frames_THW3[0].repeat(upscale, 0).repeat(upscale, 1)
-    with part_of(path) as part:
-        Image.fromarray(image).save(part, format="png", pnginfo=info)
 
 
 def read(path: Path, upscale: int = 1) -> NDArray[np.uint8]:

@@ -31,8 +31,18 @@ class Prompt:
     reference_path: str = ""
     mask_strategy: str = ""
 
+    @property
+    def where(self) -> str:
+        """How messages name it."""
+        return f"prompt {self.index}"
+
+    @property
+    def references(self) -> tuple[str, ...]:
+        """The files of its reference path: separated by ";", blanks around them dropped."""
+        return tuple(path.strip() for path in self.reference_path.split(";") if path.strip())
+
     def at_loop(self, loop: int) -> str:
-        """The text of a loop: that of the last part that has begun."""
+        """The text of a loop: that of the last part that has started."""
         return [text for first, text in self.parts if first <= loop][-1]
 
     def map(self, change: Callable[[str], str]) -> Prompt:
@@ -88,25 +98,18 @@ def parse_prompts(
     """
     for name, values in (("--reference-path", references), ("--mask-strategy", strategies)):
         if len(values) not in (0, 1, len(lines)):
-            raise ConfigError(
-                f"{len(values)} {name} for {len(lines)} prompts: give one for all, or one a prompt"
-            )
+            found = f"{len(values)} {name} for {len(lines)} prompts"
+            raise ConfigError(f"{found}: give one for all, or one a prompt")
     prompts = []
     for index, line in enumerate(lines):
         text, settings = _split_settings(line.strip(), index)
         if not text:
             raise ConfigError(f"prompt {index} is empty")
-        given = {
-            "reference_path": _for(references, index),
-            "mask_strategy": _for(strategies, index),
-            **settings,
-        }
-        prompts.append(Prompt(index, text, _parts(text, index), **given))
+        for name, values in zip(SETTINGS, (references, strategies), strict=True):
+            if values:
+                settings.setdefault(name, values[index % len(values)])
+        prompts.append(Prompt(index, text, _parts(text, index), **settings))
     return tuple(prompts)
-
-
-def _for(values: Sequence[str], index: int) -> str:
-    return "" if not values else values[0] if len(values) == 1 else values[index]
 
 
 def _split_settings(line: str, index: int) -> tuple[str, dict[str, Any]]:
@@ -120,9 +123,8 @@ def _split_settings(line: str, index: int) -> tuple[str, dict[str, Any]]:
         raise ConfigError(f"prompt {index} does not end with valid JSON: {error}") from None
     for name, value in settings.items():
         if name not in SETTINGS:
-            raise ConfigError(
-                f"prompt {index} sets {name!r}; possible keys are {' and '.join(SETTINGS)}"
-            )
+            possible = " and ".join(SETTINGS)
+            raise ConfigError(f"prompt {index} sets {name!r}; possible keys are {possible}")
         if not isinstance(value, str):
             raise ConfigError(f"prompt {index}: {name} must be text, not {value!r}")
     return line[:start].strip(), settings
@@ -132,11 +134,10 @@ def _parts(text: str, index: int) -> tuple[tuple[int, str], ...]:
     """`|0| a |2| b` as ((0, a), (2, b)); any other text is one part from loop 0."""
     if not _PART.match(text):
         return ((0, text),)
-    pieces = _PART.split(text)[1:]
-    parts = [(int(first), pieces[i + 1].strip()) for i, first in enumerate(pieces) if i % 2 == 0]
+    _, *pieces = _PART.split(text)
+    parts = [(int(n), part.strip()) for n, part in zip(pieces[::2], pieces[1::2], strict=True)]
     firsts = [first for first, _ in parts]
     if firsts[0] != 0 or firsts != sorted(set(firsts)) or not all(part for _, part in parts):
-        raise ConfigError(
-            f"prompt {index}: parts start at |0|, rise and are not empty: |0| a |2| b; not {text!r}"
-        )
+        wanted = "parts start at |0|, rise and are not empty: |0| a |2| b"
+        raise ConfigError(f"prompt {index}: {wanted}; not {text!r}")
     return tuple(parts)

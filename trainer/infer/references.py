@@ -15,22 +15,17 @@ from trainer.data.video.pixels import to_signed
 from trainer.data.video.window import Window
 from trainer.errors import ConfigError
 from trainer.infer.conditions import Group, frames_of
+from trainer.infer.request import Settings
 from trainer.models.vae.interface import VideoVAE
 
 # C channels · T,H,W frames, height, width
 _TIMEOUT_S = 120.0  # of one file: a dead mount or an endless one must not block the request
 
 
-def split_paths(text: str) -> tuple[str, ...]:
-    """The files of a reference path: separated by ";", blanks around them dropped."""
-    return tuple(path.strip() for path in text.split(";") if path.strip())
-
-
 @dataclass
 class ReferenceFiles:
     """Decodes in a helper process, which starts with the first file and ends with `close`."""
 
-    timeout_s: float = _TIMEOUT_S
     _lengths: dict[str, int] = field(default_factory=dict)
     _decoder: Decoder | None = None
 
@@ -38,19 +33,15 @@ class ReferenceFiles:
         """Frames of a video, 1 of an image. Raises ConfigError for what is neither."""
         if path not in self._lengths:
             facts = self._helper().probe(path)
-            if facts.get("error"):
-                raise _unusable(path, where, facts["error"])
+            _require_usable(path, where, facts.get("error"))
             self._lengths[path] = max(1, int(facts["num_frames"]))
         return self._lengths[path]
 
-    def frames(
-        self, path: str, count: int, height: int, width: int, where: str, resize: str = "bilinear"
-    ) -> NDArray[Any]:
-        """The first `count` frames [3, T, H, W] of `Window.dtype`, at the wanted size."""
-        window = Window(0, count, 1, height, width, 1, resize)
-        pixels, (reply,) = self._helper().decode([(path, window)], (3, count, height, width))
-        if reply.error:
-            raise _unusable(path, where, reply.error)
+    def frames(self, path: str, window: Window, where: str) -> NDArray[Any]:
+        """The frames of a window, [3, T, H, W] of its dtype."""
+        shape = (3, window.frames, window.height, window.width)
+        pixels, (reply,) = self._helper().decode([(path, window)], shape)
+        _require_usable(path, where, reply.error)
         return pixels[0].copy()
 
     def close(self) -> None:
@@ -61,12 +52,13 @@ class ReferenceFiles:
 
     def _helper(self) -> Decoder:
         if self._decoder is None:
-            self._decoder = Decoder(self.timeout_s, role="reference")
+            self._decoder = Decoder(_TIMEOUT_S, role="reference")
         return self._decoder
 
 
-def _unusable(path: str, where: str, why: str) -> ConfigError:
-    return ConfigError(f"{where}: the reference {path} cannot be used: {why}")
+def _require_usable(path: str, where: str, error: str | None) -> None:
+    if error:
+        raise ConfigError(f"{where}: the reference {path} cannot be used: {error}")
 
 
 @dataclass(frozen=True)
@@ -74,10 +66,8 @@ class ReferenceReader:
     """Files to latents of one size."""
 
     vae: VideoVAE
-    height: int  # pixels
-    width: int
+    settings: Settings
     device: torch.device
-    resize: str = "bilinear"
     files: ReferenceFiles = field(default_factory=ReferenceFiles)
 
     def read(
@@ -90,7 +80,9 @@ class ReferenceReader:
             # Up to the end of the last chunk in use: what comes later changes nothing before it.
             last = max((group.reference_start + group.length for group in mine), default=1)
             total = min(total, frames_of(self.vae, -(-(last + align) // align) * align))
-        pixels = self.files.frames(path, total, self.height, self.width, where, self.resize)
+        settings = self.settings
+        window = Window(0, total, 1, settings.height, settings.width, 1, settings.resize)
+        pixels = self.files.frames(path, window, where)
         return self.encode(to_signed(torch.from_numpy(pixels).to(self.device)))
 
     @torch.no_grad()

@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.allowed_values import require_allowed
@@ -17,10 +17,6 @@ from trainer.data.video.decode import IMAGE_FPS
 from trainer.errors import ConfigError
 from trainer.infer.prompts import Prompt, Scores
 
-# Upstream's names for lengths, 17 frames to 5 latents at about 25 a second.
-LENGTHS = {"image": 1} | {
-    name: 51 * times for times in (1, 2, 4, 8, 16) for name in (f"{2 * times}s", f"{times}x")
-}
 _SLOWEST, _FASTEST = 0.01, 1000.0  # frames a second of a file
 _LONGEST_NAME = 50  # characters of a prompt in a file's name, upstream's limit
 
@@ -38,22 +34,18 @@ class Settings:
     cfg_scale: float
     seed: int
     batch_size: int
-    negative_prompt: str | None = None
-    scores: Scores = field(default_factory=Scores)
-    num_sample: int = 1
-    loop: int = 1
-    condition_frame_length: int = 5  # latent frames
-    condition_frame_edit: float = 0.0
-    align: int | None = None  # latent frames; None is the VAE's chunk
-    resize: str = "bilinear"  # of references, as of the clips in training
-
-    @property
-    def is_image(self) -> bool:
-        return self.num_frames == 1
+    negative_prompt: str | None
+    scores: Scores
+    num_sample: int
+    loop: int
+    condition_frame_length: int  # latent frames
+    condition_frame_edit: float
+    align: int | None  # latent frames; None is the VAE's chunk
+    resize: str  # of references, as of the clips in training
 
     def describe(self) -> str:
         """One line for people."""
-        clips = f"{self.loop} clips of {self.num_frames}" if self.loop > 1 else f"{self.num_frames}"
+        clips = f"{self.loop} clips of {self.num_frames}" if self.loop > 1 else self.num_frames
         seconds = f"{clips} frames of {self.height}x{self.width} at {self.save_fps:g} fps"
         return f"{seconds}, {self.steps} steps, guidance {self.cfg_scale:g}, seed {self.seed}"
 
@@ -67,17 +59,6 @@ class Job:
     path: Path
 
 
-def parse_length(text: str) -> int:
-    """Frames of "51", "2s" or "4x". Raises ValueError."""
-    if text in LENGTHS:
-        return LENGTHS[text]
-    if not text.isdigit() or int(text) < 1:
-        raise ValueError(
-            f"{text!r} must be a number of frames, at least 1, or one of {', '.join(LENGTHS)}"
-        )
-    return int(text)
-
-
 def settings_of(config: Config) -> Settings:
     """The config's `sample` section filled from its other sections.
 
@@ -85,63 +66,42 @@ def settings_of(config: Config) -> Settings:
     """
     sample, flow = config.sample, config.scheduler
     require_allowed(type(sample), vars(sample), lambda name: f"sample.{name}")
-    if sample.resolution is not None and sample.image_size is None:
-        height, width = size_of(sample.resolution, sample.aspect_ratio or "9:16")
-    elif sample.image_size is not None:
-        height, width = sample.image_size
-    else:
-        height = width = 0
-    if sample.num_frames is None or not height:
-        raise ConfigError(
-            "the size of the videos is not set",
-            hint="--num-frames 4s --resolution 240p --aspect-ratio 9:16, or --image-size 144 256",
-        )
-    settings = Settings(
-        num_frames=sample.num_frames,
-        height=height,
-        width=width,
-        # Upstream tells the model 120 for stills, in training and here.
-        fps=IMAGE_FPS if sample.num_frames == 1 else sample.fps,
-        save_fps=sample.save_fps or sample.fps / sample.frame_interval,
-        steps=sample.num_sampling_steps or flow.num_sampling_steps,
-        cfg_scale=flow.cfg_scale if sample.cfg_scale is None else sample.cfg_scale,
-        seed=sample.seed,
-        batch_size=sample.batch_size,
-        negative_prompt=sample.negative_prompt,
-        scores=Scores(sample.aes, sample.flow, sample.camera_motion),
-        num_sample=sample.num_sample,
-        loop=sample.loop,
-        condition_frame_length=sample.condition_frame_length,
-        condition_frame_edit=sample.condition_frame_edit,
-        align=sample.align,
-        resize=config.dataset.resize,
-    )
-    _check(settings, config)
-    return settings
-
-
-def _check(settings: Settings, config: Config) -> None:
+    size = sample.image_size
+    if size is None and sample.resolution is not None:
+        size = size_of(sample.resolution, sample.aspect_ratio or "9:16")
+    if sample.num_frames is None or size is None:
+        hint = "--num-frames 4s --resolution 240p --aspect-ratio 9:16, or --image-size 144 256"
+        raise ConfigError("the size of the videos is not set", hint=hint)
+    names = {field.name for field in dataclasses.fields(Settings)}
+    values = {name: value for name, value in vars(sample).items() if name in names} | {
+        "height": size[0],
+        "width": size[1],
+        # Upstream's models are given 120 for stills, in training and here.
+        "fps": IMAGE_FPS if sample.num_frames == 1 else sample.fps,
+        "save_fps": sample.save_fps or sample.fps / sample.frame_interval,
+        "steps": sample.num_sampling_steps or flow.num_sampling_steps,
+        "cfg_scale": flow.cfg_scale if sample.cfg_scale is None else sample.cfg_scale,
+        "scores": Scores(sample.aes, sample.flow, sample.camera_motion),
+        "resize": config.dataset.resize,
+    }
+    settings = Settings(**values)
     if not _SLOWEST <= settings.save_fps <= _FASTEST:
-        raise ConfigError(
-            f"the video would play at {settings.save_fps:g} frames a second; {_SLOWEST:g} to "
-            f"{_FASTEST:g} can be written",
-            hint="--save-fps, or --fps and --frame-interval",
-        )
+        rate = f"the video would play at {settings.save_fps:g} frames a second"
+        limits = f"{_SLOWEST:g} to {_FASTEST:g} can be written"
+        hint = "--save-fps, or --fps and --frame-interval"
+        raise ConfigError(f"{rate}; {limits}", hint=hint)
     if settings.negative_prompt is not None and settings.cfg_scale == 1:
         raise ConfigError("a negative prompt needs guidance: --cfg-scale above 1")
-    if settings.loop > 1 and settings.is_image:
+    if settings.loop > 1 and settings.num_frames == 1:
         raise ConfigError("an image cannot be extended: --loop needs more than 1 frame")
-    flow = config.scheduler
-    if (
-        flow.use_timestep_transform
-        and flow.timestep_transform == "upstream"
-        and 1 < settings.num_frames < 17
-    ):
+    is_upstream = flow.use_timestep_transform and flow.timestep_transform == "upstream"
+    if is_upstream and 1 < settings.num_frames < 17:
         raise ConfigError(
             f"upstream's timestep transform makes every time 0 for 2 to 16 frames, here "
             f"{settings.num_frames}, and noise would stay noise",
             hint="--scheduler.timestep-transform true-length, or 17 frames and more",
         )
+    return settings
 
 
 def plan_jobs(
@@ -156,24 +116,23 @@ def plan_jobs(
 
     Raises ConfigError when two videos would have one name.
     """
-    suffix = ".png" if settings.is_image else ".mp4"
+    suffix = ".png" if settings.num_frames == 1 else ".mp4"
     jobs, taken = [], set()
     for prompt in prompts:
         for sample in range(settings.num_sample):
-            stem = _stem(prompt.text) if named_by_prompt else f"{name}_{prompt.index:04d}"
+            stem = f"{name}_{prompt.index:04d}"
+            if named_by_prompt:
+                stem = (
+                    re.sub(r"[/\\\0\n]", "_", prompt.text)[:_LONGEST_NAME].strip(". ") or "prompt"
+                )
             more = f"-{sample}" if settings.num_sample > 1 else ""
             path = save_dir / f"{stem}{more}{suffix}"
             if path in taken:
-                raise ConfigError(
-                    f"two prompts would both be {path.name}; leave out --prompt-as-path"
-                )
+                both = f"two prompts would both be {path.name}"
+                raise ConfigError(f"{both}; leave out --prompt-as-path")
             taken.add(path)
             jobs.append(Job(prompt, sample, path))
     return jobs
-
-
-def _stem(text: str) -> str:
-    return re.sub(r"[/\\\0\n]", "_", text)[:_LONGEST_NAME].strip(". ") or "prompt"
 
 
 def share_of(jobs: Sequence[Job], rank: int, world: int) -> list[Job]:
@@ -184,17 +143,16 @@ def share_of(jobs: Sequence[Job], rank: int, world: int) -> list[Job]:
     return list(jobs[rank::world])
 
 
-def identity(job: Job, settings: Settings, references: Sequence[str], made_of: str) -> str:
+def identity(job: Job, settings: Settings, made_of: str) -> str:
     """A short name of everything that decides a video's pixels; kept in its file.
 
     `made_of` stands for the weights and the model. Batch size and place in the plan are not in it.
     """
     how = dataclasses.asdict(settings)
-    how.pop("batch_size")
-    how.pop("num_sample")
-    facts = [
-        (path, Path(path).stat().st_size, Path(path).stat().st_mtime_ns) for path in references
-    ]
-    prompt = [job.prompt.parts, job.prompt.mask_strategy]
-    text = json.dumps([how, prompt, job.prompt.index, job.sample, facts, made_of], sort_keys=True)
+    del how["batch_size"], how["num_sample"]
+    prompt = job.prompt
+    files = [(path, Path(path).stat()) for path in prompt.references]
+    facts = [(path, stat.st_size, stat.st_mtime_ns) for path, stat in files]
+    asked = [how, [prompt.parts, prompt.mask_strategy], prompt.index, job.sample, facts, made_of]
+    text = json.dumps(asked, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +11,8 @@ from trainer.components import build_parts
 from trainer.engine.base import set_threads
 from trainer.infer import files
 from trainer.infer.files import State
-from trainer.infer.plan import Plan, Rank, refuse_others
+from trainer.infer.plan import Plan, Rank
+from trainer.infer.prompts import Prompt
 from trainer.infer.request import Job, share_of
 from trainer.infer.sampling import Progress, Sampler
 from trainer.models import memory
@@ -25,15 +25,13 @@ SHEET = "contact_sheet.png"
 _ON_SHEET = 400  # videos; a longer sheet is too large to view
 
 
-def carry_out(
-    plan: Plan, rank: Rank | None = None, *, progress: Progress | None = None
-) -> list[Path]:
+def carry_out(plan: Plan, rank: Rank, progress: Progress) -> list[Path]:
     """Make this rank's share of the videos that are not finished; returns what was made.
 
-    Each file appears whole. Whoever finds all of the plan finished draws the contact sheet: that is
-    the rank that ends last. Raises OutOfMemory, VideoError, ConfigError and CheckpointError.
+    Each file appears whole. The rank that finds all of the plan finished, which is the one that
+    ends last, draws the contact sheet. Raises OutOfMemory, VideoError, ConfigError and
+    CheckpointError.
     """
-    rank = rank or Rank()
     mine = share_of(plan.jobs, rank.rank, rank.world)
     states = {job.path: plan.state(job) for job in mine}
     todo = [job for job in mine if states[job.path] is not State.FINISHED]
@@ -44,55 +42,45 @@ def carry_out(
         LOG.info(f"{broken[0].path.name} is incomplete and made again ({len(broken)} such)")
     made = _make(plan, rank, todo, progress) if todo else []
     if all(plan.state(job) is State.FINISHED for job in plan.jobs):
-        sheet = plan.save_dir / SHEET
+        sheet = plan.options.save_dir / SHEET
         if made or not sheet.is_file():
             _draw(plan, sheet)
     return made
 
 
-def _device(rank: Rank) -> torch.device:
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device(f"cuda:{rank.local % torch.cuda.device_count()}")
-
-
-def _make(plan: Plan, rank: Rank, todo: Sequence[Job], progress: Progress | None) -> list[Path]:
-    device = _device(rank)
+def _make(plan: Plan, rank: Rank, todo: Sequence[Job], progress: Progress) -> list[Path]:
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device(f"cuda:{rank.local % torch.cuda.device_count()}")
     LOG.info("loading the text encoder, the VAE and the model")
     set_threads(plan.config.threads, rank.on_host, device.type != "cpu")
-    with memory.as_one_sentence(
-        device, "the model and its encoders", "a smaller text encoder or model, or dtype = bf16"
-    ):
+    less = "a smaller text encoder or model, or dtype = bf16"
+    with memory.as_one_sentence(device, "the model and its encoders", less):
         sampler = _sampler(plan, device)
-    _tell_cut(sampler.parts.text, todo)
+    _report_cut(sampler.parts.text, todo)
     made = []
+    save_fps, upscale = plan.settings.save_fps, plan.options.upscale
     for job, frames in sampler.videos(todo, progress):
-        refuse_others(plan, [job])  # another process may have written here meanwhile
-        files.write(
-            job.path,
-            frames,
-            plan.settings.save_fps,
-            plan.identities[job.path],
-            job.prompt.text,
-            plan.options.upscale,
-        )
+        plan.refuse_others([job])  # another process may have written here meanwhile
+        own = plan.identities[job.path]
+        files.write(job.path, frames, save_fps, own, job.prompt.text, upscale)
         made.append(job.path)
     return made
 
 
-def _tell_cut(text: TextEncoder, jobs: Sequence[Job]) -> None:
+def _report_cut(text: TextEncoder, jobs: Sequence[Job]) -> None:
     """Name the prompts whose ends the text encoder does not read."""
+
+    def is_cut(prompt: Prompt) -> bool:
+        tokens = [text.tokenizer(part, verbose=False)["input_ids"] for _, part in prompt.parts]
+        return any(len(ids) > text.max_length for ids in tokens)
+
     prompts = {job.prompt.index: job.prompt for job in jobs}
-    cut = [
-        prompt
-        for prompt in prompts.values()
-        for _, part in prompt.parts
-        if len(text.tokenizer(part, verbose=False)["input_ids"]) > text.max_length
-    ]
+    cut = list(filter(is_cut, prompts.values()))
     if cut:
         LOG.info(
             f"{len(cut)} prompts are longer than the {text.max_length} tokens that the model reads "
-            f"and are cut there; the first is prompt {cut[0].index}"
+            f"and are cut there; the first is {cut[0].where}"
         )
 
 
@@ -100,9 +88,8 @@ def _sampler(plan: Plan, device: torch.device) -> Sampler:
     config, options = plan.config, plan.options
     dtype = torch.bfloat16 if config.dtype == "bf16" and device.type == "cuda" else torch.float32
     parts = build_parts(config, plan.run_dir, dtype, empty=True)
-    report = load_into(
-        parts.model, plan.checkpoint, ema=options.ema, allow_partial=options.allow_partial
-    )
+    ema, partial = options.weights == "ema", options.allow_partial
+    report = load_into(parts.model, plan.checkpoint, ema=ema, allow_partial=partial)
     for line in report.lines() if not report.is_whole else report.notes:
         LOG.info(line)
     parts.model.to(device, dtype)
@@ -115,8 +102,6 @@ def _draw(plan: Plan, sheet: Path) -> None:
     shown = plan.jobs[:_ON_SHEET]
     if len(shown) < len(plan.jobs):
         LOG.info(f"the contact sheet shows the first {len(shown)} of {len(plan.jobs)} videos")
-    back = functools.partial(files.read, upscale=plan.options.upscale)
+    clips = (files.read(job.path, plan.options.upscale) for job in shown)
     with files.as_one_sentence(sheet):
-        contact_sheet(
-            sheet, map(back, (job.path for job in shown)), [job.prompt.text for job in shown]
-        )
+        contact_sheet(sheet, clips, [job.prompt.text for job in shown])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from trainer.components import Parts
 from trainer.errors import ConfigError
 from trainer.infer import conditions
 from trainer.infer.conditions import Group
-from trainer.infer.references import ReferenceReader, split_paths
+from trainer.infer.references import ReferenceReader
 from trainer.infer.request import Job, Settings
 from trainer.models import memory
 
@@ -48,58 +49,47 @@ class Sampler:
 
     def __post_init__(self) -> None:
         settings, vae = self.settings, self.parts.vae
-        self._size = vae.latent_size((settings.num_frames, settings.height, settings.width))
+        frames, length = settings.num_frames, settings.condition_frame_length
+        self._size = vae.latent_size((frames, settings.height, settings.width))
         if min(self._size) < 1:
-            raise ConfigError(
-                f"a clip of {settings.num_frames} frames of {settings.height}x{settings.width} "
-                "is smaller than one latent"
-            )
+            clip = f"a clip of {frames} frames of {settings.height}x{settings.width}"
+            raise ConfigError(f"{clip} is smaller than one latent")
         chunk = conditions.chunk_of(vae)
         self._align = settings.align or chunk
-        self._reader = ReferenceReader(
-            vae, settings.height, settings.width, self.device, settings.resize
-        )
-        self._carried = conditions.frames_of(vae, settings.condition_frame_length)
-        if settings.loop > 1:
-            self._check_loops(chunk)
-
-    def _check_loops(self, chunk: int) -> None:
-        length, frames = self.settings.condition_frame_length, self.settings.num_frames
-        if length % chunk:
+        self._reader = ReferenceReader(vae, settings, self.device)
+        self._carried = conditions.frames_of(vae, length)
+        if settings.loop > 1 and length % chunk:
             raise ConfigError(
                 f"--condition-frame-length {length} must be a multiple of {chunk}: the VAE makes "
                 f"{chunk} latent frames at a time"
             )
-        if self._carried >= frames:
+        if settings.loop > 1 and self._carried >= frames:
             raise ConfigError(
                 f"--loop: {self._carried} frames of each clip of {frames} would come from the one "
                 f"before ({length} latent frames), so nothing new would be made"
             )
 
-    def steps_of(self, jobs: int) -> int:
-        """Denoising steps that so many videos take."""
-        return -(-jobs // self.settings.batch_size) * self.settings.loop * self.settings.steps
-
     def videos(
-        self, jobs: Sequence[Job], progress: Progress | None = None
+        self, jobs: Sequence[Job], progress: Progress = lambda done, total: None
     ) -> Iterator[tuple[Job, NDArray[np.uint8]]]:
         """Each job with its RGB frames [T, H, W, 3], in order.
 
         Raises ConfigError for a condition that does not fit and OutOfMemory.
         """
         self.parts.model.eval()
-        size, total, done = self.settings.batch_size, self.steps_of(len(jobs)), 0
+        settings, done = self.settings, 0
+        size = settings.batch_size
+        total = -(-len(jobs) // size) * settings.loop * settings.steps
 
         def step(_step: int, _z: Tensor) -> None:
             nonlocal done
-            if progress is not None:
-                progress(done, total)
+            progress(done, total)
             done += 1
 
         try:
             for start in range(0, len(jobs), size):
                 batch = jobs[start : start + size]
-                what = f"{counted(len(batch))} of {self.settings.describe()}"
+                what = f"{counted(len(batch))} of {settings.describe()}"
                 memory.require(self._least_bytes(len(batch)), self.device, what, _LESS)
                 with memory.as_one_sentence(self.device, what, _LESS), torch.inference_mode():
                     frames_BTHW3 = self._batch(batch, step)
@@ -109,8 +99,14 @@ class Sampler:
 
     def _batch(self, jobs: Sequence[Job], step: Callable[[int, Tensor], None]) -> NDArray[np.uint8]:
         settings = self.settings
-        groups = [groups_of(job) for job in jobs]
-        references = [self._references(job, own) for job, own in zip(jobs, groups, strict=True)]
+        groups = [conditions.groups_of(job.prompt) for job in jobs]
+        references = [
+            [
+                self._reader.read(path, number, own, self._align, job.prompt.where)
+                for number, path in enumerate(job.prompt.references)
+            ]
+            for job, own in zip(jobs, groups, strict=True)
+        ]
         whole: list[Tensor] = []
         carried: list[Tensor] | None = None
         for loop in range(settings.loop):
@@ -126,13 +122,6 @@ class Sampler:
             whole.append(((new + 1) * 127.5).round().byte().permute(0, 2, 3, 4, 1).cpu())
         return torch.cat(whole, dim=1).numpy()
 
-    def _references(self, job: Job, groups: Sequence[Group]) -> list[Tensor]:
-        where = f"prompt {job.prompt.index}"
-        return [
-            self._reader.read(path, number, groups, self._align, where)
-            for number, path in enumerate(split_paths(job.prompt.reference_path))
-        ]
-
     def _start(
         self,
         jobs: Sequence[Job],
@@ -147,23 +136,14 @@ class Sampler:
         for place, job in enumerate(jobs):
             generator = generator_of(settings.seed, job.prompt.index, job.sample, loop)
             # fp32 from the CPU, so that a seed means the same video on every device.
-            z_CTHW = torch.randn(self.parts.vae.out_channels, *self._size, generator=generator).to(
-                self.device
-            )
+            z_CTHW = torch.randn(self.parts.vae.out_channels, *self._size, generator=generator)
+            z_CTHW = z_CTHW.to(self.device)
             own, mine = list(references[place]), list(groups[place])
             if carried is not None:
                 own.append(carried[place])
-                mine.append(
-                    Group(
-                        loop,
-                        len(own) - 1,
-                        0,
-                        0,
-                        settings.condition_frame_length,
-                        settings.condition_frame_edit,
-                    )
-                )
-            where = f"prompt {job.prompt.index}"
+                length, edit = settings.condition_frame_length, settings.condition_frame_edit
+                mine.append(Group(loop, len(own) - 1, length=length, edit_ratio=edit))
+            where = job.prompt.where
             z_CTHW, edit_T = conditions.place_references(
                 z_CTHW, own, mine, loop, self._align, where
             )
@@ -187,27 +167,23 @@ class Sampler:
             y_null, null_mask = self.parts.text.encode([settings.negative_prompt])
             null_mask = null_mask.to(self.device)
 
-        def value(number: float) -> Tensor:
-            return torch.full((len(jobs),), float(number), device=self.device)
-
+        size = {
+            name: torch.full((len(jobs),), float(getattr(settings, name)), device=self.device)
+            for name in ("fps", "height", "width", "num_frames")
+        }
+        generator = [
+            generator_of(settings.seed, job.prompt.index, job.sample, loop, "edit") for job in jobs
+        ]
         return self.parts.flow.sample(
             model,
             z_BCTHW,
             y.to(self.device, torch.float32),
             y_null.to(self.device, torch.float32),
             text_mask.to(self.device),
-            {
-                "fps": value(settings.fps),
-                "height": value(settings.height),
-                "width": value(settings.width),
-                "num_frames": value(settings.num_frames),
-            },
+            size,
             settings.steps,
             settings.cfg_scale,
-            generator=[
-                generator_of(settings.seed, job.prompt.index, job.sample, loop, "edit")
-                for job in jobs
-            ],
+            generator=generator,
             progress=step,
             frame_mask=edit_BT,
             null_mask=null_mask,
@@ -219,9 +195,7 @@ class Sampler:
         pixels = count * settings.num_frames * settings.height * settings.width * 3
         halves = 1 + (settings.cfg_scale != 1)
         sizes = zip(self._size, config.patch_size, strict=True)
-        tokens = count * halves
-        for size, patch in sizes:
-            tokens *= -(-size // patch)
+        tokens = count * halves * math.prod(-(-size // patch) for size, patch in sizes)
         width = self.parts.model.x_embedder.proj.weight.element_size() * config.hidden_size
         # Tokens themselves, their queries, keys and values; decoded pixels in fp32 and bytes.
         return max(pixels * 5, tokens * width * 4)
@@ -230,13 +204,3 @@ class Sampler:
 def counted(videos: int) -> str:
     """The number of them in words for people."""
     return "1 video" if videos == 1 else f"{videos} videos"
-
-
-def groups_of(job: Job) -> tuple[Group, ...]:
-    """The conditions of a job. Raises ConfigError for what is wrong in them, naming the prompt."""
-    prompt = job.prompt
-    paths = split_paths(prompt.reference_path)
-    strategy = prompt.mask_strategy.strip()
-    if paths and not strategy:
-        strategy = conditions.FIRST_FRAME
-    return conditions.parse_strategy(strategy, f"prompt {prompt.index}", len(paths))

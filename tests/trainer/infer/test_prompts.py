@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from argparse import ArgumentTypeError
 from pathlib import Path
 
 import pytest
 
 from trainer.config import load as configuration
 from trainer.errors import ConfigError
+from trainer.infer.__main__ import length
 from trainer.infer.prompts import Prompt, Scores, parse_prompts, read_prompts
-from trainer.infer.request import parse_length, plan_jobs, settings_of, share_of
+from trainer.infer.request import plan_jobs, settings_of, share_of
 from trainer.infer.sampling import generator_of
 from trainer.runlog.output import configure
 
@@ -62,13 +64,13 @@ def test_slips_are_refused_with_the_prompts_place(line: str, said: str) -> None:
     ("text", "frames"), [("51", 51), ("2s", 51), ("4s", 102), ("16s", 408), ("16x", 816), ("image", 1)]
 )  # fmt: skip
 def test_lengths_have_upstreams_names(text: str, frames: int) -> None:
-    assert parse_length(text) == frames
+    assert length(text) == frames
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "5s", "", "1.5"])
 def test_other_lengths_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="one of image, 2s"):
-        parse_length(text)
+    with pytest.raises(ArgumentTypeError, match="one of image, 2s"):
+        length(text)
 
 
 def test_a_size_by_name_is_upstreams_table_and_an_image_has_upstreams_rate() -> None:
