@@ -28,10 +28,7 @@ def build_loader(
     TooFewClips when no epoch holds even one step; iterating raises TooManyBadSamples and
     LoaderError.
     """
-    options = LoaderOptions.of(config)
-    if features is None:
-        loader = Loader(plan, cursor, rank, world, workers, options, each)
-    else:
-        loader = FeatureLoader(features, plan, cursor, rank, world, workers, options, each)
+    place = (plan, cursor, rank, world, workers, LoaderOptions.of(config), each)
+    loader = Loader(*place) if features is None else FeatureLoader(*place, features=features)
     loader.next_place()
     return loader

@@ -16,13 +16,14 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
-from trainer.data.loader.microbatch import Batch, Task, assemble, make_task
+from trainer.data.loader.microbatch import Batch, Clip, Task, assemble, make_task
 from trainer.data.plan.data_plan import Cursor, DataPlan
 from trainer.data.video.decode import MEMORY_BYTES, START_TIMEOUT_S, Decoder, DecoderBroken
 from trainer.errors import ConfigError, TrainerError
@@ -53,25 +54,18 @@ class LoaderOptions:
 
     @property
     def longest_wait_s(self) -> float:
-        """After it a worker has answered, or the fault is ours.
-
-        It is the batch's own limit, then its last clip's.
-        """
+        """The limit of a batch and of its last clip; a worker that exceeds it is broken."""
         return self.batch_timeout_s + 2 * self.clip_timeout_s + START_TIMEOUT_S
 
     def require_below(self, group_s: float) -> None:
-        """Raise ConfigError when the other ranks give up before a worker does.
-
-        They wait `group_s` (`process_group_timeout_s`).
-        """
+        """Raise ConfigError when other ranks, which wait `group_s`, give up before a worker."""
         if self.longest_wait_s >= group_s:
+            longest = self.longest_wait_s
             raise ConfigError(
-                f"a rank may wait {self.longest_wait_s:g} s for a batch (dataset.batch_timeout_s = "
-                f"{self.batch_timeout_s:g}, twice dataset.clip_timeout_s, "
-                f"{START_TIMEOUT_S:g} s to start), "
-                f"and the others wait for it only process_group_timeout_s = {group_s:g} s",
-                hint=f"--process-group-timeout-s {self.longest_wait_s + 60:g}, "
-                "or shorter limits for data",
+                f"a rank may wait {longest:g} s for a batch (dataset.batch_timeout_s = "
+                f"{self.batch_timeout_s:g}, twice dataset.clip_timeout_s, {START_TIMEOUT_S:g} s to "
+                f"start), and the others wait for it only process_group_timeout_s = {group_s:g} s",
+                hint=f"--process-group-timeout-s {longest + 60:g}, or shorter limits for data",
             )
 
     @classmethod
@@ -81,21 +75,27 @@ class LoaderOptions:
             return cls()
         if isinstance(config, cls):
             return config
-        return cls(
-            config.dataset.clip_timeout_s,
-            config.dataset.batch_timeout_s,
-            config.dataset.cache_decoded_mb,
-            config.prefetch_factor,
-            config.dataset.resize,
-            config.dataset.worker_memory_mb,
-        )
+        data = config.dataset
+        limits = (data.clip_timeout_s, data.batch_timeout_s, data.cache_decoded_mb)
+        return cls(*limits, config.prefetch_factor, data.resize, data.worker_memory_mb)
 
 
 class Worker:
-    """Makes batches on a thread, in the order asked for. Subclasses say of what."""
+    """Makes batches on a thread, in the order of the tasks.
 
-    def __init__(self, options: LoaderOptions, role: str) -> None:
-        self._options = options
+    The thread calls `make(task, pin=...)`, and `end()` as its last act; `abort()`, from another
+    thread, makes a `make` that is under way return.
+    """
+
+    def __init__(
+        self,
+        options: LoaderOptions,
+        role: str,
+        make: Callable[..., Batch],
+        end: Callable[[], None],
+        abort: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._options, self._make, self._end, self._abort = options, make, end, abort
         self._asked: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._made: queue.SimpleQueue[Batch | BaseException] = queue.SimpleQueue()
         # A daemon: a thread that waits for a late clip must not hold up the end of the program.
@@ -140,44 +140,12 @@ class Worker:
                 self._end()
                 return
             try:
-                self._made.put(self._make(task, pin))
+                self._made.put(self._make(task, pin=pin))
             except BaseException as error:  # noqa: BLE001 - thread boundary: raised by take()
                 self._made.put(error)
 
-    def _make(self, task: Task, pin: bool) -> Batch:
-        """The batch of a task, on the worker's thread."""
-        raise NotImplementedError
 
-    def _abort(self) -> None:
-        """From another thread: end what `_make` waits for."""
-
-    def _end(self) -> None:
-        """Let go of what `_make` used, on the worker's thread."""
-
-
-class DecodingWorker(Worker):
-    """Of clips, with a decoding process of its own."""
-
-    def __init__(self, options: LoaderOptions, role: str) -> None:
-        self._decoder = Decoder(
-            options.clip_timeout_s,
-            options.cache_decoded_mb << 20,
-            role,
-            memory_bytes=options.worker_memory_mb << 20,
-            resize=options.resize,
-        )
-        super().__init__(options, role)
-
-    def _make(self, task: Task, pin: bool) -> Batch:
-        return assemble(task, self._decoder, self._options.batch_timeout_s, pin)
-
-    def _abort(self) -> None:
-        self._decoder.abort()
-
-    def _end(self) -> None:
-        self._decoder.close()
-
-
+@dataclass(eq=False)
 class Loader:
     """Batches of one rank. Iterating gives the rest of the cursor's epoch; again, the next epoch.
 
@@ -185,21 +153,18 @@ class Loader:
     given out: prefetched ones do not count. `len()` is the number of batches left in the epoch.
     """
 
-    def __init__(
-        self,
-        plan: DataPlan,
-        cursor: Cursor,
-        rank: int,
-        world: int,
-        workers: int,
-        options: LoaderOptions,
-        each: int = 1,
-    ) -> None:
-        if not 0 <= rank < world:
-            raise LoaderError(f"rank {rank} of {world}")
-        self.plan, self.cursor, self.rank, self.world = plan, cursor, rank, world
-        self._options, self._count, self._each = options, max(1, workers), each
-        self._left = self._batches(cursor)
+    plan: DataPlan
+    cursor: Cursor
+    rank: int
+    world: int
+    workers: int
+    options: LoaderOptions
+    each: int = 1  # batches of this rank in a step
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world:
+            raise LoaderError(f"rank {self.rank} of {self.world}")
+        self._left = self._batches(self.cursor)
         self._workers: list[Worker] = []
         self._turns: Iterator[Worker] = iter(())
         self._ahead: Iterator[Task] = iter(())
@@ -209,7 +174,7 @@ class Loader:
 
     def _batches(self, cursor: Cursor) -> int:
         """This rank's batches in the rest of the cursor's epoch, whole steps only."""
-        return self.plan.steps(cursor, self.world * self._each) * self._each
+        return self.plan.steps(cursor, self.world * self.each) * self.each
 
     def __iter__(self) -> Iterator[Batch]:
         if not self._workers:
@@ -246,7 +211,7 @@ class Loader:
             if self._left if cursor == self.cursor else self._batches(cursor):
                 return cursor
             cursor = cursor.next_epoch()
-        here, need = self.cursor, self.world * self._each
+        here, need = self.cursor, self.world * self.each
         count = max(0, len(self.plan.epoch(here.epoch)) - here.consumed)
         error = TooFewClips(
             f"epoch {here.epoch} has {count} microbatches{' left' if here.consumed else ''}, "
@@ -268,9 +233,11 @@ class Loader:
         index = min(cursor.consumed + self.rank, len(cells) - 1)
         bucket = self.plan.buckets.cells[int(cells[index])]
         shape = (1, 3, bucket.frames, bucket.height, bucket.width)
-        video = torch.zeros(shape, dtype=torch.uint8)
-        fps = torch.full((1,), 24.0)
-        return Batch.of(bucket, (cursor.epoch, index), [], [""], fps, video=video)
+        video, fps = torch.zeros(shape, dtype=torch.uint8), torch.full((1,), 24.0)
+        black = Clip(row=-1, path="", text="", start=0, expected=bucket.frames, fps=24.0)
+        batch = Batch.of(bucket, (cursor.epoch, index), [black], fps, video=video)
+        batch.rows = []  # it trains on none of the manifest
+        return batch
 
     def close(self) -> None:
         """End the workers; iterating again starts new ones at the cursor."""
@@ -280,16 +247,24 @@ class Loader:
 
     def _start(self) -> None:
         self._ahead = self._tasks()
-        self._workers = [
-            self._worker(f"loader {self.rank}.{number}") for number in range(self._count)
-        ]
+        roles = [f"loader {self.rank}.{number}" for number in range(max(1, self.workers))]
+        self._workers = [self._worker(role) for role in roles]
         self._turns = itertools.cycle(self._workers)
-        for _ in range(self._options.prefetch_factor or 2):
+        for _ in range(self.options.prefetch_factor or 2):
             for worker in self._workers:
                 self._ask(worker)
 
     def _worker(self, role: str) -> Worker:
-        return DecodingWorker(self._options, role)
+        options = self.options
+        decoder = Decoder(
+            options.clip_timeout_s,
+            options.cache_decoded_mb << 20,
+            role,
+            memory_bytes=options.worker_memory_mb << 20,
+            resize=options.resize,
+        )
+        make = partial(assemble, decoder=decoder, timeout_s=options.batch_timeout_s)
+        return Worker(options, role, make, decoder.close, decoder.abort)
 
     def _ask(self, worker: Worker) -> None:
         task = next(self._ahead, None)
@@ -304,5 +279,5 @@ class Loader:
             empty = 0 if batches else empty + 1
             for number in range(batches):
                 index = cursor.consumed + number * self.world + self.rank
-                yield make_task(self.plan, cursor.epoch, index, self._options.resize)
+                yield make_task(self.plan, cursor.epoch, index, self.options.resize)
             cursor = cursor.next_epoch()

@@ -1,4 +1,4 @@
-"""One microbatch: what is asked of a worker, and the batch it makes of it."""
+"""One microbatch: the task for a worker, and the batch that it makes."""
 
 # B clips · C channels · T frames · H,W pixels
 
@@ -7,6 +7,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,13 @@ from trainer.data.manifest.manifest import SUFFIXES
 from trainer.data.plan.buckets import Bucket
 from trainer.data.plan.counter_rng import bits
 from trainer.data.plan.data_plan import DataPlan
-from trainer.data.video.decode import IMAGE_FPS, Decoder, Reply
+from trainer.data.video.decode import IMAGE_FPS, Decoder
 from trainer.data.video.window import Window
 from trainer.errors import TooManyBadSamples
 
 Bad = tuple[int, str, str]  # row, path, reason
-_WINDOW = 3  # word that keeps this draw apart from the plan's
+_WINDOW = 3  # keeps this draw apart from the plan's
+NO_RATE = "frame rate unknown"
 _SPARES = 8  # substitutes beyond one for each clip
 
 
@@ -44,7 +46,7 @@ class Batch:
     latents: Tensor | None = None  # [B, P, C, Z, h, w] as stored
     y: Tensor | None = None  # [B, 1, L, C] captions of a feature cache
     mask: Tensor | None = None  # int64 [B, L]
-    bad: list[Bad] = field(default_factory=list)  # clips that another stands in for
+    bad: list[Bad] = field(default_factory=list)  # clips that were replaced
     decode_s: float = 0.0  # CPU seconds of decoding
     decoder_bytes: int = 0  # peak resident memory of the decoding process
 
@@ -53,16 +55,14 @@ class Batch:
         cls,
         bucket: Bucket,
         microbatch: tuple[int, int],
-        rows: list[int],
-        text: list[str],
+        clips: Sequence[Clip],
         fps: Tensor,
         **more: Any,
     ) -> Batch:
-        """With the bucket's name and sizes for each text."""
-        height, width, frames = (
-            torch.full((len(text),), float(size))
-            for size in (bucket.height, bucket.width, bucket.frames)
-        )
+        """With the bucket's name and sizes for each clip."""
+        sizes = (bucket.height, bucket.width, bucket.frames)
+        height, width, frames = (torch.full((len(clips),), float(size)) for size in sizes)
+        rows, text = [clip.row for clip in clips], [clip.text for clip in clips]
         return cls(microbatch, bucket.name, rows, text, fps, height, width, frames, **more)
 
 
@@ -80,7 +80,7 @@ class Clip:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One microbatch: its clips and, in order, what stands in for those that cannot be read."""
+    """One microbatch: its clips and, in order, substitutes for those that cannot be read."""
 
     epoch: int
     index: int  # in the epoch's plan
@@ -93,7 +93,7 @@ class Task:
 
 
 def make_task(plan: DataPlan, epoch: int, index: int, resize: str = "bilinear") -> Task:
-    """Microbatch `index` of an epoch; the same for every rank, worker and moment."""
+    """Microbatch `index` of an epoch: a pure function, equal on every rank and worker."""
     epoch_plan = plan.epoch(epoch)
     batch = epoch_plan[index]
     bucket, interval, manifest = plan.buckets.cells[batch.cell], plan.frame_interval, plan.manifest
@@ -122,55 +122,43 @@ def assemble(task: Task, decoder: Decoder, timeout_s: float, pin: bool = False) 
     """
     bucket = task.bucket
     shape = (3, bucket.frames, bucket.height, bucket.width)
-    kind = torch.float32 if task.resize == "torch" else torch.uint8
-    video = torch.empty((len(task.clips), *shape), dtype=kind, pin_memory=pin)
+    dtype = torch.float32 if task.resize == "torch" else torch.uint8
+    video = torch.empty((len(task.clips), *shape), dtype=dtype, pin_memory=pin)
     video_BCTHW = video.numpy()  # the same memory
-    chosen: list[Clip | None] = [None] * len(task.clips)
-    rates = np.zeros(len(task.clips), np.float32)
+    chosen = list(task.clips)
+    rates = np.zeros(len(chosen), np.float32)
     bad: list[Bad] = []
     spares = deque(task.spares)
-    decoder.start()  # its time is nobody's clip's
+    decoder.start()  # not part of a clip's time
     deadline, decode_s, decoder_bytes = time.monotonic() + timeout_s, 0.0, 0
-    places = list(range(len(task.clips)))
-    clips = list(task.clips)
+    places = list(range(len(chosen)))
     while places:
-        windows = [
-            Window(
-                clip.start,
-                bucket.frames,
-                task.interval,
-                bucket.height,
-                bucket.width,
-                clip.expected,
-                task.resize,
-            )
-            for clip in clips
-        ]
-        asked = [(clip.path, window) for clip, window in zip(clips, windows, strict=True)]
+        asked = [(chosen[place].path, _window(chosen[place], task)) for place in places]
         into = [video_BCTHW[place] for place in places]
         _, replies = decoder.decode(asked, shape, deadline, into)
         failed: list[int] = []
-        for place, clip, reply in zip(places, clips, replies, strict=True):
+        for place, reply in zip(places, replies, strict=True):
+            clip = chosen[place]
             decode_s += reply.cpu_s
             decoder_bytes = max(decoder_bytes, reply.memory_bytes)
-            rate = _rate(clip, reply, task)
+            rates[place] = rate = frame_rate(clip, reply.fps, task)
             if reply.error or not rate:
-                bad.append((clip.row, clip.path, reply.error or "frame rate unknown"))
+                bad.append((clip.row, clip.path, reply.error or NO_RATE))
                 failed.append(place)
-                continue
-            chosen[place], rates[place] = clip, rate
-        if failed and time.monotonic() > deadline:
-            raise _too_many(f"a batch took more than {timeout_s:g} s", bad, task)
-        if len(failed) > len(spares):
-            what = f"no clip of bucket {bucket.name} is left as a replacement"
-            raise _too_many(what, bad, task)
-        places, clips = failed, [spares.popleft() for _ in failed]
-    done = [clip for clip in chosen if clip is not None]
+        late = failed and time.monotonic() > deadline
+        if late or len(failed) > len(spares):
+            what = f"a batch took more than {timeout_s:g} s" if late else no_replacement(bucket)
+            hint = (
+                "is the folder of the clips there, on this node? If they are bad, leave them out: "
+            )
+            raise too_many(what, bad, hint + leave_out_bad(task.source) if task.source else None)
+        places = failed
+        for place in failed:
+            chosen[place] = spares.popleft()
     return Batch.of(
         bucket,
         (task.epoch, task.index),
-        [clip.row for clip in done],
-        [clip.text for clip in done],
+        chosen,
         torch.from_numpy(rates),
         video=video,
         bad=bad,
@@ -179,12 +167,17 @@ def assemble(task: Task, decoder: Decoder, timeout_s: float, pin: bool = False) 
     )
 
 
-def _rate(clip: Clip, reply: Reply, task: Task) -> float:
-    """Frames a second as the model sees them; 0 when neither manifest nor file knows."""
+def _window(clip: Clip, task: Task) -> Window:
+    bucket, expected = task.bucket, clip.expected
+    size = (bucket.frames, task.interval, bucket.height, bucket.width)
+    return Window(clip.start, *size, expected, task.resize)
+
+
+def frame_rate(clip: Clip, file_fps: float, task: Task) -> float:
+    """Frames per second of the batch; 0 when neither manifest nor file knows."""
     if task.bucket.frames == 1:
         return IMAGE_FPS
-    fps = clip.fps if clip.fps > 0 else reply.fps
-    return fps / task.interval
+    return (clip.fps if clip.fps > 0 else file_fps) / task.interval
 
 
 def leave_out_bad(source: Path) -> str:
@@ -198,12 +191,14 @@ def leave_out_bad(source: Path) -> str:
     )
 
 
-def _too_many(what: str, bad: list[Bad], task: Task) -> TooManyBadSamples:
+def no_replacement(bucket: Bucket) -> str:
+    return f"no clip of bucket {bucket.name} is left as a replacement"
+
+
+def too_many(what: str, bad: list[Bad], hint: str | None = None) -> TooManyBadSamples:
+    """The error with the first 10 bad clips."""
     shown = "".join(f"\n  {path}: {reason}" for _, path, reason in bad[:10])
     more = f"\n  and {len(bad) - 10} more" if len(bad) > 10 else ""
-    hint = "is the folder of the clips there, on this node? If they are bad, leave them out: "
-    error = TooManyBadSamples(
-        f"{what}{shown}{more}", hint=hint + leave_out_bad(task.source) if task.source else None
-    )
+    error = TooManyBadSamples(f"{what}{shown}{more}", hint=hint)
     error.bad = bad
     return error

@@ -16,7 +16,7 @@ import torch
 from tests.trainer.data.video.test_decode import is_gone, wait_for
 from trainer.data import digits
 from trainer.data.loader.build import build_loader
-from trainer.data.loader.dataset import DecodingWorker, LoaderError, LoaderOptions, TooFewClips
+from trainer.data.loader.dataset import LoaderError, LoaderOptions, TooFewClips, Worker
 from trainer.data.manifest.read import read_manifest
 from trainer.data.plan.buckets import Buckets
 from trainer.data.plan.data_plan import Cursor, DataPlan
@@ -254,7 +254,7 @@ def test_batch_that_takes_too_long_stops_the_run_with_the_list(folder):
 
 def test_a_worker_that_ended_without_a_word_is_noticed_at_once(folder, monkeypatch):
     loader = build_loader(plan_of(folder), Cursor(), 0, 1, 1, FAST)
-    monkeypatch.setattr(DecodingWorker, "_work", lambda self: None)
+    monkeypatch.setattr(Worker, "_work", lambda self: None)
     began = time.monotonic()
     with pytest.raises(LoaderError, match="the thread that makes batches has ended"):
         next(iter(loader))
