@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from trainer.environment import TRAINING, command, require
 
@@ -35,7 +36,15 @@ examples
 def main(argv: Sequence[str] | None = None) -> int:
     args, overrides = _parser().parse_known_args(argv)
     configure(args.log_level)
-    return _run(args, overrides)
+    config = configuration.load(args.config, overrides)
+    if (args.budget_s or args.budget_mb) and not args.search_batch_size:
+        raise ConfigError("--budget-s and --budget-mb need --search-batch-size")
+    if args.compare and args.search_batch_size:
+        raise ConfigError("--compare cannot be used with --search-batch-size")
+    from trainer.bench.buckets import Bench  # after the arguments: it imports torch
+
+    bench = Bench(args, config)
+    return bench.search() if args.search_batch_size else bench.measure()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -46,63 +55,37 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    count: dict[str, Any] = {"type": whole(1), "metavar": "N"}
+    positive: dict[str, Any] = {"type": above_0, "metavar": "X"}
     add = parser.add_argument
     add("config", help="config file or its short name")
     add("--bucket", action="append", metavar="NAME:FRAMES", help="only this one, e.g. 360p:102")
     add("--aspect-ratio", metavar="H:W", help="of the clips; default 9:16, or the nearest there is")
-    add("--batch-size", type=whole(1), metavar="N", help="instead of the bucket's")
-    add(
-        "--compare",
-        choices=("plain",),
-        help="also run the model as Open-Sora 1.2 does: explicit "
-        "fp32 softmax, modulation twice, every block checkpointed",
-    )
-    add(
-        "--grad-checkpoint",
-        metavar="WHAT",
-        help="off, all, 'every 2', or memory for activations, '24 GB'; default as the config does",
-    )
+    add("--batch-size", **count, help="instead of the bucket's")
+    plain = "explicit fp32 softmax, modulation twice, every block checkpointed"
+    what = f"also run the model as Open-Sora 1.2 does: {plain}"
+    add("--compare", choices=("plain",), help=what)
+    what = "off, all, 'every 2', or memory for activations, '24 GB'; default as the config does"
+    add("--grad-checkpoint", metavar="WHAT", help=what)
     add("--offload", action="store_true", help="kept activations wait in host memory")
     add("--compile", action="store_true", help="torch.compile of each block")
-    add(
-        "--masks",
-        choices=("config", "on", "off"),
-        default="config",
-        help="give some frames, as training with mask_ratios does; default as the config does",
-    )
-    add("--text-tokens", type=whole(1), metavar="N", help="of each caption; default all")
-    add(
-        "--shards",
-        type=whole(1),
-        default=1,
-        metavar="N",
-        help="ranks that share the optimizer's state",
-    )
-    add("--warmup", type=whole(1), default=2, metavar="N", help="steps before the timed ones")
-    add("--steps", type=whole(1), default=5, metavar="N", help="timed steps; their median counts")
+    what = "give some frames, as training with mask_ratios does; default as the config does"
+    add("--masks", choices=("config", "on", "off"), default="config", help=what)
+    add("--text-tokens", **count, help="of each caption; default all")
+    add("--shards", **count, default=1, help="ranks that share the optimizer's state")
+    add("--warmup", **count, default=2, help="steps before the timed ones")
+    add("--steps", **count, default=5, help="timed steps; their median counts")
     add("--device", help="cuda or cpu; default cuda if available")
-    add("--peak-tflops", type=above_0, metavar="X", help="for MFU; default by the GPU's name")
-    add("--timeout-s", type=above_0, default=1800.0, metavar="X", help="of one bucket")
+    add("--peak-tflops", **positive, help="for MFU; default by the GPU's name")
+    add("--timeout-s", **positive, default=1800.0, help="of one bucket")
     add("--json", action="store_true", help="one document on stdout")
-    search = parser.add_argument_group("search").add_argument
-    search("--search-batch-size", action="store_true", help="the largest batch of each bucket")
-    search("--budget-s", type=above_0, metavar="X", help="seconds of a step")
-    search("--budget-mb", type=above_0, metavar="X", help="peak memory, 10^6 bytes")
-    search("--most", type=whole(1), default=4096, metavar="N", help="largest batch size to try")
+    add = parser.add_argument_group("search").add_argument
+    add("--search-batch-size", action="store_true", help="the largest batch of each bucket")
+    add("--budget-s", **positive, help="seconds of a step")
+    add("--budget-mb", **positive, help="peak memory, 10^6 bytes")
+    add("--most", **count, default=4096, help="largest batch size to try")
     add_log_level(parser)
     return parser
-
-
-def _run(args: argparse.Namespace, overrides: list[str]) -> int:
-    config = configuration.load(args.config, overrides)
-    if (args.budget_s or args.budget_mb) and not args.search_batch_size:
-        raise ConfigError("--budget-s and --budget-mb need --search-batch-size")
-    if args.compare and args.search_batch_size:
-        raise ConfigError("--compare cannot be used with --search-batch-size")
-    from trainer.bench.buckets import Bench  # after the arguments: it imports torch
-
-    bench = Bench(args, config)
-    return bench.search() if args.search_batch_size else bench.measure()
 
 
 if __name__ == "__main__":

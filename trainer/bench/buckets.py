@@ -32,7 +32,7 @@ class Bench:
     def __init__(self, args: argparse.Namespace, config: Config) -> None:
         self._args, self._config = args, config
         if args.grad_checkpoint:
-            GradCheckpoint.parse(args.grad_checkpoint)  # before a child would say it
+            GradCheckpoint.parse(args.grad_checkpoint)  # an error here, not in each child
         self._shapes = shapes_of(config, args.bucket or (), args.aspect_ratio)
         if not self._shapes:
             raise ConfigError("bucket_config has no bucket that takes clips")
@@ -81,10 +81,8 @@ class Bench:
             try:
                 best = largest_batch(spec.batch, budget, trial, args.most)
             except SearchStopped as error:
-                raise SearchStopped(
-                    f"{shape.name}: {error}",
-                    hint="memory is not the cause: fix it, or choose other buckets with --bucket",
-                ) from None
+                hint = "memory is not the cause: fix it, or choose other buckets with --bucket"
+                raise SearchStopped(f"{shape.name}: {error}", hint=hint) from None
             found[shape.resolution, shape.frames] = best.batch
             lines.append({"bucket": shape.name, **best.to_json()})
             LOG.info(f"{shape.name}: {best}")

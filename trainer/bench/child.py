@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import multiprocessing
 import os
+import re
 import resource
 import signal
 import threading
@@ -15,7 +17,10 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from trainer.bench.trial import Measured, Spec, run_trial
+import torch
+
+from trainer.bench.trial import Measured, Spec, run_trial, status_bytes
+from trainer.models import memory
 
 Progress = Callable[[int, int], None]
 _END_S = 10.0  # for a child that has sent its result
@@ -41,9 +46,8 @@ class Outcome:
 
 def try_in_child(
     spec: Spec,
-    progress: Progress = lambda done, total: None,
-    *,
-    timeout_s: float = 1800.0,
+    progress: Progress,
+    timeout_s: float,
     work: Callable[[Spec, Progress], Measured] = run_trial,
 ) -> Outcome:
     """Run one trial in a fresh process, which ends with this one.
@@ -81,7 +85,7 @@ def try_in_child(
 def _listen(
     connection: Connection, process: Any, deadline: float, progress: Progress
 ) -> tuple[Outcome | None, bool]:
-    """The child's word (None when it ends without one), and whether the time was up."""
+    """The child's result (None when it ends without one), and whether the time was up."""
     while True:
         ready = wait([connection, process.sentinel], max(0.0, deadline - time.monotonic()))
         if not ready:
@@ -102,63 +106,40 @@ def _of_exit(code: int | None, kills: int) -> Outcome:
     if code == -signal.SIGKILL and kills > 0:
         return Outcome(Kind.OUT_OF_MEMORY, reason="killed by the kernel's out-of-memory killer")
     if code is not None and code < 0:
-        name = signal.Signals(-code).name
-        return Outcome(
-            Kind.FAILED, reason=f"killed by {name}, and the kernel counts no out-of-memory kill"
-        )
+        killed = f"killed by {signal.Signals(-code).name}"
+        return Outcome(Kind.FAILED, reason=f"{killed}, and the kernel counts no out-of-memory kill")
     return Outcome(Kind.FAILED, reason=f"ended with code {code} and no output")
 
 
 def oom_kills() -> int:
     """Out-of-memory kills the kernel has counted: in this control group, else on this machine."""
-    try:
-        own = Path("/proc/self/cgroup").read_text().strip().splitlines()[-1].split(":")[-1]
-        events = Path("/sys/fs/cgroup") / own.lstrip("/") / "memory.events"
-        found = _counter(events.read_text(), "oom_kill")
-    except (OSError, IndexError):
-        found = None
-    if found is None:
-        try:
-            found = _counter(Path("/proc/vmstat").read_text(), "oom_kill")
-        except OSError:
-            found = None
-    return found or 0
-
-
-def _counter(text: str, name: str) -> int | None:
-    for line in text.splitlines():
-        fields = line.split()
-        if len(fields) == 2 and fields[0] == name:
-            return int(fields[1])
-    return None
+    cgroup = Path("/proc/self/cgroup")
+    own = cgroup.read_text().strip().rpartition(":")[2] if cgroup.is_file() else ""
+    for path in (Path("/sys/fs/cgroup", own.lstrip("/"), "memory.events"), Path("/proc/vmstat")):
+        with contextlib.suppress(OSError):
+            if found := re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE):
+                return int(found[1])
+    return 0
 
 
 def _child(connection: Connection, spec: Spec, work: Callable[[Spec, Progress], Measured]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the bench ends its children itself
     lock = threading.Lock()
 
-    def say(message: Any) -> None:
+    def send(message: Any) -> None:
         with lock:
             connection.send(message)
 
     threading.Thread(target=_end_with_parent, args=(connection,), daemon=True).start()
     _give_way(spec)
     try:
-        outcome = Outcome(Kind.MEASURED, work(spec, lambda done, total: say((done, total))))
+        outcome = Outcome(Kind.MEASURED, work(spec, lambda done, total: send((done, total))))
     except Exception as error:  # noqa: BLE001 - the boundary: whatever it is becomes the result
-        outcome = _of_error(error)
-    try:
-        say(outcome)
-    except OSError:
-        pass  # nobody listens any more
-
-
-def _of_error(error: Exception) -> Outcome:
-    from trainer.models.memory import is_out_of_memory
-
-    first = (str(error).strip().splitlines() or [""])[0]
-    text = f"{type(error).__name__}: {first}".removesuffix(": ")
-    return Outcome(Kind.OUT_OF_MEMORY if is_out_of_memory(error) else Kind.FAILED, reason=text)
+        kind = Kind.OUT_OF_MEMORY if memory.is_out_of_memory(error) else Kind.FAILED
+        first = (str(error).strip().splitlines() or [""])[0]
+        outcome = Outcome(kind, reason=f"{type(error).__name__}: {first}".removesuffix(": "))
+    with contextlib.suppress(OSError):  # the bench has ended
+        send(outcome)
 
 
 def _end_with_parent(connection: Connection) -> None:
@@ -171,18 +152,10 @@ def _end_with_parent(connection: Connection) -> None:
 
 def _give_way(spec: Spec) -> None:
     """Make this process the one that runs out of memory, by an error or by being killed."""
-    try:
+    with contextlib.suppress(OSError):  # it is only a hint
         Path("/proc/self/oom_score_adj").write_text("1000")
-    except OSError:
-        pass  # it is only a hint
-    if spec.device != "cpu":  # CUDA reserves address space far beyond what it uses
-        return
-    import torch
-
-    from trainer.models.memory import available_bytes
-
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmData:"):
-            limit = int(line.split()[1]) * 1024 + available_bytes(torch.device("cpu"))
-            hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-            resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+    used = status_bytes("VmData")
+    if used and spec.device == "cpu":  # CUDA reserves address space far beyond what it uses
+        limit = used + memory.available_bytes(torch.device("cpu"))
+        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))

@@ -44,10 +44,8 @@ class Found:
     trials: int
 
     def __str__(self) -> str:
-        figures = ""
-        if self.measured:
-            peak_mb = self.measured.peak_bytes / 1e6
-            figures = f", {self.measured.step_s:.3g} s, {peak_mb:,.0f} MB"
+        found = self.measured
+        figures = f", {found.step_s:.3g} s, {found.peak_bytes / 1e6:,.0f} MB" if found else ""
         return f"{self.batch}{figures}; one more: {self.limit} ({self.trials} trials)"
 
     def to_json(self) -> dict[str, Any]:
@@ -60,9 +58,7 @@ class Found:
         }
 
 
-def largest_batch(
-    first: int, budget: Budget, trial: Callable[[int], Outcome], most: int = 4096
-) -> Found:
+def largest_batch(first: int, budget: Budget, trial: Callable[[int], Outcome], most: int) -> Found:
     """Search upwards and downwards from `first` until a batch fits and the next one does not.
 
     Only out of memory and the budget count as too big. Raises SearchStopped with the reason of any
@@ -107,22 +103,16 @@ def _next(fits: int, too_big: int, budget: Budget, seen: dict[int, Measured], kn
 def _extrapolated(budget: Budget, seen: dict[int, Measured]) -> int | None:
     guesses = []
     if budget.step_s is not None and seen:
-        guesses.append(_line({n: m.step_s for n, m in seen.items()}, budget.step_s))
+        guesses.append(_line({0: 0.0} | {n: m.step_s for n, m in seen.items()}, budget.step_s))
     if budget.memory_bytes is not None and seen:
-        points = {n: float(m.peak_bytes) for n, m in seen.items()}
-        if len(points) == 1:
-            points[0] = float(next(iter(seen.values())).start_bytes)
+        points = {0: float(next(iter(seen.values())).start_bytes)}
+        points |= {n: float(m.peak_bytes) for n, m in seen.items()}
         guesses.append(_line(points, budget.memory_bytes))
-    known = [guess for guess in guesses if guess is not None]
-    return min(known) if known else None
+    return min((guess for guess in guesses if guess is not None), default=None)
 
 
 def _line(points: dict[int, float], budget: float) -> int | None:
     """Where a line through the two largest points reaches a little less than the budget."""
-    counts = sorted(points)[-2:]
-    low = points[counts[0]] if len(counts) == 2 else 0.0
-    start = counts[0] if len(counts) == 2 else 0
-    slope = (points[counts[-1]] - low) / (counts[-1] - start)
-    if slope <= 0:
-        return None
-    return int(start + (budget * _SPARE - low) / slope)
+    start, end = sorted(points)[-2:]
+    slope = (points[end] - points[start]) / (end - start)
+    return int(start + (budget * _SPARE - points[start]) / slope) if slope > 0 else None

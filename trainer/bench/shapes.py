@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,10 +36,7 @@ class Shape:
 
     def tokens(self, patch: Sequence[int]) -> int:
         """Of one clip."""
-        count = 1
-        for size, step in zip(self.latent, patch, strict=True):
-            count *= -(-size // step)
-        return count
+        return math.prod(-(-size // step) for size, step in zip(self.latent, patch, strict=True))
 
 
 def shapes_of(
@@ -50,44 +48,32 @@ def shapes_of(
     Raises ConfigError for a bucket that is not there.
     """
     buckets = Buckets.parse(config.bucket_config, config.bucket_semantics)
-    target = _ratio(ratio)
+    name = _RATIO if ratio is None else RATIO_NAMES.get(ratio, ratio)
+    try:
+        target = float(name)
+    except ValueError:
+        raise ConfigError(f"aspect ratio {ratio!r} is neither height:width nor a number") from None
     shapes = []
-    for slot in buckets.slots:
-        if slot.batch_size < 1:
-            continue
+    for slot in (slot for slot in buckets.slots if slot.batch_size >= 1):
         sizes = slot.resolution.sizes
         key = min(sizes, key=lambda name: abs(float(name) - target))
         height, width = sizes[key]
         latent = latent_size(config.vae.type, (slot.frames, height, width))
-        shapes.append(
-            Shape(slot.resolution.name, slot.frames, key, height, width, slot.batch_size, latent)
-        )
-    if not wanted:
-        return tuple(shapes)
-    unknown = [name for name in wanted if name not in {shape.name for shape in shapes}]
-    if unknown:
-        raise ConfigError(
-            f"there is no bucket {unknown[0]}; choose one of {', '.join(s.name for s in shapes)}"
-        )
-    return tuple(shape for shape in shapes if shape.name in wanted)
-
-
-def _ratio(text: str | None) -> float:
-    name = RATIO_NAMES.get(text, text) if text is not None else _RATIO
-    try:
-        return float(name)
-    except ValueError:
-        raise ConfigError(f"aspect ratio {text!r} is neither height:width nor a number") from None
+        of_slot = slot.resolution.name, slot.frames, key, height, width, slot.batch_size
+        shapes.append(Shape(*of_slot, latent))
+    names = [shape.name for shape in shapes]
+    for name in wanted:
+        if name not in names:
+            raise ConfigError(f"there is no bucket {name}; choose one of {', '.join(names)}")
+    return tuple(shape for shape in shapes if not wanted or shape.name in wanted)
 
 
 def model_options(config: Config) -> dict[str, Any]:
     """The model's fields, with what VAE and text encoder dictate."""
-    text = config.text_encoder
+    text, vae = config.text_encoder, config.vae
     return {
         **config.model.options,
-        "in_channels": config.vae.channels
-        if config.vae.type == "identity"
-        else _OPEN_SORA_CHANNELS,
+        "in_channels": vae.channels if vae.type == "identity" else _OPEN_SORA_CHANNELS,
         "caption_channels": text.d_model if text.type == "tiny_t5" else _T5_CHANNELS,
         "model_max_length": text.model_max_length,
     }

@@ -2,16 +2,17 @@
 
 Inputs are random latents and text features: loading and encoding are not in it. The optimizer is
 AdamW on fp32 masters with gradient norm, clipping and EMA, over the share of the weights that one
-of `shards` ranks holds; what ranks say to each other is not in it.
+of `shards` ranks holds; communication between ranks is not in it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -78,13 +79,8 @@ class Measured:
         """Of forward and backward pass, recomputation not counted."""
         return 3 * self.forward_flops
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
-
-def run_trial(
-    spec: Spec, progress: Callable[[int, int], None] = lambda done, all: None
-) -> Measured:
+def run_trial(spec: Spec, progress: Callable[[int, int], None]) -> Measured:
     """Build, warm up, measure. `progress(done, total)` counts steps. Raises what torch raises."""
     device = torch.device(spec.device)
     if spec.threads is not None:
@@ -102,12 +98,11 @@ def run_trial(
         if spec.enough_s is not None and sum(seconds) > spec.enough_s:
             times = times or [seconds]  # no need to know it better
             break
-    columns = [statistics.median(column) for column in zip(*times, strict=True)]
+    columns = zip(PHASES, zip(*times, strict=True), strict=True)
+    phases: dict[str, Any] = {f"{name}_s": statistics.median(column) for name, column in columns}
     parts = flops_by_part(trainee.model.config, spec.batch, *spec.latent, spec.text_tokens)
     return Measured(
-        forward_s=columns[0],
-        backward_s=columns[1],
-        optimizer_s=columns[2],
+        **phases,
         step_s=statistics.median(sum(seconds) for seconds in times),
         steps=len(times),
         peak_bytes=_peak(device),
@@ -127,21 +122,22 @@ class _Trainee:
         with device:  # initialising XL/2 on the host takes longer than a trial
             self.model = build_stdit(spec.kind, **spec.options).to(dtype).train()
         self.model.use_positions(spec.positions)
-        blocks = 2 * self.model.config.depth
         self._call: Callable[..., Tensor] = self.model
         if spec.path == PLAIN:
             self._call = self._plain
-            self.recomputed: frozenset[int] = frozenset(range(blocks))
+            self.recomputed: frozenset[int] = frozenset(range(2 * self.model.config.depth))
         else:
             self.model.enable_grad_checkpoint(spec.checkpointing, spec.offload)
-            self.recomputed = self.model.recomputed_blocks(
-                spec.batch, spec.latent, spec.text_tokens
-            )
+            work = spec.batch, spec.latent, spec.text_tokens
+            self.recomputed = self.model.recomputed_blocks(*work)
             if spec.compile:
                 self.model.compile_blocks()
         self._optimizer = ShardedAdamW(self.model, spec.shards)
         self._inputs = _inputs(spec, self.model, device, dtype)
-        self._masks = _given_frames(spec, device) if spec.masked else None
+        self._mask_BT: Tensor | None = None
+        if spec.masked:  # what a frame mask costs, not how many frames it gives
+            self._mask_BT = torch.ones(spec.batch, spec.latent[0], dtype=torch.bool, device=device)
+            self._mask_BT[0, 0] = False
 
     def _plain(self, x: Tensor, t: Tensor, num_frames: Any = None, **kwargs: Any) -> Tensor:
         if "x_mask" in kwargs:  # the plain path knows frames of tokens only
@@ -154,11 +150,12 @@ class _Trainee:
         """Seconds of forward, backward and optimizer."""
         z_BCTHW, kwargs = self._inputs
         marks = [_now(self._device)]
-        loss = self._spec.flow.training_losses(self._call, z_BCTHW, kwargs, mask=self._masks).mean()
+        losses = self._spec.flow.training_losses(self._call, z_BCTHW, kwargs, mask=self._mask_BT)
+        loss = losses.mean()
         marks.append(_now(self._device))
         loss.backward()
         marks.append(_now(self._device))
-        del loss
+        del losses, loss
         self._optimizer.step()
         marks.append(_now(self._device))
         return tuple(after - before for before, after in itertools.pairwise(marks))
@@ -169,30 +166,16 @@ def _inputs(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     config = model.config
     length = config.model_max_length
-    real = min(spec.text_tokens, length)
     y = torch.randn(spec.batch, 1, length, config.caption_channels, device=device, dtype=dtype)
     mask = torch.zeros(spec.batch, length, dtype=torch.int64, device=device)
-    mask[:, :real] = 1
+    mask[:, : spec.text_tokens] = 1
 
-    def value(number: float) -> Tensor:
-        return torch.full((spec.batch,), float(number), device=device)
-
-    z_BCTHW = torch.randn(spec.batch, config.in_channels, *spec.latent, device=device)
-    return z_BCTHW, {
-        "y": y,
-        "mask": mask,
-        "fps": value(24),
-        "height": value(spec.height),
-        "width": value(spec.width),
-        "num_frames": value(spec.frames),
+    size = {"fps": 24, "height": spec.height, "width": spec.width, "num_frames": spec.frames}
+    values = {
+        name: torch.full((spec.batch,), float(value), device=device) for name, value in size.items()
     }
-
-
-def _given_frames(spec: Spec, device: torch.device) -> Tensor:
-    """The first latent frame of the first clip is given: what a frame mask costs, not how many."""
-    mask_BT = torch.ones(spec.batch, spec.latent[0], dtype=torch.bool, device=device)
-    mask_BT[0, 0] = False
-    return mask_BT
+    z_BCTHW = torch.randn(spec.batch, config.in_channels, *spec.latent, device=device)
+    return z_BCTHW, {"y": y, "mask": mask, **values}
 
 
 class ShardedAdamW:
@@ -202,11 +185,9 @@ class ShardedAdamW:
         self._params = [p for p in model.parameters() if p.requires_grad]
         self._parts = list(_first_share(self._params, shards))
         whole = shards == 1 and all(p.dtype == torch.float32 for p in self._params)
-        self._masters: list[Tensor] = (
-            list(self._params)
-            if whole
-            else [p.detach().flatten()[:n].float().clone() for p, n in self._parts]
-        )
+        self._masters: list[Tensor] = list(self._params)
+        if not whole:
+            self._masters = [p.detach().flatten()[:n].float().clone() for p, n in self._parts]
         self._is_whole = whole
         self._adamw = torch.optim.AdamW(self._masters, lr=1e-5, weight_decay=0.01, fused=True)
         self._ema = EMA(self._named(), decay)
@@ -248,7 +229,8 @@ def _now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def _status_bytes(name: str) -> int:
+def status_bytes(name: str) -> int:
+    """A line of this process's status (VmRSS), 0 where there is none."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(name + ":"):
             return int(line.split()[1]) * 1024
@@ -258,20 +240,19 @@ def _status_bytes(name: str) -> int:
 def _bytes_now(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
-    return _status_bytes("VmRSS")
+    return status_bytes("VmRSS")
 
 
 def _reset_peak(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
-    try:
+    # Not every container allows it; the peak then has the building of the model in it.
+    with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts again from what is held now
-    except OSError:
-        pass  # not every container allows it; the peak then has the building of the model in it
 
 
 def _peak(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    return _status_bytes("VmHWM")
+    return status_bytes("VmHWM")

@@ -113,7 +113,7 @@ def test_the_plain_path_and_masks_run_and_plain_recomputes_every_block(dtype: st
         spec = replace(
             SPEC, options=options, path=path, masked=True, dtype=dtype, shards=3, warmup=0, steps=1
         )
-        result = run_trial(spec)
+        result = run_trial(spec, print)
         assert (result.recompute_flops > 0) == (path == "plain")
     assert result.recompute_flops < result.forward_flops  # embedders and final layer run once
 
@@ -125,14 +125,14 @@ def test_recomputed_blocks_are_counted_apart() -> None:
     flops = {}
     for what in ("off", "every 2", "all"):
         spec = replace(SPEC, options=options, checkpointing=what, warmup=0, steps=1)
-        flops[what] = run_trial(spec).recompute_flops
+        flops[what] = run_trial(spec, print).recompute_flops
     assert 0 == flops["off"] < 2 * flops["every 2"] == flops["all"]
 
 
 def test_a_step_over_the_budget_is_measured_once() -> None:
     from dataclasses import replace
 
-    assert run_trial(replace(SPEC, enough_s=1e-9, warmup=3, steps=50)).steps == 1
+    assert run_trial(replace(SPEC, enough_s=1e-9, warmup=3, steps=50), print).steps == 1
 
 
 def test_the_optimizer_is_adamw_over_one_ranks_share() -> None:
@@ -175,7 +175,7 @@ def test_the_optimizer_is_adamw_over_one_ranks_share() -> None:
 def test_how_a_trial_ends_is_told_by_kind(
     work: Callable[..., Measured], kind: Kind, reason: str
 ) -> None:
-    outcome = try_in_child(SPEC, work=work, timeout_s=120)
+    outcome = try_in_child(SPEC, print, work=work, timeout_s=120)
     assert outcome.kind is kind
     assert reason in outcome.reason
 
@@ -183,12 +183,12 @@ def test_how_a_trial_ends_is_told_by_kind(
 def test_a_kill_that_the_kernel_counted_is_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = iter([3, 4])
     monkeypatch.setattr(child, "oom_kills", lambda: next(counts))
-    outcome = try_in_child(SPEC, work=bench_work.be_killed, timeout_s=120)
+    outcome = try_in_child(SPEC, print, work=bench_work.be_killed, timeout_s=120)
     assert outcome.kind is Kind.OUT_OF_MEMORY
 
 
 def test_a_trial_that_hangs_is_ended() -> None:
-    outcome = try_in_child(SPEC, work=bench_work.hang, timeout_s=1)
+    outcome = try_in_child(SPEC, print, work=bench_work.hang, timeout_s=1)
     assert outcome.kind is Kind.TIMED_OUT
 
 
@@ -209,19 +209,19 @@ def machine(memory: int, fixed: int = 50, of_clip: int = 10) -> Callable[[int], 
 
 @pytest.mark.parametrize("first", [1, 7, 40, 500])
 def test_the_largest_batch_is_found_from_any_guess(first: int) -> None:
-    found = largest_batch(first, Budget(), machine(1000))
+    found = largest_batch(first, Budget(), machine(1000), 4096)
     assert (found.batch, found.limit) == (95, "CUDA out of memory")
-    found = largest_batch(first, Budget(step_s=3.05), machine(1000))
+    found = largest_batch(first, Budget(step_s=3.05), machine(1000), 4096)
     assert found.batch == 30
     assert found.limit == "3.1 s a step, over 3.05 s"
-    found = largest_batch(first, Budget(memory_bytes=205), machine(1000))
+    found = largest_batch(first, Budget(memory_bytes=205), machine(1000), 4096)
     assert found.batch == 15
     assert found.measured is not None
     assert found.measured.peak_bytes == 200
 
 
 def test_not_one_clip_fitting_and_all_fitting_are_answers() -> None:
-    assert largest_batch(8, Budget(), machine(55)).batch == 0
+    assert largest_batch(8, Budget(), machine(55), 4096).batch == 0
     found = largest_batch(8, Budget(), machine(10**9), most=64)
     assert (found.batch, found.limit) == (64, "the search ends at 64")
 
@@ -231,7 +231,7 @@ def test_only_memory_counts_as_too_big() -> None:
         return Outcome(Kind.FAILED, reason="ValueError: no such kernel")
 
     with pytest.raises(SearchStopped, match="batch 8: failed: ValueError: no such kernel"):
-        largest_batch(8, Budget(), trial)
+        largest_batch(8, Budget(), trial, 4096)
 
 
 @given(
