@@ -14,6 +14,7 @@ own resize is asked for.
 
 from __future__ import annotations
 
+import itertools
 import os
 import stat
 from collections.abc import Iterator
@@ -37,6 +38,7 @@ _ONE_FILE = {"pattern_type": "none"}
 _GUESSED_TIMES = ("mpeg",)
 # Of local files only: FFmpeg refuses the others itself.
 _LISTS = ("hls", "concat", "dash", "imf", "sdp")
+Times = tuple[NDArray[np.int64], int]
 _INDEXED = (".mp4", ".m4v", ".mov")
 _PYAV = int(av.__version__.split(".")[0])
 if _PYAV < 17:  # a stream has no index_entries there
@@ -98,7 +100,7 @@ def read_window(path: str, window: Window, out_CTHW: NDArray[Any]) -> float:
             try:
                 return _read(path, window, out_CTHW, put, seek=True, quick=True)
             except (_NeedsProbing, _SeekMissed, ClipError, av.FFmpegError):
-                pass  # whatever it is, it is said by the careful way
+                pass  # the careful way below reports what is wrong
         try:
             return _read(path, window, out_CTHW, put, seek=window.start > 0)
         except _SeekMissed:  # its index is wrong; counting from the first frame is always right
@@ -191,24 +193,20 @@ def _index(stream: Any) -> _Index | None:
     return _Index(pairs[:, 0], len(pairs) - int(pairs[:, 1].sum()))
 
 
-def _regular_times(stream: Any, index: _Index | None) -> tuple[NDArray[np.int64], int] | None:
-    """Presentation times by a whole index of frames that stand equally far apart."""
+def _regular_times(stream: Any, index: _Index | None) -> Times | None:
+    """Presentation times by a whole index of frames at equal distances."""
     if index is None or stream.start_time is None:
         return None
     steps = np.diff(index.times)
     regular = len(steps) > 0 and (steps == steps[0]).all() and steps[0] > 0
     if not regular or index.shown < len(index.times):
         return None
-    times = stream.start_time + steps[0] * np.arange(index.shown)
-    return times, int(steps[0]) // 2
+    return stream.start_time + steps[0] * np.arange(index.shown), int(steps[0]) // 2
 
 
-def _times(
-    container: Any, stream: Any, index: _Index | None
-) -> tuple[NDArray[np.int64], int] | None:
+def _times(container: Any, stream: Any, index: _Index | None) -> Times | None:
     """Presentation time of each frame in order, and how far a frame's may be off; None: unknown."""
-    times = _regular_times(stream, index)
-    if times is not None:
+    if (times := _regular_times(stream, index)) is not None:
         return times
     if container.format.name in _GUESSED_TIMES:
         return None
@@ -230,8 +228,8 @@ def _read(
         index = _index(stream)
         if index is not None and index.shown < window.expected:
             raise ClipError(f"has {index.shown} frames, the manifest says {window.expected}")
-        step = window.interval
-        wanted = range(window.start, window.start + window.frames * step, step)
+        start, step = window.start, window.interval
+        wanted = range(start, start + window.frames * step, step)
         if quick:
             times = _regular_times(stream, index)
             if times is None or not fps:
@@ -244,11 +242,11 @@ def _read(
             pts, slack = times
             if len(pts) <= wanted[-1]:
                 raise ClipError(f"has {len(pts)} frames, the manifest says {window.expected}")
-            if window.start or not quick:
-                container.seek(int(pts[window.start]), stream=stream, backward=True)
+            if start or not quick:
+                container.seek(int(pts[start]), stream=stream, backward=True)
             frames = _at_times(container, stream, pts[list(wanted)], slack)
         else:
-            frames = _at_places(container.decode(stream), wanted)
+            frames = itertools.islice(container.decode(stream), start, wanted[-1] + 1, step)
         found = 0
         for frame in frames:
             if frame.is_corrupt:
@@ -258,19 +256,8 @@ def _read(
         if times is not None and found == 0:
             raise _SeekMissed  # in a transport stream a seek lands behind the keyframe
         if found < window.frames:
-            raise ClipError(
-                f"ends before frame {wanted[found]}, window {window.start} to {wanted[-1]}"
-            )
+            raise ClipError(f"ends before frame {wanted[found]}, window {start} to {wanted[-1]}")
         return fps
-
-
-def _at_places(frames: Iterator[Any], wanted: range) -> Iterator[Any]:
-    """The frames of these numbers, counted from the first of the file."""
-    for index, frame in enumerate(frames):
-        if index in wanted:
-            yield frame
-        if index >= wanted[-1]:
-            return
 
 
 def _at_times(container: Any, stream: Any, wanted: NDArray[np.int64], slack: int) -> Iterator[Any]:

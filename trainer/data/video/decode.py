@@ -68,7 +68,6 @@ class Decoder:
         clip_timeout_s: float = 30.0,
         cache_bytes: int = 0,
         role: str = "decode",
-        start_timeout_s: float = START_TIMEOUT_S,
         memory_bytes: int = MEMORY_BYTES,
         resize: str = "bilinear",
     ) -> None:
@@ -77,7 +76,7 @@ class Decoder:
         A clip that makes the helper want more than `memory_bytes` beside the cache is refused. What
         `resize` needs is loaded before the first clip's time begins.
         """
-        self.clip_timeout_s, self.start_timeout_s = clip_timeout_s, start_timeout_s
+        self.clip_timeout_s = clip_timeout_s
         self.replaced = 0  # helpers killed or found dead
         self._left_behind: list[subprocess.Popen[bytes]] = []
         self._role, self._resize = role, resize
@@ -85,7 +84,6 @@ class Decoder:
         self._memory = os.memfd_create("clips", os.MFD_CLOEXEC)
         self._map: mmap.mmap | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._lines = b""
         self._owner, self._aborted = os.getpid(), False
 
     @property
@@ -105,11 +103,11 @@ class Decoder:
         Clips not done by `deadline` (time.monotonic) have errors. Raises DecoderBroken when no
         helper runs, when too many hang in a dead file system, or after `abort`.
         """
-        kind = clips[0][1].dtype if clips else np.dtype(np.uint8)
-        clip_bytes = math.prod(shape_CTHW) * kind.itemsize
-        shared = self._room(_AHEAD * clip_bytes)
+        dtype = clips[0][1].dtype if clips else np.dtype(np.uint8)
+        clip_bytes = math.prod(shape_CTHW) * dtype.itemsize
+        shared = self._shared(_AHEAD * clip_bytes)
         if out is None:
-            out = np.empty((len(clips), *shape_CTHW), kind)
+            out = np.empty((len(clips), *shape_CTHW), dtype)
         replies: list[Reply | None] = [None] * len(clips)
         todo = deque(range(len(clips)))
         sent: deque[int] = deque()
@@ -119,7 +117,7 @@ class Decoder:
             if time.monotonic() > deadline:
                 for place in (*sent, *todo):
                     replies[place] = Reply("no time left")
-                self._stop()  # what it was told to do is not wanted any more
+                self.close()  # its requests are not needed any more
                 break
             try:
                 while todo and len(sent) < _AHEAD:
@@ -128,11 +126,11 @@ class Decoder:
                         replies[todo.popleft()] = Reply("path too long")
                         continue
                     at = (turn + len(sent)) % _AHEAD * clip_bytes
-                    self._ask({"path": path, "window": window, "at": at})
+                    self._send({"path": path, "window": window, "at": at})
                     sent.append(todo.popleft())
                 if not sent:
                     continue
-                reply = self._answer(time.monotonic() + self.clip_timeout_s)
+                reply = Reply(**self._receive(time.monotonic() + self.clip_timeout_s))
             except (_Late, _Dead) as error:
                 # Only the clip at the head was being worked on; the others are asked for again.
                 if sent:
@@ -143,14 +141,14 @@ class Decoder:
                         raise DecoderBroken(str(error)) from None
                 todo.extendleft(reversed(sent))
                 sent.clear()
-                self._stop()
+                self.close()
                 self.replaced += 1
             else:
                 place = sent.popleft()
                 replies[place] = reply
                 if not reply.error:
                     at = turn % _AHEAD * clip_bytes
-                    pixels = np.frombuffer(shared, kind, math.prod(shape_CTHW), at)
+                    pixels = np.frombuffer(shared, dtype, math.prod(shape_CTHW), at)
                     out[place][...] = pixels.reshape(shape_CTHW)
                 turn += 1
         return out, [reply for reply in replies if reply is not None]
@@ -159,16 +157,26 @@ class Decoder:
         """Facts of a file for a manifest, or {"error": why}."""
         self.start()
         try:
-            self._ask({"path": path, "probe": True})
-            return self._answer_line(time.monotonic() + self.clip_timeout_s)
+            self._send({"path": path, "probe": True})
+            return self._receive(time.monotonic() + self.clip_timeout_s)
         except (_Late, _Dead) as error:
-            self._stop()
+            self.close()
             self.replaced += 1
             return {"error": str(error)}
 
     def close(self) -> None:
         """End the helper. The decoder may be used again afterwards."""
-        self._stop()
+        process, self._process = self._process, None
+        if process is None or os.getpid() != self._owner:  # a fork must not end its parent's helper
+            return
+        process.kill()  # it has nothing to save, and may not be able to answer
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
+        try:
+            process.wait(_ENDS_S)
+        except subprocess.TimeoutExpired:
+            self._left_behind.append(process)
 
     def abort(self) -> None:
         """From another thread: make a `decode` that is under way raise DecoderBroken, for good."""
@@ -179,12 +187,12 @@ class Decoder:
 
     def __del__(self) -> None:
         try:
-            self._stop()
+            self.close()
             os.close(self._memory)
         except (OSError, AttributeError):
             pass  # interpreter shutdown
 
-    def _room(self, size: int) -> mmap.mmap:
+    def _shared(self, size: int) -> mmap.mmap:
         if self._map is None or len(self._map) < size:
             size = -(-size // _PAGE) * _PAGE
             os.ftruncate(self._memory, size)
@@ -202,39 +210,31 @@ class Decoder:
             raise DecoderBroken(
                 f"{len(self._left_behind)} decoding processes were killed and cannot end: "
                 "they wait for a file system that does not answer",
-                hint="look at the mounts that hold the clips; "
-                "bad_samples.jsonl names those that were late",
+                hint="look at the mounts of the clips; bad_samples.jsonl names those that were late",
             )
-        home = str(Path(__file__).resolve().parents[3])
-        paths = [home, *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(paths),
-            "CLUSTERCTL_ROLE": self._role,
-            "OMP_NUM_THREADS": "1",
-        }
-        memory, cache, parent = str(self._memory), str(self._cache_bytes), str(os.getpid())
-        limit = str(self._memory_bytes + self._cache_bytes)
+        paths = [str(Path(__file__).resolve().parents[3]), os.environ.get("PYTHONPATH")]
+        environment = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"}
+        limit = self._memory_bytes + self._cache_bytes
+        numbers = (self._memory, self._cache_bytes, os.getpid(), limit)
         with helper_process.signals_held():
             self._process = subprocess.Popen(
-                [sys.executable, "-m", _HELPER, memory, cache, parent, limit, self._resize],
+                [sys.executable, "-m", _HELPER, *map(str, numbers), self._resize],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 pass_fds=[self._memory],
-                env=environment,
+                env={**os.environ, **environment, "CLUSTERCTL_ROLE": self._role},
                 bufsize=0,
             )
         self._lines = b""
         try:
-            ready = self._answer_line(time.monotonic() + self.start_timeout_s)
-        except (_Late, _Dead) as error:
-            self._stop()
-            raise DecoderBroken(f"the decoding process does not start: {error}") from None
-        if "ready" not in ready:
-            self._stop()
-            raise DecoderBroken(f"the decoding process does not start: {ready.get('error')}")
+            error = self._receive(time.monotonic() + START_TIMEOUT_S).get("error")
+        except (_Late, _Dead) as failure:
+            error = str(failure)
+        if error is not None:
+            self.close()
+            raise DecoderBroken(f"the decoding process does not start: {error}")
 
-    def _ask(self, request: dict[str, Any]) -> None:
+    def _send(self, request: dict[str, Any]) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
         try:
@@ -242,16 +242,7 @@ class Decoder:
         except (BrokenPipeError, ConnectionResetError):
             raise _Dead(self._process) from None
 
-    def _answer(self, deadline: float) -> Reply:
-        line = self._answer_line(deadline)
-        return Reply(
-            str(line.get("error", "")),
-            float(line.get("fps", 0)),
-            float(line.get("cpu_s", 0)),
-            int(line.get("memory_bytes", 0)),
-        )
-
-    def _answer_line(self, deadline: float) -> dict[str, Any]:
+    def _receive(self, deadline: float) -> dict[str, Any]:
         assert self._process is not None
         assert self._process.stdout is not None
         fd = self._process.stdout.fileno()
@@ -267,19 +258,6 @@ class Decoder:
         line, self._lines = self._lines.split(b"\n", 1)
         answer: dict[str, Any] = json.loads(line)
         return answer
-
-    def _stop(self) -> None:
-        process, self._process = self._process, None
-        if process is None or os.getpid() != self._owner:  # a fork's copy ends nobody's helper
-            return
-        process.kill()  # nothing of it needs saving, and it may be beyond asking
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                pipe.close()
-        try:
-            process.wait(_ENDS_S)
-        except subprocess.TimeoutExpired:
-            self._left_behind.append(process)
 
 
 class _Late(Exception):

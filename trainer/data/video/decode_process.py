@@ -12,6 +12,7 @@ import resource
 import signal
 import sys
 import time
+from collections import OrderedDict
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.data.video import helper_process
-from trainer.data.video.clip_cache import ClipCache
 from trainer.data.video.window import Window
 from trainer.runlog.telemetry import CurrentClip
 
@@ -61,26 +61,49 @@ def serve(memory: int, cache_bytes: int, parent: int, memory_bytes: int, resize:
         answer["memory_bytes"] = peak_bytes()
         if "error" in answer and answer["memory_bytes"] > memory_bytes / 2:
             # a decoder that gets no memory calls the data invalid
+            used = f"{answer['memory_bytes'] >> 20} of {memory_bytes >> 20} MB"
             answer["error"] += (
-                f" (or too little memory: {answer['memory_bytes'] >> 20} of "
-                f"{memory_bytes >> 20} MB of dataset.worker_memory_mb were in use)"
+                f" (or too little memory: {used} of dataset.worker_memory_mb were in use)"
             )
         if current:
             current.write("")
         _write(replies, answer)
 
 
+class ClipCache:
+    """Decoded clips, the least recently used dropped first, bounded in bytes."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes, self.used_bytes = limit_bytes, 0
+        self._clips: OrderedDict[tuple[Any, ...], tuple[NDArray[Any], float]] = OrderedDict()
+
+    def get(self, key: tuple[Any, ...]) -> tuple[NDArray[Any], float] | None:
+        found = self._clips.get(key)
+        if found is not None:
+            self._clips.move_to_end(key)
+        return found
+
+    def put(self, key: tuple[Any, ...], pixels: NDArray[Any], fps: float) -> None:
+        if pixels.nbytes > self.limit_bytes:
+            return
+        self._clips[key] = (pixels.copy(), fps)
+        self.used_bytes += pixels.nbytes
+        while self.used_bytes > self.limit_bytes:
+            _, (dropped, _) = self._clips.popitem(last=False)
+            self.used_bytes -= dropped.nbytes
+
+
 class _SharedPixels:
-    """The memory both sides see; mapped again when the other side enlarged it."""
+    """The memory of both processes; mapped again when the other one has enlarged it."""
 
     def __init__(self, memory: int) -> None:
         self._memory = memory
         self._map: mmap.mmap | None = None
 
-    def view(self, start: int, count: int, kind: np.dtype[Any]) -> NDArray[Any]:
-        if self._map is None or len(self._map) < start + count * kind.itemsize:
+    def view(self, start: int, count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        if self._map is None or len(self._map) < start + count * dtype.itemsize:
             self._map = mmap.mmap(self._memory, os.fstat(self._memory).st_size)
-        return np.frombuffer(self._map, kind, count, start)
+        return np.frombuffer(self._map, dtype, count, start)
 
 
 def _answer_to(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
@@ -47,25 +47,34 @@ def write_mp4(
     frames = frames_THW3.repeat(upscale, 1).repeat(upscale, 2)
     odd_rows, odd_columns = frames.shape[1] % 2, frames.shape[2] % 2
     frames = np.pad(frames, ((0, 0), (0, odd_rows), (0, odd_columns), (0, 0)), mode="edge")
+    options = {"crf": QUALITY, "preset": "fast"}
     with part_of(path) as part:
-        _encode(part, frames, rate, tags or {})
+        encode(
+            part, map(np.ascontiguousarray, frames), "rgb24", frames.shape[1:3], rate, options, tags
+        )
 
 
-def _encode(
-    path: Path, frames_THW3: NDArray[np.uint8], rate: Fraction, tags: Mapping[str, str]
+def encode(
+    path: Path,
+    images: Iterable[NDArray[np.uint8]],
+    pixels: str,
+    size: Sequence[int],
+    rate: Fraction,
+    options: Mapping[str, str],
+    tags: Mapping[str, str] | None = None,
 ) -> None:
+    """Write images of the pixel format `pixels` and `size` (H, W) with these options of x264."""
     with av.open(str(path), "w", format="mp4") as container:
-        container.metadata.update(tags)
+        container.metadata.update(tags or {})
         stream = container.add_stream("libx264", rate=rate)
-        stream.height, stream.width = frames_THW3.shape[1:3]
+        stream.height, stream.width = size
         stream.pix_fmt = "yuv420p"
         # One thread: FFmpeg's own threads can hang a later fork (PyAV #1962), and clips are small.
         stream.codec_context.thread_count = 1
         stream.codec_context.thread_type = "NONE"
-        stream.options = {"crf": QUALITY, "preset": "fast", "threads": "1"}
-        stream.options["x264-params"] = REPRODUCIBLE
-        for index, image_HW3 in enumerate(frames_THW3):
-            frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(image_HW3), format="rgb24")
+        stream.options = {**options, "threads": "1", "x264-params": REPRODUCIBLE}
+        for index, image in enumerate(images):
+            frame = av.VideoFrame.from_ndarray(image, format=pixels)
             frame.pts, frame.time_base = index, 1 / rate
             container.mux(stream.encode(frame))
         container.mux(stream.encode(None))
@@ -86,10 +95,9 @@ def read_mp4(path: Path) -> NDArray[np.uint8]:
 
 
 def read_tags(path: Path) -> dict[str, str]:
-    """What `write_mp4` was given as tags, and what the muxer added.
+    """The tags of `write_mp4` and those of the muxer; reads the head of the file only.
 
-    Reads the head of the file only. Raises FileNotFoundError, and ValueError for what is no whole
-    video.
+    Raises FileNotFoundError, and ValueError for a file that is not a complete video.
     """
     _check_whole(path)
     with _opened(path) as container:

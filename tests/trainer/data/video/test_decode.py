@@ -16,8 +16,8 @@ import pytest
 
 from tests.trainer.checkpoint.test_files import small_disk
 from tests.trainer.data.clips import frame_numbers, write_clip
-from trainer.data.video.clip_cache import ClipCache
 from trainer.data.video.decode import Decoder, DecoderBroken
+from trainer.data.video.decode_process import ClipCache
 from trainer.data.video.window import Window
 
 SHAPE = (3, 4, 24, 32)
