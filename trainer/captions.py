@@ -21,6 +21,12 @@ from trainer.errors import ConfigError
 # Several rules undo what others uncover (an escape inside an escape), so upstream cleans twice.
 PASSES = 2
 
+# Unicode's category Pd
+_DASHES = (
+    r"-\u058a\u05be\u1400\u1806\u2010-\u2015\u2e17\u2e1a\u2e3a\u2e3b\u2e40\u301c\u3030\u30a0"
+    r"\ufe31\ufe32\ufe58\ufe63\uff0d"
+)
+_MARKS = r"#\u00ae\u2022\u00a9\u2122&@\u00b7\u00ba\u00bd\u00be\u00bf\u00a1\u00a7~()\[\]{}|\\/*"
 _FILE_TYPE = r"(?:png|jpg|jpeg|bmp|webp|eps|pdf|apk|mp4)"
 _Rule = tuple[Pattern[str], str]
 
@@ -32,14 +38,7 @@ def _rules(*pairs: tuple[str, str]) -> tuple[_Rule, ...]:
 _SIGNS = _rules(
     (r"@\w+\b", ""),  # nicknames
     (r"[\u31c0-\u9fff]", ""),  # CJK strokes to unified ideographs; kana and hangul stay
-    # Unicode's dashes (category Pd)
-    (
-        (
-            r"[-\u058a\u05be\u1400\u1806\u2010-\u2015\u2e17\u2e1a\u2e3a\u2e3b\u2e40"
-            r"\u301c\u3030\u30a0\ufe31\ufe32\ufe58\ufe63\uff0d]+"
-        ),
-        "-",
-    ),
+    (rf"[{_DASHES}]+", "-"),
     (r"[`\u00b4\u00ab\u00bb\u201c\u201d\u00a8]", '"'),
     (r"[\u2018\u2019]", "'"),
     (r"&quot;?", ""),
@@ -52,13 +51,7 @@ _SIGNS = _rules(
 )
 
 _MORE_SIGNS = _rules(
-    (r"[\"']{2,}", '"'),
-    (r"\.{2,}", " "),
-    (
-        r"[#\u00ae\u2022\u00a9\u2122&@\u00b7\u00ba\u00bd\u00be\u00bf\u00a1\u00a7~()\[\]{}|\\/*]+",
-        " ",
-    ),
-    (r"\s+\.\s+", " "),
+    (r"[\"']{2,}", '"'), (r"\.{2,}", " "), (rf"[{_MARKS}]+", " "), (r"\s+\.\s+", " ")
 )
 
 _WORDS = _rules(
@@ -106,7 +99,7 @@ def clean_caption(text: str) -> str:
 
 def _clean_once(text: str) -> str:
     text = urllib.parse.unquote_plus(text).strip().lower()
-    text = text.replace("<person>", "person")  # a tag only by its looks
+    text = text.replace("<person>", "person")  # it only resembles a tag
     for scheme in (_HTTP, _WWW):
         text = without_links(text, scheme)
     text = without_file_names(_apply(_SIGNS, _text_of_markup(text)))

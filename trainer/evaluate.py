@@ -40,7 +40,7 @@ BACKGROUND = 0.1  # ink below this is compression noise and does not pull the ce
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one video was asked to show, and what is seen in it."""
+    """The digit and direction of a video's prompt, and what the video shows."""
 
     prompt: str
     digit: int
@@ -63,8 +63,7 @@ def on_canvas(frames_THW3: NDArray[np.uint8]) -> NDArray[np.float32]:
 def seen_digit(clip: NDArray[np.float32], direction: str) -> int:
     """The digit in the box that moves in `direction`, by vote of the nearest held-out scans."""
     scans_N88, labels_N = digits.scans("held_out")
-    box = digits.BOX
-    path = digits.trajectory(direction, len(clip))
+    box, path = digits.BOX, digits.trajectory(direction, len(clip))
     boxes = [frame[y : y + box, x : x + box] for frame, (y, x) in zip(clip, path, strict=True)]
     distances_N = np.square(scans_N88 - np.mean(boxes, axis=0)).sum((1, 2))
     votes = np.bincount(labels_N[distances_N.argsort(kind="stable")[:NEIGHBOURS]], minlength=10)
@@ -81,10 +80,8 @@ def seen_direction(clip: NDArray[np.float32]) -> str | None:
     rows, columns = np.mgrid[: clip.shape[1], : clip.shape[2]]
     dy = np.diff((ink * rows).sum((1, 2)) / weights)[0]
     dx = np.diff((ink * columns).sum((1, 2)) / weights)[0]
-    if dy == dx == 0:
-        return None
-    name = {(0, -1): "left", (0, 1): "right", (-1, 0): "up", (1, 0): "down"}
-    return name[(0, int(np.sign(dx)))] if abs(dx) > abs(dy) else name[(int(np.sign(dy)), 0)]
+    step = (0, np.sign(dx)) if abs(dx) > abs(dy) else (np.sign(dy), 0)
+    return next((name for name, of_name in digits.STEPS.items() if of_name == step), None)
 
 
 def read_samples(samples: Path, prompts: Sequence[str]) -> list[Reading]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,19 +44,16 @@ def contact_sheet(
     cell_width = max(strip.shape[1] for strip in strips) + 12
     cell_height = max(strip.shape[0] for strip in strips) + 26
     sheet = np.full((rows * cell_height + 6, columns * cell_width + 12, 3), 255, np.uint8)
-    corners = []
-    for number, strip in enumerate(strips):
+    figure = _figure(sheet.shape[1] / DPI, sheet.shape[0] / DPI)
+    capacity = cell_width // 6  # characters at this font size
+    for number, (strip, label) in enumerate(zip(strips, labels, strict=True)):
         top = number // columns * cell_height + 22
         left = number % columns * cell_width + 12
         sheet[top : top + strip.shape[0], left : left + strip.shape[1]] = strip
-        corners.append((left, top))
-    figure = _figure(sheet.shape[1] / DPI, sheet.shape[0] / DPI)
-    figure.figimage(sheet)
-    capacity = cell_width // 6  # characters at this font size
-    for (left, top), label in zip(corners, labels, strict=True):
         text = label if len(label) <= capacity else label[: capacity - 1] + "…"
         x, y = left / sheet.shape[1], 1 - (top - 7) / sheet.shape[0]
         figure.text(x, y, text, fontsize=7, color=INK, parse_math=False)
+    figure.figimage(sheet)
     _save(figure, path)
 
 
@@ -73,13 +70,12 @@ def _strip(clip_THW3: NDArray[np.uint8], frames: int, height: int) -> NDArray[np
     return np.concatenate(list(framed), axis=1)
 
 
-def loss_curve(path: Path, steps: Sequence[int], losses: Sequence[float], title: str = "") -> None:
-    """Loss per step, faint, with its running mean; logarithmic over decades. Raises ValueError."""
-    x, y = np.asarray(steps, dtype=float), np.asarray(losses, dtype=float)
-    shown = np.isfinite(y)
-    if len(x) != len(y) or not shown.any():
-        raise ValueError(f"{len(x)} steps with {int(shown.sum())} finite losses make no curve")
-    x, y = x[shown], y[shown]
+def loss_curve(path: Path, losses: Mapping[int, float], title: str) -> None:
+    """Loss by step, faint, with its running mean; logarithmic over decades. Raises ValueError."""
+    finite = [(step, losses[step]) for step in sorted(losses) if np.isfinite(losses[step])]
+    if not finite:
+        raise ValueError(f"{len(losses)} steps with 0 finite losses make no curve")
+    x, y = np.asarray(finite, dtype=float).T
     figure = _figure(7.2, 3.6)
     axes = figure.add_axes((0.09, 0.15, 0.88, 0.73))
     axes.plot(x, y, color=FAINT, linewidth=0.8, label="each step")
@@ -115,14 +111,13 @@ def _save(figure: Any, path: Path) -> None:
 
 def draw_run(run_dir: Path) -> Path:
     """Draw a run directory's loss curve; returns its path. Raises ValueError without steps."""
+    # By number: a resumed run may repeat some.
     steps = {r.step: r for r in telemetry.read(run_dir) if isinstance(r, telemetry.StepRecord)}
     if not steps:
         raise ValueError(f"{run_dir} has no recorded step")
-    records = [steps[number] for number in sorted(steps)]  # a resumed run may repeat some
-    last = records[-1]
+    last, path = steps[max(steps)], run_dir / CURVE
     title = f"{run_dir.resolve().name}: loss, {last.step} of {last.steps_total} steps"
-    path = run_dir / CURVE
-    loss_curve(path, [r.step for r in records], [r.loss for r in records], title)
+    loss_curve(path, {step: record.loss for step, record in steps.items()}, title)
     return path
 
 

@@ -99,7 +99,7 @@ class Sampler:
 
     def _batch(self, jobs: Sequence[Job], step: Callable[[int, Tensor], None]) -> NDArray[np.uint8]:
         settings = self.settings
-        groups = [conditions.groups_of(job.prompt) for job in jobs]
+        groups = [list(conditions.groups_of(job.prompt)) for job in jobs]
         references = [
             [
                 self._reader.read(path, number, own, self._align, job.prompt.where)
@@ -108,16 +108,18 @@ class Sampler:
             for job, own in zip(jobs, groups, strict=True)
         ]
         whole: list[Tensor] = []
-        carried: list[Tensor] | None = None
         for loop in range(settings.loop):
-            z_BCTHW, edit_BT = self._start(jobs, groups, references, carried, loop)
+            z_BCTHW, edit_BT = self._start(jobs, groups, references, loop)
             z_BCTHW = self._denoise(jobs, z_BCTHW, edit_BT, loop, step)
             video_BCTHW = self.parts.vae.decode(z_BCTHW, settings.num_frames)
             video_BCTHW = video_BCTHW.float().clamp(-1, 1)
             if loop + 1 < settings.loop:
                 # Only what goes on: these frames encoded alone are whole chunks of the VAE.
-                tail = video_BCTHW[:, :, -self._carried :]
-                carried = [self._reader.encode(clip) for clip in tail]
+                tails = video_BCTHW[:, :, -self._carried :]
+                length, edit = settings.condition_frame_length, settings.condition_frame_edit
+                for tail, mine, own in zip(tails, groups, references, strict=True):
+                    mine.append(Group(loop + 1, len(own), length=length, edit_ratio=edit))
+                    own.append(self._reader.encode(tail))
             new = video_BCTHW[:, :, self._carried :] if loop else video_BCTHW
             whole.append(((new + 1) * 127.5).round().byte().permute(0, 2, 3, 4, 1).cpu())
         return torch.cat(whole, dim=1).numpy()
@@ -125,28 +127,19 @@ class Sampler:
     def _start(
         self,
         jobs: Sequence[Job],
-        groups: Sequence[tuple[Group, ...]],
-        references: Sequence[list[Tensor]],
-        carried: list[Tensor] | None,
+        groups: Sequence[Sequence[Group]],
+        references: Sequence[Sequence[Tensor]],
         loop: int,
     ) -> tuple[Tensor, Tensor | None]:
         """Noise with the given frames in it, and their edit ratios (None: nothing is given)."""
-        settings = self.settings
         clips, edits = [], []
-        for place, job in enumerate(jobs):
-            generator = generator_of(settings.seed, job.prompt.index, job.sample, loop)
+        for job, mine, own in zip(jobs, groups, references, strict=True):
+            generator = generator_of(self.settings.seed, job.prompt.index, job.sample, loop)
             # fp32 from the CPU, so that a seed means the same video on every device.
             z_CTHW = torch.randn(self.parts.vae.out_channels, *self._size, generator=generator)
             z_CTHW = z_CTHW.to(self.device)
-            own, mine = list(references[place]), list(groups[place])
-            if carried is not None:
-                own.append(carried[place])
-                length, edit = settings.condition_frame_length, settings.condition_frame_edit
-                mine.append(Group(loop, len(own) - 1, length=length, edit_ratio=edit))
-            where = job.prompt.where
-            z_CTHW, edit_T = conditions.place_references(
-                z_CTHW, own, mine, loop, self._align, where
-            )
+            here = self._align, job.prompt.where
+            z_CTHW, edit_T = conditions.place_references(z_CTHW, own, mine, loop, *here)
             clips.append(z_CTHW)
             edits.append(edit_T)
         edit_BT = torch.stack(edits)
@@ -166,7 +159,6 @@ class Sampler:
         if settings.negative_prompt is not None and settings.cfg_scale != 1:
             y_null, null_mask = self.parts.text.encode([settings.negative_prompt])
             null_mask = null_mask.to(self.device)
-
         size = {
             name: torch.full((len(jobs),), float(getattr(settings, name)), device=self.device)
             for name in ("fps", "height", "width", "num_frames")
