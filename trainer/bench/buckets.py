@@ -27,7 +27,7 @@ from trainer.runlog.progress import StepProgress
 
 
 class Bench:
-    """What the command line asks for, checked. Raises ConfigError."""
+    """The checked options of the command. Raises ConfigError."""
 
     def __init__(self, args: argparse.Namespace, config: Config) -> None:
         self._args, self._config = args, config
@@ -41,9 +41,9 @@ class Bench:
         name = platform.processor() if on_cpu else torch.cuda.get_device_name(self._device)
         self._device_name = name or "cpu"
         if on_cpu and args.search_batch_size and not (args.budget_s or args.budget_mb):
+            hint = "without one it would fill this machine's memory"
             raise ConfigError(
-                "on a CPU the search needs a limit: --budget-s or --budget-mb",
-                hint="without one it would fill this machine's memory",
+                "on a CPU the search needs a limit: --budget-s or --budget-mb", hint=hint
             )
         self._peak = None if on_cpu else peak_flops(name, config.dtype)
         if args.peak_tflops:

@@ -63,43 +63,40 @@ def try_in_child(
     process = context.Process(target=_child, args=(theirs, spec, work), daemon=True)
     process.start()
     theirs.close()
-    late = False
     outcome: Outcome | None = None
     try:
-        outcome, late = _listen(mine, process, time.monotonic() + timeout_s, progress)
+        outcome = _listen(mine, process, timeout_s, progress)
     finally:
-        if outcome is not None:
+        late = outcome is not None and outcome.kind is Kind.TIMED_OUT
+        if outcome is not None and not late:
             process.join(_END_S)  # a compiler's workers need time to end
         mine.close()  # a child that is still there ends by that
         process.join(0 if late else _END_S)
         if process.is_alive():
             process.kill()
             process.join(_END_S)
-    if outcome is not None:
-        return outcome
-    if late:
-        return Outcome(Kind.TIMED_OUT, reason=f"no result after {timeout_s:.0f} s")
-    return _of_exit(process.exitcode, oom_kills() - kills)
+    return outcome or _of_exit(process.exitcode, oom_kills() - kills)
 
 
 def _listen(
-    connection: Connection, process: Any, deadline: float, progress: Progress
-) -> tuple[Outcome | None, bool]:
-    """The child's result (None when it ends without one), and whether the time was up."""
+    connection: Connection, process: Any, timeout_s: float, progress: Progress
+) -> Outcome | None:
+    """The child's result, TIMED_OUT when the time is up, None when it ends without a result."""
+    deadline = time.monotonic() + timeout_s
     while True:
         ready = wait([connection, process.sentinel], max(0.0, deadline - time.monotonic()))
         if not ready:
-            return None, True
+            return Outcome(Kind.TIMED_OUT, reason=f"no result after {timeout_s:.0f} s")
         if connection in ready:
             try:
                 message = connection.recv()
             except (EOFError, OSError):
-                return None, False
+                return None
             if isinstance(message, Outcome):
-                return message, False
+                return message
             progress(*message)
         elif not connection.poll():
-            return None, False
+            return None
 
 
 def _of_exit(code: int | None, kills: int) -> Outcome:

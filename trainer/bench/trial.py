@@ -56,7 +56,6 @@ class Spec:
     steps: int = 5
     enough_s: float | None = None  # a step longer than this is measured once
     flow: RectifiedFlow = field(default_factory=RectifiedFlow)
-    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +84,10 @@ def run_trial(spec: Spec, progress: Callable[[int, int], None]) -> Measured:
     device = torch.device(spec.device)
     if spec.threads is not None:
         torch.set_num_threads(spec.threads)
-    torch.manual_seed(spec.seed)
+    torch.manual_seed(0)
     trainee = _Trainee(spec, device)
-    start_bytes = _bytes_now(device)
+    on_gpu = device.type == "cuda"
+    start_bytes = torch.cuda.memory_allocated(device) if on_gpu else status_bytes("VmRSS")
     _reset_peak(device)
     times: list[tuple[float, ...]] = []
     for number in range(spec.warmup + spec.steps):
@@ -100,12 +100,13 @@ def run_trial(spec: Spec, progress: Callable[[int, int], None]) -> Measured:
             break
     columns = zip(PHASES, zip(*times, strict=True), strict=True)
     phases: dict[str, Any] = {f"{name}_s": statistics.median(column) for name, column in columns}
+    peak_bytes = torch.cuda.max_memory_allocated(device) if on_gpu else status_bytes("VmHWM")
     parts = flops_by_part(trainee.model.config, spec.batch, *spec.latent, spec.text_tokens)
     return Measured(
         **phases,
         step_s=statistics.median(sum(seconds) for seconds in times),
         steps=len(times),
-        peak_bytes=_peak(device),
+        peak_bytes=peak_bytes,
         start_bytes=start_bytes,
         parameters=sum(p.numel() for p in trainee.model.parameters()),
         forward_flops=parts.total,
@@ -128,8 +129,8 @@ class _Trainee:
             self.recomputed: frozenset[int] = frozenset(range(2 * self.model.config.depth))
         else:
             self.model.enable_grad_checkpoint(spec.checkpointing, spec.offload)
-            work = spec.batch, spec.latent, spec.text_tokens
-            self.recomputed = self.model.recomputed_blocks(*work)
+            shape = spec.batch, spec.latent, spec.text_tokens
+            self.recomputed = self.model.recomputed_blocks(*shape)
             if spec.compile:
                 self.model.compile_blocks()
         self._optimizer = ShardedAdamW(self.model, spec.shards)
@@ -169,7 +170,6 @@ def _inputs(
     y = torch.randn(spec.batch, 1, length, config.caption_channels, device=device, dtype=dtype)
     mask = torch.zeros(spec.batch, length, dtype=torch.int64, device=device)
     mask[:, : spec.text_tokens] = 1
-
     size = {"fps": 24, "height": spec.height, "width": spec.width, "num_frames": spec.frames}
     values = {
         name: torch.full((spec.batch,), float(value), device=device) for name, value in size.items()
@@ -181,16 +181,16 @@ def _inputs(
 class ShardedAdamW:
     """AdamW, clipping and EMA over the first 1/shards of the trained weights, one rank's part."""
 
-    def __init__(self, model: nn.Module, shards: int, decay: float = 0.99) -> None:
+    def __init__(self, model: nn.Module, shards: int) -> None:
         self._params = [p for p in model.parameters() if p.requires_grad]
-        self._parts = list(_first_share(self._params, shards))
-        whole = shards == 1 and all(p.dtype == torch.float32 for p in self._params)
         self._masters: list[Tensor] = list(self._params)
-        if not whole:
-            self._masters = [p.detach().flatten()[:n].float().clone() for p, n in self._parts]
-        self._is_whole = whole
+        self._copies: list[tuple[Tensor, nn.Parameter, int]] = []  # master, weight, its elements
+        if shards > 1 or any(p.dtype != torch.float32 for p in self._params):
+            for p, count in _first_share(self._params, shards):
+                self._copies.append((p.detach().flatten()[:count].float().clone(), p, count))
+            self._masters = [master for master, _, _ in self._copies]
         self._adamw = torch.optim.AdamW(self._masters, lr=1e-5, weight_decay=0.01, fused=True)
-        self._ema = EMA(self._named(), decay)
+        self._ema = EMA(self._named(), decay=0.99)
 
     def _named(self) -> Iterator[tuple[str, Tensor]]:
         return ((str(number), master) for number, master in enumerate(self._masters))
@@ -201,14 +201,12 @@ class ShardedAdamW:
         grads = [p.grad for p in self._params if p.grad is not None]
         norm = torch.stack(torch._foreach_norm(grads)).float().norm()
         torch._foreach_mul_(grads, (1.0 / norm.clamp(min=1.0)).to(grads[0].dtype))
-        if not self._is_whole:
-            for master, (p, count) in zip(self._masters, self._parts, strict=True):
-                assert p.grad is not None
-                master.grad = p.grad.flatten()[:count].float()
+        for master, p, count in self._copies:
+            assert p.grad is not None
+            master.grad = p.grad.flatten()[:count].float()
         self._adamw.step()
-        if not self._is_whole:
-            for master, (p, count) in zip(self._masters, self._parts, strict=True):
-                p.view(-1)[:count].copy_(master)
+        for master, p, count in self._copies:
+            p.view(-1)[:count].copy_(master)
         self._adamw.zero_grad(set_to_none=True)
         for p in self._params:
             p.grad = None
@@ -231,16 +229,8 @@ def _now(device: torch.device) -> float:
 
 def status_bytes(name: str) -> int:
     """A line of this process's status (VmRSS), 0 where there is none."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(name + ":"):
-            return int(line.split()[1]) * 1024
-    return 0
-
-
-def _bytes_now(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.memory_allocated(device)
-    return status_bytes("VmRSS")
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), 0)
 
 
 def _reset_peak(device: torch.device) -> None:
@@ -250,9 +240,3 @@ def _reset_peak(device: torch.device) -> None:
     # Not every container allows it; the peak then has the building of the model in it.
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts again from what is held now
-
-
-def _peak(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return status_bytes("VmHWM")
