@@ -71,7 +71,7 @@ _WORDS = _rules(
     (r"\b\s+:\s+", ": "),
     (r"(\D[,./])\b", r"\1 "),
     (r"\s+", " "),
-    # what may not stand at the ends
+    # what is removed at the ends
     (r"^[\"']([\w\W]+)[\"']$", r"\1"),
     (r"^['_,\-:;]", ""),
     (r"['_,\-:+]$", ""),
@@ -120,7 +120,7 @@ def without_links(text: str, scheme: Pattern[str]) -> str:
         if first is None or first.start() >= run.end():
             continue
         found = scheme.match(text, first.start()) or _SITE.match(text, first.start())
-        if found is None:  # a scheme stands before a colon, at the end of a run
+        if found is None:  # a scheme is before a colon, at the end of a run
             found = scheme.search(text, max(first.start(), run.end() - len("https")), run.end() + 4)
             if found is not None and found.start() >= run.end():
                 found = None

@@ -46,7 +46,7 @@ class Reading:
     digit: int
     direction: str
     seen_digit: int
-    seen_direction: str | None  # None: no ink, or it stands still
+    seen_direction: str | None  # None: no ink, or no motion
 
 
 def on_canvas(frames_THW3: NDArray[np.uint8]) -> NDArray[np.float32]:

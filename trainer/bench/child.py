@@ -53,7 +53,7 @@ def try_in_child(
     """Run one trial in a fresh process, which ends with this one.
 
     Only an allocator's error, or a kill while the kernel counted an out-of-memory kill, is
-    OUT_OF_MEMORY; every other end is FAILED with its last words.
+    OUT_OF_MEMORY; every other end is FAILED with its reason.
     """
     context = multiprocessing.get_context("forkserver")
     # Forked from a server that has torch imported, a child starts in milliseconds, not seconds.

@@ -11,7 +11,7 @@ from trainer.bench.trial import Measured
 from trainer.errors import TrainerError
 
 _LEAP = 4  # a guess goes at most this many times beyond what was seen to fit
-_SPARE = 0.98  # of the budget, when a straight line says where it ends
+_SPARE = 0.98  # of the budget, where a straight line reaches it
 
 
 class SearchStopped(TrainerError):

@@ -154,7 +154,7 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> int:
     from trainer.runlog.progress import StepProgress
 
     rank = Rank.from_environment()
-    if rank.rank:  # its share goes like rank 0's
+    if rank.rank:  # its share takes as long as rank 0's
         configure(max(args.log_level, logging.WARNING))
     if args.prompt and args.prompt_path:
         raise ConfigError("give --prompt or --prompt-path, not both")

@@ -63,8 +63,8 @@ def parse_strategy(text: str, where: str, references: int) -> tuple[Group, ...]:
             found = f"{group.loop}, {group.length}, {group.edit_ratio:g}"
             raise ConfigError(f"{wanted}; not {found}")
         if not 0 <= group.reference < references:
-            asked = f"{place} asks for reference {group.reference}, counted from 0, of {references}"
-            raise ConfigError(asked, hint="--reference-path A;B has references 0 and 1")
+            text = f"{place} asks for reference {group.reference}, counted from 0, of {references}"
+            raise ConfigError(text, hint="--reference-path A;B has references 0 and 1")
         groups.append(group)
     return tuple(groups)
 

@@ -67,8 +67,8 @@ class Rank:
         try:
             found = cls(int(rank), int(world or ""), int(local or "0"), int(on_host or world or ""))
         except ValueError:
-            found_text = f"RANK is {rank!r} but WORLD_SIZE is {world!r}"
-            raise ConfigError(f"{found_text}; start with torchrun") from None
+            text = f"RANK is {rank!r} but WORLD_SIZE is {world!r}"
+            raise ConfigError(f"{text}; start with torchrun") from None
         if not 0 <= found.rank < found.world:
             raise ConfigError(f"RANK {found.rank} is not below WORLD_SIZE {found.world}")
         return found
@@ -169,7 +169,7 @@ def _found(checkpoint: Path | str) -> Path | str:
     parts: list[Path] = []
     if path.is_dir() and _CHECKPOINT.fullmatch(path.name):
         # Without a manifest, upstream's have the same names. Ours hold files that upstream's never
-        # do, or lie in a run directory of ours.
+        # do, or are in a run directory of ours.
         marks.append(path.absolute().parent / telemetry.FILE)
         parts = [path / name for name in (SAMPLER, SEEN, SCHEDULE, AVERAGE_PARTS)]
     is_ours = any(map(Path.is_file, marks)) or any(map(Path.exists, parts))
@@ -178,7 +178,7 @@ def _found(checkpoint: Path | str) -> Path | str:
 
 
 def _run_dir(config: Config, checkpoint: Path | str, options: Options) -> Path:
-    """The run that a checkpoint lies in, else the one of the options. Raises ConfigError."""
+    """The run that has the checkpoint, else the one of the options. Raises ConfigError."""
     beside = Path(checkpoint).absolute().parent
     runs = [beside] if options.run_dir is None else [beside, options.run_dir]
     if config.text_encoder.type != "tiny_t5":

@@ -23,7 +23,7 @@ _PART = re.compile(r"\|\s*(\d+)\s*\|")
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One line: its place in the whole list, what it asks for, and what it starts from."""
+    """One line: its place in the whole list, its text, and the frames it is given."""
 
     index: int
     text: str  # as written, without the JSON behind it
@@ -52,14 +52,14 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What upstream appends to a prompt that does not say it itself."""
+    """What upstream appends to a prompt that does not have it yet."""
 
     aes: float | None = None
     flow: float | None = None
     camera_motion: str | None = None
 
     def append(self, text: str) -> str:
-        """`text` with the missing scores behind it, in the words of the training captions."""
+        """`text` with the missing scores behind it, worded as in the training captions."""
         scores = (
             ("aesthetic score:", self.aes, "aesthetic score: {:.1f}."),
             ("motion score:", self.flow, "motion score: {:.1f}."),
@@ -77,7 +77,7 @@ def read_prompts(path: Path) -> tuple[str, ...]:
     Raises ConfigError when the file cannot be read or holds no prompt.
     """
     try:
-        # utf-8-sig: editors put a mark in front. Not splitlines: a U+2028 stands inside a prompt.
+        # utf-8-sig: editors put a mark in front. Not splitlines: a prompt can have a U+2028.
         lines = path.read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the prompt file {path} cannot be read: {error}") from None

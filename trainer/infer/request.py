@@ -146,13 +146,13 @@ def share_of(jobs: Sequence[Job], rank: int, world: int) -> list[Job]:
 def identity(job: Job, settings: Settings, made_of: str) -> str:
     """A short name of everything that decides a video's pixels; kept in its file.
 
-    `made_of` stands for the weights and the model. Batch size and place in the plan are not in it.
+    `made_of` describes the weights and the model. Batch size and place in the plan are not in it.
     """
     how = dataclasses.asdict(settings)
     del how["batch_size"], how["num_sample"]
     prompt = job.prompt
     files = [(path, Path(path).stat()) for path in prompt.references]
-    facts = [(path, stat.st_size, stat.st_mtime_ns) for path, stat in files]
-    asked = [how, [prompt.parts, prompt.mask_strategy], prompt.index, job.sample, facts, made_of]
-    text = json.dumps(asked, sort_keys=True)
+    stats = [(path, stat.st_size, stat.st_mtime_ns) for path, stat in files]
+    facts = [how, [prompt.parts, prompt.mask_strategy], prompt.index, job.sample, stats, made_of]
+    text = json.dumps(facts, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

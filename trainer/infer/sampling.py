@@ -20,7 +20,7 @@ from trainer.infer.references import ReferenceReader
 from trainer.infer.request import Job, Settings
 from trainer.models import memory
 
-# B batch · C channels · T,H,W frames, height, width; of latents unless said
+# B batch · C channels · T,H,W frames, height, width; of latents unless stated
 Progress = Callable[[int, int], None]  # denoising steps done, of all
 _LESS = "a smaller --batch-size, --num-frames or --resolution needs less"
 
@@ -114,7 +114,7 @@ class Sampler:
             video_BCTHW = self.parts.vae.decode(z_BCTHW, settings.num_frames)
             video_BCTHW = video_BCTHW.float().clamp(-1, 1)
             if loop + 1 < settings.loop:
-                # Only what goes on: these frames encoded alone are whole chunks of the VAE.
+                # Only what the next clip continues: these frames encoded alone are whole chunks of the VAE.
                 tails = video_BCTHW[:, :, -self._carried :]
                 length, edit = settings.condition_frame_length, settings.condition_frame_edit
                 for tail, mine, own in zip(tails, groups, references, strict=True):
@@ -194,5 +194,5 @@ class Sampler:
 
 
 def counted(videos: int) -> str:
-    """The number of them in words for people."""
+    """The number of videos, for messages."""
     return "1 video" if videos == 1 else f"{videos} videos"

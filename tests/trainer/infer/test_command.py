@@ -521,7 +521,7 @@ def test_prompts_longer_than_the_encoder_reads_are_named(
     words = command(run, tmp_path)
     place = words.index("--prompt-path")
     del words[place : place + 2]
-    long = "digit two " * 5
+    long = f"|0| {'digit two ' * 5} |1| {'digit one ' * 5}"  # two parts of one prompt
     assert infer.main([*words, "--prompt", "digit one", "--prompt", long]) == 0
     said = capsys.readouterr().err
     assert "1 prompts are longer than the 6 tokens that the model reads and are cut there; the first is prompt 1" in said  # fmt: skip
