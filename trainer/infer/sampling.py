@@ -114,7 +114,7 @@ class Sampler:
             video_BCTHW = self.parts.vae.decode(z_BCTHW, settings.num_frames)
             video_BCTHW = video_BCTHW.float().clamp(-1, 1)
             if loop + 1 < settings.loop:
-                # Only what the next clip continues: these frames encoded alone are whole chunks of the VAE.
+                # What the next clip continues: encoded alone, these are whole chunks of the VAE.
                 tails = video_BCTHW[:, :, -self._carried :]
                 length, edit = settings.condition_frame_length, settings.condition_frame_edit
                 for tail, mine, own in zip(tails, groups, references, strict=True):
