@@ -22,15 +22,14 @@ from trainer.config.load import Config
 from trainer.data.features.cache import Features
 from trainer.data.features.captions import use_projected
 from trainer.data.features.key import Hashes, key_of, refuse_other, unseen
-from trainer.data.loader.build import build_loader
-from trainer.data.loader.features_loader import NoText, NoVAE
+from trainer.data.loader.dataset import LoaderOptions
+from trainer.data.loader.features_loader import NoText, NoVAE, build_loader
 from trainer.data.manifest.manifest import Manifest
 from trainer.data.manifest.shared import read_once
 from trainer.data.plan import state as data_state_of
 from trainer.data.plan.balance import Balance, classes
 from trainer.data.plan.buckets import Buckets
-from trainer.data.plan.calibrate import costs_by_timing
-from trainer.data.plan.costs import costs_by_arithmetic, write_costs
+from trainer.data.plan.costs import costs_by_arithmetic, costs_by_timing, write_costs
 from trainer.data.plan.data_plan import Cursor, DataPlan
 from trainer.data.plan.shared_plan import plan_once
 from trainer.engine.agreement import agreed
@@ -112,9 +111,9 @@ def assemble(
     for note in plan_once(engine, plan, cursor.epoch, ids=features is not None):
         journal.event("data", note)
     each, workers = config.accumulation_steps, config.num_workers
-    place_of_rank = (engine.rank, engine.world, workers)
+    reading = (engine.rank, engine.world, workers, LoaderOptions.of(config))
     loader = engine.together(
-        lambda: build_loader(plan, cursor, *place_of_rank, config, each=each, features=features)
+        lambda: build_loader(plan, cursor, *reading, each=each, features=features)
     )
     if not len(loader) and (begin := loader.next_place(config.epochs)) is not None:
         left = f"less than a step is left of epoch {cursor.epoch}"

@@ -184,8 +184,8 @@ def workers(args: argparse.Namespace) -> None:
     import psutil
     import torch
 
-    from trainer.data.loader.build import build_loader
     from trainer.data.loader.dataset import LoaderOptions
+    from trainer.data.loader.features_loader import build_loader
     from trainer.data.manifest.read import read_manifest
     from trainer.data.plan.buckets import Buckets
     from trainer.data.plan.data_plan import Cursor, DataPlan

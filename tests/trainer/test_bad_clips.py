@@ -48,7 +48,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         render(["--out", str(folder / name), "--clips", "96", "--seed", "1"])
         manifest = read_manifest(folder / name / "digits.csv")
         plans[name] = DataPlan(manifest, Buckets.parse(config.bucket_config), config.seed)
-    first, second, third = plans["some"].epoch(0)[:3]
+    first, second, third = list(plans["some"].epoch(0))[:3]
     empty(plans["some"], [first.rows[1], second.rows[1], third.rows[3]])
     # Of the second microbatch, rank 1's first, neither its clips nor what would stand in for them.
     epoch = plans["hole"].epoch(0)

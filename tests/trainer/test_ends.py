@@ -85,7 +85,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     manifest = read_manifest(bad / "digits.csv")
     config = load(str(folder / "tiny.py"), [])
     epoch = DataPlan(manifest, Buckets.parse(config.bucket_config), config.seed).epoch(0)
-    for batch in epoch[:2]:
+    for batch in list(epoch)[:2]:
         Path(manifest.locate(int(batch.rows[0]))).write_bytes(b"")
 
     def words(name: str, *more: str, data: str = "some/digits.csv") -> list[str]:

@@ -43,19 +43,16 @@ GO_ON = {"probe", "check", "clean-captions", "encode"}  # where an interrupted o
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0; 1 when rows had to be left out; 2 for wrong usage or an unusable file."""
     given = list(sys.argv[1:] if argv is None else argv)
+    raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
-        prog="python -m trainer.data",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="python -m trainer.data", description=__doc__, formatter_class=raw
     )
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     wanted = next((word for word in given if not word.startswith("-")), None)
     modules = {}
     overrides: list[str] = []
     for name, (module, summary) in VERBS.items():
-        verb = verbs.add_parser(
-            name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter
-        )
+        verb = verbs.add_parser(name, help=summary, formatter_class=raw)
         if name == wanted:
             modules[name] = importlib.import_module(f"trainer.data.{module}")
             verb.description = modules[name].__doc__
@@ -67,10 +64,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(modules[args.verb].run(args))
     except KeyboardInterrupt:
-        what = "run the same command again to continue"
-        print(
-            f"interrupted; {what if args.verb in GO_ON else 'nothing was written'}", file=sys.stderr
-        )
+        again = "run the same command again to continue"
+        what = again if args.verb in GO_ON else "nothing was written"
+        print(f"interrupted; {what}", file=sys.stderr)
         return 130
     except OSError as error:
         if error.filename is None:  # a closed pipe, too
@@ -98,7 +94,7 @@ def _without_keys(words: list[str], verb: argparse.ArgumentParser) -> tuple[list
 
 def _interrupt(number: int, _frame: object) -> None:
     for other in (signal.SIGINT, signal.SIGTERM):
-        # A second one must not fall into the farewell. Not SIG_IGN: Python prints a traceback for
+        # A second one must not interrupt the message. Not SIG_IGN: Python prints a traceback for
         # one that has arrived already.
         signal.signal(other, lambda *_: None)
     raise KeyboardInterrupt(f"signal {number}")

@@ -55,24 +55,19 @@ class DigitsError(TrainerError):
 
 
 @cache
-def _all_scans() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    package = find_spec("sklearn")
-    if package is None or not package.submodule_search_locations:
-        raise DigitsError("the scans come with scikit-learn, which this Python does not have")
-    # What load_digits() reads; importing scikit-learn for it costs 1.4 CPU s.
-    path = Path(package.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz"
-    table = np.loadtxt(path, delimiter=",", dtype=np.int64)
-    pixels, labels = table[:, :-1], table[:, -1]
-    return pixels.reshape(-1, BOX, BOX).astype(np.float32) / np.float32(16), labels
-
-
 def scans(split: str) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Scans [N, 8, 8] in 0..1 (1 is ink) and their digits [N]; `split` is "train" or "held_out"."""
     parts = {"train": slice(None, TRAIN_SCANS), "held_out": slice(TRAIN_SCANS, None)}
     if split not in parts:
         raise DigitsError(f"no split {split!r}: train or held_out")
-    images, labels = _all_scans()
-    return images[parts[split]], labels[parts[split]]
+    package = find_spec("sklearn")
+    if package is None or not package.submodule_search_locations:
+        raise DigitsError("the scans come with scikit-learn, which this Python does not have")
+    # What load_digits() reads; importing scikit-learn for it costs 1.4 CPU s.
+    path = Path(package.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz"
+    table = np.loadtxt(path, delimiter=",", dtype=np.int64)[parts[split]]
+    pixels, labels = table[:, :-1], table[:, -1]
+    return pixels.reshape(-1, BOX, BOX).astype(np.float32) / np.float32(16), labels
 
 
 def caption(digit: int, direction: str) -> str:

@@ -59,8 +59,7 @@ class LoaderOptions:
 
     def require_below(self, group_s: float) -> None:
         """Raise ConfigError when other ranks, which wait `group_s`, give up before a worker."""
-        if self.longest_wait_s >= group_s:
-            longest = self.longest_wait_s
+        if (longest := self.longest_wait_s) >= group_s:
             raise ConfigError(
                 f"a rank may wait {longest:g} s for a batch (dataset.batch_timeout_s = "
                 f"{self.batch_timeout_s:g}, twice dataset.clip_timeout_s, {START_TIMEOUT_S:g} s to "
@@ -70,11 +69,7 @@ class LoaderOptions:
 
     @classmethod
     def of(cls, config: Any) -> LoaderOptions:
-        """From a training configuration, which may also be None or options already."""
-        if config is None:
-            return cls()
-        if isinstance(config, cls):
-            return config
+        """From a training configuration."""
         data = config.dataset
         limits = (data.clip_timeout_s, data.batch_timeout_s, data.cache_decoded_mb)
         return cls(*limits, config.prefetch_factor, data.resize, data.worker_memory_mb)
@@ -134,15 +129,12 @@ class Worker:
 
     def _work(self) -> None:
         pin = torch.cuda.is_available()
-        while True:
-            task = self._asked.get()
-            if task is None:
-                self._end()
-                return
+        for task in iter(self._asked.get, None):
             try:
                 self._made.put(self._make(task, pin=pin))
             except BaseException as error:  # noqa: BLE001 - thread boundary: raised by take()
                 self._made.put(error)
+        self._end()
 
 
 @dataclass(eq=False)
@@ -183,20 +175,17 @@ class Loader:
             worker = next(self._turns)
             try:
                 batch = worker.take()
-            except DecoderBroken as error:
+            except BaseException as error:
                 self.close()
-                raise LoaderError(f"rank {self.rank}: {error}", hint=error.hint) from None
-            except BaseException:
-                self.close()
+                if isinstance(error, DecoderBroken):
+                    raise LoaderError(f"rank {self.rank}: {error}", hint=error.hint) from None
                 raise
             self._ask(worker)
             self.cursor = self.cursor.after_step(self.world)
             self._left -= 1
             yield batch
-        place = self.next_place()
-        assert place is not None  # there is no last epoch to this
-        self.cursor = place
-        self._left = self._batches(place)
+        self.cursor = self.next_place() or self.cursor
+        self._left = self._batches(self.cursor)
 
     def next_place(self, epochs: int | None = None) -> Cursor | None:
         """Where the next step begins; None when no epoch before number `epochs` has one.

@@ -1,4 +1,4 @@
-"""Batches from a feature cache, in the loader's order, with its substitutes and deadlines."""
+"""The loader of a run, and the one that reads a feature cache instead of decoding clips."""
 
 # B clips · C channels · Z,h,w latent frames, height, width · L tokens
 
@@ -17,17 +17,10 @@ from torch import Tensor
 
 from trainer.data.features.cache import POSTERIOR, Features, Shards
 from trainer.data.features.files import FeaturesError
-from trainer.data.loader.dataset import Loader, Worker
-from trainer.data.loader.microbatch import (
-    NO_RATE,
-    Bad,
-    Batch,
-    Clip,
-    Task,
-    frame_rate,
-    no_replacement,
-    too_many,
-)
+from trainer.data.loader import microbatch
+from trainer.data.loader.dataset import Loader, LoaderOptions, Worker
+from trainer.data.loader.microbatch import Bad, Batch, Clip, Task
+from trainer.data.plan.data_plan import Cursor, DataPlan
 from trainer.models.vae.interface import Posterior
 
 
@@ -57,6 +50,29 @@ class FeatureLoader(Loader):
         return Worker(self.options, role, make, shards.close)
 
 
+def build_loader(
+    plan: DataPlan,
+    cursor: Cursor,
+    rank: int,
+    world: int,
+    workers: int,
+    options: LoaderOptions | None = None,
+    *,
+    each: int = 1,
+    features: Features | None = None,
+) -> Loader:
+    """Batches for one rank from `cursor` on; `each` for each step, none short, none skipped.
+
+    `workers` decoding processes, at least one; with `features` nothing is decoded, see
+    `read_batch`. Raises TooFewClips when no epoch holds even one step; iterating raises
+    TooManyBadSamples and LoaderError.
+    """
+    place = (plan, cursor, rank, world, workers, options or LoaderOptions(), each)
+    loader = Loader(*place) if features is None else FeatureLoader(*place, features=features)
+    loader.next_place()
+    return loader
+
+
 def read_batch(
     task: Task, features: Features, shards: Shards, ids: NDArray[np.uint64], pin: bool = False
 ) -> Batch:
@@ -76,15 +92,15 @@ def read_batch(
             reason = features.bad.get((clip_id, bucket.height, bucket.width))
             if reason is None:
                 latent, file_fps = _latent(candidate, clip_id, task, features, shards)
-                rate = frame_rate(candidate, file_fps, task)
+                rate = microbatch.frame_rate(candidate, file_fps, task)
                 if rate:
                     chosen.append(candidate)
                     latents.append(latent)
                     rates.append(rate)
                     break
-            bad.append((candidate.row, candidate.path, reason or NO_RATE))
+            bad.append((candidate.row, candidate.path, reason or microbatch.NO_RATE))
         else:
-            raise too_many(no_replacement(bucket), bad)
+            raise microbatch.too_many(microbatch.no_replacement(bucket), bad)
     latent_BPCZHW = torch.stack(latents)
     y, mask = _captions(chosen, features, shards)
     if pin:

@@ -52,18 +52,13 @@ class Batch:
 
     @classmethod
     def of(
-        cls,
-        bucket: Bucket,
-        microbatch: tuple[int, int],
-        clips: Sequence[Clip],
-        fps: Tensor,
-        **more: Any,
+        cls, bucket: Bucket, place: tuple[int, int], clips: Sequence[Clip], fps: Tensor, **more: Any
     ) -> Batch:
         """With the bucket's name and sizes for each clip."""
         sizes = (bucket.height, bucket.width, bucket.frames)
         height, width, frames = (torch.full((len(clips),), float(size)) for size in sizes)
         rows, text = [clip.row for clip in clips], [clip.text for clip in clips]
-        return cls(microbatch, bucket.name, rows, text, fps, height, width, frames, **more)
+        return cls(place, bucket.name, rows, text, fps, height, width, frames, **more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +92,6 @@ def make_task(plan: DataPlan, epoch: int, index: int, resize: str = "bilinear") 
     epoch_plan = plan.epoch(epoch)
     batch = epoch_plan[index]
     bucket, interval, manifest = plan.buckets.cells[batch.cell], plan.frame_interval, plan.manifest
-
     spares = epoch_plan.substitutes(index, len(batch.rows) + _SPARES)
     rows = np.concatenate([batch.rows, spares])
     lengths = manifest.num_frames[rows].astype(np.int64)
@@ -122,6 +116,7 @@ def assemble(task: Task, decoder: Decoder, timeout_s: float, pin: bool = False) 
     """
     bucket = task.bucket
     shape = (3, bucket.frames, bucket.height, bucket.width)
+    size = (bucket.frames, task.interval, bucket.height, bucket.width)
     dtype = torch.float32 if task.resize == "torch" else torch.uint8
     video = torch.empty((len(task.clips), *shape), dtype=dtype, pin_memory=pin)
     video_BCTHW = video.numpy()  # the same memory
@@ -133,12 +128,13 @@ def assemble(task: Task, decoder: Decoder, timeout_s: float, pin: bool = False) 
     deadline, decode_s, decoder_bytes = time.monotonic() + timeout_s, 0.0, 0
     places = list(range(len(chosen)))
     while places:
-        asked = [(chosen[place].path, _window(chosen[place], task)) for place in places]
+        clips = [chosen[place] for place in places]
+        windows = [Window(clip.start, *size, clip.expected, task.resize) for clip in clips]
+        asked = [(clip.path, window) for clip, window in zip(clips, windows, strict=True)]
         into = [video_BCTHW[place] for place in places]
         _, replies = decoder.decode(asked, shape, deadline, into)
         failed: list[int] = []
-        for place, reply in zip(places, replies, strict=True):
-            clip = chosen[place]
+        for place, clip, reply in zip(places, clips, replies, strict=True):
             decode_s += reply.cpu_s
             decoder_bytes = max(decoder_bytes, reply.memory_bytes)
             rates[place] = rate = frame_rate(clip, reply.fps, task)
@@ -148,9 +144,7 @@ def assemble(task: Task, decoder: Decoder, timeout_s: float, pin: bool = False) 
         late = failed and time.monotonic() > deadline
         if late or len(failed) > len(spares):
             what = f"a batch took more than {timeout_s:g} s" if late else no_replacement(bucket)
-            hint = (
-                "is the folder of the clips there, on this node? If they are bad, leave them out: "
-            )
+            hint = "is the folder of the clips on this node? If they are bad, leave them out: "
             raise too_many(what, bad, hint + leave_out_bad(task.source) if task.source else None)
         places = failed
         for place in failed:
@@ -165,12 +159,6 @@ def assemble(task: Task, decoder: Decoder, timeout_s: float, pin: bool = False) 
         decode_s=decode_s,
         decoder_bytes=decoder_bytes,
     )
-
-
-def _window(clip: Clip, task: Task) -> Window:
-    bucket, expected = task.bucket, clip.expected
-    size = (bucket.frames, task.interval, bucket.height, bucket.width)
-    return Window(clip.start, *size, expected, task.resize)
 
 
 def frame_rate(clip: Clip, file_fps: float, task: Task) -> float:

@@ -27,8 +27,8 @@ class Resolution:
     sizes: Mapping[str, tuple[int, int]]
 
 
-# Name, area in pixels, ratio:HEIGHTxWIDTH by rising area. 256*2 is the table of "256" with its sizes
-# doubled; "4k" and "2880" have the same area, as in Open-Sora.
+# Name, area in pixels, ratio:HEIGHTxWIDTH, in order of area. 256*2 is the table of "256" with its
+# sizes doubled; "4k" and "2880" have the same area, as in Open-Sora.
 _TABLES = """
 144p 36864 0.38:117x312 0.43:125x291 0.48:133x277 0.50:135x270 0.53:139x262 0.54:141x260
   0.56:144x256 0.62:151x241 0.67:156x234 0.75:166x221 1.00:192x192 1.33:221x165 1.50:235x156
@@ -80,17 +80,13 @@ _RATIO_NAMES = """
 RATIO_NAMES = dict(pair.split("=") for pair in _RATIO_NAMES.split())
 
 
-def _tables() -> dict[str, tuple[int, list[str]]]:
-    entries = (entry.split() for entry in re.split(r"\n(?! )", _TABLES.strip()))
-    return {name: (int(pixels), sizes) for name, pixels, *sizes in entries}
-
-
 @cache
 def resolution(name: str) -> Resolution:
     """The resolution of a name; ConfigError with the known names for any other."""
     if square := re.fullmatch(r"(\d+)px", name):
         return _pixel_resolution(name, int(square[1]))
-    tables = _tables()
+    rows = (entry.split() for entry in re.split(r"\n(?! )", _TABLES.strip()))
+    tables = {known: (int(pixels), sizes) for known, pixels, *sizes in rows}
     if name not in tables:
         raise ConfigError(f"resolution {name!r} is not known; choose {', '.join(tables)} and NNpx")
     pixels, entries = tables[name]

@@ -112,7 +112,7 @@ def balanced(costs: Ints, ranks: int, each: int, window: int, seed: int, epoch: 
     for start in range(0, len(head), size):
         pool = np.concatenate([waiting, head[start : start + size]])
         full, waiting = _equal_steps(pool, costs, group)
-        # Rare costs never fill a step: those that waited for a window share a step with the nearest.
+        # Rare costs never fill a step: after waiting a window they join those of nearest cost.
         mixed, waiting = _alike_steps(waiting, costs, group, start - size)
         steps.append(_shuffled(np.concatenate([full, mixed]), seed, epoch, _STEPS, start))
     rest, _ = _alike_steps(waiting, costs, group, count)

@@ -2,26 +2,31 @@
 
 By arithmetic: matrix products of the text encoder, the VAE and the transformer (three forward
 passes' worth, four with recomputation), each at the share of an accelerator's peak that it is known
-to reach. `trainer.data.plan.calibrate` times them instead.
+to reach. Or timed at the start of a run, shared out over the ranks.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from trainer.components import Parts
 from trainer.data.plan.buckets import Bucket
+from trainer.data.video.pixels import to_signed
+from trainer.engine.base import Engine
 from trainer.models.flops import forward_flops
 from trainer.models.stdit_config import STDiT3Config
 
-# T,H,W frames, height, width
+# B clips · C channels · T,H,W frames, height, width
 # Shares of the bf16 peak: estimates for Open-Sora's XL/2 on H100; only their ratio orders
 # microbatches.
 TEXT_SHARE, VAE_SHARE, MODEL_SHARE = 0.5, 0.3, 0.4
+_REPEATS = 2  # timed runs of a bucket after one that warms up; the quicker one counts
 COSTS = "costs.json"  # in the run directory
 T5_XXL = 4_617_000_000  # weights of its encoder that every token is multiplied with
 
@@ -50,12 +55,57 @@ def peak_seconds(
 def costs_by_arithmetic(buckets: Iterable[Bucket], parts: Parts, recompute: bool) -> list[float]:
     """Relative costs, one of each bucket."""
     vae_flops = open_sora_vae_flops if isinstance(parts.vae, nn.Module) else no_flops
-    weights = matrix_weights(parts.text)
-    config, size = parts.model.config, parts.vae.latent_size
+    fixed = (parts.model.config, parts.vae.latent_size, vae_flops, matrix_weights(parts.text))
+    return [peak_seconds(bucket, *fixed, recompute=recompute) for bucket in buckets]
+
+
+def costs_by_timing(
+    buckets: list[Bucket], present: list[int], parts: Parts, engine: Engine, recompute: bool
+) -> list[float]:
+    """Seconds of a microbatch of each bucket: measured for those `present`, others by arithmetic.
+
+    One aspect ratio of each resolution and length is measured, its others scale with their FLOP.
+    Collective. A rank times its share of the buckets where a forward pass involves no other rank.
+    """
+    measured = {(buckets[cell].resolution, buckets[cell].frames): cell for cell in present[::-1]}
+    first = sorted(measured.values())
+    mine = first[engine.rank :: engine.world] if engine.forward_is_local else first
+    passes = 4 if recompute else 3
+    timed = {cell: _timed(buckets[cell], parts, engine, passes) for cell in mine}
+    seconds = {cell: s for part in engine.gather_objects(timed) for cell, s in part.items()}
+    estimates = costs_by_arithmetic(buckets, parts, recompute)
+    priced = {kind: cell for kind, cell in measured.items() if estimates[cell]}
+    scales = {kind: seconds[cell] / estimates[cell] for kind, cell in priced.items()}
+    median = sorted(scales.values())[len(scales) // 2] if scales else 1.0
     return [
-        peak_seconds(bucket, config, size, vae_flops, weights, recompute=recompute)
-        for bucket in buckets
+        estimate * scales.get((bucket.resolution, bucket.frames), median)
+        for bucket, estimate in zip(buckets, estimates, strict=True)
     ]
+
+
+@torch.no_grad()
+def _timed(bucket: Bucket, parts: Parts, engine: Engine, passes: int) -> float:
+    device = engine.device
+    shape = (bucket.batch_size, 3, bucket.frames, bucket.height, bucket.width)
+    video = torch.zeros(shape, dtype=torch.uint8, device=device)
+    number = torch.ones(bucket.batch_size, device=device)
+    found = []
+    for _ in range(1 + _REPEATS):
+        start = _now(device)
+        z_BCTHW = parts.vae.encode(to_signed(video))
+        y, mask = parts.text.encode([""] * bucket.batch_size)
+        middle = _now(device)
+        height, width = number * bucket.height, number * bucket.width
+        sizes = {"fps": number * 24, "height": height, "width": width}
+        engine.module(z_BCTHW, number * 500, y=y.to(device), mask=mask.to(device), **sizes)
+        found.append(middle - start + passes * (_now(device) - middle))
+    return min(found[1:])
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 def matrix_weights(text: object) -> int:

@@ -13,10 +13,9 @@ out other clips.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +28,6 @@ from trainer.data.plan.counter_rng import Ints, bits
 
 SCHEMA = 2  # goes up when the same inputs give another order
 TAIL = "drop"
-Places = tuple[Ints, Ints, Ints]  # cells, firsts, sizes [M]
 _CLIPS, _ORDER = 1, 2  # words that keep the two shuffles of an epoch apart
 
 
@@ -42,25 +40,20 @@ class Microbatch:
     first: int  # place of rows[0] in the cell's order of this epoch
 
 
-class EpochPlan(Sequence[Microbatch]):
-    """All microbatches of an epoch in order; they are cut from the arrays when asked for."""
+@dataclass(eq=False)
+class EpochPlan:
+    """All microbatches of an epoch in order, cut from the arrays on access."""
 
-    def __init__(self, epoch: int, orders: Mapping[int, Ints], places: Places) -> None:
-        """`orders` has all rows of each cell in this epoch's order."""
-        self.epoch = epoch
-        self.cell_orders = orders
-        self.cells, self.firsts, self.sizes = places
+    epoch: int
+    cell_orders: Mapping[int, Ints]  # all rows of each cell in this epoch's order
+    cells: Ints  # of each microbatch [M], as the two below
+    firsts: Ints  # places of their first rows in the order of the cell
+    sizes: Ints
 
     def __len__(self) -> int:
         return len(self.cells)
 
-    @overload
-    def __getitem__(self, index: int) -> Microbatch: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Microbatch]: ...
-    def __getitem__(self, index: int | slice) -> Microbatch | list[Microbatch]:
-        if isinstance(index, slice):
-            return [self[place] for place in range(*index.indices(len(self)))]
+    def __getitem__(self, index: int) -> Microbatch:
         cell, first = int(self.cells[index]), int(self.firsts[index])
         rows = self.cell_orders[cell][first : first + int(self.sizes[index])]
         return Microbatch(cell, rows, first)
@@ -117,29 +110,24 @@ class Cursor:
 
     def after_step(self, world: int) -> Cursor:
         """One optimizer step of `world` ranks later."""
-        return replace(self, consumed=self.consumed + world)
+        return Cursor(self.epoch, self.consumed + world)
 
     def next_epoch(self) -> Cursor:
         return Cursor(self.epoch + 1, 0)
 
 
+@dataclass(eq=False)
 class DataPlan:
     """The order of every epoch of a data set under a bucket configuration and a seed."""
 
-    def __init__(
-        self,
-        manifest: Manifest,
-        buckets: Buckets,
-        seed: int,
-        drop_last: bool = True,
-        frame_interval: int = 1,
-        balance: Balance | None = None,
-    ) -> None:
-        """`drop_last=False` keeps a bucket's last, smaller microbatch."""
-        self.manifest, self.buckets, self.seed = manifest, buckets, seed
-        self.drop_last, self.frame_interval, self.balance = drop_last, frame_interval, balance
-        self.left_out: tuple[int, NDArray[np.uint64]] | None = None
-        self._recent: list[EpochPlan] = []
+    manifest: Manifest
+    buckets: Buckets
+    seed: int
+    drop_last: bool = True  # False keeps a bucket's last, smaller microbatch
+    frame_interval: int = 1
+    balance: Balance | None = None
+    left_out: tuple[int, NDArray[np.uint64]] | None = field(default=None, init=False)
+    _recent: list[EpochPlan] = field(default_factory=list, init=False)
 
     def epoch(self, epoch: int) -> EpochPlan:
         """The plan of an epoch, first is 0. Two are kept: prefetching reaches into the next one."""
@@ -194,8 +182,8 @@ class DataPlan:
             kinds, firsts = kinds[order], firsts[order]
         lengths = np.zeros(len(sizes), np.int64)
         lengths[list(orders)] = [len(order) for order in orders.values()]
-        places = (kinds, firsts, np.minimum(sizes[kinds], lengths[kinds] - firsts))
-        return EpochPlan(epoch, orders, places)
+        sizes = np.minimum(sizes[kinds], lengths[kinds] - firsts)
+        return EpochPlan(epoch, orders, kinds, firsts, sizes)
 
     def _shuffled(self, cells: NDArray[np.int32], epoch: int) -> dict[int, Ints]:
         """Rows of each cell in the order of their hashes; where those agree, in order of rows."""

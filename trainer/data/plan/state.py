@@ -33,7 +33,7 @@ class DataStateError(TrainerError):
 
 @dataclass(frozen=True)
 class Restored:
-    """Where the run continues. `left_out` goes to `plan.leave_out(cursor.epoch, left_out)` on every rank."""
+    """Where to continue; every rank calls `plan.leave_out(cursor.epoch, left_out)`."""
 
     cursor: Cursor
     left_out: Ids
@@ -41,7 +41,7 @@ class Restored:
 
 
 def take(plan: DataPlan, cursor: Cursor, world: int) -> dict[str, Any]:
-    """What a checkpoint keeps; `world` is for people, any other may continue."""
+    """What a checkpoint keeps; `world` is for people, a run of another world may continue."""
     left_out = _left_out(plan, cursor.epoch)
     return {
         **identity(plan),
@@ -96,8 +96,8 @@ def restore(
     different = difference(plan, state)
     if different is None or on_mismatch == "force":
         return Restored(Cursor(epoch, consumed), left_out, different or "")
-    nothing = np.empty(0, np.uint64)
     if on_mismatch == "reset":
+        nothing = np.empty(0, np.uint64)
         plan.leave_out(epoch, nothing)
         note = f"{different}; epoch {epoch + 1} begins with the new data"
         return Restored(Cursor(epoch + 1), nothing, note)
@@ -162,9 +162,8 @@ def _row_difference(plan: DataPlan, state: Mapping[str, Any]) -> str:
     before, now = state["rows"], len(plan.manifest)
     stride, old = int(state["marks"]["stride"]), list(state["marks"]["hashes"])
     new = plan.manifest.marks(stride)[1]
-    same = 0
-    while same < min(len(old), len(new)) and old[same] == new[same]:
-        same += 1
+    pairs = enumerate(zip(old, new, strict=False))
+    same = next((n for n, (was, now_) in pairs if was != now_), min(len(old), len(new)))
     first = min(same * stride, before, now)
     count = f"{before:,} rows then, {now:,} now" if before != now else f"{now:,} rows each"
     if first >= now:
@@ -193,8 +192,7 @@ def _entry(line: Any) -> str:
     if line is None:
         return "absent"
     keep, take, batch_size = line
-    chance = keep if take is None else (keep, take)
-    return f"({chance}, {batch_size})"
+    return f"({keep if take is None else (keep, take)}, {batch_size})"
 
 
 def _balance_difference(plan: DataPlan, before: Any, epoch: int, consumed: int) -> str | None:

@@ -7,6 +7,8 @@ the last rows of each bucket in every epoch, and a row added anywhere changes al
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -39,9 +41,5 @@ def order_epoch(
             orders[cell] = own[torch.randperm(len(own), generator=generator).numpy()]
             accesses += [cell] * (len(own) // size)
     shuffled = torch.randperm(len(accesses), generator=generator).tolist()
-    places = dict.fromkeys(orders, 0)
-    batches = []
-    for cell in (accesses[index] for index in shuffled):
-        batches.append((cell, places[cell]))
-        places[cell] += batch_sizes[cell]
-    return orders, batches
+    places = {cell: itertools.count(0, batch_sizes[cell]) for cell in orders}
+    return orders, [(cell, next(places[cell])) for cell in (accesses[n] for n in shuffled)]

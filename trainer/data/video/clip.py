@@ -71,12 +71,8 @@ class ClipFacts:
     fps: float
 
 
-class _SeekMissed(Exception):
-    """The first frame after the seek lies behind the window."""
-
-
-class _NeedsProbing(Exception):
-    """The header alone does not say enough."""
+class _CannotSeek(Exception):
+    """The times are unknown, or the first frame after the seek is behind the window."""
 
 
 def read_window(path: str, window: Window, out_CTHW: NDArray[Any]) -> float:
@@ -86,7 +82,6 @@ def read_window(path: str, window: Window, out_CTHW: NDArray[Any]) -> float:
     has no video, has damaged frames in the window or fewer frames than expected.
     """
     check_regular(path)
-    put = scaler(window.resize)
     try:
         if window.resize == "torch":
             from trainer.data.video.upstream_resize import is_still, read_still
@@ -98,13 +93,13 @@ def read_window(path: str, window: Window, out_CTHW: NDArray[Any]) -> float:
                 return 0.0
         if path.lower().endswith(_INDEXED):
             try:
-                return _read(path, window, out_CTHW, put, seek=True, quick=True)
-            except (_NeedsProbing, _SeekMissed, ClipError, av.FFmpegError):
+                return _read(path, window, out_CTHW, seek=True, quick=True)
+            except (_CannotSeek, ClipError, av.FFmpegError):
                 pass  # the careful way below reports what is wrong
         try:
-            return _read(path, window, out_CTHW, put, seek=window.start > 0)
-        except _SeekMissed:  # its index is wrong; counting from the first frame is always right
-            return _read(path, window, out_CTHW, put, seek=False)
+            return _read(path, window, out_CTHW, seek=window.start > 0, quick=False)
+        except _CannotSeek:  # its index is wrong; counting from the first frame is always right
+            return _read(path, window, out_CTHW, seek=False, quick=False)
     except MemoryError:
         raise ClipError("needs more memory than dataset.worker_memory_mb allows") from None
     except (av.FFmpegError, OSError) as error:
@@ -206,22 +201,20 @@ def _regular_times(stream: Any, index: _Index | None) -> Times | None:
 
 def _times(container: Any, stream: Any, index: _Index | None) -> Times | None:
     """Presentation time of each frame in order, and how far a frame's may be off; None: unknown."""
-    if (times := _regular_times(stream, index)) is not None:
-        return times
+    if (regular := _regular_times(stream, index)) is not None:
+        return regular
     if container.format.name in _GUESSED_TIMES:
         return None
     # Variable rate or no index: the packets are read once, not decoded.
-    packets = [
-        packet.pts for packet in container.demux(stream) if packet.size and not packet.is_discard
-    ]
-    if not packets or any(pts is None for pts in packets) or len({*packets}) < len(packets):
+    shown = (packet for packet in container.demux(stream) if packet.size and not packet.is_discard)
+    times = [packet.pts for packet in shown]
+    if not times or None in times or len({*times}) < len(times):
         return None  # raw streams carry no times, and one time for two frames names neither
-    return np.sort(np.array(packets, np.int64)), 0
+    return np.sort(np.array(times, np.int64)), 0
 
 
-def _read(
-    path: str, window: Window, out_CTHW: NDArray[Any], put: Put, seek: bool, quick: bool = False
-) -> float:
+def _read(path: str, window: Window, out_CTHW: NDArray[Any], seek: bool, quick: bool) -> float:
+    put_frame = scaler(window.resize)
     with open_clip(path, quick) as container:
         stream = video_stream(container)
         fps = float(stream.average_rate or 0)
@@ -230,15 +223,11 @@ def _read(
             raise ClipError(f"has {index.shown} frames, the manifest says {window.expected}")
         start, step = window.start, window.interval
         wanted = range(start, start + window.frames * step, step)
-        if quick:
-            times = _regular_times(stream, index)
-            if times is None or not fps:
-                raise _NeedsProbing
-        else:
-            times = _times(container, stream, index) if seek else None
-            if seek and times is None:
-                raise _SeekMissed
-        if times is not None:
+        times = None
+        if seek:
+            times = _regular_times(stream, index) if quick else _times(container, stream, index)
+            if times is None or (quick and not fps):
+                raise _CannotSeek
             pts, slack = times
             if len(pts) <= wanted[-1]:
                 raise ClipError(f"has {len(pts)} frames, the manifest says {window.expected}")
@@ -251,10 +240,10 @@ def _read(
         for frame in frames:
             if frame.is_corrupt:
                 raise ClipError(f"frame {wanted[found]} is damaged")
-            put(frame, window, out_CTHW[:, found])
+            put_frame(frame, window, out_CTHW[:, found])
             found += 1
         if times is not None and found == 0:
-            raise _SeekMissed  # in a transport stream a seek lands behind the keyframe
+            raise _CannotSeek  # in a transport stream a seek lands behind the keyframe
         if found < window.frames:
             raise ClipError(f"ends before frame {wanted[found]}, window {start} to {wanted[-1]}")
         return fps
@@ -265,7 +254,7 @@ def _at_times(container: Any, stream: Any, wanted: NDArray[np.int64], slack: int
     place = 0
     for frame in _decoded(container, stream, wanted, slack):
         if frame.pts is None or (place == 0 and frame.pts > wanted[0] + slack):
-            raise _SeekMissed
+            raise _CannotSeek
         if frame.pts < wanted[place] - slack:
             continue
         if frame.pts > wanted[place] + slack:

@@ -57,30 +57,21 @@ class Reply:
     fps: float = 0.0
     cpu_s: float = 0.0  # in the helper
     memory_bytes: int = 0  # the helper's peak resident memory so far
-    late: bool = False  # the helper was killed over it
 
 
+@dataclass(eq=False)
 class Decoder:
     """One helper process, started when first needed. Not for use by two threads at once."""
 
-    def __init__(
-        self,
-        clip_timeout_s: float = 30.0,
-        cache_bytes: int = 0,
-        role: str = "decode",
-        memory_bytes: int = MEMORY_BYTES,
-        resize: str = "bilinear",
-    ) -> None:
-        """`cache_bytes` of decoded clips are kept in the helper; `role` names it in `ps`.
+    clip_timeout_s: float = 30.0
+    cache_bytes: int = 0  # of decoded clips that the helper keeps
+    role: str = "decode"  # its name in `ps`
+    memory_bytes: int = MEMORY_BYTES  # beside the cache; a clip that needs more is refused
+    resize: str = "bilinear"  # what it needs is loaded before the first clip's time begins
 
-        A clip that makes the helper want more than `memory_bytes` beside the cache is refused. What
-        `resize` needs is loaded before the first clip's time begins.
-        """
-        self.clip_timeout_s = clip_timeout_s
+    def __post_init__(self) -> None:
         self.replaced = 0  # helpers killed or found dead
         self._left_behind: list[subprocess.Popen[bytes]] = []
-        self._role, self._resize = role, resize
-        self._cache_bytes, self._memory_bytes = cache_bytes, memory_bytes
         self._memory = os.memfd_create("clips", os.MFD_CLOEXEC)
         self._map: mmap.mmap | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -131,10 +122,10 @@ class Decoder:
                 if not sent:
                     continue
                 reply = Reply(**self._receive(time.monotonic() + self.clip_timeout_s))
-            except (_Late, _Dead) as error:
+            except _NoAnswer as error:
                 # Only the clip at the head was being worked on; the others are asked for again.
                 if sent:
-                    replies[sent.popleft()] = Reply(str(error), late=isinstance(error, _Late))
+                    replies[sent.popleft()] = Reply(str(error))
                 else:  # it died before it saw a clip: no clip's fault, so not again and again
                     idle_deaths += 1
                     if idle_deaths > 2:
@@ -159,7 +150,7 @@ class Decoder:
         try:
             self._send({"path": path, "probe": True})
             return self._receive(time.monotonic() + self.clip_timeout_s)
-        except (_Late, _Dead) as error:
+        except _NoAnswer as error:
             self.close()
             self.replaced += 1
             return {"error": str(error)}
@@ -170,9 +161,8 @@ class Decoder:
         if process is None or os.getpid() != self._owner:  # a fork must not end its parent's helper
             return
         process.kill()  # it has nothing to save, and may not be able to answer
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                pipe.close()
+        for pipe in filter(None, (process.stdin, process.stdout)):
+            pipe.close()
         try:
             process.wait(_ENDS_S)
         except subprocess.TimeoutExpired:
@@ -210,25 +200,25 @@ class Decoder:
             raise DecoderBroken(
                 f"{len(self._left_behind)} decoding processes were killed and cannot end: "
                 "they wait for a file system that does not answer",
-                hint="look at the mounts of the clips; bad_samples.jsonl names those that were late",
+                hint="check the mounts of the clips; bad_samples.jsonl names those that were late",
             )
         paths = [str(Path(__file__).resolve().parents[3]), os.environ.get("PYTHONPATH")]
         environment = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"}
-        limit = self._memory_bytes + self._cache_bytes
-        numbers = (self._memory, self._cache_bytes, os.getpid(), limit)
+        limit = self.memory_bytes + self.cache_bytes
+        numbers = (self._memory, self.cache_bytes, os.getpid(), limit)
         with helper_process.signals_held():
             self._process = subprocess.Popen(
-                [sys.executable, "-m", _HELPER, *map(str, numbers), self._resize],
+                [sys.executable, "-m", _HELPER, *map(str, numbers), self.resize],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 pass_fds=[self._memory],
-                env={**os.environ, **environment, "CLUSTERCTL_ROLE": self._role},
+                env={**os.environ, **environment, "CLUSTERCTL_ROLE": self.role},
                 bufsize=0,
             )
         self._lines = b""
         try:
             error = self._receive(time.monotonic() + START_TIMEOUT_S).get("error")
-        except (_Late, _Dead) as failure:
+        except _NoAnswer as failure:
             error = str(failure)
         if error is not None:
             self.close()
@@ -240,7 +230,7 @@ class Decoder:
         try:
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
         except (BrokenPipeError, ConnectionResetError):
-            raise _Dead(self._process) from None
+            raise _dead(self._process) from None
 
     def _receive(self, deadline: float) -> dict[str, Any]:
         assert self._process is not None
@@ -250,25 +240,24 @@ class Decoder:
         poll.register(fd, select.POLLIN)
         while b"\n" not in self._lines:
             if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-                raise _Late(f"no answer within {self.clip_timeout_s:g} s")
+                raise _NoAnswer(f"no answer within {self.clip_timeout_s:g} s")
             data = os.read(fd, 1 << 16)
             if not data:
-                raise _Dead(self._process)
+                raise _dead(self._process)
             self._lines += data
         line, self._lines = self._lines.split(b"\n", 1)
         answer: dict[str, Any] = json.loads(line)
         return answer
 
 
-class _Late(Exception):
-    pass
+class _NoAnswer(Exception):
+    """The helper is late or has died."""
 
 
-class _Dead(Exception):
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        try:
-            code = process.wait(timeout=5)
-        except subprocess.TimeoutExpired:  # it closed its pipe but lives on; it is killed next
-            code = None
-        ending = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-        super().__init__(f"the decoding process died: {ending}")
+def _dead(process: subprocess.Popen[bytes]) -> _NoAnswer:
+    try:
+        code = process.wait(timeout=5)
+    except subprocess.TimeoutExpired:  # it closed its pipe but lives on; it is killed next
+        code = None
+    ending = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+    return _NoAnswer(f"the decoding process died: {ending}")

@@ -62,9 +62,8 @@ def serve(memory: int, cache_bytes: int, parent: int, memory_bytes: int, resize:
         if "error" in answer and answer["memory_bytes"] > memory_bytes / 2:
             # a decoder that gets no memory calls the data invalid
             used = f"{answer['memory_bytes'] >> 20} of {memory_bytes >> 20} MB"
-            answer["error"] += (
-                f" (or too little memory: {used} of dataset.worker_memory_mb were in use)"
-            )
+            used += " of dataset.worker_memory_mb were in use"
+            answer["error"] += f" (or too little memory: {used})"
         if current:
             current.write("")
         _write(replies, answer)

@@ -31,16 +31,11 @@ def signals_held() -> Iterator[None]:
 
 def begin(parent: int, name: str, ignored: Sequence[signal.Signals] = TO_THE_GROUP) -> None:
     """First call of a helper: end with the parent, set a name for `ps`, ignore group signals."""
-    die_with_parent(parent, name)
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG: the kernel ends it with the parent
+    if os.getppid() != parent:
+        os._exit(1)  # the parent ended before the line above
+    libc.prctl(15, name.encode()[:15], 0, 0, 0)  # PR_SET_NAME
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)  # also drops one that has been held
     signal.pthread_sigmask(signal.SIG_UNBLOCK, TO_THE_GROUP)
-
-
-def die_with_parent(parent: int, name: str) -> None:
-    """Ask the kernel to kill this process when its parent ends, and name it for `ps`."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:
-        os._exit(1)  # it ended before the line above
-    libc.prctl(15, name.encode()[:15], 0, 0, 0)  # PR_SET_NAME

@@ -49,9 +49,8 @@ def write_mp4(
     frames = np.pad(frames, ((0, 0), (0, odd_rows), (0, odd_columns), (0, 0)), mode="edge")
     options = {"crf": QUALITY, "preset": "fast"}
     with part_of(path) as part:
-        encode(
-            part, map(np.ascontiguousarray, frames), "rgb24", frames.shape[1:3], rate, options, tags
-        )
+        images = map(np.ascontiguousarray, frames)
+        encode(part, images, "rgb24", frames.shape[1:3], rate, options, tags)
 
 
 def encode(

@@ -26,9 +26,8 @@ from trainer.data.__main__ import main
 from trainer.data.features.cache import Features
 from trainer.data.features.files import FeaturesError
 from trainer.data.features.units import Grid, find_units, segments
-from trainer.data.loader.build import build_loader
 from trainer.data.loader.dataset import LoaderOptions
-from trainer.data.loader.features_loader import latents_of, read_batch
+from trainer.data.loader.features_loader import build_loader, latents_of, read_batch
 from trainer.data.loader.microbatch import Clip, Task, make_task
 from trainer.data.plan.buckets import Buckets
 from trainer.data.plan.content import content_ids

@@ -65,8 +65,8 @@ def control(clip: str) -> None:
 
 
 def rounds(manifest: str, clip: str, count: int) -> None:
-    from trainer.data.loader.build import build_loader
     from trainer.data.loader.dataset import LoaderOptions
+    from trainer.data.loader.features_loader import build_loader
     from trainer.data.manifest.read import read_manifest
     from trainer.data.plan.buckets import Buckets
     from trainer.data.plan.data_plan import Cursor, DataPlan

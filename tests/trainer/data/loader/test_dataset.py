@@ -15,8 +15,8 @@ import torch
 
 from tests.trainer.data.video.test_decode import is_gone, wait_for
 from trainer.data import digits
-from trainer.data.loader.build import build_loader
 from trainer.data.loader.dataset import LoaderError, LoaderOptions, TooFewClips, Worker
+from trainer.data.loader.features_loader import build_loader
 from trainer.data.manifest.read import read_manifest
 from trainer.data.plan.buckets import Buckets
 from trainer.data.plan.data_plan import Cursor, DataPlan
@@ -288,7 +288,7 @@ RANK = """
 import sys, time
 import psutil
 from trainer.data.plan.buckets import Buckets
-from trainer.data.loader.build import build_loader
+from trainer.data.loader.features_loader import build_loader
 from trainer.data.manifest.read import read_manifest
 from trainer.data.plan.data_plan import Cursor, DataPlan
 plan = DataPlan(read_manifest(sys.argv[1]), Buckets.parse({"16px": {8: (1.0, 4)}}), 5)
@@ -320,4 +320,3 @@ def test_options_come_from_a_training_configuration():
 
     config = Config(dataset=DatasetConfig(clip_timeout_s=3, cache_decoded_mb=64), prefetch_factor=4)
     assert LoaderOptions.of(config) == LoaderOptions(3, 300, 64, 4, "bilinear", 2048)
-    assert LoaderOptions.of(None) == LoaderOptions()

@@ -13,7 +13,7 @@ from PIL import Image
 from tests.trainer.data.clips import write_clip
 from tests.trainer.data.loader.test_dataset import FAST, damage, plan_of
 from trainer.data import digits
-from trainer.data.loader.build import build_loader
+from trainer.data.loader.features_loader import build_loader
 from trainer.data.plan.data_plan import Cursor
 from trainer.data.video.decode import Decoder
 from trainer.data.video.window import Window

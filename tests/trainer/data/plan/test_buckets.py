@@ -133,7 +133,7 @@ def test_upstream_order_gives_upstream_s_batches_and_resumes(path):
     buckets = Buckets.parse(small_batches(table["bucket_config"]), draw="upstream")
 
     def names(plan: DataPlan, first: int, step: int) -> list[list[str]]:
-        batches = plan.epoch(0)[first::step]
+        batches = list(plan.epoch(0))[first::step]
         shapes = [(batch.rows, plan.buckets.cells[batch.cell]) for batch in batches]
         return [[f"{row}-{b.frames}-{b.height}-{b.width}" for row in rows] for rows, b in shapes]
 

@@ -119,7 +119,7 @@ def whole_plan(rows, seed: int = 1) -> DataPlan:
 
 
 def paths_of(plan: DataPlan, cursor: Cursor, upto: int | None = None) -> list[str]:
-    batches = plan.epoch(cursor.epoch)[cursor.consumed : upto]
+    batches = list(plan.epoch(cursor.epoch))[cursor.consumed : upto]
     return [plan.manifest.paths[row] for batch in batches for row in batch.rows.tolist()]
 
 

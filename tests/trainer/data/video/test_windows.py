@@ -139,7 +139,7 @@ def survives(victims, which: int, hurts: list, start: int) -> None:
     path.write_bytes(data)
     asked = [(str(path), Window(start, 4, 1, 24, 32, 12)), (str(good), Window(2, 4, 1, 24, 32, 12))]
     pixels, (bad, after) = decoder.decode(asked, SHAPE)
-    assert not bad.late, bad
+    assert "no answer within" not in bad.error
     assert after.error == ""
     assert frame_numbers(pixels[1]) == [2, 3, 4, 5]
 
