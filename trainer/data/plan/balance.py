@@ -6,8 +6,7 @@ is cut into windows of some steps, and microbatches of equal cost inside a windo
 their own; what does not fill a step stays for the next window. Which clips an epoch has and which
 of them form a microbatch do not change, but a step holds fewer different buckets.
 
-The result is a permutation of the microbatch list, a pure function of the order, the costs, the
-group and the window: the data plan's contract holds with it as without.
+The result is a permutation of the microbatches: a function of order, costs, group and window only.
 """
 
 from __future__ import annotations

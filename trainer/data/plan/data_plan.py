@@ -224,10 +224,9 @@ class BucketUse:
 
 def uses(plan: EpochPlan, buckets: Buckets) -> list[BucketUse]:
     """Every bucket that has clips in this epoch, in the order of the configuration."""
-    batches = np.bincount(plan.cells, minlength=len(buckets.cells))
+    counts = np.bincount(plan.cells, minlength=len(buckets.cells))
     clips = np.bincount(plan.cells, plan.sizes, minlength=len(buckets.cells)).astype(np.int64)
-    lengths = {cell: len(order) for cell, order in sorted(plan.cell_orders.items())}
     return [
-        BucketUse(buckets.cells[cell], length, int(batches[cell]), length - int(clips[cell]))
-        for cell, length in lengths.items()
+        BucketUse(buckets.cells[cell], len(order), int(counts[cell]), len(order) - int(clips[cell]))
+        for cell, order in sorted(plan.cell_orders.items())
     ]

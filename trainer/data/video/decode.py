@@ -74,12 +74,8 @@ class Decoder:
         self._left_behind: list[subprocess.Popen[bytes]] = []
         self._memory = os.memfd_create("clips", os.MFD_CLOEXEC)
         self._map: mmap.mmap | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | None = None
         self._owner, self._aborted = os.getpid(), False
-
-    @property
-    def pid(self) -> int | None:
-        return self._process.pid if self._process else None
 
     def decode(
         self,
@@ -157,7 +153,7 @@ class Decoder:
 
     def close(self) -> None:
         """End the helper. The decoder may be used again afterwards."""
-        process, self._process = self._process, None
+        process, self.process = self.process, None
         if process is None or os.getpid() != self._owner:  # a fork must not end its parent's helper
             return
         process.kill()  # it has nothing to save, and may not be able to answer
@@ -171,7 +167,7 @@ class Decoder:
     def abort(self) -> None:
         """From another thread: make a `decode` that is under way raise DecoderBroken, for good."""
         self._aborted = True
-        process = self._process
+        process = self.process
         if process is not None:
             process.kill()
 
@@ -193,7 +189,7 @@ class Decoder:
         """Start the helper if none runs. Raises DecoderBroken when it cannot, or after `abort`."""
         if self._aborted:
             raise DecoderBroken("decoding was ended")
-        if self._process is not None:
+        if self.process is not None:
             return
         self._left_behind = [process for process in self._left_behind if process.poll() is None]
         if len(self._left_behind) >= _LEFT_BEHIND:
@@ -207,7 +203,7 @@ class Decoder:
         limit = self.memory_bytes + self.cache_bytes
         numbers = (self._memory, self.cache_bytes, os.getpid(), limit)
         with helper_process.signals_held():
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [sys.executable, "-m", _HELPER, *map(str, numbers), self.resize],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -225,17 +221,17 @@ class Decoder:
             raise DecoderBroken(f"the decoding process does not start: {error}")
 
     def _send(self, request: dict[str, Any]) -> None:
-        assert self._process is not None
-        assert self._process.stdin is not None
+        assert self.process is not None
+        assert self.process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self.process.stdin.write(json.dumps(request).encode() + b"\n")
         except (BrokenPipeError, ConnectionResetError):
-            raise _dead(self._process) from None
+            raise _dead(self.process) from None
 
     def _receive(self, deadline: float) -> dict[str, Any]:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        fd = self._process.stdout.fileno()
+        assert self.process is not None
+        assert self.process.stdout is not None
+        fd = self.process.stdout.fileno()
         poll = select.poll()
         poll.register(fd, select.POLLIN)
         while b"\n" not in self._lines:
@@ -243,7 +239,7 @@ class Decoder:
                 raise _NoAnswer(f"no answer within {self.clip_timeout_s:g} s")
             data = os.read(fd, 1 << 16)
             if not data:
-                raise _dead(self._process)
+                raise _dead(self.process)
             self._lines += data
         line, self._lines = self._lines.split(b"\n", 1)
         answer: dict[str, Any] = json.loads(line)

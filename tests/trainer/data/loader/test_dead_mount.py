@@ -86,7 +86,7 @@ def test_a_process_that_cannot_be_killed_is_left_behind(mounted):
     path = next(path for path in sorted((folder / "clips").iterdir()) if path.is_symlink())
     decoder, window = Decoder(clip_timeout_s=20), Window(0, 4, 1, 16, 16, 9)
     assert decoder.decode([(str(path), window)], (3, 4, 16, 16))[1][0].error == ""
-    decoder.clip_timeout_s, stuck = 2, decoder.pid
+    decoder.clip_timeout_s, stuck = 2, decoder.process.pid
     with mount.hanging():
         _, (reply,) = decoder.decode([(str(path), window)], (3, 4, 16, 16))
         assert "no answer within" in reply.error

@@ -75,7 +75,7 @@ def test_every_clip_gets_its_own_pixels_or_reason(decoder, clips, tmp_path):
 def test_only_the_clip_that_is_late_is_refused_and_the_process_replaced(clips):
     decoder = Decoder(clip_timeout_s=0.5)
     decoder.decode([(clips[0], WINDOW)], SHAPE)
-    first = decoder.pid
+    first = decoder.process.pid
     os.kill(first, signal.SIGSTOP)  # what a dead network mount looks like from here
     began = time.monotonic()
     pixels, replies = decoder.decode([(clip, WINDOW) for clip in clips], SHAPE)
@@ -91,7 +91,7 @@ def test_only_the_clip_that_is_late_is_refused_and_the_process_replaced(clips):
 
 def test_process_that_died_between_batches_costs_no_clip(decoder, clips):
     decoder.decode([(clips[0], WINDOW)], SHAPE)
-    first = decoder.pid
+    first = decoder.process.pid
     os.kill(first, signal.SIGKILL)
     wait_for(lambda: is_gone(first))
     _, replies = decoder.decode([(clip, WINDOW) for clip in clips], SHAPE)
@@ -112,9 +112,9 @@ def test_fifo_and_late_writers_are_refused_at_once(decoder, tmp_path):
 
 def test_process_has_one_thread_and_no_torch(decoder, clips):
     decoder.decode([(clip, WINDOW) for clip in clips], SHAPE)
-    process = psutil.Process(decoder.pid)
+    process = psutil.Process(decoder.process.pid)
     assert process.num_threads() == 1
-    assert "libtorch" not in Path(f"/proc/{decoder.pid}/maps").read_text()
+    assert "libtorch" not in Path(f"/proc/{decoder.process.pid}/maps").read_text()
     assert process.environ()["CLUSTERCTL_ROLE"] == "decode"
     assert process.name() == "decode"
 
@@ -129,7 +129,7 @@ def test_decoder_that_cannot_start_says_why(tmp_path, monkeypatch, clips):
 def test_abort_from_another_thread_ends_a_waiting_decode(clips):
     decoder = Decoder(clip_timeout_s=60)
     decoder.decode([(clips[0], WINDOW)], SHAPE)
-    os.kill(decoder.pid, signal.SIGSTOP)
+    os.kill(decoder.process.pid, signal.SIGSTOP)
     timer = threading.Timer(0.2, decoder.abort)
     timer.start()
     began = time.monotonic()
@@ -143,7 +143,7 @@ def test_process_ends_with_its_owner_even_when_that_is_killed(clips, tmp_path):
     code = (
         "import sys, time\nfrom trainer.data.video.decode import Decoder\nfrom trainer.data.video.window import Window\nd = Decoder()\n"
         f"d.decode([({clips[0]!r}, Window(0, 4, 1, 24, 32, 12))], (3, 4, 24, 32))\n"
-        "print(d.pid, flush=True)\ntime.sleep(600)\n"
+        "print(d.process.pid, flush=True)\ntime.sleep(600)\n"
     )
     owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     helper = int(owner.stdout.readline())
