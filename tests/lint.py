@@ -35,6 +35,17 @@ WORDS = (
     (r"\b1 of 1 node\b", "the node's name"),
     (r"\bare wrong usage\b", "are rejected"),
     (r"\b1 (nodes|ranks|rows|files|clips|lines|jobs)\b", "singular"),
+    (r"\bgoes on (with|without|where|in)\b", "continues …"),
+    (r"\banew\b", "again"),
+    (r"\bfor ever\b", "forever"),
+    (r"\b[Ww]hoever\b", "the process (user, node) that …"),
+    (r"\bnobody is left\b", "no node is left"),
+    (r"\bare there already\b", "already exist"),
+    (r"\b[Ll]ook again and again\b", "repeat"),
+    (r"\bcan(not| be)? told\b|\bis told\b", "unknown, reported"),
+    (r"\bare others\b", "differ"),
+    (r"\bstands? in line\b", "is in line"),
+    (r"\bif it is there\b", "if it exists"),
 )
 
 

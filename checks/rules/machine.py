@@ -135,7 +135,7 @@ def blocked(processes: ProcessTable, limits: Profile) -> Finding:
 
     It cannot be killed, holds its GPU or mount, and the next run meets the same wall.
 
-    Bad: WARN a process that sleeps in the kernel for 30 s or as long as can be told, FAIL for 300 s
+    Bad: WARN a process that sleeps in the kernel for 30 s or for an unknown time, FAIL for 300 s
     How: /proc, state D twice without a context switch in between; its last run from /proc/N/sched
     Fix: what it waits for (wchan): a dead mount, the driver; usually a reboot
     """

@@ -28,7 +28,7 @@ def main():
 
 
 def prepare():
-    """Where the data are to go, whether they are there already, and whether they fit."""
+    """Where the data are to go, whether they already exist, and whether they fit."""
     named = os.path.join(os.path.expanduser("~"), os.path.expanduser(ARGS["dest"]))
     why = planted(named)
     if why:
@@ -65,7 +65,7 @@ def is_stale(found):
 
 
 def is_same(dest):
-    """Whether the data are there already; another user could still change a file of theirs."""
+    """Whether the data already exist; another user could still change a file of theirs."""
     found = os.lstat(dest)
     is_own = stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid()
     return is_own and found.st_size == ARGS["size"] and digest(dest) == ARGS["sha256"]

@@ -179,7 +179,7 @@ class ClusterScreen(FilterScreen, ListScreen):
             self.app.push_screen(PreflightDialog(nodes))
 
     def action_kill(self) -> None:
-        """Without marks on all nodes: no rank goes on without the others."""
+        """Without marks on all nodes: no rank can continue without the others."""
         self.top.ask_to_kill(self._marked_nodes())
 
     def to_copy(self) -> str:
