@@ -85,7 +85,7 @@ def run_trial(spec: Spec, progress: Callable[[int, int], None]) -> Measured:
     if spec.threads is not None:
         torch.set_num_threads(spec.threads)
     torch.manual_seed(0)
-    trainee = _Trainee(spec, device)
+    trainee = Trainee(spec, device)
     on_gpu = device.type == "cuda"
     start_bytes = torch.cuda.memory_allocated(device) if on_gpu else status_bytes("VmRSS")
     _reset_peak(device)
@@ -114,7 +114,7 @@ def run_trial(spec: Spec, progress: Callable[[int, int], None]) -> Measured:
     )
 
 
-class _Trainee:
+class Trainee:
     """A model with inputs and an optimizer."""
 
     def __init__(self, spec: Spec, device: torch.device) -> None:

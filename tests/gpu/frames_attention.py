@@ -1,0 +1,86 @@
+"""Attention over a few frames: one Triton kernel for each direction, on tensors as they lie.
+
+Temporal attention has one key for an image and 120 for 16 seconds. Flash attention pads such rows
+to 128, and its backward pass keeps an fp32 accumulator of 128 rows for each: 54 GB for 144p images
+at Open-Sora's batch size. Here a program takes as many whole sequences as fill its block of rows
+and masks what belongs to another one. Everything it reads is read once, each gradient is written
+once, without accumulators or atomics, so the same inputs give the same bits on every run.
+
+Triton is imported with the first call: a CPU build of torch does not have it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# B batch · T frames · S places of a frame · N heads · E width of a head
+MOST_FRAMES = 128  # rows of a block; flash attention wastes nothing on longer sequences
+MOST_WIDTH = 128
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def is_usable(q_BTSNE: Tensor) -> bool:
+    """Whether `frames_attention` takes these queries here."""
+    _, frames, _, _, width = q_BTSNE.shape
+    fits = frames <= MOST_FRAMES and width <= MOST_WIDTH and q_BTSNE.dtype in _DTYPES
+    return fits and (q_BTSNE.is_cuda or _is_interpreted()) and _has_triton()
+
+
+def frames_attention(q_BTSNE: Tensor, k_BTSNE: Tensor, v_BTSNE: Tensor) -> Tensor:
+    """softmax(q k^T / sqrt(E)) v over the frames of each place and head, [B, T, S, N, E].
+
+    The last axis of each must be contiguous; the others may lie anyhow. Needs `is_usable`.
+    """
+    return _attention(q_BTSNE, k_BTSNE, v_BTSNE)
+
+
+@torch.library.custom_op("gpu_test::frames_attention", mutates_args=())
+def _attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    from tests.gpu import frames_kernels
+
+    return frames_kernels.forward(q, k, v)
+
+
+@torch.library.custom_op("gpu_test::frames_attention_backward", mutates_args=())
+def _gradients(q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    from tests.gpu import frames_kernels
+
+    return frames_kernels.backward(q, k, v, grad)
+
+
+@_attention.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return q.new_empty(q.shape)
+
+
+@_gradients.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return q.new_empty(q.shape), q.new_empty(q.shape), q.new_empty(q.shape)
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return _gradients(*ctx.saved_tensors, grad)
+
+
+_attention.register_autograd(_backward, setup_context=_keep)
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+@functools.cache
+def _is_interpreted() -> bool:
+    """Triton's interpreter runs kernels on a CPU, for tests."""
+    return os.environ.get("TRITON_INTERPRET") == "1"

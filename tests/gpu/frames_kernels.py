@@ -1,0 +1,137 @@
+"""The kernels of `frames_attention`; importing this needs Triton.
+
+A program has GROUP whole sequences of T frames in a block of ROWS rows. Row r is frame r % T of
+sequence r // T, rows behind the last sequence are masked. Sequences are counted over batch, place
+and head, heads fastest: they lie side by side, so neighbouring programs read neighbouring bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _rows(strides, frames, places, heads, sequences, GROUP: tl.constexpr, ROWS: tl.constexpr):
+    """Offset of each row; which sequence of the block it is of; whether there is one.
+
+    Strides come in eighths: the compiler then knows that a row begins at a multiple of 16 bytes.
+    """
+    row = tl.arange(0, ROWS)
+    inside = row // frames
+    number = tl.program_id(0).to(tl.int64) * GROUP + inside
+    exists = (inside < GROUP) & (number < sequences)
+    head = number % heads
+    place = number // heads % places
+    batch = number // heads // places
+    at = batch * strides[0] + row % frames * strides[1] + place * strides[2] + head * strides[3]
+    return at * 8, inside, exists
+
+
+@triton.jit
+def _load(pointer, at, exists, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
+    column = tl.arange(0, COLUMNS)
+    mask = exists[:, None] & (column < WIDTH)[None, :]
+    return tl.load(pointer + at[:, None] + column[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def _store(pointer, at, exists, value, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
+    column = tl.arange(0, COLUMNS)
+    mask = exists[:, None] & (column < WIDTH)[None, :]
+    value = value.to(pointer.dtype.element_ty)
+    tl.store(pointer + at[:, None] + column[None, :], value, mask=mask)
+
+
+@triton.jit
+def _weights(q, k, inside, exists, scale):
+    """Softmax of the scores in fp32, [ROWS, ROWS]; 0 between sequences."""
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+    same = (inside[:, None] == inside[None, :]) & exists[None, :]
+    scores = tl.where(same, scores, -1e30)
+    weights = tl.where(same, tl.exp(scores - tl.max(scores, 1)[:, None]), 0.0)
+    total = tl.sum(weights, 1)
+    return weights / tl.where(total > 0, total, 1.0)[:, None]
+
+
+@triton.jit
+def _forward(
+    q_ptr, k_ptr, v_ptr, out_ptr, q_strides, k_strides, v_strides, out_strides,
+    scale, frames, places, heads, sequences,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    at_q, inside, exists = _rows(q_strides, frames, places, heads, sequences, GROUP, ROWS)
+    at_k, _, _ = _rows(k_strides, frames, places, heads, sequences, GROUP, ROWS)
+    at_v, _, _ = _rows(v_strides, frames, places, heads, sequences, GROUP, ROWS)
+    at_out, _, _ = _rows(out_strides, frames, places, heads, sequences, GROUP, ROWS)
+    q = _load(q_ptr, at_q, exists, WIDTH, COLUMNS)
+    k = _load(k_ptr, at_k, exists, WIDTH, COLUMNS)
+    v = _load(v_ptr, at_v, exists, WIDTH, COLUMNS)
+    weights = _weights(q, k, inside, exists, scale)
+    out = tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+    _store(out_ptr, at_out, exists, out, WIDTH, COLUMNS)
+
+
+@triton.jit
+def _backward(
+    q_ptr, k_ptr, v_ptr, grad_ptr, dq_ptr, dk_ptr, dv_ptr,
+    q_strides, k_strides, v_strides, grad_strides, d_strides,
+    scale, frames, places, heads, sequences,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    at_q, inside, exists = _rows(q_strides, frames, places, heads, sequences, GROUP, ROWS)
+    at_k, _, _ = _rows(k_strides, frames, places, heads, sequences, GROUP, ROWS)
+    at_v, _, _ = _rows(v_strides, frames, places, heads, sequences, GROUP, ROWS)
+    at_grad, _, _ = _rows(grad_strides, frames, places, heads, sequences, GROUP, ROWS)
+    at_d, _, _ = _rows(d_strides, frames, places, heads, sequences, GROUP, ROWS)
+    q = _load(q_ptr, at_q, exists, WIDTH, COLUMNS)
+    k = _load(k_ptr, at_k, exists, WIDTH, COLUMNS)
+    grad = _load(grad_ptr, at_grad, exists, WIDTH, COLUMNS)
+    weights = _weights(q, k, inside, exists, scale)
+    d_v = tl.dot(tl.trans(weights.to(grad.dtype)), grad, input_precision="ieee")
+    _store(dv_ptr, at_d, exists, d_v, WIDTH, COLUMNS)
+    v = _load(v_ptr, at_v, exists, WIDTH, COLUMNS)
+    d_weights = tl.dot(grad, tl.trans(v), input_precision="ieee")
+    d_scores = weights * (d_weights - tl.sum(weights * d_weights, 1)[:, None]) * scale
+    d_scores = d_scores.to(q.dtype)
+    d_q = tl.dot(d_scores, k, input_precision="ieee")
+    _store(dq_ptr, at_d, exists, d_q, WIDTH, COLUMNS)
+    d_k = tl.dot(tl.trans(d_scores), q, input_precision="ieee")
+    _store(dk_ptr, at_d, exists, d_k, WIDTH, COLUMNS)
+
+
+def forward(q_BTSNE: Tensor, k_BTSNE: Tensor, v_BTSNE: Tensor) -> Tensor:
+    out = q_BTSNE.new_empty(q_BTSNE.shape)
+    _launch(_forward, [q_BTSNE, k_BTSNE, v_BTSNE, out], strided=4)
+    return out
+
+
+def backward(
+    q_BTSNE: Tensor, k_BTSNE: Tensor, v_BTSNE: Tensor, grad_BTSNE: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    d_q, d_k, d_v = (q_BTSNE.new_empty(q_BTSNE.shape) for _ in range(3))
+    _launch(_backward, [q_BTSNE, k_BTSNE, v_BTSNE, grad_BTSNE, d_q, d_k, d_v], strided=5)
+    return d_q, d_k, d_v
+
+
+def _launch(kernel: Any, tensors: list[Tensor], strided: int) -> None:
+    """`strided` first tensors with strides of their own; those behind have the last one's."""
+    tensors = [t if _is_aligned(t) else t.contiguous() for t in tensors]
+    batch, frames, places, heads, width = tensors[0].shape
+    rows = max(16, triton.next_power_of_2(frames))  # a matrix product takes at least 16
+    group = rows // frames
+    sequences = batch * places * heads
+    strides = [tuple(s // 8 for s in tensor.stride()[:4]) for tensor in tensors[:strided]]
+    kernel[(triton.cdiv(sequences, group),)](
+        *tensors, *strides, width**-0.5, frames, places, heads, sequences,
+        GROUP=group, ROWS=rows, WIDTH=width, COLUMNS=max(16, triton.next_power_of_2(width)),
+        num_warps=8 if rows > 64 else 4 if rows > 16 else 1,
+    )  # fmt: skip
+
+
+def _is_aligned(tensor: Tensor) -> bool:
+    *strides, last = tensor.stride()
+    return last == 1 and all(stride % 8 == 0 for stride in strides)

@@ -1,0 +1,50 @@
+"""Errors of the Triton kernels against fp64, as JSON: run it with TRITON_INTERPRET=1 on a CPU."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import torch
+import torch.nn.functional as F
+
+from tests.gpu.frames_attention import frames_attention, is_usable
+
+# Clips, frames, places, heads, width of a head: one frame, sequences that share a block, and a long one.
+SHAPES = [
+    (2, 1, 5, 4, 72),
+    (1, 5, 7, 3, 72),
+    (2, 15, 3, 2, 72),
+    (1, 120, 2, 2, 72),
+    (3, 17, 3, 2, 16),
+]
+
+
+def errors(shape: tuple[int, ...], dtype: torch.dtype) -> list[float]:
+    """Relative to the largest value: of the output and of three gradients."""
+    batch, frames, places, heads, width = shape
+    qkv = torch.randn(batch, frames, places, 3, heads, width, dtype=dtype)
+    parts = [part.detach().requires_grad_() for part in qkv.unbind(3)]  # slices of one tensor
+    assert is_usable(parts[0])
+    out = frames_attention(*parts)
+    grad = torch.randn_like(out)
+    given = [out.detach(), *torch.autograd.grad(out, parts, grad)]
+
+    exact = [part.detach().double().requires_grad_() for part in parts]
+    moved = [part.permute(0, 2, 3, 1, 4) for part in exact]
+    wanted_out = F.scaled_dot_product_attention(*moved).permute(0, 3, 1, 2, 4)
+    wanted = [wanted_out.detach(), *torch.autograd.grad(wanted_out, exact, grad.double())]
+    return [
+        float((a.double() - b).abs().max() / b.abs().max().clamp(min=1e-9))
+        for a, b in zip(given, wanted, strict=True)
+    ]
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    dtypes = {"fp32": torch.float32, "fp16": torch.float16}  # bf16 products fail in the interpreter
+    found = {
+        f"{name} {shape}": errors(shape, dtype)
+        for shape, (name, dtype) in itertools.product(SHAPES, dtypes.items())
+    }
+    print(json.dumps(found))

@@ -1,0 +1,262 @@
+"""What a training step should take on a GPU, by arithmetic: FLOP and bytes of every operation.
+
+One spatial and one temporal block run forward and backward on torch's meta device, which computes
+shapes only. An operation takes the longer of two times: its FLOP at the card's peak, its bytes at
+the card's bandwidth, each at the share that kernels reach. Two bounds come of it: `eager`, where
+every operation reads its inputs from memory and writes its outputs, and `fused`, where what
+elementwise operations hand to each other stays in registers, as a perfect compiler would do it.
+Launches, communication and the optimizer are not in it.
+
+    python -m tests.gpu.roofline
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from trainer.models.flops import flops_by_part
+from trainer.models.stdit import STDiT3Block
+from trainer.models.stdit_config import PRESETS, STDiT3Config
+
+# B batch · T,S frames and places of the token grid · L text tokens · D width · N heads · E of a head
+# Shares of a card's peaks: products of XL/2's widths, attention with heads of 72 (flash pads them to
+# 96 or 128), and reading and writing. Estimates until a card has measured them.
+PRODUCT_SHARE, ATTENTION_SHARE, MEMORY_SHARE = 0.65, 0.35, 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A GPU by its data sheet: bf16 FLOP/s with fp32 accumulation, bytes/s of its memory."""
+
+    flops: float
+    bandwidth: float
+
+
+@dataclass(slots=True)
+class Operation:
+    """One operation: FLOP (0: elementwise, a reduction or a copy) and the storages it touches."""
+
+    name: str
+    flops: float
+    attention: bool
+    reads: dict[int, int]  # storage -> bytes
+    writes: dict[int, int]
+
+    def seconds(self, card: Card) -> float:
+        share = ATTENTION_SHARE if self.attention else PRODUCT_SHARE
+        traffic = sum(self.reads.values()) + sum(self.writes.values())
+        return max(self.flops / (card.flops * share), traffic / (card.bandwidth * MEMORY_SHARE))
+
+
+class _Recorder(TorchDispatchMode):
+    """Lists the operations that run under it. Storages are kept, so that no number comes twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[Operation] = []
+        self._kept: list[torch.UntypedStorage] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func.is_view or func.overloadpacket in _FREE:
+            return out
+        flops, attention = 0.0, func.overloadpacket in _ATTENTION
+        if attention:
+            query, key = args[0], args[1]
+            flops = _ATTENTION[func.overloadpacket] * 2.0 * query.numel() * key.shape[-2]
+        elif func.overloadpacket in flop_registry:
+            flops = flop_registry[func.overloadpacket](*args, **(kwargs or {}), out_val=out)
+        written = self._bytes(out)
+        reads = {at: size for at, size in self._bytes((args, kwargs)).items() if at not in written}
+        self.operations.append(Operation(func.name(), flops, attention, reads, written))
+        return out
+
+    def _bytes(self, tree: Any) -> dict[int, int]:
+        found: dict[int, int] = {}
+        for tensor in tree_leaves(tree):
+            if isinstance(tensor, Tensor):
+                storage = tensor.untyped_storage()
+                self._kept.append(storage)
+                size = tensor.numel() * tensor.element_size()
+                found[storage._cdata] = max(found.get(storage._cdata, 0), size)
+        return found
+
+
+def eager_seconds(operations: Iterable[Operation], card: Card) -> float:
+    return sum(operation.seconds(card) for operation in operations)
+
+
+def fused_seconds(operations: list[Operation], card: Card) -> float:
+    """With elementwise operations that follow each other in one kernel.
+
+    A tensor that one of them makes is written when a product, the backward pass or nobody in the
+    same run of elementwise operations reads it; it is read once in each such run.
+    """
+    read_later = _last_reads(operations)
+    seconds, run_reads = 0.0, set[int]()
+    made: dict[int, int] = {}  # in this run: storage -> bytes
+
+    def end_run(number: int) -> float:
+        run_reads.clear()
+        written = sum(size for at, size in made.items() if read_later.get(at, -1) >= number)
+        made.clear()
+        return written / (card.bandwidth * MEMORY_SHARE)
+
+    for number, operation in enumerate(operations):
+        if operation.flops:
+            seconds += end_run(number) + operation.seconds(card)
+            continue
+        new = {at: size for at, size in operation.reads.items() if at not in made}
+        traffic = sum(size for at, size in new.items() if at not in run_reads)
+        run_reads.update(new)
+        made.update(operation.writes)
+        seconds += traffic / (card.bandwidth * MEMORY_SHARE)
+    return seconds + end_run(len(operations))
+
+
+def _last_reads(operations: list[Operation]) -> dict[int, int]:
+    return {at: number for number, operation in enumerate(operations) for at in operation.reads}
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCost:
+    """A block's forward and backward operations, in the order they run."""
+
+    forward: list[Operation] = field(repr=False)
+    backward: list[Operation] = field(repr=False)
+
+    @property
+    def flops(self) -> float:
+        """Of forward and backward pass."""
+        return sum(operation.flops for operation in (*self.forward, *self.backward))
+
+
+def block_cost(
+    config: STDiT3Config, batch: int, frames: int, places: int, text: int, temporal: bool
+) -> BlockCost:
+    """Of one bf16 block over a token grid of `frames` x `places`, captions of `text` tokens."""
+    width = config.hidden_size
+    with torch.device("meta"), _as_operations():
+        block = STDiT3Block(config, temporal, 0.0).to(torch.bfloat16)
+        x, y, t = (
+            torch.empty(*shape, width, dtype=torch.bfloat16, requires_grad=True)
+            for shape in ((batch, frames, places), (batch, text), (batch, 1, 6))
+        )
+        pairs = width // config.num_heads // 2
+        rotation = (torch.empty(frames, pairs), torch.empty(frames, pairs)) if temporal else None
+        with _Recorder() as forward:
+            out = block(x, y, None, t, rotation)
+        grad = torch.empty_like(out)
+        with _Recorder() as backward:
+            out.backward(grad)
+    return BlockCost(forward.operations, backward.operations)
+
+
+@torch.library.custom_op("gpu_test::roofline_attention", mutates_args=())
+def _attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    raise NotImplementedError("only counted")
+
+
+@torch.library.custom_op("gpu_test::roofline_attention_backward", mutates_args=())
+def _attention_backward(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, grad: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    raise NotImplementedError("only counted")
+
+
+@_attention.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return q.new_empty(q.shape)
+
+
+@_attention_backward.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, out: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+_attention.register_autograd(
+    lambda ctx, grad: _attention_backward(*ctx.saved_tensors, grad),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs, output),
+)
+
+# Products of a forward and a backward pass: scores and values; five in flash's, which makes the
+# scores again.
+_ATTENTION = {
+    torch.ops.gpu_test.roofline_attention: 2.0,
+    torch.ops.gpu_test.roofline_attention_backward: 5.0,
+}
+_FREE = {torch.ops.aten.detach, torch.ops.aten.empty, torch.ops.aten.empty_like}
+_FREE |= {torch.ops.aten.new_empty, torch.ops.aten.empty_strided}
+
+
+@contextmanager
+def _as_operations() -> Iterator[None]:
+    """Attention as one operation: torch's own is made of other ones on the meta device."""
+    own = F.scaled_dot_product_attention
+
+    def counted(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None) -> Tensor:
+        return _attention(q, k, v)
+
+    F.scaled_dot_product_attention = counted  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        F.scaled_dot_product_attention = own
+
+
+# Open-Sora's stage 1 at the batch sizes of the recipe: clips, latent frames, height, width.
+BUCKETS = {
+    "360p:51": (8, 15, 45, 80),
+    "360p:102": (4, 30, 45, 80),
+    "144p:51": (57, 15, 18, 32),
+    "144p:1": (475, 1, 18, 32),
+    "720p:51": (2, 15, 90, 160),
+}
+H100 = Card(flops=989.4e12, bandwidth=3.35e12)
+TEXT_TOKENS = 300
+
+
+def predict(config: STDiT3Config, card: Card) -> list[tuple[str, str, float, float, float, float]]:
+    """(bucket, bound, forward s, backward s, MFU if all is recomputed, MFU if all is kept)."""
+    rows = []
+    for name, (batch, frames, height, width) in BUCKETS.items():
+        _, ph, pw = config.patch_size
+        places = -(-height // ph) * -(-width // pw)
+        costs = [block_cost(config, batch, frames, places, TEXT_TOKENS, t) for t in (False, True)]
+        parts = flops_by_part(config, batch, frames, height, width, TEXT_TOKENS)
+        flops = 3 * (parts.spatial_block + parts.temporal_block)
+        for bound, seconds in (("eager", eager_seconds), ("fused", fused_seconds)):
+            forward = config.depth * sum(seconds(cost.forward, card) for cost in costs)
+            backward = config.depth * sum(seconds(cost.backward, card) for cost in costs)
+            work = config.depth * flops / card.flops
+            shares = work / (2 * forward + backward), work / (forward + backward)
+            rows.append((name, bound, forward, backward, *shares))
+    return rows
+
+
+def main() -> None:
+    config = STDiT3Config(**PRESETS["STDiT3-XL/2"])
+    print("STDiT3-XL/2 on an H100, bf16, by arithmetic: blocks only")
+    print(
+        f"{'bucket':<10}{'bound':<8}{'forward s':>10}{'backward s':>12}{'MFU':>14}{'MFU, kept':>11}"
+    )
+    for name, bound, forward, backward, recomputed, kept in predict(config, H100):
+        print(
+            f"{name:<10}{bound:<8}{forward:>10.2f}{backward:>12.2f}{recomputed:>14.1%}{kept:>11.1%}"
+        )
+
+
+if __name__ == "__main__":
+    main()
