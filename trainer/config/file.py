@@ -181,8 +181,9 @@ def _lines(path: Path) -> dict[Key, int]:
             entries = [(word.arg, word.value.lineno, word.value) for word in node.keywords]
         for name, line, value in entries:
             if name is not None:
-                found[(*key, str(name))] = line
-                walk(value, (*key, str(name)))
+                place = (*key, str(name))
+                found[place] = line
+                walk(value, place)
 
     for statement in ast.parse(path.read_bytes()).body:
         if isinstance(statement, ast.Assign):

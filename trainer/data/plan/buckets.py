@@ -191,8 +191,9 @@ class Buckets:
                     taken = kept = fits
                 else:
                     one, two = draw(fits + first_row, index)
+                    take: NDArray[np.bool_] = np.ones(len(one), bool)
                     if slot.take is None:
-                        take, two = np.ones(len(one), bool), one
+                        two = one
                     else:
                         take = one >= slot.take if skips else one <= slot.take
                     taken, kept = fits[take], fits[take & ((two < slot.keep) | (slot.keep >= 1))]
