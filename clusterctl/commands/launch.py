@@ -40,7 +40,7 @@ _launch_options = with_options(
     click.option("--share", metavar="GROUP", default="", help="Let this group read the run directory. Default: only you."),
     click.option("--grace", "grace_s", type=Duration(0), default=30.0, show_default=True, help="Seconds from Ctrl-C to SIGKILL: time for a checkpoint."),
     click.option("--start-timeout", "start_s", type=Duration(0), default=900.0, show_default=True, help="Seconds to the first step; 0 is no limit."),
-    click.option("--hang-timeout", "hang_s", type=Duration(0), default=600.0, show_default=True, help="Seconds without a step (or 5 times the longest of late; 3 times that in a save) until the run is stopped; 0 is no limit."),
+    click.option("--hang-timeout", "hang_s", type=Duration(0), default=600.0, show_default=True, help="Seconds without a step (or 5 times the longest recent one; 3 times that in a save) until the run is stopped; 0 is no limit."),
     click.option("--look", "look_s", type=Duration(0), default=30.0, show_default=True, help="Seconds that such a stop may wait for the stacks of all ranks; 0 takes none."),
     click.option("--min-free", "min_free_gib", type=Number(0), default=20.0, show_default=True, help="GiB that must be free in --outputs."),
     click.option("--skip-preflight", is_flag=True, help="Start although checks fail."),

@@ -67,7 +67,9 @@ class Timing:
     """Seconds that the supervisor and the agents wait for something."""
 
     start_s: float = 900.0  # from the start of the ranks to the first StepRecord; 0: no limit
-    hang_s: float = 600.0  # without a step after that, or 5 times the longest of late; 0: no limit
+    hang_s: float = (
+        600.0  # without a step after that, or 5 times the longest recent one; 0: no limit
+    )
     look_s: float = 30.0  # that a stop for one of these two may wait for the stacks; 0: none taken
     grace_s: float = 30.0  # an orderly stop: from SIGTERM to SIGKILL, time for a checkpoint
     fail_grace_s: float = 3.0  # the same after a rank has died: its peers have nothing to save

@@ -215,7 +215,7 @@ def _gpu(index: int, moving: Any, still: _Still) -> Gpu | None:
         return None
     power, util, used, degrees, mhz, bits = moving
     if {*map(type, moving)} != _ALL_INTS or max(moving) > 2**53 or min(moving) < -(2**53):
-        # A card that has no answer for something, or a value that is no number.
+        # A card that has no answer for something, or a value that is not a number.
         power, util, used, degrees, mhz = map(_number, moving[:5])
     util = None if util is None else util / 100
     used = None if used is None else used * MIB

@@ -28,7 +28,9 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 def is_usable(q_BTSNE: Tensor) -> bool:
     """Whether `frames_attention` takes these queries here."""
     _, frames, _, _, width = q_BTSNE.shape
-    fits = frames <= MOST_FRAMES and width <= MOST_WIDTH and q_BTSNE.dtype in _DTYPES
+    # Rows begin at multiples of 16 bytes: the kernels count strides in eighths.
+    fits = frames <= MOST_FRAMES and width <= MOST_WIDTH and width % 8 == 0
+    fits = fits and q_BTSNE.dtype in _DTYPES
     return fits and (q_BTSNE.is_cuda or _is_interpreted()) and _has_triton()
 
 

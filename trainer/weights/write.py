@@ -1,4 +1,4 @@
-"""Safetensors files written in the memory of one tensor, made aside and renamed when whole.
+"""Safetensors files written in the memory of one tensor, beside their place and renamed when whole.
 
 The library's save_file needs every tensor in memory at once and reports no progress.
 """
