@@ -69,6 +69,7 @@ def test_what_does_not_fit_into_the_time_is_not_run(tmp_path: Path) -> None:
         ("attention", "spatial 8x15x920 math", 1),
         ("attention", "text 8x15x920 x 300 products", 1),
         ("steps", "kernels, eager", 1),
+        ("media", "sampling 360p", 1),
     ],
 )
 def test_groups_run_on_a_cpu(
