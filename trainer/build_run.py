@@ -30,8 +30,7 @@ from trainer.data.plan import state as data_state_of
 from trainer.data.plan.balance import Balance, classes
 from trainer.data.plan.buckets import Buckets
 from trainer.data.plan.costs import costs_by_arithmetic, costs_by_timing, write_costs
-from trainer.data.plan.data_plan import Cursor, DataPlan
-from trainer.data.plan.shared_plan import plan_once
+from trainer.data.plan.data_plan import Cursor, DataPlan, plan_once
 from trainer.engine.agreement import agreed
 from trainer.engine.base import Engine, OptimizerSettings, set_threads
 from trainer.errors import CheckpointError, ConfigError

@@ -200,8 +200,7 @@ def rank_begins(path: Path, how: str) -> dict[str, float]:
     from trainer.data.manifest.shared import read_once
     from trainer.data.plan.balance import Balance, classes
     from trainer.data.plan.buckets import Buckets
-    from trainer.data.plan.data_plan import DataPlan
-    from trainer.data.plan.shared_plan import plan_once
+    from trainer.data.plan.data_plan import DataPlan, plan_once
     from trainer.engine.native import NativeEngine
 
     engine = NativeEngine()
@@ -260,7 +259,7 @@ def compare_rows(folder: Path, rows: int) -> None:
 def compare_ranks(folder: Path, rows: int, ranks: int) -> None:
     path = folder / "many.parquet"
     write(path, rows)
-    forked.preload("trainer.engine.native", "trainer.data.plan.shared_plan")
+    forked.preload("trainer.engine.native", "trainer.data.plan.data_plan")
     for how in (EACH, READ, ONCE):
         port = free_port()
         found = forked.results(

@@ -12,10 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tests.trainer.data.upstream_order import UpstreamBuckets, UpstreamPlan
 from trainer.captions import clean_caption
 from trainer.data.manifest.manifest import Manifest
-from trainer.data.plan.buckets import Buckets
-from trainer.data.plan.data_plan import DataPlan
 from trainer.diffusion.frame_masks import draw_mask
 from trainer.diffusion.rectified_flow import RectifiedFlow, upstream_frames
 from trainer.diffusion.rectified_flow import timestep_transform as transform
@@ -148,7 +147,7 @@ def bucket_ids(
     epoch: int,
     frame_interval: int,
 ) -> list[tuple[str, int, str] | None]:
-    buckets = Buckets.parse(bucket_config, draw="upstream")
+    buckets = UpstreamBuckets.parse(bucket_config)
     cells = buckets.assign(_manifest(rows), seed, epoch, frame_interval)
     return [buckets.cells[cell][:3] if cell >= 0 else None for cell in cells]
 
@@ -163,8 +162,8 @@ def bucket_batches(
     drop_last: bool,
 ) -> list[list[str]]:
     """Without drop_last upstream fills the last step up with the first microbatches."""
-    buckets = Buckets.parse(bucket_config, draw="upstream")
-    plan = DataPlan(_manifest(rows), buckets, seed, drop_last)
+    buckets = UpstreamBuckets.parse(bucket_config)
+    plan = UpstreamPlan(_manifest(rows), buckets, seed, drop_last=drop_last)
     batches = list(plan.epoch(epoch))
     over = len(batches) % num_replicas
     if over:

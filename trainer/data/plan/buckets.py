@@ -17,7 +17,7 @@ import hashlib
 import itertools
 import json
 import numbers
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -32,13 +32,11 @@ from trainer.errors import ConfigError
 
 AREA_SHARE = 0.8  # of a resolution's area that a clip must have
 SEMANTICS = ("open-sora-1.2", "open-sora-2")
-DRAWS = ("hash", "upstream")
 _BLOCK = 1 << 18  # rows placed at once: what a processor's cache holds
 
 Cells = NDArray[np.int32]
 Columns = tuple[Ints, Ints, Ints]  # length, height, width of rows
 Numbers = tuple[NDArray[np.float64], NDArray[np.float64]]  # two from 0 to 1 for each row
-Draw = Callable[[Ints, int], Numbers]  # for these rows at the slot of this index
 
 
 class Bucket(NamedTuple):
@@ -76,23 +74,12 @@ class Buckets:
     slots: tuple[Slot, ...]  # area falling, then frames falling: the order they are tried in
     cells: tuple[Bucket, ...]
     semantics: str = "open-sora-1.2"
-    draw: str = "hash"
 
     @classmethod
-    def parse(
-        cls, bucket_config: Mapping[Any, Any], semantics: str = "open-sora-1.2", draw: str = "hash"
-    ) -> Buckets:
-        """Check a configuration. Raises ConfigError naming the resolution and length at fault.
-
-        `draw` "hash" decides all clips at once from a counter-based hash; "upstream" repeats
-        Open-Sora's decisions exactly, with one numpy generator a clip and length (100x slower).
-        """
+    def parse(cls, bucket_config: Mapping[Any, Any], semantics: str = "open-sora-1.2") -> Buckets:
+        """Check a configuration. Raises ConfigError naming the resolution and length at fault."""
         if semantics not in SEMANTICS:
             raise ConfigError(f"bucket_semantics {semantics!r}: {' or '.join(SEMANTICS)}")
-        if semantics != SEMANTICS[0] and draw == "upstream":
-            raise ConfigError(f"the upstream draw is that of {SEMANTICS[0]}, not of {semantics}")
-        if draw not in DRAWS:
-            raise ConfigError(f"bucket draw {draw!r}: {' or '.join(DRAWS)}")
         if not isinstance(bucket_config, Mapping) or not bucket_config:
             raise ConfigError("bucket_config is empty: which resolutions and lengths to train on?")
         slots: list[Slot] = []
@@ -110,7 +97,7 @@ class Buckets:
                 slots.append(Slot(shape, frames, keep, take, batch_size, len(cells)))
                 for ratio, (height, width) in shape.sizes.items():
                     cells.append(Bucket(shape.name, frames, ratio, height, width, batch_size))
-        return cls(tuple(slots), tuple(cells), semantics, draw)
+        return cls(tuple(slots), tuple(cells), semantics)
 
     @cached_property
     def canonical(self) -> dict[str, Any]:
@@ -119,7 +106,7 @@ class Buckets:
         for slot in self.slots:
             line: list[float | None] = [slot.keep, slot.take, slot.batch_size]
             lines.setdefault(slot.resolution.name, {})[str(slot.frames)] = line
-        return {"semantics": self.semantics, "draw": self.draw, "slots": lines}
+        return {"semantics": self.semantics, "draw": "hash", "slots": lines}
 
     @cached_property
     def hash(self) -> str:
@@ -131,23 +118,16 @@ class Buckets:
 
         A pure function of the manifest's num_frames, height and width, of seed and epoch.
         """
-
-        def hash_draw(rows: Ints, slot: int) -> Numbers:
-            return uniform(rows, seed, epoch, slot, 0), uniform(rows, seed, epoch, slot, 1)
-
-        def upstream_draw(rows: Ints, slot: int) -> Numbers:
-            """Open-Sora's: a generator for every clip and slot, seeded with their number."""
-            seeds = (seed + epoch + row * len(self.cells) + slot for row in rows.tolist())
-            pairs = [np.random.default_rng(number).random(2) for number in seeds]
-            one, two = np.array(pairs, np.float64).reshape(-1, 2).T
-            return one, two
-
-        draw = hash_draw if self.draw == "hash" else upstream_draw
         chosen = np.empty(len(manifest), np.int32)
         for start in range(0, len(manifest), _BLOCK):
             part = slice(start, start + _BLOCK)
-            chosen[part] = self._place(_sizes(manifest, part), start, draw, frame_interval)
+            sizes = _sizes(manifest, part)
+            chosen[part] = self._place(sizes, start, seed, epoch, frame_interval)
         return chosen
+
+    def draw(self, rows: Ints, seed: int, epoch: int, slot: int) -> Numbers:
+        """What decides for these rows at a slot; a counter-based hash, all rows at once."""
+        return uniform(rows, seed, epoch, slot, 0), uniform(rows, seed, epoch, slot, 1)
 
     def reachable(self, manifest: Manifest, frame_interval: int = 1) -> tuple[Ints, Cells]:
         """(rows, cells) of every place that a clip may have in some epoch, under any seed."""
@@ -176,7 +156,9 @@ class Buckets:
             unplaced &= (area < shape.pixels * AREA_SHARE) | here | refused
         return np.concatenate(rows), np.concatenate(cells)
 
-    def _place(self, columns: Columns, first_row: int, draw: Draw, frame_interval: int) -> Cells:
+    def _place(
+        self, columns: Columns, first_row: int, seed: int, epoch: int, frame_interval: int
+    ) -> Cells:
         """Cells of the rows from `first_row` on."""
         length, height, width = columns
         rows, area, skips = len(length), height * width, self.semantics == "open-sora-2"
@@ -190,7 +172,7 @@ class Buckets:
                 if slot.take is None and slot.keep >= 1:
                     taken = kept = fits
                 else:
-                    one, two = draw(fits + first_row, index)
+                    one, two = self.draw(fits + first_row, seed, epoch, index)
                     take: NDArray[np.bool_] = np.ones(len(one), bool)
                     if slot.take is None:
                         two = one

@@ -5,9 +5,8 @@ configuration, seed, epoch), the same for every number of ranks. A step of W ran
 of them, rank r the r-th. So a position is one number, and a run may stop anywhere and go on with
 another W: nothing is repeated and nothing is missed.
 
-Tail policy "drop": what does not fill a last step of W microbatches is left out of this epoch, as
-is what does not fill a bucket's last microbatch. The next epoch has another order, and so leaves
-out other clips.
+What does not fill a bucket's last microbatch, or a last step of W microbatches, is left out of this
+epoch. The next epoch has another order, and so leaves out other clips.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.data.manifest.manifest import Manifest
+from trainer.data.manifest.shared import Ranks, once
 from trainer.data.plan.balance import Balance
 from trainer.data.plan.buckets import Bucket, Buckets
 from trainer.data.plan.content import content_ids
 from trainer.data.plan.counter_rng import Ints, bits
 
 SCHEMA = 2  # goes up when the same inputs give another order
-TAIL = "drop"
 _CLIPS, _ORDER = 1, 2  # words that keep the two shuffles of an epoch apart
 
 
@@ -123,7 +122,6 @@ class DataPlan:
     manifest: Manifest
     buckets: Buckets
     seed: int
-    drop_last: bool = True  # False keeps a bucket's last, smaller microbatch
     frame_interval: int = 1
     balance: Balance | None = None
     left_out: tuple[int, NDArray[np.uint64]] | None = field(default=None, init=False)
@@ -168,24 +166,14 @@ class DataPlan:
         if self.left_out is not None and self.left_out[0] == epoch:
             cells[np.isin(self.content_ids, self.left_out[1])] = -1
         sizes = np.array([bucket.batch_size for bucket in self.buckets.cells], np.int64)
-        if self.buckets.draw == "upstream":
-            from trainer.data.plan.upstream_order import order_epoch  # here: it needs torch
-
-            wanted = dict(enumerate(sizes.tolist()))
-            orders, pairs = order_epoch(cells, wanted, self.seed, epoch, self.drop_last)
-            kinds, firsts = np.array(pairs, np.int64).reshape(-1, 2).T
-        else:
-            orders = self._shuffled(cells, epoch)
-            kinds, firsts = self._cut(orders, sizes, epoch)
+        orders = self.shuffled(cells, epoch)
+        kinds, firsts = self.cut(orders, sizes, epoch)
         if self.balance is not None:
             order = self.balance.order(kinds, self.seed, epoch)
             kinds, firsts = kinds[order], firsts[order]
-        lengths = np.zeros(len(sizes), np.int64)
-        lengths[list(orders)] = [len(order) for order in orders.values()]
-        sizes = np.minimum(sizes[kinds], lengths[kinds] - firsts)
-        return EpochPlan(epoch, orders, kinds, firsts, sizes)
+        return EpochPlan(epoch, orders, kinds, firsts, sizes[kinds])
 
-    def _shuffled(self, cells: NDArray[np.int32], epoch: int) -> dict[int, Ints]:
+    def shuffled(self, cells: NDArray[np.int32], epoch: int) -> dict[int, Ints]:
         """Rows of each cell in the order of their hashes; where those agree, in order of rows."""
         rows = np.flatnonzero(cells >= 0)
         # Cell, hash and row in one number: sorting numbers is many times faster than by keys.
@@ -199,17 +187,31 @@ class DataPlan:
         present, starts = np.unique(keys >> np.uint64(64 - cell_bits), return_index=True)
         return dict(zip(present.tolist(), np.split(rows, starts[1:]), strict=False))
 
-    def _cut(self, orders: Mapping[int, Ints], sizes: Ints, epoch: int) -> tuple[Ints, Ints]:
+    def cut(self, orders: Mapping[int, Ints], sizes: Ints, epoch: int) -> tuple[Ints, Ints]:
         """Microbatches in random order: their cells, and places of their first rows."""
-        kinds, firsts = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-        for cell, rows in orders.items():
-            size = int(sizes[cell])
-            stop = len(rows) - len(rows) % size if self.drop_last else len(rows)
-            firsts.append(np.arange(0, stop, size))
-            kinds.append(np.full(len(firsts[-1]), cell))
-        keys = bits(np.arange(sum(map(len, firsts))), self.seed, epoch, _ORDER)
-        order = np.argsort(keys, kind="stable")
-        return np.concatenate(kinds)[order], np.concatenate(firsts)[order]
+        counts = [len(rows) // int(sizes[cell]) for cell, rows in orders.items()]
+        cells = np.repeat(np.array(list(orders), np.int64), counts)
+        places = np.concatenate([np.empty(0, np.int64), *map(np.arange, counts)])
+        order = np.argsort(bits(np.arange(len(cells)), self.seed, epoch, _ORDER), kind="stable")
+        return cells[order], (places * sizes[cells])[order]
+
+
+def plan_once(ranks: Ranks, plan: DataPlan, epoch: int, ids: bool = False) -> list[str]:
+    """Plan an epoch once on each machine, with `ids` also `plan.content_ids` (collective).
+
+    Returns what to say where it could not be shared. The ranks' plans must be of equal inputs. Each
+    rank plans later epochs itself: for 1.3 million rows 0.7 s of processor time on 8 ranks, 0.4 on
+    192, and 20 MB. To share them ranks would have to meet, and one that has ended (clips that
+    cannot be read) would keep the others waiting.
+    """
+    content: NDArray[np.uint64] | None
+    (made, content), notes = once(
+        ranks, lambda: (plan.epoch(epoch), plan.content_ids if ids else None), "the data plan"
+    )
+    plan.take_over(made)
+    if content is not None:
+        plan.content_ids = content
+    return notes
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from trainer.data.plan.balance import Balance
 from trainer.data.plan.buckets import Buckets
-from trainer.data.plan.data_plan import SCHEMA, TAIL, Cursor, DataPlan
+from trainer.data.plan.data_plan import SCHEMA, Cursor, DataPlan
 from trainer.errors import TrainerError
 
 ON_MISMATCH = ("fail", "reset", "remap", "force")
@@ -71,8 +71,8 @@ def identity(plan: DataPlan) -> dict[str, Any]:
         "buckets_hash": plan.buckets.hash,
         "seed": plan.seed,
         "frame_interval": plan.frame_interval,
-        "drop_last": plan.drop_last,
-        "tail": TAIL,
+        "drop_last": True,
+        "tail": "drop",
         "balance": plan.balance.state() if plan.balance is not None else None,
     }
 
@@ -125,7 +125,7 @@ def difference(plan: DataPlan, state: Mapping[str, Any]) -> str | None:
         return _row_difference(plan, state)
     if state["buckets"] != mine["buckets"]:
         return _bucket_difference(state["buckets"], mine["buckets"])
-    for name in ("seed", "frame_interval", "drop_last", "tail"):
+    for name in ("seed", "frame_interval"):
         if state[name] != mine[name]:
             return f"{name} was {state[name]}, is {mine[name]}"
     epoch, consumed = state["epoch"], state["microbatches_consumed"]
@@ -175,9 +175,8 @@ def _row_difference(plan: DataPlan, state: Mapping[str, Any]) -> str:
 
 
 def _bucket_difference(before: Mapping[str, Any], mine: Mapping[str, Any]) -> str:
-    for name in ("semantics", "draw"):
-        if before.get(name) != mine[name]:
-            return f"bucket {name} was {before.get(name)}, is {mine[name]}"
+    if before.get("semantics") != mine["semantics"]:
+        return f"bucket semantics was {before.get('semantics')}, is {mine['semantics']}"
     old, new = before.get("slots", {}), mine["slots"]
     for resolution in dict.fromkeys([*old, *new]):
         was, has = old.get(resolution, {}), new.get(resolution, {})
@@ -213,8 +212,7 @@ def _balance_difference(plan: DataPlan, before: Any, epoch: int, consumed: int) 
 
 _TYPES: dict[type, tuple[str, ...]] = {
     int: ("schema", "rows", "seed", "frame_interval", "epoch", "microbatches_consumed"),
-    str: ("fingerprint", "tail", "plan_hash"),
-    bool: ("drop_last",),
+    str: ("fingerprint", "plan_hash"),
     dict: ("marks", "buckets"),
 }
 
@@ -234,9 +232,8 @@ def _check_types(state: Mapping[str, Any]) -> None:
         raise _damaged("not an object")
     for expected, names in _TYPES.items():
         for name in names:
-            value = state.get(name)
-            if not isinstance(value, expected) or (expected is int and isinstance(value, bool)):
-                raise _damaged(f"{name} is {value!r}")
+            if type(state.get(name)) is not expected:
+                raise _damaged(f"{name} is {state.get(name)!r}")
     if not _has(state["marks"], stride=int, hashes=list) or state["marks"]["stride"] < 1:
         raise _damaged("marks")
     if min(state["epoch"], state["microbatches_consumed"], state["rows"]) < 0:

@@ -20,8 +20,7 @@ from trainer.data.manifest.texts import PackedTexts
 from trainer.data.plan.balance import Balance
 from trainer.data.plan.buckets import Buckets
 from trainer.data.plan.content import content_ids
-from trainer.data.plan.data_plan import DataPlan
-from trainer.data.plan.shared_plan import plan_once
+from trainer.data.plan.data_plan import DataPlan, plan_once
 
 HEADER = "path,text,num_frames,height,width,fps\n"
 
@@ -99,17 +98,16 @@ def test_numbers_of_shards_are_read_once_and_texts_stay_on_disk(tmp_path, reads)
         np.testing.assert_array_equal(manifest.fps, whole.fps)
 
 
-@pytest.mark.parametrize("draw", ["hash", "upstream"])
 @pytest.mark.parametrize("room", [True, False])
 def test_a_shared_plan_has_all_microbatches_of_one_that_each_rank_makes(
-    tmp_path, monkeypatch, room, draw
+    tmp_path, monkeypatch, room
 ):
     if not room:
         monkeypatch.setattr(shared, "MEMORY", tmp_path / "nowhere")
         monkeypatch.setattr(shared.tempfile, "gettempdir", lambda: str(tmp_path / "nowhere"))
     manifest = read_manifest(a_manifest(tmp_path, 500))
     config = {"144p": {1: (1.0, 5), 51: ((0.9, 0.5), 3)}, "240p": {34: (0.7, 4)}}
-    buckets = Buckets.parse(config, draw=draw)
+    buckets = Buckets.parse(config)
     balance = Balance(4, tuple(range(len(buckets.cells))), {0: (2, 2)})
     before = content_ids(manifest)[::7]
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.trainer.data.rows import manifest_of, random_manifest, read_rows
+from tests.trainer.data.upstream_order import UpstreamBuckets, UpstreamPlan
 from trainer.data.plan.aspect import resolution, size_of
 from trainer.data.plan.buckets import Buckets
 from trainer.data.plan.counter_rng import bits, uniform
@@ -100,9 +101,7 @@ def test_upstream_draw_places_every_row_as_upstream_does(path, case):
     table = json.loads(path.read_text())
     want = table[case]
     config = table["bucket_config"]
-    buckets = Buckets.parse(
-        forced(config) if case.startswith("forced") else config, draw="upstream"
-    )
+    buckets = UpstreamBuckets.parse(forced(config) if case.startswith("forced") else config)
     assert len(buckets.cells) == want["num_bucket"]
     manifest = read_rows(path.parent / table["rows_csv"])
     cells = buckets.assign(manifest, table["seed"], want["epoch"], want["frame_interval"])
@@ -130,7 +129,7 @@ def test_upstream_draw_places_every_row_as_upstream_does(path, case):
 def test_upstream_order_gives_upstream_s_batches_and_resumes(path):
     table = json.loads(path.read_text())
     manifest = read_rows(path.parent / table["rows_csv"])
-    buckets = Buckets.parse(small_batches(table["bucket_config"]), draw="upstream")
+    buckets = UpstreamBuckets.parse(small_batches(table["bucket_config"]))
 
     def names(plan: DataPlan, first: int, step: int) -> list[list[str]]:
         batches = list(plan.epoch(0))[first::step]
@@ -138,14 +137,14 @@ def test_upstream_order_gives_upstream_s_batches_and_resumes(path):
         return [[f"{row}-{b.frames}-{b.height}-{b.width}" for row in rows] for rows, b in shapes]
 
     for case in table["sampler"]:
-        plan = DataPlan(manifest, buckets, table["seed"], case["drop_last"])
+        plan = UpstreamPlan(manifest, buckets, table["seed"], drop_last=case["drop_last"])
         world = case["num_replicas"]
         for rank, want in enumerate(case["batches"]):
             assert names(plan, rank, world)[: len(want)] == want
             if case["drop_last"]:
                 assert plan.steps(Cursor(), world) == len(want)
     for case in table["sampler_resume"]:
-        plan = DataPlan(manifest, buckets, table["seed"])
+        plan = UpstreamPlan(manifest, buckets, table["seed"])
         first = case["state_dict"]["last_micro_batch_access_index"]
         got = names(plan, first, case["num_replicas"])
         assert got[: len(case["first_batches"])] == case["first_batches"]
@@ -248,13 +247,9 @@ def test_wrong_configuration_names_the_entry(config, message):
         Buckets.parse(config)
 
 
-def test_other_semantics_and_draws_are_refused_by_name():
+def test_other_semantics_are_refused_by_name():
     with pytest.raises(ConfigError, match="open-sora-3"):
         Buckets.parse({"360p": {51: (1.0, 1)}}, semantics="open-sora-3")
-    with pytest.raises(ConfigError, match="upstream draw"):
-        Buckets.parse({"360p": {51: (1.0, 1)}}, semantics="open-sora-2", draw="upstream")
-    with pytest.raises(ConfigError, match="hash or upstream"):
-        Buckets.parse({"360p": {51: (1.0, 1)}}, draw="dice")
 
 
 def test_second_number_is_the_chance_to_skip_a_length_in_open_sora_2():

@@ -47,8 +47,6 @@ def test_each_clip_of_a_bucket_is_in_at_most_one_microbatch_and_only_tails_are_l
     for use in uses(epoch, plan.buckets):
         assert use.left_out == use.clips % use.bucket.batch_size
         assert use.clips == use.microbatches * use.bucket.batch_size + use.left_out
-    kept = plan_of(drop_last=False).epoch(0)
-    assert sum(len(batch.rows) for batch in kept) == (cells >= 0).sum()
 
 
 @pytest.mark.parametrize("each", [1, 2, 7, 64])

@@ -25,7 +25,6 @@ from trainer.data.plan.state import DataStateError, balance_before, restore, see
         ({"rows": 400}, r"300 rows then, 400 now; the first difference is in row 301"),
         ({"seed": 9}, "seed was 1, is 9"),
         ({"frame_interval": 2}, "frame_interval was 1, is 2"),
-        ({"drop_last": False}, "drop_last was True, is False"),
         (
             {"config": {**CONFIG, "360p": {51: (1.0, 3), 102: ((0.8, 0.5), 2)}}},
             r"bucket_config\['360p'\]\[51\] was \(1.0, 4\), is \(1.0, 3\)",
@@ -107,7 +106,7 @@ def test_damaged_state_is_refused_by_name(value, key):
         restore(plan, value if not isinstance(value, dict) else {}, NOTHING)
 
 
-ALL = {"144p": {51: (1.0, 4), 1: (1.0, 4)}}  # every clip has a place, whatever it draws
+ALL = {"144p": {51: (1.0, 1), 1: (1.0, 1)}}  # every clip has a place, whatever it draws
 
 
 def whole_plan(rows, seed: int = 1) -> DataPlan:
@@ -115,7 +114,7 @@ def whole_plan(rows, seed: int = 1) -> DataPlan:
     rows, every = np.asarray(rows), random_manifest(400)
     manifest = manifest_of(every.num_frames[rows], every.height[rows], every.width[rows])
     manifest.paths[:] = [f"v/{row}.mp4" for row in rows]
-    return DataPlan(manifest, Buckets.parse(ALL), seed, drop_last=False)
+    return DataPlan(manifest, Buckets.parse(ALL), seed)
 
 
 def paths_of(plan: DataPlan, cursor: Cursor, upto: int | None = None) -> list[str]:
