@@ -124,7 +124,7 @@ def assemble(
     wait_s, background = config.process_group_timeout_s / 2, config.async_io
     saver = Saver(run_dir, engine, **options, background=background, wait_s=wait_s)
     if config.ckpt_every:
-        saver.prepare(engine.weights_to_save())
+        saver.prepare()
     # What continues from the checkpoint; nothing with --start-from-scratch.
     counted = {} if config.start_from_scratch else running
     in_place = bool(counted) and source is not None and source.parent == run_dir

@@ -381,16 +381,9 @@ def save(run: Run, *, background: bool = True) -> None:
     """Begin a checkpoint of this moment, unless there is one (collective)."""
     if run.saved_at == run.step:
         return
-    engine = run.engine
+    position, average = Position(run.loader.cursor.epoch, run.step), run.ema.state_dict()
     with run.clock.phase("checkpoint", run.step):
-        began = time.perf_counter()
-        state, weights = engine.state(), engine.weights_to_save()
-        waited_s = time.perf_counter() - began
-        position, average = Position(run.loader.cursor.epoch, run.step), run.ema.state_dict()
-        tensors = (state, weights, average)
-        done = run.saver.save(
-            position, *tensors, _documents(run), background=background, waited_s=waited_s
-        )
+        done = run.saver.save(position, average, _documents(run), background=background)
     run.saved_at = run.step
     _report(run, done)
 

@@ -25,28 +25,23 @@ from torch import Tensor
 from trainer.checkpoint import files as checkpoint
 from trainer.checkpoint.files import Entries, Position
 from trainer.checkpoint.staging_buffer import PendingCopy, StagingBuffer
-from trainer.engine.base import Engine, EngineState
-from trainer.engine.shards import Shards, write
+from trainer.engine.base import STATE, Engine, EngineState
+from trainer.engine.shards import write
 from trainer.errors import CheckpointError, TrainerError
 from trainer.weights.checkpoints import EMA, MODEL, OPTIMIZER
 
 _POLL_S = 0.2  # how often `finish` asks the other ranks
 LIMIT_S = 1800.0  # a filesystem that hangs ends the run, also when all else is done
-_KINDS = ("master", "exp_avg", "exp_avg_sq")
 _OVERHEAD = 64 << 20  # bytes beside the tensors: documents, indexes, the filesystem's own
 
 
 class _State(enum.IntEnum):
     """Of a rank's save; goes through the exchange of a step as a float."""
 
-    IDLE = 0
-    WORKING = 1
-    WRITTEN = 2
-    SEALED = 3
-    FAILED = 4
+    IDLE, WORKING, WRITTEN, SEALED, FAILED = range(5)
 
 
-Documents = Callable[[], Mapping[str, Any]]  # called on a thread, with what it needs bound to it
+Documents = Callable[[], Mapping[str, Any]]  # called on a thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +63,7 @@ class _Save:
     part: Path  # the folder that it is made in
     documents: Documents
     shapes: Mapping[str, torch.Size]
-    weights: Mapping[str, Tensor]
+    weights: dict[str, Tensor]
     began: float
     stall_s: float = 0.0
     state: _State = _State.WORKING
@@ -80,8 +75,7 @@ class _Save:
     notes: list[str] = field(default_factory=list)
 
     def reach(self, state: _State) -> None:
-        """What failed stays failed, whatever a late thread still does."""
-        if self.state != _State.FAILED:
+        if self.state != _State.FAILED:  # which a late thread does not change
             self.state = state
 
     def fail(self, why: str) -> None:
@@ -116,17 +110,17 @@ class Saver:
         self._save: _Save | None = None
         self._buffer = StagingBuffer()
 
-    def prepare(self, weights: Mapping[str, Tensor] | None) -> None:
-        """Get memory for copies of `weights` and state on a thread, now; not collective."""
-        engine = self._engine
+    def prepare(self) -> None:
+        """Get memory for copies of weights and state on a thread, now."""
+        engine, weights = self._engine, self._engine.weights_to_save() or {}
         if not self._background or not (engine.is_sharded or engine.rank == 0):
             return
         masters = engine.master_params()
         sizes: dict[str, int] = {}
         for name, master in masters:
-            keys = [f"state/{name}/{kind}" for kind in _KINDS] + [f"average/{name}"]
+            keys = [f"state/{name}/{kind}" for kind in ("master", *STATE)] + [f"average/{name}"]
             sizes |= dict.fromkeys(keys, master.nbytes)
-        sizes |= {f"weights/{k}": v.nbytes for k, v in (weights or {}).items() if not v.is_meta}
+        sizes |= {f"weights/{k}": v.nbytes for k, v in weights.items() if not v.is_meta}
         self._buffer.prepare(sizes, pinned=any(master.is_cuda for _, master in masters))
 
     @property
@@ -140,31 +134,31 @@ class Saver:
     def save(
         self,
         position: Position,
-        state: EngineState | None,
-        weights: Mapping[str, Tensor] | None,
         average: Mapping[str, Tensor],
         documents: Documents,
         *,
         background: bool = True,
-        waited_s: float = 0.0,
     ) -> list[Saved]:
         """Begin a checkpoint; returns those that were complete by now. Raises CheckpointError.
 
-        `state` and `average` are this rank's parts, `weights` rank 0's, of which those on the meta
-        device are made of masters. None may change before `hold` has returned. `background=False`
-        needs no copy: it waits until all is written. `waited_s` is what it took to get at them.
+        The engine's state and `average`, this rank's parts, may not change before `hold` has
+        returned. `background=False` needs no copy: it waits until all is written.
         """
         done = self.finish()
         began = time.perf_counter()
+        state, weights = self._engine.state(), self._engine.weights_to_save() or {}
         part = checkpoint.part_of(self._run_dir, position)
-        weights, parts = weights or {}, state.tensors if state else {}
-        if state is None:
-            average = {}
+        parts, average = (state.tensors, average) if state else ({}, {})
         # The average twice: for a while the whole of it lies beside its parts.
         stored = (*parts.values(), *average.values(), *average.values(), *weights.values())
         own = float(sum(tensor.nbytes for tensor in stored))
         need = int(sum(row[0] for row in self._engine.gather([own]))) + _OVERHEAD
-        notes = self._begin(part, need)
+        try:
+            notes = self._engine.run_on_rank0(lambda: checkpoint.begin(part, need))
+        except TrainerError as error:
+            if self._engine.rank == 0:
+                shutil.rmtree(part, ignore_errors=True)  # frees a full disk
+            raise checkpoint.refusal([f"rank 0: {error}"]) from None
         shapes = state.shapes if state else {}
         save = _Save(position, part, documents, shapes, weights, began, notes=notes)
         tensors = {f"state/{key}": value for key, value in parts.items()}
@@ -172,15 +166,15 @@ class Saver:
         tensors |= {f"weights/{k}": v for k, v in weights.items() if not v.is_meta}
         background = background and self._background
         ready = PendingCopy(tensors)
-        self._save = save
 
         def work() -> None:
             held = self._buffer.copy(ready) if background else tensors
             save.copied.set()
             self._write_part(save, state, held)
 
-        self._start(work)
-        save.stall_s = waited_s + time.perf_counter() - began
+        self._save = save
+        self._start(save, work)
+        save.stall_s = time.perf_counter() - began
         if not background:
             done += self.finish()
         return done
@@ -193,7 +187,7 @@ class Saver:
     def hold(self) -> None:
         """Wait, up to the limit, until the state may change: before each update. Not collective."""
         save, began = self._save, time.perf_counter()
-        if save is None or save.copied.is_set():
+        if save is None:
             return
         while not save.copied.wait(_POLL_S):
             save.check_thread()
@@ -219,7 +213,7 @@ class Saver:
             if self._engine.rank == 0:
                 files = {name: entry for entries in every for name, entry in entries.items()}
                 save.state = _State.WORKING
-                self._start(lambda: self._seal(save, files))
+                self._start(save, lambda: self._seal(save, files))
         elif save.is_sealing and states[0] == _State.SEALED:
             self._save = None
             path = self._run_dir / save.position.name
@@ -247,10 +241,7 @@ class Saver:
 
     # --- on threads ---
 
-    def _start(self, work: Callable[[], None]) -> None:
-        save = self._save
-        assert save is not None
-
+    def _start(self, save: _Save, work: Callable[[], None]) -> None:
         def guarded() -> None:
             try:
                 work()
@@ -275,51 +266,31 @@ class Saver:
         def of(kind: str) -> dict[str, Tensor]:
             return {k.removeprefix(kind): v for k, v in held.items() if k.startswith(kind)}
 
-        part, written = save.part, []
+        written = []
         if state is not None:
             place = (state.rank, state.world)
-            written.append(write(part / OPTIMIZER, *place, of("state/"), state.facts))
-            write(part / checkpoint.AVERAGE_PARTS, *place, of("average/"))
-        if self._engine.rank == 0:
-            save.weights = {**save.weights, **of("weights/")}
-            if not any(value.is_meta for value in save.weights.values()):
-                written += checkpoint.write_weights(part / MODEL, save.weights)
-        save.entries = checkpoint.entries(part, written)
+            written.append(write(save.part / OPTIMIZER, *place, of("state/"), state.facts))
+            write(save.part / checkpoint.AVERAGE_PARTS, *place, of("average/"))
+        save.weights |= of("weights/")
+        save.entries = checkpoint.entries(save.part, written)
         save.reach(_State.WRITTEN)
 
     def _seal(self, save: _Save, files: Entries) -> None:
-        part = save.part
-        written = self._write_average(save)
-        if not (part / MODEL).is_dir():
-            written += _write_whole(part / MODEL, save.weights, part / OPTIMIZER, "/master")
+        part, parts = save.part, save.part / checkpoint.AVERAGE_PARTS
+        average = {name: torch.empty(shape, device="meta") for name, shape in save.shapes.items()}
+        written = checkpoint.write_weights(part / EMA, average, parts)
+        masters = part / OPTIMIZER
+        written += checkpoint.write_weights(part / MODEL, save.weights, masters, "/master")
         # No file of them is open: NFS would keep it under another name, and the folder with it.
-        shutil.rmtree(part / checkpoint.AVERAGE_PARTS)
+        shutil.rmtree(parts)
         written += checkpoint.write_documents(part, save.documents())
         final = self._run_dir / save.position.name
         save.notes += checkpoint.seal(part, final, {**files, **checkpoint.entries(part, written)})
         save.notes += checkpoint.forget_old(final, self._keep, self._keep_every)
         save.reach(_State.SEALED)
 
-    def _write_average(self, save: _Save) -> list[Path]:
-        folder = save.part / checkpoint.AVERAGE_PARTS
-        known = Shards(folder)
-        shapes = {name: shape for name, shape in save.shapes.items() if known.has(name)}
-        average = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
-        return _write_whole(save.part / EMA, average, folder, "")
-
-    # --- agreement ---
-
-    def _begin(self, part: Path, need: int) -> list[str]:
-        """Rank 0 makes the folder; what hinders it is raised on all ranks (collective)."""
-        try:
-            return self._engine.run_on_rank0(lambda: checkpoint.begin(part, need))
-        except TrainerError as error:
-            if self._engine.rank == 0:
-                shutil.rmtree(part, ignore_errors=True)  # frees a full disk
-            raise checkpoint.refusal([f"rank 0: {error}"]) from None
-
     def _abandon(self, save: _Save) -> None:
-        """Free the disk; no thread writes any more when the folder goes."""
+        """Free the disk (collective); no thread writes any more when the folder goes."""
         if save.thread is not None:
             save.thread.join(self._wait_s)
         writing = save.thread is not None and save.thread.is_alive()  # in a filesystem that hangs
@@ -327,19 +298,3 @@ class Saver:
         if not any_writing and self._engine.rank == 0:
             shutil.rmtree(save.part, ignore_errors=True)
         self._save = None
-
-
-def _write_whole(
-    target: Path, weights: Mapping[str, Tensor], parts: Path, suffix: str
-) -> list[Path]:
-    """Weights, of which those on the meta device are read from `parts`, one at a time: rank 0 never
-    holds a whole model in fp32."""
-    shards = Shards(parts)
-
-    def whole(name: str) -> Tensor:
-        like = weights[name]
-        if not like.is_meta:
-            return like
-        return shards.read(name + suffix, like.numel(), 0, 1).view(like.shape).to(like.dtype)
-
-    return checkpoint.write_weights(target, weights, whole)

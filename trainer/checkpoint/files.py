@@ -12,7 +12,7 @@ import hashlib
 import json
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from trainer.engine.shards import Shards
 from trainer.errors import CheckpointError
 from trainer.runlog.atomic_file import sync, write_synced
 from trainer.runlog.json_file import read_object
@@ -123,11 +124,18 @@ def seal(part: Path, final: Path, files: Entries) -> list[str]:
 
 
 def write_weights(
-    folder: Path, weights: Mapping[str, Tensor], read: Callable[[str], Tensor] | None = None
+    folder: Path, weights: Mapping[str, Tensor], parts: Path, suffix: str = ""
 ) -> list[Path]:
-    """Whole weights as safetensors with an index; see `write_file` for `read`."""
+    """Safetensors with an index; what is on the meta device is read from `parts`, one at a time."""
+    shards, file = Shards(parts), folder / "model.safetensors"
+
+    def read(name: str) -> Tensor:
+        like = weights[name]
+        if not like.is_meta:
+            return like
+        return shards.read(name + suffix, like.numel(), 0, 1).view(like.shape).to(like.dtype)
+
     folder.mkdir()
-    file = folder / "model.safetensors"
     write_file(file, weights, read=read)
     index = write_index(folder, dict.fromkeys(weights, file.name), total_bytes(weights))
     return [file, index]

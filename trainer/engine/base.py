@@ -1,8 +1,7 @@
 """The interface between a training step and the library that spreads it over ranks.
 
-A loop needs seven verbs: setup, wrap, backward, step, state, load, close, and the view on the
-weights (`master_params`) that the EMA follows. Collectives are here, because every engine does
-them with torch.distributed. Neither the loop nor the model knows which engine runs.
+A loop needs seven verbs: setup, wrap, backward, step, state, load, close, and `master_params`,
+which the EMA follows. Collectives are here: every engine does them with torch.distributed.
 """
 
 from __future__ import annotations
@@ -23,12 +22,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainer.engine.agreement import agreed, attempt, common
-from trainer.engine.joining import ensure_environment
+from trainer.engine.joining import ranks_of_environment
 from trainer.engine.shards import Facts, Shards
 from trainer.errors import EngineError, TrainerError
 
 T = TypeVar("T")
-
 STATE = ("exp_avg", "exp_avg_sq")  # AdamW's, beside the master weights
 _ENGINES = {"colossal": "ColossalEngine", "native": "NativeEngine"}  # by module
 
@@ -76,13 +74,9 @@ class Engine(abc.ABC):
     _optimizer: Any
 
     def __init__(self) -> None:
-        ensure_environment()
-        self.rank = int(os.environ["RANK"])
-        self.world = int(os.environ["WORLD_SIZE"])
-        self.local_rank = int(os.environ["LOCAL_RANK"])
-        self.device = torch.device("cpu")
-        if torch.cuda.is_available():
-            self.device = torch.device("cuda", self.local_rank)
+        self.rank, self.world, self.local_rank = ranks_of_environment()
+        on_gpu = torch.cuda.is_available()
+        self.device = torch.device("cuda", self.local_rank) if on_gpu else torch.device("cpu")
         # torch 2.13 renamed collectives; ColossalAI and we, for older torch, use the old names.
         warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)
 
@@ -120,8 +114,9 @@ class Engine(abc.ABC):
             values = {"master": master} | {kind: own[kind] for kind in STATE if kind in own}
             for kind, value in values.items():
                 tensors[f"{name}/{kind}"] = self._local(value).detach().reshape(-1)
-        facts = Facts(engine=self.name, steps=steps)
-        return EngineState(*self._place, tensors, facts, self._shapes())
+        return EngineState(
+            *self._place, tensors, Facts(engine=self.name, steps=steps), self._shapes()
+        )
 
     def load(self, directory: Path) -> None:
         """Read `state` of any world size, set the weights (collective). Raises CheckpointError."""
@@ -130,7 +125,6 @@ class Engine(abc.ABC):
 
     @torch.no_grad()
     def _read(self, directory: Path) -> None:
-        """This rank's masters and optimizer state; meets no other rank."""
         shards = Shards(directory)
         steps = shards.facts["steps"]
         for name, master, own in self._states():
@@ -147,13 +141,17 @@ class Engine(abc.ABC):
         """Rank and world of the state: of one rank where all have the same."""
         return (self.rank, self.world) if self.is_sharded else (0, 1)
 
+    def _trained(self) -> list[tuple[str, Any]]:
+        """Name and parameter of `module`."""
+        return [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
+
+    def _shapes(self) -> dict[str, torch.Size]:
+        """Of the whole trained parameters."""
+        return {name: parameter.shape for name, parameter in self._trained()}
+
     @abc.abstractmethod
     def _states(self) -> Iterator[tuple[str, Tensor, dict[str, Any]]]:
         """Name, fp32 master and the optimizer's own state of each trained parameter."""
-
-    @abc.abstractmethod
-    def _shapes(self) -> dict[str, torch.Size]:
-        """Of the whole trained parameters."""
 
     @abc.abstractmethod
     def _read_part(self, shards: Shards, name: str, kind: str) -> Tensor:
@@ -200,21 +198,18 @@ class Engine(abc.ABC):
         """The model that was wrapped, without wrapping; its weights in working precision."""
 
     @abc.abstractmethod
-    def weights(self) -> dict[str, Tensor] | None:
-        """The whole model's state in working precision on rank 0 (collective); None elsewhere."""
-
     def weights_to_save(self) -> dict[str, Tensor] | None:
-        """As `weights`; those on the meta device are made of `master_params`, in their dtype."""
-        return self.weights()
+        """Rank 0's whole state in working precision, else None (collective); what is on the meta
+        device is made of `master_params`, in its dtype."""
 
     @abc.abstractmethod
     def master_params(self) -> list[tuple[str, Tensor]]:
         """Name and fp32 master of each trained parameter: this rank's flat part, or the whole."""
 
     @property
-    @abc.abstractmethod
     def is_sharded(self) -> bool:
         """Whether `master_params` are parts that differ between ranks."""
+        return True
 
     @abc.abstractmethod
     def part(self, name: str, whole: Tensor) -> Tensor:
@@ -291,8 +286,8 @@ def build_engine(name: str) -> Engine:
         module = importlib.import_module(f"trainer.engine.{name}")
         return getattr(module, _ENGINES[name])()
     except ModuleNotFoundError as error:
-        hint = "install one of requirements/lock-*.txt with --no-deps"
         text = f"the engine {name} cannot be imported: no module {error.name}"
+        hint = "install one of requirements/lock-*.txt with --no-deps"
         raise EngineError(text, hint=hint) from None
 
 

@@ -18,9 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainer.engine import colossal_cpu
 from trainer.engine.base import Engine, OptimizerSettings
-from trainer.engine.colossal_import import import_colossalai
+from trainer.engine.colossal_import import import_colossalai, use_cpu
 from trainer.engine.joining import joining
 from trainer.engine.shards import Shards, part_of
 from trainer.errors import EngineError
@@ -41,7 +40,7 @@ class ColossalEngine(Engine):
 
     def setup(self, seed: int, timeout_s: float) -> None:
         if self.device.type == "cpu":
-            colossal_cpu.install(self._names)
+            use_cpu(self._names)
         # launch_from_torch passes no timeout on; gloo's is 30 minutes, upstream's loop's 24 hours.
         timeout = timedelta(seconds=timeout_s)
         plain = dist.init_process_group
@@ -155,14 +154,8 @@ class ColossalEngine(Engine):
     def waited_s(self) -> float:
         return self._waited_s
 
-    def weights(self) -> dict[str, Tensor] | None:
+    def weights_to_save(self) -> dict[str, Tensor] | None:
         return dict(self.module.state_dict()) if self.rank == 0 else None
-
-    def _trained(self) -> list[tuple[str, nn.Parameter]]:
-        return [(n, p) for n, p in self.module.named_parameters() if p.requires_grad]
-
-    def _shapes(self) -> dict[str, torch.Size]:
-        return {name: parameter.shape for name, parameter in self._trained()}
 
     def master_params(self) -> list[tuple[str, Tensor]]:
         if not self.is_sharded:
@@ -177,23 +170,24 @@ class ColossalEngine(Engine):
         if not self.is_sharded or self.world == 1:
             yield from self._trimmed(parts)
             return
-        batch: list[tuple[str, Tensor]] = []
+        batch: dict[str, Tensor] = {}
         size = 0
         for name, part in parts:
-            batch.append((name, part))
+            batch[name] = part
             size += part.numel() * self.world
             if size >= _GATHERED:
                 yield from self._gathered(batch)
-                batch, size = [], 0
+                batch, size = {}, 0
         if batch:
             yield from self._gathered(batch)
 
-    def _gathered(self, batch: list[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        flat = torch.cat([part for _, part in batch])
+    def _gathered(self, batch: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        flat = torch.cat(list(batch.values()))
         every = flat.new_empty(self.world * flat.numel())  # gloo takes no second dimension
         dist.all_gather_into_tensor(every, flat)
-        columns = every.view(self.world, -1).split([part.numel() for _, part in batch], dim=1)
-        yield from self._trimmed(zip((name for name, _ in batch), columns, strict=True))
+        lengths = [part.numel() for part in batch.values()]
+        columns = every.view(self.world, -1).split(lengths, dim=1)
+        yield from self._trimmed(zip(batch, columns, strict=True))
 
     def _trimmed(self, padded: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Whole parameters without the padding behind the last part."""

@@ -1,10 +1,12 @@
-"""ColossalAI's names that the engine uses, imported without what only its unused features need.
+"""ColossalAI's names that the engine uses: without its unused features, and on a CPU.
 
 `from colossalai.booster import Booster` takes 8 s (2 cores, warm cache), nearly all of it in
 libraries of features we do not offer: peft and with it bitsandbytes (LoRA), galore_torch (GaLore),
 torch's compiler (fp8 collectives). While ColossalAI is imported, placeholders replace those three
 and torch.compile returns the plain function; the rest of the process sees the real ones. That
 leaves 2 s. A version of ColossalAI that does not import this way is imported the ordinary way.
+
+`use_cpu` is for 0.5.0: its ZeRO code is written for CUDA streams and asserts the device's name.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import torch
 
 
 class _Unused:
-    """Stands for a class of a feature that is not offered: nothing is an instance of it."""
+    """A class of a feature that is not offered: nothing is an instance of it."""
 
 
 def _refuse(*args: Any, **kwargs: Any) -> Any:
@@ -46,7 +48,7 @@ _PLACEHOLDERS: dict[str, dict[str, Any]] = {
 
 @contextlib.contextmanager
 def _placeholders() -> Iterator[None]:
-    put = []
+    put: list[types.ModuleType] = []
     for name, attributes in _PLACEHOLDERS.items():
         top = sys.modules.get(name.partition(".")[0])
         if top is None or top in put:
@@ -79,14 +81,14 @@ def _names() -> types.SimpleNamespace:
     return types.SimpleNamespace(**locals())
 
 
-def import_colossalai(lean: bool = True) -> types.SimpleNamespace:
+def import_colossalai() -> types.SimpleNamespace:
     """ColossalAI's names. Raises ModuleNotFoundError when it is not installed."""
     if importlib.util.find_spec("colossalai") is None:
         raise ModuleNotFoundError("No module named 'colossalai'", name="colossalai")
     already = {name for name in sys.modules if name.startswith("colossalai")}
     with warnings.catch_warnings():  # hints about apex and flash-attention
         warnings.simplefilter("ignore")
-        if lean and not already:
+        if not already:
             try:
                 with _placeholders():
                     return _names()
@@ -95,3 +97,31 @@ def import_colossalai(lean: bool = True) -> types.SimpleNamespace:
                 for name in [n for n in sys.modules if n.startswith("colossalai")]:
                     del sys.modules[name]
         return _names()
+
+
+def use_cpu(names: types.SimpleNamespace) -> None:
+    """Make the CPU ColossalAI's accelerator, with one stream: nothing waits for another."""
+
+    def nothing(*_: Any, **__: Any) -> None: ...
+
+    one_stream = types.SimpleNamespace(wait_stream=nothing, synchronize=nothing)
+
+    class CpuStreams(names.CpuAccelerator):  # type: ignore[misc,name-defined]
+        """ColossalAI's CPU accelerator with the calls that its ZeRO optimizer makes."""
+
+        current_device = staticmethod(lambda: 0)
+        synchronize = staticmethod(nothing)
+        Stream = current_stream = default_stream = staticmethod(lambda *_, **__: one_stream)
+        stream = staticmethod(lambda _: contextlib.nullcontext())
+
+    names.set_accelerator(CpuStreams())
+    names.LowLevelZeroOptimizer._sanity_checks = _sanity_checks
+
+
+def _sanity_checks(optimizer: Any) -> None:
+    """ColossalAI's own check of dtypes, without its check that the device is CUDA or NPU."""
+    for group in optimizer.optim.param_groups:
+        for parameter in group["params"]:
+            if parameter.dtype != optimizer.dtype:
+                kinds = f"{optimizer.dtype} and {parameter.dtype}"
+                raise TypeError(f"weights of {kinds} in one optimizer")

@@ -13,19 +13,19 @@ from trainer.errors import EngineError
 MORE_S = 30.0  # beyond the limit that torch is given: where it notices itself it says more
 
 
-def ensure_environment() -> None:
-    """A process started without a launcher is a run of one rank."""
+def ranks_of_environment() -> tuple[int, int, int]:
+    """Rank, world, local rank; without a launcher this process is made a run of one rank."""
+    if "RANK" not in os.environ:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     names = ("WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-    missing = [name for name in names if name not in os.environ]
-    if "RANK" in os.environ and missing:
+    if missing := [name for name in names if name not in os.environ]:
         raise EngineError(f"RANK is set but not {', '.join(missing)}; start with torchrun")
-    if "RANK" in os.environ:
-        return
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    rank, world, local_rank = (int(os.environ[n]) for n in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    return rank, world, local_rank
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """The engine without ColossalAI: torch's FSDP2, fp32 parts of every parameter on the ranks.
 
 Forward and backward gather one block at a time in working precision; optimizer and EMA work on this
-rank's fp32 rows, and those go to disk as they are. Every engine's files tell the same by the same
-names, so either may continue from the other's checkpoint, at any world size.
+rank's fp32 rows, and those go to disk as they are. Either engine continues from the other's
+checkpoint, at any world size.
 """
 
 from __future__ import annotations
@@ -79,22 +79,11 @@ class NativeEngine(Engine):
     def module(self) -> nn.Module:
         return self._model
 
-    @property
-    def is_sharded(self) -> bool:
-        return True
-
-    def weights(self) -> dict[str, Tensor] | None:
-        return self._weights(frozenset())
-
     def weights_to_save(self) -> dict[str, Tensor] | None:
         """Nothing trained is gathered: of 240 million weights that took a step 0.2 to 4 s."""
-        return self._weights(frozenset(name for name, _ in self._trained()))
-
-    def _weights(self, shapes_only: frozenset[str]) -> dict[str, Tensor] | None:
-        """The state on rank 0 (collective); `shapes_only` on the meta device."""
-        found = {}
+        found, trained = {}, self._shapes()
         for name, value in self._model.state_dict().items():
-            if name in shapes_only:
+            if name in trained:
                 found[name] = torch.empty(value.shape, dtype=self._dtype, device="meta")
                 continue
             whole = value.full_tensor() if isinstance(value, DTensor) else value
@@ -106,7 +95,9 @@ class NativeEngine(Engine):
         return [(name, parameter.to_local().detach()) for name, parameter in self._trained()]
 
     def part(self, name: str, whole: Tensor) -> Tensor:
-        return self._rows(self._parameter(name), whole)
+        """Its rows: FSDP2 cuts the first dimension."""
+        each = -(-whole.shape[0] // self.world)
+        return whole[self.rank * each : (self.rank + 1) * each].contiguous()
 
     def full_params(self, parts: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         for name, part in parts:
@@ -118,39 +109,18 @@ class NativeEngine(Engine):
         for name, parameter in self._trained():
             yield name, parameter.to_local().detach(), self._optimizer.state[parameter]
 
-    def _shapes(self) -> dict[str, torch.Size]:
-        return {name: parameter.shape for name, parameter in self._trained()}
-
     def _read_part(self, shards: Shards, name: str, kind: str) -> Tensor:
-        parameter = self._parameter(name)
+        parameter = self._model.get_parameter(name)
         whole = shards.read(f"{name}/{kind}", parameter.numel(), 0, 1)
-        return self._rows(parameter, whole.view(parameter.shape).to(self.device))
+        return self.part(name, whole.view(parameter.shape).to(self.device))
 
     def _held(self, name: str, part: Tensor) -> DTensor:
-        like = self._parameter(name)
-        mesh, shape, stride = like.device_mesh, like.shape, like.stride()
-        return DTensor.from_local(
-            part, mesh, [Shard(0)], run_check=False, shape=shape, stride=stride
-        )
+        like: Any = self._model.get_parameter(name)
+        whole = {"shape": like.shape, "stride": like.stride()}
+        return DTensor.from_local(part, like.device_mesh, [Shard(0)], run_check=False, **whole)
 
     def _local(self, held: Tensor) -> Tensor:
         return held.to_local() if isinstance(held, DTensor) else held
 
     def _spread(self) -> None:
         """The parameters are the masters."""
-
-    # --- small things ---
-
-    def _trained(self) -> list[tuple[str, DTensor]]:
-        named = self._model.named_parameters()
-        return [(n, p) for n, p in named if p.requires_grad and isinstance(p, DTensor)]
-
-    def _parameter(self, name: str) -> DTensor:
-        parameter = self._model.get_parameter(name)
-        assert isinstance(parameter, DTensor)
-        return parameter
-
-    def _rows(self, parameter: DTensor, whole: Tensor) -> Tensor:
-        """Of a whole tensor, the rows that this rank holds; FSDP2 cuts the first dimension."""
-        each = -(-parameter.shape[0] // self.world)
-        return whole[self.rank * each : (self.rank + 1) * each].contiguous()

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from trainer.errors import CheckpointError
-from trainer.runlog import json_file as jsonfile
+from trainer.runlog.json_file import parse
 from trainer.weights.write import write_file
 
 _NAME = re.compile(r"rank-(\d{5})-of-(\d{5})\.safetensors")
@@ -69,13 +69,10 @@ class Shards:
         self.directory = directory
         try:
             self._files = [safe_open(found[(rank, self.world)], "pt") for rank in range(self.world)]
-            self.facts: Facts = jsonfile.parse(self._files[0].metadata()["facts"])
+            self.facts: Facts = parse(self._files[0].metadata()["facts"])
         except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
             raise CheckpointError(f"{directory} cannot be read: {error}") from None
         self._keys = set(self._files[0].keys())
-
-    def has(self, key: str) -> bool:
-        return key in self._keys
 
     def read(self, key: str, numel: int, rank: int, world: int) -> Tensor:
         """The part that `rank` of `world` holds of a parameter of `numel` elements."""

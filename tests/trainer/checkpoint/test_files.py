@@ -48,6 +48,7 @@ class Rank:
     def __init__(self, group: Together, rank: int, size: int = 1000) -> None:
         self.group, self.rank, self.size = group, rank, size
         self.world = len(group.said)
+        self.weights: Callable[[], dict[str, Tensor]] = weights
 
     def gather_objects(self, value: Any) -> list[Any]:
         self.group.said[self.rank] = value
@@ -82,6 +83,9 @@ class Rank:
         facts, shapes = {"steps": {}}, {"w": torch.Size([1000])}
         return EngineState(self.rank, self.world, tensors, facts, shapes)
 
+    def weights_to_save(self) -> dict[str, Tensor] | None:
+        return None if self.rank else self.weights()
+
     def average(self) -> dict[str, Tensor]:
         return {"w": part_of(torch.arange(1000.0), self.rank, self.world)}
 
@@ -97,12 +101,10 @@ def save(run_dir: Path, step: int, *, sizes: tuple[int, ...] = (1000,), model: C
 
     def work(rank: int) -> None:
         engine = Rank(group, rank, sizes[rank])
+        engine.weights = model
         saver = Saver(run_dir, engine, **options)  # type: ignore[arg-type]
         try:
-            whole = model() if rank == 0 else None
-            done = saver.save(
-                Position(0, step), engine.state(), whole, engine.average(), lambda: {"a.json": step}
-            )
+            done = saver.save(Position(0, step), engine.average(), lambda: {"a.json": step})
             (saved,) = [*done, *saver.finish()]
             results[rank] = saved.path
         except CheckpointError as error:
@@ -175,8 +177,7 @@ def undeletable(folder: Path) -> Iterator[None]:
 
 def saved_by(saver: Saver, step: int) -> Saved:
     """A checkpoint by one rank."""
-    engine = Rank(Together(1), 0)
-    done = saver.save(Position(0, step), engine.state(), weights(), engine.average(), dict)
+    done = saver.save(Position(0, step), Rank(Together(1), 0).average(), dict)
     (saved,) = [*done, *saver.finish()]
     return saved
 
@@ -226,9 +227,8 @@ def test_a_rank_whose_save_hangs_ends_all_within_the_limit(
     def work(rank: int) -> None:
         engine = Rank(group, rank)
         saver = Saver(tmp_path, engine, wait_s=0.5)  # type: ignore[arg-type]
-        whole = weights() if rank == 0 else None
         try:
-            saver.save(Position(0, 1), engine.state(), whole, engine.average(), dict)
+            saver.save(Position(0, 1), engine.average(), dict)
             saver.hold()
             if hangs == "write" and rank == 1:
                 saver._save.fail("No space left on device")  # type: ignore[union-attr]
@@ -418,8 +418,9 @@ def test_training_goes_on_while_a_checkpoint_is_copied_and_written(
     saver = Saver(tmp_path, engine)  # type: ignore[arg-type]
     model, average = {"w": torch.zeros(1000)}, engine.average()
     saver.hold()  # nothing to wait for
-    saver.prepare(model)
-    assert saver.save(Position(0, 1), engine.state(), model, average, lambda: {"a.json": 1}) == []
+    engine.weights = lambda: model
+    saver.prepare()
+    assert saver.save(Position(0, 1), average, lambda: {"a.json": 1}) == []
     assert saver.is_copying  # forward and backward pass
     held = threading.Thread(target=saver.hold)
     held.start()
@@ -444,10 +445,11 @@ def test_training_goes_on_while_a_checkpoint_is_copied_and_written(
 def test_weights_that_have_masters_are_written_from_those(tmp_path: Path, background: bool) -> None:
     engine, master = Rank(Together(1), 0), torch.arange(6.0) / 3
     state = EngineState(0, 1, {"w/master": master}, {}, {"w": torch.Size([2, 3])})
+    engine.state = lambda: state  # type: ignore[method-assign]
     meta = torch.empty((2, 3), dtype=torch.bfloat16, device="meta")
     saver = Saver(tmp_path, engine)  # type: ignore[arg-type]
-    weights = {"w": meta, "buffer": torch.ones(2)}
-    done = saver.save(Position(0, 1), state, weights, {"w": master}, dict, background=background)
+    engine.weights = lambda: {"w": meta, "buffer": torch.ones(2)}
+    done = saver.save(Position(0, 1), {"w": master}, dict, background=background)
     (saved,) = done or saver.finish()
     found = read_weights(saved.path / "model")
     assert torch.equal(found["w"], master.view(2, 3).bfloat16())

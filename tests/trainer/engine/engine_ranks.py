@@ -98,7 +98,9 @@ def save(engine: Engine, folder: Path) -> None:
 
 def state_of(engine: Engine) -> dict[str, Tensor]:
     """On every rank."""
-    return engine.broadcast(engine.weights())
+    whole = dict(engine.full_params(engine.master_params()))
+    saved = (engine.weights_to_save() or {}).items()
+    return engine.broadcast({k: whole[k].to(v.dtype) if v.is_meta else v for k, v in saved})
 
 
 def difference(weights: dict[str, Tensor], other: dict[str, Tensor]) -> float:

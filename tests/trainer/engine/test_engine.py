@@ -237,7 +237,7 @@ def test_half_an_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     for name in ("WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(EngineError, match="RANK is set but not WORLD_SIZE"):
-        joining.ensure_environment()
+        joining.ranks_of_environment()
 
 
 def test_ranks_that_share_cores_get_one_thread_each(monkeypatch: pytest.MonkeyPatch) -> None:
