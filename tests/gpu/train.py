@@ -194,11 +194,12 @@ def _write_clip(path: Path, frames: int, height: int, width: int, seed: int) -> 
     """Noise that moves: 8 x 8 blocks of random colours, shifted by a pixel a frame."""
     import av
     import numpy as np
+    from PIL import Image
 
     colours = np.random.default_rng(seed).integers(0, 255, (height // 8 + 1, width // 8 + 1, 3))
     picture = np.kron(colours, np.ones((8, 8, 1))).astype(np.uint8)[:height, :width]
     if frames == 1:
-        av.VideoFrame.from_ndarray(picture, format="rgb24").to_image().save(path)
+        Image.fromarray(picture).save(path)
         return
     with av.open(str(path), "w") as container:
         stream = container.add_stream("mpeg4", rate=24)
