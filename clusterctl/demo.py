@@ -157,7 +157,7 @@ def _train(
     from clusterctl.launch.supervise import supervise
     from clusterctl.nodes import read_hostfile
     from clusterctl.preflight.run import fix_lines, headline, table_rows
-    from clusterctl.transport.base import Limits
+    from clusterctl.remote.cluster import Cluster
     from clusterctl.transport.paramiko_backend import ParamikoTransport
 
     options = LaunchOptions(
@@ -169,8 +169,8 @@ def _train(
         outputs=outputs,
         min_free_bytes=1 << 30,
     )
-    nodes, transport, limits = read_hostfile(hostfile), ParamikoTransport(), Limits()
-    prepared = prepare(nodes, transport, limits, options, width=len(nodes))
+    cluster = Cluster(read_hostfile(hostfile), ParamikoTransport())
+    prepared = prepare(cluster, options)
     report = prepared.report
     assert report is not None
     say(f"preflight  {headline(report)}")
@@ -180,7 +180,7 @@ def _train(
         for line in fix_lines(report):
             say(f"  {line}")
         raise CouldNotFindOut("preflight says no-go, so nothing was started")
-    plan = plan_launch(nodes, prepared, options, claim=True)
+    plan = plan_launch(cluster.nodes, prepared, options, claim=True)
     steps = 0
 
     def update(state: Any) -> None:
@@ -188,7 +188,7 @@ def _train(
         steps = state.step.step if state.step is not None else 0
         on_update(state)
 
-    result = supervise(plan, transport, on_update=update, limits=limits)
+    result = supervise(plan, cluster, on_update=update)
     if not result.ok:
         lines = [result.reason, *(f"  | {line}" for line in result.last_lines)]
         raise LaunchFailed("\n".join(lines), hint=f"logs: {plan.run_dir}/ranks")

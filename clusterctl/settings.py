@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,17 +17,16 @@ from clusterctl.errors import UsageError
 from clusterctl.nodes import Node, read_hostfile, select
 from clusterctl.output import Output
 from clusterctl.param_types import Duration
-from clusterctl.remote.fanout import WIDTH, Fanout, NodeResult, in_order
+from clusterctl.remote.fanout import WIDTH
 from clusterctl.transport.base import Limits
 
 if TYPE_CHECKING:
+    from clusterctl.remote.cluster import Cluster, Sweep
     from clusterctl.transport.base import Transport
 
 Command = Callable[..., Any]
 Option = Callable[[Command], Command]
 Values = dict[str, Any]
-Answers = list[NodeResult[dict[str, Any]]]
-Sweep = Callable[[Fanout[Any], int], Iterable[NodeResult[Any]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,21 +50,11 @@ class Settings:
 
         return ParamikoTransport(accept_new=self.accept_new)
 
-    def ask(
-        self,
-        nodes: Sequence[Node],
-        verb: str,
-        args: Values | Callable[[Node], Values],
-        sweep: Sweep | None = None,
-        transport: Transport | None = None,
-        **options: Any,
-    ) -> Answers:
-        """What `nodes` answer to a payload verb, in their order; `options` of `run_payload.ask`."""
-        from clusterctl.remote.run_payload import ask
+    def cluster(self, sweep: Sweep) -> Cluster:
+        """The chosen nodes with the ssh backend."""
+        from clusterctl.remote.cluster import Cluster
 
-        transport = transport or self.transport()
-        fanout = ask(nodes, transport, verb, args, limits=self.limits, width=self.width, **options)
-        return in_order(nodes, list(sweep(fanout, len(nodes)) if sweep else fanout))
+        return Cluster(self.nodes(), self.transport(), self.limits, self.width, sweep)
 
 
 PATH = click.Path(path_type=Path)

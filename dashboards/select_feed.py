@@ -81,7 +81,7 @@ def run_of(path: Path) -> Path:
 
 def patience_s(limits: Limits) -> float:
     """Seconds until the slowest node has answered or failed once."""
-    return limits.run_s or limits.tcp_s + limits.handshake_s + limits.channel_s + 5.0
+    return limits.deadline_s(5.0)
 
 
 def live_batches(

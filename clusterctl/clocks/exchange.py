@@ -11,16 +11,15 @@ import itertools
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from clusterctl.errors import TransportError
-from clusterctl.nodes import Node
-from clusterctl.remote.fanout import Fanout
+from clusterctl.remote.cluster import Answers, Cluster
+from clusterctl.remote.fanout import in_order
 from clusterctl.remote.payload import PayloadStream
-from clusterctl.remote.run_payload import converse
-from clusterctl.transport.base import Limits, Transport
+from clusterctl.transport.base import Limits
 
 QUESTIONS = 12
 GOOD_ERROR_S = 0.001  # small enough for a limit of 10 ms
@@ -63,7 +62,7 @@ class HeadClock:
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
+class Times:
     """A node's answers: (sent, its time, received) in seconds, and its wall minus boot time."""
 
     samples: tuple[Triple, ...]
@@ -76,7 +75,7 @@ def ask_time(
     *,
     questions: int = QUESTIONS,
     budget_s: float = BUDGET_S,
-) -> Answers:
+) -> Times:
     """At least one and about `questions` exchanges; more until the bound is good or time is up.
 
     Raises `TransportError` when not even one was answered, `EOFError` when the payload has ended.
@@ -104,7 +103,7 @@ def ask_time(
         samples.append((sent_s, reply["time_s"], received_s))
         best_s = min(best_s, received_s - sent_s)
         wall_minus_boot_s = reply["time_s"] - reply["boottime_s"]
-    return Answers(tuple(samples), wall_minus_boot_s)
+    return Times(tuple(samples), wall_minus_boot_s)
 
 
 def receive_one(
@@ -118,14 +117,12 @@ def receive_one(
             return reply
 
 
-def collect_clocks(
-    nodes: Sequence[Node], transport: Transport, limits: Limits, head: HeadClock, *, width: int
-) -> Fanout[dict[str, Any]]:
-    """A fan-out whose values are envelopes as the census's, with the sections about time.
+def collect_clocks(cluster: Cluster, head: HeadClock) -> Answers:
+    """Envelopes as the census's, with the sections about time.
 
     Each has a `head` with `connect_s` and `samples`.
     """
-    turns = threading.BoundedSemaphore(AT_ONCE)
+    turns, limits = threading.BoundedSemaphore(AT_ONCE), cluster.limits
 
     def talk(stream: PayloadStream, connect_s: float) -> dict[str, Any]:
         is_mine = turns.acquire(timeout=TURN_S)
@@ -141,17 +138,12 @@ def collect_clocks(
         about = {"connect_s": connect_s, "samples": samples}
         return {**envelope, "noise": stream.noise, "head": about}
 
-    return converse(
-        nodes,
-        transport,
-        limits,
-        "clock",
-        lambda node: clock_args(limits),
-        talk,
-        timeout_s=limits.command_s,
-        width=width,
-        start_timeout_s=limits.command_s,
+    timeout_s = limits.command_s
+    args = clock_args(limits)
+    results = cluster.converse(
+        "clock", lambda node: args, talk, timeout_s=timeout_s, start_timeout_s=timeout_s
     )
+    return in_order(cluster.nodes, results)
 
 
 def clock_args(limits: Limits) -> dict[str, Any]:

@@ -21,12 +21,11 @@ from clusterctl.clocks.exchange import HeadClock, ask_time, clock_args, receive_
 from clusterctl.clocks.report import away, signed, span, step_words
 from clusterctl.nodes import Node, counted
 from clusterctl.output import Cell, Output, local_time
-from clusterctl.remote.fanout import WIDTH, NodeResult
+from clusterctl.remote.cluster import Cluster, session
+from clusterctl.remote.fanout import NodeResult
 from clusterctl.remote.followers import Followers
 from clusterctl.remote.payload import PayloadStream
-from clusterctl.remote.run_payload import session
-from clusterctl.settings import Settings
-from clusterctl.transport.base import Connection, Limits, Transport
+from clusterctl.transport.base import Connection
 
 BARS = "▁▂▃▄▅▆▇█"
 PLAIN_BARS = "_.-=+*#@"  # for terminals that cannot show the others
@@ -104,37 +103,23 @@ def sparkline(values: Sequence[float], bars: str = BARS, flat: float = FLAT_S) -
     return "".join(bars[round((value - low) / (high - low) * top)] for value in values)
 
 
-class Watch:
+class Watch(Followers):
     """Samples of all nodes as they come, from `events`; leaving the context ends the channels."""
 
-    def __init__(
-        self,
-        nodes: Sequence[Node],
-        transport: Transport,
-        limits: Limits,
-        interval_s: float,
-        width: int = WIDTH,
-    ) -> None:
+    def __init__(self, cluster: Cluster, interval_s: float) -> None:
+        super().__init__(cluster)
         self.events: queue.SimpleQueue[Sample | Lost] = queue.SimpleQueue()
         self.head = HeadClock()
-        self._limits, self._interval_s = limits, interval_s
-        self._followers = Followers(nodes, transport, limits, self._talk, self._lose, width=width)
+        self._interval_s = interval_s
 
-    def __enter__(self) -> Watch:
-        self._followers.__enter__()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._followers.__exit__()
-
-    def _lose(self, result: NodeResult[Any]) -> None:
+    def report(self, result: NodeResult[Any]) -> None:
         why = result.unreachable
         assert why is not None
         self.events.put(Lost(result.node.name, time.monotonic(), why.phase, why.message))
 
-    def _talk(self, node: Node, connection: Connection) -> None:
-        stop, command_s = self._followers.stop, self._limits.command_s
-        args = clock_args(self._limits)
+    def talk(self, node: Node, connection: Connection) -> None:
+        stop, command_s = self.stop, self.cluster.limits.command_s
+        args = clock_args(self.cluster.limits)
         with session(connection, "clock", args, start_timeout_s=command_s) as stream:
             boot = _boot_id(stream, command_s)
             while not stop.is_set():
@@ -154,15 +139,13 @@ def _boot_id(stream: PayloadStream, timeout_s: float) -> str:
 
 
 def show(
-    settings: Settings, output: Output, limits: Profile, interval_s: float, for_s: float | None
+    cluster: Cluster, output: Output, limits: Profile, interval_s: float, for_s: float | None
 ) -> int:
     """The command's --watch, until its time is up or Ctrl-C; returns the exit code."""
-    nodes = settings.nodes()
-    tracks = {node.name: Track(node.name) for node in nodes}
+    tracks = {node.name: Track(node.name) for node in cluster.nodes}
     started = time.monotonic()
     interrupted = False
-    transport = settings.transport()
-    with Watch(nodes, transport, settings.limits, interval_s, settings.width) as watch:
+    with Watch(cluster, interval_s) as watch:
         screen = Screen(output, limits, interval_s, watch.head)
         try:
             due = started + interval_s

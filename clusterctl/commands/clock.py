@@ -13,7 +13,6 @@ from clusterctl.param_types import Number
 from clusterctl.settings import (
     NO_FOLD,
     NO_RECORD,
-    Answers,
     Settings,
     cluster_command,
     flag,
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from checks.facts import NodeFacts
     from checks.profile import Profile
     from clusterctl.clocks.report import Clocks
+    from clusterctl.remote.cluster import Answers, Cluster
 
 COLUMNS = ["NODE", "OFFSET", "±", "STEP", "STEERED BY", "SOURCES", "FLAGS"]
 MOST_PAIRS = 20
@@ -58,11 +58,12 @@ def command(
     if watch and pairs:
         raise UsageError("--pairs cannot be used with --watch")
     limits = replace(Profile(), clock_skew_warn_s=options["limit_ms"] / 1000)
+    cluster = settings.cluster(output.sweep)
     if watch:
         from clusterctl.clocks.monitor import show
 
-        return show(settings, output, limits, options["interval_s"], options["for_s"])
-    clocks, facts, results = _measure(settings, output, limits, not options["no_memory"])
+        return show(cluster, output, limits, options["interval_s"], options["for_s"])
+    clocks, facts, results = _measure(cluster, output, limits, not options["no_memory"])
     if output.json:
         from clusterctl.clocks.report import to_document
 
@@ -76,7 +77,7 @@ def command(
 
 
 def _measure(
-    settings: Settings, output: Output, limits: Profile, use_record: bool
+    cluster: Cluster, output: Output, limits: Profile, use_record: bool
 ) -> tuple[Clocks, tuple[NodeFacts, ...], Answers]:
     import time
     from pathlib import Path
@@ -84,11 +85,9 @@ def _measure(
     from clusterctl.clocks.exchange import HeadClock, collect_clocks
     from clusterctl.clocks.report import judge, read_clocks
     from clusterctl.preflight import last_census
-    from clusterctl.remote.fanout import in_order
 
-    nodes, head = settings.nodes(), HeadClock()
-    sweep = collect_clocks(nodes, settings.transport(), settings.limits, head, width=settings.width)
-    results = in_order(nodes, list(output.sweep(sweep, len(nodes))))
+    nodes, head = cluster.nodes, HeadClock()
+    results = collect_clocks(cluster, head)
     # Another file than preflight's, which has the error counters beside the clock.
     path = last_census.default_path().with_name("last-clock.json")
     seen = last_census.load(path) if use_record else {}

@@ -66,7 +66,7 @@ def command(
 
     if not Path(python).is_absolute():
         raise UsageError(f"--python {python} is not an absolute path")
-    nodes = settings.nodes()
+    cluster = settings.cluster(output.sweep)
     target = str(out or manifest.with_name(f"{manifest.stem}.{NAMES[verb]}{manifest.suffix}"))
     timeout_s = clip_timeout_s or TIMEOUT_S[verb]
     words = [str(manifest), target, "--clip-timeout-s", f"{timeout_s:g}"]
@@ -76,8 +76,7 @@ def command(
     words += ["--quiet"] if output.quiet else []
     words += ["--json"] if output.json and verb == "check" else []
     job = Job(verb, words, python, workers, timeout_s)
-    spread = Spread(job, nodes, settings.transport(), settings.limits)
-    outcome = spread.run(lambda text: output.warn(text, "warn"))
+    outcome = Spread(job, cluster).run(lambda text: output.warn(text, "warn"))
     if output.json:
         documents = [
             {
@@ -97,7 +96,7 @@ def command(
     if outcome.code == 2:
         return 2  # nothing was started
     output.note(_answers(outcome.answered, output.verbose > 0))
-    if len(outcome.lost) == len(nodes):
+    if len(outcome.lost) == len(outcome.answered):
         output.warn("hint: the nodes need the training environment under the same path:", "bad")
         output.warn("  docs/guide/install.md, clusterctl push, or --python PATH")
     return outcome.exit_code

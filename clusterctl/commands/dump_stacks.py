@@ -18,6 +18,7 @@ from clusterctl.settings import FILE, Settings, cluster_command, with_options
 
 if TYPE_CHECKING:
     from clusterctl.jobs.processes import Pick
+    from clusterctl.remote.cluster import Cluster
     from clusterctl.stacks.diagnose import Diagnosis
     from clusterctl.stacks.model import JobSnapshot
 
@@ -66,19 +67,10 @@ def command(
     sites = Sites(read_sites(sites_file) if sites_file else ())
     names = [one.name for one in fields(DumpOptions) if one.name in options]
     dump_options = DumpOptions(**{name: options[name] for name in names})
-    pick, nodes, transport = make_pick(options), settings.nodes(), settings.transport()
+    pick, cluster = make_pick(options), settings.cluster(output.sweep)
+    is_part = bool(settings.only or settings.without)
     while True:
-        seen = diagnose(
-            nodes,
-            transport,
-            pick,
-            dump_options,
-            limits=settings.limits,
-            width=settings.width,
-            sites=sites,
-            is_part=bool(settings.only or settings.without),
-            sweep=output.sweep,
-        )
+        seen = diagnose(cluster, pick, dump_options, sites=sites, is_part=is_part)
         _refuse_nothing(seen.snapshot, pick)
         if not watch or seen.verdict.kind not in ("moving", "busy"):
             break
@@ -86,7 +78,7 @@ def command(
         time.sleep(dump_options.interval_s)
     native = {}
     if options["native_suspects"]:
-        native = _native(settings, output, seen, dump_options.py_spy, dump_options.sudo)
+        native = _native(cluster, seen, dump_options.py_spy, dump_options.sudo)
     try:
         if speedscope:
             write_speedscope(speedscope, seen.snapshot)
@@ -121,9 +113,7 @@ def _refuse_nothing(snapshot: JobSnapshot, pick: Pick) -> None:
         raise CouldNotFindOut(f"nothing found on {where}: {pick.words()}", hint=hint)
 
 
-def _native(
-    settings: Settings, output: Output, seen: Diagnosis, py_spy: str | None, sudo: bool
-) -> dict[str, str]:
+def _native(cluster: Cluster, seen: Diagnosis, py_spy: str | None, sudo: bool) -> dict[str, str]:
     """C and Python stacks of one process of each class of suspects, by `node pid`."""
     from clusterctl.stacks.diagnose import collect_native
     from clusterctl.stacks.files import native_text
@@ -134,17 +124,13 @@ def _native(
             chosen.setdefault((suspect.proc.role, suspect.proc.stack.coarse), suspect.proc)
     if not chosen:
         return {}
-    by_name = {node.name: node for node in settings.nodes()}
+    by_name = {node.name: node for node in cluster.nodes}
     pids: dict[Any, list[int]] = {}
     for proc in chosen.values():
         pids.setdefault(by_name[proc.node], []).append(proc.pid)
     views = {by_name[view.name]: view.py_spy for view in seen.snapshot.nodes}
-    transport, limits, width = settings.transport(), settings.limits, settings.width
-    fanout = collect_native(
-        pids, transport, views, given=py_spy, sudo=sudo, limits=limits, width=width
-    )
     found = {}
-    for result in output.sweep(fanout, len(pids)):
+    for result in collect_native(cluster, pids, views, given=py_spy, sudo=sudo):
         for pid, (threads, error, _) in (result.value or {}).get("native", {}).items():
             found[f"{result.node.name} {pid}"] = native_text(threads) if threads else error
     return found

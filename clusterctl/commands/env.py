@@ -27,10 +27,9 @@ def command(settings: Settings, output: Output, device: str) -> int:
     from clusterctl.fabric.collect import collect_fabric, no_answers, suggestions
     from clusterctl.fabric.report import suggestion_json, suggestion_lines, unsure_lines
 
-    nodes, limits, width = settings.nodes(), settings.limits, settings.width
-    facts, results = collect_fabric(
-        nodes, settings.transport(), limits, width=width, growth_s=0.0, sweep=output.sweep
-    )
+    cluster = settings.cluster(output.sweep)
+    nodes = cluster.nodes
+    facts, results = collect_fabric(cluster)
     suggested = suggestions(nodes, facts, device)
     if not suggested:
         raise no_answers(results)

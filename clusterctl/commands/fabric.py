@@ -41,18 +41,9 @@ def command(
     from clusterctl.fabric.collect import collect_fabric, suggestions
     from clusterctl.fabric.report import report_fabric, to_document
 
-    nodes = settings.nodes()
-    facts, results = collect_fabric(
-        nodes,
-        settings.transport(),
-        settings.limits,
-        width=settings.width,
-        growth_s=growth_s,
-        sudo=sudo,
-        memory=not no_memory,
-        sweep=output.sweep,
-    )
-    suggested = [one for one in suggestions(nodes, facts, "cuda") if one.name in SHOWN]
+    cluster = settings.cluster(output.sweep)
+    facts, results = collect_fabric(cluster, growth_s=growth_s, sudo=sudo, memory=not no_memory)
+    suggested = [one for one in suggestions(cluster.nodes, facts, "cuda") if one.name in SHOWN]
     report = report_fabric(facts, suggested)
     if output.json:
         output.document("fabric", **to_document(report, facts))

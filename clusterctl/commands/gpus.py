@@ -49,18 +49,15 @@ def command(
     from clusterctl.gpus.poller import Poller, repeat
     from clusterctl.gpus.summary import read_fleet, take_census, to_document
     from clusterctl.preflight.export import read_profile
-    from clusterctl.remote.run_payload import tool_timeout
 
-    limits = settings.limits
     view = View(output, read_profile(options["profile"], {}), processes, no_fold)
-    nodes = settings.nodes()
-    args = {"tool_timeout_s": tool_timeout(limits)}
+    cluster = settings.cluster(output.sweep)
+    args = {"tool_timeout_s": cluster.limits.tool_s}
     if watch:
-        transport, width = settings.transport(), settings.width
         interval_s, for_s = options["interval_s"], options["for_s"]
-        with Poller(nodes, transport, limits, args, interval_s, width) as poller:
+        with Poller(cluster, args, interval_s) as poller:
             return repeat(poller, interval_s, for_s, view.again)
-    results = settings.ask(nodes, "census", args, output.sweep)
+    results = cluster.ask("census", args)
     facts = read_fleet(results)
     census = take_census(facts, view.limits)
     if output.json:

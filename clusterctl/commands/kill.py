@@ -82,9 +82,10 @@ def command(settings: Settings, output: Output, yes: bool, dry_run: bool, **opti
     always with all that descends from it. Exit code 1 when something is left, 3 when a node did not
     confirm, 4 without a yes.
     """
-    pick, transport, sudo = make_pick(options), settings.transport(), options["sudo"]
+    pick, sudo = make_pick(options), options["sudo"]
     order = Order(options["signal_name"], options["grace"])
-    jobs, results = look(pick, settings, transport, sudo=sudo, sweep=output.sweep)
+    cluster = settings.cluster(output.sweep)
+    jobs, results = look(pick, cluster, sudo=sudo)
     one_run(jobs, pick, every=options["every"])
     count = sum(len(job.processes) for job in jobs)
     if not output.json:
@@ -96,7 +97,7 @@ def command(settings: Settings, output: Output, yes: bool, dry_run: bool, **opti
         what = f"{counted(count, 'process')} on {counted(nodes, 'node')} ({order.words()})"
         output.confirm(f"End {what}?", "nothing was ended", yes=yes)
     if not dry_run:
-        ended, more = end(jobs, pick, order, settings, transport, sudo=sudo, sweep=output.sweep)
+        ended, more = end(jobs, pick, order, cluster, sudo=sudo)
         ways = [*results, *more]
     silent = any(job.unreachable for job in jobs)
     code = exit_code(ended) if ended else 3 if silent else 0

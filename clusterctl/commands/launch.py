@@ -14,6 +14,7 @@ import click
 from clusterctl.nodes import counted
 from clusterctl.output import Output
 from clusterctl.param_types import Duration, Number
+from clusterctl.remote.cluster import Cluster
 from clusterctl.settings import PATH, Settings, cluster_command, with_options
 from clusterctl.signal_handlers import handled_by
 from clusterctl.trailing_args import PassingCommand
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from clusterctl.launch.plan import LaunchPlan
     from clusterctl.launch.start import LaunchOptions, Prepared
     from clusterctl.launch.state import RunResult
-    from clusterctl.nodes import Node
 
 _launch_options = with_options(
     click.option("--nproc_per_node", "--nproc-per-node", "ranks", type=click.IntRange(1), help="Ranks on each node. Default: slots= of the hostfile, else its GPUs, else 1."),
@@ -88,16 +88,15 @@ def command(
     timing = {one.name: options.pop(one.name) for one in fields(Timing) if one.name in options}
     min_free_bytes = int(options.pop("min_free_gib") * (1 << 30))
     wanted = LaunchOptions(**options, timing=Timing(**timing), min_free_bytes=min_free_bytes)
-    nodes, transport = settings.nodes(), settings.transport()
+    cluster = settings.cluster(output.sweep)
+    nodes = cluster.nodes
     if env_from_facts:
-        found = _environment_from_facts(output, settings, nodes, transport, wanted)
-        wanted = replace(wanted, facts_env=found)
+        wanted = replace(wanted, facts_env=_environment_from_facts(output, cluster, wanted))
     if dry_run and skip_preflight:
         device = "cpu" if wanted.device == "auto" else wanted.device
         prepared = Prepared(device, choose_slots(nodes, (), wanted.ranks, device), None)
     else:
-        limits, width = settings.limits, settings.width
-        prepared = prepare(nodes, transport, limits, wanted, width=width, sweep=output.sweep)
+        prepared = prepare(cluster, wanted)
     if dry_run:
         _show_plan(output, plan_launch(nodes, prepared, wanted, claim=False), commands=True)
         return 0
@@ -108,23 +107,21 @@ def command(
     plan = plan_launch(nodes, prepared, wanted, claim=True)
     if not output.json:
         _show_plan(output, plan, commands=False)
-    result = run_plan(plan, settings, transport, output)
+    result = run_plan(plan, Cluster(plan.nodes, cluster.transport, cluster.limits), output)
     _report(output, plan, result)
     return result.exit_code
 
 
 def _environment_from_facts(
-    output: Output, settings: Settings, nodes: list[Node], transport: Any, wanted: LaunchOptions
+    output: Output, cluster: Cluster, wanted: LaunchOptions
 ) -> dict[str, str]:
     """What `clusterctl env` would print; says which nodes disagree. Raises `CouldNotFindOut`."""
     from checks.nccl.recommend import chosen_values
     from clusterctl.fabric.collect import collect_fabric, no_answers, suggestions
     from clusterctl.fabric.report import suggestion_lines, unsure_lines
 
-    facts, results = collect_fabric(
-        nodes, transport, settings.limits, width=settings.width, growth_s=0.0, sweep=output.sweep
-    )
-    suggested = suggestions(nodes, facts, wanted.device, wanted.ranks)
+    facts, results = collect_fabric(cluster)
+    suggested = suggestions(cluster.nodes, facts, wanted.device, wanted.ranks)
     if not suggested:
         raise no_answers(results)
     odd = [one for one in suggested if one.odd]
@@ -171,7 +168,7 @@ def _judge(output: Output, prepared: Prepared, *, assume_yes: bool) -> int:
     return report.exit_code
 
 
-def run_plan(plan: LaunchPlan, settings: Settings, transport: Any, output: Output) -> RunResult:
+def run_plan(plan: LaunchPlan, cluster: Cluster, output: Output) -> RunResult:
     """Supervise, show progress on the terminal; Ctrl-C, SIGTERM, a closed terminal stop the run."""
     from clusterctl.launch.progress import Progress
     from clusterctl.launch.supervise import supervise
@@ -188,15 +185,8 @@ def run_plan(plan: LaunchPlan, settings: Settings, transport: Any, output: Outpu
 
     with handled_by(ask):
         try:
-            on_update, limits = progress.update, settings.limits
-            return supervise(
-                plan,
-                transport,
-                on_update=on_update,
-                stop=stop.is_set,
-                kill=kill.is_set,
-                limits=limits,
-            )
+            on_update = progress.update
+            return supervise(plan, cluster, on_update=on_update, stop=stop.is_set, kill=kill.is_set)
         finally:
             progress.close()
 

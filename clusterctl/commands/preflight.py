@@ -15,10 +15,13 @@ from clusterctl.param_types import Duration, Number
 from clusterctl.settings import FILE, PATH, Settings, cluster_command, with_options
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from checks.facts import Active, Fleet, LaunchNeeds
     from checks.finding import Report
     from checks.profile import Profile
     from clusterctl.nodes import Node
+    from clusterctl.remote.cluster import Cluster
 
 STYLES = {"FAIL": "bad", "UNKNOWN": "warn", "WARN": "warn", "PASS": "good", "SKIP": "dim"}
 
@@ -82,8 +85,9 @@ def command(
     if options["explain"] or options["list_all"]:
         return _explain(output, options["explain"])
     limits = export.read_profile(options["profile"], _severities(options["severity"]))
-    nodes = settings.nodes()
-    report = _run(settings, output, nodes, limits, options)
+    cluster = settings.cluster(output.sweep)
+    nodes = cluster.nodes
+    report = _run(cluster, output, limits, options)
     good = [hostfile_line(node) for node in nodes if node.name in report.good_nodes]
     if write_good is not None:
         export.write(write_good, "".join(f"{line}\n" for line in good))
@@ -101,14 +105,11 @@ def command(
     return report.exit_code
 
 
-def _run(
-    settings: Settings, output: Output, nodes: list[Node], profile: Profile, options: dict[str, Any]
-) -> Report:
+def _run(cluster: Cluster, output: Output, profile: Profile, options: dict[str, Any]) -> Report:
     from clusterctl.preflight.last_census import default_path
     from clusterctl.preflight.run import CollectOptions, run_preflight
 
     checks, skipped, shared = options["checks"], options["skipped"], options["shared"]
-    transport, limits, width = settings.transport(), settings.limits, settings.width
 
     def work(fleet: Fleet) -> Active | None:
         from clusterctl.preflight.active import plan, run
@@ -124,16 +125,13 @@ def _run(
             return None
         question = f"Run these tests on {counted(len(made.nodes), 'node')}?"
         output.confirm(question, "nothing was tested", yes=options["yes"])
+        machines = plan.machines(fleet)
         return run.run_active(
             made,
-            nodes,
-            transport,
-            limits,
-            width,
+            cluster,
             profile=profile,
-            machines=plan.machines(fleet),
+            machines=machines,
             say=lambda text: output.note(text, "dim"),
-            sweep=output.sweep,
         )
 
     if not options["active"]:
@@ -143,15 +141,11 @@ def _run(
             raise UsageError(f"{alone[0]} goes with --active")
     try:
         return run_preflight(
-            nodes,
-            transport,
-            limits,
-            _needs(nodes, options),
-            width,
+            cluster,
+            _needs(cluster.nodes, options),
             profile=profile,
             only=checks,
             without=skipped,
-            sweep=output.sweep,
             options=CollectOptions(options["sudo"], options["workdir"], shared, default_path()),
             work=work if options["active"] else None,
         )
@@ -159,7 +153,7 @@ def _run(
         raise _unknown_check(error.args[0]) from None
 
 
-def _needs(nodes: list[Node], options: dict[str, Any]) -> LaunchNeeds:
+def _needs(nodes: Sequence[Node], options: dict[str, Any]) -> LaunchNeeds:
     """What the launch that is meant asks of the nodes."""
     from checks.facts import LaunchNeeds
     from clusterctl.launch.inputs import kept_environment, parse_line, resolve

@@ -38,7 +38,8 @@ def command(
     """
     from clusterctl.transfer import push
 
-    nodes = settings.nodes()
+    cluster = settings.cluster(output.sweep)
+    nodes = cluster.nodes
     targets = counted(len(nodes), "node")
     plan = push.make_plan(source, dest)
     about = {
@@ -59,18 +60,17 @@ def command(
         return 0
     output.confirm(f"Push to {targets}?", "nothing was pushed", yes=yes)
 
-    limits, transport = settings.limits, settings.transport()
     with push.packed(plan) as parcel:
 
         def work(node: Node, progress: Progress) -> push.Delivery:
-            return push.deliver(parcel, node, transport, limits, progress)
+            return push.deliver(parcel, cluster, node, progress)
 
-        width = min(settings.width, push.BULK_WIDTH)
-        deadline_s = push.deadline_s(parcel, len(nodes), limits)
+        width = min(cluster.width, push.BULK_WIDTH)
+        deadline_s = push.deadline_s(parcel, cluster)
         sweep = Fanout(nodes, work, deadline_s=deadline_s, width=width)
         started = time.monotonic()
         line = push.progress_line(parcel, len(nodes), started)
-        results = in_order(nodes, list(output.sweep(sweep, len(nodes), line)))
+        results = in_order(nodes, output.sweep(sweep, len(nodes), line))
     if output.json:
         output.document("push", dry_run=False, **about, nodes=[_json(one) for one in results])
     else:

@@ -31,11 +31,9 @@ def command(settings: Settings, output: Output, text: str, as_diff: bool, no_fol
     """COMMAND is one word: quote it. Exit code 1 when it failed on a node, 3 when a node could not
     be reached and it failed nowhere.
     """
-    nodes, limit_s = settings.nodes(), settings.limits.command_s
+    cluster, limit_s = settings.cluster(output.sweep), settings.limits.command_s
     args = {"command": text, "timeout_s": limit_s, "max_bytes": SHELL_BYTES}
-    results = settings.ask(
-        nodes, "shell", args, output.sweep, timeout_s=limit_s + GRACE_S, lease=True
-    )
+    results = cluster.ask("shell", args, timeout_s=limit_s + GRACE_S, lease=True)
     answers = [output_groups.read_answer(r.node.name, r.value) for r in results if r.value]
     failed = [answer for answer in answers if not answer.good]
     if output.json:
@@ -48,7 +46,7 @@ def command(settings: Settings, output: Output, text: str, as_diff: bool, no_fol
         output.document("run", text=text, nodes=documents)
     elif not output.quiet:
         _show(output, answers, as_diff, no_fold)
-    _verdict(output, answers, failed, len(nodes))
+    _verdict(output, answers, failed, len(results))
     output.connections(results)
     return 1 if failed else 3 if any(result.unreachable for result in results) else 0
 

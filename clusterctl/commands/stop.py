@@ -11,7 +11,8 @@ from clusterctl.jobs.stop import left_lines, refuse_deaf, request, saved_paths, 
 from clusterctl.nodes import counted
 from clusterctl.output import Output, unreachable_json
 from clusterctl.param_types import Duration
-from clusterctl.settings import YES, Answers, Settings, cluster_command, flag, option
+from clusterctl.remote.cluster import Answers
+from clusterctl.settings import YES, Settings, cluster_command, flag, option
 
 WAIT = "Seconds for the current step and the checkpoint; then the command lists what still runs."
 
@@ -33,9 +34,8 @@ def command(
     """Ranks end after the step at hand, all at the same one. A rank that has no handler for SIGTERM
     would die unsaved: then nothing is sent at all. Exit code 1 when ranks still run.
     """
-    pick, transport, sweep = make_pick(options), settings.transport(), output.sweep
-    sudo = options["sudo"]
-    jobs, results = look(pick, settings, transport, verb="stop", sudo=sudo, sweep=sweep)
+    pick, sudo, cluster = make_pick(options), options["sudo"], settings.cluster(output.sweep)
+    jobs, results = look(pick, cluster, verb="stop", sudo=sudo)
     one_run(jobs, pick, every=options["every"])
     ranks = sum(len(trainers(job)) for job in jobs)
     if not output.json:
@@ -47,7 +47,7 @@ def command(
         nodes = sum(bool(trainers(job)) for job in jobs)
         what = f"{counted(ranks, 'rank')} on {counted(nodes, 'node')}"
         output.confirm(f"Ask {what} to save and end?", "nothing was stopped", yes=yes)
-        answers = request(jobs, pick, wait_s, settings, transport, sudo=sudo, sweep=sweep)
+        answers = request(jobs, pick, wait_s, cluster, sudo=sudo)
     left, saved = left_lines(answers), saved_paths(answers)
     code = 1 if left else 3 if any(one.unreachable for one in [*results, *answers]) else 0
     if output.json:

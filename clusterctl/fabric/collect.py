@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from checks.facts import Fleet, LaunchNeeds, NodeFacts
 from checks.nccl.recommend import Suggestion, suggest
@@ -14,26 +13,17 @@ from clusterctl.gpus.summary import read_fleet
 from clusterctl.nodes import Node
 from clusterctl.output import unreachable_lines
 from clusterctl.preflight import last_census
-from clusterctl.remote.fanout import Fanout, NodeResult, in_order
-from clusterctl.remote.run_payload import ask, tool_timeout
-from clusterctl.transport.base import Limits, Progress, Transport
+from clusterctl.remote.cluster import Answers, Cluster
+from clusterctl.remote.fanout import Fanout
+from clusterctl.transport.base import Progress
 
-Result = NodeResult[dict[str, Any]]
 RESOLVE_S = 3.0
 RECORD = "last-fabric.json"
 
 
 def collect_fabric(
-    nodes: Sequence[Node],
-    transport: Transport,
-    limits: Limits,
-    *,
-    width: int,
-    growth_s: float = 1.0,
-    sudo: bool = False,
-    memory: bool = False,
-    sweep: Callable[[Fanout[dict[str, Any]], int], Iterator[Result]] | None = None,
-) -> tuple[tuple[NodeFacts, ...], list[Result]]:
+    cluster: Cluster, *, growth_s: float = 0.0, sudo: bool = False, memory: bool = False
+) -> tuple[tuple[NodeFacts, ...], Answers]:
     """Facts of all nodes in order; counters are read twice, `growth_s` apart.
 
     With `memory` the error counters are compared with the last look's record, and written there.
@@ -41,21 +31,20 @@ def collect_fabric(
     """
     args = {
         "everything": True,
-        "tool_timeout_s": tool_timeout(limits),
+        "tool_timeout_s": cluster.limits.tool_s,
         "growth_s": growth_s,
         "names": ["@"],
         "sudo": sudo,
     }
-    fanout = ask(nodes, transport, "census", args, limits=limits, width=width)
-    results = in_order(nodes, list(sweep(fanout, len(nodes)) if sweep else fanout))
+    results = cluster.ask("census", args)
     facts = read_fleet(results)
     if memory:
         path = last_census.default_path().with_name(RECORD)
-        facts = last_census.compare(path, nodes, facts)
+        facts = last_census.compare(path, cluster.nodes, facts)
     return facts, results
 
 
-def no_answers(results: Sequence[Result]) -> CouldNotFindOut:
+def no_answers(results: Answers) -> CouldNotFindOut:
     """The error of a command that cannot go on, since no node answered."""
     lines = "\n  ".join(unreachable_lines(results))
     return CouldNotFindOut(f"no node answered, so the environment is unknown\n  {lines}")

@@ -15,37 +15,22 @@ from checks.facts import NodeFacts
 from clusterctl.gpus.summary import WAITING, Census, read_node
 from clusterctl.nodes import Node
 from clusterctl.remote import payload
+from clusterctl.remote.cluster import Cluster
 from clusterctl.remote.fanout import NodeResult
 from clusterctl.remote.followers import Followers
-from clusterctl.transport.base import Connection, Limits, Transport, Unreachable
+from clusterctl.transport.base import Connection, Unreachable
 
 STALE_INTERVALS = 3
 
 
-class Poller:
-    """The newest answer of each node. A context manager; leaving it closes the connections."""
+class Poller(Followers):
+    """The newest answer of each node."""
 
-    def __init__(
-        self,
-        nodes: Sequence[Node],
-        transport: Transport,
-        limits: Limits,
-        arguments: dict[str, Any],
-        interval_s: float,
-        width: int,
-    ) -> None:
-        self._nodes, self._limits = list(nodes), limits
+    def __init__(self, cluster: Cluster, arguments: dict[str, Any], interval_s: float) -> None:
+        super().__init__(cluster)
         self._arguments, self._interval_s = arguments, interval_s
         self._lock = threading.Lock()
         self._newest: dict[Node, tuple[NodeFacts, float]] = {}
-        self._followers = Followers(nodes, transport, limits, self._talk, self._keep, width=width)
-
-    def __enter__(self) -> Poller:
-        self._followers.__enter__()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._followers.__exit__()
 
     def newest(self, now_s: float) -> tuple[list[NodeFacts], list[float | None]]:
         """Facts in the hostfile's order, and the age in seconds of those that should be newer."""
@@ -55,7 +40,7 @@ class Poller:
         why = Unreachable(WAITING, 0.0, "no answer yet")
         facts: list[NodeFacts] = []
         ages: list[float | None] = []
-        for node in self._nodes:
+        for node in self.cluster.nodes:
             if node in known:
                 one, at_s = known[node]
             else:
@@ -66,20 +51,23 @@ class Poller:
 
     def all_answered(self) -> bool:
         with self._lock:
-            return len(self._newest) == len(self._nodes)
+            return len(self._newest) == len(self.cluster.nodes)
 
-    def _keep(self, result: NodeResult[dict[str, Any]]) -> None:
+    def lose(self, result: NodeResult[Any]) -> None:
+        self.report(result)
+
+    def report(self, result: NodeResult[Any]) -> None:
         facts = read_node(result)
         with self._lock:
             self._newest[result.node] = (facts, time.monotonic())
 
-    def _talk(self, node: Node, connection: Connection) -> None:
-        stop = self._followers.stop
-        while not stop.is_set():
+    def talk(self, node: Node, connection: Connection) -> None:
+        command_s = self.cluster.limits.command_s
+        while not self.stop.is_set():
             started = time.monotonic()
-            answer = payload.probe(connection, "census", self._arguments, self._limits.command_s)
-            self._keep(NodeResult(node, answer, None, time.monotonic() - started))
-            stop.wait(max(0.0, started + self._interval_s - time.monotonic()))
+            answer = payload.probe(connection, "census", self._arguments, command_s)
+            self.report(NodeResult(node, answer, None, time.monotonic() - started))
+            self.stop.wait(max(0.0, started + self._interval_s - time.monotonic()))
 
 
 def mark_stale(census: Census, ages: Sequence[float | None]) -> Census:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from clusterctl.jobs.processes import NodeJob, Pick
 from clusterctl.nodes import Node, counted
-from clusterctl.settings import Answers, Settings, Sweep
-from clusterctl.transport.base import Transport
+from clusterctl.remote.cluster import Answers, Cluster
 
 # Of the payload beyond its grace: SIGKILL, the release of GPU memory, two reads of all processes.
 AFTER_GRACE_S = 5.0 + 10.0 + 10.0
@@ -60,14 +59,7 @@ class Ended:
 
 
 def end(
-    jobs: Sequence[NodeJob],
-    pick: Pick,
-    order: Order,
-    settings: Settings,
-    transport: Transport,
-    *,
-    sudo: bool = False,
-    sweep: Sweep | None = None,
+    jobs: Sequence[NodeJob], pick: Pick, order: Order, cluster: Cluster, *, sudo: bool = False
 ) -> tuple[list[Ended], Answers]:
     """Carry out `order` on what `jobs` names; nodes without a process of it are not asked again."""
     by_node = {job.node: job.processes for job in jobs if job.processes}
@@ -88,9 +80,8 @@ def end(
         }
 
     limit_s = order.grace_s + AFTER_GRACE_S
-    results = settings.ask(
-        list(by_node), "kill", args, sweep, transport, timeout_s=limit_s, sudo=sudo
-    )
+    asked = replace(cluster, nodes=list(by_node))
+    results = asked.ask("kill", args, timeout_s=limit_s, sudo=sudo)
     answers = {result.node: result for result in results}
     ended = []
     for job in jobs:

@@ -9,8 +9,8 @@ from typing import Any
 
 from clusterctl.errors import UsageError
 from clusterctl.nodes import Node, counted, fold, is_loopback
-from clusterctl.settings import Answers, Settings, Sweep
-from clusterctl.transport.base import Transport, Unreachable
+from clusterctl.remote.cluster import Answers, Cluster
+from clusterctl.transport.base import Unreachable
 
 DEFAULT_MATCH = r"python.*train\.py"  # of the seeds' kill_process.sh
 # In the order in which a plan names them.
@@ -46,6 +46,12 @@ class Pick:
         return f"run {', '.join(self.runs)}" if self.runs else "a run of clusterctl launch"
 
 
+def label(rank: int | None, role: str, index: int | None) -> str:
+    """`rank 3 loader 7`, `launcher`."""
+    first, last = "" if rank is None else f"rank {rank} ", "" if index is None else f" {index}"
+    return f"{first}{role}{last}"
+
+
 @dataclass(frozen=True, slots=True)
 class Process:
     """One process of a job."""
@@ -69,9 +75,7 @@ class Process:
 
     @property
     def label(self) -> str:
-        """`rank 3 loader 7`, `launcher`."""
-        words = [] if self.rank is None else [f"rank {self.rank}"]
-        return " ".join([*words, self.role, *([] if self.index is None else [str(self.index)])])
+        return label(self.rank, self.role, self.index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,20 +90,14 @@ class NodeJob:
 
 
 def look(
-    pick: Pick,
-    settings: Settings,
-    transport: Transport,
-    *,
-    verb: str = "kill",
-    sudo: bool = False,
-    sweep: Sweep | None = None,
+    pick: Pick, cluster: Cluster, *, verb: str = "kill", sudo: bool = False
 ) -> tuple[list[NodeJob], Answers]:
     """The job on every node, in the hostfile's order; touches nothing."""
 
     def args(node: Node) -> dict[str, Any]:
         return {"op": "look", "pick": pick.to_args(node)}
 
-    results = settings.ask(settings.nodes(), verb, args, sweep, transport, sudo=sudo)
+    results = cluster.ask(verb, args, sudo=sudo)
     return read_jobs(results), results
 
 

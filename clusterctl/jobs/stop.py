@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from clusterctl.errors import ClusterctlError
 from clusterctl.jobs.processes import NodeJob, Pick, Process, fold_ranks
 from clusterctl.nodes import Node, fold
-from clusterctl.settings import Answers, Settings, Sweep
-from clusterctl.transport.base import Transport
+from clusterctl.remote.cluster import Answers, Cluster
 
 AFTER_S = 15.0  # of the payload beyond its patience: looking for the checkpoint and the rest
 
@@ -31,14 +31,7 @@ def refuse_deaf(jobs: Sequence[NodeJob]) -> None:
 
 
 def request(
-    jobs: Sequence[NodeJob],
-    pick: Pick,
-    timeout_s: float,
-    settings: Settings,
-    transport: Transport,
-    *,
-    sudo: bool = False,
-    sweep: Sweep | None = None,
+    jobs: Sequence[NodeJob], pick: Pick, timeout_s: float, cluster: Cluster, *, sudo: bool = False
 ) -> Answers:
     """One SIGTERM to every rank; returns when all have ended or after `timeout_s`."""
     by_node = {job.node: trainers(job) for job in jobs if trainers(job)}
@@ -53,8 +46,8 @@ def request(
             "timeout_s": timeout_s,
         }
 
-    limit_s = timeout_s + AFTER_S
-    return settings.ask(list(by_node), "stop", args, sweep, transport, timeout_s=limit_s, sudo=sudo)
+    asked = replace(cluster, nodes=list(by_node))
+    return asked.ask("stop", args, timeout_s=timeout_s + AFTER_S, sudo=sudo)
 
 
 def left_lines(results: Answers) -> list[str]:

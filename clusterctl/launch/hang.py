@@ -12,10 +12,9 @@ from typing import Any
 from clusterctl.jobs.processes import Pick
 from clusterctl.launch.plan import LaunchPlan, Timing
 from clusterctl.launch.run_dir import next_place
-from clusterctl.remote.fanout import WIDTH
-from clusterctl.stacks.diagnose import Diagnosis, DumpOptions, diagnose
+from clusterctl.remote.cluster import Cluster
+from clusterctl.stacks.diagnose import Diagnosis, diagnose
 from clusterctl.stacks.verdict import VerdictKind
-from clusterctl.transport.base import Limits, Transport
 from trainer.runlog import telemetry
 
 RECENT = 100  # steps whose longest one says what is long for this run
@@ -83,7 +82,7 @@ class Inspection:
     `is_over` is None.
     """
 
-    def __init__(self, plan: LaunchPlan, transport: Transport, limits: Limits) -> None:
+    def __init__(self, plan: LaunchPlan, cluster: Cluster) -> None:
         self.limit_s = plan.timing.look_s
         self.diagnosis: Diagnosis | None = None
         self.folder: Path | None = None  # of all stacks
@@ -91,15 +90,15 @@ class Inspection:
         self._started_s = time.monotonic()
         self._done, self._unwanted = threading.Event(), threading.Event()
         # Nodes get half of the time for their dumps, and answer or are silent before its end.
-        half_s = min(limits.command_s, self.limit_s / 2)
-        limits = replace(limits, command_s=half_s, run_s=max(0.5, self.limit_s - SPARE_S))
-        arguments = (plan, transport, limits)
+        half_s = min(cluster.limits.command_s, self.limit_s / 2)
+        run_s = max(0.5, self.limit_s - SPARE_S)
+        limits = replace(cluster.limits, command_s=half_s, run_s=run_s)
+        arguments = (plan, replace(cluster, limits=limits))
         threading.Thread(target=self._work, args=arguments, name="stacks", daemon=True).start()
 
-    def _work(self, plan: LaunchPlan, transport: Transport, limits: Limits) -> None:
-        nodes, run, options = plan.nodes, Pick((plan.run_id,)), DumpOptions()
+    def _work(self, plan: LaunchPlan, cluster: Cluster) -> None:
         try:
-            self.diagnosis = diagnose(nodes, transport, run, options, limits=limits, width=WIDTH)
+            self.diagnosis = diagnose(cluster, Pick((plan.run_id,)))
             if not self._unwanted.is_set():
                 folder = next_place(plan.run_dir / "stacks", "hang")
                 self.diagnosis.write(folder)

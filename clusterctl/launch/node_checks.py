@@ -8,9 +8,7 @@ from typing import Any
 from clusterctl.launch.plan import LaunchPlan
 from clusterctl.launch.state import RunFailed
 from clusterctl.nodes import fold
-from clusterctl.remote.fanout import WIDTH, in_order
-from clusterctl.remote.run_payload import ask
-from clusterctl.transport.base import Limits, Transport
+from clusterctl.remote.cluster import Cluster
 
 REAP_S = 15.0  # TERM, KILL and a look on each node
 Lines = tuple[str, ...]
@@ -64,12 +62,11 @@ def choose_address(
     raise RunFailed(1, why, hint=f"{hint}; a firewall must let the nodes reach each other")
 
 
-def prove_gone(plan: LaunchPlan, transport: Transport, limits: Limits) -> tuple[Lines, Lines]:
+def prove_gone(plan: LaunchPlan, cluster: Cluster) -> tuple[Lines, Lines]:
     """Look for the run on every node again and end it; a sentence per leftover, per silent node."""
     args = {"run": plan.run_id, "kill": True, "grace_s": plan.timing.fail_grace_s}
     leftovers, unconfirmed = [], []
-    sweep = ask(plan.nodes, transport, "reap", args, limits=limits, width=WIDTH, timeout_s=REAP_S)
-    for result in in_order(plan.nodes, list(sweep)):
+    for result in cluster.ask("reap", args, timeout_s=REAP_S):
         name = result.node.name
         if result.unreachable is not None:
             until = f"{plan.timing.lease_s:g} s after its last message from here"

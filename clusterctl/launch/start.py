@@ -6,10 +6,9 @@ import os
 import random
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from checks.facts import Fleet, LaunchNeeds, NodeFacts
 from checks.finding import Report
@@ -21,12 +20,9 @@ from clusterctl.launch.inputs import kept_environment, read_words
 from clusterctl.launch.plan import PORT_RANGE, LaunchPlan, Timing, assign_ranks, new_run_id
 from clusterctl.launch.run_dir import claim_run_dir, find_config, model_label
 from clusterctl.nodes import Node
-from clusterctl.remote.fanout import Fanout, NodeResult, in_order
-from clusterctl.remote.run_payload import ask, tool_timeout
-from clusterctl.transport.base import Limits, Transport
+from clusterctl.remote.cluster import Cluster
 from trainer.runlog.run_dir import next_run_dir
 
-Result = NodeResult[dict[str, Any]]
 PORT_CHOICES = 20
 
 
@@ -56,23 +52,15 @@ class Prepared:
     report: Report | None  # None: the user skipped it
 
 
-def prepare(
-    nodes: Sequence[Node],
-    transport: Transport,
-    limits: Limits,
-    options: LaunchOptions,
-    *,
-    width: int,
-    sweep: Callable[[Fanout[dict[str, Any]], int], Iterator[Result]] | None = None,
-) -> Prepared:
+def prepare(cluster: Cluster, options: LaunchOptions) -> Prepared:
     """One census of all nodes; the checks that a launch needs. Nothing is started or written."""
-    started = time.monotonic()
+    started, nodes = time.monotonic(), cluster.nodes
     port = options.master_port or PORT_RANGE[0]
     workdir, outputs = options.workdir.absolute(), str(options.outputs.absolute())
     env = kept_environment(options.env, options.nccl, facts=options.facts_env)
     line = read_words(options.config, options.overrides, workdir=workdir, env=env)
     args = {
-        "tool_timeout_s": tool_timeout(limits),
+        "tool_timeout_s": cluster.limits.tool_s,
         "python": options.python,
         "ports": [port],
         "paths": [outputs],
@@ -81,9 +69,7 @@ def prepare(
         "files": list(line.files),
         "wandb": line.wandb,
     }
-    fanout = ask(nodes, transport, "census", args, limits=limits, width=width)
-    results = list(sweep(fanout, len(nodes)) if sweep else fanout)
-    facts = read_fleet(in_order(nodes, results))
+    facts = read_fleet(cluster.ask("census", args))
     device = choose_device(options.device, facts)
     slots = choose_slots(nodes, facts, options.ranks, device)
     needs = LaunchNeeds(

@@ -23,9 +23,9 @@ from clusterctl.launch.state import (
     cause,
 )
 from clusterctl.nodes import fold
+from clusterctl.remote.cluster import Cluster
 from clusterctl.remote.fanout import in_order
 from clusterctl.remote.session_pool import NodeMessage, SessionPool
-from clusterctl.transport.base import Limits, Transport
 from trainer.runlog import telemetry
 
 TICK_S = 0.2
@@ -36,10 +36,9 @@ ASKED_TO_STOP = 130  # a rank's exit code after SIGTERM and a checkpoint (traine
 
 def supervise(
     plan: LaunchPlan,
-    transport: Transport,
+    cluster: Cluster,
     *,
     on_update: Callable[[RunState], None],
-    limits: Limits,
     stop: Callable[[], bool] = lambda: False,
     kill: Callable[[], bool] = lambda: False,
 ) -> RunResult:
@@ -47,26 +46,23 @@ def supervise(
 
     A failure on nodes is in the result; every node is checked for leftovers at the end.
     """
-    return _Supervisor(plan, transport, on_update, stop, kill, limits).run()
+    return _Supervisor(plan, cluster, on_update, stop, kill).run()
 
 
 @dataclass
 class _Supervisor:
     plan: LaunchPlan
-    transport: Transport
+    cluster: Cluster
     on_update: Callable[[RunState], None]
     stop: Callable[[], bool]
     kill: Callable[[], bool]
-    limits: Limits
 
     def __post_init__(self) -> None:
         plan = self.plan
         self.state = RunState({node.name: NodeState() for node in plan.nodes})
         self.shares = {share.node.name: share for share in plan.shares}
         self.agents = SessionPool(
-            plan.nodes,
-            self.transport,
-            self.limits,
+            self.cluster,
             verb="agent",
             args=lambda node: plan.agent_args(self.shares[node.name]),
             start_timeout_s=plan.timing.hello_s,
@@ -208,7 +204,7 @@ class _Supervisor:
             if not limit_s:
                 raise RunFailed(1, why, hint=self.clock.hint)
             self._tell("hang", f"{why}: collecting the stacks of all ranks, {limit_s:g} s at most")
-            self.inspection = Inspection(self.plan, self.transport, self.limits)
+            self.inspection = Inspection(self.plan, self.cluster)
         elif found is not None and not is_late:
             found.close()
             self.inspection = None
@@ -393,8 +389,4 @@ class _Supervisor:
                 deadline = min(deadline, time.monotonic() + 10.0)
                 self.agents.send_all({"op": "stop", "grace_s": 0})
         self.agents.close()
-        return (
-            node_checks.prove_gone(self.plan, self.transport, self.limits)
-            if self.started
-            else ((), ())
-        )
+        return node_checks.prove_gone(self.plan, self.cluster) if self.started else ((), ())

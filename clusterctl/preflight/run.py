@@ -11,7 +11,7 @@ import dataclasses
 import importlib.util
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,12 +25,10 @@ from clusterctl.errors import TransportError, UsageError
 from clusterctl.gpus.summary import read_node
 from clusterctl.nodes import Node, counted, fold
 from clusterctl.preflight import last_census
-from clusterctl.remote.fanout import Fanout, NodeResult
+from clusterctl.remote.cluster import Cluster
+from clusterctl.remote.fanout import NodeResult
 from clusterctl.remote.payload import PayloadStream
-from clusterctl.remote.run_payload import converse, tool_timeout
-from clusterctl.transport.base import Limits, Transport
 
-Result = NodeResult[dict[str, Any]]
 GROWTH_S = 0.7  # between two reads of counters
 PINGS = 8
 PING_TIMEOUT_S = 2.0
@@ -48,27 +46,22 @@ class CollectOptions:
 
 
 def run_preflight(
-    nodes: Sequence[Node],
-    transport: Transport,
-    limits: Limits,
+    cluster: Cluster,
     needs: LaunchNeeds | None = None,
-    width: int = 64,
     *,
     profile: Profile | None = None,
     only: Sequence[str] = (),
     without: Sequence[str] = (),
-    sweep: Callable[[Fanout[dict[str, Any]], int], Iterator[Result]] | None = None,
     options: CollectOptions | None = None,
     work: Callable[[Fleet], Active | None] | None = None,
 ) -> Report:
     """One look at all nodes, then all checks; a node that gave no answer is in the report.
 
-    `needs` adds what a launch asks for. `sweep` may wrap the fan-out for progress
-    (`Output.sweep`). `work` may make the nodes work once they are known (`--active`).
-    Raises `KeyError` for an unknown check id in `only` or `without`, `UsageError` when a token
+    `needs` adds what a launch asks for. `work` may make the nodes work once they are known
+    (`--active`). Raises `KeyError` for an unknown check id in `only` or `without`, `UsageError` when a token
     cannot be written into `options.shared`.
     """
-    started = time.monotonic()
+    started, nodes = time.monotonic(), cluster.nodes
     options = options or CollectOptions()
     run_checks(Fleet(()), only=only, without=without)  # a wrong id shows before nodes are asked
     known: dict[Node, NodeFacts] = {}
@@ -81,8 +74,7 @@ def run_preflight(
             is_master = needs is not None and node.name == (needs.master or nodes[0].name)
             return {**args, "ports": [needs.port] if needs is not None and is_master else []}
 
-        fanout = collect(nodes, transport, limits, args_of, width=width)
-        for result in sweep(fanout, len(nodes)) if sweep else fanout:
+        for result in collect(cluster, args_of):
             known[result.node] = read_node(result)  # while the others still answer
             cost = (result.value or {}).get("cpu_s")
             costs += [cost] if isinstance(cost, float) else []
@@ -120,21 +112,16 @@ def _arguments(
 
 
 def collect(
-    nodes: Sequence[Node],
-    transport: Transport,
-    limits: Limits,
-    args: Callable[[Node], Mapping[str, Any]],
-    *,
-    width: int,
-) -> Fanout[dict[str, Any]]:
-    """A fan-out whose values are census envelopes with everything in them.
+    cluster: Cluster, args: Callable[[Node], Mapping[str, Any]]
+) -> Iterable[NodeResult[dict[str, Any]]]:
+    """Census envelopes with everything in them, as they arrive.
 
     Each has a `head` beside its sections: `connect_s`, and `samples`, times in seconds as (sent,
     the node's, received).
     """
     nvml = importlib.util.find_spec("pynvml") is not None
-    timeout_s = limits.command_s
-    plain = {"tool_timeout_s": tool_timeout(limits), "everything": True, "nvml": nvml}
+    timeout_s = cluster.limits.command_s
+    plain = {"tool_timeout_s": cluster.limits.tool_s, "everything": True, "nvml": nvml}
 
     def wanted(node: Node) -> dict[str, Any]:
         return {**plain, **args(node), "pings": PINGS}
@@ -146,17 +133,8 @@ def collect(
         head = {"connect_s": connect_s, "samples": _ask_time(stream)}
         return {**answer, "noise": stream.noise, "head": head}
 
-    return converse(
-        nodes,
-        transport,
-        limits,
-        "census",
-        wanted,
-        talk,
-        timeout_s=timeout_s,
-        width=width,
-        nvml=nvml,
-        start_timeout_s=timeout_s,
+    return cluster.converse(
+        "census", wanted, talk, timeout_s=timeout_s, nvml=nvml, start_timeout_s=timeout_s
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -127,6 +127,6 @@ class Fanout(Generic[T]):
         return NodeResult(node, value, why, seconds, tuple(progress.notes), progress.phases())
 
 
-def in_order(nodes: Sequence[Node], results: Sequence[NodeResult[T]]) -> list[NodeResult[T]]:
+def in_order(nodes: Sequence[Node], results: Iterable[NodeResult[T]]) -> list[NodeResult[T]]:
     position = {node: index for index, node in enumerate(nodes)}
     return sorted(results, key=lambda result: position[result.node])

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from clusterctl.errors import TransportError
 from clusterctl.nodes import Node
-from clusterctl.remote.fanout import WIDTH, NodeResult, unreachable
-from clusterctl.transport.base import Connection, Limits, Progress, Transport
+from clusterctl.remote.cluster import Cluster
+from clusterctl.remote.fanout import NodeResult, unreachable
+from clusterctl.transport.base import Connection, Progress
 
 CLOSE_S = 3.0  # all connections together
+F = TypeVar("F", bound="Followers")
 
 
 class Pauses:
@@ -31,34 +33,27 @@ class Pauses:
 
 
 class Followers:
-    """`talk(node, connection)` runs in each thread until `stop` is set.
+    """A base class. A context manager; leaving it closes the connections."""
 
-    An exception goes to `lose` as the node's result, and the node is connected to again. A context
-    manager; leaving it closes the connections.
-    """
-
-    def __init__(
-        self,
-        nodes: Sequence[Node],
-        transport: Transport,
-        limits: Limits,
-        talk: Callable[[Node, Connection], None],
-        lose: Callable[[NodeResult[Any]], None],
-        *,
-        width: int = WIDTH,
-        pauses: Callable[[], Pauses] = Pauses,
-    ) -> None:
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
         self.stop = threading.Event()
-        self._transport, self._limits = transport, limits
-        self._talk, self._lose, self._pauses = talk, lose, pauses
-        self._logins = threading.BoundedSemaphore(width)
+        self._logins = threading.BoundedSemaphore(cluster.width)
         self._open: dict[Node, Connection] = {}
         self._threads = [
             threading.Thread(target=self._follow, args=(node,), name=node.name, daemon=True)
-            for node in nodes
+            for node in cluster.nodes
         ]
 
-    def __enter__(self) -> Followers:
+    def talk(self, node: Node, connection: Connection) -> None:
+        """Runs in the node's thread until `stop` is set; after an exception it is called again."""
+        raise NotImplementedError
+
+    def report(self, result: NodeResult[Any]) -> None:
+        """Gets the exception of `talk`, or of connecting, as the node's result."""
+        raise NotImplementedError
+
+    def __enter__(self: F) -> F:
         for thread in self._threads:
             thread.start()
         return self
@@ -71,16 +66,17 @@ class Followers:
         join_all(self._threads, CLOSE_S)
 
     def _follow(self, node: Node) -> None:
-        pauses = self._pauses()
+        pauses = Pauses()
         while not self.stop.is_set():
             progress = Progress()
             started = time.monotonic()
             try:
                 with self._logins:  # a thousand handshakes at once would all be too late
-                    connection = self._transport.connect(node, self._limits, progress)
+                    cluster = self.cluster
+                    connection = cluster.transport.connect(node, cluster.limits, progress)
                 with closing(connection):
                     self._open[node] = connection
-                    self._talk(node, connection)
+                    self.talk(node, connection)
                 return
             except Exception as error:  # noqa: BLE001 - node boundary: becomes the node's result
                 why = unreachable(error, progress)
@@ -88,7 +84,7 @@ class Followers:
                 self._open.pop(node, None)
             lasted_s = time.monotonic() - started
             if not self.stop.is_set():
-                self._lose(NodeResult(node, None, why, lasted_s))
+                self.report(NodeResult(node, None, why, lasted_s))
             self.stop.wait(pauses.after(lasted_s))
 
 

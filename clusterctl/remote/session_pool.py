@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,11 +15,11 @@ from typing import Any
 from clusterctl.errors import TransportError
 from clusterctl.nodes import Node
 from clusterctl.remote import payload
-from clusterctl.remote.fanout import WIDTH, Fanout, NodeResult
+from clusterctl.remote.cluster import Cluster
+from clusterctl.remote.fanout import Fanout
 from clusterctl.remote.followers import CLOSE_S, join_all
 from clusterctl.remote.payload import PayloadStream
-from clusterctl.remote.run_payload import sweep_deadline_s
-from clusterctl.transport.base import Connection, Limits, Progress, Transport
+from clusterctl.transport.base import Connection, Progress
 
 ROUND_TRIP_S = 3.0  # for an answer, on top of what the node may take
 FLOOD_S = 0.05
@@ -41,7 +41,6 @@ _NEEDED = {
 # Lists of equal length: one of the answer, one of its order.
 _PAIRS = {"start": ("ranks", "devices"), "work": ("answers", "orders"), "knock": ("why", "where")}
 Answer = dict[str, Any]
-Sweep = Callable[[Fanout[None], int], Iterator[NodeResult[None]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +104,7 @@ class SessionPool:
 
     def __init__(
         self,
-        nodes: Sequence[Node],
-        transport: Transport,
-        limits: Limits,
-        width: int = WIDTH,
+        cluster: Cluster,
         *,
         verb: str = "active",
         args: Callable[[Node], dict[str, Any]] = lambda node: {},
@@ -117,10 +113,9 @@ class SessionPool:
         exit_s: float = 0.0,
     ) -> None:
         """`exit_s`: seconds that payloads get to end by themselves at `close`."""
-        self.nodes = list(nodes)
         self.lost: dict[str, str] = {}  # nodes that cannot be asked any more, and why
-        self.inbox = inbox or Inbox(node.name for node in nodes)
-        self._transport, self._limits, self._width = transport, limits, width
+        self.inbox = inbox or Inbox(node.name for node in cluster.nodes)
+        self.cluster = cluster
         self._verb, self._args = verb, args
         self._start_timeout_s, self._exit_s = start_timeout_s, exit_s
         self._lock = threading.Lock()
@@ -137,24 +132,23 @@ class SessionPool:
     @property
     def names(self) -> list[str]:
         """Nodes that can be asked, in the hostfile's order."""
-        return [node.name for node in self.nodes if node.name not in self.lost]
+        return [node.name for node in self.cluster.nodes if node.name not in self.lost]
 
     def open(self, meanwhile: Callable[[], None] = lambda: None) -> Fanout[None]:
-        limits, width = replace(self._limits, run_s=None), self._width
-        deadline_s = sweep_deadline_s(len(self.nodes), limits, self._start_timeout_s, width)
+        cluster = replace(self.cluster, limits=replace(self.cluster.limits, run_s=None))
+        deadline_s, width = cluster.deadline_s(self._start_timeout_s), cluster.width
         return Fanout(
-            self.nodes, self._start, deadline_s=deadline_s, width=width, meanwhile=meanwhile
+            cluster.nodes, self._start, deadline_s=deadline_s, width=width, meanwhile=meanwhile
         )
 
-    def gather(self, sweep: Sweep | None = None) -> None:
+    def gather(self) -> None:
         """Start the payload on every node; one that cannot be reached is lost."""
-        fanout = self.open()
-        for result in sweep(fanout, len(self.nodes)) if sweep else fanout:
+        for result in self.cluster.sweep(self.open(), len(self.cluster.nodes)):
             if result.unreachable is not None:
                 self.lost[result.node.name] = result.unreachable.sentence()
 
     def _start(self, node: Node, progress: Progress) -> None:
-        connection = self._transport.connect(node, self._limits, progress)
+        connection = self.cluster.transport.connect(node, self.cluster.limits, progress)
         try:
             progress.enter("start")
             stream = payload.stream(

@@ -11,26 +11,25 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import TransportError
 from clusterctl.jobs.processes import Pick
 from clusterctl.nodes import Node
-from clusterctl.remote.fanout import Fanout, NodeResult, in_order
+from clusterctl.remote.cluster import Cluster
+from clusterctl.remote.fanout import NodeResult, in_order
 from clusterctl.remote.messages.stacks import read_report
 from clusterctl.remote.payload import PayloadStream
-from clusterctl.remote.run_payload import converse
 from clusterctl.stacks.evidence import Clue, clues
 from clusterctl.stacks.files import write_folder
 from clusterctl.stacks.judge import judge
 from clusterctl.stacks.model import JobSnapshot, read_snapshot
 from clusterctl.stacks.verdict import Verdict
 from clusterctl.stacks.wait_sites import Sites
-from clusterctl.transport.base import Limits, Transport
 
-Sweep = Callable[[Any, int], Iterable[NodeResult[dict[str, Any]]]]
+Results = Iterable[NodeResult[dict[str, Any]]]
 
 # Of one node's report; 136 processes are under 1 MB, with 100 samples under 3.
 REPORT_BYTES = 6 << 20
@@ -82,38 +81,24 @@ def _py_spy_for(machine: str) -> dict[str, Any]:
     return {"op": "py-spy", "data": data} if data else {"op": "go"}
 
 
-def collect(
-    nodes: Sequence[Node],
-    transport: Transport,
-    pick: Pick,
-    options: DumpOptions,
-    *,
-    limits: Limits,
-    width: int,
-) -> Fanout[dict[str, Any]]:
-    """A fan-out whose values are the unpacked reports of payload stacks.py."""
-    budget_s = limits.command_s + (options.samples - 1) * options.interval_s
+def collect(cluster: Cluster, pick: Pick, options: DumpOptions) -> Results:
+    """The unpacked reports of payload stacks.py, as they arrive."""
+    budget_s = cluster.limits.command_s + (options.samples - 1) * options.interval_s
 
     def args(node: Node) -> dict[str, Any]:
         return {**asdict(options), "pick": pick.to_args(node), "budget_s": budget_s}
 
-    limit_s, sudo = budget_s + 10.0, options.sudo
-    talk = _receive_report(limit_s)
-    return converse(
-        nodes, transport, limits, "stacks", args, talk, timeout_s=limit_s, width=width, sudo=sudo
-    )
+    return _converse(cluster, args, budget_s + 10.0, options.sudo)
 
 
 def collect_native(
+    cluster: Cluster,
     pids: Mapping[Node, Sequence[int]],
-    transport: Transport,
     py_spy: Mapping[Node, str | None],
     *,
     given: str | None = None,
     sudo: bool,
-    limits: Limits,
-    width: int,
-) -> Fanout[dict[str, Any]]:
+) -> Results:
     """Native stacks of a few processes, each stopped for seconds; `given` is the user's py-spy."""
 
     def args(node: Node) -> dict[str, Any]:
@@ -121,14 +106,13 @@ def collect_native(
         return {"op": "native", "limit_s": NATIVE_S, **found}
 
     limit_s = max((len(found) for found in pids.values()), default=0) * NATIVE_S + 5.0
-    nodes, talk = list(pids), _receive_report(limit_s)
-    return converse(
-        nodes, transport, limits, "stacks", args, talk, timeout_s=limit_s, width=width, sudo=sudo
-    )
+    return _converse(replace(cluster, nodes=list(pids)), args, limit_s, sudo)
 
 
-def _receive_report(limit_s: float) -> Callable[[PayloadStream, float], dict[str, Any]]:
-    """Sends py-spy to a payload that asks for it; returns its report."""
+def _converse(
+    cluster: Cluster, args: Callable[[Node], dict[str, Any]], limit_s: float, sudo: bool
+) -> Results:
+    """Sends py-spy to a payload that asks for it; returns the reports."""
 
     def talk(stream: PayloadStream, _connect_s: float) -> dict[str, Any]:
         deadline = time.monotonic() + limit_s
@@ -141,7 +125,7 @@ def _receive_report(limit_s: float) -> Callable[[PayloadStream, float], dict[str
             elif message["type"] == "report":
                 return read_report(inflate(message["packed"]))
 
-    return talk
+    return cluster.converse("stacks", args, talk, timeout_s=limit_s, sudo=sudo)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,16 +143,12 @@ class Diagnosis:
 
 
 def diagnose(
-    nodes: Sequence[Node],
-    transport: Transport,
+    cluster: Cluster,
     pick: Pick,
     options: DumpOptions | None = None,
     *,
-    limits: Limits,
-    width: int,
     sites: Sites | None = None,
     is_part: bool = False,
-    sweep: Sweep | None = None,
 ) -> Diagnosis:
     """Stacks of a job on all nodes, judged. Never raises for what happens on nodes.
 
@@ -177,8 +157,7 @@ def diagnose(
     """
     options = options or DumpOptions()
     started = time.monotonic()
-    fanout = collect(nodes, transport, pick, options, limits=limits, width=width)
-    results = in_order(nodes, list(sweep(fanout, len(nodes)) if sweep else fanout))
+    results = in_order(cluster.nodes, collect(cluster, pick, options))
     snapshot = read_snapshot(
         results,
         sites or Sites(),

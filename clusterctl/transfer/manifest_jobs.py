@@ -15,14 +15,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from clusterctl.nodes import Node
+from clusterctl.remote.cluster import Cluster
 from clusterctl.remote.session_pool import Inbox, NodeMessage, SessionPool
 from clusterctl.transfer.work_queue import Worker, WorkQueue
-from clusterctl.transport.base import Limits, Transport
 
 SILENT_S = 30.0  # a node sends a sign of life every 2 s
 SLEPT_S = 3.0  # between two rounds: longer only when this program did not run
@@ -70,11 +69,9 @@ def _start(work: Callable[..., None], *args: Any) -> threading.Thread:
 class Spread:
     """One run of a verb over nodes."""
 
-    def __init__(
-        self, job: Job, nodes: Sequence[Node], transport: Transport, limits: Limits
-    ) -> None:
-        self._job, self._limits = job, limits
-        self._names = [node.name for node in nodes]
+    def __init__(self, job: Job, cluster: Cluster) -> None:
+        self._job, self._limits = job, cluster.limits
+        self._names = [node.name for node in cluster.nodes]
         self._inbox = Inbox(["", *self._names])  # "": the table
         args = {
             "python": job.python,
@@ -83,13 +80,10 @@ class Spread:
             "clip_timeout_s": job.clip_timeout_s,
         }
         self._pool = SessionPool(
-            nodes,
-            transport,
-            limits,
-            len(nodes),
+            replace(cluster, width=len(self._names)),
             verb="examine",
             args=lambda node: args,
-            start_timeout_s=limits.command_s,
+            start_timeout_s=self._limits.command_s,
             inbox=self._inbox,
         )
         self._questions = {name: queue.SimpleQueue[Any]() for name in self._names}

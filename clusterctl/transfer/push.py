@@ -18,7 +18,8 @@ from typing import Any, BinaryIO
 from clusterctl.errors import TransportError, UsageError
 from clusterctl.nodes import Node
 from clusterctl.remote import payload
-from clusterctl.transport.base import Limits, Progress, Transport
+from clusterctl.remote.cluster import Cluster
+from clusterctl.transport.base import Progress
 
 STALL_S = 20.0  # without an acknowledgement, after which a node is given up
 SLOWEST_BYTES_S = 2e6  # that the head can send, for the deadline of all nodes
@@ -144,9 +145,7 @@ class _Counted(io.FileIO):
         return data
 
 
-def deliver(
-    parcel: Parcel, node: Node, transport: Transport, limits: Limits, progress: Progress
-) -> Delivery:
+def deliver(parcel: Parcel, cluster: Cluster, node: Node, progress: Progress) -> Delivery:
     """Copy the parcel to one node. Raises `TransportError` when the node cannot be reached."""
     from clusterctl.transport import fabric
     from clusterctl.transport.channels import ParamikoConnection
@@ -160,11 +159,11 @@ def deliver(
         "mode": plan.mode,
         "token": secrets.token_hex(8),
     }
-    connection = transport.connect(node, limits, progress)
+    connection = cluster.transport.connect(node, cluster.limits, progress)
 
     def ask(**args: Any) -> dict[str, Any]:
         # The node hashes and unpacks: 50 MB/s is slow for either.
-        patience_s = limits.command_s + parcel.size / 50e6 * 2
+        patience_s = cluster.limits.command_s + parcel.size / 50e6 * 2
         return payload.probe(connection, "push", args, patience_s)
 
     try:
@@ -195,9 +194,10 @@ def deliver(
         connection.close()
 
 
-def deadline_s(parcel: Parcel, nodes: int, limits: Limits) -> float:
+def deadline_s(parcel: Parcel, cluster: Cluster) -> float:
     """For all nodes, unless the user set it: the time for all bytes at the slowest speed."""
-    return limits.run_s or limits.total_s * 2 + nodes * parcel.size / SLOWEST_BYTES_S
+    bytes_s = len(cluster.nodes) * parcel.size / SLOWEST_BYTES_S
+    return cluster.limits.run_s or cluster.limits.total_s * 2 + bytes_s
 
 
 def size_text(size: float) -> str:

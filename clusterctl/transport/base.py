@@ -16,17 +16,27 @@ PHASES = "resolve tcp banner kex hostkey auth channel start command parse".split
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Seconds for each part of talking to one node, and for the whole fan-out."""
+    """Seconds for each part of talking to one node."""
 
     tcp_s: float = 3.0
     handshake_s: float = 7.0  # banner + kex + host key + auth
     channel_s: float = 3.0
     command_s: float = 30.0
-    run_s: float | None = None  # None: the sum of the others
+    run_s: float | None = None  # of the whole fan-out; None: the sum of the others
+
+    def deadline_s(self, timeout_s: float, rounds: int = 1) -> float:
+        """For `rounds` of nodes, of which one may take `timeout_s` beyond connecting."""
+        one_s = self.tcp_s + self.handshake_s + self.channel_s + timeout_s
+        return self.run_s or one_s * max(1, rounds)
 
     @property
     def total_s(self) -> float:
-        return self.run_s or self.tcp_s + self.handshake_s + self.channel_s + self.command_s
+        return self.deadline_s(self.command_s)
+
+    @property
+    def tool_s(self) -> float:
+        """For one tool of the census: two in a row and the transfer fit the command limit."""
+        return min(10.0, self.command_s / 3)
 
 
 @dataclass(frozen=True, slots=True)

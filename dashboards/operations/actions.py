@@ -24,6 +24,7 @@ from dashboards.operations.background import Watch
 
 if TYPE_CHECKING:
     from checks.finding import Report
+    from clusterctl.remote.cluster import Cluster
     from clusterctl.stacks.diagnose import Diagnosis
     from clusterctl.transport.base import Transport
 
@@ -122,6 +123,9 @@ class ClusterActions(Actions):
     def _transport(self) -> Transport:
         return self._settings.transport()
 
+    def _cluster(self, settings: Settings, watch: Watch) -> Cluster:
+        return dataclasses.replace(settings.cluster(watch.sweep), transport=self._transport)
+
     def _only(self, nodes: Sequence[str]) -> Settings:
         if not nodes:
             return self._settings
@@ -135,10 +139,8 @@ class ClusterActions(Actions):
         from clusterctl.stacks.diagnose import diagnose
 
         settings, pick = self._only(nodes), _pick(directory)
-        limits, width, sweep = settings.limits, settings.width, watch.sweep
         is_part = bool(settings.only or settings.without)
-        asked, ssh = settings.nodes(), self._transport
-        seen = diagnose(asked, ssh, pick, limits=limits, width=width, is_part=is_part, sweep=sweep)
+        seen = diagnose(self._cluster(settings, watch), pick, is_part=is_part)
         snapshot = seen.snapshot
         if not snapshot.procs and not snapshot.silent:
             names = fold([node.name for node in snapshot.nodes])
@@ -152,23 +154,21 @@ class ClusterActions(Actions):
         from clusterctl.preflight.last_census import default_path
         from clusterctl.preflight.run import CollectOptions, run_preflight
 
-        settings, options = self._only(nodes), CollectOptions(memory=default_path())
-        limits, width, sweep = settings.limits, settings.width, watch.sweep
-        asked, ssh = settings.nodes(), self._transport
-        report = run_preflight(asked, ssh, limits, None, width, sweep=sweep, options=options)
-        return preflight_lines(report)
+        cluster = self._cluster(self._only(nodes), watch)
+        options = CollectOptions(memory=default_path())
+        return preflight_lines(run_preflight(cluster, options=options))
 
     def find(self, directory: str | None, nodes: Sequence[str], watch: Watch) -> Ending:
         pick = _pick(directory)
-        jobs, _ = look(pick, self._only(nodes), self._transport, sweep=watch.sweep)
+        jobs, _ = look(pick, self._cluster(self._only(nodes), watch))
         one_run(jobs, pick, every=False)
         return Ending(pick, tuple(jobs))
 
     def end(self, ending: Ending, watch: Watch) -> tuple[str, list[str]]:
         from clusterctl.jobs.kill import Order, end, report_lines
 
-        jobs, pick, ssh = ending.jobs, ending.pick, self._transport
-        ended, _ = end(jobs, pick, Order(), self._settings, ssh, sweep=watch.sweep)
+        cluster = self._cluster(self._settings, watch)
+        ended, _ = end(ending.jobs, ending.pick, Order(), cluster)
         return report_lines(ended)
 
     def rank_log(self, run: RunState, rank: int, watch: Watch) -> LogText:
@@ -193,20 +193,10 @@ class ClusterActions(Actions):
     def _shell(self, node: str, command: str, watch: Watch) -> str:
         """Output of a command on one node. Raises `TransportError`, `CouldNotFindOut`."""
         from clusterctl.remote.output_groups import read_answer
-        from clusterctl.remote.run_payload import ask
 
-        settings = self._only([node])
-        fanout = ask(
-            settings.nodes(),
-            self._transport,
-            "shell",
-            {"command": command, "timeout_s": 10.0, "max_bytes": 2 * LOG_BYTES},
-            limits=settings.limits,
-            width=1,
-            timeout_s=16.0,
-            lease=True,
-        )
-        (result,) = watch.sweep(fanout, 1)
+        args = {"command": command, "timeout_s": 10.0, "max_bytes": 2 * LOG_BYTES}
+        cluster = self._cluster(self._only([node]), watch)
+        (result,) = cluster.ask("shell", args, timeout_s=16.0, lease=True)
         if result.value is None:
             assert result.unreachable is not None
             raise TransportError(result.unreachable.phase, result.unreachable.sentence())

@@ -73,15 +73,13 @@ def watch(
                 )
                 if record is not None:
                     feed = recording = Recording(feed, record, interval_s=interval)
-                limits = settings.limits
-                patience_s = limits.tcp_s + limits.handshake_s + limits.channel_s + 5.0
                 batches = sources.live_batches(
                     feed,
                     interval_s=interval,
                     is_over=ending.is_set,
                     for_s=for_s,
                     rounds_once_settled=HURRY_TICKS + 1 if once else None,
-                    patience_s=limits.run_s or patience_s,
+                    patience_s=sources.patience_s(settings.limits),
                 )
                 state = initial_state(
                     feed.nodes, now_s=feed.now(), interval_s=interval, source=feed.source

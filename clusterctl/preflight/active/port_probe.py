@@ -67,7 +67,7 @@ class PortProbe:
                 ports += [self._plan.port + turn + more for more in (1000, 2000, 3000)]
             orders[name] = {"op": "door", "ports": ports, "word": self._word}
         answers = self._pool.ask(orders, 5.0)
-        hosts = {node.name: node.address for node in self._pool.nodes}
+        hosts = {node.name: node.address for node in self._pool.cluster.nodes}
         for name in [name for name in self._plan.nodes if name in answers]:
             answer = answers[name]
             if isinstance(answer.get("port"), int):

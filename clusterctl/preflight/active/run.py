@@ -2,48 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from checks.facts import NOT_ASKED, Active, Collectives, DoorSeen, Maybe, SharedSeen, Unknown
 from checks.profile import Profile
-from clusterctl.nodes import Node, counted
+from clusterctl.nodes import counted
 from clusterctl.preflight.active.collectives import try_links
 from clusterctl.preflight.active.plan import Plan
 from clusterctl.preflight.active.port_probe import PortProbe
 from clusterctl.preflight.active.ranks import Speeds, measure_speeds, start_ranks
 from clusterctl.preflight.active.shared_folder import try_shared
-from clusterctl.remote.session_pool import SessionPool, Sweep
-from clusterctl.transport.base import Limits, Transport
+from clusterctl.remote.cluster import Cluster
+from clusterctl.remote.session_pool import SessionPool
 
 EXIT_S = 10.0  # for all payloads together, at the end: they remove what they wrote
 
 
 def run_active(
     plan: Plan,
-    nodes: Sequence[Node],
-    transport: Transport,
-    limits: Limits,
-    width: int,
+    cluster: Cluster,
     *,
     profile: Profile,
     machines: Mapping[str, str],
     say: Callable[[str], None],
-    sweep: Sweep | None = None,
 ) -> Active:
     """Carry out `plan`; names with an equal value in `machines` are one machine.
 
     A node that is lost on the way is Unknown from then on; the others go on. The nodes are left
     as they were.
     """
-    chosen = [node for node in nodes if node.name in plan.nodes]
+    chosen = [node for node in cluster.nodes if node.name in plan.nodes]
     tests = set(plan.tests)
     doors: dict[str, Maybe[DoorSeen]] = {}
     shared: dict[str, SharedSeen] = {}
     speeds: dict[str, Speeds] = {}
     writer = write_error = ""
     collectives: Maybe[Collectives] = NOT_ASKED
-    with SessionPool(chosen, transport, limits, width, exit_s=EXIT_S) as pool:
-        pool.gather(sweep)
+    with SessionPool(replace(cluster, nodes=chosen), exit_s=EXIT_S) as pool:
+        pool.gather()
         ports = PortProbe(pool, plan, machines)
         if tests & {"port", "allreduce"}:
             say("ports: each node listens, the next one connects")

@@ -18,8 +18,8 @@ from clusterctl import cli
 from clusterctl.clocks import exchange as clock_talk
 from clusterctl.clocks.monitor import Lost, Sample, Track, Watch
 from clusterctl.nodes import read_hostfile
+from clusterctl.remote.cluster import Cluster
 from clusterctl.remote.payload import MARKER
-from clusterctl.transport.base import Limits
 from tests.clusterctl.commands.local_cluster import LocalCluster, patch
 from tests.clusterctl.payload.local import LocalConnection, LocalTransport
 from tests.lab.equipment import CAPTURES
@@ -199,7 +199,7 @@ def test_watch_catches_a_clock_that_is_set_back(tmp_path: Path) -> None:
     transport = LocalTransport({"n1": LocalConnection(env)})
     track, alarm = Track("n1"), None
     deadline = time.monotonic() + 60
-    with Watch(read_hostfile(hostfile), transport, Limits(), 0.05) as watch:
+    with Watch(Cluster(read_hostfile(hostfile), transport), 0.05) as watch:
         while alarm is None and time.monotonic() < deadline:
             try:
                 event = watch.events.get(timeout=1.0)
@@ -218,6 +218,6 @@ def test_watch_reports_a_payload_that_ends_and_asks_again(tmp_path: Path) -> Non
     hostfile = tmp_path / "nodes.txt"
     hostfile.write_text("n1\n")
     broken = LocalTransport({"n1": LocalConnection(tool(tmp_path / "a", "python3", "exit 7"))})
-    with Watch(read_hostfile(hostfile), broken, Limits(), 0.1) as watch:
+    with Watch(Cluster(read_hostfile(hostfile), broken), 0.1) as watch:
         for _ in range(2):
             assert isinstance(watch.events.get(timeout=60), Lost)

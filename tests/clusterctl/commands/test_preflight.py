@@ -17,7 +17,7 @@ from clusterctl import cli
 from clusterctl.launch.inputs import LaunchLine
 from clusterctl.nodes import Node, parse_hostfile, read_hostfile
 from clusterctl.preflight.run import headline, run_preflight
-from clusterctl.transport.base import Limits
+from clusterctl.remote.cluster import Cluster
 from tests.captures import fake_nvidia_smi as fake
 from tests.clusterctl.commands.local_cluster import LocalCluster, patch
 from tests.clusterctl.payload.local import LocalConnection, LocalTransport
@@ -172,10 +172,8 @@ def test_library_reports_results_as_they_arrive(nodes: LocalCluster) -> None:
             seen.append(result.node.name)
             yield result
 
-    report = run_preflight(
-        hosts, LocalTransport(nodes.nodes), Limits(), needs, 8,
-        sweep=watch,
-    )  # fmt: skip
+    cluster = Cluster(hosts, LocalTransport(nodes.nodes), width=8, sweep=watch)
+    report = run_preflight(cluster, needs)
     assert sorted(seen) == ["n1", "n2", "n3"]
     assert report.nodes == ("n1", "n2", "n3")
     assert report.bad_nodes == ("n2",)

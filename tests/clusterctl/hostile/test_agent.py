@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from clusterctl.launch.supervise import supervise
+from clusterctl.remote.cluster import Cluster
 from clusterctl.transport.paramiko_backend import ParamikoTransport
 from tests.clusterctl.hostile.node import MARK, HostileTransport, Orders
 from tests.clusterctl.launch.conftest import bench, shared_cluster  # noqa: F401
@@ -52,8 +53,8 @@ class HostileLaunch(Launch):
     def _work(self) -> None:
         try:
             self._result = supervise(
-                self.plan, self.transport, on_update=self._see, stop=self.stop.is_set, kill=self.kill.is_set,
-                limits=LIMITS,
+                self.plan, Cluster(self.plan.nodes, self.transport, LIMITS), on_update=self._see,
+                stop=self.stop.is_set, kill=self.kill.is_set,
             )  # fmt: skip
         except BaseException as error:  # noqa: BLE001 - handed to the test's thread
             self._result = error
@@ -154,9 +155,7 @@ def test_agents_are_kept_while_a_slow_node_is_waited_for(bench) -> None:  # noqa
         yield line({"type": "ended", "code": 0, "tail": []})
         yield line({"type": "gone", "left": []})
 
-    result = supervise(
-        plan, HostileTransport({"node-2": says}, ParamikoTransport()), on_update=lambda _: None,
-        limits=LIMITS,
-    )  # fmt: skip
+    transport = HostileTransport({"node-2": says}, ParamikoTransport())
+    result = supervise(plan, Cluster(plan.nodes, transport, LIMITS), on_update=lambda _: None)
     assert (result.exit_code, result.reason) == (0, "all ranks have ended well")
     assert (plan.run_dir / "ranks/0.log").read_text() == "ran\n"

@@ -26,6 +26,7 @@ from clusterctl.preflight.active import run as active_run
 from clusterctl.preflight.active.plan import Plan
 from clusterctl.preflight.active.run import run_active
 from clusterctl.remote import session_pool
+from clusterctl.remote.cluster import Cluster
 from clusterctl.remote.fanout import Fanout
 from clusterctl.remote.messages.verbs import read_line
 from clusterctl.remote.session_pool import NodeMessage, SessionPool
@@ -114,7 +115,7 @@ def test_look_for_what_is_left_of_a_run(times: int, tmp_path: Path) -> None:
         yield envelope("reap", found=[LEFT], left=[LEFT])
 
     def work(rng: random.Random) -> None:
-        leftovers, unconfirmed = prove_gone(plan, both(reap, rng), LIMITS)
+        leftovers, unconfirmed = prove_gone(plan, Cluster(plan.nodes, both(reap, rng), LIMITS))
         assert "good: pid 7 (python3, state D)" in leftovers
         assert all(words.isprintable() for words in [*leftovers, *unconfirmed])
         assert all(words.startswith("evil: ") for words in unconfirmed)
@@ -185,7 +186,7 @@ def test_data(times: int, monkeypatch) -> None:
 
     def work(rng: random.Random) -> None:
         notes: list[str] = []
-        outcome = data.Spread(job, NODES, both(examine, rng), LIMITS).run(notes.append)
+        outcome = data.Spread(job, Cluster(NODES, both(examine, rng), LIMITS)).run(notes.append)
         assert "good" not in outcome.lost
         assert outcome.answered["good"] > 0
         assert all(note.isprintable() for note in notes), notes
@@ -216,7 +217,7 @@ def test_active(times: int, monkeypatch) -> None:
 
     def work(rng: random.Random) -> None:
         said: list[str] = []
-        run_active(plan, NODES, both(active, rng), LIMITS, 2, profile=Profile(), machines={}, say=said.append)  # fmt: skip
+        run_active(plan, Cluster(NODES, both(active, rng), LIMITS, 2), profile=Profile(), machines={}, say=said.append)  # fmt: skip
         assert all(line.isprintable() for line in said)
 
     repeat(times, "active", work, 30.0)
@@ -285,7 +286,7 @@ def test_launch(times: int, tmp_path: Path, monkeypatch) -> None:
         nonlocal plan
         plan = bench.plan("pass", nodes=NODES, timing=timing)
         result = supervising.supervise(
-            plan, both(agent, rng), on_update=lambda _: None, limits=LIMITS
+            plan, Cluster(NODES, both(agent, rng), LIMITS), on_update=lambda _: None
         )
         assert result.exit_code in (0, 1, 3, 130)
         words = [result.reason, *result.last_lines, *result.leftovers, *result.unconfirmed]

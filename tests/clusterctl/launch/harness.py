@@ -17,6 +17,7 @@ from clusterctl.launch.plan import LaunchPlan, Timing, assign_ranks, new_run_id
 from clusterctl.launch.state import RunResult, RunState
 from clusterctl.launch.supervise import supervise
 from clusterctl.nodes import Node, read_hostfile
+from clusterctl.remote.cluster import Cluster
 from clusterctl.transport.base import Limits
 from clusterctl.transport.paramiko_backend import ParamikoTransport
 
@@ -160,11 +161,10 @@ class Launch:
         try:
             self._result = supervise(
                 self.plan,
-                ParamikoTransport(),
+                Cluster(self.plan.nodes, ParamikoTransport(), LIMITS),
                 on_update=self._see,
                 stop=self.stop.is_set,
                 kill=self.kill.is_set,
-                limits=LIMITS,
             )
         except BaseException as error:  # noqa: BLE001 - handed to the test's thread
             self._result = error

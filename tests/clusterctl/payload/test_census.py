@@ -19,6 +19,7 @@ from checks.runner import run_checks
 from clusterctl.payload.collect import clock as collect_clock
 from clusterctl.payload.collect import processes as collect_processes
 from clusterctl.remote import payload as ship
+from clusterctl.remote.cluster import Cluster
 from tests.clusterctl.payload.local import LocalConnection, LocalTransport, tools_only
 from tests.clusterctl.remote.test_payload import PYTHON38, needs_python38
 
@@ -116,12 +117,9 @@ def _has(process: Path, mark: str) -> bool:
 def test_look_brings_the_offset_of_both_clocks() -> None:
     from clusterctl.nodes import Node
     from clusterctl.preflight.run import collect
-    from clusterctl.transport.base import Limits
 
     transport = LocalTransport({"n1": LocalConnection()})
-    (result,) = list(
-        collect([Node("n1")], transport, Limits(), lambda node: {"growth_s": 0.02}, width=1)
-    )
+    (result,) = list(collect(Cluster([Node("n1")], transport), lambda node: {"growth_s": 0.02}))
     assert result.value is not None, result.unreachable
     facts = parse_census("n1", result.value)
     assert isinstance(facts.connect_s, float)

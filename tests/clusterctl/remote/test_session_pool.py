@@ -10,10 +10,11 @@ import pytest
 
 from clusterctl.errors import TransportError
 from clusterctl.nodes import Node
+from clusterctl.remote.cluster import Cluster
 from clusterctl.remote.fanout import NodeResult
 from clusterctl.remote.followers import Followers, Pauses
 from clusterctl.remote.session_pool import NodeMessage, SessionPool
-from clusterctl.transport.base import Connection, Limits
+from clusterctl.transport.base import Connection
 from tests.clusterctl.payload.local import LocalConnection, LocalTransport
 
 NODE = Node("n1")
@@ -53,12 +54,15 @@ def test_a_connection_that_lasted_is_tried_again_after_the_first_pause(
     lasts_s = iter([3600.0, 0.1, 0.1, 0.1, 0.1, 3600.0, 0.1])
     lost: list[NodeResult[Any]] = []
 
-    def talk(_node: Node, _connection: Connection) -> None:
-        now_s[0] += next(lasts_s)
-        raise TransportError("command", "gone")
+    class Unlucky(Followers):
+        def talk(self, node: Node, connection: Connection) -> None:
+            now_s[0] += next(lasts_s)
+            raise TransportError("command", "gone")
 
-    transport = LocalTransport({"n1": LocalConnection()})
-    followers = Followers([NODE], transport, Limits(), talk, lost.append)
+        def report(self, result: NodeResult[Any]) -> None:
+            lost.append(result)
+
+    followers = Unlucky(Cluster([NODE], LocalTransport({"n1": LocalConnection()})))
     stop = _Stop(7)
     followers.stop = stop  # type: ignore[assignment]
     monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
@@ -76,20 +80,20 @@ def test_leaving_ends_an_exchange_that_is_under_way() -> None:
         def close(self) -> None:
             closed.set()
 
-    def talk(_node: Node, _connection: Connection) -> None:
-        started.set()
-        assert closed.wait(30.0)
+    class Patient(Followers):
+        def talk(self, node: Node, connection: Connection) -> None:
+            started.set()
+            assert closed.wait(30.0)
 
-    transport = LocalTransport({"n1": Waiting()})
     begin_s = time.monotonic()
-    with Followers([NODE], transport, Limits(), talk, lambda result: None):
+    with Patient(Cluster([NODE], LocalTransport({"n1": Waiting()}))):
         assert started.wait(30.0)
     assert time.monotonic() - begin_s < 20.0
 
 
 def test_a_stream_that_ends_is_reported_with_the_last_line_of_its_stderr() -> None:
-    transport = LocalTransport({"n1": LocalConnection()})
-    with SessionPool([NODE], transport, Limits(), verb="examine", args=lambda node: {}) as pool:
+    cluster = Cluster([NODE], LocalTransport({"n1": LocalConnection()}))
+    with SessionPool(cluster, verb="examine", args=lambda node: {}) as pool:
         pool.gather()
         assert pool.lost == {}
         messages: list[NodeMessage] = []

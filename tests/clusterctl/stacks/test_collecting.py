@@ -22,6 +22,7 @@ from clusterctl.payload.dump.proc_tasks import kernel_lines, open_files, read_fi
 from clusterctl.payload.jobs.heartbeats import heartbeat
 from clusterctl.payload.jobs.processes import rank_number
 from clusterctl.remote import payload as ship
+from clusterctl.remote.cluster import Cluster
 from clusterctl.remote.fanout import NodeResult
 from clusterctl.stacks.diagnose import DumpOptions, collect, collect_native
 from clusterctl.stacks.evidence import clues
@@ -29,7 +30,6 @@ from clusterctl.stacks.files import native_text
 from clusterctl.stacks.model import NodeView, Proc, read_snapshot
 from clusterctl.stacks.report import permission_lines
 from clusterctl.stacks.wait_sites import Sites
-from clusterctl.transport.base import Limits
 from tests.clusterctl.jobs.trees import start_of, state, wait_until
 from tests.clusterctl.payload.local import LocalConnection, LocalTransport
 
@@ -77,7 +77,7 @@ def start(tmp_path: Path, run_id: str) -> Iterator[Start]:
 def look(run_id: str, env: dict[str, str] | None = None, **looks: object) -> NodeView:
     options = DumpOptions(**{"interval_s": 0.3, "limit_s": 20.0, **looks})  # type: ignore[arg-type]
     transport = LocalTransport({"here": LocalConnection(env)})
-    fanout = collect([HERE], transport, Pick((run_id,), user=None), options, limits=Limits(), width=1)  # fmt: skip
+    fanout = collect(Cluster([HERE], transport), Pick((run_id,), user=None), options)
     results: list[NodeResult] = list(fanout)
     assert results[0].unreachable is None, results[0].unreachable
     return read_snapshot(results, Sites(), interval_s=0.3, samples=2).nodes[0]
@@ -176,10 +176,8 @@ def test_native_frames_of_a_suspect_are_had_without_leaving_it_stopped(
     child = start()
     transport = LocalTransport({"here": LocalConnection({"TMPDIR": str(tmp_path)})})
     gone = {HERE: "/gone/py-spy"}
-    fanout = collect_native(
-        {HERE: [child.pid]}, transport, gone, sudo=False, limits=Limits(), width=1
-    )
-    (result,) = list(fanout)
+    cluster = Cluster([HERE], transport)
+    (result,) = collect_native(cluster, {HERE: [child.pid]}, gone, sudo=False)
     assert result.value is not None, result.unreachable
     threads, error, repaired = result.value["native"][str(child.pid)]
     assert (error, repaired) == ("", False)

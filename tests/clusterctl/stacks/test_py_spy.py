@@ -14,11 +14,11 @@ import pytest
 from clusterctl.jobs.processes import Pick
 from clusterctl.nodes import Node
 from clusterctl.payload.dump import py_spy as spy
+from clusterctl.remote.cluster import Cluster
 from clusterctl.stacks.diagnose import DumpOptions, _packed_py_spy, collect, collect_native
 from clusterctl.stacks.model import JobSnapshot, Proc, read_snapshot
 from clusterctl.stacks.report import permission_lines
 from clusterctl.stacks.wait_sites import Sites
-from clusterctl.transport.base import Limits
 from tests.clusterctl.payload.local import LocalConnection, LocalTransport
 
 HERE = Node("here", host="127.0.0.1")
@@ -72,7 +72,7 @@ def plant(folder: Path, mark: Path, owner: int = -1) -> Path:
 def look(run_id: str, env: dict[str, str] | None = None, **looks: object) -> JobSnapshot:
     options = DumpOptions(**{"interval_s": 0.1, "limit_s": 20.0, **looks})  # type: ignore[arg-type]
     transport = LocalTransport({"here": LocalConnection(env)})
-    results = list(collect([HERE], transport, Pick((run_id,), user=None), options, limits=Limits(), width=1))  # fmt: skip
+    results = list(collect(Cluster([HERE], transport), Pick((run_id,), user=None), options))
     assert results[0].unreachable is None, results[0].unreachable
     return read_snapshot(results, Sites(), interval_s=0.1, samples=2)
 
@@ -148,9 +148,8 @@ def test_name_of_a_carried_one_that_another_user_has_taken_meanwhile_is_not_run(
     child = start()
     theirs = plant(tmp_path / "clusterctl-abc", mark, NOBODY)
     transport = LocalTransport({"here": LocalConnection()})
-    (result,) = collect_native(
-        {HERE: [child.pid]}, transport, {HERE: str(theirs)}, sudo=False, limits=Limits(), width=1
-    )
+    cluster, found = Cluster([HERE], transport), {HERE: str(theirs)}
+    (result,) = collect_native(cluster, {HERE: [child.pid]}, found, sudo=False)
     assert result.value is not None, result.unreachable
     threads, error, _ = result.value["native"][str(child.pid)]
     assert threads, error

@@ -16,8 +16,8 @@ from checks.runner import run_checks
 from clusterctl.nodes import Node, read_hostfile
 from clusterctl.preflight.active.plan import Plan
 from clusterctl.preflight.active.run import EXIT_S
+from clusterctl.remote.cluster import Cluster
 from clusterctl.remote.session_pool import SessionPool
-from clusterctl.transport.base import Limits
 from clusterctl.transport.paramiko_backend import ParamikoTransport
 from tests.checks import healthy
 from tests.lab import Lab, LabNode
@@ -55,7 +55,7 @@ def is_listening(node: LabNode, port: int) -> bool:
 
 
 def gather(lab: Lab) -> SessionPool:
-    pool = SessionPool(hosts(lab), ParamikoTransport(), Limits(), 8, exit_s=EXIT_S)
+    pool = SessionPool(Cluster(hosts(lab), ParamikoTransport(), width=8), exit_s=EXIT_S)
     pool.gather()
     assert pool.lost == {}
     return pool
