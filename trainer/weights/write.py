@@ -22,7 +22,7 @@ from trainer.runlog.atomic_file import sync, write_synced
 from trainer.weights.tensorfile import DTYPES, dtype_name
 
 SHARD_BYTES = 5 * 10**9  # largest file of a folder, as the hub's tools write them
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _Tensors = Mapping[str, Tensor]
 _Dtypes = Mapping[str, torch.dtype]  # what tensors become; others stay what they are
 _Wrote = Callable[[int], None]  # called with bytes
@@ -82,7 +82,7 @@ def write_file(
     for name, tensor in tensors.items():
         end = offset + tensor.numel() * kinds[name].itemsize
         shape = list(tensor.shape)
-        header[name] = {"dtype": _NAMES[kinds[name]], "shape": shape, "data_offsets": [offset, end]}
+        header[name] = {"dtype": NAMES[kinds[name]], "shape": shape, "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # data start on a multiple of 8, as the format asks
@@ -136,7 +136,7 @@ def dtypes_for(
     for name, tensor in tensors.items():
         changes = tensor.is_floating_point() and name not in keep
         result[name] = dtype if dtype is not None and changes else tensor.dtype
-        if result[name] not in _NAMES:
+        if result[name] not in NAMES:
             raise CheckpointError(f"{name} is {dtype_name(tensor)}, which safetensors cannot hold")
     return result
 

@@ -220,7 +220,7 @@ def use(made: Made) -> None:
         opened.text("clip number 1")
     finally:
         opened.close()
-    assert features.kind == "exact"
+    assert features.key["latents"]["kind"] == "exact"
     assert min(features.text_channels, features.encoder_channels, features.max_tokens) > 0
 
 

@@ -21,16 +21,22 @@ import torch
 from torch import Tensor
 
 from trainer.data.features.files import LATENTS, TEXTS, FeaturesError, damaged
-from trainer.data.features.index import lacking, read_document, read_index, text_key
+from trainer.data.features.index import (
+    POSTERIOR,
+    bad_clips,
+    lacking,
+    read_document,
+    read_index,
+    text_key,
+)
 from trainer.data.features.units import Grid, Keys, find_units, frames_of, keys_of
 from trainer.data.manifest.manifest import Manifest
 from trainer.data.plan.buckets import Buckets
 from trainer.data.plan.content import content_ids
+from trainer.weights.tensorfile import DTYPES
 
 # K chunks · P 1, or 2: mean and log-variance · C channels · Z,h,w latent frames, height, width
-DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 NETWORK_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}  # of a config's dtype
-POSTERIOR, SAMPLE, EXACT = "posterior", "sample", "exact"  # what a latent is
 _OPEN_FILES = 64
 _MAKE = "python -m trainer.data encode CONFIG {folder} --data-path MANIFEST"
 
@@ -42,18 +48,16 @@ class Features:
         self.folder = folder
         document = read_document(folder)
         if document is None:
-            there = folder.is_dir() and any(folder.glob("*.safetensors"))
-            raise FeaturesError(
-                f"{folder} is a feature cache that is not finished"
-                if there
-                else f"there is no feature cache at {folder}",
-                hint=_MAKE.format(folder=folder) + (" continues where it stopped" if there else ""),
-            )
+            text, hint = f"there is no feature cache at {folder}", _MAKE.format(folder=folder)
+            if any(folder.glob("*.safetensors")):
+                text = f"{folder} is a feature cache that is not finished"
+                hint += " continues where it stopped"
+            raise FeaturesError(text, hint=hint)
         self.document = document
         self.key: dict[str, Any] = document["key"]
         self.grid = Grid.of(document["grid"])
-        # "posterior" (mean and log-variance), "sample", or "exact" where a VAE has no spread
-        self.kind: str = self.key["latents"]["kind"]
+        # 2 where mean and log-variance are kept, 1 of a sample or of a VAE that has no spread
+        self.copies = 2 if self.key["latents"]["kind"] == POSTERIOR else 1
         self.text_channels: int = document["text_channels"]
         # of the text encoder; captions behind a caption embedder have fewer
         self.encoder_channels: int = document["encoder_channels"]
@@ -64,10 +68,7 @@ class Features:
         self.files: list[tuple[str, int]] = [(str(n), int(b)) for n, b, _ in document["shards"]]
         tables = read_index(folder, document)
         self.clips, self.captions = tables[LATENTS], tables[TEXTS]
-        self.bad = {
-            (int(row["id"], 16), row["height"], row["width"]): str(row["reason"])
-            for row in document["bad"]
-        }
+        self.bad = bad_clips(document)
 
     def check_files(self) -> None:
         """Raise FeaturesError naming the first shard that is missing or of another size."""
@@ -97,27 +98,24 @@ class Features:
                     what += f" with {frames[row]} frames ({had} are there)"
                 missing.append((row, what))
         if missing:
-            first = min(missing)[1]
-            raise FeaturesError(
-                f"{self.folder} lacks {len({row for row, _ in missing}):,} "
-                f"of {len(manifest):,} clips, first {first}",
-                hint=_MAKE.format(folder=self.folder) + " adds them",
-            )
+            count = len({row for row, _ in missing})
+            raise self.lacks(f"{count:,} of {len(manifest):,} clips, first {min(missing)[1]}")
         used = np.unique(units.rows)
-        keys = np.fromiter(
-            (text_key(manifest.texts[row]) for row in used.tolist()), np.uint64, len(used)
-        )
+        keys = np.array([text_key(manifest.texts[row]) for row in used.tolist()], np.uint64)
         absent = used[self.captions.find(keys) < 0]
         if len(absent):
             row = int(absent[0])
-            raise FeaturesError(
-                f"{self.folder} lacks the captions of {len(absent):,} clips, first that of "
-                f"{manifest.locate(row)} ({manifest.texts[row][:60]!r})",
-                hint=_MAKE.format(folder=self.folder) + " adds them",
+            raise self.lacks(
+                f"the captions of {len(absent):,} clips, first that of "
+                f"{manifest.locate(row)} ({manifest.texts[row][:60]!r})"
             )
 
+    def lacks(self, what: str) -> FeaturesError:
+        return FeaturesError(
+            f"{self.folder} lacks {what}", hint=_MAKE.format(folder=self.folder) + " adds them"
+        )
+
     def shards(self) -> Shards:
-        """Open files of one thread."""
         return Shards(self)
 
 
@@ -159,10 +157,9 @@ class Shards:
         """Chunks [K, P, Z, C, h, w] of an entry, in the stored dtype."""
         features, grid = self._features, self._features.grid
         columns = features.clips.columns
-        length = int(columns["length"][place])
-        copies = 2 if features.kind == POSTERIOR else 1
-        height, width = (int(columns[name][place]) // grid.edge for name in ("height", "width"))
-        shape = (copies, grid.latents(length), grid.channels, height, width)
+        length, height, width = (int(columns[n][place]) for n in ("length", "height", "width"))
+        edges = (height // grid.edge, width // grid.edge)
+        shape = (features.copies, grid.latents(length), grid.channels, *edges)
         size = int(np.prod(shape)) * features.latent_dtype.itemsize
         at = int(columns["offset"][place]) + first * size
         crcs = features.clips.crcs(place, first, count)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -54,11 +55,9 @@ def describe(folder: Path, document: Mapping[str, Any]) -> str:
     """What is in a cache, in lines."""
     tables = read_index(folder, document)
     columns = tables[LATENTS].columns
-    sizes: dict[str, int] = {}
-    for height, width in zip(columns["height"].tolist(), columns["width"].tolist(), strict=True):
-        sizes[f"{height}x{width}"] = sizes.get(f"{height}x{width}", 0) + 1
+    sizes = Counter(zip(columns["height"].tolist(), columns["width"].tolist(), strict=True))
     key, own = document["key"], document["key"]["latents"]
-    shown = ", ".join(f"{name} {count:,}" for name, count in list(sizes.items())[:12])
+    shown = ", ".join(f"{h}x{w} {count:,}" for (h, w), count in list(sizes.items())[:12])
     more = f" and {len(sizes) - 12} sizes more" if len(sizes) > 12 else ""
     what = {"posterior": "mean and log-variance", "sample": "one sample", "exact": "pixels"}
     weights = [
@@ -84,8 +83,10 @@ def _damaged(folder: Path, document: Mapping[str, Any], quiet: bool) -> list[str
     found, done = [], 0
     with RowProgress(f"check {folder.name}", quiet) as progress:
         for number, (name, size, header) in enumerate(document["shards"], 1):
-            if (problem := verify(folder / str(name), str(header))) is not None:
-                found.append(problem)
+            try:
+                verify(folder / str(name), str(header))
+            except FeaturesError as error:
+                found.append(str(error))
             done += size
             progress.at(done / document["bytes"], number, " (rows are shards)")
     return found

@@ -11,6 +11,7 @@ import json
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,13 @@ from trainer.data.features.files import (
 from trainer.data.features.index import SCHEMA, read_document, write_index
 from trainer.data.features.key import Hashes, key_of, refuse_other
 from trainer.data.manifest.manifest import Manifest
+
+_OWN = (  # parts of a key that come from the command line, in words
+    ("captions", "embedder", "caption embedder"),
+    ("latents", "kind", "latents"),
+    ("latents", "dtype", "--latent-dtype"),
+    ("latents", "max_frames", "--max-frames"),
+)
 
 
 def prepare(
@@ -172,15 +180,8 @@ def _key(
 
 def _refuse(out: Path, before: Mapping[str, Any], key: Mapping[str, Any]) -> None:
     refuse_other(out, before, key)
-    embedders = (str(one["captions"]["embedder"])[:12] for one in (before, key))
-    pairs = [("caption embedder", *embedders)]
-    for name, word in (
-        ("kind", "latents"),
-        ("dtype", "--latent-dtype"),
-        ("max_frames", "--max-frames"),
-    ):
-        pairs.append((word, before["latents"][name], key["latents"][name]))
-    for word, was, has in pairs:
+    for part, name, word in _OWN:
+        was, has = (str(one[part][name])[:12] for one in (before, key))  # an embedder's is a hash
         if was != has:
             raise FeaturesError(
                 f"the features in {out} were made with {word} {was}, not {has}",
@@ -213,19 +214,16 @@ def _repaired(out: Path) -> dict[str, Any] | None:
     if document is None:
         return None
     whole: list[Path] = []
-    lost: list[Path] = []
-    for name, _, digest in document["shards"]:
-        try:
-            good = read_header(out / name).digest == digest
-        except FeaturesError:
-            good = False
-        (whole if good else lost).append(out / name)
-    index = out / str(document["index"])
-    if not lost and index.is_file() and digest_of(index) == document["index_sha256"]:
-        return document
-    for path in lost:
+    for path, digest in [(out / name, digest) for name, _, digest in document["shards"]]:
+        with suppress(FeaturesError):
+            if read_header(path).digest == digest:
+                whole.append(path)
+                continue
         print(f"{path.name} is gone or damaged and is made again", file=sys.stderr)
         path.unlink(missing_ok=True)
+    index, is_whole = out / str(document["index"]), len(whole) == len(document["shards"])
+    if is_whole and index.is_file() and digest_of(index) == document["index_sha256"]:
+        return document
     _index(out, document, whole)
     return read_document(out)
 
@@ -235,8 +233,7 @@ def _empty(out: Path) -> None:
     from trainer.components import TINY_T5
 
     shards = [f"{kind}-*.safetensors" for kind in ("index", LATENTS, TEXTS)]
-    for pattern in (JOB, DOCUMENT, *shards):
-        for path in out.glob(pattern):
-            path.unlink()
+    for path in [path for pattern in (JOB, DOCUMENT, *shards) for path in out.glob(pattern)]:
+        path.unlink()
     if (out / TINY_T5).is_dir():
         shutil.rmtree(out / TINY_T5)

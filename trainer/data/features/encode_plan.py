@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 from trainer.config.load import Config
 from trainer.data.features.files import LATENTS, TEXTS, FeaturesError
 from trainer.data.features.index import (
+    POSTERIOR,
     Table,
+    bad_clips,
     empty_tables,
     lacking,
     read_document,
@@ -78,7 +80,6 @@ class Work:
 
 
 def work_of(config: Config, manifest: Manifest, out: Path, document: Mapping[str, Any]) -> Work:
-    """What a job makes."""
     inputs, key = document["inputs"], document["key"]
     latents, interval = key["latents"], key["frames"]["frame_interval"]
     grid, most = Grid.of(document["grid"]), latents["max_frames"]
@@ -90,30 +91,20 @@ def work_of(config: Config, manifest: Manifest, out: Path, document: Mapping[str
     tables, bad = _present(out, document["job"], inputs["retry_bad"])
     frames, ids = frames_of(manifest.num_frames, interval, most), content_ids(manifest)
     units = _missing(every, ids, frames, tables[LATENTS], bad)
-    copies = 2 if latents["kind"] == "posterior" else 1
+    copies = 2 if latents["kind"] == POSTERIOR else 1
     sizes = unit_bytes(units, frames, grid, copies * _BYTES[latents["dtype"]])
     first: dict[int, int] = {}
     for row in np.unique(every.rows).tolist():
         first.setdefault(text_key(manifest.texts[row]), row)
-    is_missing = tables[TEXTS].find(np.fromiter(first, np.uint64, len(first))) < 0
-    rows = np.fromiter(first.values(), np.int64, len(first))[is_missing]
+    is_missing = tables[TEXTS].find(np.array(list(first), np.uint64)) < 0
+    rows = np.array(list(first.values()), np.int64)[is_missing]
     # About; how many tokens a caption has only the encoder knows.
     tokens = [len(manifest.texts[row]) // 3 + 2 for row in rows.tolist()]
     tokens_most = np.minimum(np.array(tokens, np.int64), key["text"]["model_max_length"])
     text_sizes = tokens_most * document["text_channels"] * _BYTES[document["text_dtype"]]
-    limit = inputs["shard_bytes"]
-    return Work(
-        manifest,
-        grid,
-        units,
-        frames,
-        ids,
-        sizes,
-        cut(sizes, limit),
-        rows,
-        int(text_sizes.sum()),
-        cut(text_sizes, limit),
-    )
+    latent_shards, text_shards = (cut(s, inputs["shard_bytes"]) for s in (sizes, text_sizes))
+    of_texts = (rows, int(text_sizes.sum()), text_shards)
+    return Work(manifest, grid, units, frames, ids, sizes, latent_shards, *of_texts)
 
 
 def foresee(config: Config, manifest: Manifest, out: Path, options: Options) -> str:
@@ -132,10 +123,8 @@ def foresee(config: Config, manifest: Manifest, out: Path, options: Options) -> 
     todo = work_of(config, manifest, out if before else Path("/nonexistent"), document)
     sizes: dict[str, list[int]] = {}
     for height, width, size in zip(todo.units.height, todo.units.width, todo.sizes, strict=True):
-        line = sizes.setdefault(f"{height}x{width}", [0, 0])
-        line[0] += 1
-        line[1] += int(size)
-    lines = [f"{name}: {count:,} clips, {b / 1e9:,.3f} GB" for name, (count, b) in sizes.items()]
+        sizes.setdefault(f"{height}x{width}", []).append(int(size))
+    lines = [f"{name}: {len(b):,} clips, {sum(b) / 1e9:,.3f} GB" for name, b in sizes.items()]
     lines.append(f"captions: {len(todo.text_rows):,}, up to {todo.text_bytes / 1e9:,.3f} GB")
     shards = len(todo.latent_shards) + len(todo.text_shards)
     lines.append(f"in all up to {todo.bytes / 1e9:,.3f} GB in {shards:,} shards")
@@ -191,8 +180,7 @@ def _present(
     document = read_document(out)
     if document is None or document["job"] >= job:
         return empty_tables(), set()
-    bad = {(int(row["id"], 16), row["height"], row["width"]) for row in document["bad"]}
-    return read_index(out, document), set() if retry_bad else bad
+    return read_index(out, document), set() if retry_bad else set(bad_clips(document))
 
 
 def _missing(
@@ -211,5 +199,5 @@ def _missing(
         if (int(ids[every.rows[place]]), *size) in bad:
             streams[place] = 0
     keep = streams > 0
-    rows, height, width = every.rows[keep], every.height[keep], every.width[keep]
-    return Units(rows, height, width, streams[keep], every.lengths)
+    sizes = every.height[keep], every.width[keep]
+    return Units(every.rows[keep], *sizes, streams[keep], every.lengths)

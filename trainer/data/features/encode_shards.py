@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from trainer.config.load import Config
-from trainer.data.features.cache import DTYPES, NETWORK_DTYPES
+from trainer.data.features.cache import NETWORK_DTYPES
 from trainer.data.features.encode_plan import Options, Work
 from trainer.data.features.encode_work import (
     SEGMENT_BYTES,
     Ahead,
+    Decoded,
     LatentMaker,
     Segment,
     ShardBuilder,
@@ -25,10 +27,10 @@ from trainer.data.features.files import LATENTS, TEXTS, FeaturesError
 from trainer.data.features.index import text_key
 from trainer.data.features.units import keys_of, segments
 from trainer.data.manifest.left_out import RESUME
-from trainer.data.video.decode import Reply
 from trainer.data.video.window import Window
 from trainer.engine.base import set_threads
 from trainer.runlog.progress import RowProgress
+from trainer.weights.tensorfile import DTYPES
 
 Shard = tuple[Path, str, int]
 _AT_A_SIZE = " (a row is a clip at one size)"
@@ -39,7 +41,7 @@ class _Clip:
     """A clip at one size, as far as it is encoded."""
 
     unit: int
-    reply: Reply = field(default_factory=Reply)
+    fps: float = 0.0
     parts: dict[int, list[torch.Tensor]] = field(default_factory=dict)
     error: str = ""
 
@@ -92,34 +94,29 @@ class Maker:
         total = sum(int(sizes[span].sum()) for span in spans)
         done = clips = 0
         with Ahead(self._options.workers, self._config.dataset.clip_timeout_s) as ahead:
-            held: list[_Clip] = []
-            at = 0
-            for segment, pixels, reply in ahead.run(self._segments(shards)):
-                while segment.shard > at:  # the first one of another shard
-                    self._write_latents(shards[at], held)
-                    held, at = [], at + 1
-                if not held or held[-1].unit != segment.unit:
-                    held.append(_Clip(segment.unit))
-                    self._progress.at(done / total, clips, _AT_A_SIZE)
-                    done, clips = done + int(sizes[segment.unit]), clips + 1
-                clip = held[-1]
-                clip.reply = reply
-                clip.error = clip.error or reply.error
-                if not clip.error:
-                    self._encode(maker, clip, segment, pixels)
-            for shard in shards[at:]:
-                self._write_latents(shard, held)
+            segments = ahead.run(self._segments(shards))
+            for place, of_shard in groupby(segments, key=lambda one: one[0].shard):
                 held = []
+                for unit, of_clip in groupby(of_shard, key=lambda one: one[0].unit):
+                    self._progress.at(done / total, clips, _AT_A_SIZE)
+                    held.append(self._encoded(maker, unit, of_clip))
+                    done, clips = done + int(sizes[unit]), clips + 1
+                self._write_latents(shards[place], held)
 
-    def _encode(self, maker: LatentMaker, clip: _Clip, segment: Segment, pixels: Any) -> None:
-        for length in segment.lengths:
-            if maker.grid.count(length, pixels.shape[1]) == 0:
-                continue
-            made = maker.chunks(pixels, segment.first, length, self._key(clip.unit, length))
-            if not bool(torch.isfinite(made.float()).all()):
-                clip.error = "its latents are not finite"
-                return
-            clip.parts.setdefault(length, []).append(made)
+    def _encoded(self, maker: LatentMaker, unit: int, segments: Iterable[Decoded]) -> _Clip:
+        clip = _Clip(unit)
+        for segment, pixels, reply in segments:
+            if reply.error:
+                return _Clip(unit, error=reply.error)
+            clip.fps = reply.fps
+            for length in segment.lengths:
+                if maker.grid.count(length, pixels.shape[1]) == 0:
+                    continue
+                made = maker.chunks(pixels, segment.first, length, self._key(unit, length))
+                if not bool(torch.isfinite(made.float()).all()):
+                    return _Clip(unit, error="its latents are not finite")
+                clip.parts.setdefault(length, []).append(made)
+        return clip
 
     def _key(self, unit: int, length: int) -> int:
         work, units = self._work, self._work.units
@@ -132,15 +129,13 @@ class Maker:
         for place, (_, _, number) in enumerate(shards):
             for unit in range(*work.latent_shards[number]):
                 row = int(units.rows[unit])
-                height, width = int(units.height[unit]), int(units.width[unit])
-                each = 3 * height * width * (4 if resize == "torch" else 1)
-                cuts = segments(
-                    work.grid, units.wanted(unit), int(work.frames[row]), each, SEGMENT_BYTES
-                )
-                stated = int(manifest.num_frames[row])
+                size = int(units.height[unit]), int(units.width[unit])
+                each = 3 * size[0] * size[1] * (4 if resize == "torch" else 1)
+                span, stated = int(work.frames[row]), int(manifest.num_frames[row])
+                cuts = segments(work.grid, units.wanted(unit), span, each, SEGMENT_BYTES)
                 for lengths, first, stop in cuts:
                     times = first * interval, stop - first, interval
-                    window = Window(*times, height, width, stated, resize)
+                    window = Window(*times, *size, stated, resize)
                     yield Segment(place, unit, manifest.locate(row), lengths, first, window)
 
     def _write_latents(self, shard: Shard, clips: Sequence[_Clip]) -> None:
@@ -165,7 +160,7 @@ class Maker:
                     length=length,
                     frames=int(work.frames[row]),
                     count=len(values),
-                    fps=clip.reply.fps,
+                    fps=clip.fps,
                 )
         self._bad += len(bad)
         builder.write(shard[0], bad=bad)

@@ -17,20 +17,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainer.data.features.cache import DTYPES, EXACT, POSTERIOR
 from trainer.data.features.files import Piece, write
-from trainer.data.features.index import COLUMNS
+from trainer.data.features.index import COLUMNS, EXACT, POSTERIOR
 from trainer.data.features.units import Grid
 from trainer.data.video.decode import Decoder, Reply
 from trainer.data.video.pixels import to_signed
 from trainer.data.video.window import Window
+from trainer.weights.write import NAMES
 
 # K chunks · P 1, or 2: mean and log-variance · C channels · T,H,W frames, height, width in pixels
 # Z,h,w latent frames, height, width
 SEGMENT_BYTES = 48 << 20  # of pixels that one decoding gives
 _VALUES_AT_ONCE = 1 << 26  # fp32 values of pixels that the VAE is given at once: 256 MB
 _CAPTIONS_AT_ONCE = 16
-_KINDS = {dtype: kind for kind, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -170,7 +169,7 @@ class ShardBuilder:
         data = values.flatten().view(torch.uint8).numpy().data
         size = len(data) // chunks
         self._entries.append({**columns, "crc_at": len(self._crcs)})
-        self._pieces.append(Piece(name, _KINDS[values.dtype], tuple(values.shape), data))
+        self._pieces.append(Piece(name, NAMES[values.dtype], tuple(values.shape), data))
         self._crcs += [zlib.crc32(data[n * size : (n + 1) * size]) for n in range(chunks)]
 
     def write(self, path: Path, **meta: Any) -> None:

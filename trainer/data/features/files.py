@@ -1,8 +1,7 @@
 """Files of a feature cache: shards and an index, all safetensors, written whole or not at all.
 
 A shard carries its own part of the index as tensors (`index.…`) beside the data, and the SHA-256 of
-all of them, so that a cache can be indexed from its shards alone. Files appear by a rename after
-they are synced; what a killed process leaves is a hidden temporary file.
+all of them, so that a cache can be indexed from its shards alone.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import hashlib
 import json
 import math
 import os
-import socket
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.errors import TrainerError
-from trainer.runlog.atomic_file import sync, write_synced
+from trainer.runlog import atomic_file
+from trainer.runlog.atomic_file import part_of, sync
 from trainer.runlog.json_file import parse, read_object
 
 LATENTS, TEXTS = "latents", "texts"
@@ -88,30 +87,23 @@ class Header:
 
 
 def write(path: Path, pieces: Sequence[Piece], meta: Mapping[str, Any]) -> None:
-    """Write a safetensors file, synced, then named. Tensors stand in the order given."""
+    """Write a safetensors file, whole or not at all. Tensors stand in the order given."""
     digest = hashlib.sha256()
     table: dict[str, Any] = {}
     at = 0
     for piece in pieces:
         digest.update(piece.data)
-        table[piece.name] = {
-            "dtype": piece.kind,
-            "shape": list(piece.shape),
-            "data_offsets": [at, at + len(piece.data)],
-        }
-        at += len(piece.data)
+        span = [at, at + len(piece.data)]
+        table[piece.name] = {"dtype": piece.kind, "shape": piece.shape, "data_offsets": span}
+        at = span[1]
     # One entry: safetensors gives no order to several.
     own = json.dumps({**meta, "sha256": digest.hexdigest()})
     header = json.dumps({"__metadata__": {_META: own}, **table}, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
-    fresh = _temporary(path)
-    with fresh.open("wb") as file:
+    with part_of(path) as part, part.open("wb") as file:
         file.write(struct.pack("<Q", len(header)) + header)
         for piece in pieces:
             file.write(piece.data)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
     sync(path.parent)
 
 
@@ -142,20 +134,17 @@ def read_header(path: Path) -> Header:
     return Header(tensors, meta, size, 8 + length, hashlib.sha256(text).hexdigest())
 
 
-def verify(path: Path, header_digest: str) -> str | None:
-    """Read a shard through; what is wrong with it, or None."""
+def verify(path: Path, header_digest: str) -> None:
+    """Read a shard through. Raises FeaturesError for what is wrong with it."""
+    header = read_header(path)
+    if header.digest != header_digest:
+        raise damaged(path, "its header is not the one that was written")
     try:
-        header = read_header(path)
-        if header.digest != header_digest:
-            return str(damaged(path, "its header is not the one that was written"))
         digest = digest_of(path, header.data_at)
-    except FeaturesError as error:
-        return str(error)
     except OSError as error:
-        return str(damaged(path, error.strerror or str(error)))
+        raise damaged(path, error.strerror or str(error)) from None
     if digest != header.meta.get("sha256"):
-        return str(damaged(path, "its bytes are not those that were written"))
-    return None
+        raise damaged(path, "its bytes are not those that were written")
 
 
 def digest_of(path: Path, start: int = 0) -> str:
@@ -177,9 +166,8 @@ def damaged(path: Path, why: str) -> FeaturesError:
 
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
-    fresh = _temporary(path)
-    write_synced(fresh, json.dumps(document, indent=1) + "\n")
-    fresh.replace(path)
+    with part_of(path) as part:
+        part.write_text(json.dumps(document, indent=1) + "\n")
     sync(path.parent)
 
 
@@ -193,14 +181,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
         raise FeaturesError(f"{path} cannot be read: {error}") from None
 
 
-def _temporary(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
-
-
 def sweep(folder: Path) -> None:
-    """Remove what killed processes of this machine left behind."""
-    mine = socket.gethostname()
-    for path in folder.glob(f".*.{mine}.*"):
-        number = path.name.rpartition(".")[2]
-        if number.isdigit() and not Path(f"/proc/{number}").exists():
-            path.unlink(missing_ok=True)
+    """Remove what killed processes left behind."""
+    for name in {path.name[1:].rsplit(".", 2)[0] for path in folder.glob(".*.part")}:
+        atomic_file.sweep(folder / name)

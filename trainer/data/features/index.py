@@ -29,7 +29,8 @@ from trainer.data.features.files import (
 from trainer.data.features.units import Grid, Keys, Units, is_count, keys_of
 
 SCHEMA = 1
-_LATENT_KINDS, _STORED = ("posterior", "sample", "exact"), ("F32", "F16", "BF16")
+POSTERIOR, SAMPLE, EXACT = "posterior", "sample", "exact"  # what a latent is
+_STORED = ("F32", "F16", "BF16")
 _COUNTS = ("job", "latents", "captions", "bytes", "text_channels", "encoder_channels")
 # Columns of a shard's own table, those of eight bytes first, so that all are aligned; the index
 # adds shard and offset. `crc_at` points into `crc`.
@@ -141,13 +142,11 @@ def write_index(folder: Path, document: Mapping[str, Any], shards: Sequence[Path
         bad.pop(name, None)
     tables = {kind: _joined(kind, parts[kind], crcs[kind]) for kind in COLUMNS}
     pieces = []
-    for wide in (True, False):
-        for kind, table in tables.items():
-            for name, dtype in {**COLUMNS[kind], **_PLACES}.items():
-                if ("64" in dtype) == wide:
-                    pieces.append(Piece.of(f"{kind}.{name}", table.columns[name], dtype))
-            if not wide:
-                pieces.append(Piece.of(f"{kind}.crc", table.crc, "U32"))
+    for kind, table in tables.items():
+        dtypes = {**COLUMNS[kind], **_PLACES}.items()
+        pieces += [Piece.of(f"{kind}.{name}", table.columns[name], dtype) for name, dtype in dtypes]
+        pieces.append(Piece.of(f"{kind}.crc", table.crc, "U32"))
+    pieces.sort(key=lambda piece: "64" not in piece.kind)  # so that all are aligned
     index = folder / f"index-{document['job']:02d}.safetensors"
     write(index, pieces, {"kind": "index"})
     write_json(
@@ -197,19 +196,23 @@ def read_document(folder: Path) -> dict[str, Any] | None:
     return document
 
 
+def bad_clips(document: Mapping[str, Any]) -> dict[tuple[int, int, int], str]:
+    """(content id, height, width) of clips that could not be read, and why."""
+    rows = document["bad"]
+    return {(int(r["id"], 16), r["height"], r["width"]): str(r["reason"]) for r in rows}
+
+
 def _is_key(key: Mapping[str, Any]) -> bool:
     """Whether a key says what a run reads of it (key.py makes it). Raises KeyError, TypeError."""
-    text, latents, most = key["text"], key["latents"], key["latents"]["max_frames"]
-    parts = (key["vae"], text)
+    vae, text, latents = key["vae"], key["text"], key["latents"]
+    hashes = (vae.get("weights"), text.get("weights"), key["captions"]["embedder"])
+    counts = [text["model_max_length"], key["frames"]["frame_interval"], latents["max_frames"]]
     return (
-        all(isinstance(part["type"], str) for part in parts)
-        and all(isinstance(part.get("weights"), str | None) for part in parts)
-        and isinstance(key["dtype"], str)
-        and all(map(is_count, (text["model_max_length"], key["frames"]["frame_interval"])))
-        and latents["kind"] in _LATENT_KINDS
+        all(isinstance(word, str) for word in (vae["type"], text["type"], key["dtype"]))
+        and all(isinstance(digest, str | None) for digest in hashes)
+        and all(map(is_count, counts if counts[2] is not None else counts[:2]))
+        and latents["kind"] in (POSTERIOR, SAMPLE, EXACT)
         and latents["dtype"] in _STORED
-        and (most is None or is_count(most))
-        and isinstance(key["captions"]["embedder"], str | None)
     )
 
 

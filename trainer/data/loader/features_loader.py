@@ -15,8 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainer.data.features.cache import POSTERIOR, Features, Shards
-from trainer.data.features.files import FeaturesError
+from trainer.data.features.cache import Features, Shards
 from trainer.data.loader import microbatch
 from trainer.data.loader.dataset import Loader, LoaderOptions, Worker
 from trainer.data.loader.microbatch import Bad, Batch, Clip, Task
@@ -37,8 +36,7 @@ class FeatureLoader(Loader):
         frames, height, width = batch.video.shape[2:]
         size = features.grid.latent_size((frames, height, width))
         batch.video = None
-        copies = 2 if features.kind == POSTERIOR else 1
-        batch.latents = torch.zeros(1, copies, features.grid.channels, *size)
+        batch.latents = torch.zeros(1, features.copies, features.grid.channels, *size)
         batch.y = torch.zeros(1, 1, features.max_tokens, features.text_channels)
         batch.mask = torch.zeros(1, features.max_tokens, dtype=torch.int64)
         batch.mask[:, 0] = 1
@@ -127,15 +125,8 @@ def _latent(
     found = shards.window(clip_id, *size, clip.start, task.interval)
     if found is None:
         at = f"{bucket.height}x{bucket.width} for {bucket.frames} frames"
-        raise _missing(features, f"{clip.path} at {at}")
+        raise features.lacks(f"{clip.path} at {at}")
     return found
-
-
-def _missing(features: Features, what: str) -> FeaturesError:
-    return FeaturesError(
-        f"{features.folder} lacks {what}",
-        hint=f"python -m trainer.data encode CONFIG {features.folder} adds what is missing",
-    )
 
 
 def _captions(clips: list[Clip], features: Features, shards: Shards) -> tuple[Tensor, Tensor]:
@@ -143,7 +134,7 @@ def _captions(clips: list[Clip], features: Features, shards: Shards) -> tuple[Te
     for clip in clips:
         part = shards.text(clip.text)
         if part is None:
-            raise _missing(features, f"the caption of {clip.path} ({clip.text[:60]!r})")
+            raise features.lacks(f"the caption of {clip.path} ({clip.text[:60]!r})")
         parts.append(part)
     shape = (len(parts), 1, features.max_tokens, features.text_channels)
     y = torch.zeros(shape, dtype=parts[0].dtype)

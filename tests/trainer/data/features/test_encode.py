@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -35,6 +34,7 @@ from trainer.data.features.encode_plan import Options, work_of
 from trainer.data.features.files import FeaturesError, sweep
 from trainer.data.manifest.manifest import Manifest
 from trainer.data.video.decode import Decoder
+from trainer.runlog.atomic_file import part_of
 
 
 class Killed(BaseException):
@@ -349,16 +349,11 @@ def test_a_shard_that_was_lost_is_made_again(
 
 
 def test_what_killed_processes_leave_is_swept_and_what_lives_is_not(tmp_path: Path) -> None:
-    host = socket.gethostname()
-    gone, mine, far = (
-        tmp_path / f".a.safetensors.{host}.{2**22 + 1}",
-        tmp_path / f".a.safetensors.{host}.{os.getpid()}",
-        tmp_path / ".a.safetensors.elsewhere.1",
-    )
-    for path in (gone, mine, far):
-        path.touch()
-    sweep(tmp_path)
-    assert [path.exists() for path in (gone, mine, far)] == [False, True, True]
+    gone = tmp_path / ".a.safetensors.0123abcd.part"
+    gone.touch()
+    with part_of(tmp_path / "b.safetensors") as part:
+        sweep(tmp_path)
+        assert [path.exists() for path in (gone, part)] == [False, True]
 
 
 @pytest.mark.slow
