@@ -35,12 +35,12 @@ from trainer.engine.agreement import agreed
 from trainer.engine.base import Engine, OptimizerSettings, set_threads
 from trainer.errors import CheckpointError, ConfigError
 from trainer.journal import Journal
-from trainer.loop import Clock, Run
 from trainer.optim.ema import EMA
 from trainer.optim.lr_schedules import Schedule, ScheduleConfig
 from trainer.resume import Source, place_note, read_source, stated_place, take_over
 from trainer.runlog.output import RUN
-from trainer.runlog.telemetry import Heartbeat
+from trainer.runlog.telemetry import Clock, Heartbeat
+from trainer.step import Run
 from trainer.weights import checkpoints
 from trainer.weights.checkpoints import EMA as EMA_FOLDER
 from trainer.weights.load import load_into, load_weights, read_checkpoint, read_weights

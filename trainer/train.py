@@ -30,7 +30,7 @@ from trainer.runlog.telemetry import Heartbeat
 
 if TYPE_CHECKING:
     from trainer.engine.base import Engine
-    from trainer.loop import Run
+    from trainer.step import Run
 
 _ONE_KEYSTROKE_S = 1.0
 _LEAVE_S = 60.0  # for the end of a rank: workers, the tracker, the last writes

@@ -108,13 +108,13 @@ def _spent_s() -> float:
 
 def train(words: list[str]) -> dict[str, Any]:
     """A training run: processor seconds of each step and of the encoding in it, and its memory."""
-    from trainer import loop
+    from trainer import loop, step
     from trainer.train import main
 
     taken: dict[str, list[float]] = {"step": [], "encode": [], "decode": []}
 
-    def timed(name: str) -> None:
-        plain = getattr(loop, f"_{name}")
+    def timed(module: Any, attribute: str) -> None:
+        plain, name = getattr(module, attribute), attribute.removeprefix("_")
 
         def run(*arguments: Any) -> Any:
             start = time.process_time()
@@ -124,10 +124,10 @@ def train(words: list[str]) -> dict[str, Any]:
                 taken["decode"].append(arguments[1].decode_s)
             return result
 
-        setattr(loop, f"_{name}", run)
+        setattr(module, attribute, run)
 
-    timed("step")
-    timed("encode")
+    timed(loop, "step")
+    timed(step, "_encode")
     if main(words):
         raise RuntimeError("the run failed")
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -76,7 +76,7 @@ def sigterm_in_last_step() -> Iterator[None]:
 @contextlib.contextmanager
 def full_disk() -> Iterator[None]:
     """Nothing can be written to the disk at $HARM_DISK in steps 2 to 13."""
-    plain, room = loop._step, Path(os.environ["HARM_DISK"]) / "filler"
+    plain, room = loop.step, Path(os.environ["HARM_DISK"]) / "filler"
 
     def step(run: loop.Run, batches: Any) -> bool:
         if is_rank(0) and run.step == 1:
@@ -87,7 +87,7 @@ def full_disk() -> Iterator[None]:
             room.unlink()
         return plain(run, batches)
 
-    with mock.patch.object(loop, "_step", step):
+    with mock.patch.object(loop, "step", step):
         yield
 
 

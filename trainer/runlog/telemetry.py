@@ -170,6 +170,28 @@ class Heartbeat:
                     os.close(fd)
 
 
+@dataclass
+class Clock:
+    """Seconds by phase of the current step; the heartbeat tells the node's agent the phase."""
+
+    heartbeat: Heartbeat | None
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+
+    @contextlib.contextmanager
+    def phase(self, name: str, step: int) -> Iterator[None]:
+        if self.heartbeat is not None:
+            self.heartbeat.beat(name, step)
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] += time.perf_counter() - start
+
+    def take(self) -> dict[str, float]:
+        taken, self.seconds = self.seconds, dict.fromkeys(PHASES, 0.0)
+        return taken
+
+
 class CurrentClip:
     """The file a decoding process works on, to explain a hang: `clip-PID.json`, in place."""
 
