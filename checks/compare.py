@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from checks.facts import NOT_ASKED, Fleet, NodeFacts, Unknown
-from checks.finding import Finding, fail, lacking, passed, skip, unknown
+from checks.finding import Finding, drafts, fail, need, passed, skip, unknown
 
 Reader = Callable[[NodeFacts], Any]
 """Gives a hashable value, `Unknown`, or None for a node that the comparison leaves out."""
 
 
 def each_node(
-    fleet: Fleet, fact: str, judge: Callable[[NodeFacts, Any], Finding]
+    fleet: Fleet, fact: str, judge: Callable[[NodeFacts, Any], Finding | Iterable[Finding]]
 ) -> Iterator[Finding]:
     """What `judge(node, its fact)` finds; SKIP or UNKNOWN on nodes that lack the fact."""
+
+    def judge_fact(node: NodeFacts) -> Finding | Iterable[Finding]:
+        return judge(node, need(getattr(node, fact)))
+
     for node in fleet.reached:
-        value = getattr(node, fact)
-        found = lacking(value) if isinstance(value, Unknown) else judge(node, value)
-        yield dataclasses.replace(found, nodes=(node.name,))
+        for found in drafts(judge_fact, node):
+            yield dataclasses.replace(found, nodes=(node.name,))
 
 
 def majority(values: Iterable[Any]) -> Any:
@@ -30,21 +32,6 @@ def majority(values: Iterable[Any]) -> Any:
     ranked = Counter(values).most_common(2)
     is_tie = len(ranked) == 2 and ranked[0][1] == ranked[1][1]
     return None if is_tie or not ranked else ranked[0][0]
-
-
-def same(
-    what: str, *, bad: Callable[..., Finding] = fail, because: str | None = None
-) -> Callable[[Reader], Callable[..., Iterator[Finding]]]:
-    """Turn a reader into the rule that all nodes have the value that it reads, see `compare`."""
-
-    def decorate(read: Reader) -> Callable[..., Iterator[Finding]]:
-        @functools.wraps(read)
-        def rule(fleet: Fleet, expected: str | None) -> Iterator[Finding]:
-            return compare(fleet, read, what, bad=bad, because=because, expected=expected)
-
-        return rule
-
-    return decorate
 
 
 def compare(

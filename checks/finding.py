@@ -8,9 +8,11 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from checks.facts import NOT_ASKED, Active, Unknown, to_json
+from checks.facts import NOT_ASKED, Active, Maybe, Unknown, to_json
+
+T = TypeVar("T")
 
 
 class Verdict(str, enum.Enum):
@@ -88,9 +90,32 @@ passed, warn, fail = _draft(Verdict.PASS), _draft(Verdict.WARN), _draft(Verdict.
 unknown, skip = _draft(Verdict.UNKNOWN), _draft(Verdict.SKIP)
 
 
-def lacking(why: Unknown, what: str = "", **more: Any) -> Finding:
+def lacking(why: Unknown, what: str = "") -> Finding:
     """SKIP for a fact that was not asked for, else UNKNOWN; `what` begins the evidence."""
-    return (skip if why == NOT_ASKED else unknown)(f"{what}{why}", **more)
+    return (skip if why == NOT_ASKED else unknown)(f"{what}{why}")
+
+
+class Lacks(Exception):
+    """Raised by `need`: the rule ends with this finding."""
+
+    def __init__(self, finding: Finding) -> None:
+        self.finding = finding
+
+
+def drafts(rule: Callable[..., Finding | Iterable[Finding]], *facts: Any) -> list[Finding]:
+    """All that a rule finds; where it ends by `need`, that alone."""
+    try:
+        found = rule(*facts)
+        return [found] if isinstance(found, Finding) else list(found)
+    except Lacks as error:
+        return [error.finding]
+
+
+def need(value: Maybe[T], what: str = "", lacks: Callable[..., Finding] | None = None) -> T:
+    """The value; a rule without it ends here, with `lacks` (None: as `lacking`)."""
+    if isinstance(value, Unknown):
+        raise Lacks(lacks(f"{what}{value}") if lacks else lacking(value, what))
+    return value
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,6 @@ class Check:
     fix: str  # of its findings that name no other
 
 
-_TEXTS = ("Why", "Bad", "How", "Fix")
 registry: dict[str, Check] = {}
 
 
@@ -44,8 +43,8 @@ def check(id: str, scope: Scope = "node", *, advisory: bool = False) -> Callable
 
     Its arguments are, by name: `node`, `fleet`, `limits` (the profile), `launch`, `active`,
     `expected` (the value in the profile, or None), and any field of `NodeFacts`: the check is
-    UNKNOWN or SKIP on a node where that is Unknown. Its docstring has a summary, the reason, and
-    lines `Bad:` (when it warns and fails), `How:` (it measures), `Fix:` (of its findings).
+    UNKNOWN or SKIP on a node where that is Unknown. Its docstring has a summary and lines `Why:`,
+    `Bad:` (when it warns and fails), `How:` (it measures), `Fix:` (of its findings).
     """
 
     def register(function: RuleT) -> RuleT:
@@ -53,10 +52,11 @@ def check(id: str, scope: Scope = "node", *, advisory: bool = False) -> Callable
             raise ValueError(f"two checks are called {id}")
         code = function.__code__
         arguments = code.co_varnames[: code.co_argcount]
-        summary, _, rest = inspect.cleandoc(function.__doc__ or "").partition("\n")
-        parts = ["Why", *re.split(r"^(Bad|How|Fix): ", rest, flags=re.MULTILINE)]
-        lines = {key: text.strip() for key, text in zip(parts[::2], parts[1::2], strict=True)}
-        texts = [re.sub(r"\s*\n\s*", " ", lines.get(key, "")) for key in _TEXTS]
+        doc = inspect.cleandoc(function.__doc__ or "")
+        summary, *parts = re.split(r"\s*^(Why|Bad|How|Fix): ", doc, flags=re.MULTILINE)
+        lines = dict(zip(parts[::2], parts[1::2], strict=True))
+        texts = (lines.get(key, "") for key in ("Why", "Bad", "How", "Fix"))
+        texts = (re.sub(r"\s*\n\s*", " ", text) for text in texts)
         registry[id] = Check(id, scope, function, arguments, advisory, summary, *texts)
         return function
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 from checks import rules
 from checks.facts import NOT_ASKED, Fleet, NodeFacts, Unknown
-from checks.finding import Finding, Report, Verdict, lacking, override, skip, unknown
+from checks.finding import Finding, Report, Verdict, drafts, lacking, override, skip, unknown
 from checks.profile import Profile
 from checks.registry import Check, registry
 
@@ -66,13 +66,12 @@ def _run(one: Check, fleet: Fleet, limits: Profile) -> Iterator[Finding]:
         groups = [asked] if asked and (one.scope == "fleet" or fleet.active) else []
     for members in groups:
         try:
-            found = _call(one, fleet, limits, members[0])
-            drafts = [found] if isinstance(found, Finding) else list(found)
+            found = drafts(_call, one, fleet, limits, members[0])
         except Exception as error:  # noqa: BLE001 - check boundary: the others go on
             text = f"fault in this check, please report it: {type(error).__name__}: {error}"
-            drafts = [unknown(text)]
+            found = [unknown(text)]
         names = tuple(node.name for node in members)
-        for draft in drafts or [unknown("the check found nothing")]:
+        for draft in found or [unknown("the check found nothing")]:
             fix = draft.fix
             if fix is None and draft.verdict in (Verdict.WARN, Verdict.FAIL):
                 fix = one.fix

@@ -21,9 +21,8 @@ def _median(values: list[float]) -> float:
 def matmul(active: Active, limits: Profile) -> Iterator[Finding]:
     """Every device multiplies matrices as fast as the others of its model.
 
-    One slow GPU sets the pace of all: a collective waits for the last. Floors by model are in
-    checks/reference/gpu_throughput.py with their source.
-
+    Why: One slow GPU sets the pace of all: a collective waits for the last. Floors by model are in
+        checks/reference/gpu_throughput.py with their source.
     Bad: GPU: WARN 5 %, FAIL 10 % under the median of its model, FAIL under 0.65 of what the model
         reaches; CPU: FAIL under half of the median
     How: torch multiplies matrices for 2 s on all devices at once, bf16 on a GPU, fp32 on a CPU;
@@ -108,8 +107,7 @@ def _env_fix(reason: str) -> str | None:
 def allreduce(active: Active) -> Iterator[Finding]:
     """All-reduce over the nodes works: no node and no link between them fails, hangs or is slow.
 
-    A hang in a collective names no node: every rank waits. Tests by pairs and halves name it.
-
+    Why: A hang in a collective names no node: every rank waits. Tests by pairs and halves name it.
     Bad: FAIL: fails, hangs, or under half (on a CPU a tenth) of the median node's best pair, and
         again; UNKNOWN where it is not known which one
     How: torch.distributed (nccl, or gloo on a CPU) sums over pairs along the ring of nodes, then
@@ -151,8 +149,7 @@ def allreduce(active: Active) -> Iterator[Finding]:
 def port(active: Active) -> Iterator[Finding]:
     """The next node reaches each node's rendezvous port, and all nodes reach the first one's.
 
-    A blocked port shows itself as a launch that waits for ten minutes.
-
+    Why: A blocked port shows itself as a launch that waits for ten minutes.
     Bad: FAIL if the port is held, or closed to everybody who tried, or to one node; UNKNOWN where
         no node could try
     How: each node listens on the rendezvous port and sends a secret word; the next in the ring, all
@@ -188,9 +185,8 @@ def port(active: Active) -> Iterator[Finding]:
 def token(active: Active, limits: Profile) -> Iterator[Finding]:
     """What one node writes into the shared folder is there for all others within seconds.
 
-    Checkpoints and run directories live on it. The head's own token (storage.token) says nothing of
-    what nodes see of each other.
-
+    Why: Checkpoints and run directories live on it. The head's own token (storage.token) says
+        nothing of what nodes see of each other.
     Bad: WARN over 2 s; FAIL not seen within 10 s, another content, or hanging
     How: one node writes a token into the folder of --shared, all others look for it; then it is
         removed

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import functools
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from checks.compare import each_node, majority, same
-from checks.facts import (
-    NOT_ASKED,
-    Fabric,
-    Fleet,
-    IbPort,
-    KernelLog,
-    Maybe,
-    NodeFacts,
-    Unknown,
-    known,
-)
-from checks.finding import Action, Finding, fail, lacking, passed, skip, unknown, warn
+from checks.compare import each_node, majority
+from checks.facts import Fabric, Fleet, IbPort, NodeFacts, Unknown, known
+from checks.finding import Action, Finding, fail, need, passed, skip, unknown, warn
 from checks.parsers.infiniband import ERROR_COUNTERS
 from checks.profile import Profile
 from checks.registry import check
 from checks.rules.gpu import no_gpu
-from checks.rules.xid import nothing_logged
 
+Judge = Callable[[NodeFacts, Fabric], Finding]
 _NO_CARD = "no InfiniBand or RoCE card"
 
 
@@ -31,9 +22,7 @@ def _fabrics(fleet: Fleet) -> list[Fabric]:
     return known(node.fabric for node in fleet.reached)
 
 
-def _each_fabric(
-    fleet: Fleet, judge: Callable[[NodeFacts, Fabric], Finding], every: bool = False
-) -> Iterator[Finding]:
+def _each_fabric(fleet: Fleet, judge: Judge, every: bool = False) -> Iterator[Finding]:
     """SKIP on nodes without a card; with `every` only where no node has one."""
     any_card = any(fabric.ports for fabric in _fabrics(fleet))
 
@@ -42,6 +31,11 @@ def _each_fabric(
         return judge(node, fabric) if has_card else skip(_NO_CARD)
 
     return each_node(fleet, "fabric", judge_ports)
+
+
+def _of_node(every: bool = False) -> Callable[[Judge], Callable[[Fleet], Iterator[Finding]]]:
+    """Turn a judge of one node into a rule, see `_each_fabric`."""
+    return lambda judge: functools.wraps(judge)(lambda fleet: _each_fabric(fleet, judge, every))
 
 
 def _names(ports: Iterable[IbPort]) -> str:
@@ -57,8 +51,7 @@ def _state(port: IbPort) -> str:
 def ports(fleet: Fleet, expected: str | None) -> Iterator[Finding]:
     """Every port that is active on the other nodes is active here.
 
-    NCCL drops a rail that is down and the whole ring is slower, or does not start.
-
+    Why: NCCL drops a rail that is down and the whole ring is slower, or does not start.
     Bad: WARN a port is down here that is not down on most nodes, or no port is active anywhere;
         FAIL fewer active ports than most nodes, a port down that is active on most
     How: sysfs state, phys_state and link_layer; never ibdev2netdev, whose (Down) is the IP side
@@ -69,15 +62,12 @@ def ports(fleet: Fleet, expected: str | None) -> Iterator[Finding]:
     every = [port for fabric in fabrics for port in fabric.ports]
     active = Counter(port.name for port in every if port.is_active)
     dead = Counter(port.name for port in every if port.is_active is False)
-    counts = {
-        node.name: sum(port.is_active is True for port in node.fabric.ports)
-        for node in fleet.reached
-        if not isinstance(node.fabric, Unknown)
-    }
-    most = int(expected) if expected and expected.isdecimal() else majority(counts.values())
+    counts = [sum(port.is_active is True for port in fabric.ports) for fabric in fabrics]
+    most = int(expected) if expected and expected.isdecimal() else majority(counts)
 
-    def judge(node: NodeFacts, fabric: Fabric) -> Finding:
-        count, have = counts[node.name], {port.name for port in fabric.ports}
+    def judge(_node: NodeFacts, fabric: Fabric) -> Finding:
+        count = sum(port.is_active is True for port in fabric.ports)
+        have = {port.name for port in fabric.ports}
         unread = [port for port in fabric.ports if port.is_active is None]
         down = [port for port in fabric.ports if port.is_active is False]
         states = {port.name: f"{port.name} is {_state(port)}" for port in down}
@@ -86,8 +76,8 @@ def ports(fleet: Fleet, expected: str | None) -> Iterator[Finding]:
         gone = sorted(name for name in active if 2 * active[name] > nodes and name not in have)
         if missed or gone:
             words = [*(states[name] for name in missed), *(f"{name} is gone" for name in gone)]
-            text, action = "; ".join(words), Action.SERVICE
-            return fail(text, count, str(most), source="majority", action=action)
+            text = "; ".join(words)
+            return fail(text, count, str(most), source="majority", action=Action.SERVICE)
         if unread:
             return unknown(f"{_names(unread)}: {_state(unread[0])}")
         if most is not None and count < most:
@@ -98,7 +88,7 @@ def ports(fleet: Fleet, expected: str | None) -> Iterator[Finding]:
             if nodes < 2:
                 return fail(text)
             # They may be unused everywhere, or the switch is off.
-            return warn(text if any(counts.values()) else f"{text}, as on most nodes")
+            return warn(text if any(counts) else f"{text}, as on most nodes")
         # Ports that nobody uses are down on most nodes.
         odd = any(2 * dead[name] <= nodes for name in states)
         if odd and any(port.netdev for port in down):
@@ -112,9 +102,9 @@ def ports(fleet: Fleet, expected: str | None) -> Iterator[Finding]:
 def rate(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
     """Every active port runs at full speed.
 
-    A 400 Gb/s card that came up at 200 halves its rail and nothing logs it. A port is compared with
-    its own kind only: beside eight rails of 400 Gb/s a node may have a card of 200 for storage.
-
+    Why: A 400 Gb/s card that came up at 200 halves its rail and nothing logs it. A port is compared
+        with its own kind only: beside eight rails of 400 Gb/s a node may have a card of 200 for
+        storage.
     Bad: FAIL under 0.9 of the rate that the same port has on most nodes (of one node alone: that
         most of its ports of the same card have)
     How: sysfs rate, 400 Gb/sec (4X NDR)
@@ -128,30 +118,26 @@ def rate(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
         where = (str(port.board_id), str(port.model)) if alone else (port.name,)
         return (str(port.link_layer), *where)
 
-    rates: dict[tuple[str, ...], Counter[float]] = {}
+    rates: defaultdict[tuple[str, ...], Counter[float]] = defaultdict(Counter)
     for port in (port for fabric in fabrics for port in fabric.ports):
         if port.is_active and isinstance(port.rate_gbps, float):
-            rates.setdefault(group(port), Counter())[port.rate_gbps] += 1
+            rates[group(port)][port.rate_gbps] += 1
     # Of two equally common rates the higher: a port can come up slower than it is, not faster.
     common = {key: max(seen, key=lambda rate: (seen[rate], rate)) for key, seen in rates.items()}
 
     def judge(_node: NodeFacts, fabric: Fabric) -> Finding:
-        running = [port for port in fabric.ports if port.is_active]
-        unread = [
-            port
-            for port in fabric.ports
-            if port.is_active is None or (port.is_active and isinstance(port.rate_gbps, Unknown))
-        ]
-        slow = [
-            (port, port.rate_gbps, common[group(port)])
-            for port in running
-            if isinstance(port.rate_gbps, float)
-            and port.rate_gbps < limits.ib_rate_share * common[group(port)]
-        ]
+        slow, unread = [], []
+        for port in fabric.ports:
+            if port.is_active is False:
+                continue
+            if port.is_active is None or isinstance(port.rate_gbps, Unknown):
+                unread.append(port)
+            elif port.rate_gbps < limits.ib_rate_share * common[group(port)]:
+                slow.append(port)
         if slow:
-            _, gbps, best = slow[0]
+            gbps, best = need(slow[0].rate_gbps), common[group(slow[0])]
             others = "its other ports have" if alone else "most nodes have there"
-            text = f"{_names(port for port, _, _ in slow)}: {gbps:g} Gb/s, {others} {best:g}"
+            text = f"{_names(slow)}: {gbps:g} Gb/s, {others} {best:g}"
             return fail(text, str(gbps), best, source="majority", action=Action.SERVICE)
         if unread:
             return unknown(f"{_names(unread)}: rate cannot be read")
@@ -161,38 +147,32 @@ def rate(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
 
 
 @check("ib.subnet_manager", "fleet", advisory=True)
-def subnet_manager(fleet: Fleet) -> Iterator[Finding]:
+@_of_node(every=True)
+def subnet_manager(_node: NodeFacts, fabric: Fabric) -> Finding:
     """A subnet manager has taken every InfiniBand port.
 
-    Without one the link is up and carries nothing: Initializing, lid 65535.
-
+    Why: Without one the link is up and carries nothing: Initializing, lid 65535.
     Bad: FAIL on INIT or ARMED, or without a lid, on an InfiniBand port whose link is up
     How: sysfs state, lid and sm_lid; RoCE has none of them and needs none
     Fix: sudo systemctl restart opensm on the node that runs it, or the switch's subnet manager
     """
-
-    def judge(_node: NodeFacts, fabric: Fabric) -> Finding:
-        band, lost, unread = [], [], []
-        for port in fabric.ports:
-            values = [port.link_layer, port.phys_state]
-            if values == ["InfiniBand", "LinkUp"]:
-                band.append(port)
-                values += [port.state, str(port.lid) if isinstance(port.lid, int) else port.lid]
-                if port.state in ("INIT", "ARMED") or port.lid in (0, 65535):
-                    lost.append(port)
-            if any(isinstance(value, Unknown) for value in values):
-                unread.append(port)
-        if lost:
-            return fail(f"{_names(lost)}: {_state(lost[0])}, no subnet manager")
-        if unread:
-            return unknown(f"{_names(unread)}: state or lid cannot be read")
-        return passed("subnet manager answers") if band else skip("no InfiniBand link")
-
-    return _each_fabric(fleet, judge, every=True)
+    band = [p for p in fabric.ports if (p.link_layer, p.phys_state) == ("InfiniBand", "LinkUp")]
+    lost = [port for port in band if port.state in ("INIT", "ARMED") or port.lid in (0, 65535)]
+    unread = []
+    for port in fabric.ports:
+        asked = (port.state, port.lid) if port in band else (port.link_layer, port.phys_state)
+        if any(isinstance(value, Unknown) for value in asked):
+            unread.append(port)
+    if lost:
+        return fail(f"{_names(lost)}: {_state(lost[0])}, no subnet manager")
+    if unread:
+        return unknown(f"{_names(unread)}: state or lid cannot be read")
+    return passed("subnet manager answers") if band else skip("no InfiniBand link")
 
 
 @check("ib.errors", "fleet", advisory=True)
-def errors(fleet: Fleet) -> Iterator[Finding]:
+@_of_node()
+def errors(node: NodeFacts, fabric: Fabric) -> Finding:
     """No error counter grows.
 
     Bad: WARN if an error counter grew since the last look or while we looked, FAIL if link_downed
@@ -201,10 +181,6 @@ def errors(fleet: Fleet) -> Iterator[Finding]:
         have no meaning, a healthy port shows 14
     Fix: the port's cable and transceiver; mlxlink -d DEVICE -c
     """
-    return _each_fabric(fleet, _judge_errors)
-
-
-def _judge_errors(node: NodeFacts, fabric: Fabric) -> Finding:
     look = node.last_look
     grown: list[tuple[str, str, int, str]] = []  # port, counter, count, when
     silent: dict[str, Unknown] = {}
@@ -224,11 +200,8 @@ def _judge_errors(node: NodeFacts, fabric: Fabric) -> Finding:
         down = [item for item in grown if item[1] == "link_downed"]
         port_name, counter, by, when = (down or grown)[0]
         rest = f", and {len(grown) - 1} more" if len(grown) > 1 else ""
-        text, fix = (
-            f"{port_name}: {counter} +{by} {when}{rest}",
-            f"cable and transceiver of {port_name}",
-        )
-        return (fail if down else warn)(text, by, 0, fix=fix)
+        text, fix = f"{port_name}: {counter} +{by} {when}{rest}", "cable and transceiver of "
+        return (fail if down else warn)(text, by, 0, fix=fix + port_name)
     if unread := {name: why for name, why in silent.items() if not why.is_absence}:
         reason = next(iter(unread.values()))
         return unknown(f"error counters of {', '.join(unread)}: {reason}")
@@ -248,102 +221,23 @@ def _not_counted(port: IbPort, before: Mapping[str, int]) -> Unknown | None:
     return port.growth if isinstance(port.growth, Unknown) and not before else None
 
 
-@check("ib.flaps", advisory=True)
-def flaps(kernel_log: KernelLog, node: NodeFacts, limits: Profile) -> Finding:
-    """No link goes down and comes back.
-
-    A port that heals itself still kills the collective that was on it.
-
-    Bad: WARN one lost link in 24 h, FAIL three
-    How: `lost carrier` and `Link down` in the kernel's log, by interface
-    Fix: cable and transceiver of that port
-    """
-    ports = node.fabric.ports if isinstance(node.fabric, Fabric) else ()
-    names = ("ib", "mlx", *(port.netdev for port in ports if isinstance(port.netdev, str)))
-    lost = Counter(
-        event.subject
-        for event in kernel_log.events
-        if event.kind == "link-lost" and event.is_recent and event.subject.startswith(names)
-    )
-    name, times = max(lost.items(), key=lambda item: item[1], default=("", 0))
-    if times and times >= limits.ib_flaps_warn:
-        bad = fail if times >= limits.ib_flaps_fail else warn
-        text, fix = (
-            f"{name} lost its link {times} times in 24 h",
-            f"cable and transceiver of {name}",
-        )
-        return bad(text, times, 0, fix=fix, action=Action.SERVICE)
-    if isinstance(node.fabric, Unknown) and node.fabric != NOT_ASKED:
-        return unknown(f"which interfaces are those of cards: {node.fabric}")
-    return nothing_logged(kernel_log, "no link was lost in 24 h", 86400)
-
-
-@check("ib.firmware_equal", "fleet", advisory=True)
-@same("firmware", bad=warn)
-def firmware_equal(node: NodeFacts) -> Maybe[str] | None:
-    """The same card firmware on all nodes.
-
-    Bad: WARN if it is not the majority's
-    How: fw_ver of each card, by model
-    Fix: mlxfwmanager -u, in the next maintenance
-    """
-    if isinstance(node.fabric, Unknown):
-        return node.fabric
-    found = set()
-    for port in node.fabric.ports:
-        values = [port.firmware, port.model]
-        for value in values:
-            if isinstance(value, Unknown) and not value.is_absence:
-                return Unknown(f"{port.name}: {value}")
-        if not any(isinstance(value, Unknown) for value in values):
-            found.add(f"{port.model} {port.firmware}")
-    return ", ".join(sorted(found)) or None
-
-
 @check("ib.gdr", "fleet", advisory=True)
-def gdr(fleet: Fleet) -> Iterator[Finding]:
+@_of_node()
+def gdr(node: NodeFacts, fabric: Fabric) -> Finding:
     """GPUDirect RDMA can work.
 
-    Without it every byte between nodes takes a detour through the host's memory. Newer kernels can
-    do it by dma-buf without the module, so it is a warning only.
-
+    Why: Without it every byte between nodes takes a detour through the host's memory. Newer kernels
+        can do it by dma-buf without the module, so it is a warning only.
     Bad: WARN if the module is missing on a node with GPUs and InfiniBand, or the kernel complains
     How: nvidia_peermem in /proc/modules, `detected invalid context` in the kernel's log
     Fix: sudo modprobe nvidia-peermem
     """
-
-    def judge(node: NodeFacts, fabric: Fabric) -> Finding:
-        log = node.kernel_log
-        if without := no_gpu(node.gpus):
-            return without
-        if isinstance(fabric.peermem, Unknown):
-            return unknown(f"modules: {fabric.peermem}")
-        if not fabric.peermem:
-            return warn("module nvidia_peermem is not loaded")
-        if isinstance(log, Unknown):
-            return lacking(log, "nvidia_peermem is loaded, complaints about it: ")
-        if any(event.kind == "peermem" for event in log.events):
-            fix = "driver and MLNX_OFED of one generation; reload nvidia-peermem"
-            return warn("nvidia-peermem: detected invalid context", fix=fix)
-        return passed("nvidia_peermem is loaded")
-
-    return _each_fabric(fleet, judge)
-
-
-@check("ib.pcie_limited", advisory=True)
-def pcie_limited(kernel_log: KernelLog) -> Finding:
-    """Network cards have all their PCIe lanes.
-
-    A 400 Gb/s card on eight lanes carries half, and its port still says 400.
-
-    Bad: WARN if the kernel says that a network card's PCIe link is narrower or slower than the card
-    How: `available PCIe bandwidth, limited by` of mlx5 in the kernel's log
-    Fix: reseat the card, another slot, BIOS; lspci -vv | grep LnkSta; then service
-    """
-    events = kernel_log.events
-    slow = [one for one in events if one.kind == "pcie-slow" and "mlx" in one.line]
-    if not slow:
-        return nothing_logged(kernel_log, "the kernel complains of no slow slot")
-    cards = sorted({event.subject for event in slow})
-    text = f"{', '.join(cards)}: {slow[-1].line.partition(': ')[2][:110]}"
-    return warn(text, len(cards), 0, action=Action.SERVICE)
+    if without := no_gpu(node.gpus):
+        return without
+    if not need(fabric.peermem, "modules: ", unknown):
+        return warn("module nvidia_peermem is not loaded")
+    log = need(node.kernel_log, "nvidia_peermem is loaded, complaints about it: ")
+    if any(event.kind == "peermem" for event in log.events):
+        fix = "driver and MLNX_OFED of one generation; reload nvidia-peermem"
+        return warn("nvidia-peermem: detected invalid context", fix=fix)
+    return passed("nvidia_peermem is loaded")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Iterator
 
 from checks.compare import each_node
 from checks.facts import NOT_ASKED, Fleet, GpuFacts, GpuProcess, NodeFacts, Unknown, known
-from checks.finding import Action, Finding, fail, passed, skip, unknown, warn
+from checks.finding import Action, Finding, Lacks, fail, need, passed, skip, unknown, warn
 from checks.registry import check
 
 
@@ -27,23 +28,22 @@ def no_gpu(gpus: GpuFacts) -> Finding | None:
     surely = gpus.state in ("none", "no-tool") and not gpus.is_pci_unread
     if surely or gpus.summary == NOT_ASKED.reason:
         return skip("no GPU")
-    return unknown(f"whether there is a GPU: {gpus.summary}", because="gpu.driver")
+    return by_driver(f"whether there is a GPU: {gpus.summary}")
 
 
-def no_answer(gpus: GpuFacts, what: str = "GPUs") -> Finding | None:
-    """SKIP without a GPU, UNKNOWN where no GPU answers, None where one does."""
-    if gpus.state in ("none", "no-tool"):
-        return skip("no GPU")
-    return None if gpus.gpus else _by_driver(gpus, what)
+by_driver = functools.partial(unknown, because="gpu.driver")
+
+
+def need_answer(gpus: GpuFacts, what: str = "GPUs") -> None:
+    """Ends a rule with SKIP without a GPU, with UNKNOWN where no GPU answers."""
+    if not gpus.gpus:
+        has_none = gpus.state in ("none", "no-tool")
+        raise Lacks(skip("no GPU") if has_none else by_driver(f"{what}: {gpus.summary}"))
 
 
 def silent_others(gpus: GpuFacts, what: str = "the other GPUs") -> Finding | None:
     """UNKNOWN where some GPUs answer and others do not."""
-    return _by_driver(gpus, what) if gpus.state == "partial" else None
-
-
-def _by_driver(gpus: GpuFacts, what: str) -> Finding:
-    return unknown(f"{what}: {gpus.summary}", because="gpu.driver")
+    return by_driver(f"{what}: {gpus.summary}") if gpus.state == "partial" else None
 
 
 @check("gpu.driver")
@@ -81,14 +81,10 @@ def count_majority(fleet: Fleet, expected: str | None) -> Iterator[Finding]:
     How: GPUs that answer, against most nodes or the profile, and against PCI
     Fix: lspci | grep -i nvidia; reboot; service
     """
-    most = expected_count(fleet.reached)
-    if expected is not None and expected.isdecimal():
-        most = int(expected)
+    most = int(expected) if expected and expected.isdecimal() else expected_count(fleet.reached)
 
     def judge(_node: NodeFacts, gpus: GpuFacts) -> Finding:
-        count, on_pci = gpus.count, gpus.on_pci
-        if isinstance(count, Unknown):
-            return unknown(f"number of GPUs: {count}", because="gpu.driver")
+        count, on_pci = need(gpus.count, "number of GPUs: ", by_driver), gpus.on_pci
         if most == 0:
             return skip("no GPU on most nodes")
         text = f"{count} GPUs, most nodes have {most}"
@@ -119,11 +115,8 @@ def busy(fleet: Fleet) -> Iterator[Finding]:
     bad = fail if fleet.launch is not None and fleet.device == "cuda" else warn
 
     def judge(_node: NodeFacts, gpus: GpuFacts) -> Finding:
-        processes = gpus.processes
-        if lacks := no_answer(gpus, "processes"):
-            return lacks
-        if isinstance(processes, Unknown):
-            return unknown(f"processes on the GPUs: {processes}")
+        need_answer(gpus, "processes")
+        processes = need(gpus.processes, "processes on the GPUs: ", unknown)
         if not processes:
             others = silent_others(gpus, "processes on the other GPUs")
             return others or passed("no process on the GPUs")

@@ -7,37 +7,43 @@ cannot read although it should is UNKNOWN.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+from checks.compare import each_node
 from checks.facts import NOT_ASKED, Fleet, Gpu, GpuFacts, GpuHealth, Maybe, Unknown, known
 from checks.finding import Action, Finding, fail, passed, skip, unknown, warn
 from checks.profile import Profile
 from checks.registry import check
-from checks.rules.gpu import no_answer, silent_others
+from checks.rules.gpu import need_answer, silent_others
 
 Judgement = Finding | Unknown | None  # None: the GPU is good
-Judge = Callable[[Gpu, GpuHealth], Judgement]
 
 
-def each_gpu(good: str) -> Callable[[Judge], Callable[[GpuFacts], Iterator[Finding]]]:
-    """Turn a judge of one GPU into a rule, see `per_gpu`."""
+def each_gpu(
+    good: str, field: str = ""
+) -> Callable[[Callable[..., Judgement]], Callable[[GpuFacts], Iterator[Finding]]]:
+    """Turn a judge of one GPU, or of one field of its health, into a rule, see `per_gpu`."""
 
-    def decorate(judge: Judge) -> Callable[[GpuFacts], Iterator[Finding]]:
+    def decorate(judge: Callable[..., Judgement]) -> Callable[[GpuFacts], Iterator[Finding]]:
+        def judge_field(_gpu: Gpu, health: GpuHealth) -> Judgement:
+            value = getattr(health, field)
+            return value if isinstance(value, Unknown) else judge(value)
+
         @functools.wraps(judge)
         def rule(gpus: GpuFacts) -> Iterator[Finding]:
-            return per_gpu(gpus, judge, good)
+            return per_gpu(gpus, judge_field if field else judge, good)
 
         return rule
 
     return decorate
 
 
-def per_gpu(gpus: GpuFacts, judge: Judge, good: str) -> Iterator[Finding]:
+def per_gpu(
+    gpus: GpuFacts, judge: Callable[[Gpu, GpuHealth], Judgement], good: str
+) -> Iterator[Finding]:
     """One finding for GPUs of equal judgement: `GPU 0,3: …`."""
-    if lacks := no_answer(gpus):
-        yield lacks
-        return
+    need_answer(gpus)
     if any(gpu.health == NOT_ASKED for gpu in gpus.gpus):
         yield skip(NOT_ASKED)
         return
@@ -89,8 +95,7 @@ def gpu_details(gpus: GpuFacts) -> Finding:
     How: NVML, else nvidia-smi -q
     Fix: nvidia-smi -q on that node
     """
-    if lacks := no_answer(gpus):
-        return lacks
+    need_answer(gpus)
     count = len(gpus.gpus)
     silent = [gpu.health for gpu in gpus.gpus if isinstance(gpu.health, Unknown)]
     if NOT_ASKED in silent:
@@ -101,27 +106,23 @@ def gpu_details(gpus: GpuFacts) -> Finding:
 
 
 @check("gpu.ecc_mode", advisory=True)
-@each_gpu("ECC is on")
-def ecc_mode(_gpu: Gpu, health: GpuHealth) -> Judgement:
+@each_gpu("ECC is on", "ecc")
+def ecc_mode(ecc: bool) -> Judgement:
     """ECC is on.
 
-    Without it a flipped bit is a wrong number in the weights, without an error.
-
+    Why: Without it a flipped bit is a wrong number in the weights, without an error.
     Bad: FAIL if ECC is off
     How: ECC mode of NVML or nvidia-smi -q
     Fix: sudo nvidia-smi -e 1; reboot
     """
-    if isinstance(health.ecc, Unknown):
-        return health.ecc
-    return None if health.ecc else fail("ECC is off", action=Action.REBOOT)
+    return None if ecc else fail("ECC is off", action=Action.REBOOT)
 
 
 @check("gpu.ecc_errors", advisory=True)
 def ecc_errors(gpus: GpuFacts, limits: Profile) -> Iterator[Finding]:
     """No memory error that ECC could not correct.
 
-    It kills the process that owns the page, and more follow on the same card.
-
+    Why: It kills the process that owns the page, and more follow on the same card.
     Bad: WARN over 20 million corrected; FAIL on any uncorrected since the driver was loaded, on
         more than 4 in SRAM in the card's life
     How: ECC counters of NVML or nvidia-smi -q
@@ -152,8 +153,7 @@ def ecc_errors(gpus: GpuFacts, limits: Profile) -> Iterator[Finding]:
 def remap(_gpu: Gpu, health: GpuHealth) -> Judgement:
     """No memory row waits for its replacement.
 
-    Until the reset the bad row stays in use; when the spare rows run out the card has to go.
-
+    Why: Until the reset the bad row stays in use; when the spare rows run out the card has to go.
     Bad: WARN if rows were remapped for uncorrected errors; FAIL if a remap is pending or failed
     How: remapped rows (retired pages on older cards)
     Fix: sudo nvidia-smi --gpu-reset -i N  (idle GPU); service if it failed
@@ -190,19 +190,15 @@ def recovery(_gpu: Gpu, health: GpuHealth) -> Judgement:
 
 
 @check("gpu.throttle", advisory=True)
-@each_gpu("no slowdown")
-def throttle(_gpu: Gpu, health: GpuHealth) -> Judgement:
+@each_gpu("no slowdown", "throttle")
+def throttle(reasons: Sequence[str]) -> Judgement:
     """No GPU is slowed down by heat or power.
 
-    One slow GPU sets the pace of all: every step waits for it.
-
+    Why: One slow GPU sets the pace of all: every step waits for it.
     Bad: WARN on software thermal slowdown, FAIL on hardware slowdown, hardware thermal, power brake
     How: clocks event reasons, bit by bit: idle and power cap are harmless
     Fix: nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER; airflow, power supply
     """
-    reasons = health.throttle
-    if isinstance(reasons, Unknown):
-        return reasons
     if hard := [one for one in reasons if one in ("hw slowdown", "hw thermal", "power brake")]:
         text = f"slowed down: {', '.join(hard)}"
         return fail(text, ",".join(hard), action=Action.SERVICE)
@@ -232,11 +228,8 @@ def temperature(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
             return first_unknown(left)
         if not isinstance(now, Unknown) and now > median + limits.gpu_hotter_warn_c:
             text = f"{now:.0f} °C, the fleet's median is {median:.0f} °C"
-            value, expected = f"{now:.0f}", f"{median:.0f}"
             fix = "cooling; is somebody computing on it?"
-            return warn(text, value, expected, source="majority", fix=fix)
+            return warn(text, f"{now:.0f}", f"{median:.0f}", source="majority", fix=fix)
         return first_unknown(left, now)
 
-    for node in fleet.reached:
-        for one in per_gpu(node.gpus, judge, "cool enough"):
-            yield replace(one, nodes=(node.name,))
+    return each_node(fleet, "gpus", lambda _node, gpus: per_gpu(gpus, judge, "cool enough"))

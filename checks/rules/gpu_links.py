@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from checks.compare import each_node
 from checks.facts import NOT_ASKED, Fleet, Gpu, GpuFacts, GpuHealth, NodeFacts, NvLinks, Unknown
-from checks.finding import Action, Finding, fail, lacking, passed, skip, unknown, warn
+from checks.finding import Action, Finding, fail, need, passed, skip, unknown, warn
 from checks.registry import check
-from checks.rules.gpu import no_answer, silent_others
+from checks.rules.gpu import need_answer, silent_others
 from checks.rules.gpu_health import Judgement, each_gpu, first_unknown, per_gpu, unread
 
 
@@ -17,8 +18,7 @@ from checks.rules.gpu_health import Judgement, each_gpu, first_unknown, per_gpu,
 def pcie(gpu: Gpu, health: GpuHealth) -> Judgement:
     """Every GPU has all its PCIe lanes.
 
-    Half of the lanes is half of the speed of loading data and of GPUDirect.
-
+    Why: Half of the lanes is half of the speed of loading data and of GPUDirect.
     Bad: FAIL if the link is narrower than it can be; WARN if its generation is lower under load
     How: PCIe width and generation, current against maximum; an idle GPU may lower the generation
     Fix: reseat the card; service
@@ -37,29 +37,24 @@ def pcie(gpu: Gpu, health: GpuHealth) -> Judgement:
 def nvlink(fleet: Fleet) -> Iterator[Finding]:
     """All NVLinks are up.
 
-    NCCL goes over PCIe where they are not, several times slower, without a message.
-
+    Why: NCCL goes over PCIe where they are not, several times slower, without a message.
     Bad: FAIL on any inactive link, fewer links than the majority's GPUs, a pair without NVLink
     How: NVML link states or nvidia-smi nvlink -s, and topo -m
     Fix: sudo systemctl restart nvidia-fabricmanager; reboot; service
     """
-    best: dict[str, int] = {}  # links of a GPU, by model
-    for node in fleet.reached:
-        for _, gpu, links in _linked(node.gpus):
-            if links is not None:
-                count = links.active + len(links.inactive)
-                best[str(gpu.name)] = max(best.get(str(gpu.name), 0), count)
+    best: dict[str, int] = defaultdict(int)  # links of a GPU, by model
+    for _, gpu, links in (one for node in fleet.reached for one in _linked(node.gpus)):
+        count = links.active + len(links.inactive) if links else 0
+        best[str(gpu.name)] = max(best[str(gpu.name)], count)
 
     def judge(_node: NodeFacts, gpus: GpuFacts) -> Finding:
-        if lacks := no_answer(gpus, "links"):
-            return lacks
-        if isinstance(gpus.nvlinks, Unknown):
-            return lacking(gpus.nvlinks)
-        if not any(best.get(str(gpu.name), 0) for gpu in gpus.gpus):
+        need_answer(gpus, "links")
+        need(gpus.nvlinks)
+        if not any(best[str(gpu.name)] for gpu in gpus.gpus):
             return skip("no GPU has NVLink")
         off, few, silent = [], [], []
         for label, gpu, links in _linked(gpus):
-            most = best.get(str(gpu.name), 0)
+            most = best[str(gpu.name)]
             if links is None:
                 silent.append(label)
             elif links.inactive:
@@ -70,11 +65,8 @@ def nvlink(fleet: Fleet) -> Iterator[Finding]:
             elif links.active < most:
                 few.append(f"GPU {links.gpu}: {links.active} links, others have {most}")
         pairs = {} if isinstance(gpus.pairs, Unknown) else gpus.pairs
-        slow = [
-            pair
-            for pair, way in pairs.items()
-            if pair.replace("-", "").isdecimal() and not way.startswith("NV")
-        ]
+        of_gpus = (pair for pair in pairs if pair.replace("-", "").isdecimal())
+        slow = [pair for pair in of_gpus if not pairs[pair].startswith("NV")]
         evidence = [*off, *few]
         if slow and not evidence:
             evidence = [f"no NVLink between GPUs {', '.join(slow[:4])}"]
@@ -104,8 +96,7 @@ def _linked(gpus: GpuFacts) -> Iterator[tuple[str, Gpu, NvLinks | None]]:
 def fabric(gpus: GpuFacts) -> Iterable[Finding]:
     """With NVSwitch the fabric manager has done its work.
 
-    Without it CUDA does not even initialise on an SXM board.
-
+    Why: Without it CUDA does not even initialise on an SXM board.
     Bad: FAIL with NVSwitch and a manager that is not active or a fabric that is not Completed
     How: NVSwitch chips on PCI, systemctl is-active nvidia-fabricmanager, fabric state of the driver
     Fix: sudo systemctl restart nvidia-fabricmanager; journalctl -u nvidia-fabricmanager

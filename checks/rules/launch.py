@@ -57,8 +57,7 @@ def enough_gpus(node: NodeFacts, launch: LaunchNeeds, fleet: Fleet) -> Finding:
 def port_range(node: NodeFacts, launch: LaunchNeeds, fleet: Fleet) -> Finding:
     """The rendezvous port is one that nothing else takes meanwhile.
 
-    From 32768 on any outgoing connection may hold it just when the run starts again.
-
+    Why: From 32768 on any outgoing connection may hold it just when the run starts again.
     Bad: WARN in the kernel's ephemeral range, FAIL below 1024
     How: the number alone
     Fix: --master-port between 1024 and 32767
@@ -77,8 +76,8 @@ def port_range(node: NodeFacts, launch: LaunchNeeds, fleet: Fleet) -> Finding:
 def order(node: NodeFacts, hostname: str, fleet: Fleet) -> Finding:
     """Every line of the hostfile leads to the machine that it names.
 
-    Two addresses that were exchanged put the ranks, and the blame for a fault, on the wrong node.
-
+    Why: Two addresses that were exchanged put the ranks, and the blame for a fault, on the wrong
+        node.
     Bad: WARN if a node calls itself by another line's name
     How: hostname of each node against the names of the hostfile
     Fix: exchange the two lines' addresses
@@ -94,8 +93,7 @@ def order(node: NodeFacts, hostname: str, fleet: Fleet) -> Finding:
 def files(node: NodeFacts, launch: LaunchNeeds, fleet: Fleet) -> Iterator[Finding]:
     """Data, checkpoint and model cache are on every node, and the same.
 
-    A rank that finds another CSV draws other batches, without an error.
-
+    Why: A rank that finds another CSV draws other batches, without an error.
     Bad: FAIL if a file is missing, or has another size than on most nodes
     How: size of data, checkpoint and model cache on each node; of a folder all files together
     Fix: clusterctl push FILE, or mount the shared folder

@@ -1,16 +1,14 @@
-"""The machine below the GPUs: limits, memory, processes, kernel."""
+"""The machine and its access: ssh, shell, limits, memory, processes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
-from checks.compare import each_node, same
+from checks.compare import each_node
 from checks.facts import (
     NOT_ASKED,
     Fabric,
     Fleet,
-    KernelLog,
-    Maybe,
     Memory,
     NodeFacts,
     ProcessTable,
@@ -18,11 +16,76 @@ from checks.facts import (
     System,
     Unknown,
     known,
+    or_none,
 )
-from checks.finding import Action, Finding, fail, passed, skip, unknown, warn
+from checks.finding import Action, Finding, fail, need, passed, skip, unknown, warn
 from checks.profile import Profile
 from checks.registry import check
-from checks.rules.xid import nothing_logged
+
+
+@check("ssh.reachable")
+def reachable(node: NodeFacts) -> Finding:
+    """The node answers over ssh without a question.
+
+    Bad: UNKNOWN with the phase it stopped in
+    How: connects and logs in without a question
+    Fix: ssh -v NODE true
+    """
+    if (why := node.unreached) is None:
+        return passed("answers")
+    # Without the seconds, which differ from node to node and would keep equal ones apart.
+    return unknown(f"no answer, phase {why.phase}: {why.message}", fix=why.hint)
+
+
+@check("shell.noise")
+def noise(node: NodeFacts) -> Finding:
+    """A shell that prints at its start breaks scp, rsync and every parser but ours.
+
+    Bad: WARN if anything is printed
+    How: bytes before the payload's marker line
+    Fix: guard it in ~/.bashrc: case $- in *i*) ;; *) return;; esac
+    """
+    if not node.noise:
+        return passed("the login shell prints nothing")
+    return warn(f"the login shell prints at its start: {node.noise.splitlines()[0][:80]!r}")
+
+
+@check("host.python")
+def payload_python(python: str) -> Finding:
+    """The python3 that our scripts run on; one that is missing or too old is no answer at all.
+
+    Bad: UNKNOWN if it is not reported
+    How: the interpreter's own version
+    Fix: install python3, 3.8 or newer
+    """
+    return passed(f"python3 is {python}", python)
+
+
+@check("host.same_machine", "fleet")
+def same_machine(fleet: Fleet) -> Iterator[Finding]:
+    """Two names for one machine put two ranks on one GPU.
+
+    Bad: WARN for containers of one machine, FAIL for one machine twice
+    How: boot id and namespaces
+    Fix: keep one of the names in the hostfile
+    """
+    groups: dict[str, list[NodeFacts]] = {}
+    for node in fleet.reached:
+        if isinstance(node.boot_id, Unknown):
+            yield unknown(node.boot_id, nodes=(node.name,))
+        else:
+            groups.setdefault(node.boot_id, []).append(node)
+    for members in groups.values():
+        names = tuple(node.name for node in members)
+        if len(members) == 1:
+            yield passed("no other name for this machine", nodes=names)
+        elif all(node.loopback for node in members):
+            yield skip("loopback addresses: one machine on purpose", nodes=names)
+        elif len({node.namespaces for node in members}) == len(members):
+            text = "containers of one machine: they share its GPUs, disks and network"
+            yield warn(text, nodes=names, fix="give each machine one line in the hostfile")
+        else:
+            yield fail("one machine under several names (same boot id)", nodes=names)
 
 
 @check("ssh.connect_time", advisory=True)
@@ -84,9 +147,8 @@ def shm(shell_limits: ShellLimits, node: NodeFacts, limits: Profile) -> Finding:
     How: statvfs of /dev/shm against MemTotal
     Fix: sudo mount -o remount,size=50% /dev/shm; in containers --shm-size
     """
-    have, memory, share = shell_limits.shm_bytes, node.memory, limits.shm_share_warn
-    if isinstance(have, Unknown) or isinstance(memory, Unknown):
-        return unknown(have if isinstance(have, Unknown) else memory)
+    have, share = need(shell_limits.shm_bytes, lacks=unknown), limits.shm_share_warn
+    memory = need(node.memory, lacks=unknown)
     if have < share * memory.total_bytes * 0.98:  # tmpfs rounds down
         total_gib = memory.total_bytes / 2**30
         text = f"/dev/shm has {have / 2**30:.1f} GiB of {total_gib:.0f} GiB memory"
@@ -133,15 +195,12 @@ def memory_equal(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
 def blocked(processes: ProcessTable, limits: Profile) -> Finding:
     """No process hangs in the kernel.
 
-    It cannot be killed, holds its GPU or mount, and the next run meets the same wall.
-
+    Why: It cannot be killed, holds its GPU or mount, and the next run meets the same wall.
     Bad: WARN a process that sleeps in the kernel for 30 s or for an unknown time, FAIL for 300 s
     How: /proc, state D twice without a context switch in between; its last run from /proc/N/sched
     Fix: what it waits for (wchan): a dead mount, the driver; usually a reboot
     """
-    times = {
-        one: None if isinstance(one.since_s, Unknown) else one.since_s for one in processes.blocked
-    }
+    times = {one: or_none(one.since_s) for one in processes.blocked}
     long = {one: t for one, t in times.items() if t is None or t > limits.blocked_warn_s}
     if not long and processes.hidden:
         return unknown(f"none of those that can be seen hangs: {processes.hidden}")
@@ -203,66 +262,8 @@ def governor(system: System) -> Finding:
     How: cpufreq scaling_governor; virtual machines have none
     Fix: sudo cpupower frequency-set -g performance
     """
-    if isinstance(system.governors, Unknown):
-        return skip(system.governors)
+    governors = need(system.governors, lacks=skip)
     fast = ("performance", "schedutil", "ondemand")
-    if slow := [one for one in system.governors if one not in fast]:
+    if slow := [one for one in governors if one not in fast]:
         return warn(f"governor {', '.join(slow)}", slow[0], "performance")
-    return passed(f"governor {', '.join(system.governors)}")
-
-
-@check("host.kernel_equal", "fleet", advisory=True)
-@same("kernel", bad=warn)
-def kernel_equal(node: NodeFacts) -> Maybe[str]:
-    """The same kernel: driver modules and network stacks behave by it.
-
-    Bad: WARN if it is not the majority's
-    How: uname -r
-    Fix: the same packages, then reboot
-    """
-    return node.machine if isinstance(node.machine, Unknown) else node.machine.kernel
-
-
-@check("host.os_equal", "fleet", advisory=True)
-@same("distribution", bad=warn)
-def os_equal(node: NodeFacts) -> Maybe[str]:
-    """The same distribution.
-
-    Bad: WARN if it is not the majority's
-    How: /etc/os-release
-    Fix: the same image on all nodes
-    """
-    return node.system if isinstance(node.system, Unknown) else node.system.distribution
-
-
-_FAULTS = {
-    "mce": (fail, "machine check", Action.SERVICE),
-    "read-only": (fail, "file system went read-only", Action.NONE),
-    "disk": (fail, "disk error", Action.SERVICE),
-    "oom": (warn, "out of memory", Action.NONE),
-    "lockup": (warn, "CPU lockup", Action.NONE),
-    "hung-task": (warn, "a task hung", Action.NONE),
-    "nfs": (warn, "NFS server does not answer", Action.NONE),
-    "nccl-crash": (warn, "NCCL crashed", Action.NONE),
-}
-
-
-@check("host.kernel_log", advisory=True)
-def kernel_log_faults(kernel_log: KernelLog) -> Iterable[Finding]:
-    """The kernel has logged no fault of memory, disk or file systems.
-
-    Bad: WARN out of memory, soft lockup, hung task, NFS server silent in 24 h; FAIL machine check,
-        read-only remount, disk error
-    How: dmesg, else journalctl -k; where this user may not read either, UNKNOWN (--sudo tries)
-    Fix: dmesg | tail -50; the line names what: memory, disk, server
-    """
-    lines: dict[str, list[str]] = {}
-    for event in kernel_log.events:
-        if event.kind in _FAULTS and event.is_recent:
-            lines.setdefault(event.kind, []).append(event.line)
-    if not lines:
-        yield nothing_logged(kernel_log, "nothing that matters in 24 h", 86400)
-    for kind, found in lines.items():
-        bad, what, action = _FAULTS[kind]
-        count = f" {len(found)} times" if len(found) > 1 else ""
-        yield bad(f"{what}{count}: {found[-1][:100]}", len(found), 0, action=action)
+    return passed(f"governor {', '.join(governors)}")

@@ -27,8 +27,8 @@ def _unread(fabric: Fabric) -> Finding | None:
 def ib_hca(node: NodeFacts, launch: LaunchNeeds, fleet: Fleet) -> Finding:
     """NCCL_IB_HCA names the node's active ports and no others.
 
-    Without `=` mlx5_1 also takes mlx5_10 and mlx5_11; on some hosts mlx5_1 is a front-side card.
-
+    Why: Without `=` mlx5_1 also takes mlx5_10 and mlx5_11; on some hosts mlx5_1 is a front-side
+        card.
     Bad: WARN if the list leaves active ports out, or a prefix takes more than its name; FAIL if a
         name is not there or not active, or InfiniBand and Ethernet are mixed
     How: NCCL_IB_HCA (=exact, ^exclude, name:port, else prefix) against sysfs
@@ -135,8 +135,7 @@ def _judge_gid(port: IbPort, value: str) -> Finding:
 def socket_ifname(node: NodeFacts, launch: LaunchNeeds, fleet: Fleet) -> Finding:
     """NCCL_SOCKET_IFNAME means one routable interface on every node.
 
-    Otherwise NCCL says `no socket interface found`, or an address family of 59936, or hangs.
-
+    Why: Otherwise NCCL says `no socket interface found`, or an address family of 59936, or hangs.
     Bad: WARN if two interfaces match; FAIL if none does, or its subnet is not the majority's
     How: NCCL_SOCKET_IFNAME (prefix, =, ^) against up interfaces with an address
     Fix: the interface that carries the nodes' own network
@@ -180,8 +179,7 @@ def socket_ifname(node: NodeFacts, launch: LaunchNeeds, fleet: Fleet) -> Finding
 def ib_present(node: NodeFacts, launch: LaunchNeeds, fleet: Fleet) -> Finding:
     """InfiniBand is not switched off where it is there.
 
-    `--nccl ethernet` on an InfiniBand cluster trains, many times slower.
-
+    Why: `--nccl ethernet` on an InfiniBand cluster trains, many times slower.
     Bad: WARN if NCCL_IB_DISABLE is set although the node has active InfiniBand ports
     How: NCCL_IB_DISABLE and NCCL_NET against sysfs
     Fix: leave NCCL_IB_DISABLE out, or --nccl h100-ib

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator
 
-from checks.compare import compare, each_node, same
+from checks.compare import compare, each_node
 from checks.facts import NOT_ASKED, Fleet, Maybe, Network, NodeFacts, Unknown, known
 from checks.finding import Finding, fail, passed, skip, unknown, warn
 from checks.registry import check
@@ -15,9 +15,8 @@ from checks.registry import check
 def names(fleet: Fleet) -> Iterator[Finding]:
     """Names mean the same machine everywhere.
 
-    gloo binds to what the own name resolves to, and Debian writes 127.0.1.1 there. Our launcher
-    names the interface itself, so that is a warning.
-
+    Why: gloo binds to what the own name resolves to, and Debian writes 127.0.1.1 there. Our
+        launcher names the interface itself, so that is a warning.
     Bad: WARN if the node's own name is a loopback address, FAIL if a name has other addresses than
         on most nodes
     How: getaddrinfo on each node for its own name and for the first node's
@@ -65,8 +64,7 @@ def _is_loopback(address: str) -> bool:
 def reachable(network: Network) -> Finding:
     """Every node can talk to the first one, where the ranks meet.
 
-    The head may reach both although there is no route between them.
-
+    Why: The head may reach both although there is no route between them.
     Bad: FAIL if no packet comes back from the first node
     How: a TCP connection from each node to the rendezvous port of the first; a refusal is an answer
         too
@@ -83,44 +81,3 @@ def reachable(network: Network) -> Finding:
     if error == reach:
         return unknown(f"connection to the first node: unexpected answer {reach[:80]!r}")
     return fail(f"cannot reach the first node: {error or reach}")
-
-
-@check("net.mtu", "fleet", advisory=True)
-@same("MTU", bad=warn)
-def mtu(node: NodeFacts) -> Maybe[str] | None:
-    """The same MTU: large packets to a node with a smaller one vanish, small ones arrive.
-
-    Bad: WARN if it is not the majority's
-    How: /sys/class/net/*/mtu of interfaces with a device and an address
-    Fix: sudo ip link set dev NAME mtu N
-    """
-    return _of_interfaces(node, "mtu")
-
-
-@check("net.speed", "fleet", advisory=True)
-@same("Mb/s of", bad=warn)
-def speed(node: NodeFacts) -> Maybe[str] | None:
-    """The same link speed: a card that came up at 1 Gb/s carries data and checkpoints.
-
-    Bad: WARN if it is not the majority's
-    How: /sys/class/net/*/speed of interfaces with a device and an address
-    Fix: cable, or the switch's port; ethtool NAME
-    """
-    return _of_interfaces(node, "speed_mbps")
-
-
-def _of_interfaces(node: NodeFacts, field: str) -> Maybe[str] | None:
-    """`eth0 1500, ib0 4092` of the interfaces that are in use."""
-    if isinstance(node.network, Unknown):
-        return node.network
-    if node.network.unlisted is not None:
-        return node.network.unlisted
-    known = []
-    for one in node.network.interfaces:
-        if one.up and one.is_hardware and one.addresses:
-            value = getattr(one, field)
-            if not isinstance(value, Unknown):
-                known.append(f"{one.name} {value}")
-            elif not value.is_absence:
-                return Unknown(f"{one.name}: {value}")
-    return ", ".join(known) or None

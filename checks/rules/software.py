@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator
 
-from checks.compare import compare, majority, same
+from checks.compare import compare, majority
 from checks.facts import (
     NOT_ASKED,
     Fleet,
@@ -170,19 +170,6 @@ def _difference(mine: PythonEnv, others: PythonEnv) -> str:
     return ", ".join(words) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-@check("software.git_commit", "fleet")
-@same("commit")
-def git_commit(node: NodeFacts) -> Maybe[str] | None:
-    """The same commit of the code.
-
-    Bad: FAIL if it is not the majority's
-    How: git rev-parse HEAD in the folder that the launch starts in
-    Fix: git checkout the others' commit there, or one shared folder
-    """
-    git = _working_copy(node)
-    return git.commit[:12] if isinstance(git, GitState) else git
-
-
 @check("software.git_dirty", "fleet")
 def git_dirty(fleet: Fleet) -> Iterator[Finding]:
     """No change that no commit knows: the run could not be repeated.
@@ -192,7 +179,7 @@ def git_dirty(fleet: Fleet) -> Iterator[Finding]:
     Fix: git diff; commit or git stash
     """
     for node in fleet.reached:
-        names, git = (node.name,), _working_copy(node)
+        names, git = (node.name,), working_copy(node)
         if git == NOT_ASKED or git is None:
             yield skip("no working copy", nodes=names)
         elif isinstance(git, Unknown):
@@ -206,7 +193,7 @@ def git_dirty(fleet: Fleet) -> Iterator[Finding]:
             yield passed("nothing is changed", nodes=names)
 
 
-def _working_copy(node: NodeFacts) -> Maybe[GitState] | None:
+def working_copy(node: NodeFacts) -> Maybe[GitState] | None:
     """None without git or a repository: an installed package needs none."""
     git = node.git
     if isinstance(git, GitState):

@@ -99,8 +99,7 @@ def _fullness(
 def mounts_answer(mounts: Sequence[Mount]) -> Iterator[Finding]:
     """Every mounted file system answers.
 
-    A rank that touches a dead mount sleeps in the kernel and cannot be killed.
-
+    Why: A rank that touches a dead mount sleeps in the kernel and cannot be killed.
     Bad: FAIL if statfs gives no answer in 4 s, or a stale handle, or no connection
     How: statfs of every mount, each in a child of its own that can be abandoned
     Fix: is its server up? sudo umount -l PATH, then mount it again
@@ -131,8 +130,7 @@ _DEAD = ("no answer", "not connected", "Stale", "Input/output", "Host is down", 
 def mounts_equal(fleet: Fleet) -> Iterator[Finding]:
     """The shared folders are mounted on every node.
 
-    Where one is not, the run writes its part of a checkpoint into an empty local folder.
-
+    Why: Where one is not, the run writes its part of a checkpoint into an empty local folder.
     Bad: WARN if a network file system of most nodes is not mounted
     How: mounts of nfs, lustre, fuse and the like: path and source
     Fix: sudo mount PATH; /etc/fstab

@@ -7,22 +7,31 @@ that we compared checks time.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from checks.compare import compare, each_node, majority
 from checks.facts import NOT_ASKED, ChronyTracking, Clock, Fleet, NodeFacts, Unknown, known
-from checks.finding import Finding, Verdict, fail, lacking, passed, skip, unknown, warn
+from checks.finding import Finding, Lacks, Verdict, fail, need, passed, skip, unknown, warn
 from checks.profile import Profile
-from checks.registry import check
-
-_ONE_MACHINE = "one machine: there is no second clock"
+from checks.registry import Rule, check
 
 
-def _each_clock(fleet: Fleet, judge: Callable[[NodeFacts, Clock], Finding]) -> Iterable[Finding]:
+def _need_two(fleet: Fleet) -> None:
     if fleet.one_machine or len(fleet.reached) < 2:
-        return [skip(_ONE_MACHINE)]
-    return each_node(fleet, "clock", judge)
+        raise Lacks(skip("one machine: there is no second clock"))
+
+
+def _each_clock(judge: Callable[[NodeFacts, Clock, Profile], Finding]) -> Rule:
+    """Turn a judge of one clock into a rule."""
+
+    @functools.wraps(judge)
+    def rule(fleet: Fleet, limits: Profile) -> Iterable[Finding]:
+        _need_two(fleet)
+        return each_node(fleet, "clock", lambda node, clock: judge(node, clock, limits))
+
+    return rule
 
 
 def middle_clock(offsets_s: Sequence[float]) -> float:
@@ -41,21 +50,20 @@ def middle_clock(offsets_s: Sequence[float]) -> float:
 def skew(fleet: Fleet, limits: Profile) -> Iterable[Finding]:
     """The nodes' clocks agree.
 
-    Timeouts of the rendezvous and NCCL's watchdog, the order of logs, and file times depend on it.
-
+    Why: Timeouts of the rendezvous and NCCL's watchdog, the order of logs, and file times depend on
+        it.
     Bad: WARN over 10 ms outside the error bound, FAIL over 100 ms
     How: eight round trips over the open ssh channel, the shortest counts; error is half of it
     Fix: sudo chronyc makestep  (no job running)
     """
+    _need_two(fleet)
     trips = known(clock.exchange for clock in known(node.clock for node in fleet.reached))
     reference_s = middle_clock([trip.offset_s for trip in trips])
     # The head's own clock is read without a round trip.
     reference_error_s = {trip.offset_s: trip.error_s for trip in trips}.get(reference_s, 0.0)
 
     def judge(_node: NodeFacts, clock: Clock) -> Finding:
-        trip = clock.exchange
-        if isinstance(trip, Unknown):
-            return lacking(trip)
+        trip = need(clock.exchange)
         offset_s, error_s = trip.offset_s - reference_s, trip.error_s + reference_error_s
         sure_s, value = abs(offset_s) - error_s, f"{offset_s:+.4f}"
         text = f"{offset_s * 1000:+.0f} ms from the middle of all clocks, ±{error_s * 1000:.1f} ms"
@@ -68,7 +76,7 @@ def skew(fleet: Fleet, limits: Profile) -> Iterable[Finding]:
             return unknown(f"the way to the node takes {2 * trip.error_s:.3f} s, too long to tell")
         return passed("within the limit", value)
 
-    return _each_clock(fleet, judge)
+    return each_node(fleet, "clock", judge)
 
 
 def clock_moves(node: NodeFacts, clock: Clock) -> list[tuple[float, str]]:
@@ -76,16 +84,12 @@ def clock_moves(node: NodeFacts, clock: Clock) -> list[tuple[float, str]]:
 
     Slewing moves wall and boot time alike; only a step moves their difference.
     """
-    moves = [(clock.moved_s, "while we looked")]
+    moves = [] if isinstance(clock.moved_s, Unknown) else [(clock.moved_s, "while we looked")]
     before, now = node.last_look, clock.wall_minus_boot_s
-    if (
-        before
-        and not isinstance(now, Unknown)
-        and not isinstance(before.wall_minus_boot_s, Unknown)
-    ):
-        when = f"since the last look, {ago(before.age_s)} ago"
-        moves.append((now - before.wall_minus_boot_s, when))
-    return [(moved_s, when) for moved_s, when in moves if not isinstance(moved_s, Unknown)]
+    then = before.wall_minus_boot_s if before else NOT_ASKED
+    if before and not isinstance(now, Unknown) and not isinstance(then, Unknown):
+        moves.append((now - then, f"since the last look, {ago(before.age_s)} ago"))
+    return moves
 
 
 def ago(seconds: float) -> str:
@@ -95,76 +99,60 @@ def ago(seconds: float) -> str:
 
 
 @check("time.step", "fleet", advisory=True)
-def step(fleet: Fleet, limits: Profile) -> Iterable[Finding]:
+@_each_clock
+def step(node: NodeFacts, clock: Clock, limits: Profile) -> Finding:
     """No clock is stepped while it runs.
 
-    A store or a watchdog that waits on a wall clock sees hours pass in a moment, or none.
-
+    Why: A store or a watchdog that waits on a wall clock sees hours pass in a moment, or none.
     Bad: WARN if the clock moved over 10 ms, FAIL if it moved back over 100 ms
     How: wall minus boot time at the start and end of the look and against the last one's record:
         slewing moves both, only a step moves the difference
     Fix: sudo chronyc makestep  (no job running), and keep one time daemon
     """
-
-    def judge(node: NodeFacts, clock: Clock) -> Finding:
-        moves = clock_moves(node, clock)
-        if not moves:
-            return unknown("the time at the start of the look is not known")
-        moved_s, when = max(moves, key=lambda move: abs(move[0]))
-        if abs(moved_s) <= limits.clock_step_warn_s and moved_s >= -limits.clock_step_fail_s:
-            return passed("no step")
-        bad = fail if moved_s < -limits.clock_step_fail_s else warn
-        return bad(f"the clock moved {moved_s:+.3f} s {when}", f"{moved_s:+.4f}", 0)
-
-    return _each_clock(fleet, judge)
+    moves = clock_moves(node, clock)
+    if not moves:
+        return unknown("the time at the start of the look is not known")
+    moved_s, when = max(moves, key=lambda move: abs(move[0]))
+    if abs(moved_s) <= limits.clock_step_warn_s and moved_s >= -limits.clock_step_fail_s:
+        return passed("no step")
+    bad = fail if moved_s < -limits.clock_step_fail_s else warn
+    return bad(f"the clock moved {moved_s:+.3f} s {when}", f"{moved_s:+.4f}", 0)
 
 
 @check("time.log_ahead", "fleet", advisory=True)
-def log_ahead(fleet: Fleet, limits: Profile) -> Iterable[Finding]:
+@_each_clock
+def log_ahead(_node: NodeFacts, clock: Clock, limits: Profile) -> Finding:
     """No log was written in the future.
 
-    It proves that the clock was further ahead before: it was set back since.
-
+    Why: It proves that the clock was further ahead before: it was set back since.
     Bad: FAIL if a log file is more than 1 s ahead of now
     How: newest modification time of the 5000 nearest files under /var/log against the clock
     Fix: sudo chronyc makestep  (no job running), and keep one time daemon
     """
-
-    def judge(_node: NodeFacts, clock: Clock) -> Finding:
-        ahead_s = clock.log_ahead_s
-        if isinstance(ahead_s, Unknown):
-            return (skip if ahead_s.is_absence else unknown)(f"no log to read: {ahead_s}")
-        if ahead_s > limits.clock_log_ahead_fail_s:
-            text = f"a log file is {ahead_s:.1f} s ahead of now: the clock was set back"
-            return fail(text, f"{ahead_s:.1f}", 0)
-        return passed("no log from the future")
-
-    return _each_clock(fleet, judge)
+    ahead_s = clock.log_ahead_s
+    if isinstance(ahead_s, Unknown):
+        return (skip if ahead_s.is_absence else unknown)(f"no log to read: {ahead_s}")
+    if ahead_s > limits.clock_log_ahead_fail_s:
+        text = f"a log file is {ahead_s:.1f} s ahead of now: the clock was set back"
+        return fail(text, f"{ahead_s:.1f}", 0)
+    return passed("no log from the future")
 
 
 @check("time.sync", "fleet", advisory=True)
-def sync(fleet: Fleet, limits: Profile) -> Iterable[Finding]:
+@_each_clock
+def sync(_node: NodeFacts, clock: Clock, limits: Profile) -> Finding:
     """Every clock is steered by a source that answers.
 
-    chronyd with `local stratum` says `Leap status: Normal` while it follows nothing at all.
-
+    Why: chronyd with `local stratum` says `Leap status: Normal` while it follows nothing at all.
     Bad: WARN last or RMS offset over 10 ms, reach not 377; FAIL not synchronised, own clock as
         source, no selected source, root distance or offset over 100 ms
     How: chronyc -c tracking and sources; without chronyd ntpq -pn, timedatectl, adjtimex
     Fix: sudo systemctl enable --now chrony; chronyc sources; a line `server HEAD iburst` in its
         configuration
     """
-
-    def judge(_node: NodeFacts, clock: Clock) -> Finding:
-        track = clock.tracking
-        if isinstance(track, Unknown):
-            return _judge_without_chrony(clock, track, limits)
-        return _judge_chrony(clock, track, limits)
-
-    return _each_clock(fleet, judge)
-
-
-def _judge_chrony(clock: Clock, track: ChronyTracking, limits: Profile) -> Finding:
+    track = clock.tracking
+    if isinstance(track, Unknown):
+        return _judge_without_chrony(clock, track, limits)
     listed = () if isinstance(clock.sources, Unknown) else clock.sources
     chosen = [one for one in listed if one.state == "selected"]
     limit_s, offset_s = limits.clock_root_distance_fail_s, track.offset_s
@@ -232,42 +220,38 @@ def _judge_by_others(clock: Clock, limits: Profile) -> Finding:
 
 
 @check("time.daemons", "fleet", advisory=True)
-def daemons(fleet: Fleet) -> Iterable[Finding]:
+@_each_clock
+def daemons(_node: NodeFacts, clock: Clock, _limits: Profile) -> Finding:
     """One daemon steers the clock, not two.
 
-    Two of them pull the clock to and fro, with sudden jumps.
-
+    Why: Two of them pull the clock to and fro, with sudden jumps.
     Bad: FAIL with two or more
     How: names of running processes: chronyd, ntpd, systemd-timesyncd, ptp4l with phc2sys
     Fix: sudo systemctl disable --now systemd-timesyncd  (keep one)
     """
-
-    def judge(_node: NodeFacts, clock: Clock) -> Finding:
-        if isinstance(clock.daemons, Unknown):
-            return unknown(clock.daemons)
-        # ptp4l and phc2sys work together and count as one.
-        ptp = ("ptp4l", "phc2sys", "timemaster")
-        names = {"ptp" if name in ptp else name for name in clock.daemons}
-        if len(names) > 1:
-            running = ", ".join(sorted(clock.daemons))
-            return fail(f"{len(names)} time daemons run: {running}", len(names), 1)
-        if names:
-            return passed(f"{names.pop()} steers the clock")
-        return passed("no second daemon; time.sync says whether there is a first")
-
-    return _each_clock(fleet, judge)
+    daemons = need(clock.daemons, lacks=unknown)
+    # ptp4l and phc2sys work together and count as one.
+    ptp = ("ptp4l", "phc2sys", "timemaster")
+    names = {"ptp" if name in ptp else name for name in daemons}
+    if len(names) > 1:
+        running = ", ".join(sorted(daemons))
+        return fail(f"{len(names)} time daemons run: {running}", len(names), 1)
+    if names:
+        return passed(f"{names.pop()} steers the clock")
+    return passed("no second daemon; time.sync says whether there is a first")
 
 
 @check("time.sources", "fleet", advisory=True)
 def sources(fleet: Fleet, expected: str | None) -> Iterable[Finding]:
     """All nodes follow the same servers.
 
-    Half of a cluster on another server drifts with that server.
-
+    Why: Half of a cluster on another server drifts with that server.
     Bad: WARN if the servers differ from the majority's
     How: addresses of chronyc sources or ntpq
     Fix: compare /etc/chrony/chrony.conf with another node
     """
+
+    _need_two(fleet)
 
     def read(node: NodeFacts) -> Any:
         if isinstance(node.clock, Unknown):
@@ -279,8 +263,6 @@ def sources(fleet: Fleet, expected: str | None) -> Iterable[Finding]:
             return None  # a finding of time.sync
         return " ".join(sorted(one.address for one in listed))
 
-    if fleet.one_machine or len(fleet.reached) < 2:
-        return [skip(_ONE_MACHINE)]
     return compare(fleet, read, "time servers", bad=warn, expected=expected)
 
 
@@ -288,8 +270,8 @@ def sources(fleet: Fleet, expected: str | None) -> Iterable[Finding]:
 def clocksource(fleet: Fleet) -> Iterable[Finding]:
     """The kernel reads its time from a fast counter.
 
-    A node that fell from tsc to hpet is slow at everything that takes a time stamp, and drifts.
-
+    Why: A node that fell from tsc to hpet is slow at everything that takes a time stamp, and
+        drifts.
     Bad: WARN if it is not the majority's, or hpet, acpi_pm or jiffies
     How: /sys/devices/system/clocksource/clocksource0/current_clocksource
     Fix: dmesg | grep -i clocksource; a BIOS update or a reboot brings tsc back
@@ -298,9 +280,7 @@ def clocksource(fleet: Fleet) -> Iterable[Finding]:
     most = majority(known(clock.clocksource for clock in clocks))
 
     def judge(_node: NodeFacts, clock: Clock) -> Finding:
-        value = clock.clocksource
-        if isinstance(value, Unknown):
-            return lacking(value)
+        value = need(clock.clocksource)
         if value in ("hpet", "acpi_pm", "jiffies") or (most is not None and value != most):
             text = f"clock source {value}, most nodes have {most or 'another'}"
             return warn(text, value, most, source="majority")

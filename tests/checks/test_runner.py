@@ -74,9 +74,8 @@ def test_docstring_of_a_check_has_its_texts_and_the_fix_of_its_findings(registry
     def bad(node):
         """All is well.
 
-        It often
-        is not.
-
+        Why: It often
+            is not.
         Bad: WARN always
         How: by
             looking
