@@ -19,6 +19,9 @@ grad_checkpoint = True
 
 dtype = "bf16"
 plugin = "zero2"
+lr = 1.6e-4
+warmup_steps = 400
+epochs = 5
 grad_clip = 1.0
 weight_decay = 0.01  # Open-Sora itself trains without
 adam_eps = 1e-15

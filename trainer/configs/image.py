@@ -1,5 +1,5 @@
-# Images only (rows of the manifest with num_frames 1): a
-# short start that adapts PixArt's weights to this VAE and to aspect ratios before any video.
+# Images only (rows of the manifest with num_frames 1): adapts PixArt's weights to this VAE and to
+# aspect ratios before any video.
 #   clusterctl launch image nodes.txt --data-path images.csv \
 #       --ckpt-path pretrained_models/PixArt-Sigma-XL-2-2K-MS.pth
 
@@ -20,5 +20,3 @@ bucket_config = {
 }
 
 lr = 1e-4
-warmup_steps = 400
-epochs = 5

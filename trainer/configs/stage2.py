@@ -29,7 +29,3 @@ mask_ratios = {
     "image_tail": 0.005,
     "image_head_tail": 0.005,
 }
-
-lr = 1.6e-4
-warmup_steps = 400
-epochs = 5
