@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import groupby
 from typing import Any
 
 from clusterctl.errors import UsageError
@@ -73,6 +74,12 @@ class Process:
     gpu_bytes: int | None
     raw: dict[str, Any] = field(repr=False, compare=False, default_factory=dict)
 
+    @classmethod
+    def of(cls, row: dict[str, Any]) -> Process:
+        """Of a row of payload `describe_job`."""
+        known: dict[str, Any] = {one.name: row.get(one.name) for one in fields(cls)}
+        return cls(**{**known, "node_tag": row.get("node"), "raw": row})
+
     @property
     def label(self) -> str:
         return label(self.rank, self.role, self.index)
@@ -112,21 +119,15 @@ def read_jobs(results: Answers) -> list[NodeJob]:
             jobs.append(NodeJob(node, unreachable=result.unreachable))
             continue
         mine = []
-        for process in map(_read_process, answer["rows"]):
+        for process in map(Process.of, answer["rows"]):
             key = (str(answer.get("machine")), process.pid, process.start)
             elsewhere = process.node_tag in names - {node.name} and is_loopback(node)
             if key not in taken and not elsewhere:
                 taken.add(key)
                 mine.append(process)
-        others = tuple(map(_read_process, answer["others"]))
+        others = tuple(map(Process.of, answer["others"]))
         jobs.append(NodeJob(node, tuple(mine), others, notes=tuple(answer.get("notes", ()))))
     return jobs
-
-
-def _read_process(row: dict[str, Any]) -> Process:
-    """A row of payload `describe_job`."""
-    known: dict[str, Any] = {one.name: row.get(one.name) for one in fields(Process)}
-    return Process(**{**known, "node_tag": row.get("node"), "raw": row})
 
 
 def one_run(jobs: Sequence[NodeJob], pick: Pick, *, every: bool) -> None:
@@ -163,33 +164,28 @@ def plan_rows(jobs: Sequence[NodeJob]) -> list[Row]:
         if job.processes:
             held = _gpu_bytes(job)
             gib = None if held is None else round(held / (1 << 30))
-            groups.setdefault((_roles(job), _owners(job), gib), []).append(job)
-    return [_row(members) for members in groups.values()]
-
-
-def _row(members: Sequence[NodeJob]) -> Row:
-    first = members[0]
-    processes = [process for job in members for process in job.processes]
-    trainers = [process for process in processes if process.role == "trainer"]
-    return Row(
-        nodes=fold([job.node.name for job in members]),
-        count=len(first.processes),
-        ranks=fold_ranks(process.rank for process in trainers if process.rank is not None),
-        owners=_owners(first),
-        what=_roles(first),
-        gpu_bytes=_gpu_bytes(first),
-        oldest_s=max(process.age_s for process in processes),
-    )
+            owners = ",".join(sorted({process.user for process in job.processes}))
+            groups.setdefault((_roles(job), owners, gib), []).append(job)
+    rows = []
+    for (roles, owners, _), members in groups.items():
+        found = [process for job in members for process in job.processes]
+        row = Row(
+            nodes=fold([job.node.name for job in members]),
+            count=len(members[0].processes),
+            ranks=fold_ranks(p.rank for p in found if p.role == "trainer" and p.rank is not None),
+            owners=owners,
+            what=roles,
+            gpu_bytes=_gpu_bytes(members[0]),
+            oldest_s=max(process.age_s for process in found),
+        )
+        rows.append(row)
+    return rows
 
 
 def _roles(job: NodeJob) -> str:
     counts = Counter(process.role for process in job.processes)
     order = [*(role for role in ROLES if role in counts), *sorted(set(counts) - set(ROLES))]
     return ", ".join(f"{counts[role]} {role}" for role in order)
-
-
-def _owners(job: NodeJob) -> str:
-    return ",".join(sorted({process.user for process in job.processes}))
 
 
 def _gpu_bytes(job: NodeJob) -> int | None:
@@ -199,13 +195,10 @@ def _gpu_bytes(job: NodeJob) -> int | None:
 
 def fold_ranks(ranks: Iterable[int]) -> str:
     """0-3,7 of 0, 1, 2, 3, 7."""
-    ranges: list[list[int]] = []
-    for rank in sorted(set(ranks)):
-        if ranges and rank == ranges[-1][-1] + 1:
-            ranges[-1] = [ranges[-1][0], rank]
-        else:
-            ranges.append([rank])
-    return ",".join("-".join(map(str, ends)) for ends in ranges)
+    # In a run of neighbours, a rank less its place among all is the same.
+    groups = groupby(enumerate(sorted(set(ranks))), lambda pair: pair[1] - pair[0])
+    runs = [[rank for _, rank in group] for _, group in groups]
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def others_lines(jobs: Sequence[NodeJob]) -> list[str]:

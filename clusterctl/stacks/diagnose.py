@@ -25,7 +25,8 @@ from clusterctl.remote.payload import PayloadStream
 from clusterctl.stacks.evidence import Clue, clues
 from clusterctl.stacks.files import write_folder
 from clusterctl.stacks.judge import judge
-from clusterctl.stacks.model import JobSnapshot, read_snapshot
+from clusterctl.stacks.model import JobSnapshot
+from clusterctl.stacks.snapshot import read_snapshot
 from clusterctl.stacks.verdict import Verdict
 from clusterctl.stacks.wait_sites import Sites
 
@@ -88,7 +89,7 @@ def collect(cluster: Cluster, pick: Pick, options: DumpOptions) -> Results:
     def args(node: Node) -> dict[str, Any]:
         return {**asdict(options), "pick": pick.to_args(node), "budget_s": budget_s}
 
-    return _converse(cluster, args, budget_s + 10.0, options.sudo)
+    return _ask(cluster, args, budget_s + 10.0, options.sudo)
 
 
 def collect_native(
@@ -106,24 +107,22 @@ def collect_native(
         return {"op": "native", "limit_s": NATIVE_S, **found}
 
     limit_s = max((len(found) for found in pids.values()), default=0) * NATIVE_S + 5.0
-    return _converse(replace(cluster, nodes=list(pids)), args, limit_s, sudo)
+    return _ask(replace(cluster, nodes=list(pids)), args, limit_s, sudo)
 
 
-def _converse(
+def _ask(
     cluster: Cluster, args: Callable[[Node], dict[str, Any]], limit_s: float, sudo: bool
 ) -> Results:
-    """Sends py-spy to a payload that asks for it; returns the reports."""
+    """Sends py-spy to a payload that asks for it; its report is the node's value."""
 
     def talk(stream: PayloadStream, _connect_s: float) -> dict[str, Any]:
         deadline = time.monotonic() + limit_s
-        while True:
-            message = stream.receive(max(0.0, deadline - time.monotonic()))
-            if message is None:
-                raise TransportError("command", f"no stacks in {limit_s:g} s")
+        while message := stream.receive(max(0.0, deadline - time.monotonic())):
             if message["type"] == "found":
                 stream.send(_py_spy_for(message["machine"]))
             elif message["type"] == "report":
                 return read_report(inflate(message["packed"]))
+        raise TransportError("command", f"no stacks in {limit_s:g} s")
 
     return cluster.converse("stacks", args, talk, timeout_s=limit_s, sudo=sudo)
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from checks.facts import Unknown
 from checks.parsers.kernel_log import read_events
 from checks.reference.xid_codes import grade
 from clusterctl.jobs.processes import fold_ranks
 from clusterctl.nodes import fold
-from clusterctl.stacks.flight import compare, read_dump
 from clusterctl.stacks.model import JobSnapshot, NodeView
 
 Logs = Sequence[tuple[int, list[str]]]  # (rank, its lines)
@@ -71,17 +71,17 @@ def clues(snapshot: JobSnapshot) -> list[Clue]:
 
 
 def _flight(snapshot: JobSnapshot) -> list[Clue]:
+    """torch's flight records: which rank is behind, or in another collective."""
     dumps, unread = {}, []
     for node in snapshot.nodes:
         for rank, packed in node.flight.items():
             dump = read_dump(packed)
             if isinstance(dump, str):
-                text = f"rank {rank}: {dump}"
-                unread.append(Clue("flight recorder", text, (rank,), (node.name,)))
+                why = f"rank {rank}: {dump}"
+                unread.append(Clue("flight recorder", why, (rank,), (node.name,)))
             else:
                 dumps[rank] = dump
-    world = snapshot.world or (max(dumps) + 1 if dumps else 0)
-    compared = compare(dumps, world)
+    compared = compare(dumps, snapshot.world or max(dumps, default=-1) + 1)
     return [Clue("flight recorder", text, tuple(ranks)) for text, ranks in compared] + unread
 
 
@@ -151,3 +151,90 @@ def _kernel(nodes: Sequence[NodeView]) -> list[Clue]:
             text = f"{node.name}: its log is longer than 1 MiB, {read}"
             found.append(Clue("kernel", text, nodes=(node.name,)))
     return found
+
+
+class Entry(NamedTuple):
+    """One collective as a rank recorded it."""
+
+    sequence: int
+    operation: str  # all_reduce, without the backend's name
+    sizes: str
+    dtypes: str
+    done: bool
+    caller: str  # innermost frame outside of torch, `step train.py:17`
+
+
+Group = dict[int, Entry]  # the newest entries of a process group, by number
+
+
+def read_dump(sent: Mapping[str, Any]) -> dict[str, Group] | str:
+    """The groups of a record as the payload sent it, by name; or why it cannot be read."""
+    if sent.get("error"):
+        return f"{sent.get('path')}: {sent['error']}"
+    groups: dict[str, Group] = {}
+    for row in sent.get("entries", ()):
+        try:
+            entry, name = _entry(row), row.get("process_group")
+        except (AttributeError, TypeError, ValueError, KeyError, OverflowError):
+            continue  # of a version that we do not know
+        if isinstance(name, list | tuple) and name:
+            name = " ".join(str(word) for word in name if word != "undefined")
+        groups.setdefault(str(name), {})[entry.sequence] = entry
+    return groups
+
+
+def _entry(row: Mapping[str, Any]) -> Entry:
+    caller = ""
+    for frame in row["frames"]:  # at most one
+        caller = f"{frame['name']} {str(frame['filename']).rpartition('/')[2]}:{frame['line']}"
+    sequence, operation = int(row["collective_seq_id"]), str(row["profiling_name"])
+    sizes, dtypes = str(row.get("input_sizes")), str(row.get("input_dtypes"))
+    done = bool(row.get("retired")) or row.get("state") == "completed"
+    return Entry(sequence, operation.rpartition(":")[2], sizes, dtypes, done, caller)
+
+
+def compare(dumps: Mapping[int, Mapping[str, Group]], world: int) -> list[tuple[str, list[int]]]:
+    """(sentence, ranks it is about): which are behind, and which are in another collective."""
+    found: list[tuple[str, list[int]]] = []
+    for name in sorted({name for groups in dumps.values() for name in groups}):
+        members = {rank: groups[name] for rank, groups in dumps.items() if name in groups}
+        found += _compare_group(name, members)
+    without = [rank for rank in range(world) if rank not in dumps]
+    if without and len(without) < world:
+        text = f"no record of rank {fold_ranks(without)}: it may be the one that hangs"
+        found.append((text, without))
+    return found
+
+
+def _compare_group(name: str, members: Mapping[int, Group]) -> list[tuple[str, list[int]]]:
+    newest = {rank: max(group) for rank, group in members.items()}
+    highest, lowest = max(newest.values()), min(newest.values())
+    if lowest < highest:
+        behind = sorted(rank for rank, sequence in newest.items() if sequence == lowest)
+        ahead = next(rank for rank, sequence in newest.items() if sequence == highest)
+        last, wanted = members[behind[0]][lowest], members[ahead].get(lowest + 1)
+        what = f"{wanted.operation} at {wanted.caller}" if wanted else "the next collective"
+        missed = f"rank {fold_ranks(behind)} never joined number {lowest + 1} of group {name}"
+        text = f"{missed} ({what}); its last was {last.operation} at {last.caller}"
+        return [(text, behind)]
+    # All are at the same number: is it the same collective?
+    completed = [max((n for n, e in one.items() if e.done), default=0) for one in members.values()]
+    recorded = {number for group in members.values() for number in group}
+    for sequence in sorted(number for number in recorded if number >= min(completed)):
+        entries = {rank: group[sequence] for rank, group in members.items() if sequence in group}
+        calls = {rank: (e.operation, e.sizes, e.dtypes) for rank, e in entries.items()}
+        (usual, count), *others = Counter(calls.values()).most_common()
+        if others:
+            odd = sorted(rank for rank, call in calls.items() if call != usual)
+            one = entries[odd[0]]
+            most = next(entries[rank] for rank, call in calls.items() if call == usual)
+            here = f"{one.operation} {one.sizes} at {one.caller} on rank {fold_ranks(odd)}"
+            there = f"{most.operation} {most.sizes} at {most.caller} on {count} others"
+            return [(f"number {sequence} of group {name} is {here}, but {there}", odd)]
+    if max(completed) >= highest:
+        return []
+    operation = next(iter(members.values()))[highest].operation
+    joined = f"have joined number {highest} of group {name} ({operation})"
+    cause = "the cause is the network or a device, not a rank"
+    text = f"all {len(members)} ranks {joined}, and none has finished it: {cause}"
+    return [(text, sorted(members))]

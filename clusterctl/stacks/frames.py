@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from typing import Any
 
 _ROOTS = re.compile(r".*/(?:site-packages|dist-packages|lib/python3\.\d+)/")
 _STANDARD = re.compile(r".*/lib/python3\.\d+/(?!.*(?:site|dist)-packages/)")
@@ -38,6 +39,7 @@ class Frame:
         return f"{self.function} {self.path.rsplit('/', 1)[-1]}:{self.line}"
 
 
+@lru_cache(1 << 16)
 def make_frame(function: str, filename: str, short: str, line: int) -> Frame:
     """A frame of py-spy's: `Connection._recv`, /opt/…/lib/python3.11/multiprocessing/x.py."""
     name = function if function.startswith("<") else function.rsplit(".", 1)[-1]
@@ -46,7 +48,7 @@ def make_frame(function: str, filename: str, short: str, line: int) -> Frame:
     return Frame(name, path, line, bool(_STANDARD.match(filename)))
 
 
-DISPATCH = "torch/_ops.py"
+DISPATCH = "torch/_ops.py:"
 """Calls any operator: the next frame shows which (as in payload/dump/frames.py)."""
 
 
@@ -102,37 +104,25 @@ class Book:
 
     def __init__(self) -> None:
         self._stacks: dict[tuple[tuple[Frame, ...], str], Stack] = {}
-        self._frames: dict[tuple[str, str, str, int], Frame] = {}
 
     def stacks(
         self,
-        frames: Sequence[tuple[str, str, str, int]],
+        frames: Sequence[Sequence[Any]],
         stacks: Sequence[Sequence[int]],
         source: dict[str, str],
     ) -> list[Stack]:
         """Stacks of a node's answer (payload/dump/frames.py) in its numbering."""
-        made: list[Frame] = []
-        for function, filename, short, line in frames:
-            key = (function, filename, short, line)
-            if key not in self._frames:
-                self._frames[key] = make_frame(*key)
-            made.append(self._frames[key])
+        made = [make_frame(*frame) for frame in frames]
+        places = [f"{filename}:{line}" for _, filename, _, line in frames]
         found = []
         for stack in stacks:
-            text = ""
-            for number in stack:
-                _, filename, _, line = frames[number]
-                text = source.get(f"{filename}:{line}", "")
-                if not filename.endswith(DISPATCH):
-                    break
+            inner = (places[number] for number in stack if DISPATCH not in places[number])
+            text = source.get(next(inner, ""), "")
             found.append(self.keep(trim(made[number] for number in stack), text))
         return found
 
     def keep(self, frames: tuple[Frame, ...], source: str = "") -> Stack:
-        key = (frames, source)
-        if key not in self._stacks:
-            self._stacks[key] = Stack(frames, source)
-        return self._stacks[key]
+        return self._stacks.setdefault((frames, source), Stack(frames, source))
 
 
 _FAULT_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')

@@ -9,29 +9,37 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from clusterctl.jobs.processes import fold_ranks
+from clusterctl.nodes import fold
 from clusterctl.stacks import messages
-from clusterctl.stacks.model import JobSnapshot, Proc
-from clusterctl.stacks.predicates import has_gone_on, has_moved, is_halted, missing_ranks, who_waits
-from clusterctl.stacks.progress import STANDS, Progress
-from clusterctl.stacks.rules_missing import who_is_halted, who_is_missing
+from clusterctl.stacks.model import STANDS, JobSnapshot, Proc, Progress
 from clusterctl.stacks.rules_waiting import all_wait, all_want_data, few_do_not_wait
-from clusterctl.stacks.verdict import Confidence, Verdict, VerdictKind, silent_suspects, suspect
+from clusterctl.stacks.verdict import (
+    Confidence,
+    Suspect,
+    Verdict,
+    VerdictKind,
+    confidence_of,
+    named,
+    silent_suspects,
+    suspect,
+)
 from clusterctl.stacks.wait_sites import Kind
+
+MOST = 0.75  # share of the ranks in one place from which on they wait there
 
 
 def judge(snapshot: JobSnapshot) -> Verdict:
     """The first rule that applies."""
     trainers = [p for p in snapshot.trainers if p.progress != Progress.GONE]
-    missing = missing_ranks(snapshot)
-    halted = [p for p in snapshot.procs if is_halted(p)]
-    if not snapshot.trainers:
+    missing = snapshot.missing
+    if not trainers:
         verdict = _no_rank(snapshot)
-    elif has_moved(trainers) and not missing:
-        verdict = _moving(snapshot, trainers, halted)
+    elif _all_move(trainers) and not missing:
+        verdict = _moving(snapshot, trainers)
     else:
-        waiting = who_waits(snapshot, trainers, missing)
+        waiting = who_waits(trainers, missing)
         verdict = (
-            who_is_halted(trainers, waiting, halted)
+            who_is_halted(snapshot, trainers, waiting)
             or who_is_missing(snapshot, trainers, waiting, missing)
             or few_do_not_wait(snapshot, trainers, waiting)
             or all_wait(trainers, waiting)
@@ -39,16 +47,21 @@ def judge(snapshot: JobSnapshot) -> Verdict:
             or _undecided(snapshot, trainers)
         )
         if missing and not verdict.suspects:
-            ranks = fold_ranks(missing)
-            verdict.evidence.insert(0, f"no process with rank {ranks} on the nodes that answer")
-    for p in snapshot.procs:
-        if p.repaired:
-            left = f"{p.label} ({p.node}) pid {p.pid} was left stopped by a dump and resumed"
-            verdict.evidence.append(left)
+            gap = f"no process with rank {fold_ranks(missing)} on the nodes that answer"
+            verdict.evidence.insert(0, gap)
+    verdict.evidence += [
+        f"{p.label} ({p.node}) pid {p.pid} was left stopped by a dump and resumed"
+        for p in snapshot.procs
+        if p.repaired
+    ]
     return verdict
 
 
-def _moving(snapshot: JobSnapshot, trainers: Sequence[Proc], halted: Sequence[Proc]) -> Verdict:
+def _all_move(trainers: Sequence[Proc]) -> bool:
+    return all(p.has_moved for p in trainers)
+
+
+def _moving(snapshot: JobSnapshot, trainers: Sequence[Proc]) -> Verdict:
     steps = [p.beats for p in trainers if len(p.beats) > 1]
     evidence = []
     if steps:
@@ -57,7 +70,7 @@ def _moving(snapshot: JobSnapshot, trainers: Sequence[Proc], halted: Sequence[Pr
         seconds = snapshot.interval_s * (snapshot.samples - 1)
         passed = f"step {first} to {last} in {seconds:.1f} s"
         evidence.append(f"heartbeats of {len(steps)} ranks: {passed}")
-    for p in halted[:3]:
+    for p in [p for p in snapshot.procs if p.is_halted][:3]:
         evidence.append(f"but {p.label} ({p.node}) pid {p.pid}: {messages.halt_reason(p)}")
     if snapshot.silent:
         names, suspects, reasons = silent_suspects(snapshot.silent)
@@ -72,37 +85,35 @@ def _moving(snapshot: JobSnapshot, trainers: Sequence[Proc], halted: Sequence[Pr
 
 
 def _undecided(snapshot: JobSnapshot, trainers: Sequence[Proc]) -> Verdict:
-    low, count = Confidence.LOW, len(trainers)
-    unseen = [p for p in trainers if p.kind == Kind.UNKNOWN]
-    if unseen and len(unseen) == count:
-        text = f"no stack of any rank could be read: {unseen[0].error or 'no reason given'}."
+    low, count, first = Confidence.LOW, len(trainers), trainers[0]
+    again = ["--interval 30, or --watch"]
+    if all(p.kind == Kind.UNKNOWN for p in trainers):
+        text = f"no stack of any rank could be read: {first.error or 'no reason given'}."
         next_steps = ["see below for what to allow, or --sudo"]
-        evidence = [messages.facts(p) for p in unseen[:2]]
+        evidence = [messages.facts(p) for p in trainers[:2]]
         return Verdict(VerdictKind.UNKNOWN, text, low, [], evidence, next_steps)
-    stuck = [p for p in trainers if p.progress in STANDS]
-    if len(stuck) < count:
-        still = [p for p in trainers if not has_gone_on(p)]
+    if any(p.progress not in STANDS for p in trainers):
+        still = [p for p in trainers if not p.has_moved]
         ranks = fold_ranks(p.rank for p in still if p.rank is not None)
         others = f"rank {ranks} did not in {snapshot.interval_s:g} s: too short to decide"
         text = f"{count - len(still)} of {count} ranks moved, {others}."
         evidence = messages.evidence(still[:3], still[:2])
-        return Verdict(VerdictKind.BUSY, text, low, [], evidence, ["--interval 30, or --watch"])
-    first = stuck[0]
-    spins = first.progress == Progress.SPINNING
-    if count > 1 and all(p.progress == Progress.SPINNING for p in stuck):
-        place = first.where(limit=2)
+        return Verdict(VerdictKind.BUSY, text, low, [], evidence, again)
+    place = first.where(limit=2)
+    if count > 1 and all(p.progress == Progress.SPINNING for p in trainers):
         text = f"all {count} ranks compute in {place}: a long step, or an endless one."
         evidence = messages.evidence([first], [first])
-        return Verdict(VerdictKind.BUSY, text, low, [], evidence, ["--interval 30, or --watch"])
-    evidence, next_steps = messages.evidence(stuck[:4], stuck[:2]), messages.next_for(first)
+        return Verdict(VerdictKind.BUSY, text, low, [], evidence, again)
+    evidence = messages.evidence(trainers[:4], trainers[:2])
+    next_steps = messages.next_for(first)
     if count > 1:  # no suspects when all would be
-        places = f"{messages.UNSHOWN}: {messages.places(stuck)}{messages.age(first)}"
+        places = f"{messages.UNSHOWN}: {messages.places(trainers)}{messages.age(first)}"
         text = f"all {count} ranks are stuck, {places}."
         next_steps.append("--interval 30, and the ranks' own logs")
         return Verdict(VerdictKind.HANG, text, low, [], evidence, next_steps)
+    spins = first.progress == Progress.SPINNING
     doing = "uses CPU in the same functions," if spins else "is stuck in"
-    place = f"{doing} {first.where(limit=2)}{messages.age(first)}"
-    text = f"{messages.names(stuck)} ({first.node}) {place}."
+    text = f"{messages.names(trainers)} ({first.node}) {doing} {place}{messages.age(first)}."
     suspects = [suspect(first, first.progress)]
     return Verdict(VerdictKind.HANG, text, Confidence.MEDIUM, suspects, evidence, next_steps)
 
@@ -113,3 +124,121 @@ def _no_rank(snapshot: JobSnapshot) -> Verdict:
     names, suspects, evidence = silent_suspects(snapshot.silent)
     text = f"{names} did not answer, and no rank runs on the other nodes."
     return Verdict(VerdictKind.SILENT, text, Confidence.LOW, suspects, evidence)
+
+
+def who_waits(trainers: Sequence[Proc], missing: Sequence[int]) -> list[Proc]:
+    """Ranks that wait for peers: by their stacks, or because nearly all are in one place.
+
+    With NCCL the CPU runs until the launch queue is full and then stops, often spinning, in any
+    operation. So where some ranks are missing, halted, saving or waiting for data, a crowd in one
+    place waits for them.
+    """
+    sure = [p for p in trainers if p.waits_for_peers and p.progress in STANDS]
+    known = set(sure)
+    rest = [p for p in trainers if p not in known]
+    telling = {p for p in rest if p.kind == Kind.WAIT_DATA or p.saves or p.is_halted}
+    if not telling and not missing:
+        return sure
+    places: dict[object, list[Proc]] = {}
+    for proc in rest:
+        if proc not in telling and proc.progress in STANDS and proc.stack.frames:
+            places.setdefault(proc.stack.coarse, []).append(proc)
+    crowd = max(places.values(), key=len, default=[])
+    everybody = len(trainers) + len(missing)
+    is_most = len(crowd) >= MOST * (len(rest) + len(missing)) and 2 * len(crowd) >= everybody
+    return sure + crowd if is_most else sure
+
+
+def who_is_halted(
+    snapshot: JobSnapshot, trainers: Sequence[Proc], waiting: Sequence[Proc]
+) -> Verdict | None:
+    """A process is stopped, frozen or asleep in the kernel, and others wait for it."""
+    halted = [p for p in snapshot.procs if p.is_halted]
+    wait_data = [t for t in trainers if t.kind == Kind.WAIT_DATA]
+    # A stopped loader whose rank still works does no harm yet.
+    places = {(t.rank, t.node) for t in wait_data}
+    causes = [p for p in halted if p.role == "trainer" or (p.rank, p.node) in places]
+    causes = causes or [p for p in halted if p.role not in ("trainer", "loader")]
+    # A save sleeps in the kernel while the disk works: that is waiting (rule 2), not a fault.
+    causes = [p for p in causes if p.state != "D" or p.is_frozen or not p.saves]
+    # A process that cannot run blocks the others, whether or not they already wait for it.
+    stopped = [p for p in causes if p.role == "trainer" and (p.state == "T" or p.is_frozen)]
+    others_wait = waiting or any(t.progress == Progress.STUCK for t in wait_data)
+    if not causes or not (others_wait or stopped or len(causes) >= len(trainers)):
+        return None
+    suspects = [suspect(p, messages.halt_reason(p)) for p in causes]
+    first = causes[0]
+    rest = [p for p in waiting if p not in causes]
+    others = f"; {messages.waits(rest)}" if rest else ""
+    at = f" at {messages.where(first)}" if first.stack.frames else ""
+    how = f"{messages.halt_reason(first)}{at}{others}"
+    text = f"{messages.culprit(first, named(suspects))} ({first.node}) {how}."
+    if first.in_storage:
+        next_step = "sudo dmesg and the mount of that file"
+    elif first.state == "T":
+        wake = f"clusterctl run -w {first.node} 'kill -CONT {first.pid}'"
+        next_step = f"find out what stopped it; {wake}"
+    else:
+        next_step = "thaw its cgroup" if first.is_frozen else "look at that node's kernel log"
+    evidence = messages.evidence(causes[:4], causes) + messages.doubt(rest)
+    return Verdict(VerdictKind.HANG, text, Confidence.HIGH, suspects, evidence, [next_step])
+
+
+def who_is_missing(
+    snapshot: JobSnapshot, trainers: Sequence[Proc], waiting: Sequence[Proc], missing: Sequence[int]
+) -> Verdict | None:
+    """A rank has no process, or a node does not answer."""
+    if not missing:
+        return None
+    if snapshot.silent:
+        return _on_silent_nodes(snapshot, trainers, waiting, missing)
+    ranks = fold_ranks(missing)
+    here = f"on these nodes, which have {len(trainers)} of {snapshot.world} ranks"
+    evidence = [f"no process with rank {ranks} {here}"]
+    # A rank without a process while no other moves is enough, wherever the others are.
+    if waiting or all(p.progress in STANDS and not p.has_moved for p in trainers):
+        suspects = [Suspect(_home(snapshot, r), r, "trainer", "no process of it") for r in missing]
+        nodes = fold(list(dict.fromkeys(s.node for s in suspects)))
+        if waiting:
+            rest = messages.waits(waiting)
+            # Whole nodes may be missing from the hostfile.
+            confidence = confidence_of(len(missing), snapshot.world or 1)
+        else:
+            rest = f"none of the others moves: {messages.places(trainers)}"
+            confidence = Confidence.MEDIUM
+        text = f"rank {ranks} ({nodes}) has ended; {rest}."
+        evidence += messages.doubt(waiting)
+        end = f"the end of ranks/{missing[0]}.log; clusterctl kill"
+        next_steps = [end, "or its node is not in this hostfile"]
+        return Verdict(VerdictKind.HANG, text, confidence, suspects, evidence, next_steps)
+    if _all_move(trainers):
+        text = f"all {len(trainers)} ranks on these nodes move."
+        return Verdict(VerdictKind.OK, text, Confidence.MEDIUM, [], evidence)
+    return None
+
+
+def _on_silent_nodes(
+    snapshot: JobSnapshot, trainers: Sequence[Proc], waiting: Sequence[Proc], missing: Sequence[int]
+) -> Verdict | None:
+    names, suspects, evidence = silent_suspects(snapshot.silent)
+    ranks = f"rank{'s' * (len(missing) > 1)} {fold_ranks(missing)}"
+    if waiting and len(waiting) == len(trainers):
+        # MegaScale's rule: who does not answer is the first suspect.
+        kind, next_step = VerdictKind.HANG, f"reach {names} another way; clusterctl nodes"
+        text = f"{names} did not answer, so {ranks} may hang there; {messages.waits(waiting)}."
+    elif _all_move(trainers):
+        kind, next_step = VerdictKind.SILENT, f"sshd or network of {names}; training continues"
+        others = f"all {len(trainers)} other ranks move, so {ranks} must, too"
+        text = f"{names} did not answer; {others}."
+    else:
+        return None
+    return Verdict(kind, text, Confidence.MEDIUM, suspects, evidence, [next_step])
+
+
+def _home(snapshot: JobSnapshot, rank: int) -> str:
+    """The node of a rank that is gone: that of its remaining processes or its neighbours."""
+    for proc in snapshot.procs:
+        if proc.rank == rank:
+            return proc.node
+    near = min(snapshot.trainers, key=lambda p: abs((p.rank or 0) - rank), default=None)
+    return f"{near.node}?" if near else "?"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from clusterctl.jobs.processes import fold_ranks
-from clusterctl.stacks.model import Proc
-from clusterctl.stacks.progress import Progress
+from clusterctl.stacks.model import Proc, Progress
 from clusterctl.stacks.wait_sites import Kind
 
 UNSHOWN = "and their stacks do not show what they wait for"
@@ -85,24 +84,10 @@ def where(proc: Proc) -> str:
     return f"{text}, file {file}" if file else text
 
 
-def at(proc: Proc) -> str:
-    """` at read_video.py:210 …, file x` of a halted process whose stack is known, else ""."""
-    return f" at {where(proc)}" if proc.stack.frames else ""
-
-
-def asleep(proc: Proc) -> str:
-    """`, asleep in the kernel (nfs_wait)` of a process that waits for a disk or mount, else ""."""
-    if proc.state != "D":
-        return ""
-    return f", asleep in the kernel ({proc.wchan})" if proc.wchan else ", asleep in the kernel"
-
-
 def age(proc: Proc) -> str:
     """` for 12 s`, where that is known."""
-    if proc.clip:
-        return f" for {proc.clip['age_s']:.0f} s"
-    beat = proc.beat
-    return f" for {beat['age_s']:.0f} s" if beat and beat["age_s"] >= 1 else ""
+    age_s = proc.clip["age_s"] if proc.clip else proc.beat["age_s"] if proc.beat else 0.0
+    return f" for {age_s:.0f} s" if proc.clip or age_s >= 1 else ""
 
 
 def facts(proc: Proc) -> str:

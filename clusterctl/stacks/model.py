@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
-from clusterctl.remote.fanout import NodeResult
-from clusterctl.stacks.frames import Book, Stack, parse_faulthandler, trim
-from clusterctl.stacks.progress import AUTOGRAD, TICK_S, Progress, comm, grown, judge_progress
-from clusterctl.stacks.wait_sites import WAITS_FOR_PEERS, Kind, Sites
+from clusterctl.jobs.processes import label
+from clusterctl.stacks.frames import Stack
+from clusterctl.stacks.wait_sites import WAITS_FOR_PEERS, Kind
 
 _STORAGE = re.compile(
     r"fuse|request_wait_answer|nfs|rpc_wait|cifs|smb|ceph|lustre|gpfs|folio_wait|wait_on_page"
     r"|io_schedule|blk_|jbd2|xfs_|ext4_|rq_qos"
 )
+
+
+class Progress(str, Enum):
+    """What a process did between the samples."""
+
+    STUCK = "stuck"
+    SPINNING = "spinning"  # uses CPU in the same functions
+    MOVING = "moving"
+    GONE = "gone"
+    UNSURE = "unsure"
+
+    __str__ = str.__str__
+
+
+STANDS = (Progress.STUCK, Progress.SPINNING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +43,7 @@ class Thread:
     owns_gil: bool
 
 
-ROW = ("pid", "ppid", "rank", "role", "index", "user", "program")  # of a node's rows
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Proc:
     """One process over all samples."""
 
@@ -61,7 +72,6 @@ class Proc:
     files: tuple[str, ...] = ()
     repaired: bool = False
     owns_gil: bool = False
-    samples: tuple[Stack, ...] = ()
     site_index: int = 0  # of the frame that decided the kind
     operation: str = "?"  # what it waits in, where it waits: all_reduce, backward
     caller: str = "?"  # the user's frame that called it
@@ -73,9 +83,7 @@ class Proc:
 
     @property
     def label(self) -> str:
-        """`rank 64 loader 7`."""
-        rank = [] if self.rank is None else [f"rank {self.rank}"]
-        return " ".join([*rank, self.role, *([] if self.index is None else [str(self.index)])])
+        return label(self.rank, self.role, self.index)
 
     @property
     def beat(self) -> dict[str, Any] | None:
@@ -98,6 +106,29 @@ class Proc:
         """Sleeps in the kernel for a file system or disk."""
         text = f"{self.wchan or ''} {' '.join((self.kernel_stack or '').splitlines()[:6])}"
         return self.state == "D" and bool(_STORAGE.search(text)) and not self.is_frozen
+
+    @property
+    def is_halted(self) -> bool:
+        """Stopped, frozen, or asleep in the kernel through all samples."""
+        if self.role in ("tracker", "shell", "logger", "compiler"):
+            return False
+        sleeps = self.state == "D" and self.progress == Progress.STUCK
+        return sleeps or self.state in ("T", "t") or self.is_frozen
+
+    @property
+    def saves(self) -> bool:
+        """Whether it saves a checkpoint, by its stack or its heartbeat."""
+        reported = self.beat and self.beat["phase"] == "checkpoint" and not self.waits_for_peers
+        return self.kind == Kind.CHECKPOINT or bool(reported)
+
+    @property
+    def has_moved(self) -> bool:
+        """By its heartbeats where it writes them: another step or phase, or the same one again."""
+        if len(self.beats) < 2:
+            return self.progress == Progress.MOVING
+        first, last = self.beats[0], self.beats[-1]
+        changed = any(first[key] != last[key] for key in ("step", "phase"))
+        return changed or bool(last["age_s"] < self.seconds - 0.01)  # the phase started again
 
     def file(self) -> str | None:
         """The file it works on: the one our decoder reports, else the first open one."""
@@ -133,7 +164,7 @@ class JobSnapshot:
     runs: tuple[str, ...]
     interval_s: float
     samples: int
-    seconds: float
+    seconds: float = 0.0
     taken_s: float = 0.0  # unix time, for people
 
     @property
@@ -151,6 +182,12 @@ class JobSnapshot:
         return [node for node in self.nodes if node.silent is not None]
 
     @property
+    def missing(self) -> list[int]:
+        """Ranks of which no trainer is alive; only where the world's size is known."""
+        seen = {p.rank for p in self.trainers if p.progress != Progress.GONE}
+        return [rank for rank in range(self.world or 0) if rank not in seen]
+
+    @property
     def twice(self) -> dict[int, list[str]]:
         """Ranks that run on several nodes, with these nodes: then more than one job was found."""
         homes: dict[int, list[str]] = {}
@@ -164,168 +201,3 @@ class JobSnapshot:
         mine = [p for p in self.procs if p.role == "loader" and p.node == trainer.node]
         own = [p for p in mine if p.ppid == trainer.pid]
         return own or [p for p in mine if trainer.rank is not None and p.rank == trainer.rank]
-
-
-def read_snapshot(
-    results: Sequence[NodeResult[dict[str, Any]]],
-    sites: Sites,
-    *,
-    interval_s: float,
-    samples: int,
-    seconds: float = 0.0,
-    taken_s: float = 0.0,
-    is_part: bool = False,
-) -> JobSnapshot:
-    """Reports of all nodes as one. `is_part`: the user left nodes out, so no rank is missing."""
-    book, nodes, runs = Book(), [], {}
-    world: int | None = None
-    taken: set[tuple[str, int, int]] = set()
-    for result in results:
-        name = result.node.name
-        if result.value is None:
-            assert result.unreachable is not None
-            nodes.append(NodeView(name, silent=result.unreachable.sentence()))
-            continue
-        report = result.value
-        rows = []
-        for row in report["rows"]:
-            key = (str(report.get("machine")), row["pid"], row["start"])
-            if key not in taken:  # two names of a machine show the same process
-                taken.add(key)
-                rows.append(row)
-                world = max(world or 0, row["world"] or 0) or None
-                if row["run"]:
-                    runs[row["run"]] = True
-        nodes.append(_read_node(name, report, rows, book, sites))
-    world = None if is_part else world
-    return JobSnapshot(nodes, world, tuple(runs), interval_s, samples, seconds, taken_s)
-
-
-def _read_node(
-    name: str, report: dict[str, Any], rows: Sequence[dict[str, Any]], book: Book, sites: Sites
-) -> NodeView:
-    stacks = book.stacks(report["frames"], report["stacks"], report.get("source", {}))
-    same = ("py_spy", "rights", "kernel", "kernel_cut_s", "seconds", "late", "others")
-    view = NodeView(name, **{key: report[key] for key in same if key in report})
-    view.flight = {int(rank): dump for rank, dump in report.get("flight", {}).items()}
-    trainers: set[int] = set()  # ranks
-    for row in rows:
-        key = str(row["pid"])
-        looks = [sample["processes"].get(key) for sample in report["samples"]]
-        looks = [look for look in looks if look]
-        files = report.get("open", {}).get(key, ())
-        proc = _read_proc(name, row, looks, files, stacks, book, sites)
-        view.procs.append(proc)
-        if proc.rank is not None:
-            if proc.role == "trainer":
-                # The first started: a daemon that a trainer started has the rank's number, too.
-                proc.role = "helper" if proc.rank in trainers else "trainer"
-                trainers.add(proc.rank)
-            if lines := report.get("logs", {}).get(key):
-                view.logs[proc.rank] = lines
-    return view
-
-
-def _read_proc(
-    node: str,
-    row: dict[str, Any],
-    looks: Sequence[dict[str, Any]],
-    files: Sequence[str],
-    stacks: Sequence[Stack],
-    book: Book,
-    sites: Sites,
-) -> Proc:
-    pid = row["pid"]
-    last: dict[str, Any] = looks[-1] if looks else {"state": None}
-    dumps = [_threads(look, pid, stacks, book, sites) for look in looks]
-    dumped = [threads for threads in dumps if threads]
-    mains = _acting(dumped, pid, last)
-    main = mains[-1] if mains else None
-    stack = main.stack if main else book.keep(())
-    seconds = last.get("at_s", 0.0) - looks[0].get("at_s", 0.0) if len(looks) > 1 else 0.0
-    proc = Proc(
-        node=node,
-        **{name: row[name] for name in ROW},
-        state=last.get("state"),
-        kind=main.kind if main else Kind.UNKNOWN,
-        stack=stack,
-        progress=Progress.UNSURE,
-        cpu_share=grown(looks, None, 1) * TICK_S / seconds if seconds > 0 else 0.0,
-        seconds=seconds,
-        how=last.get("how", "kernel"),
-        error=last.get("error", ""),
-        threads=dumped[-1] if dumped else (),
-        wchan=last.get("wchan"),
-        kernel_stack=last.get("stack"),
-        is_frozen=bool(last.get("frozen")),
-        beats=tuple(look["beat"] for look in looks if look.get("beat")),
-        clip=last.get("clip"),
-        files=tuple(files),
-        repaired=any(look.get("repaired") for look in looks),
-        owns_gil=main.owns_gil if main else False,
-        samples=tuple(m.stack for m in mains),
-        site_index=sites.match(stack),
-    )
-    _correct_role(proc)
-    proc.operation, proc.caller = sites.call(stack)
-    proc.progress = judge_progress(looks, proc.samples, pid, seconds)
-    if proc.kind == Kind.BACKWARD and proc.progress == Progress.STUCK:
-        proc.kind = Kind.BACKWARD_WAIT  # in C++, and no thread computes
-    return proc
-
-
-def _threads(
-    look: dict[str, Any], pid: int, stacks: Sequence[Stack], book: Book, sites: Sites
-) -> tuple[Thread, ...]:
-    found = []
-    for tid, name, number, _active, gil in look.get("threads") or ():
-        stack = stacks[number]
-        found.append(Thread(tid, name or "", stack, sites.kind(stack), gil))
-    dumped = parse_faulthandler(look.get("text") or "") if not found else []
-    for place, (name, frames) in enumerate(dumped):
-        stack = book.keep(trim(frames))
-        # faulthandler names threads by address; the main thread comes last.
-        tid = pid if place == len(dumped) - 1 else -1 - place
-        found.append(Thread(tid, name, stack, sites.kind(stack), False))
-    return tuple(found)
-
-
-def _acting(dumps: Sequence[tuple[Thread, ...]], pid: int, look: dict[str, Any]) -> list[Thread]:
-    """The thread that shows what the process does, in each dump that has it.
-
-    That is the main one, or, while it is in a backward pass of a device, one of autograd's threads
-    that runs a hook in Python, first of all one that waits for peers.
-    """
-    if not dumps:
-        return []
-    main = _main(dumps[-1], pid)
-
-    def runs_hooks(thread: Thread) -> bool:
-        if thread.tid == main.tid or not thread.stack.frames:
-            return False
-        name = comm(look, str(thread.tid))  # "" where the node did not report it
-        return name.startswith(AUTOGRAD) if name else thread.kind in WAITS_FOR_PEERS
-
-    hooks = list(filter(runs_hooks, dumps[-1])) if main.kind == Kind.BACKWARD else []
-    if not hooks:
-        return [_main(threads, pid) for threads in dumps]
-    acting = min(hooks, key=lambda thread: thread.kind not in WAITS_FOR_PEERS)
-    return [thread for threads in dumps for thread in threads if thread.tid == acting.tid]
-
-
-def _main(threads: Sequence[Thread], pid: int) -> Thread:
-    for thread in threads:
-        if thread.tid == pid or thread.name == "MainThread":
-            return thread
-    return threads[0]
-
-
-def _correct_role(proc: Proc) -> None:
-    """A stack shows better than a name what a forked child does."""
-    functions = {frame.function for stack in proc.samples for frame in stack.frames}
-    if proc.role in ("trainer", "loader", "helper"):
-        # A forked worker whose rank has died looks like the rank: same command, same environment.
-        if "_worker_loop" in functions:
-            proc.role = "loader"
-        elif proc.role == "loader" and proc.kind == Kind.CHECKPOINT:
-            proc.role = "writer"

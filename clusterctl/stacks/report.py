@@ -8,15 +8,14 @@ from __future__ import annotations
 import math
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from clusterctl.jobs.processes import fold_ranks
 from clusterctl.nodes import counted, fold
 from clusterctl.stacks.evidence import Clue
-from clusterctl.stacks.model import JobSnapshot, Proc
-from clusterctl.stacks.progress import Progress
+from clusterctl.stacks.model import JobSnapshot, Proc, Progress
 from clusterctl.stacks.verdict import Verdict
 from clusterctl.stacks.wait_sites import Kind, is_hidden
 
@@ -84,15 +83,8 @@ def hidden_line(dull: Sequence[Class], snapshot: JobSnapshot) -> str:
         counts[f"{one.first.role}s{' idle' * (one.first.role == 'loader')}"] += len(one.procs)
     threads = sum(max(0, len(p.threads) - 1) for p in snapshot.procs)
     parts = [f"{count:,} {word}" for word, count in counts.most_common()]
-    if threads:
-        parts.append(f"{threads:,} helper threads")
+    parts += [f"{threads:,} helper threads"] if threads else []
     return f"{', '.join(parts)} hidden (--all)" if parts else ""
-
-
-def shown_threads(proc: Proc) -> Iterable[tuple[str, str]]:
-    """(name, stack) of the threads worth a line: not those that wait in every process."""
-    shown = (thread for thread in proc.threads if not is_hidden(thread.name))
-    return ((thread.name, thread.stack.text(limit=6)) for thread in shown)
 
 
 def header(snapshot: JobSnapshot) -> str:
@@ -117,9 +109,9 @@ def lines(
 ) -> Iterator[Line]:
     """The report. `width` 0 does not cut lines (a pipe)."""
     found = classes(snapshot, verdict)
-    shown = found if everything else [one for one in found if not is_dull(one)]
-    dull = [one for one in found if one not in shown]
-    more = shown[MAX_CLASSES:] if not everything else []
+    dull = [one for one in found if not everything and is_dull(one)]
+    shown = [one for one in found if one not in dull]
+    more = [] if everything else shown[MAX_CLASSES:]
     shown = shown[: len(shown) - len(more)]
 
     yield from _wrap(header(snapshot), None, width)
@@ -137,13 +129,13 @@ def lines(
             text = f"     {what}"
         yield _fit(text, width), style
         if everything:
-            for name, stack in shown_threads(one.first):
-                yield f"       {name or 'thread'}: {stack}", "dim"
+            for thread in one.first.threads:
+                if not is_hidden(thread.name):
+                    yield f"       {thread.name or 'thread'}: {thread.stack.text(limit=6)}", "dim"
     if more:
         count = counted(sum(len(one.procs) for one in more), "process")
         yield f"   and {counted(len(more), 'more class')} of {count} (--all)", "dim"
-    hidden = hidden_line(dull, snapshot)
-    if hidden:
+    if hidden := hidden_line(dull, snapshot):
         yield f"   {hidden}", "dim"
     limit = None if everything else 3
     for text in verdict.evidence[: None if verbose else limit]:
@@ -159,9 +151,8 @@ def lines(
 def _row(one: Class) -> tuple[str, str]:
     """(who and how many, what they do)."""
     proc = one.first
-    kind = f"{proc.kind} {proc.progress}"
-    if proc.state in ("T", "t", "D", "Z"):
-        kind = f"{proc.kind} (state {proc.state}) {proc.progress}"
+    state = f" (state {proc.state})" if proc.state in ("T", "t", "D", "Z") else ""
+    kind = f"{proc.kind}{state} {proc.progress}"
     since = proc.clip["age_s"] if proc.clip else proc.beat["age_s"] if proc.beat else 0.0
     if proc.progress != Progress.MOVING and since >= 1:
         kind += f" {since:.0f} s"

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from clusterctl.stacks import messages
-from clusterctl.stacks.model import JobSnapshot, Proc
-from clusterctl.stacks.predicates import is_halted, saves
-from clusterctl.stacks.progress import STANDS, Progress
+from clusterctl.stacks.model import STANDS, JobSnapshot, Proc, Progress
 from clusterctl.stacks.verdict import (
     SURE_S,
     Confidence,
@@ -25,12 +23,11 @@ def few_do_not_wait(
     snapshot: JobSnapshot, trainers: Sequence[Proc], waiting: Sequence[Proc]
 ) -> Verdict | None:
     """Rule 2: most wait for peers, a few do not; these, or their loaders, are suspects."""
-    counted = {id(p) for p in waiting}
-    rest = [p for p in trainers if id(p) not in counted]
-    if not waiting or not rest:
+    others = set(trainers).difference(waiting)
+    if not waiting or not others:
         return None
-    unseen = [p for p in rest if p.kind == Kind.UNKNOWN]
-    rest = [p for p in rest if p.kind != Kind.UNKNOWN]
+    unseen = [p for p in trainers if p in others and p.kind == Kind.UNKNOWN]
+    rest = [p for p in trainers if p in others and p.kind != Kind.UNKNOWN]
     if not rest:
         return _unseen(waiting, unseen)
     suspects, busy = _descend(snapshot, rest)
@@ -44,15 +41,14 @@ def few_do_not_wait(
     evidence = messages.doubt(waiting) + evidence[:4] + messages.beat_lines(rest)
     blamed = [s.proc for s in suspects if s.proc]
     evidence += [messages.facts(p) for p in blamed if p not in rest]
-    if all(saves(p) for p in rest):
+    if all(p.saves for p in rest):
         return _saving(rest, waiting, confidence, evidence)
     if not suspects:
-        who = busy or [suspect(p, "works") for p in rest]
-        where = who[0].proc.where(limit=2) if who[0].proc else "?"
+        where = busy[0].proc.where(limit=2) if busy[0].proc else "?"
         waits = f"{messages.waits(waiting)}. Slow, or just late."
-        text = f"{named(who)} ({who[0].node}) still works at {where}; {waits}"
+        text = f"{named(busy)} ({busy[0].node}) still works at {where}; {waits}"
         next_steps = ["--watch, or more time between samples: --interval 30"]
-        return Verdict(VerdictKind.BUSY, text, Confidence.LOW, who, evidence, next_steps)
+        return Verdict(VerdictKind.BUSY, text, Confidence.LOW, busy, evidence, next_steps)
     own = [p for p in blamed if p.role == "trainer" and p.kind != Kind.WAIT_DATA]
     if 2 * len(own) > len(trainers):  # no suspects when most would be
         places = f"{messages.UNSHOWN}: {messages.places(own)}{messages.age(own[0])}"
@@ -95,8 +91,9 @@ def _saving(
 ) -> Verdict:
     who = [suspect(p, "saves a checkpoint") for p in saving]
     first = saving[0]
-    since = f"{messages.age(first)}{messages.asleep(first)}"
-    what = f"saves a checkpoint at {first.where(limit=1)}{since}"
+    what = f"saves a checkpoint at {first.where(limit=1)}{messages.age(first)}"
+    if first.state == "D":
+        what += ", asleep in the kernel" + (f" ({first.wchan})" if first.wchan else "")
     text = f"{named(who)} ({first.node}) {what}; {messages.waits(waiting)}."
     next_steps = ["wait for the save, or check its disk; --watch shows when it continues"]
     return Verdict(VerdictKind.WAITING, text, confidence, who, evidence, next_steps)
@@ -128,7 +125,7 @@ def _judge_loaders(loaders: Sequence[Proc]) -> tuple[list[Suspect], list[Suspect
     """(suspects, if there are none those that work)."""
     blamed, working = [], []
     for loader in loaders:
-        if is_halted(loader):
+        if loader.is_halted:
             blamed.append(suspect(loader, messages.halt_reason(loader)))
         elif loader.kind in (Kind.IDLE, Kind.PUT):
             continue

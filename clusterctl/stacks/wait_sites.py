@@ -73,9 +73,8 @@ class Site:
             return False
         if self.inner and not inner.match(stack.frames[index - 1].function if index else "-"):
             return False
-        if not self.source:
-            return True
-        return index == 0 and not frame.is_standard and bool(source.search(stack.source))
+        is_own_line = index == 0 and not frame.is_standard
+        return not self.source or (is_own_line and bool(source.search(stack.source)))
 
 
 # A wait for the device has no frame; the source line shows it by what it needs from the device: a
@@ -165,14 +164,14 @@ class Sites:
         return self._known[id(stack)][1]
 
     def _find(self, stack: Stack) -> tuple[Site, int]:
-        if not stack.frames:
-            return Site(Kind.NONE), 0
-        for table in self._tables:
-            for index in range(len(stack.frames)):
-                for site in table:
-                    if site.fits(stack, index):
-                        return site, index
-        return Site(Kind.CODE), 0
+        matches = (
+            (site, index)
+            for table in self._tables
+            for index in range(len(stack.frames))
+            for site in table
+            if site.fits(stack, index)
+        )
+        return next(matches, (Site(Kind.CODE if stack.frames else Kind.NONE), 0))
 
     def call(self, stack: Stack) -> tuple[str, str]:
         """(operation, caller) of a stack that waits for peers: all_reduce, `step train.py:17`."""
@@ -183,10 +182,8 @@ class Sites:
         operation = "backward" if site.kind == Kind.BACKWARD else first.function
         if site.source:  # the line is all there is of the operation
             operation, index = stack.source[:40], index - 1
-        for frame in stack.frames[index + 1 :]:
-            if not frame.is_library:
-                return operation, str(frame)
-        return operation, str(first)
+        outer = (frame for frame in stack.frames[index + 1 :] if not frame.is_library)
+        return operation, str(next(outer, first))
 
 
 def read_sites(path: Path) -> list[Site]:

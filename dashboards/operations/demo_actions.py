@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from clusterctl.jobs.processes import NodeJob, Pick, Process
 from clusterctl.nodes import Node
 from clusterctl.stacks.frames import Frame, Stack
-from clusterctl.stacks.model import JobSnapshot, NodeView, Proc, Thread
-from clusterctl.stacks.progress import Progress
+from clusterctl.stacks.model import JobSnapshot, NodeView, Proc, Progress, Thread
 from clusterctl.stacks.wait_sites import Sites
 from dashboards.model.state import RunState
 from dashboards.operations.actions import Actions, Ending, LogText
@@ -182,7 +181,6 @@ def _proc(node: str, rank: int, index: int | None, stack: Stack, sites: Sites) -
         error="",
         threads=(Thread(pid, "MainThread", stack, sites.kind(stack), False),),
         beats=(beat, beat) if is_trainer else (),
-        samples=(stack, stack),
         site_index=sites.match(stack),
         operation=operation,
         caller=caller,

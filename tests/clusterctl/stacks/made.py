@@ -9,7 +9,8 @@ from typing import Any
 from clusterctl.nodes import Node
 from clusterctl.payload.dump.frames import Table
 from clusterctl.remote.fanout import NodeResult
-from clusterctl.stacks.model import JobSnapshot, read_snapshot
+from clusterctl.stacks.model import JobSnapshot
+from clusterctl.stacks.snapshot import read_snapshot
 from clusterctl.stacks.wait_sites import Sites
 from clusterctl.transport.base import Unreachable
 
@@ -128,6 +129,8 @@ class Made:
         report = {
             "rows": self.rows, "samples": self.samples, "frames": self.table.frames,
             "stacks": self.table.stacks, "machine": self.name, "py_spy": "/x/py-spy", "rights": {},
+            "flight": {}, "logs": {}, "open": {}, "source": {}, "kernel": [], "kernel_cut_s": None,
+            "seconds": 1.0, "late": [], "others": 0,
             **self.more,
         }  # fmt: skip
         return NodeResult(Node(self.name), report, None, 1.0)

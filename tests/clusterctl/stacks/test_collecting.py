@@ -27,8 +27,9 @@ from clusterctl.remote.fanout import NodeResult
 from clusterctl.stacks.diagnose import DumpOptions, collect, collect_native
 from clusterctl.stacks.evidence import clues
 from clusterctl.stacks.files import native_text
-from clusterctl.stacks.model import NodeView, Proc, read_snapshot
+from clusterctl.stacks.model import NodeView, Proc
 from clusterctl.stacks.report import permission_lines
+from clusterctl.stacks.snapshot import read_snapshot
 from clusterctl.stacks.wait_sites import Sites
 from tests.clusterctl.jobs.trees import start_of, state, wait_until
 from tests.clusterctl.payload.local import LocalConnection, LocalTransport
@@ -271,7 +272,7 @@ def test_looks_between_the_first_and_the_last_are_short(start: Start, run_id: st
     child = start()
     view = look(run_id, samples=5, interval_s=0.1)
     proc = only(view)
-    assert (len(proc.samples), proc.progress, proc.pid) == (5, "stuck", child.pid)
+    assert (proc.progress, proc.pid) == ("stuck", child.pid)
     look_s = {"state": "S", "at_s": 1.0, "tasks": {"7": ["S", 0, 0, None, "python"], "8": ["S", 0, 0, None, "pt_autograd_0"], "9": ["S", 0, 0, None, "pt_nccl"]}, "how": "py-spy", "error": "", "repaired": False, "threads": [[7, "MainThread", 0, False, False], [8, "Dummy", 1, False, False], [9, None, 2, False, False]]}  # fmt: skip
     thinned = stacks.thinned("7", look_s)
     assert thinned == {"state": "S", "repaired": False, "threads": look_s["threads"][:2]}

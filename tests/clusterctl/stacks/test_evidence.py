@@ -17,8 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl.payload.dump.flight import flight_dump, load_plain, newest
-from clusterctl.stacks.evidence import clues, parse_completed, parse_watchdog
-from clusterctl.stacks.flight import compare, read_dump
+from clusterctl.stacks.evidence import clues, compare, parse_completed, parse_watchdog, read_dump
 from tests.clusterctl.stacks.made import cluster, snapshot
 from tests.ports import free_port
 
@@ -190,7 +189,7 @@ def test_a_node_sends_the_newest_entries_of_its_ranks(tmp_path: Path) -> None:
     (tmp_path / "trace_3").write_bytes(pickle.dumps(data))
     sent = flight_dump(env, 3)
     assert [row["collective_seq_id"] for row in sent["entries"]] == list(range(136, 200))
-    assert read_dump(sent).completed == {"0 default_pg": 199}
+    assert max(read_dump(sent)["0 default_pg"]) == 199
     (tmp_path / "trace_3").write_bytes(b"cos\nsystem\n(S'x'\ntR.")
     assert "os.system" in flight_dump(env, 3)["error"]
 

@@ -16,8 +16,9 @@ from clusterctl.nodes import Node
 from clusterctl.payload.dump import py_spy as spy
 from clusterctl.remote.cluster import Cluster
 from clusterctl.stacks.diagnose import DumpOptions, _packed_py_spy, collect, collect_native
-from clusterctl.stacks.model import JobSnapshot, Proc, read_snapshot
+from clusterctl.stacks.model import JobSnapshot, Proc
 from clusterctl.stacks.report import permission_lines
+from clusterctl.stacks.snapshot import read_snapshot
 from clusterctl.stacks.wait_sites import Sites
 from tests.clusterctl.payload.local import LocalConnection, LocalTransport
 

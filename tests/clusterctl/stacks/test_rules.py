@@ -8,8 +8,8 @@ import pytest
 
 from clusterctl.stacks.evidence import clues
 from clusterctl.stacks.judge import judge
-from clusterctl.stacks.model import read_snapshot
 from clusterctl.stacks.report import lines
+from clusterctl.stacks.snapshot import read_snapshot
 from clusterctl.stacks.wait_sites import Site, Sites
 from tests.clusterctl.stacks.made import (
     ALL_REDUCE,
@@ -181,6 +181,13 @@ def test_rank_that_has_ended_is_missed() -> None:
     verdict = judge(snapshot(node))
     assert (verdict.kind, [s.rank for s in verdict.suspects]) == ("hang", [2])
     assert "rank 2" in verdict.sentence
+
+
+def test_ranks_that_have_all_ended_hang_nowhere() -> None:
+    made = cluster(2, 1, 0, state="Z")
+    verdict = judge(snapshot(*made))
+    assert (verdict.kind, verdict.exit_code) == ("unknown", 3)
+    assert verdict.sentence == "no rank runs on any node."
 
 
 def test_forked_worker_that_outlives_its_rank_is_not_taken_for_it() -> None:
