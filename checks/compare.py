@@ -19,11 +19,15 @@ def each_node(
 ) -> Iterator[Finding]:
     """What `judge(node, its fact)` finds; SKIP or UNKNOWN on nodes that lack the fact."""
 
-    def judge_fact(node: NodeFacts) -> Finding | Iterable[Finding]:
-        return judge(node, need(getattr(node, fact)))
+    return each(fleet, lambda node: judge(node, need(getattr(node, fact))))
 
+
+def each(
+    fleet: Fleet, judge: Callable[[NodeFacts], Finding | Iterable[Finding]]
+) -> Iterator[Finding]:
+    """What `judge` finds about each node."""
     for node in fleet.reached:
-        for found in drafts(judge_fact, node):
+        for found in drafts(judge, node):
             yield dataclasses.replace(found, nodes=(node.name,))
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections import defaultdict
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import replace
 
 from checks.facts import Active, DeviceSpeed, Unknown, known
-from checks.finding import Action, Finding, Source, fail, passed, skip, unknown, warn
+from checks.finding import Action, Finding, Verdict, fail, passed, skip, unknown, warn
 from checks.profile import Profile
 from checks.reference.gpu_throughput import reached_tflops
 from checks.registry import check
@@ -29,50 +31,36 @@ def matmul(active: Active, limits: Profile) -> Iterator[Finding]:
         slow ones again, the better try counts
     Fix: nvidia-smi -q -d PERFORMANCE,POWER,TEMPERATURE there; another load? leave the node out: -x
     """
-    peers: dict[str, list[float]] = {}
-    for one in (one for speeds in known(active.speeds.values()) for one in speeds):
-        peers.setdefault(one.model, []).append(one.tflops)
+    peers: defaultdict[str, list[float]] = defaultdict(list)
+    for one in itertools.chain(*known(active.speeds.values())):
+        peers[one.model].append(one.tflops)
     for node, speeds in active.speeds.items():
         if isinstance(speeds, Unknown):
             yield unknown(speeds, nodes=(node,), fix=_env_fix(speeds.reason))
             continue
         judged = [_judge_speed(one, peers[one.model], active, limits) for one in speeds]
-        slow = [one for one in judged if one is not None]
+        slow = [found for found in judged if found is not None]
         if not slow:
             which = f" on the slowest of {len(speeds)}" if len(speeds) > 1 else ""
             yield passed(f"{tflops(min(one.tflops for one in speeds))}{which}", nodes=(node,))
             continue
-        worst = next((one for one in slow if one.is_fail), slow[0])
+        worst = next((found for found in slow if found.verdict is Verdict.FAIL), slow[0])
         more = f", and {len(slow) - 1} more" if len(slow) > 1 else ""
-        yield (fail if worst.is_fail else warn)(
-            worst.evidence + more,
-            expected=worst.expected,
-            nodes=(node,),
-            source=worst.source,
-            fix=f"its power limit, clocks, heat and other load there; leave it out: -x {node}",
-        )
-
-
-class _Slow(NamedTuple):
-    is_fail: bool
-    evidence: str
-    expected: str
-    source: Source
+        fix = f"its power limit, clocks, heat and other load there; leave it out: -x {node}"
+        yield replace(worst, evidence=worst.evidence + more, nodes=(node,), fix=fix)
 
 
 def _judge_speed(
     one: DeviceSpeed, peers: list[float], active: Active, limits: Profile
-) -> _Slow | None:
+) -> Finding | None:
     """None for a device that is fast enough."""
     on_gpu, measured = active.device == "cuda", f"{one.device} {tflops(one.tflops)}"
     if not one.finite or not math.isfinite(one.tflops):
-        text = f"{one.device}: the products are not finite"
-        return _Slow(True, text, "finite numbers", "fixed")
+        return fail(f"{one.device}: the products are not finite", expected="finite numbers")
     reached = reached_tflops(one.model) if on_gpu else None
     if reached is not None and one.tflops < limits.active_floor_share * reached:
         floor = tflops(limits.active_floor_share * reached)
-        text = f"{measured}, a {one.model} has at least {floor}"
-        return _Slow(True, text, floor, "fixed")
+        return fail(f"{measured}, a {one.model} has at least {floor}", expected=floor)
     median = _median(peers)
     share = one.tflops / median if median else 1.0
     fail_share = limits.active_tflops_fail_share if on_gpu else limits.active_cpu_fail_share
@@ -80,7 +68,8 @@ def _judge_speed(
     if len(peers) < 2 or not is_slow:
         return None
     text = f"{measured}, {1 - share:.0%} under the median of {len(peers)}"
-    return _Slow(share < fail_share, text, tflops(median), "majority")
+    bad = fail if share < fail_share else warn
+    return bad(text, expected=tflops(median), source="majority")
 
 
 def tflops(value: float) -> str:
@@ -118,28 +107,24 @@ def allreduce(active: Active) -> Iterator[Finding]:
     if isinstance(seen, Unknown):
         yield (skip if seen.reason.startswith("one node") else unknown)(seen)
         return
-    named: set[str] = set()
+    named = {*seen.bad_nodes, *(node for group, _ in seen.unclear for node in group)}
+    named |= {node for link in seen.bad_links for node in (link.first, link.second)}
     for node, why in seen.bad_nodes.items():
-        named.add(node)
         text = f"the node is bad in all-reduce: {why}"
         fix = f"leave it out: -x {node}; then look at its processes, NIC and cable"
         yield fail(text, nodes=(node,), action=Action.SERVICE, fix=fix)
     for link in seen.bad_links:
-        pair = (link.first, link.second)
-        named.update(pair)
         text = f"the link {link.first} - {link.second} is bad in all-reduce: {link.why}"
         fix = f"one of them is enough to leave out: -x {link.second}"
         fix += "; route, firewall and cable between them"
-        yield fail(text, nodes=pair, fix=fix)
+        yield fail(text, nodes=(link.first, link.second), fix=fix)
     for group, why in seen.unclear:
-        named.update(group)
         text = "all-reduce is bad among these, and it is not known which one is at fault"
         yield unknown(f"{text}: {why}", nodes=group)
     for node, why in seen.unknown.items():
         if node not in named:
-            named.add(node)
             yield unknown(why, nodes=(node,), fix=_env_fix(why))
-    if good := tuple(node for node in seen.nodes if node not in named):
+    if good := tuple(node for node in seen.nodes if node not in {*named, *seen.unknown}):
         speed = seen.pair_bytes_s
         measured = "" if isinstance(speed, Unknown) else f", {rate(speed)} a pair"
         yield passed(f"sums with the others{measured}", nodes=good)

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from checks.compare import majority
 from checks.facts import NOT_ASKED, FileSeen, Fleet, LaunchNeeds, NodeFacts, Unknown, known
-from checks.finding import Finding, fail, lacking, passed, skip, unknown, warn
+from checks.finding import Finding, fail, need, passed, skip, unknown, warn
 from checks.registry import check
+from checks.rules.gpu import by_driver
 
 
 def _is_master(node: NodeFacts, launch: LaunchNeeds, fleet: Fleet) -> bool:
@@ -24,9 +25,8 @@ def port_free(node: NodeFacts, launch: LaunchNeeds, fleet: Fleet) -> Finding:
     """
     if not _is_master(node, launch, fleet):
         return skip("not the master")
-    port = node.ports.get(launch.port, Unknown("was not tried"))
-    if isinstance(port, Unknown):
-        return unknown(f"port {launch.port}: {port}")
+    tried = node.ports.get(launch.port, Unknown("was not tried"))
+    port = need(tried, f"port {launch.port}: ", unknown)
     if port.free:
         return passed(f"port {launch.port} is free")
     return fail(f"port {launch.port}: {port.holder}")
@@ -40,12 +40,11 @@ def enough_gpus(node: NodeFacts, launch: LaunchNeeds, fleet: Fleet) -> Finding:
     How: GPUs that answer against slots= or --nproc-per-node
     Fix: slots=N in the hostfile, or -x NODE
     """
-    count, ranks = node.gpus.count, launch.slots.get(node.name, 0)
+    ranks = launch.slots.get(node.name, 0)
     wanted = f"{ranks} rank{'s' * (ranks != 1)}"
     if fleet.device != "cuda":
         return skip("the launch uses no GPU")
-    if isinstance(count, Unknown):
-        return unknown(f"number of GPUs: {count}", because="gpu.driver")
+    count = need(node.gpus.count, "number of GPUs: ", by_driver)
     if count >= max(ranks, 1):
         return passed(f"{count} GPUs for {wanted}", count)
     have = node.gpus.message if count == 0 and node.gpus.message else f"{count} GPUs"
@@ -144,4 +143,5 @@ def wandb_login(node: NodeFacts, launch: LaunchNeeds, fleet: Fleet) -> Finding:
         return skip("rank 0 is on another node")
     if launch.env.get("WANDB_API_KEY") or node.wandb is True:
         return passed("a login is there")
-    return lacking(node.wandb) if isinstance(node.wandb, Unknown) else warn("no W&B login")
+    need(node.wandb)
+    return warn("no W&B login")

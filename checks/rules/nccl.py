@@ -6,21 +6,22 @@ know compares the two.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 
 from checks.compare import majority
-from checks.facts import Fabric, Fleet, IbPort, LaunchNeeds, Network, NodeFacts, System, Unknown
-from checks.finding import Finding, fail, lacking, passed, skip, unknown, warn
+from checks.facts import Fleet, IbPort, LaunchNeeds, Network, NodeFacts, System, Unknown
+from checks.finding import Finding, Lacks, fail, need, passed, skip, unknown, warn
 from checks.nccl.env_syntax import parse_list, subnet_of, suggest_hca, usable_interfaces
 from checks.registry import check
 
 
-def _unread(fabric: Fabric) -> Finding | None:
-    """UNKNOWN where the state of a port, or its link layer, could not be read."""
-    for port in fabric.ports:
+def _ports(node: NodeFacts) -> tuple[IbPort, ...]:
+    """Ends a rule with UNKNOWN where a port's state, or its link layer, could not be read."""
+    ports = need(node.fabric).ports
+    for port in ports:
         if port.is_active is None or (port.is_active and isinstance(port.link_layer, Unknown)):
-            return unknown(f"state or kind of {port.name} cannot be read")
-    return None
+            raise Lacks(unknown(f"state or kind of {port.name} cannot be read"))
+    return ports
 
 
 @check("launch.ib_hca", "launch")
@@ -34,19 +35,16 @@ def ib_hca(node: NodeFacts, launch: LaunchNeeds, fleet: Fleet) -> Finding:
     How: NCCL_IB_HCA (=exact, ^exclude, name:port, else prefix) against sysfs
     Fix: the printed NCCL_IB_HCA value
     """
-    value, fabric = launch.env.get("NCCL_IB_HCA"), node.fabric
+    value = launch.env.get("NCCL_IB_HCA")
     if fleet.device != "cuda" or launch.env.get("NCCL_IB_DISABLE") == "1":
         return skip("the launch does not use InfiniBand")
     if not value:
         return skip("NCCL_IB_HCA is not set: NCCL takes every active port")
-    if isinstance(fabric, Unknown):
-        return lacking(fabric)
-    if unread := _unread(fabric):
-        return unread
-    bad, what = _judge_hca(value, fabric.ports)
+    ports = _ports(node)
+    bad, what = _judge_hca(value, ports)
     if bad is passed:
         return passed(what)
-    better = suggest_hca(fabric.ports)
+    better = suggest_hca(ports)
     fix = f"NCCL_IB_HCA='{better}'" if better else "NCCL_IB_DISABLE=1 on nodes without cards"
     return bad(what, value, better, fix=fix)
 
@@ -85,7 +83,7 @@ def _is_infiniband(port: IbPort) -> bool:
 
 
 @check("launch.roce_gid", "launch")
-def roce_gid(node: NodeFacts, launch: LaunchNeeds, fleet: Fleet) -> Iterator[Finding]:
+def roce_gid(node: NodeFacts, launch: LaunchNeeds, fleet: Fleet) -> Finding | Iterable[Finding]:
     """NCCL_IB_GID_INDEX is a RoCE v2 entry on every port that NCCL takes.
 
     Bad: FAIL if the index is not in a chosen RoCE port's GID table, or is no RoCE v2
@@ -94,26 +92,16 @@ def roce_gid(node: NodeFacts, launch: LaunchNeeds, fleet: Fleet) -> Iterator[Fin
     """
     value, names = launch.env.get("NCCL_IB_GID_INDEX"), launch.env.get("NCCL_IB_HCA")
     if fleet.device != "cuda" or not value:
-        yield skip("NCCL_IB_GID_INDEX is not set" if fleet.device == "cuda" else "no GPU is used")
-    elif isinstance(node.fabric, Unknown):
-        yield lacking(node.fabric)
-    elif unread := _unread(node.fabric):
-        yield unread
-    else:
-        chosen = parse_list(names) if names else None
-        roce = [
-            port
-            for port in node.fabric.ports
-            if port.is_active
-            and port.link_layer == "Ethernet"
-            and (chosen is None or chosen.takes(port.device, port.port))
-        ]
-        if not roce:
-            yield skip("no active RoCE port is taken")
-        elif not value.isdecimal():
-            yield fail(f"NCCL_IB_GID_INDEX={value} is not a number", value)
-        else:
-            yield from (_judge_gid(port, value) for port in roce)
+        return skip("NCCL_IB_GID_INDEX is not set" if fleet.device == "cuda" else "no GPU is used")
+    roce = [one for one in _ports(node) if one.is_active and one.link_layer == "Ethernet"]
+    if names:
+        chosen = parse_list(names)
+        roce = [port for port in roce if chosen.takes(port.device, port.port)]
+    if not roce:
+        return skip("no active RoCE port is taken")
+    if not value.isdecimal():
+        return fail(f"NCCL_IB_GID_INDEX={value} is not a number", value)
+    return [_judge_gid(port, value) for port in roce]
 
 
 def _judge_gid(port: IbPort, value: str) -> Finding:
@@ -143,11 +131,9 @@ def socket_ifname(node: NodeFacts, launch: LaunchNeeds, fleet: Fleet) -> Finding
     names = ["NCCL_SOCKET_IFNAME"] if fleet.device == "cuda" else []
     values = {name: launch.env.get(name) for name in (*names, "GLOO_SOCKET_IFNAME")}
     used = [(name, value) for name, value in values.items() if value and value != "auto"]
-    network = node.network
     if not used:
         return skip("NCCL_SOCKET_IFNAME is not set, or not used")
-    if isinstance(network, Unknown):
-        return lacking(network)
+    network = need(node.network)
     name, value = used[0]
     chosen = {
         one.name: usable_interfaces(one.network.interfaces, value)
@@ -186,11 +172,7 @@ def ib_present(node: NodeFacts, launch: LaunchNeeds, fleet: Fleet) -> Finding:
     """
     if fleet.device != "cuda":
         return skip("no GPU is used")
-    if isinstance(node.fabric, Unknown):
-        return lacking(node.fabric)
-    if unread := _unread(node.fabric):
-        return unread
-    count, env = sum(map(_is_infiniband, node.fabric.ports)), launch.env
+    count, env = sum(map(_is_infiniband, _ports(node))), launch.env
     if count and (env.get("NCCL_IB_DISABLE") == "1" or env.get("NCCL_NET", "").lower() == "socket"):
         return warn(f"NCCL uses TCP although {count} InfiniBand ports are active")
     return passed("NCCL may use what is there")
@@ -206,7 +188,11 @@ _SLOW = {
     "CUDA_DEVICE_WAITS_ON_EXCEPTION": "GPUs wait for a debugger",
     "NCCL_P2P_DISABLE": "no NVLink",
     "NCCL_SHM_DISABLE": "no shared memory",
+    "NCCL_DEBUG": "megabytes of log from every rank",
+    "TORCH_DISTRIBUTED_DEBUG": "collectives are checked one by one",
 }
+_ONLY = {"NCCL_DEBUG": ("INFO", "TRACE"), "TORCH_DISTRIBUTED_DEBUG": ("DETAIL",)}
+"""Values that slow a run down; of other variables any but 0."""
 
 
 @check("launch.debug_env", "launch")
@@ -220,14 +206,10 @@ def debug_env(node: NodeFacts, launch: LaunchNeeds) -> Finding:
     own = node.system.environ if isinstance(node.system, System) else {}
     found = {}
     for name, value in sorted({**own, **launch.env}.items()):
-        if name in _SLOW and value not in ("", "0"):
+        only = _ONLY.get(name)
+        if name in _SLOW and (value.upper() in only if only else value not in ("", "0")):
             found[name] = f"{name}={value} ({_SLOW[name]})"
-        elif name == "NCCL_DEBUG" and value.upper() in ("INFO", "TRACE"):
-            found[name] = f"{name}={value} (megabytes of log from every rank)"
-        elif name == "TORCH_DISTRIBUTED_DEBUG" and value.upper() == "DETAIL":
-            found[name] = f"{name}={value} (collectives are checked one by one)"
     if found:
         return warn("; ".join(found.values()), fix=f"unset {' '.join(found)}")
-    if isinstance(node.system, Unknown):
-        return lacking(node.system, "its environment: ")
+    need(node.system, "its environment: ")
     return passed("no debug variable")

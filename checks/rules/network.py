@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from checks.compare import compare, each_node
 from checks.facts import NOT_ASKED, Fleet, Maybe, Network, NodeFacts, Unknown, known
-from checks.finding import Finding, fail, passed, skip, unknown, warn
+from checks.finding import Finding, fail, need, passed, skip, unknown, warn
 from checks.registry import check
 
 
@@ -41,12 +41,9 @@ def names(fleet: Fleet) -> Iterator[Finding]:
 
 def _own_name(node: NodeFacts, network: Network) -> Finding:
     own = network.names.get("@", NOT_ASKED)
-    if own == NOT_ASKED:
-        return skip(f"its own name: {own}")
-    if isinstance(own, Unknown):
-        if own.is_absence:
-            return warn(f"its own name has no address: {own}")
-        return unknown(f"its own name: {own}")
+    if isinstance(own, Unknown) and own.is_absence and own != NOT_ASKED:
+        return warn(f"its own name has no address: {own}")
+    own = need(own, "its own name: ")
     if own and all(map(_is_loopback, own)) and not node.loopback:
         fix = "in its /etc/hosts: ADDRESS NAME instead of 127.0.1.1 NAME"
         return warn(f"its own name is {own[0]}", own[0], fix=fix)
@@ -70,11 +67,9 @@ def reachable(network: Network) -> Finding:
         too
     Fix: firewall or route between them: ping the first node from there
     """
-    reach = network.reach
-    if reach == NOT_ASKED:
-        return skip(reach)
-    if isinstance(reach, Unknown):
-        return unknown(f"connection to the first node: {reach}")
+    if network.reach == NOT_ASKED:
+        return skip(network.reach)
+    reach = need(network.reach, "connection to the first node: ")
     if reach in ("connected", "refused"):
         return passed("reaches the first node", reach)
     error = reach.removeprefix("error\t")

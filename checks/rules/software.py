@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
-from checks.compare import compare, majority
+from checks.compare import compare, each, majority
 from checks.facts import (
     NOT_ASKED,
     Fleet,
@@ -17,7 +17,7 @@ from checks.facts import (
     PythonEnv,
     Unknown,
 )
-from checks.finding import Finding, fail, passed, skip, unknown, warn
+from checks.finding import Finding, Lacks, fail, need, passed, skip, unknown, warn
 from checks.profile import Profile
 from checks.registry import check
 
@@ -36,11 +36,10 @@ def interpreter_exists(node: NodeFacts, limits: Profile, launch: LaunchNeeds) ->
     if node.interpreter == "broken":
         reason = env.reason if isinstance(env, Unknown) else ""
         return fail(f"{path} does not run: {reason}", fix=f"{path} -c 'import json'")
-    if isinstance(env, Unknown):
-        return unknown(f"{path}: {env}")
+    env = need(env, f"{path}: ", unknown)
     if _numbers(env.version) < limits.python_min:
-        need = ".".join(map(str, limits.python_min))
-        return fail(f"{path} is Python {env.version}, training needs {need}")
+        least = ".".join(map(str, limits.python_min))
+        return fail(f"{path} is Python {env.version}, training needs {least}")
     return passed(f"{path} runs", env.version)
 
 
@@ -52,10 +51,11 @@ def python_equal(fleet: Fleet) -> Iterable[Finding]:
     How: sys.version_info of the interpreter
     Fix: make the environments equal: one shared folder, or the same lock file on each node
     """
+    _need_software(fleet)
     minors = {_numbers(env.version) for env in _environments(fleet).values()}
     read = _of_software(lambda env: env.version)
     bad = fail if len(minors) > 1 else warn
-    return _no_software(fleet) or compare(fleet, read, "Python", bad=bad)
+    return compare(fleet, read, "Python", bad=bad)
 
 
 @check("software.torch_equal", "fleet")
@@ -89,18 +89,18 @@ def av_known_bad(node: NodeFacts, limits: Profile) -> Finding:
     Fix: pip install 'av>=17'
     """
     env = node.software
-    if isinstance(env, Unknown):
-        return skip("no interpreter") if node.lacks_interpreter else unknown(env)
+    if isinstance(env, Unknown) and node.lacks_interpreter:
+        return skip("no interpreter")
+    env = need(env, lacks=unknown)
     version = env.packages.get("av")
     if version is None:
         return warn("PyAV is not installed: no video can be read")
+    text = ""
     if limits.av_bad_from <= _numbers(version) <= limits.av_bad_to:
         text = f"PyAV {version} freezes in the slice threads of HEVC"
-        return warn(text, version, "17 or newer")
-    if _numbers(version) < limits.av_min:
+    elif _numbers(version) < limits.av_min:
         text = f"PyAV {version} is too old to read clips for the trainer"
-        return warn(text, version, "17 or newer")
-    return passed(f"PyAV {version}", version)
+    return warn(text, version, "17 or newer") if text else passed(f"PyAV {version}", version)
 
 
 @check("software.nccl_equal", "fleet")
@@ -111,10 +111,11 @@ def nccl_equal(fleet: Fleet, expected: str | None) -> Iterable[Finding]:
     How: dist-info of nvidia-nccl-cu*
     Fix: make the environments equal: one shared folder, or the same lock file on each node
     """
+    _need_software(fleet)
     anywhere = any(map(_nccl_of, _environments(fleet).values()))
     nowhere = "not installed" if anywhere else None
     read = _of_software(lambda env: _nccl_of(env) or nowhere)
-    return _no_software(fleet) or compare(fleet, read, "NCCL", expected=expected)
+    return compare(fleet, read, "NCCL", expected=expected)
 
 
 def _nccl_of(env: PythonEnv) -> str:
@@ -123,36 +124,34 @@ def _nccl_of(env: PythonEnv) -> str:
 
 
 @check("software.packages_equal", "fleet")
-def packages_equal(fleet: Fleet, expected: str | None) -> Iterator[Finding]:
+def packages_equal(fleet: Fleet, expected: str | None) -> Iterable[Finding]:
     """The same packages down to the last one.
 
     Bad: WARN if any package or version differs
     How: hash over the sorted name==version of all distributions
     Fix: make the environments equal: one shared folder, or the same lock file on each node
     """
-    if without := _no_software(fleet):
-        yield from without
-        return
+    _need_software(fleet)
     envs = {name: env for name, env in _environments(fleet).items() if env.installed}
     hashes = {name: packages_hash(env) for name, env in envs.items()}
     most = expected or majority(hashes.values())
     model = next((envs[name] for name, value in hashes.items() if value == most), None)
-    for node in fleet.reached:
-        names, env = (node.name,), node.software
-        if isinstance(env, Unknown):
-            lacks = unknown(f"its packages: {env}", nodes=names)
-            yield skip("no interpreter", nodes=names) if node.lacks_interpreter else lacks
-        elif not env.installed:
-            yield skip("no package is installed there", nodes=names)
-        elif hashes[node.name] == most or len(hashes) == 1:
-            good = "packages as the others"
-            yield passed(good, hashes[node.name], nodes=names, source="majority")
-        elif model is None:
-            text = "the packages differ, and no two nodes agree"
-            yield warn(text, hashes[node.name], nodes=names)
-        else:
-            text = f"packages differ: {_difference(env, model)}"
-            yield warn(text, hashes[node.name], most, nodes=names, source="majority")
+
+    def judge(node: NodeFacts) -> Finding:
+        if isinstance(node.software, Unknown) and node.lacks_interpreter:
+            return skip("no interpreter")
+        env = need(node.software, "its packages: ", unknown)
+        if not env.installed:
+            return skip("no package is installed there")
+        mine = hashes[node.name]
+        if mine == most or len(hashes) == 1:
+            return passed("packages as the others", mine, source="majority")
+        if model is None:
+            return warn("the packages differ, and no two nodes agree", mine)
+        text = f"packages differ: {_difference(env, model)}"
+        return warn(text, mine, most, source="majority")
+
+    return each(fleet, judge)
 
 
 def packages_hash(env: PythonEnv) -> str:
@@ -178,19 +177,18 @@ def git_dirty(fleet: Fleet) -> Iterator[Finding]:
     How: git status --porcelain in the folder that the launch starts in
     Fix: git diff; commit or git stash
     """
-    for node in fleet.reached:
-        names, git = (node.name,), working_copy(node)
-        if git == NOT_ASKED or git is None:
-            yield skip("no working copy", nodes=names)
-        elif isinstance(git, Unknown):
-            yield unknown(git, nodes=names)
-        elif git.changed:
-            count = len(git.changed)
-            shown = ", ".join(git.changed[:2]) + (", ..." if count > 2 else "")
-            text = f"{count} changed file{'s' * (count != 1)}: {shown}"
-            yield warn(text, count, 0, nodes=names)
-        else:
-            yield passed("nothing is changed", nodes=names)
+    return each(fleet, _judge_changes)
+
+
+def _judge_changes(node: NodeFacts) -> Finding:
+    git = working_copy(node)
+    if git == NOT_ASKED or git is None:
+        return skip("no working copy")
+    changed = need(git).changed
+    if not changed:
+        return passed("nothing is changed")
+    count, shown = len(changed), ", ".join(changed[:2]) + (", ..." if len(changed) > 2 else "")
+    return warn(f"{count} changed file{'s' * (count != 1)}: {shown}", count, 0)
 
 
 def working_copy(node: NodeFacts) -> Maybe[GitState] | None:
@@ -204,9 +202,8 @@ def working_copy(node: NodeFacts) -> Maybe[GitState] | None:
 
 
 def _package(fleet: Fleet, name: str, missing: Callable[..., Finding]) -> Iterable[Finding]:
+    _need_software(fleet)
     envs = _environments(fleet)
-    if without := _no_software(fleet):
-        return without
     if envs and all(env.packages.get(name) is None for env in envs.values()):
         text = f"{name} is not installed"
         return [missing(text, nodes=tuple(envs), fix=f"pip install {name}")]
@@ -219,13 +216,12 @@ def _version(env: PythonEnv, name: str) -> str:
     return f"{version} (CUDA {cuda})" if cuda and "+" not in version else version
 
 
-def _no_software(fleet: Fleet) -> list[Finding]:
-    """Why there is nothing to compare, if so."""
+def _need_software(fleet: Fleet) -> None:
+    """Ends a rule with SKIP where there is nothing to compare."""
     if fleet.launch is None:
-        return [skip("nothing to launch was named")]
+        raise Lacks(skip("nothing to launch was named"))
     if all(node.lacks_interpreter for node in fleet.reached):
-        return [skip("no node has a working interpreter")]
-    return []
+        raise Lacks(skip("no node has a working interpreter"))
 
 
 def _environments(fleet: Fleet) -> dict[str, PythonEnv]:

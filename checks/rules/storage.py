@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from checks.compare import each_node, majority
+from checks.compare import each, each_node, majority
 from checks.facts import Disk, Fleet, LaunchNeeds, Mount, NodeFacts, Unknown
-from checks.finding import Finding, fail, passed, skip, unknown, warn
+from checks.finding import Finding, fail, need, passed, skip, unknown, warn
 from checks.profile import Profile
 from checks.registry import check
 
@@ -21,10 +22,10 @@ def free_space(node: NodeFacts, limits: Profile, launch: LaunchNeeds) -> Finding
     Fix: du -xh --max-depth=1 DIR | sort -h
     """
     asked, least = launch.run_dir_parent, launch.min_free_bytes
-    disk = node.disks.get(asked, Unknown(f"{asked} was not measured"))
-    if isinstance(disk, Unknown):
-        # A dead network mount answers like this: statfs never returns.
-        return unknown(f"{asked}: {disk}", fix="mount | tail; is its server up?")
+    measured = node.disks.get(asked, Unknown(f"{asked} was not measured"))
+    # A dead network mount is Unknown: statfs never returns.
+    lacks = functools.partial(unknown, fix="mount | tail; is its server up?")
+    disk = need(measured, f"{asked}: ", lacks)
     if not disk.is_folder:
         return fail(f"{disk.path} is not a folder", fix=f"name another place than {asked}")
     if not disk.writable:
@@ -158,7 +159,7 @@ def _shared(mounts: Sequence[Mount]) -> set[str]:
 
 
 @check("storage.token", "fleet")
-def shared_token(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
+def shared_token(fleet: Fleet, limits: Profile) -> Iterable[Finding]:
     """The shared folder is one and the same on all nodes.
 
     Bad: WARN over 2 s; FAIL missing, of another launch, or hanging
@@ -166,22 +167,19 @@ def shared_token(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
     Fix: mount on that node, and the server's name in it
     """
     if fleet.token is None:
-        yield skip("no --shared folder was named")
-        return
-    for node in fleet.reached:
-        names, token = (node.name,), node.token
-        if isinstance(token, Unknown):
-            slow = "no end" in token.reason
-            text = "the shared folder hangs" if slow else f"the token cannot be read: {token}"
-            yield fail(text, nodes=names)
-        elif token != fleet.token:
-            text = "it holds another token: not the same folder, or a stale view"
-            yield fail(text, nodes=names)
-        elif isinstance(node.token_s, float) and node.token_s > limits.token_warn_s:
-            text = f"reading a few bytes took {node.token_s:.1f} s"
-            yield warn(text, nodes=names, fix="nfsstat; its load")
-        else:
-            yield passed("the same folder", nodes=names)
+        return [skip("no --shared folder was named")]
+
+    def judge(node: NodeFacts) -> Finding:
+        token, token_s = node.token, node.token_s
+        if isinstance(token, Unknown) and "no end" in token.reason:
+            return fail("the shared folder hangs")
+        if need(token, "the token cannot be read: ", fail) != fleet.token:
+            return fail("it holds another token: not the same folder, or a stale view")
+        if isinstance(token_s, float) and token_s > limits.token_warn_s:
+            return warn(f"reading a few bytes took {token_s:.1f} s", fix="nfsstat; its load")
+        return passed("the same folder")
+
+    return each(fleet, judge)
 
 
 def size(count: float) -> str:
