@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import math
-import signal
 import time
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from clusterctl.launch import error_line
 from trainer.runlog import telemetry
 
 EVENTS = 500  # kept: a run lasts for weeks
-SETTLE_S = 1.5  # for other nodes' deaths to arrive, of which one may state the cause
 
 
 @dataclass(slots=True)
@@ -49,6 +44,10 @@ class RunState:
         return {rank: beat for node in self.nodes.values() for rank, beat in node.ranks.items()}
 
     @property
+    def is_over(self) -> bool:
+        return all(node.is_over for node in self.nodes.values())
+
+    @property
     def is_saving(self) -> bool:
         return any(beat.get("phase") == "checkpoint" for beat in self.beats.values())
 
@@ -78,47 +77,3 @@ class RunFailed(Exception):
     def __init__(self, exit_code: int, reason: str, **facts: Any) -> None:
         super().__init__(reason)
         self.exit_code, self.facts = exit_code, facts
-
-
-@dataclass(frozen=True, slots=True)
-class Death:
-    """A rank that ended badly. `code` is None when it is not known, negative for a signal."""
-
-    node: str
-    rank: int
-    code: int | None
-    how: str
-    tail: Sequence[str]
-    at_s: float  # monotonic time at which the message arrived
-    error: str | None = None  # the reason in its log
-
-    @property
-    def weight(self) -> int:
-        """0 for a likely cause, more for a consequence.
-
-        torchrun sends SIGTERM to the peers of a dead rank. NCCL's watchdog and gloo send SIGABRT,
-        so it counts as an exit code; of those an error in the log comes first: ranks log it once.
-        """
-        if self.code is None:
-            return 4
-        if self.code == -signal.SIGTERM:
-            return 5
-        if self.code < 0 and self.code != -signal.SIGABRT:
-            return 0
-        if self.error is None:
-            return 2
-        return 3 if error_line.blames_a_peer(self.error) else 1
-
-    @property
-    def settle_s(self) -> float:
-        """Seconds to wait for a likelier cause; an unseen end may have been a good one."""
-        return (0.0, 0.3, SETTLE_S, SETTLE_S, math.inf, SETTLE_S)[self.weight]
-
-
-def cause(deaths: Sequence[Death], now_s: float) -> Death | None:
-    """The death that ended a run; None while the message of a likelier one may still come."""
-    if not deaths:
-        return None
-    likeliest = min(deaths, key=lambda death: (death.weight, death.at_s))
-    first_s = min(death.at_s for death in deaths)
-    return likeliest if now_s - first_s >= likeliest.settle_s else None

@@ -5,23 +5,16 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from clusterctl.launch import error_line, journal, node_checks
-from clusterctl.launch.hang import Inspection, StepClock
+from clusterctl.launch import journal
+from clusterctl.launch.hang import Inspection
 from clusterctl.launch.plan import LaunchPlan, Rendezvous
+from clusterctl.launch.reports import Lines, Reports, check_fitness, choose_address, prove_gone
 from clusterctl.launch.run_dir import furnish
-from clusterctl.launch.state import (
-    SETTLE_S,
-    Death,
-    NodeState,
-    RunFailed,
-    RunResult,
-    RunState,
-    cause,
-)
+from clusterctl.launch.state import NodeState, RunFailed, RunResult, RunState
 from clusterctl.nodes import fold
 from clusterctl.remote.cluster import Cluster
 from clusterctl.remote.fanout import in_order
@@ -31,7 +24,6 @@ from trainer.runlog import telemetry
 TICK_S = 0.2
 PING_S = 5.0
 SLEPT_S = 3.0  # between two turns: longer only when the head itself did not run
-ASKED_TO_STOP = 130  # a rank's exit code after SIGTERM and a checkpoint (trainer.train)
 
 
 def supervise(
@@ -60,23 +52,17 @@ class _Supervisor:
     def __post_init__(self) -> None:
         plan = self.plan
         self.state = RunState({node.name: NodeState() for node in plan.nodes})
-        self.shares = {share.node.name: share for share in plan.shares}
+        self.journal = journal.Journal(plan.run_dir)
+        self.reports = Reports(plan, self.state, self.journal)
+        self.clock, self.shares = self.reports.clock, self.reports.shares
         self.agents = SessionPool(
             self.cluster,
             verb="agent",
             args=lambda node: plan.agent_args(self.shares[node.name]),
             start_timeout_s=plan.timing.hello_s,
         )
-        self.journal = journal.Journal(plan.run_dir)
-        self.copies = journal.Copies(plan.run_dir, self.journal)
-        self.hellos: dict[str, dict[str, Any]] = {}
-        self.addresses: list[str] = []  # of the first node, which all nodes try to reach
-        self.address_errors: dict[str, dict[str, str | None]] = {}
-        self.deaths: list[Death] = []
-        self.starter_ended_s = math.inf  # when a torchrun ended because of one of these
         self.started = False
         self.pinged_s = time.monotonic()
-        self.clock = StepClock(plan.timing, time.monotonic())
         self.inspection: Inspection | None = None  # of ranks that take no step
         self.arrived: deque[NodeMessage] = deque()  # taken from the inbox, not processed yet
 
@@ -116,33 +102,32 @@ class _Supervisor:
             self._check_stop()
             self._ping()
 
-        lost = [one for one in self.agents.open(meanwhile) if one.unreachable is not None]
+        opened = in_order(self.plan.nodes, list(self.agents.open(meanwhile)))
+        lost = [(one.node.name, one.unreachable) for one in opened if one.unreachable]
         if lost:
-            why = in_order(self.plan.nodes, lost)[0].unreachable
-            assert why is not None
-            names = fold([one.node.name for one in in_order(self.plan.nodes, lost)])
+            names, why = fold(name for name, _ in lost), lost[0][1]
             reason = f"{names} cannot be reached, so nothing was started anywhere"
             hint = why.hint or f"leave it out: --exclude {names}"
             raise RunFailed(3, f"{reason}: {why.sentence()}", hint=hint)
 
     def _agree(self) -> Rendezvous:
         """Wait for every agent's report, then find an address and port that all nodes reach."""
-        plan, first = self.plan, self.plan.master.name
+        plan, first, reports = self.plan, self.plan.master.name, self.reports
 
         def check_first() -> None:  # at once, so that the later of two launches frees the nodes
-            if first in self.hellos:
-                node_checks.check_fitness(plan, first, self.hellos[first])
+            if first in reports.hellos:
+                check_fitness(plan, first, reports.hellos[first])
 
-        self._wait_for(self.hellos, "did not report", check_first)
+        self._wait_for(reports.hellos, "did not report", check_first)
         for node in plan.nodes:
-            node_checks.check_fitness(plan, node.name, self.hellos[node.name])
-        port = self.hellos[first]["port"]
-        self.addresses = node_checks.candidates(plan, self.hellos[first])
-        self.agents.send_all({"op": "knock", "addresses": self.addresses, "port": port})
-        self._wait_for(self.address_errors, "did not report whether they reach the first node")
-        return Rendezvous(
-            node_checks.choose_address(plan, self.addresses, self.address_errors), port
-        )
+            check_fitness(plan, node.name, reports.hellos[node.name])
+        port = reports.hellos[first]["port"]
+        # The hostfile's name may be an alias that only the head's ssh_config knows.
+        others = [] if plan.address_fixed else reports.hellos[first]["addresses"]
+        reports.addresses = list(dict.fromkeys([plan.address, *others]))
+        self.agents.send_all({"op": "knock", "addresses": reports.addresses, "port": port})
+        self._wait_for(reports.address_errors, "did not report whether they reach the first node")
+        return Rendezvous(choose_address(plan, reports.addresses, reports.address_errors), port)
 
     def _wait_for(
         self, answers: Mapping[str, Any], what: str, check: Callable[[], None] = lambda: None
@@ -171,7 +156,7 @@ class _Supervisor:
     def _watch(self) -> None:
         silent_s = self.plan.timing.silent_s
         last_s = self.clock.since_s = time.monotonic()
-        while not self._all_over():
+        while not self.state.is_over:
             self._turn()
             self._check_stop()
             now = time.monotonic()
@@ -185,15 +170,12 @@ class _Supervisor:
             for name, node in self.state.nodes.items():
                 if not node.is_over and now - node.heard_s > silent_s:
                     why = f"{name} has sent nothing for {silent_s:g} s"
-                    self._lose(name, why)
+                    self.reports.lose(name, why)
                     raise RunFailed(3, why)
-            self._check_deaths(now)
+            self.reports.check_deaths(now)
             self._check_steps(now)
-        if self.starter_ended_s < math.inf:
-            self._check_deaths(math.inf)
-
-    def _all_over(self) -> bool:
-        return all(node.is_over for node in self.state.nodes.values())
+        if self.reports.starter_ended_s < math.inf:
+            self.reports.check_deaths(math.inf)
 
     def _check_steps(self, now: float) -> None:
         """Collect the stacks of a run that takes no step, then stop it; all else goes on."""
@@ -258,7 +240,7 @@ class _Supervisor:
         arrived, is_full = self.agents.inbox.take(0.0 if self.arrived else TICK_S)
         self.arrived.extend(arrived)
         while self.arrived:  # one that raises leaves the others for the next turn
-            self._take(self.arrived.popleft())
+            self.reports.take(self.arrived.popleft())
         if arrived:
             self.on_update(self.state)
         if is_full:  # a node that floods gets no more of this program than that
@@ -271,115 +253,14 @@ class _Supervisor:
             self.pinged_s = now
             self.agents.send_all({"op": "ping"})
 
-    def _take(self, arrived: NodeMessage) -> None:
-        name, message, share = arrived.node, arrived.data, self.shares[arrived.node]
-        node = self.state.nodes[name]
-        node.heard_s = time.monotonic()
-        if message is None:
-            if not node.is_over:
-                self._fail_lost(name, arrived.why)
-            return
-        kind, rank = message["type"], message.get("rank", share.first_rank)
-        if rank not in share.ranks:
-            self._fail_lost(name, f"it sends data of rank {rank}, which is not its own")
-        if kind == "hello":
-            self.hellos[name] = message
-            node.shared, node.text = message["shared"], "ready"
-            if not node.shared:
-                self.journal.write("unshared", "its logs come over the wire", node=name)
-        elif kind == "knocked":
-            if message["errors"].keys() != set(self.addresses):
-                self._fail_lost(name, "it tried addresses that were not requested")
-            self.address_errors[name] = message["errors"]
-        elif kind == "rank":
-            if rank in node.pids:
-                self._fail_lost(name, f"rank {rank} started twice")
-            node.pids[rank] = message["pid"]
-            self.journal.write("rank", f"rank {rank} is pid {message['pid']}", node=name)
-            node.text = "running"
-        elif kind == "beat":
-            node.ranks = {int(one): beat for one, beat in message["ranks"].items()}
-            if not node.ranks.keys() <= set(share.ranks):
-                self._fail_lost(name, "it sends heartbeats of ranks that are not its own")
-        elif kind == "telemetry":
-            if share.first_rank != 0:
-                self._fail_lost(name, "it sends the telemetry of a rank 0 that is not its own")
-            self._take_telemetry(name, node, message["text"])
-        elif kind == "log":
-            self.copies.append(f"ranks/{rank}.log", message["text"], name)
-        elif kind == "rank_ended":
-            if rank in node.ended:
-                self._fail_lost(name, f"rank {rank} ended twice")
-            node.ended.add(rank)
-            self._rank_ended(name, message)
-        elif kind == "failed":
-            raise RunFailed(1, f"{name}: {message['text']}")
-        elif kind == "ended":
-            code = node.code = message["code"]
-            if code != 0 and self.deaths:  # torchrun ended because of a rank
-                self.starter_ended_s = min(self.starter_ended_s, time.monotonic())
-            elif code != 0:
-                why = f"{name}: what starts its ranks ended with code {code}"
-                raise RunFailed(1, why, last_lines=self._shown(message["tail"]))
-        elif kind == "gone":
-            node.is_over, node.text = True, "done" if node.code == 0 else "stopped"
-
-    def _fail_lost(self, name: str, why: str) -> NoReturn:
-        """A node that is lost, or sends what no agent sends: a run cannot rely on it."""
-        if not self.state.nodes[name].is_over:
-            self._lose(name, why)
-        raise RunFailed(3, f"{name} was lost: {why}")
-
-    def _lose(self, name: str, why: str) -> None:
-        node = self.state.nodes[name]
-        node.is_over, node.text = True, "lost"
-        self.journal.write("lost", why, node=name)
-
-    def _take_telemetry(self, name: str, node: NodeState, text: str) -> None:
-        if not node.shared:
-            self.copies.append(telemetry.FILE, text, name)
-        for line in text.splitlines():
-            record = telemetry.decode(line)
-            if record is None:
-                continue
-            self.clock.heard(record, time.monotonic())
-            if isinstance(record, telemetry.StepRecord):
-                self.state.step = record
-            else:
-                self.state.add(record)
-
-    def _rank_ended(self, name: str, message: dict[str, Any]) -> None:
-        rank, code, how = message["rank"], message["code"], message["how"]
-        tail = message.get("tail", ())
-        error = error_line.sentence(tail)
-        why = f"{how}: {self.plan.environment.redact(error)}" if error else how
-        self.journal.write("rank-ended", f"rank {rank}: {why}", node=name, code=code)
-        if code != 0:
-            self.deaths.append(Death(name, rank, code, why, tail, time.monotonic(), error))
-
-    def _check_deaths(self, now: float) -> None:
-        """Raise once the cause is known. After torchrun has failed, an unseen end counts too."""
-        if now - self.starter_ended_s > SETTLE_S:
-            now = math.inf
-        death = cause(self.deaths, now)
-        if death is None:
-            return
-        if death.code == ASKED_TO_STOP:
-            raise RunFailed(130, "its ranks were asked to stop (clusterctl stop)")
-        why, last_lines = f"rank {death.rank} on {death.node}: {death.how}", self._shown(death.tail)
-        raise RunFailed(1, why, failed_rank=death.rank, last_lines=last_lines)
-
-    def _shown(self, lines: Sequence[str]) -> tuple[str, ...]:
-        return tuple(self.plan.environment.redact(line) for line in error_line.shown(lines))
-
-    def _end_all(self, grace_s: float) -> tuple[node_checks.Lines, node_checks.Lines]:
+    def _end_all(self, grace_s: float) -> tuple[Lines, Lines]:
         """Stop what runs, wait for every agent up to a deadline; what `prove_gone` returns."""
         hurried = False
         for name, node in self.state.nodes.items():
             if not node.is_over:
                 self.agents.send(name, {"op": "stop", "grace_s": grace_s})
         deadline = time.monotonic() + grace_s + 10.0
-        while self.started and time.monotonic() < deadline and not self._all_over():
+        while self.started and time.monotonic() < deadline and not self.state.is_over:
             try:
                 self._turn()
             except RunFailed:
@@ -389,4 +270,4 @@ class _Supervisor:
                 deadline = min(deadline, time.monotonic() + 10.0)
                 self.agents.send_all({"op": "stop", "grace_s": 0})
         self.agents.close()
-        return node_checks.prove_gone(self.plan, self.cluster) if self.started else ((), ())
+        return prove_gone(self.plan, self.cluster) if self.started else ((), ())

@@ -18,8 +18,8 @@ import pytest
 from checks.profile import Profile
 from clusterctl.errors import TransportError
 from clusterctl.launch import supervise as supervising
-from clusterctl.launch.node_checks import prove_gone
 from clusterctl.launch.plan import LaunchPlan, Timing
+from clusterctl.launch.reports import prove_gone
 from clusterctl.nodes import Node
 from clusterctl.output import Output
 from clusterctl.preflight.active import run as active_run
@@ -136,7 +136,7 @@ def test_push(times: int, tmp_path: Path) -> None:
     def work(rng: random.Random) -> None:
         transport = both(place, rng)
         with push.packed(plan) as parcel:
-            sweep = Fanout(NODES, lambda node, progress: push.deliver(parcel, node, transport, LIMITS, progress), deadline_s=5.0)  # fmt: skip
+            sweep = Fanout(NODES, lambda node, progress: push.deliver(parcel, Cluster(NODES, transport, LIMITS), node, progress), deadline_s=5.0)  # fmt: skip
             for result in sweep:
                 assert result.node.name == "evil" or (result.value and result.value.state == "same")
                 assert result.unreachable is None or "fault of" not in str(result.unreachable.hint), result  # fmt: skip

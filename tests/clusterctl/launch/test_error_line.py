@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.launch.error_line import SHOWN_LINES, blames_a_peer, sentence, shown
+from clusterctl.launch.deaths import SHOWN_LINES, blames_a_peer, sentence, shown
 
 TRACEBACK = """[W1122 12:45:33.291 Utils.hpp:137] Warning: TORCH_NCCL_TRACE_BUFFER_SIZE is deprecated
 Traceback (most recent call last):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clusterctl.launch.state import Death, cause
+from clusterctl.launch.deaths import Death, cause
 
 
 def death(rank: int, code: int | None, at_s: float, error: str | None = None) -> Death:

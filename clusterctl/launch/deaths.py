@@ -1,10 +1,14 @@
-"""The sentence of a rank's log that says why the rank ended, and the lines around it."""
+"""Which rank's death ended a run, and the sentence of its log that says why."""
 
 from __future__ import annotations
 
+import math
 import re
+import signal
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+SETTLE_S = 1.5  # for other nodes' deaths to arrive, of which one may state the cause
 SHOWN_LINES = 25
 
 # The trainer and most programs write "error: …"; the interpreter, C++ and CUDA the others.
@@ -56,3 +60,47 @@ def shown(lines: Sequence[str]) -> tuple[str, ...]:
     start = max(0, len(lines) - SHOWN_LINES)
     start = min(start, found[0]) if found else start
     return tuple(lines[start : start + SHOWN_LINES])
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """A rank that ended badly. `code` is None when it is not known, negative for a signal."""
+
+    node: str
+    rank: int
+    code: int | None
+    how: str
+    tail: Sequence[str]
+    at_s: float  # monotonic time at which the message arrived
+    error: str | None = None  # the reason in its log
+
+    @property
+    def weight(self) -> int:
+        """0 for a likely cause, more for a consequence.
+
+        torchrun sends SIGTERM to the peers of a dead rank. NCCL's watchdog and gloo send SIGABRT,
+        so it counts as an exit code; of those an error in the log comes first: ranks log it once.
+        """
+        if self.code is None:
+            return 4
+        if self.code == -signal.SIGTERM:
+            return 5
+        if self.code < 0 and self.code != -signal.SIGABRT:
+            return 0
+        if self.error is None:
+            return 2
+        return 3 if blames_a_peer(self.error) else 1
+
+    @property
+    def settle_s(self) -> float:
+        """Seconds to wait for a likelier cause; an unseen end may have been a good one."""
+        return (0.0, 0.3, SETTLE_S, SETTLE_S, math.inf, SETTLE_S)[self.weight]
+
+
+def cause(deaths: Sequence[Death], now_s: float) -> Death | None:
+    """The death that ended a run; None while the message of a likelier one may still come."""
+    if not deaths:
+        return None
+    likeliest = min(deaths, key=lambda death: (death.weight, death.at_s))
+    first_s = min(death.at_s for death in deaths)
+    return likeliest if now_s - first_s >= likeliest.settle_s else None

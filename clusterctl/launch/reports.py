@@ -1,0 +1,193 @@
+"""What agents report: whether their nodes can run the ranks, and how these go and end."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from clusterctl.launch import deaths, journal
+from clusterctl.launch.hang import StepClock
+from clusterctl.launch.plan import LaunchPlan
+from clusterctl.launch.state import NodeState, RunFailed, RunState
+from clusterctl.nodes import fold
+from clusterctl.remote.cluster import Cluster
+from clusterctl.remote.session_pool import NodeMessage
+from trainer.runlog import telemetry
+
+REAP_S = 15.0  # TERM, KILL and a look on each node
+ASKED_TO_STOP = 130  # a rank's exit code after SIGTERM and a checkpoint (trainer.train)
+Lines = tuple[str, ...]
+
+
+class Reports:
+    """The state of a run by the messages of its agents, of which some end the run."""
+
+    def __init__(self, plan: LaunchPlan, state: RunState, log: journal.Journal) -> None:
+        self.plan, self.state, self.journal = plan, state, log
+        self.shares = {share.node.name: share for share in plan.shares}
+        self.copies = journal.Copies(plan.run_dir, log)
+        self.clock = StepClock(plan.timing, time.monotonic())
+        self.hellos: dict[str, dict[str, Any]] = {}
+        self.addresses: list[str] = []  # of the first node, which all nodes try to reach
+        self.address_errors: dict[str, dict[str, str | None]] = {}
+        self.deaths: list[deaths.Death] = []
+        self.starter_ended_s = math.inf  # when a torchrun ended because of one of these
+
+    def take(self, arrived: NodeMessage) -> None:
+        """Raises `RunFailed`."""
+        name, message, share = arrived.node, arrived.data, self.shares[arrived.node]
+        node = self.state.nodes[name]
+        node.heard_s = time.monotonic()
+        if message is None:
+            if not node.is_over:
+                self._fail_lost(name, arrived.why)
+            return
+        kind, rank = message["type"], message.get("rank", share.first_rank)
+        if rank not in share.ranks:
+            self._fail_lost(name, f"it sends data of rank {rank}, which is not its own")
+        if kind == "hello":
+            self.hellos[name] = message
+            node.shared, node.text = message["shared"], "ready"
+            if not node.shared:
+                self.journal.write("unshared", "its logs come over the wire", node=name)
+        elif kind == "knocked":
+            if message["errors"].keys() != set(self.addresses):
+                self._fail_lost(name, "it tried addresses that were not requested")
+            self.address_errors[name] = message["errors"]
+        elif kind == "rank":
+            if rank in node.pids:
+                self._fail_lost(name, f"rank {rank} started twice")
+            node.pids[rank] = message["pid"]
+            self.journal.write("rank", f"rank {rank} is pid {message['pid']}", node=name)
+            node.text = "running"
+        elif kind == "beat":
+            node.ranks = {int(one): beat for one, beat in message["ranks"].items()}
+            if not node.ranks.keys() <= set(share.ranks):
+                self._fail_lost(name, "it sends heartbeats of ranks that are not its own")
+        elif kind == "telemetry":
+            if share.first_rank != 0:
+                self._fail_lost(name, "it sends the telemetry of a rank 0 that is not its own")
+            self._take_telemetry(name, node, message["text"])
+        elif kind == "log":
+            self.copies.append(f"ranks/{rank}.log", message["text"], name)
+        elif kind == "rank_ended":
+            if rank in node.ended:
+                self._fail_lost(name, f"rank {rank} ended twice")
+            node.ended.add(rank)
+            self._rank_ended(name, message)
+        elif kind == "failed":
+            raise RunFailed(1, f"{name}: {message['text']}")
+        elif kind == "ended":
+            code = node.code = message["code"]
+            if code != 0 and self.deaths:  # torchrun ended because of a rank
+                self.starter_ended_s = min(self.starter_ended_s, time.monotonic())
+            elif code != 0:
+                why = f"{name}: what starts its ranks ended with code {code}"
+                raise RunFailed(1, why, last_lines=self._shown(message["tail"]))
+        elif kind == "gone":
+            node.is_over, node.text = True, "done" if node.code == 0 else "stopped"
+
+    def _fail_lost(self, name: str, why: str) -> NoReturn:
+        """A node that is lost, or sends what no agent sends: a run cannot rely on it."""
+        if not self.state.nodes[name].is_over:
+            self.lose(name, why)
+        raise RunFailed(3, f"{name} was lost: {why}")
+
+    def lose(self, name: str, why: str) -> None:
+        node = self.state.nodes[name]
+        node.is_over, node.text = True, "lost"
+        self.journal.write("lost", why, node=name)
+
+    def _take_telemetry(self, name: str, node: NodeState, text: str) -> None:
+        if not node.shared:
+            self.copies.append(telemetry.FILE, text, name)
+        for line in text.splitlines():
+            record = telemetry.decode(line)
+            if record is None:
+                continue
+            self.clock.heard(record, time.monotonic())
+            if isinstance(record, telemetry.StepRecord):
+                self.state.step = record
+            else:
+                self.state.add(record)
+
+    def _rank_ended(self, name: str, message: dict[str, Any]) -> None:
+        rank, code, how = message["rank"], message["code"], message["how"]
+        tail = message.get("tail", ())
+        error = deaths.sentence(tail)
+        why = f"{how}: {self.plan.environment.redact(error)}" if error else how
+        self.journal.write("rank-ended", f"rank {rank}: {why}", node=name, code=code)
+        if code != 0:
+            self.deaths.append(deaths.Death(name, rank, code, why, tail, time.monotonic(), error))
+
+    def check_deaths(self, now: float) -> None:
+        """Raise once the cause is known. After torchrun has failed, an unseen end counts too."""
+        if now - self.starter_ended_s > deaths.SETTLE_S:
+            now = math.inf
+        death = deaths.cause(self.deaths, now)
+        if death is None:
+            return
+        if death.code == ASKED_TO_STOP:
+            raise RunFailed(130, "its ranks were asked to stop (clusterctl stop)")
+        why, last_lines = f"rank {death.rank} on {death.node}: {death.how}", self._shown(death.tail)
+        raise RunFailed(1, why, failed_rank=death.rank, last_lines=last_lines)
+
+    def _shown(self, lines: Sequence[str]) -> tuple[str, ...]:
+        return tuple(self.plan.environment.redact(line) for line in deaths.shown(lines))
+
+
+def check_fitness(plan: LaunchPlan, name: str, hello: Mapping[str, Any]) -> None:
+    """Raise `RunFailed` when a node's report shows that it cannot run its ranks."""
+    why, hint = "", ""
+    if not hello["python_found"]:
+        why = f"there is no {plan.python}"
+        hint = "the environment must be at the same path on every node; --python names it"
+    elif not hello["workdir_found"]:
+        why, hint = f"there is no folder {plan.workdir}", "--workdir"
+    elif hello["same_job"]:
+        found = hello["same_job"][0]
+        why = f"the same job runs already (run {found['run']}, pid {found['pid']})"
+        hint = "stop it first, or give this one other --outputs"
+    elif name == plan.master.name and hello["port"] is None:
+        why = f"no free master port ({', '.join(map(str, plan.ports[:5]))} are taken)"
+        hint = "--master_port PORT names another one"
+    if why:
+        raise RunFailed(1, f"{name}: {why}", hint=hint)
+
+
+def choose_address(
+    plan: LaunchPlan, addresses: Sequence[str], errors: Mapping[str, Mapping[str, str | None]]
+) -> str:
+    """The first address that every node reaches; else `RunFailed` names the nodes that do not.
+
+    `errors` holds for each node and address why the node cannot connect to it, or None.
+    """
+
+    def cut_off(address: str) -> list[str]:
+        return [node.name for node in plan.nodes if errors[node.name][address] is not None]
+
+    best = min(addresses, key=lambda address: len(cut_off(address)))
+    names = cut_off(best)
+    if not names:
+        return best
+    why = f"{fold(names)} cannot reach the first node at {best}: {errors[names[0]][best]}"
+    hint = "--master_addr ADDRESS names one that every node reaches"
+    raise RunFailed(1, why, hint=f"{hint}; a firewall must let the nodes reach each other")
+
+
+def prove_gone(plan: LaunchPlan, cluster: Cluster) -> tuple[Lines, Lines]:
+    """Look for the run on every node again and end it; a sentence per leftover, per silent node."""
+    args = {"run": plan.run_id, "kill": True, "grace_s": plan.timing.fail_grace_s}
+    leftovers, unconfirmed = [], []
+    for result in cluster.ask("reap", args, timeout_s=REAP_S):
+        name = result.node.name
+        if result.unreachable is not None:
+            until = f"{plan.timing.lease_s:g} s after its last message from here"
+            why = f"{result.unreachable.sentence()}; if its agent lives, it ends the ranks {until}"
+            unconfirmed.append(f"{name}: {why}")
+        for left in result.value["left"] if result.value else ():
+            process = f"pid {left['pid']} ({left['command']}, state {left['state']})"
+            leftovers.append(f"{name}: {process}")
+    return tuple(leftovers), tuple(unconfirmed)
