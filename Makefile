@@ -10,7 +10,7 @@ help:
 	@echo "make demo      two loopback nodes, a real training run, its videos and their score"
 	@echo "make test      lint and tests"
 	@echo "make test-pythons  part of the tests and a short demo on each Python from 3.10 to 3.13"
-	@echo "make venv      only .venv (PYTHON=python3.12, LOCK=cpu|cuda)"
+	@echo "make venv      only .venv (PYTHON=python3.12, LOCK=cpu|cuda|cuda12)"
 	@echo "make lint      ruff, mypy, import-linter, tests/lint.py"
 	@echo "make docs      the documents as a static site in site/"
 	@echo "make bench     benchmarks against the named peers"
@@ -19,7 +19,7 @@ help:
 	@echo "make lab-tools Debian packages for tests that make real nodes (root)"
 
 # Asked for by name, the interpreter of .venv is looked at even where nothing is new.
-.venv/.complete: requirements/lock-cpu.txt requirements/lock-cuda.txt requirements/lock-sources.txt setup.cfg $(if $(PYTHON),always)
+.venv/.complete: requirements/lock-cpu.txt requirements/lock-cuda.txt requirements/lock-cuda12.txt requirements/lock-sources.txt setup.cfg $(if $(PYTHON),always)
 	@requirements/venv.sh
 
 venv: .venv/.complete

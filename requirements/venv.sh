@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Make an environment from a lock file, and show what is being done. Settings by environment:
 #   PYTHON=python3.12   the interpreter           VENV=.venv   the folder to make
-#   LOCK=cpu|cuda       the platform (default: cuda where nvidia-smi answers)
+#   LOCK=cpu|cuda|cuda12  the platform (default: by the driver that nvidia-smi shows)
 #   INSTALLER=uv|pip    default: uv, from PATH or from the package index; pip where there is no uv
 #   COMPILE=            empty: no bytecode now; Python makes it when it first imports a module
 #   VERIFY=no           install files whose hash is not in the lock (another index's builds of torch)
@@ -27,9 +27,16 @@ fi
 lock=${LOCK:-}
 if [ -z "$lock" ]; then
     lock=cpu
-    if timeout 10 nvidia-smi -L 2>/dev/null | grep -q '^GPU '; then lock=cuda; fi
+    driver=$(timeout 10 nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null || true)
+    if [[ $driver =~ ^([0-9]+)\. ]]; then
+        # CUDA 13 needs driver 580, CUDA 12 needs 525 (NVIDIA's table of minor version compatibility).
+        lock=cuda
+        [ "${BASH_REMATCH[1]}" -ge 580 ] || lock=cuda12
+        [ "${BASH_REMATCH[1]}" -ge 525 ] || die "NVIDIA driver ${BASH_REMATCH[0]}x is too old: CUDA 12 needs 525, CUDA 13 needs 580" \
+            "update the driver; LOCK=cpu make venv installs without CUDA"
+    fi
 fi
-[ -f "requirements/lock-$lock.txt" ] || die "there is no requirements/lock-$lock.txt" "LOCK=cpu or LOCK=cuda"
+[ -f "requirements/lock-$lock.txt" ] || die "there is no requirements/lock-$lock.txt" "LOCK=cpu, LOCK=cuda or LOCK=cuda12"
 
 version() { "$1" -c 'import sys; print("Python {}.{}".format(*sys.version_info))' 2>/dev/null || true; }
 if [ -n "${PYTHON:-}" ] && [ -x "$venv/bin/python" ] && [ "$(version "$venv/bin/python")" != "$(version "$python")" ]; then
@@ -96,7 +103,7 @@ install_with_uv() { # uv reads none of pip's settings: indexes, wheel folders an
     [ -z "$extra" ] || export UV_INDEX="${UV_INDEX:-$extra}" UV_INDEX_STRATEGY=unsafe-best-match
     [ -z "$links" ] || export UV_FIND_LINKS="${UV_FIND_LINKS:-${links// /,}}"
     [ -z "$certificates" ] || export SSL_CERT_FILE="${SSL_CERT_FILE:-$certificates}"
-    local into=(env VIRTUAL_ENV="$PWD/$venv" "$uv" pip install --no-deps)
+    local into=("$uv" pip install --python "$venv/bin/python" --no-deps)
     # What is built from source is built with the locked setuptools, which is there by then.
     {
         "${into[@]}" --only-binary :all: -r "$(lock_file "lock-$1")" &&

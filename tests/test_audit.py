@@ -48,7 +48,13 @@ def test_without_the_service_it_is_skipped_with_a_word(tmp_path: Path) -> None:
 def test_all_locked_files_are_asked_about(tmp_path: Path, service: str) -> None:
     done = audit(tmp_path, service)
     assert done.returncode == 0
-    for words in ("lock-cuda.txt", "lock-sources.txt", "--require-hashes", f"{service}/v1/query"):
+    for words in (
+        "lock-cuda.txt",
+        "lock-cuda12.txt",
+        "lock-sources.txt",
+        "--require-hashes",
+        f"{service}/v1/query",
+    ):
         assert words in done.stdout
     assert "no vulnerability is known" in done.stdout
 

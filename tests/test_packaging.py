@@ -91,7 +91,7 @@ def _entries(name: str) -> list[str]:
 
 
 def test_locks_pin_every_file_by_its_hash_and_hold_the_engine() -> None:
-    for name in ("lock-cpu.txt", "lock-cuda.txt", "lock-sources.txt"):
+    for name in ("lock-cpu.txt", "lock-cuda.txt", "lock-cuda12.txt", "lock-sources.txt"):
         for entry in _entries(name):
             assert re.match(r"[A-Za-z0-9_.-]+==\S+", entry), entry
             head, *hashes = entry.rstrip().split(" \\\n")
@@ -99,11 +99,21 @@ def test_locks_pin_every_file_by_its_hash_and_hold_the_engine() -> None:
             assert hashes, f"{name}: {head} has no hash"
             assert all(re.fullmatch(r"    --hash=sha256:[0-9a-f]{64}", one) for one in hashes), head
     assert [entry.split()[0] for entry in _entries("lock-sources.txt")] == ["colossalai==0.5.0"]
-    for name in ("lock-cpu.txt", "lock-cuda.txt"):
-        names = [entry.split("==")[0] for entry in _entries(name)]
-        assert {"torch", "setuptools"} <= set(names)
+    nccl = {"lock-cuda.txt": {"nvidia-nccl-cu13"}, "lock-cuda12.txt": {"nvidia-nccl-cu12"}}
+    for name in ("lock-cpu.txt", "lock-cuda.txt", "lock-cuda12.txt"):
+        names = {entry.split("==")[0] for entry in _entries(name)}
+        assert {"torch", "setuptools"} <= names
         assert "colossalai" not in names
-        assert ("nvidia-nccl-cu13" in names) == (name == "lock-cuda.txt")
+        assert {one for one in names if one.startswith("nvidia-nccl")} == nccl.get(name, set())
+
+
+def test_locks_differ_in_torch_and_its_libraries_only() -> None:
+    of_torch = re.compile("torch==|nvidia-(cu|nccl|nv[jst])|cuda-|triton")
+    cpu, *others = (
+        {entry.split()[0] for entry in _entries(name) if not of_torch.match(entry)}
+        for name in ("lock-cpu.txt", "lock-cuda.txt", "lock-cuda12.txt")
+    )
+    assert others == [cpu, cpu]
 
 
 def test_locks_hold_everything_setup_cfg_asks_for() -> None:

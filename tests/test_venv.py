@@ -22,6 +22,7 @@ if [ "$1" = venv ]; then
     exit 0
 fi
 env | grep -E '^(UV_|SSL_CERT_FILE)' >uv-environment
+echo "$*" >>uv-words
 echo 'Downloading torch (502.2MiB)' >&2
 [ ! -e broken ] || { echo 'error: Failed to fetch: `https://index/simple/torch/`' >&2; exit 1; }
 echo ' Downloaded torch' >&2
@@ -62,6 +63,39 @@ def test_progress_is_a_few_lines_and_the_log_has_them_all(checkout: Path) -> Non
     assert "accelerate" not in done.stderr
     assert " + accelerate==1.15.0" in (checkout / ".venv/install.log").read_text()
     assert (checkout / ".venv/.complete").exists()
+
+
+@pytest.mark.parametrize(
+    ("driver", "lock"), [("580.65.06", "cuda"), ("570.86.15", "cuda12"), ("525.60.13", "cuda12")]
+)
+def test_lock_is_chosen_by_the_driver(checkout: Path, driver: str, lock: str) -> None:
+    _nvidia_smi(checkout, f"echo {driver}; echo {driver}")
+    done = make(checkout, LOCK="", INSTALLER="uv")
+    assert f"Installing requirements/lock-{lock}.txt into .venv" in done.stderr
+
+
+def test_driver_that_is_too_old_and_driver_that_does_not_answer(checkout: Path) -> None:
+    _nvidia_smi(checkout, "echo 470.256.02")
+    done = make(checkout, LOCK="")
+    assert done.returncode == 2
+    assert (
+        "error: NVIDIA driver 470.x is too old: CUDA 12 needs 525, CUDA 13 needs 580" in done.stderr
+    )
+    _nvidia_smi(checkout, "echo 'NVIDIA-SMI has failed'; exit 9")
+    assert "requirements/lock-cpu.txt" in make(checkout, LOCK="").stderr
+
+
+def _nvidia_smi(checkout: Path, body: str) -> None:
+    tool = checkout / "bin" / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\n{body}\n")
+    tool.chmod(0o755)
+
+
+def test_environment_may_be_anywhere(checkout: Path, tmp_path: Path) -> None:
+    done = make(checkout, VENV=str(tmp_path / "elsewhere"))
+    assert done.returncode == 0, done.stderr
+    assert f"--python {tmp_path}/elsewhere/bin/python" in (checkout / "uv-words").read_text()
+    assert not (checkout / ".venv").exists()
 
 
 def test_settings_of_pip_reach_uv(checkout: Path) -> None:
