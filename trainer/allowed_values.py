@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from trainer.errors import ConfigError
 
 T = TypeVar("T")
-_NAME = "allowed"  # in a field's metadata
+_RULE = "rule"  # in a field's metadata
 _BOUNDS: Mapping[str, tuple[str, Callable[[float, float], bool]]] = {
     "least": ("at least", operator.ge),
     "above": ("above", operator.gt),
@@ -22,45 +22,35 @@ _BOUNDS: Mapping[str, tuple[str, Callable[[float, float], bool]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
-    """Finite numbers within `bounds`, by the names above; of a tuple each."""
+class Rule:
+    """What a value must be, or each value of a tuple."""
 
-    bounds: Mapping[str, float]
-
-    def holds(self, value: float) -> bool:
-        inside = (_BOUNDS[name][1](value, bound) for name, bound in self.bounds.items())
-        return math.isfinite(value) and all(inside)
-
-    def __str__(self) -> str:
-        limits = [f"{_BOUNDS[name][0]} {bound:,}" for name, bound in self.bounds.items()]
-        return " and ".join(limits) or "a finite number"
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """Words, or None."""
-
-    values: tuple[str | None, ...]
-
-    def holds(self, value: str | None) -> bool:
-        return value in self.values
-
-    def __str__(self) -> str:
-        return f"one of {', '.join(map(str, self.values))}"
+    words: str
+    holds: Callable[[Any], bool]
 
 
 def number(default: Any, **bounds: float) -> Any:
-    """A field with a Range; None, where the type has it, is always allowed."""
-    return field(default=default, metadata={_NAME: Range(bounds)})
+    """A field of finite numbers within `bounds`; None, where the type has it, is always allowed."""
+    limits = [(*_BOUNDS[name], bound) for name, bound in bounds.items()]
+    words = " and ".join(f"{words} {bound:,}" for words, _, bound in limits)
+
+    def holds(value: float | None) -> bool:
+        if value is None:
+            return True
+        return math.isfinite(value) and all(compare(value, bound) for _, compare, bound in limits)
+
+    return field(default=default, metadata={_RULE: Rule(words or "a finite number", holds)})
 
 
 def choice(default: str | None, *others: str | None) -> Any:
-    """A field with a Choice."""
-    return field(default=default, metadata={_NAME: Choice((default, *others))})
+    """A field with one of these values."""
+    values = (default, *others)
+    rule = Rule(f"one of {', '.join(map(str, values))}", values.__contains__)
+    return field(default=default, metadata={_RULE: rule})
 
 
-def allowed(of: dataclasses.Field[Any]) -> Range | Choice | None:
-    return of.metadata.get(_NAME)
+def allowed(of: dataclasses.Field[Any]) -> Rule | None:
+    return of.metadata.get(_RULE)
 
 
 def taken_from(kind: type[T], config: object) -> T:
@@ -72,9 +62,10 @@ def taken_from(kind: type[T], config: object) -> T:
 def require_allowed(kind: Any, values: Mapping[str, Any], name_of: Callable[[str], str]) -> None:
     """Raises ConfigError, with the field's `name_of`, for a value that it may not have."""
     for of in dataclasses.fields(kind):
-        rule, value = allowed(of), values.get(of.name)
-        if of.name not in values or rule is None or (value is None and isinstance(rule, Range)):
+        rule = allowed(of)
+        if rule is None or of.name not in values:
             continue
+        value = values[of.name]
         each = value if isinstance(value, (tuple, list)) else (value,)
-        if not all(rule.holds(one) for one in each):
-            raise ConfigError(f"{name_of(of.name)} must be {rule}; not {value!r}")
+        if not all(map(rule.holds, each)):
+            raise ConfigError(f"{name_of(of.name)} must be {rule.words}; not {value!r}")

@@ -11,7 +11,6 @@ are often read as ones) and 1.00.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer.arguments import Parser
 from trainer.environment import TRAINING, command, require
 
 if __name__ == "__main__":  # before the imports that need them
@@ -31,7 +31,6 @@ from trainer.data import digits
 from trainer.data.video.mp4 import read_mp4
 from trainer.errors import ConfigError
 from trainer.infer.prompts import read_prompts
-from trainer.runlog.output import add_log_level, configure
 
 # T frames · N scans · canvas and box in logical pixels, see trainer.data.digits
 NEIGHBOURS = 5
@@ -123,15 +122,12 @@ def summarize(readings: Sequence[Reading]) -> dict[str, Any]:
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    prog = "python -m trainer.evaluate"
-    parser = argparse.ArgumentParser(prog=prog, description="Scores of sampled videos.")
+    parser = Parser("evaluate", "Scores of sampled videos.")
     parser.add_argument("what", choices=("digits",))
     parser.add_argument("--samples", type=Path, required=True, help="folder of sample_0000.mp4 …")
     parser.add_argument("--prompts", type=Path, required=True, help="one prompt a line")
     parser.add_argument("--json", action="store_true", help="one line of JSON")
-    add_log_level(parser)
     args = parser.parse_args(argv)
-    configure(args.log_level)
     scores = summarize(read_samples(args.samples, read_prompts(args.prompts)))
     if args.json:
         print(json.dumps({"schema": 1, "command": "evaluate digits", **scores}))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainer.arguments import Parser
 from trainer.environment import TRAINING, command, require
 
 if __name__ == "__main__":  # before the imports that need them
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from trainer.runlog import telemetry
 from trainer.runlog.atomic_file import part_of
-from trainer.runlog.output import LOG, add_log_level, configure
+from trainer.runlog.output import LOG
 
 # T frames · H,W height, width
 CURVE = "loss_curve.png"
@@ -123,12 +123,9 @@ def draw_run(run_dir: Path) -> Path:
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    prog = "python -m trainer.pictures"
-    parser = argparse.ArgumentParser(prog=prog, description="Draw a run's loss curve.")
+    parser = Parser("pictures", "Draw a run's loss curve.")
     parser.add_argument("run_dir", type=Path)
-    add_log_level(parser)
     args = parser.parse_args(argv)
-    configure(args.log_level)
     try:
         print(draw_run(args.run_dir))
     except (ValueError, OSError) as error:

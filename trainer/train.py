@@ -19,12 +19,13 @@ if __package__ in (None, ""):  # run as a file, as `colossalai run` does
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
     sys.path.remove(str(Path(__file__).resolve().parent))
 
+from trainer.arguments import Parser
 from trainer.config import load as configuration
 from trainer.deadline import ends_after, threads_end
 from trainer.engine.agreement import in_words, is_lost
 from trainer.environment import INTERRUPTED, is_reporter, missing_packages
 from trainer.errors import ConfigError, EngineError, TrainerError
-from trainer.runlog.output import LOG, add_log_level, all_is_out, configure, report_error
+from trainer.runlog.output import LOG, all_is_out, report_error
 from trainer.runlog.run_dir import lock, make_run_dir
 from trainer.runlog.telemetry import Heartbeat
 
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from trainer.step import Run
 
 _ONE_KEYSTROKE_S = 1.0
+_EXAMPLES = """\
+examples: python -m trainer.train demo --data-path digits/digits.csv
+          torchrun --nproc_per_node 2 -m trainer.train demo --load outputs/001-STDiT3-demo"""
 _LEAVE_S = 60.0  # for the end of a rank: workers, the tracker, the last writes
 # Variables that explain a run; names with these words in them are never written.
 _KEPT = ("NCCL_", "GLOO_", "OMP_", "CUDA_", "TORCH_", "WORLD_SIZE", "MASTER_", "CLUSTERCTL_")
@@ -42,7 +46,6 @@ _SECRET = ("KEY", "TOKEN", "SECRET", "PASS", "PWD", "AUTH", "CREDENTIAL", "COOKI
 def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     options, overrides = _parser().parse_known_args(argv)
-    configure(options.log_level)
     try:
         if options.allow_partial:
             overrides.append("--allow-partial")
@@ -56,17 +59,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m trainer.train",
-        description="Train. Every key of the config is an option, too: "
-        "--lr 1e-4 --dataset.data-path X.",
-        epilog="examples: python -m trainer.train demo --data-path digits/digits.csv\n"
-        "          torchrun --nproc_per_node 2 -m trainer.train demo "
-        "--load outputs/001-STDiT3-demo",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+def _parser() -> Parser:
+    description = (
+        "Train. Every key of the config is an option, too: --lr 1e-4 --dataset.data-path X."
     )
+    parser = Parser("train", description, epilog=_EXAMPLES, allow_abbrev=False)
     add = parser.add_argument
     add("config", help="config file, or a short name of trainer/configs")
     add("--run-dir", type=Path, help="default: the next free outputs/NNN-<model>")
@@ -74,7 +71,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--data-state", choices=choices, default="fail", help=f"with --load, {what}")
     what = "start although less than 99 %% of the tensors are there"
     add("--allow-partial", action="store_true", help=f"with --ckpt-path, {what}")
-    add_log_level(parser)
     return parser
 
 

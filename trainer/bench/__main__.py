@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -12,10 +11,9 @@ from trainer.environment import TRAINING, command, require
 if __name__ == "__main__":  # before the imports that need them
     require(*TRAINING)
 
-from trainer.arguments import above_0, whole
+from trainer.arguments import Parser, above_0, whole
 from trainer.config import load as configuration
 from trainer.errors import ConfigError
-from trainer.runlog.output import add_log_level, configure
 
 _DESCRIPTION = """\
 Training steps on random latents, bucket by bucket: seconds by phase (medians), tokens/s, TFLOP/s
@@ -35,7 +33,6 @@ examples
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     args, overrides = _parser().parse_known_args(argv)
-    configure(args.log_level)
     config = configuration.load(args.config, overrides)
     if (args.budget_s or args.budget_mb) and not args.search_batch_size:
         raise ConfigError("--budget-s and --budget-mb need --search-batch-size")
@@ -47,14 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return bench.search() if args.search_batch_size else bench.measure()
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m trainer.bench",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def _parser() -> Parser:
+    parser = Parser("bench", _DESCRIPTION, epilog=_EPILOG, allow_abbrev=False)
     count: dict[str, Any] = {"type": whole(1), "metavar": "N"}
     positive: dict[str, Any] = {"type": above_0, "metavar": "X"}
     add = parser.add_argument
@@ -84,7 +75,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--budget-s", **positive, help="seconds of a step")
     add("--budget-mb", **positive, help="peak memory, 10^6 bytes")
     add("--most", **count, default=4096, help="largest batch size to try")
-    add_log_level(parser)
     return parser
 
 

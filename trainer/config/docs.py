@@ -53,7 +53,7 @@ def rows(prefix: str, cls: Any) -> Iterator[tuple[str, str, str, str]]:
         if not field.metadata.get("settable", True) or str(field.type).endswith("Config"):
             continue
         rule = allowed(field)
-        kind = f"{field.type}, {rule}" if rule else str(field.type)
+        kind = f"{field.type}, {rule.words}" if rule else str(field.type)
         default = repr(field.default)
         if field.default_factory is not dataclasses.MISSING:
             default = repr(field.default_factory())

@@ -11,13 +11,13 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from trainer.arguments import above_0, finite, whole
+from trainer.arguments import Parser, above_0, finite, whole
 from trainer.config import load as configuration
 from trainer.config.load import Config
 from trainer.environment import INTERRUPTED, command
 from trainer.errors import ConfigError
 from trainer.runlog.json_file import read_object
-from trainer.runlog.output import LOG, add_log_level, configure
+from trainer.runlog.output import LOG, configure
 
 CONFIG_FILE = "config.json"  # of a run directory
 # Upstream's names for lengths, 17 frames to 5 latents at about 25 a second.
@@ -49,7 +49,6 @@ examples
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     args, overrides = _parser().parse_known_args(argv, argparse.Namespace(run_dir=None))
-    configure(args.log_level)
     try:
         return _run(args, overrides)
     except KeyboardInterrupt:
@@ -57,14 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m trainer.infer",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def _parser() -> Parser:
+    parser = Parser("infer", _DESCRIPTION, epilog=_EPILOG, allow_abbrev=False)
     count: dict[str, Any] = {"type": whole(1), "metavar": "N"}
     number: dict[str, Any] = {"type": finite, "metavar": "X"}
     positive: dict[str, Any] = {"type": above_0, "metavar": "X"}
@@ -82,7 +75,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--save-dir", type=Path, default=Path("samples"), metavar="DIR", help="default samples")
     add("--dry-run", action="store_true", help="print what would be made, make nothing")
     add("--overwrite", action="store_true", help="replace other videos of the same names")
-    add_log_level(parser)
 
     add = parser.add_argument_group("prompts").add_argument
     add("--prompt", action="append", metavar="TEXT", help="may be given several times")

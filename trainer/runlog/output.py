@@ -9,15 +9,12 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from argparse import ArgumentParser, ArgumentTypeError
 from typing import TextIO
 
 from trainer.errors import TrainerError
 
 LOG = logging.getLogger("trainer")
 RUN = logging.getLogger("trainer.run")
-LEVELS = {name: getattr(logging, name.upper()) for name in ("debug", "info", "warning", "error")}
-LEVEL_VARIABLE = "TRAINER_LOG_LEVEL"
 
 
 class _Handler(logging.Handler):
@@ -39,22 +36,6 @@ def configure(level: int = logging.INFO) -> None:
     LOG.propagate = False
     if not any(isinstance(handler, _Handler) for handler in LOG.handlers):
         LOG.addHandler(_Handler())
-
-
-def add_log_level(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--log-level",
-        type=_level,
-        default=os.environ.get(LEVEL_VARIABLE, "info"),
-        metavar="LEVEL",
-        help=f"{', '.join(LEVELS)}; default ${LEVEL_VARIABLE}, else info",
-    )
-
-
-def _level(text: str) -> int:
-    if text not in LEVELS:
-        raise ArgumentTypeError(f"{text!r} is not one of {', '.join(LEVELS)}")
-    return LEVELS[text]
 
 
 def report_error(error: TrainerError) -> int:

@@ -13,16 +13,22 @@ from trainer.environment import INTERRUPTED, TRAINING, command, require
 if __name__ == "__main__":  # before the imports that need them
     require(*TRAINING)
 
-from trainer.runlog.output import LOG, add_log_level, configure
+from trainer.arguments import Parser
+from trainer.runlog.output import LOG
 from trainer.runlog.progress import ByteProgress
 from trainer.weights.contents import as_lines, inspect
 from trainer.weights.convert import DTYPES, FORMATS, convert
+
+_DESCRIPTION = "Look into weights of any format, and convert them."
+_EXAMPLES = """\
+examples:
+  python -m trainer.weights inspect outputs/008-STDiT3-XL-2/epoch4-global_step2210
+  python -m trainer.weights convert PixArt-Sigma-XL-2-2K-MS.pth start/ --from pixart --dtype bf16"""
 
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
-    configure(args.log_level)
     try:
         return _inspect(args) if args.command == "inspect" else _convert(args)
     except KeyboardInterrupt:
@@ -30,19 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m trainer.weights",
-        description="Look into weights of any format, and convert them.",
-        epilog="examples:\n"
-        "  python -m trainer.weights inspect outputs/008-STDiT3-XL-2/epoch4-global_step2210\n"
-        "  python -m trainer.weights convert PixArt-Sigma-XL-2-2K-MS.pth start/ "
-        "--from pixart --dtype bf16",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    add_log_level(parser)
-    verbs = parser.add_subparsers(dest="command", required=True)
+def _parser() -> Parser:
+    parser = Parser("weights", _DESCRIPTION, epilog=_EXAMPLES, allow_abbrev=False)
+    kind = argparse.ArgumentParser
+    verbs = parser.add_subparsers(dest="command", required=True, parser_class=kind)
     look = verbs.add_parser("inspect", help="which model it is, its tensors by prefix, its config")
     look.add_argument("path", help="file, folder, checkpoint, run directory or hub id")
     look.add_argument("--json", action="store_true", help="one document, with every key")
