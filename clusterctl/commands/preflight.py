@@ -107,7 +107,7 @@ def command(
 
 def _run(cluster: Cluster, output: Output, profile: Profile, options: dict[str, Any]) -> Report:
     from clusterctl.preflight.last_census import default_path
-    from clusterctl.preflight.run import CollectOptions, run_preflight
+    from clusterctl.preflight.run import run_preflight
 
     checks, skipped, shared = options["checks"], options["skipped"], options["shared"]
 
@@ -146,7 +146,10 @@ def _run(cluster: Cluster, output: Output, profile: Profile, options: dict[str, 
             profile=profile,
             only=checks,
             without=skipped,
-            options=CollectOptions(options["sudo"], options["workdir"], shared, default_path()),
+            sudo=options["sudo"],
+            workdir=options["workdir"],
+            shared=shared,
+            memory=default_path(),
             work=work if options["active"] else None,
         )
     except KeyError as error:

@@ -13,7 +13,6 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +31,6 @@ from clusterctl.remote.payload import PayloadStream
 GROWTH_S = 0.7  # between two reads of counters
 PINGS = 8
 PING_TIMEOUT_S = 2.0
-QUIET = (Verdict.PASS, Verdict.SKIP)
-
-
-@dataclass(frozen=True, slots=True)
-class CollectOptions:
-    """How preflight looks, beyond what a launch needs."""
-
-    sudo: bool = False  # try `sudo -n` for what this user may not read
-    workdir: Path | None = None  # the launch's folder: commit and changes
-    shared: Path | None = None  # a folder that must be one and the same on all nodes
-    memory: Path | None = None  # file of the last look; None: no record is kept
 
 
 def run_preflight(
@@ -52,35 +40,47 @@ def run_preflight(
     profile: Profile | None = None,
     only: Sequence[str] = (),
     without: Sequence[str] = (),
-    options: CollectOptions | None = None,
+    sudo: bool = False,
+    workdir: Path | None = None,
+    shared: Path | None = None,
+    memory: Path | None = None,
     work: Callable[[Fleet], Active | None] | None = None,
 ) -> Report:
     """One look at all nodes, then all checks; a node that gave no answer is in the report.
 
-    `needs` adds what a launch asks for. `work` may make the nodes work once they are known
-    (`--active`). Raises `KeyError` for an unknown check id in `only` or `without`, `UsageError` when a token
-    cannot be written into `options.shared`.
+    `needs` adds what a launch asks for. `sudo` tries `sudo -n` for what this user may not read,
+    `workdir` is the launch's folder, `shared` must be one folder on all nodes, `memory` is the file
+    of the last look. `work` may make the nodes work once they are known (`--active`).
+    Raises `KeyError` for an unknown check id in `only` or `without`, `UsageError` when a token
+    cannot be written into `shared`.
     """
     started, nodes = time.monotonic(), cluster.nodes
-    options = options or CollectOptions()
     run_checks(Fleet(()), only=only, without=without)  # a wrong id shows before nodes are asked
     known: dict[Node, NodeFacts] = {}
     costs: list[float] = []
-    with _token(options.shared) as (path, token):
-        args = _arguments(nodes, needs, options, path)
+    first = nodes[0]
+    with _token(shared) as (path, token):
+        # "@" is the node's own name; all ranks connect to the first node's.
+        reach = [first.address, 22 if needs is None else needs.port]
+        common = {"growth_s": GROWTH_S, "sudo": sudo, "names": ["@", first.address], "reach": reach}
+        if workdir is not None:
+            common["workdir"] = str(workdir.absolute())
+        if path is not None:
+            common["token"] = str(path)
+        if needs is not None:
+            common |= {"python": needs.python, "paths": [needs.run_dir_parent]}
+            common |= {"files": list(needs.files), "wandb": needs.wandb}
 
-        def args_of(node: Node) -> dict[str, Any]:
+        def args(node: Node) -> dict[str, Any]:
             # Only where it will be used: names of one machine would hold the port for each other.
-            is_master = needs is not None and node.name == (needs.master or nodes[0].name)
-            return {**args, "ports": [needs.port] if needs is not None and is_master else []}
+            return {**common, "ports": [needs.port] if needs is not None and node == first else []}
 
-        for result in collect(cluster, args_of):
+        for result in collect(cluster, args):
             known[result.node] = read_node(result)  # while the others still answer
-            cost = (result.value or {}).get("cpu_s")
-            costs += [cost] if isinstance(cost, float) else []
+            costs += [result.value["cpu_s"]] if result.value else []
     facts = tuple(known[node] for node in nodes)
-    if options.memory is not None:
-        facts = last_census.compare(options.memory, nodes, facts)
+    if memory is not None:
+        facts = last_census.compare(memory, nodes, facts)
     fleet = Fleet(facts, needs, token)
     if work is not None:
         fleet = dataclasses.replace(fleet, active=work(fleet))
@@ -88,27 +88,6 @@ def run_preflight(
     report = run_checks(fleet, profile, only=only, without=without, seconds=seconds)
     cpu_s = sum(costs) / len(costs) if costs else None
     return dataclasses.replace(report, node_cpu_s=cpu_s, active=fleet.active)
-
-
-def _arguments(
-    nodes: Sequence[Node], needs: LaunchNeeds | None, options: CollectOptions, token: Path | None
-) -> dict[str, Any]:
-    # "@" is the node's own name; all ranks connect to the first node's.
-    first = nodes[0].address if nodes else ""
-    args: dict[str, Any] = {
-        "growth_s": GROWTH_S,
-        "sudo": options.sudo,
-        "names": ["@", first],
-        "reach": [first, needs.port if needs is not None else 22],
-    }
-    if options.workdir is not None:
-        args["workdir"] = str(options.workdir.absolute())
-    if token is not None:
-        args["token"] = str(token)
-    if needs is not None:
-        args |= {"python": needs.python, "paths": [needs.run_dir_parent]}
-        args |= {"files": list(needs.files), "wandb": needs.wandb}
-    return args
 
 
 def collect(
@@ -120,11 +99,8 @@ def collect(
     the node's, received).
     """
     nvml = importlib.util.find_spec("pynvml") is not None
-    timeout_s = cluster.limits.command_s
-    plain = {"tool_timeout_s": cluster.limits.tool_s, "everything": True, "nvml": nvml}
-
-    def wanted(node: Node) -> dict[str, Any]:
-        return {**plain, **args(node), "pings": PINGS}
+    timeout_s, tool_s = cluster.limits.command_s, cluster.limits.tool_s
+    always = {"tool_timeout_s": tool_s, "everything": True, "nvml": nvml, "pings": PINGS}
 
     def talk(stream: PayloadStream, connect_s: float) -> dict[str, Any]:
         answer = stream.answer(timeout_s - (time.monotonic() - stream.started_s))
@@ -134,7 +110,12 @@ def collect(
         return {**answer, "noise": stream.noise, "head": head}
 
     return cluster.converse(
-        "census", wanted, talk, timeout_s=timeout_s, nvml=nvml, start_timeout_s=timeout_s
+        "census",
+        lambda node: {**always, **args(node)},
+        talk,
+        timeout_s=timeout_s,
+        nvml=nvml,
+        start_timeout_s=timeout_s,
     )
 
 
@@ -193,7 +174,8 @@ def headline(report: Report) -> str:
 def shown(report: Report, everything: bool = False) -> list[Finding]:
     """Folded findings, worst first: not PASS and not SKIP, without what only follows."""
     rows = report.folded(following=everything)
-    return [one for one in rows if everything or one.verdict not in QUIET]
+    quiet = () if everything else (Verdict.PASS, Verdict.SKIP)
+    return [one for one in rows if one.verdict not in quiet]
 
 
 def table_rows(report: Report) -> list[tuple[Verdict, str, str, str]]:
@@ -220,7 +202,7 @@ def fix_lines(report: Report) -> list[str]:
 
 def explain(check: Any) -> list[str]:
     """What, why, how measured, how bad, how to repair, how to silence: the lines of --explain."""
-    id, why = check.id, [f"why:      {check.why}"] if check.why else []
+    id = check.id
     scopes = {
         "node": "each node alone",
         "launch": "each node of a launch",
@@ -228,14 +210,14 @@ def explain(check: Any) -> list[str]:
         "active": "nodes that were made to work: only with --active",
     }
     override = f'in clusterctl.toml: [preflight] severity = ["{id}=warn"]'
-    unknown = ["unknown:  is reported with exit code 3, but stops no launch"]
+    unknown = "unknown:  is reported with exit code 3, but stops no launch"
     return [
         f"{id}: {check.summary}",
-        *why,
+        *([f"why:      {check.why}"] if check.why else []),
         f"measured: {check.how}",
         f"verdict:  {check.bad}",
         f"fix:      {check.fix}",
         f"scope:    {scopes[check.scope]}",
         f"silence:  --skip {id}, or --severity {id}=warn|skip, or {override}",
-        *(unknown if check.advisory else []),
+        *([unknown] if check.advisory else []),
     ]

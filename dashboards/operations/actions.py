@@ -152,11 +152,10 @@ class ClusterActions(Actions):
 
     def preflight(self, nodes: Sequence[str], watch: Watch) -> list[str]:
         from clusterctl.preflight.last_census import default_path
-        from clusterctl.preflight.run import CollectOptions, run_preflight
+        from clusterctl.preflight.run import run_preflight
 
         cluster = self._cluster(self._only(nodes), watch)
-        options = CollectOptions(memory=default_path())
-        return preflight_lines(run_preflight(cluster, options=options))
+        return preflight_lines(run_preflight(cluster, memory=default_path()))
 
     def find(self, directory: str | None, nodes: Sequence[str], watch: Watch) -> Ending:
         pick = _pick(directory)
