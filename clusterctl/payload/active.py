@@ -17,21 +17,19 @@ from clusterctl.payload.collect.ports import try_port
 from clusterctl.payload.files.ownership import refuse_planted
 from clusterctl.payload.launch.rendezvous import (
     RendezvousListener,
-    interface_towards,
+    name_interface,
     own_addresses,
     probe_port,
 )
-from clusterctl.payload.prelude import (
-    _write,
+from clusterctl.payload.prelude import emit, hold_lease, on_signals
+from clusterctl.payload.proc_files import read_stat
+from clusterctl.payload.tools import (
+    at_once,
     error_text,
     forget_tool,
-    hold_lease,
     in_thread,
     kill_tools,
-    on_signals,
-    read_stat,
     start_tool,
-    together,
     tool_env,
 )
 
@@ -174,12 +172,7 @@ def answer(order):
         found = OPS[order["op"]](order)
     except Exception as error:  # noqa: BLE001 - order boundary: it becomes the answer
         found = {"error": error_text(error)}
-    send(dict(found, id=order["id"]))
-
-
-def send(message):
-    """As `emit`; but a head that has gone leaves us something to remove."""
-    _write((json.dumps(message) + "\n").encode(), leave)
+    emit(dict(found, id=order["id"]), leave)
 
 
 def start_ranks(order):
@@ -192,13 +185,9 @@ def start_ranks(order):
     # A collective that is not joined in time shall raise in its rank, not end the process.
     env = {"TORCH_NCCL_BLOCKING_WAIT": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
     env.update(order.get("env") or {})
-    peer = order.get("peer")
-    # launch writes "auto" for the interface towards the others.
-    interface = interface_towards(peer) if peer else None
+    env.setdefault("GLOO_SOCKET_IFNAME", "auto")
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        if env.get(name, "auto" if name[0] == "G" else "") == "auto":
-            env.pop(name, None)
-            env.update({name: interface} if interface else {})
+        name_interface(env, name, order.get("peer"))
     try:
         refuse_planted(order["python"])
         for device in wanted:
@@ -206,7 +195,7 @@ def start_ranks(order):
                 ranks.append(Rank(order["python"], order["text"], device, env))
     except OSError as error:
         why = "%s cannot be started: %s" % (order["python"], error.strerror or error)
-        send({"id": order["id"], "error": why})
+        emit({"id": order["id"], "error": why}, leave)
         return
     ranks.sort(key=lambda rank: wanted.index(rank.device))
     in_thread(await_ranks, order)
@@ -223,18 +212,7 @@ def await_ranks(order):
         if stopped:
             late = {"error": "its process was stopped (state T) while it was to %s" % rank.phase}
         answers.append(dict(rank.ready or late, device=rank.device))
-    send({"id": order["id"], "ranks": answers})
-
-
-def at_once(function, items):
-    """[function(item) for each item], each in a thread."""
-    found = [None] * len(items)  # type: list
-
-    def one(index):
-        found[index] = function(items[index])
-
-    together([lambda index=index: one(index) for index in range(len(items))])
-    return found
+    emit({"id": order["id"], "ranks": answers}, leave)
 
 
 def work(order):

@@ -3,7 +3,7 @@
 import json
 import sys
 
-from clusterctl.payload.prelude import section
+from clusterctl.payload.tools import section
 
 FILES_CODE = """
 import hashlib, json, os, shutil, sys, time

@@ -21,18 +21,9 @@ from clusterctl.payload.collect.gpus import (
     look_at_gpus,
     look_at_switches,
 )
-from clusterctl.payload.prelude import (
-    ARGS,
-    call,
-    emit,
-    envelope,
-    finish,
-    hold_lease,
-    read_text,
-    read_times,
-    read_word,
-    together,
-)
+from clusterctl.payload.prelude import ARGS, emit, envelope, finish, hold_lease
+from clusterctl.payload.proc_files import read_text, read_times, read_word
+from clusterctl.payload.tools import call, together
 
 
 def main():

@@ -11,17 +11,9 @@ import threading
 
 from clusterctl.payload.collect.clock import look_at_clock
 from clusterctl.payload.collect.processes import list_processes
-from clusterctl.payload.prelude import (
-    ARGS,
-    SECTIONS,
-    call,
-    emit,
-    hold_lease,
-    in_thread,
-    node_facts,
-    read_times,
-    together,
-)
+from clusterctl.payload.prelude import ARGS, emit, hold_lease
+from clusterctl.payload.proc_files import node_facts, read_times
+from clusterctl.payload.tools import SECTIONS, call, in_thread, together
 
 STARTED = {}  # type: dict
 

@@ -12,16 +12,9 @@ import subprocess
 import time
 
 from clusterctl.payload.files.ownership import planted
-from clusterctl.payload.prelude import (
-    ARGS,
-    as_text,
-    emit,
-    hold_lease,
-    in_thread,
-    leave,
-    on_signals,
-    start_tool,
-)
+from clusterctl.payload.prelude import ARGS, emit, hold_lease, leave, on_signals
+from clusterctl.payload.proc_files import as_text
+from clusterctl.payload.tools import in_thread, start_tool
 
 BEAT_S = 2.0
 STDERR_BYTES = 4000

@@ -3,7 +3,8 @@
 import binascii
 import os
 
-from clusterctl.payload.prelude import ARGS, finish, hold_lease, section
+from clusterctl.payload.prelude import ARGS, finish, hold_lease
+from clusterctl.payload.tools import section
 
 
 def main():
@@ -19,4 +20,4 @@ def main():
         # Any bytes: as JSON a control character takes six, here four take three.
         pack=lambda data: binascii.b2a_base64(data, newline=False).decode(),
     )
-    finish()
+    finish({})

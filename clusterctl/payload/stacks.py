@@ -40,17 +40,9 @@ from clusterctl.payload.dump.py_spy import (
 from clusterctl.payload.jobs.heartbeats import clip, handles, heartbeat
 from clusterctl.payload.jobs.job_processes import describe_job, find_job, machine
 from clusterctl.payload.jobs.processes import start_of
-from clusterctl.payload.prelude import (
-    ARGS,
-    SECTIONS,
-    call,
-    emit,
-    hold_lease,
-    kill_tools,
-    node_facts,
-    on_signals,
-    together,
-)
+from clusterctl.payload.prelude import ARGS, emit, hold_lease, on_signals
+from clusterctl.payload.proc_files import node_facts
+from clusterctl.payload.tools import SECTIONS, call, kill_tools, together
 
 SKIPPED = ("tracker", "shell")
 FAULT_S = 1.5  # for a signalled trainer to write its stacks

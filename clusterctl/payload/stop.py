@@ -14,7 +14,8 @@ from clusterctl.payload.jobs.heartbeats import handles, heartbeat
 from clusterctl.payload.jobs.job_processes import Seen, find_job, look_at_job, read_patiently
 from clusterctl.payload.jobs.processes import describe, process
 from clusterctl.payload.jobs.terminate import Victim
-from clusterctl.payload.prelude import ARGS, call, finish
+from clusterctl.payload.prelude import ARGS, finish
+from clusterctl.payload.tools import call
 
 SAVED = re.compile(r"^epoch\d+-global_step\d+$")
 

@@ -18,14 +18,15 @@ the monotonic one), "x" (rows XID).
 {"ping": id} on stdin is answered at once with {"pong": id, "t": wall clock}.
 """
 
-import json
 import os
 import signal
 import time
 
 from clusterctl.payload.files.locks import lock_path, take_lock
 from clusterctl.payload.jobs.processes import process, send
-from clusterctl.payload.prelude import ARGS, _write, hold_lease, in_thread, leave, read_times
+from clusterctl.payload.prelude import ARGS, emit, hold_lease, leave
+from clusterctl.payload.proc_files import read_times
+from clusterctl.payload.tools import in_thread
 from clusterctl.payload.watching.gpus import Gpus
 from clusterctl.payload.watching.host import Host
 from clusterctl.payload.watching.kernel_log import KernelLog
@@ -76,17 +77,13 @@ def main():
         lines = log.new_lines()
         if lines:
             line["x"] = lines
-        send_line(line)
-
-
-def send_line(line):
-    _write((json.dumps(line, separators=(",", ":")) + "\n").encode())
+        emit(line)
 
 
 def answer(message):
     HEARD[0] = time.monotonic()
     if "ping" in message:
-        send_line({"pong": message["ping"], "t": time.time()})
+        emit({"pong": message["ping"], "t": time.time()})
 
 
 def end_without_head():

@@ -4,7 +4,8 @@ import os
 import stat
 import time
 
-from clusterctl.payload.prelude import call, names_in, read_text, section
+from clusterctl.payload.proc_files import names_in, read_text
+from clusterctl.payload.tools import call, section
 
 LOG_FILES = 5000  # of /var/log that are read; what is deeper or more is archives and pods
 CLOCKSOURCE = "/sys/devices/system/clocksource/clocksource0/current_clocksource"

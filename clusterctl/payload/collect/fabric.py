@@ -3,7 +3,8 @@
 import os
 import time
 
-from clusterctl.payload.prelude import call, names_in, read_word
+from clusterctl.payload.proc_files import names_in, read_word
+from clusterctl.payload.tools import call
 
 IB = "/sys/class/infiniband"
 IB_TOP = ("fw_ver", "board_id", "hca_type", "node_guid", "device/numa_node")

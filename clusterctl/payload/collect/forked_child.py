@@ -5,7 +5,7 @@ import select
 import signal
 import time
 
-from clusterctl.payload.prelude import SECTIONS, _result, error_text
+from clusterctl.payload.tools import SECTIONS, error_text, result
 
 CHILD_LIFE_S = 60  # after which a child ends by itself
 
@@ -43,21 +43,22 @@ def collect_child(name, child, timeout_s):
     pid, pipe = child
     started = time.monotonic()
     kept, ended = b"", False
-    while not ended and time.monotonic() - started < timeout_s:
-        ready, _, _ = select.select([pipe], [], [], 0.1)
-        if ready:
-            data = os.read(pipe, 65536)
-            kept, ended = kept + data, not data
+    while not ended:
+        left_s = started + timeout_s - time.monotonic()
+        if not select.select([pipe], [], [], max(0.0, left_s))[0]:
+            break
+        data = os.read(pipe, 65536)
+        kept, ended = kept + data, not data
     os.close(pipe)
-    if not ended:
+    if ended:
+        status = os.waitpid(pid, 0)[1]
+        rc = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128
+        found = ("ended", rc, b"" if rc else kept, kept if rc else b"")  # type: tuple
+    else:
         try:
             os.killpg(pid, signal.SIGKILL)
         except OSError:
             pass  # it has just ended, or not yet its own session
-        result = ("timeout", None, kept, "no end in %g s, killed" % timeout_s)  # type: tuple
-    else:
-        status = os.waitpid(pid, 0)[1]
-        rc = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128
-        result = ("ended", rc, b"" if rc else kept, kept if rc else b"")
-    SECTIONS[name] = _result(*result, started=started)
+        found = ("timeout", None, kept, "no end in %g s, killed" % timeout_s)
+    SECTIONS[name] = result(*found, started=started)
     return SECTIONS[name]

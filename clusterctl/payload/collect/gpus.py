@@ -4,17 +4,16 @@ import os
 import re
 
 from clusterctl.payload.collect.forked_child import collect_child
-from clusterctl.payload.prelude import (
-    SECTIONS,
-    call,
+from clusterctl.payload.proc_files import (
+    age_s,
     environ_value,
     read_bytes,
     read_stat,
     read_text,
     read_word,
-    section,
     user_name,
 )
+from clusterctl.payload.tools import SECTIONS, call, section
 
 GPU_FIELDS = (
     "index,uuid,name,driver_version,pci.bus_id,power.draw,power.limit,"
@@ -54,8 +53,6 @@ def describe_processes(text):
     """pid, uid, user, age in s, command line, run, rank ("-": none, "?": unreadable) of each."""
     from clusterctl.payload.mask_secrets import hide_words
 
-    ticks = os.sysconf("SC_CLK_TCK")
-    uptime_s = float(read_text("/proc/uptime").split()[0])
     lines = []
     for pid in sorted({int(number) for number in re.findall(r"\b\d{1,10}\b", text)}):
         try:
@@ -66,10 +63,9 @@ def describe_processes(text):
         stat = read_stat(pid)
         if stat is None:
             continue
-        age_s = uptime_s - int(stat[1][19]) / ticks
         command = " ".join(hide_words(words)).strip()
         command = command.replace("\n", " ").replace("\t", " ")[:200]
-        facts = (pid, uid, user_name(uid), age_s, command) + run_and_rank(pid)
+        facts = (pid, uid, user_name(uid), age_s(stat[1][19]), command) + run_and_rank(pid)
         lines.append("%d\t%d\t%s\t%.0f\t%s\t%s\t%s" % facts)
     return "\n".join(lines)
 

@@ -2,7 +2,7 @@
 
 import re
 
-from clusterctl.payload.prelude import SECTIONS, section
+from clusterctl.payload.tools import SECTIONS, section
 
 # As checks.parsers.kernel_log.INTERESTING; a test compares them. Each alternative begins with a
 # literal: a line is then searched in 1 us, but in 2.4 with one [Ll] among them.

@@ -4,7 +4,8 @@ import json
 import os
 import time
 
-from clusterctl.payload.prelude import SECTIONS, _result, read_word, section
+from clusterctl.payload.proc_files import read_word
+from clusterctl.payload.tools import SECTIONS, result, section
 
 # Asks an environment for its versions without importing anything heavy: torch takes seconds,
 # importlib.metadata 30 ms, and the folders' names have the same. Runs under -S: of .pth files it
@@ -121,7 +122,7 @@ def is_refused(name, path):
 
     why = planted(path)
     if why:
-        SECTIONS[name] = _result("error", None, b"", why, started=time.monotonic())
+        SECTIONS[name] = result("error", None, b"", why, started=time.monotonic())
     return bool(why)
 
 

@@ -3,12 +3,11 @@
 import json
 import os
 import re
-import select
-import signal
 import time
+from functools import partial
 
-from clusterctl.payload.collect.forked_child import fork_child
-from clusterctl.payload.prelude import read_text
+from clusterctl.payload.collect.forked_child import collect_child, fork_child
+from clusterctl.payload.proc_files import read_text
 
 MOUNTS = 64  # that are measured; each takes a child
 FUSE = ("fuse.lxcfs", "fuse.gvfsd-fuse", "fuse.portal", "fuse.snapfuse")
@@ -30,28 +29,16 @@ def measure(path):
 def measure_mounts(timeout_s):
     """One JSON line for each file system, from a child each: a dead server stops only that one."""
     deadline = time.monotonic() + timeout_s
-    children = {}  # type: dict
-    lines = []
-    for about in list_mounts():
-        if len(children) == MOUNTS:
-            about["error"] = "one of more than %d, not measured" % MOUNTS
-            lines.append(json.dumps(about))
-            continue
-        pid, pipe = fork_child(lambda: json.dumps(measure_mount(about)))
-        children[pipe] = (pid, about)
-    while children and time.monotonic() < deadline:
-        for pipe in select.select(list(children), [], [], 0.1)[0]:
-            text = os.read(pipe, 65536).decode("utf-8", "replace")
-            pid, about = children.pop(pipe)
-            os.waitpid(pid, 0)
-            lines.append(text if text[:1] == "{" else json.dumps(dict(about, error=text or "died")))
-    for pid, about in children.values():
-        lines.append(json.dumps(dict(about, error="no answer in %g s" % timeout_s)))
-        try:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, os.WNOHANG)
-        except OSError:
-            pass
+    mounts, lines = list_mounts(), []
+    children = [fork_child(partial(measure_mount, about)) for about in mounts[:MOUNTS]]
+    for about, child in zip(mounts, children):
+        answer = collect_child(about["path"], child, deadline - time.monotonic())
+        late = "no answer in %g s" % timeout_s
+        error = late if answer["state"] == "timeout" else answer["err"] or "died"
+        lines.append(answer["out"] or json.dumps(dict(about, error=error)))
+    for about in mounts[MOUNTS:]:
+        error = "one of more than %d, not measured" % MOUNTS
+        lines.append(json.dumps(dict(about, error=error)))
     return "\n".join(lines)
 
 
@@ -61,7 +48,7 @@ def measure_mount(about):
         about.update(measure(path), asked=path, writable=writable, is_folder=True)
     except OSError as error:
         about["error"] = error.strerror
-    return about
+    return json.dumps(about)
 
 
 def list_mounts():

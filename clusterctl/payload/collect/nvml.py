@@ -2,6 +2,13 @@
 
 import json
 
+# name in the answer=name of the function, without nvmlDeviceGet
+PLAIN = """uuid=UUID name=Name power_mw=PowerUsage power_limit_mw=EnforcedPowerLimit
+power_default_mw=PowerManagementDefaultLimit vbios=VbiosVersion inforom=InforomImageVersion
+gsp=GspFirmwareVersion persistence=PersistenceMode compute_mode=ComputeMode
+pcie_width=CurrPcieLinkWidth pcie_width_max=MaxPcieLinkWidth pcie_gen=CurrPcieLinkGeneration
+pcie_gen_max=MaxPcieLinkGeneration""".split()
+
 
 def ask_nvml():
     """One JSON line: driver, cuda, gpus. A value that a card does not give is {"error": why}."""
@@ -23,19 +30,15 @@ def ask_nvml():
         else:
             ask_gpu(nv, handle, row)
     version = "%d.%d" % (cuda // 1000, cuda % 1000 // 10)
-    driver = plain(nv.nvmlSystemGetDriverVersion())
+    driver = nv.nvmlSystemGetDriverVersion()
     return json.dumps({"driver": driver, "cuda": version, "gpus": rows})
-
-
-def plain(value):
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
 def ask_gpu(nv, handle, row):
     def keep(name, function, *args):
         try:
-            row[name] = plain(function(*args))
-        except (nv.NVMLError, AttributeError, TypeError) as error:
+            row[name] = function(*args)
+        except (nv.NVMLError, AttributeError, TypeError, ValueError) as error:
             row[name] = {"error": str(error)}
         return row[name]
 
@@ -43,71 +46,52 @@ def ask_gpu(nv, handle, row):
         # Functions come and go with the library's version: a missing one is an error value.
         return getattr(nv, "nvmlDeviceGet" + function)(handle, *args)
 
-    def ask(name, function, *args):
-        return keep(name, get, function, *args)
-
-    ask("uuid", "UUID")
-    ask("name", "Name")
+    for pair in PLAIN:
+        name, function = pair.split("=")
+        keep(name, get, function)
     keep("bus_id", lambda: get("PciInfo").busId)
-    ask("power_mw", "PowerUsage")
-    ask("power_limit_mw", "EnforcedPowerLimit")
-    ask("power_default_mw", "PowerManagementDefaultLimit")
     keep("memory_used", lambda: get("MemoryInfo").used)
     keep("memory_total", lambda: get("MemoryInfo").total)
     keep("utilization", lambda: get("UtilizationRates").gpu)
-    now = ask("temperature", "Temperature", nv.NVML_TEMPERATURE_GPU)
-    slow = ask("slowdown_c", "TemperatureThreshold", 1)
+    now = keep("temperature", get, "Temperature", nv.NVML_TEMPERATURE_GPU)
+    slow = keep("slowdown_c", get, "TemperatureThreshold", 1)
     if isinstance(now, int) and isinstance(slow, int):
         row["margin_c"] = slow - now
     else:
-        ask("margin_c", "MarginTemperature")
-    ask("vbios", "VbiosVersion")
-    ask("inforom", "InforomImageVersion")
-    ask("gsp", "GspFirmwareVersion")
-    ask("persistence", "PersistenceMode")
+        keep("margin_c", get, "MarginTemperature")
     keep("mig", lambda: get("MigMode")[0])
-    ask("compute_mode", "ComputeMode")
     keep("ecc", lambda: get("EccMode")[0])
-    ask("corrected_volatile", "TotalEccErrors", 0, 0)
-    ask("uncorrected_volatile", "TotalEccErrors", 1, 0)
+    keep("corrected_volatile", get, "TotalEccErrors", 0, 0)
+    keep("uncorrected_volatile", get, "TotalEccErrors", 1, 0)
     # Counter type 1 is aggregate, location 7 SRAM.
-    ask("sram_uncorrected_aggregate", "MemoryErrorCounter", 1, 1, 7)
-    rows = ask("rows", "RemappedRows")
+    keep("sram_uncorrected_aggregate", get, "MemoryErrorCounter", 1, 1, 7)
     for index, name in enumerate(("remapped_uncorrectable", "remap_pending", "remap_failure"), 1):
-        row[name] = rows if isinstance(rows, dict) else rows[index]
-    del row["rows"]
-    if isinstance(ask("throttle", "CurrentClocksEventReasons"), dict):
-        ask("throttle", "CurrentClocksThrottleReasons")
-    ask("pcie_width", "CurrPcieLinkWidth")
-    ask("pcie_width_max", "MaxPcieLinkWidth")
-    ask("pcie_gen", "CurrPcieLinkGeneration")
-    ask("pcie_gen_max", "MaxPcieLinkGeneration")
-    ask("max_sm_mhz", "MaxClockInfo", 1)
-    ask_fields(nv, handle, row)
+        keep(name, lambda: get("RemappedRows")[index])
+    if isinstance(keep("throttle", get, "CurrentClocksEventReasons"), dict):
+        keep("throttle", get, "CurrentClocksThrottleReasons")
+    keep("max_sm_mhz", get, "MaxClockInfo", 1)
+    keep("recovery", recovery_action, nv, handle)
+    keep("fabric_state", fabric_state, nv, handle, row)
     keep("links", link_states, nv, handle)
     keep("processes", lambda: [[p.pid, p.usedGpuMemory] for p in get("ComputeRunningProcesses")])
 
 
-def ask_fields(nv, handle, row):
-    """Values that only newer libraries have, by field number."""
-    number = getattr(nv, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)
-    try:
-        value = nv.nvmlDeviceGetFieldValues(handle, [number])[0] if number else None
-        if value is None or value.nvmlReturn != 0:
-            raise nv.NVMLError(value.nvmlReturn if value else nv.NVML_ERROR_NOT_SUPPORTED)
-        row["recovery"] = int(value.value.uiVal)
-    except (nv.NVMLError, AttributeError, TypeError, ValueError) as error:
-        row["recovery"] = {"error": str(error)}
-    try:
-        info = nv.c_nvmlGpuFabricInfoV_t()
-        info.version = nv.nvmlGpuFabricInfo_v2
-        nv.nvmlDeviceGetGpuFabricInfoV(handle, nv.byref(info))
-        states = {0: None, 1: "Not Started", 2: "In Progress", 3: "Completed"}
-        row["fabric_state"] = states.get(info.state, str(info.state))
-        if row["fabric_state"] == "Completed":
-            row["fabric_status"] = "Success" if info.status == 0 else "error %d" % info.status
-    except (nv.NVMLError, AttributeError, TypeError) as error:
-        row["fabric_state"] = {"error": str(error)}
+def recovery_action(nv, handle):
+    value = nv.nvmlDeviceGetFieldValues(handle, [nv.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])[0]
+    if value.nvmlReturn != 0:
+        raise nv.NVMLError(value.nvmlReturn)
+    return int(value.value.uiVal)
+
+
+def fabric_state(nv, handle, row):
+    """The state in words; where it is complete, `row` gets the status."""
+    info = nv.c_nvmlGpuFabricInfoV_t()
+    info.version = nv.nvmlGpuFabricInfo_v2
+    nv.nvmlDeviceGetGpuFabricInfoV(handle, nv.byref(info))
+    if info.state == 3:
+        row["fabric_status"] = "Success" if info.status == 0 else "error %d" % info.status
+    states = {0: None, 1: "Not Started", 2: "In Progress", 3: "Completed"}
+    return states.get(info.state, str(info.state))
 
 
 def link_states(nv, handle):

@@ -1,8 +1,6 @@
 """Whether a port of this node is free, and who listens there if it is not."""
 
-import os
-
-from clusterctl.payload.prelude import read_text, read_word
+from clusterctl.payload.proc_files import all_pids, open_links, read_text, read_word
 
 
 def try_port(port):
@@ -38,13 +36,8 @@ def find_listener(port):
             words = row.split()
             if words[1].endswith(wanted) and words[3] == "0A":
                 inodes.add("socket:[%s]" % words[9])
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        folder = "/proc/%s/fd" % pid
-        try:
-            links = [os.readlink("%s/%s" % (folder, name)) for name in os.listdir(folder)]
-        except OSError:
-            continue  # of another user, or just ended
-        if inodes.intersection(links):
-            words = read_text("/proc/%s/cmdline" % pid, 200).split("\0")
-            return "by pid %s: %s" % (pid, " ".join(words).strip())
+    for pid in all_pids():
+        if inodes.intersection(open_links(pid)):
+            words = read_text("/proc/%d/cmdline" % pid, 200).split("\0")
+            return "by pid %d: %s" % (pid, " ".join(words).strip())
     return "by a process that this user may not see" if inodes else ""

@@ -1,10 +1,9 @@
 """Census: processes that hang in the kernel, zombies, and daemons that steer the clock."""
 
-import os
 import re
 import time
 
-from clusterctl.payload.prelude import read_stat, read_text, read_word
+from clusterctl.payload.proc_files import age_s, all_pids, read_stat, read_word
 
 DAEMONS = "chronyd ntpd ntpsec-ntpd systemd-timesyn openntpd ptp4l phc2sys timemaster".split()
 YOUNG_S = 10.0  # too young to hang
@@ -12,8 +11,7 @@ YOUNG_S = 10.0  # too young to hang
 
 def list_processes(growth_s):
     """Lines `daemon NAME PID`, `zombie NAME`, `blocked PID NAME SINCE WHERE`, `count N`…"""
-    pids = (int(name) for name in os.listdir("/proc") if name.isdigit())
-    before = {pid: found for pid, found in ((pid, scan_one(pid)) for pid in pids) if found}
+    before = {pid: found for pid, found in ((pid, scan_one(pid)) for pid in all_pids()) if found}
     time.sleep(growth_s)
     lines = ["count\t%d" % len(before)]
     if 1 not in before:  # /proc is mounted with hidepid
@@ -47,22 +45,15 @@ def scan_one(pid):
 
 def blocked_since(pid):
     """(seconds since it last ran or "?", kernel function)."""
-    last, now, age = last_run(pid), last_run("self"), age_of(pid)
+    last, now, stat = last_run(pid), last_run("self"), read_stat(pid)
     since = "?"
     if last and now:
         since = "%.0f" % max(0.0, now - last)
-    elif age is not None and age < YOUNG_S:
-        since = "%.0f" % age  # the kernel forgets when it last ran as it moves to another CPU
+    elif stat and age_s(stat[1][19]) < YOUNG_S:
+        since = "%.0f" % age_s(
+            stat[1][19]
+        )  # the kernel forgets when it last ran as it moves to another CPU
     return since, read_word("/proc/%d/wchan" % pid) or "?"
-
-
-def age_of(pid):
-    """Seconds since a process was started; None once it has ended."""
-    found = read_stat(pid)
-    if found is None:
-        return None
-    uptime_s = float(read_text("/proc/uptime", 80).split()[0])
-    return uptime_s - int(found[1][19]) / float(os.sysconf("SC_CLK_TCK"))
 
 
 def last_run(pid):

@@ -3,7 +3,9 @@
 import os
 import re
 
-from clusterctl.payload.prelude import ARGS, call, read_word, section
+from clusterctl.payload.prelude import ARGS
+from clusterctl.payload.proc_files import read_word
+from clusterctl.payload.tools import call, section
 
 VARIABLES = """CUDA_LAUNCH_BLOCKING CUDA_INJECTION64_PATH NSIGHT_CUDA_DEBUGGER CUDA_AUTO_BOOST
 CUDA_ENABLE_COREDUMP_ON_EXCEPTION CUDA_DEVICE_WAITS_ON_EXCEPTION CUDA_PROFILE COMPUTE_PROFILE

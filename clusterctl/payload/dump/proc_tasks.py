@@ -5,7 +5,8 @@ import re
 import stat
 
 from clusterctl.payload.jobs.processes import is_frozen
-from clusterctl.payload.prelude import names_in, read_stat, read_word, section
+from clusterctl.payload.proc_files import names_in, read_stat, read_word
+from clusterctl.payload.tools import section
 
 LOG_TAIL = 256 << 10
 LOG_LINES = 12  # of one rank

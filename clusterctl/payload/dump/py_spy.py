@@ -16,7 +16,8 @@ from clusterctl.payload.dump.proc_tasks import stopped_tasks
 from clusterctl.payload.files.ownership import foreign_hand
 from clusterctl.payload.files.private import new_folder
 from clusterctl.payload.jobs.processes import variable
-from clusterctl.payload.prelude import read_word, section, tool_env
+from clusterctl.payload.proc_files import read_word
+from clusterctl.payload.tools import section, tool_env
 
 REPAIR_S = 1.0
 

@@ -9,8 +9,9 @@ import os
 import re
 import time
 
-from clusterctl.payload.jobs.processes import all_pids, process
-from clusterctl.payload.prelude import section
+from clusterctl.payload.jobs.processes import process
+from clusterctl.payload.proc_files import all_pids, open_links
+from clusterctl.payload.tools import section
 
 HOST_PIDS = "pid:[4026531836]"  # the initial namespace; the number is fixed in the kernel's source
 GPU_QUERY_S = 10.0
@@ -63,16 +64,8 @@ def gpu_memory(timeout_s=GPU_QUERY_S):
 
 def device_holders():
     """Processes with a GPU's device open, as far as this user can see them."""
-    holders = set()
-    for pid in all_pids():
-        folder = "/proc/%d/fd" % pid
-        try:
-            links = [os.readlink("%s/%s" % (folder, name)) for name in os.listdir(folder)]
-        except OSError:
-            continue  # of another user, or just ended
-        if any(re.match(r"/dev/nvidia\d+$", link) for link in links):
-            holders.add(pid)
-    return holders
+    device = re.compile(r"/dev/nvidia\d+$")
+    return {pid for pid in all_pids() if any(map(device.match, open_links(pid)))}
 
 
 def gpu_holders():

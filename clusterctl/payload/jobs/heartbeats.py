@@ -7,7 +7,7 @@ import time
 
 from clusterctl.payload.files.private import open_own
 from clusterctl.payload.jobs.processes import variable
-from clusterctl.payload.prelude import read_word
+from clusterctl.payload.proc_files import read_word
 
 
 def handles(pid, number):

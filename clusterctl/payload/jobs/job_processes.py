@@ -9,18 +9,17 @@ import collections
 import os
 import queue
 import re
-import time
 
 from clusterctl.payload.jobs.processes import (
-    TICKS,
-    all_pids,
+    all_processes,
     chain_above,
-    process,
+    family,
     rank_number,
     variable,
 )
 from clusterctl.payload.jobs.roles import find_roles, program
-from clusterctl.payload.prelude import in_thread, read_bytes, read_word, user_name
+from clusterctl.payload.proc_files import age_s, read_bytes, read_word, user_name
+from clusterctl.payload.tools import in_thread
 
 READ_S = 0.5  # for one process's command line: reading it may never return (state D)
 # Their command line contains what they run, search or show; a whole session may run below them.
@@ -45,28 +44,19 @@ class Snapshot:
     """All processes now; command lines and environments are read once per process."""
 
     def __init__(self, before=None):
-        self.facts = {pid: found for pid, found in ((p, process(p)) for p in all_pids()) if found}
+        self.facts = all_processes()
         known = before.seen if before else {}
         starts = {pid: seen.facts.start for pid, seen in known.items()}
         read = read_patiently(p for p, found in self.facts.items() if starts.get(p) != found.start)
         self.seen = {}
-        self.children = collections.defaultdict(list)
         for pid, found in self.facts.items():
-            self.children[found.ppid].append(pid)
             if pid in read:
                 self.seen[pid] = Seen(found, *read[pid])
             elif pid in known:
                 self.seen[pid] = known[pid]._replace(facts=found)
 
     def tree(self, roots):
-        """`roots` and all that descends from them."""
-        found, todo = set(), [pid for pid in roots if pid in self.facts]
-        while todo:
-            pid = todo.pop()
-            if pid not in found:
-                found.add(pid)
-                todo += self.children[pid]
-        return found
+        return family(self.facts, roots)
 
 
 def read_patiently(pids):
@@ -199,7 +189,6 @@ def look_at_job(pick):
 def describe_job(shot, pids):
     """Rows for the head, one per process, in order of their start. Never arguments: secrets."""
     roles = find_roles(shot, pids)
-    uptime_s = time.clock_gettime(time.CLOCK_BOOTTIME)
     rows = []
     for pid in sorted(pids, key=lambda pid: (shot.facts[pid].start, pid)):
         one, found = shot.seen.get(pid), shot.facts[pid]
@@ -211,6 +200,6 @@ def describe_job(shot, pids):
         for name in ("run", "node", "run_dir"):
             row[name] = variable(one, "CLUSTERCTL_" + name.upper())
         row["world"] = rank_number(variable(one, "WORLD_SIZE"))
-        row["age_s"] = round(uptime_s - found.start / TICKS, 1)
+        row["age_s"] = round(age_s(found.start), 1)
         rows.append(row)
     return rows

@@ -10,9 +10,15 @@ import os
 import signal
 import time
 
-from clusterctl.payload.prelude import environ_value, read_bytes, read_stat, read_word
+from clusterctl.payload.proc_files import (
+    age_s,
+    all_pids,
+    environ_value,
+    read_bytes,
+    read_stat,
+    read_word,
+)
 
-TICKS = os.sysconf("SC_CLK_TCK")
 TAGS = ("CLUSTERCTL_RUN", "CLUSTERCTL_JOB", "CLUSTERCTL_NODE")
 TAG_BYTES = 200  # a run's id, a job's, a node's name are shorter
 PATH_BYTES = 4096  # the kernel's limit of a path; no variable that counts here is longer
@@ -64,10 +70,6 @@ def exit_text(code):
     return "exit code %d" % code
 
 
-def all_pids():
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
-
-
 def tags(pid):
     """(run, job, node, rank) of a process, each None where its environment does not have it."""
     environ = read_bytes("/proc/%d/environ" % pid, -1)  # None when gone, or of another user
@@ -87,35 +89,37 @@ def rank_number(text):
     return int(text) if text and text.isascii() and text.isdigit() and len(text) <= 6 else None
 
 
-def descendants(root):
-    """Process ids below `root`, without it."""
+def all_processes():
+    """{pid: Process} of what runs now."""
+    found = {pid: process(pid) for pid in all_pids()}
+    return {pid: facts for pid, facts in found.items() if facts}
+
+
+def family(facts, roots):
+    """`roots` and all that descends from them, of {pid: Process}."""
     children = collections.defaultdict(list)
-    for pid in all_pids():
-        found = process(pid)
-        if found:
-            children[found.ppid].append(pid)
-    below, todo = [], [root]
+    for pid, one in facts.items():
+        children[one.ppid].append(pid)
+    found, todo = set(), [pid for pid in roots if pid in facts]
     while todo:
-        found = children.get(todo.pop(), [])
-        below += found
-        todo += found
-    return below
+        pid = todo.pop()
+        if pid not in found:
+            found.add(pid)
+            todo += children[pid]
+    return found
 
 
 def members(run, node=None, root=None, without=()):
     """Living processes of a run as {pid: Process}; with `root` also all that descends from it."""
-    pids = set()
-    for pid in all_pids():
+    facts = all_processes()
+    pids = family(facts, [root])
+    for pid in facts:
         tag = tags(pid)
         if tag[0] == run and node in (None, tag[2]) and is_own(pid):
             pids.add(pid)
-    if root is not None:
-        pids.update(descendants(root))
-    pids.difference_update(without)
-    pids.discard(os.getpid())
-    found = {pid: process(pid) for pid in pids}
+    pids -= {os.getpid(), *without}
     # A zombie holds only its number, and only its parent can end it.
-    return {pid: facts for pid, facts in found.items() if facts and facts.state not in "ZX"}
+    return {pid: facts[pid] for pid in pids if facts[pid].state not in "ZX"}
 
 
 def is_own(pid):
@@ -145,7 +149,7 @@ def describe(facts):
         "command": facts.command,  # never its arguments, they may hold secrets
         "waits_in": waits_in if waits_in not in ("", "0") else None,
         "rank": rank_number(tags(facts.pid)[3]),
-        "age_s": round(time.clock_gettime(time.CLOCK_BOOTTIME) - facts.start / TICKS, 1),
+        "age_s": round(age_s(facts.start), 1),
     }
 
 

@@ -12,7 +12,7 @@ import signal
 import time
 
 from clusterctl.payload.jobs.processes import describe, is_frozen, process, start_of
-from clusterctl.payload.prelude import names_in
+from clusterctl.payload.proc_files import names_in
 
 PIDFD_OPEN, PIDFD_SEND_SIGNAL = 434, 424  # Linux 5.3 and 5.1; the same numbers on x86 and ARM
 LOOK_S = 0.1

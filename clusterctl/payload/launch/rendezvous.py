@@ -9,7 +9,7 @@ import os
 import socket
 import struct
 
-from clusterctl.payload.prelude import in_thread
+from clusterctl.payload.tools import in_thread
 
 PROBE_S = 3.0  # for one address, from one node
 
@@ -89,6 +89,14 @@ def address_towards(address):
             return str(probe.getsockname()[0])
     except OSError:
         return None
+
+
+def name_interface(env, variable, address):
+    """Put the interface towards `address` in a variable that is "auto"; without one, unset it."""
+    if env.get(variable) == "auto":
+        del env[variable]
+        name = interface_towards(address) if address else None
+        env.update({variable: name} if name else {})
 
 
 def interface_towards(address):

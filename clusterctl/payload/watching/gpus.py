@@ -8,15 +8,10 @@ import subprocess
 import threading
 import time
 
-from clusterctl.payload.jobs.processes import TICKS, process, rank_number, tags
-from clusterctl.payload.prelude import (
-    as_text,
-    error_text,
-    forget_tool,
-    read_text,
-    start_tool,
-    user_name,
-)
+from clusterctl.payload.jobs.processes import process, rank_number, tags
+from clusterctl.payload.proc_files import age_s, as_text, read_text, user_name
+from clusterctl.payload.tools import error_text, forget_tool, start_tool
+from clusterctl.payload.watching.rows import CARD
 
 SMI_QUERY = (
     "index,name,power.draw,enforced.power.limit,utilization.gpu,memory.used,memory.total,"
@@ -77,10 +72,8 @@ class Gpus:
 
     def _nvml_forever(self):
         """Returns why NVML cannot be used; else does not return."""
-        try:
-            import pynvml
-        except ImportError:
-            return "pynvml was not sent along"
+        import pynvml
+
         self._waiting_for = "NVML"
         try:
             pynvml.nvmlInit()
@@ -145,14 +138,12 @@ def bursts(pipe):
 
 def nvidia_cards():
     """NVIDIA devices of class display or 3D on the PCI bus; None when that cannot be read."""
-    cards = 0
     try:
-        for path in glob.glob("/sys/bus/pci/devices/*/vendor"):
-            if read_text(path).strip() == "0x10de":
-                cards += read_text(os.path.join(os.path.dirname(path), "class")).startswith("0x03")
+        vendors = {path: read_text(path) for path in glob.glob("/sys/bus/pci/devices/*/vendor")}
+        found = [path[:-6] for path, vendor in vendors.items() if vendor.strip() == "0x10de"]
+        return sum(read_text(folder + "class").startswith("0x03") for folder in found)
     except OSError:
         return None
-    return cards
 
 
 class Cards:
@@ -161,34 +152,42 @@ class Cards:
     def __init__(self, pynvml):
         self._nv = pynvml
         self._handles = {}  # type: dict
-        self._static = {}  # type: dict
-        self._slow = {}  # index -> [ECC errors, links up, links]
+        self._rows = {}  # index -> its CARD of rows.py
         self._due = {}  # type: dict
         self._processes = None
         self._known = {}  # (pid, start) -> what does not change of a process
-        old = getattr(pynvml, "nvmlDeviceGetCurrentClocksThrottleReasons", None)
-        self._throttle = getattr(pynvml, "nvmlDeviceGetCurrentClocksEventReasons", old)
 
     def read(self):
         """The keys gpus, gN, hN, procs."""
-        nv = self._nv
+        nv, ask = self._nv, self._ask
         count = nv.nvmlDeviceGetCount()
         answer = {"gpus": count}
         static = self._is_due("static", STATIC_S)
         ecc, links = self._is_due("ecc", ECC_S), self._is_due("links", LINKS_S)
         for index in range(count):
+            row = self._rows.setdefault(index, [None] * len(CARD))
             try:
                 handle = self._handle(index)
-                if static or index not in self._static:
-                    self._static[index] = self._ask_static(handle)
-                    self._slow.setdefault(index, [None, None, None])
-                slow = self._slow[index]
-                if ecc or slow[0] is None:
-                    slow[0] = self._ask(nv.nvmlDeviceGetTotalEccErrors, handle, 1, 0)
+                if static or row[0] is None:
+                    row[:4] = [
+                        ask(lambda: nv.nvmlDeviceGetName(handle)),
+                        ask(lambda: nv.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000),
+                        ask(lambda: nv.nvmlDeviceGetMemoryInfo(handle).total >> 20),
+                        ask(lambda: nv.nvmlDeviceGetPciInfo(handle).busId),
+                    ]
+                if ecc or row[4] is None:
+                    row[4] = ask(lambda: nv.nvmlDeviceGetTotalEccErrors(handle, 1, 0))
                 if links:
-                    slow[1:] = self._ask_links(handle)
-                answer["g%d" % index] = self._ask_moving(handle)
-                answer["h%d" % index] = self._static[index] + slow
+                    row[5:] = self._ask_links(handle)
+                answer["g%d" % index] = [  # a GPU of rows.py
+                    ask(lambda: round(nv.nvmlDeviceGetPowerUsage(handle) / 1000)),
+                    ask(lambda: nv.nvmlDeviceGetUtilizationRates(handle).gpu),
+                    ask(lambda: nv.nvmlDeviceGetMemoryInfo(handle).used >> 20),
+                    ask(lambda: nv.nvmlDeviceGetTemperature(handle, nv.NVML_TEMPERATURE_GPU)),
+                    ask(lambda: nv.nvmlDeviceGetClockInfo(handle, nv.NVML_CLOCK_SM)),
+                    ask(lambda: int(nv.nvmlDeviceGetCurrentClocksEventReasons(handle)) & TROUBLE),
+                ]
+                answer["h%d" % index] = list(row)
             except nv.NVMLError as error:
                 # A card that was reset has another handle.
                 self._handles.pop(index, None)
@@ -211,51 +210,21 @@ class Cards:
             self._handles[index] = self._nv.nvmlDeviceGetHandleByIndex(index)
         return self._handles[index]
 
-    def _ask(self, question, *args):
+    def _ask(self, question):
         """The answer, None where the card has none for this; a lost card raises."""
         nv = self._nv
-        if question is None:
-            return None
         try:
-            return question(*args)
+            return question()
         except nv.NVMLError as error:
-            lost = (nv.NVML_ERROR_GPU_IS_LOST, getattr(nv, "NVML_ERROR_RESET_REQUIRED", -1))
-            if error.value in lost:
+            if error.value in (nv.NVML_ERROR_GPU_IS_LOST, nv.NVML_ERROR_RESET_REQUIRED):
                 raise
             return None
 
-    def _ask_moving(self, handle):
-        """A GPU of rows.py."""
-        nv = self._nv
-        power = self._ask(nv.nvmlDeviceGetPowerUsage, handle)
-        util = self._ask(nv.nvmlDeviceGetUtilizationRates, handle)
-        used = self._ask(nv.nvmlDeviceGetMemoryInfo, handle)
-        bits = self._ask(self._throttle, handle)
-        return [
-            None if power is None else round(power / 1000),
-            None if util is None else util.gpu,
-            None if used is None else used.used >> 20,
-            self._ask(nv.nvmlDeviceGetTemperature, handle, nv.NVML_TEMPERATURE_GPU),
-            self._ask(nv.nvmlDeviceGetClockInfo, handle, nv.NVML_CLOCK_SM),
-            None if bits is None else int(bits) & TROUBLE,
-        ]
-
-    def _ask_static(self, handle):
-        """The first columns of a CARD of rows.py."""
-        nv = self._nv
-        name = self._ask(nv.nvmlDeviceGetName, handle)
-        limit = self._ask(nv.nvmlDeviceGetEnforcedPowerLimit, handle)
-        memory = self._ask(nv.nvmlDeviceGetMemoryInfo, handle)
-        pci = self._ask(nv.nvmlDeviceGetPciInfo, handle)
-        limit_w = None if limit is None else limit / 1000
-        mib = None if memory is None else memory.total >> 20
-        return [plain_text(name), limit_w, mib, None if pci is None else plain_text(pci.busId)]
-
     def _ask_links(self, handle):
         """[NVLinks that are up, NVLinks]; nulls for a card without."""
-        states = []
-        for link in range(NVLINKS):
-            state = self._ask(self._nv.nvmlDeviceGetNvLinkState, handle, link)
+        states = []  # type: list
+        while len(states) < NVLINKS:
+            state = self._ask(lambda: self._nv.nvmlDeviceGetNvLinkState(handle, len(states)))
             if state is None:
                 break
             states.append(int(state))
@@ -263,18 +232,16 @@ class Cards:
 
     def _ask_processes(self, count):
         """A PROCESS of rows.py for each holder of memory; None if unknown."""
-        found, asked = [], False
-        list_running = self._nv.nvmlDeviceGetComputeRunningProcesses
+        found, asked, list_of = [], False, self._nv.nvmlDeviceGetComputeRunningProcesses
         for index in range(count):
             try:
-                running = self._ask(list_running, self._handle(index))
+                running = self._ask(lambda: list_of(self._handle(index)))
             except self._nv.NVMLError:
                 continue
             asked = asked or running is not None
             for one in (running or [])[:PROCESSES]:
-                memory = getattr(one, "usedGpuMemory", None)
                 # 32 MiB are the resolution, so that slow growth is not sent each time.
-                memory = None if memory is None else (memory >> 25) << 5
+                memory = one.usedGpuMemory and (one.usedGpuMemory >> 25) << 5
                 found.append((one.pid, index, memory))
         if not asked and count:
             return None
@@ -295,9 +262,4 @@ class Cards:
         except OSError:
             user = "?"
         run, _, _, rank = tags(pid)
-        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - facts.start / TICKS
-        return user, facts.command, run or "", rank_number(rank), round(age_s)
-
-
-def plain_text(value):
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+        return user, facts.command, run or "", rank_number(rank), round(age_s(facts.start))

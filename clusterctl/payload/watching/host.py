@@ -6,7 +6,8 @@ import re
 import threading
 import time
 
-from clusterctl.payload.prelude import read_text, read_word, section
+from clusterctl.payload.proc_files import read_word
+from clusterctl.payload.tools import section
 
 IB = "/sys/class/infiniband"
 NET = "/sys/class/net/"
@@ -53,20 +54,16 @@ class Host:
 
 def cpu_ticks():
     """(busy, all) since boot; waiting for a disk is not busy, guests count in user already."""
-    try:
-        ticks = [int(word) for word in read_text("/proc/stat", 400).split("\n", 1)[0].split()[1:9]]
-        return sum(ticks) - ticks[3] - ticks[4], sum(ticks)
-    except (OSError, ValueError, IndexError):
-        return None
+    ticks = [int(word) for word in read_word("/proc/stat", "", 400).split("\n", 1)[0].split()[1:9]]
+    return (sum(ticks) - ticks[3] - ticks[4], sum(ticks)) if ticks else None
 
 
 def memory_mib():
     """[in use, total]; in use is what could not be had without swapping."""
-    try:
-        found = dict(re.findall(r"^(\w+):\s+(\d+) kB", read_text("/proc/meminfo", 400), re.M))
-        total, free = int(found["MemTotal"]) >> 10, int(found["MemAvailable"]) >> 10
-    except (OSError, KeyError):
+    found = dict(re.findall(r"^(\w+):\s+(\d+) kB", read_word("/proc/meminfo", "", 400), re.M))
+    if "MemAvailable" not in found:
         return None
+    total, free = int(found["MemTotal"]) >> 10, int(found["MemAvailable"]) >> 10
     return [total - free, total]
 
 
@@ -166,15 +163,15 @@ class Links:
 
 def network_counts():
     """{name: (bytes in, bytes out, errors)} of interfaces that may be cards."""
-    found = {}
-    try:
-        for line in read_text("/proc/net/dev").splitlines()[2:]:
-            name, _, rest = line.partition(":")
-            words, name = rest.split(), name.strip()
-            if len(words) >= 16 and not NOT_A_CABLE.match(name):
-                found[name] = (int(words[0]), int(words[8]), int(words[2]) + int(words[10]))
-    except (OSError, ValueError):
+    text = read_word("/proc/net/dev")
+    if text is None:
         return None
+    found = {}
+    for line in text.splitlines()[2:]:
+        name, _, rest = line.strip().partition(":")
+        words = [int(word) for word in rest.split()]
+        if len(words) >= 16 and not NOT_A_CABLE.match(name):
+            found[name] = (words[0], words[8], words[2] + words[10])
     return found
 
 
@@ -217,26 +214,22 @@ class Disks:
 
     def of_interest(self):
         """/, /dev/shm, what the head names, and every real file system once; known ones first."""
-        found, seen = [], set()
-        try:
-            rows = [line.split()[:3] for line in read_text("/proc/mounts").splitlines()]
-        except OSError:
-            if self._asked:
-                return self._asked
-            rows = []
+        text = read_word("/proc/mounts")
+        if text is None and self._asked:
+            return self._asked
+        rows = [line.split()[:3] for line in (text or "").splitlines()]
         devices = {path.replace("\\040", " "): device for device, path, _ in rows}
         real = [path.replace("\\040", " ") for _, path, kind in rows if REAL_FS.match(kind)]
         wanted = ["/", "/dev/shm"] + self._paths
         wanted += [path for path in self._asked if path in real] + real
+        chosen = {}  # type: dict
         for path in wanted:
             device = devices.get(path, path)
             # The same device under another name is the same disk (bind mounts, containers).
             key = device if device.startswith(("/dev/", "//")) or ":" in device else path
-            if path in found or key in seen or (path == "/dev/shm" and path not in devices):
-                continue
-            seen.add(key)
-            found.append(path)
-        self._asked = found[:DISKS]
+            if path != "/dev/shm" or path in devices:
+                chosen.setdefault(key, path)
+        self._asked = list(chosen.values())[:DISKS]
         return self._asked
 
     def _ask(self, path):
@@ -251,5 +244,5 @@ class Disks:
         if answer["rc"] != 0 or len(words) != 3 or not all(word.isdigit() for word in words):
             reason = answer["err"].strip().rpartition(": ")[2][-REASON:]
             return [path, None, None, reason or "stat: %s" % answer["state"]]
-        size, blocks, free = (int(word) for word in words)
+        size, blocks, free = map(int, words)
         return [path, size * (blocks - free) >> 20, size * blocks >> 20, ""]

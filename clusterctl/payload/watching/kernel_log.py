@@ -7,7 +7,7 @@ import subprocess
 import threading
 import time
 
-from clusterctl.payload.prelude import forget_tool, start_tool
+from clusterctl.payload.tools import forget_tool, start_tool
 
 XID = re.compile(r"NVRM: Xid \(PCI:([0-9A-Fa-f:.]+)[^)]*\): (\d{1,4})\b,?\s*(.*)")
 OFF_BUS = re.compile(r"NVRM: GPU ([0-9A-Fa-f:.]+): GPU has fallen off the bus")

@@ -17,7 +17,7 @@ from clusterctl.payload.collect import nvml as collect_nvml
 from tests.checks.sections import ended, node, pci_devices
 
 ANSWERS = {
-    "nvmlDeviceGetUUID": "GPU-1", "nvmlDeviceGetName": b"NVIDIA H100 80GB HBM3",
+    "nvmlDeviceGetUUID": "GPU-1", "nvmlDeviceGetName": "NVIDIA H100 80GB HBM3",
     "nvmlDeviceGetPciInfo": types.SimpleNamespace(busId="00000000:18:00.0"),
     "nvmlDeviceGetPowerUsage": 100890, "nvmlDeviceGetEnforcedPowerLimit": 700000,
     "nvmlDeviceGetPowerManagementDefaultLimit": 700000,

@@ -167,7 +167,7 @@ def test_a_process_whose_last_turn_the_kernel_forgot_has_slept_at_most_as_long_a
         monkeypatch.setattr(collect_processes, "last_run", turns.get)
         assert 0 <= int(collect_processes.blocked_since(child.pid)[0]) < collect_processes.YOUNG_S
         assert collect_processes.blocked_since(os.getpid())[0] == "10"
-        monkeypatch.setattr(collect_processes, "age_of", lambda pid: 3600.0)
+        monkeypatch.setattr(collect_processes, "age_s", lambda start: 3600.0)
         assert collect_processes.blocked_since(1)[0] == "?"
     finally:
         child.kill()

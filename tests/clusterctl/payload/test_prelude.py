@@ -119,7 +119,7 @@ def test_signal_to_the_payload_kills_the_command(tmp_path: Path, name: str) -> N
 
 def test_a_signal_that_another_thread_gets_does_not_wait_for_the_tool() -> None:
     """As one that arrives just before the main thread waits: only its next bytecode handles it."""
-    from clusterctl.payload.prelude import call
+    from clusterctl.payload.tools import call
 
     main = threading.get_ident()
     seen: list[float] = []

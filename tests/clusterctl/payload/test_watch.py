@@ -358,7 +358,7 @@ def test_disk_that_refuses_is_told_from_one_that_hangs(tmp_path: Path) -> None:
 def test_disk_stays_in_the_list_while_it_is_mounted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A list that new mounts push it out of would read as if it were gone, and well."""
     mounts = ["/dev/a / ext4", "fs:/data /data nfs4"]
-    monkeypatch.setattr(watch_host, "read_text", lambda path, limit=0: "\n".join(mounts))
+    monkeypatch.setattr(watch_host, "read_word", lambda path: "\n".join(mounts))
     disks = watch_host.Disks([])
     assert disks.of_interest() == ["/", "/data"]
     mounts[1:1] = [f"fs:/{n} /new{n} nfs4" for n in range(40)]
@@ -367,11 +367,8 @@ def test_disk_stays_in_the_list_while_it_is_mounted(monkeypatch: pytest.MonkeyPa
     del mounts[-1]
     assert "/data" not in disks.of_interest()
 
-    def unreadable(path: str, limit: int = 0) -> str:
-        raise OSError(path)
-
     before = disks.of_interest()
-    monkeypatch.setattr(watch_host, "read_text", unreadable)
+    monkeypatch.setattr(watch_host, "read_word", lambda path: None)
     assert disks.of_interest() == before
 
 

@@ -26,7 +26,8 @@ STDLIB = sys.stdlib_module_names
 CARRIED = {"pynvml"}
 NAMES = """import os
 import time
-from clusterctl.payload.prelude import ARGS, _write, emit, finish, hold_lease, section
+from clusterctl.payload.prelude import ARGS, emit, finish, hold_lease
+from clusterctl.payload.tools import section
 """
 
 
@@ -211,7 +212,7 @@ def test_carried_nvml_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_answer_that_is_no_json_is_a_parse_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    _with_verb(monkeypatch, "def main():\n    _write(b'soon\\n')\n")
+    _with_verb(monkeypatch, "def main():\n    os.write(1, b'soon\\n')\n")
     with pytest.raises(TransportError) as caught:
         ship.probe(LocalConnection(), "test", {}, 20)
     assert caught.value.phase == "parse"
@@ -242,7 +243,7 @@ def test_traceback_names_the_file_of_the_payload(monkeypatch: pytest.MonkeyPatch
     stream = ship.stream(LocalConnection(), "test", {})
     with pytest.raises(EOFError):
         stream.receive(10)
-    assert 'File "clusterctl/payload/test.py", line 7, in main' in stream.stderr_tail()
+    assert 'File "clusterctl/payload/test.py", line 8, in main' in stream.stderr_tail()
     stream.close()
 
 
