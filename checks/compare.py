@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -71,28 +71,25 @@ def compare(
         return
     if without:
         yield skip(f"{what}: nothing to compare here", nodes=tuple(without))
-    by_value: dict[Any, tuple[str, ...]] = {}
+    by_value: defaultdict[Any, list[str]] = defaultdict(list)
     for node_name, value in values.items():
-        by_value[value] = (*by_value.get(value, ()), node_name)
+        by_value[value].append(node_name)
     groups = sorted(by_value.items(), key=lambda group: -len(group[1]))
     most = majority(values.values())
     if expected is None and most is None:
         seen = ", ".join(f"{value} on {len(nodes)}" for value, nodes in groups)
         yield bad(f"{what} differs without a majority: {seen}", nodes=tuple(values), fix=fix)
         return
-    right = str(most) if expected is None else expected
-    others = (
-        f"{len(groups[0][1])} nodes have {right}"
-        if expected is None
-        else f"the profile says {right}"
-    )
-    source = "majority" if expected is None else "profile"
+    right, source, others = expected, "profile", f"the profile says {expected}"
+    if expected is None:
+        right, source = str(most), "majority"
+        others = f"{len(groups[0][1])} nodes have {right}"
     peers = ""
     if expected is None and len(groups) == 1:
         peers = f" (all {len(values)} nodes)" if len(values) > 1 else " (one node, no peer)"
     for value, nodes in groups:
         if str(value) == right:
-            yield passed(f"{what} {value}{peers}", value, nodes=nodes, source=source)
+            yield passed(f"{what} {value}{peers}", value, nodes=tuple(nodes), source=source)
         else:
             text = f"{what} {value}, {others}"
-            yield bad(text, value, right, nodes=nodes, source=source, fix=fix)
+            yield bad(text, value, right, nodes=tuple(nodes), source=source, fix=fix)

@@ -5,32 +5,15 @@ seconds, degrees Celsius. All other packages import from `checks.facts`, not fro
 """
 
 # mypy: implicit-reexport
-# ruff: noqa: F401
+# ruff: noqa: F401, I001
 
-from checks.facts.active import Active, BadLink, Collectives, DeviceSpeed, DoorSeen, SharedSeen
-from checks.facts.clock import ChronyTracking, Clock, Exchange, TimeSource
+from checks.facts.fleet import Active, BadLink, Collectives, DeviceSpeed, DoorSeen, SharedSeen
 from checks.facts.fleet import Fleet, LaunchNeeds
-from checks.facts.gpu import (
-    THROTTLE_REASONS,
-    Gpu,
-    GpuFacts,
-    GpuHealth,
-    GpuProcess,
-    GpuState,
-    NvLinks,
-)
-from checks.facts.machine import (
-    Blocked,
-    KernelEvent,
-    KernelLog,
-    Machine,
-    Memory,
-    ProcessTable,
-    ShellLimits,
-    System,
-)
+from checks.facts.gpu import THROTTLE_REASONS, Gpu, GpuFacts, GpuHealth, GpuProcess, GpuState
+from checks.facts.gpu import NvLinks
+from checks.facts.machine import Blocked, ChronyTracking, Clock, Disk, Exchange, FileSeen, GitState
+from checks.facts.machine import Interpreter, KernelEvent, KernelLog, Machine, Memory, Mount
+from checks.facts.machine import ProcessTable, PythonEnv, ShellLimits, System, TimeSource
 from checks.facts.network import Fabric, Gid, IbPort, Interface, Network, Port
 from checks.facts.node import NodeFacts, Previous, Unreached
-from checks.facts.software import GitState, Interpreter, PythonEnv
-from checks.facts.storage import Disk, FileSeen, Mount
 from checks.facts.unknown import NOT_ASKED, Maybe, Section, Unknown, known, or_none, to_json

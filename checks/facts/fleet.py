@@ -1,4 +1,4 @@
-"""The nodes together, and what is to be launched on them."""
+"""The nodes together, what is to be launched on them, and tests that made them work."""
 
 from __future__ import annotations
 
@@ -6,8 +6,73 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from checks.facts.active import Active
 from checks.facts.node import NodeFacts
+from checks.facts.unknown import NOT_ASKED, Maybe
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSpeed:
+    """Matrix products of one device, all devices of all nodes at once; the better of two tries."""
+
+    device: str  # cuda:0, cpu
+    model: str
+    tflops: float
+    finite: bool = True  # products of finite numbers that are not finite: a broken device
+
+
+@dataclass(frozen=True, slots=True)
+class BadLink:
+    """Two nodes that work with others, and not with each other."""
+
+    first: str
+    second: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Collectives:
+    """All-reduce by pairs, of all together, and by halves where that failed."""
+
+    nodes: tuple[str, ...]  # that took part
+    bad_nodes: Mapping[str, str] = field(default_factory=dict)
+    bad_links: tuple[BadLink, ...] = ()
+    # One of these nodes is bad, and why nobody can say which.
+    unclear: tuple[tuple[tuple[str, ...], str], ...] = ()
+    unknown: Mapping[str, str] = field(default_factory=dict)  # nodes that could not be tried
+    rounds: int = 0
+    pair_bytes_s: Maybe[float] = NOT_ASKED  # bus bandwidth of the middle pair
+
+
+@dataclass(frozen=True, slots=True)
+class DoorSeen:
+    """The port where ranks meet, opened on one node, and which nodes reached it."""
+
+    port: int | None  # None: it could not be opened
+    holder: str = ""  # why
+    heard: tuple[str, ...] = ()
+    deaf: Mapping[str, str] = field(default_factory=dict)  # nodes that did not reach it, and why
+
+
+@dataclass(frozen=True, slots=True)
+class SharedSeen:
+    """What a node sees of a file that another one has just written into the shared folder."""
+
+    seen_s: Maybe[float] = NOT_ASKED  # since the writer had it on disk
+    read_bytes_s: Maybe[float] = NOT_ASKED
+    hung: bool = False  # no answer at all: a dead mount
+
+
+@dataclass(frozen=True, slots=True)
+class Active:
+    """All that the active tests found; a part that was not asked for is empty or Unknown."""
+
+    device: Literal["cuda", "cpu"]
+    speeds: Mapping[str, Maybe[tuple[DeviceSpeed, ...]]] = field(default_factory=dict)
+    collectives: Maybe[Collectives] = NOT_ASKED
+    doors: Mapping[str, Maybe[DoorSeen]] = field(default_factory=dict)
+    shared: Mapping[str, SharedSeen] = field(default_factory=dict)
+    writer: str = ""  # the node that wrote into the shared folder
+    write_error: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
-"""The machine under a node: kernel, memory, limits, processes."""
+"""The machine under a node: kernel, memory, limits, processes, clock, file systems, software."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from checks.facts.unknown import NOT_ASKED, Maybe, Unknown
 
@@ -85,3 +86,153 @@ class System:
     distribution: Maybe[str]
     governors: Maybe[tuple[str, ...]] = NOT_ASKED
     environ: Mapping[str, str] = field(default_factory=dict)  # variables that change how CUDA runs
+
+
+@dataclass(frozen=True, slots=True)
+class ChronyTracking:
+    """`chronyc tracking`. Offsets are positive where this node's clock is ahead of true time."""
+
+    ref_id: str  # 00000000: none, 7F7F0101: its own clock
+    ref_name: str
+    stratum: int
+    ref_time_s: float
+    offset_s: float
+    last_offset_s: float
+    rms_offset_s: float
+    frequency_ppm: float
+    skew_ppm: float
+    root_delay_s: float
+    root_dispersion_s: float
+    update_interval_s: float
+    leap: str  # Normal, Insert second, Delete second, Not synchronised
+
+    @property
+    def root_distance_s(self) -> float:
+        """The bound on the error that the chain of servers may have."""
+        return self.root_delay_s / 2 + self.root_dispersion_s
+
+    @property
+    def is_local(self) -> bool:
+        """It serves its own clock: it reports Normal and follows nothing (`local stratum 10`)."""
+        return self.ref_id.upper() == "7F7F0101"
+
+
+@dataclass(frozen=True, slots=True)
+class TimeSource:
+    """A server that a time daemon listens to."""
+
+    address: str
+    state: str  # selected, combined, excluded, falseticker, unreachable, jittery, pps
+    stratum: int
+    poll_s: float
+    reach: int  # eight bits, newest lowest: 255 is all of the last eight answers
+    last_rx_s: Maybe[float]
+    offset_s: Maybe[float]  # positive: this node is ahead of that server
+    error_s: Maybe[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """The node's clock against the head's, over the open channel; the truth is within `error_s`."""
+
+    offset_s: float  # positive: the node is ahead
+    error_s: float  # half of the shortest round trip
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """A node's clock, what steers it, and how it ran during the census."""
+
+    time_s: Maybe[float] = NOT_ASKED
+    boottime_s: Maybe[float] = NOT_ASKED
+    moved_s: Maybe[float] = NOT_ASKED  # wall against boot time during the payload; below 0: back
+    kernel_synced: Maybe[bool] = NOT_ASKED  # adjtimex without STA_UNSYNC
+    ntp_synchronized: Maybe[bool] = NOT_ASKED  # timedatectl
+    tracking: Maybe[ChronyTracking] = NOT_ASKED
+    sources: Maybe[tuple[TimeSource, ...]] = NOT_ASKED  # chronyc's, else ntpq's
+    daemons: Maybe[tuple[str, ...]] = NOT_ASKED  # programs that steer a clock and run now
+    clocksource: Maybe[str] = NOT_ASKED
+    log_ahead_s: Maybe[float] = NOT_ASKED  # newest file in /var/log against now; above 0: future
+    exchange: Maybe[Exchange] = NOT_ASKED
+
+    @property
+    def wall_minus_boot_s(self) -> Maybe[float]:
+        """Changes only when the clock is stepped: slewing moves both."""
+        wall_s, boot_s = self.time_s, self.boottime_s
+        if isinstance(wall_s, Unknown):
+            return wall_s
+        return boot_s if isinstance(boot_s, Unknown) else wall_s - boot_s
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """The file system that holds `asked`; `path` is the nearest folder that exists already."""
+
+    asked: str
+    path: str
+    free_bytes: int
+    total_bytes: int
+    inodes_free: int
+    inodes_total: int
+    writable: bool
+    is_folder: bool
+
+    @property
+    def used_share(self) -> float:
+        return 1 - self.free_bytes / self.total_bytes if self.total_bytes else 0.0
+
+    @property
+    def inodes_used_share(self) -> float:
+        return 1 - self.inodes_free / self.inodes_total if self.inodes_total else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A mounted file system; `disk` is Unknown where statfs gave no answer in time."""
+
+    path: str
+    kind: str  # ext4, nfs4, fuse.sshfs
+    source: str
+    read_only: bool
+    disk: Maybe[Disk]
+
+    @property
+    def is_network(self) -> bool:
+        kind = self.kind.lower()
+        others = ("lustre", "beegfs", "gpfs", "wekafs", "glusterfs", "virtiofs")
+        return kind in others or kind.startswith(("nfs", "fuse", "cifs", "smb", "ceph", "9p"))
+
+
+@dataclass(frozen=True, slots=True)
+class FileSeen:
+    """A file or folder that the launch names; of a folder all files together."""
+
+    exists: bool
+    is_folder: bool = False
+    size_bytes: int = 0
+    files: int = 1
+    has_more: bool = False  # more files than were counted: the size is not that of all
+
+
+@dataclass(frozen=True, slots=True)
+class PythonEnv:
+    """An interpreter and the versions in its environment; None: not installed there."""
+
+    executable: str
+    prefix: str
+    version: str
+    packages: Mapping[str, str | None]
+    torch_cuda: str | None
+    installed: Mapping[str, str] = field(default_factory=dict)  # every distribution there
+
+
+Interpreter = Literal["works", "missing", "broken", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class GitState:
+    """The working copy that the launch starts in."""
+
+    commit: str
+    changed: tuple[str, ...]  # files with changes that are not committed

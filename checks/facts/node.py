@@ -5,12 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from checks.facts.clock import Clock
 from checks.facts.gpu import GpuFacts
-from checks.facts.machine import KernelLog, Machine, Memory, ProcessTable, ShellLimits, System
+from checks.facts.machine import (
+    Clock,
+    Disk,
+    FileSeen,
+    GitState,
+    Interpreter,
+    KernelLog,
+    Machine,
+    Memory,
+    Mount,
+    ProcessTable,
+    PythonEnv,
+    ShellLimits,
+    System,
+)
 from checks.facts.network import Fabric, Network, Port
-from checks.facts.software import GitState, Interpreter, PythonEnv
-from checks.facts.storage import Disk, FileSeen, Mount
 from checks.facts.unknown import NOT_ASKED, Maybe, Unknown
 
 GPUS_NOT_ASKED = GpuFacts("unreadable", NOT_ASKED.reason)
