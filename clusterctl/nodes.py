@@ -8,8 +8,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
+from typing import TypeVar
 
 from clusterctl.errors import HostfileError
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 MAX_NODES = 100_000  # n[1-1000000000] must not fill the memory
 MAX_DIGITS = 18
@@ -235,6 +239,14 @@ def counted(number: int, noun: str) -> str:
     """`1 node`, `24 nodes`, `3,264 processes`."""
     many = f"{noun}es" if noun.endswith("s") else f"{noun}s"
     return f"{number:,} {noun if number == 1 else many}"
+
+
+def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    """The values of each key, in the order in which they come."""
+    groups: dict[K, list[V]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
 
 
 def fold(names: Iterable[str]) -> str:

@@ -82,8 +82,7 @@ def ask_time(
     """
     started = time.monotonic()
     samples: list[Triple] = []
-    wall_minus_boot_s = 0.0
-    best_s = math.inf
+    wall_minus_boot_s, best_s = 0.0, math.inf
     while not samples or (
         time.monotonic() - started < budget_s
         and (len(samples) < questions or best_s / 2 > GOOD_ERROR_S)
@@ -97,9 +96,8 @@ def ask_time(
         if reply is None:
             if samples:
                 break
-            raise TransportError(
-                "command", f"no answer to a question for the time in {ANSWER_S:g} s"
-            )
+            why = f"no answer to a question for the time in {ANSWER_S:g} s"
+            raise TransportError("command", why)
         samples.append((sent_s, reply["time_s"], received_s))
         best_s = min(best_s, received_s - sent_s)
         wall_minus_boot_s = reply["time_s"] - reply["boottime_s"]
@@ -122,7 +120,7 @@ def collect_clocks(cluster: Cluster, head: HeadClock) -> Answers:
 
     Each has a `head` with `connect_s` and `samples`.
     """
-    turns, limits = threading.BoundedSemaphore(AT_ONCE), cluster.limits
+    turns, timeout_s = threading.BoundedSemaphore(AT_ONCE), cluster.limits.command_s
 
     def talk(stream: PayloadStream, connect_s: float) -> dict[str, Any]:
         is_mine = turns.acquire(timeout=TURN_S)
@@ -132,14 +130,13 @@ def collect_clocks(cluster: Cluster, head: HeadClock) -> Answers:
             if is_mine:
                 turns.release()
         stream.send({"op": "state"})
-        envelope = receive_one(stream, "sections", limits.command_s)
+        envelope = receive_one(stream, "sections", timeout_s)
         if envelope is None:
-            raise TransportError("command", f"no answer in {limits.command_s:g} s")
+            raise TransportError("command", f"no answer in {timeout_s:g} s")
         about = {"connect_s": connect_s, "samples": samples}
         return {**envelope, "noise": stream.noise, "head": about}
 
-    timeout_s = limits.command_s
-    args = clock_args(limits)
+    args = clock_args(cluster.limits)
     results = cluster.converse(
         "clock", lambda node: args, talk, timeout_s=timeout_s, start_timeout_s=timeout_s
     )

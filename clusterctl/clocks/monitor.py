@@ -10,11 +10,11 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from checks.facts import Unknown
-from checks.parsers.ntp import best_exchange
+from checks.parsers.clock import best_exchange
 from checks.profile import Profile
 from checks.rules.time import middle_clock
 from clusterctl.clocks.exchange import HeadClock, ask_time, clock_args, receive_one
@@ -24,7 +24,6 @@ from clusterctl.output import Cell, Output, local_time
 from clusterctl.remote.cluster import Cluster, session
 from clusterctl.remote.fanout import NodeResult
 from clusterctl.remote.followers import Followers
-from clusterctl.remote.payload import PayloadStream
 from clusterctl.transport.base import Connection
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -49,12 +48,13 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A node that does not answer."""
-
     node: str
     at_s: float
     phase: str
     message: str
+
+    def __str__(self) -> str:
+        return f"no answer: {self.phase}: {self.message}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +92,12 @@ class Track:
         return alarm
 
 
-def sparkline(values: Sequence[float], bars: str = BARS, flat: float = FLAT_S) -> str:
+def sparkline(values: Sequence[float], bars: str = BARS) -> str:
     """One character a value, from the lowest to the highest; nearly equal ones are a flat line."""
     if not values:
         return ""
     low, high = min(values), max(values)
-    if high - low < flat:
+    if high - low < FLAT_S:
         return bars[0] * len(values)
     top = len(bars) - 1
     return "".join(bars[round((value - low) / (high - low) * top)] for value in values)
@@ -121,7 +121,9 @@ class Watch(Followers):
         stop, command_s = self.stop, self.cluster.limits.command_s
         args = clock_args(self.cluster.limits)
         with session(connection, "clock", args, start_timeout_s=command_s) as stream:
-            boot = _boot_id(stream, command_s)
+            stream.send({"op": "boot"})
+            reply = receive_one(stream, "boot_id", command_s) or {}
+            boot = reply.get("boot_id") or ""  # None: the node could not read it
             while not stop.is_set():
                 started = time.monotonic()
                 answers = ask_time(stream, self.head.now_s, questions=QUESTIONS, budget_s=0.5)
@@ -130,12 +132,6 @@ class Watch(Followers):
                     offset_s, error_s = trip.offset_s, trip.error_s
                     self.events.put(Sample(node.name, started, offset_s, error_s, moved_s, boot))
                 stop.wait(max(0.0, started + self._interval_s - time.monotonic()))
-
-
-def _boot_id(stream: PayloadStream, timeout_s: float) -> str:
-    stream.send({"op": "boot"})
-    reply = receive_one(stream, "boot_id", timeout_s)
-    return str((reply or {}).get("boot_id") or "")
 
 
 def show(
@@ -175,13 +171,12 @@ class Screen:
     def take(self, tracks: dict[str, Track], event: Sample | Lost) -> None:
         track = tracks[event.node]
         if isinstance(event, Lost):
-            before, track.lost = track.lost, event
-            why = f"{event.phase}: {event.message}"
-            if before is None or f"{before.phase}: {before.message}" != why:
-                self._say(f"{event.node}: no answer: {why}", "lost", event)
+            if str(track.lost) != str(event):
+                self._say(f"{event.node}: {event}", "lost", event)
+            track.lost = event
             return
         if self._output.json:
-            self._output.document("clock", type="sample", time_s=time.time(), **_fields(event))
+            self._say("", "sample", event)
         alarm = track.add(event, self._limits.clock_step_warn_s)
         if alarm is not None:
             self._alarm(alarm)
@@ -227,9 +222,10 @@ class Screen:
         if not self._live:
             self._say(line, "alarm", alarm)
 
-    def _say(self, line: str, kind: str, event: Alarm | Lost) -> None:
+    def _say(self, line: str, kind: str, event: Sample | Lost | Alarm) -> None:
         if self._output.json:
-            self._output.document("clock", type=kind, time_s=time.time(), **_fields(event))
+            fields = {key: value for key, value in asdict(event).items() if key != "at_s"}
+            self._output.document("clock", type=kind, time_s=time.time(), **fields)
         elif not self._live:
             self._output.warn(line, "bad")
 
@@ -246,7 +242,7 @@ class Screen:
     def _table(self, tracks: dict[str, Track]) -> None:
         bars = BARS if self._output.can_show(BARS) else PLAIN_BARS
         now_s, far = time.monotonic(), self._far(tracks)
-        rows = []
+        rows: list[list[str | Cell]] = []
         for name, track in tracks.items():
             newest = track.newest
             flags, style = ([far[name]], "bad") if name in far else ([], None)
@@ -254,22 +250,13 @@ class Screen:
                 moved_s = sum(step.moved_s for step in track.steps)
                 flags.append(f"moved {signed(moved_s)} in {len(track.steps)} steps")
             if track.lost is not None:
-                flags.append(f"x no answer: {track.lost.phase}: {track.lost.message}")
+                flags.append(f"x {track.lost}")
             elif newest is None:
                 flags.append("- waiting")
             elif now_s - newest.at_s > self._stale_s:
                 flags.append(f"~ {now_s - newest.at_s:.0f} s old")
-            rows.append(
-                [
-                    Cell(name),
-                    Cell(signed(newest.offset_s) if newest else "-", style),
-                    Cell(span(newest.error_s) if newest else "-"),
-                    Cell(sparkline(list(track.offsets_s), bars)),
-                    Cell("; ".join(flags), "bad" if flags else None),
-                ]
-            )
+            offset = Cell(signed(newest.offset_s) if newest else "-", style)
+            error = span(newest.error_s) if newest else "-"
+            noted = Cell("; ".join(flags), "bad" if flags else None)
+            rows.append([name, offset, error, sparkline(track.offsets_s, bars), noted])
         self._output.table(["NODE", "OFFSET", "±", "LAST LOOKS", "FLAGS"], rows, ["OFFSET", "±"])
-
-
-def _fields(event: Sample | Lost | Alarm) -> dict[str, Any]:
-    return {name: getattr(event, name) for name in event.__slots__ if name != "at_s"}

@@ -9,19 +9,17 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from checks.facts import (
     NOT_ASKED,
     Clock,
-    Exchange,
     Fleet,
     Machine,
     Maybe,
     NodeFacts,
-    Previous,
     Unknown,
     known,
     or_none,
@@ -32,7 +30,7 @@ from checks.profile import Profile
 from checks.rules.time import clock_moves, middle_clock
 from checks.runner import run_checks
 from clusterctl.gpus.summary import read_node
-from clusterctl.nodes import counted, fold
+from clusterctl.nodes import counted, fold, grouped
 from clusterctl.remote.fanout import NodeResult
 
 HEAD = "(this machine)"
@@ -79,14 +77,13 @@ class Clocks:
 
     def summary(self) -> str:
         """`8 clocks within 0.21 ms (±0.10 ms) of each other`, or what is wrong with how many."""
-        bad = [row.node for row in self.rows if row.verdict == "bad"]
-        lost = [row.node for row in self.rows if row.verdict == "unknown"]
         words = [counted(len(self.rows), "clock")]
         if widest := self.widest():
             ahead, behind, apart_s, error_s = widest
             words.append(f"widest apart {ahead} and {behind}: {span(apart_s)} ±{span(error_s)}")
-        words += [f"bad: {fold(bad)}"] if bad else []
-        words += [f"unknown: {fold(lost)}"] if lost else []
+        for verdict in ("bad", "unknown"):
+            names = [row.node for row in self.rows if row.verdict == verdict]
+            words += [f"{verdict}: {fold(names)}"] if names else []
         return "; ".join([*words, *self.head_flags])
 
 
@@ -112,24 +109,19 @@ def _pair(one: tuple[str, float, float], other: tuple[str, float, float]) -> Pai
     return Pair(one[0], other[0], one[1] - other[1], one[2] + other[2])
 
 
-def read_clocks(
-    results: Sequence[NodeResult[dict[str, Any]]], previous: Mapping[str, Maybe[Previous]]
-) -> tuple[NodeFacts, ...]:
-    """Facts from the clock payload's envelopes, with the last look at each node by name."""
+def read_clocks(results: Sequence[NodeResult[dict[str, Any]]]) -> tuple[NodeFacts, ...]:
+    """Facts from the clock payload's envelopes."""
     facts = []
     for result in results:
         one = read_node(result)
-        if one.unreached is None:
-            who = (result.value or {}).get("node")
-            machine = _machine(who.get("boot_id") if isinstance(who, dict) else None)
-            before = previous.get(one.name, NOT_ASKED)
-            one = dataclasses.replace(one, machine=machine, previous=before)
+        if result.value is not None:
+            one = dataclasses.replace(one, machine=_machine(result.value["node"]["boot_id"]))
         facts.append(one)
     return tuple(facts)
 
 
-def _machine(boot_id: Any) -> Machine:
-    boot = boot_id if isinstance(boot_id, str) else Unknown("the node reported no boot id")
+def _machine(boot_id: str | None) -> Machine:
+    boot = Unknown("the node reported no boot id") if boot_id is None else boot_id
     return Machine(boot, NOT_ASKED, NOT_ASKED, "")
 
 
@@ -149,33 +141,26 @@ def judge(
     report = run_checks(Fleet((*nodes, head)), limits, only=RULES)
     found = report.bad_by_node()
     trips = known(clock.exchange for clock in known(node.clock for node in nodes))
-    offsets_s = [trip.offset_s for trip in trips]
-    middle_s = middle_clock(offsets_s) if trips else Unknown("no clock answered")
-    rows = tuple(_row(node, middle_s, limits, found.get(node.name, ())) for node in nodes)
+    middle_s = middle_clock([trip.offset_s for trip in trips])
+    head_flags = []
+    if len(trips) > 1:
+        error_s = sorted(trip.error_s for trip in trips)[len(trips) // 2]
+        if abs(middle_s) - error_s > limits.clock_skew_warn_s:
+            head_flags.append(f"this machine's own clock is {away(-middle_s)} the nodes'")
+    if abs(head_moved_s) > limits.clock_step_warn_s:
+        moved = f"stepped {signed(head_moved_s)} while we looked"
+        head_flags.append(f"this machine's own clock was {moved}")
     return Clocks(
-        rows=rows,
-        middle_s=middle_s,
-        head_flags=tuple(_head_flags(trips, middle_s, limits, head_moved_s)),
+        rows=tuple(_row(node, middle_s, limits, found.get(node.name, ())) for node in nodes),
+        middle_s=middle_s if trips else Unknown("no clock answered"),
+        head_flags=tuple(head_flags),
         limit_s=limits.clock_skew_warn_s,
         findings=tuple(one for one in report.findings if one.nodes != (HEAD,)),
     )
 
 
-def _head_flags(
-    trips: Sequence[Exchange], middle_s: Maybe[float], limits: Profile, moved_s: float
-) -> list[str]:
-    flags = []
-    if isinstance(middle_s, float) and len(trips) > 1:
-        error_s = sorted(trip.error_s for trip in trips)[len(trips) // 2]
-        if abs(middle_s) - error_s > limits.clock_skew_warn_s:
-            flags.append(f"this machine's own clock is {away(-middle_s)} the nodes'")
-    if abs(moved_s) > limits.clock_step_warn_s:
-        flags.append(f"this machine's own clock was stepped {signed(moved_s)} while we looked")
-    return flags
-
-
 def _row(
-    node: NodeFacts, middle_s: Maybe[float], limits: Profile, findings: Sequence[Finding]
+    node: NodeFacts, middle_s: float, limits: Profile, findings: Sequence[Finding]
 ) -> ClockRow:
     clock = node.clock
     if node.unreached is not None:
@@ -183,10 +168,9 @@ def _row(
         return ClockRow(node.name, why, why, why, flags=(f"no answer: {why}",))
     if isinstance(clock, Unknown):
         return ClockRow(node.name, clock, clock, clock, flags=(clock.reason,))
-    bad, unsure = [], []
-    trip = clock.exchange
-    if isinstance(trip, Unknown) or isinstance(middle_s, Unknown):
-        unsure.append(f"distance: {getattr(trip, 'reason', 'unknown')}")
+    bad, unsure, trip = [], [], clock.exchange
+    if isinstance(trip, Unknown):
+        unsure.append(f"distance: {trip}")
     else:
         distance_s = trip.offset_s - middle_s
         if abs(distance_s) - trip.error_s > limits.clock_skew_warn_s:
@@ -264,11 +248,10 @@ def away(seconds: float) -> str:
 
 def folded(clocks: Clocks) -> list[tuple[str, list[ClockRow]]]:
     """(node set, rows) with good nodes that are steered alike together, in order of first node."""
-    groups: dict[tuple[Any, ...], list[ClockRow]] = {}
-    for row in clocks.rows:
-        key: tuple[Any, ...] = (row.verdict, row.steered, row.sources, row.flags)
-        groups.setdefault(key, []).append(row)
-    return [(fold([row.node for row in rows]), rows) for rows in groups.values()]
+    alike = grouped(
+        ((row.verdict, row.steered, row.sources, row.flags), row) for row in clocks.rows
+    )
+    return [(fold([row.node for row in rows]), rows) for rows in alike.values()]
 
 
 def cells(rows: Sequence[ClockRow]) -> list[str]:

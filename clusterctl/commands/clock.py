@@ -79,22 +79,19 @@ def command(
 def _measure(
     cluster: Cluster, output: Output, limits: Profile, use_record: bool
 ) -> tuple[Clocks, tuple[NodeFacts, ...], Answers]:
-    import time
     from pathlib import Path
 
     from clusterctl.clocks.exchange import HeadClock, collect_clocks
     from clusterctl.clocks.report import judge, read_clocks
     from clusterctl.preflight import last_census
 
-    nodes, head = cluster.nodes, HeadClock()
+    head = HeadClock()
     results = collect_clocks(cluster, head)
-    # Another file than preflight's, which has the error counters beside the clock.
-    path = last_census.default_path().with_name("last-clock.json")
-    seen = last_census.load(path) if use_record else {}
-    before = {node.name: last_census.previous(seen, node, time.time()) for node in nodes}
-    facts = read_clocks(results, before)
+    facts = read_clocks(results)
     if use_record:
-        problem = last_census.remember(path, seen, zip(nodes, facts, strict=True))
+        # Another file than preflight's, which has the error counters beside the clock.
+        path = last_census.default_path().with_name("last-clock.json")
+        facts, problem = last_census.compare(path, cluster.nodes, facts)
         if problem is not None:
             output.warn(f"the record for the next run cannot be written: {problem}")
     try:

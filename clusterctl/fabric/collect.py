@@ -40,7 +40,7 @@ def collect_fabric(
     facts = read_fleet(results)
     if memory:
         path = last_census.default_path().with_name(RECORD)
-        facts = last_census.compare(path, cluster.nodes, facts)
+        facts, _ = last_census.compare(path, cluster.nodes, facts)
     return facts, results
 
 

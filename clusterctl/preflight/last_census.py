@@ -11,11 +11,11 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from checks.facts import Fabric, NodeFacts, Previous, Unknown
+from checks.facts import Fabric, Maybe, NodeFacts, Previous, Unknown, or_none
 from checks.parsers.infiniband import ERROR_COUNTERS
 from clusterctl.nodes import Node
 
@@ -28,7 +28,32 @@ def default_path() -> Path:
     return home / "clusterctl" / "last-look.json"
 
 
-def load(path: Path) -> dict[str, Any]:
+def compare(
+    path: Path, nodes: Sequence[Node], facts: Sequence[NodeFacts]
+) -> tuple[tuple[NodeFacts, ...], OSError | None]:
+    """The facts of `nodes` with the record of the last look at each, which they then replace.
+
+    Returns also the error that kept the record from being written.
+    """
+    seen, now_s = _load(path), time.time()
+    kept = {key: data for key, data in seen.items() if _age_s(data, now_s) < KEEP_S}
+    compared = []
+    for node, one in zip(nodes, facts, strict=True):
+        key = f"{node.name} {node.address}:{node.port or 22}"
+        compared.append(dataclasses.replace(one, previous=_previous(seen.get(key), now_s)))
+        if one.unreached is None and not isinstance(one.machine, Unknown):
+            kept[key] = _record(one, one.machine.boot_id, now_s)
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside.write_text(json.dumps({"schema": 1, "nodes": kept}), encoding="utf-8")
+        aside.replace(path)
+    except OSError as error:
+        return tuple(compared), error
+    return tuple(compared), None
+
+
+def _load(path: Path) -> dict[str, Any]:
     """All that is remembered, by `name address:port`."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -38,14 +63,16 @@ def load(path: Path) -> dict[str, Any]:
     return nodes if isinstance(nodes, dict) else {}
 
 
-def key_of(node: Node) -> str:
-    return f"{node.name} {node.address}:{node.port or 22}"
-
-
-def previous(seen: Mapping[str, Any], node: Node, now_s: float) -> Previous | Unknown:
-    """The last look at a node."""
+def _age_s(data: Any, now_s: float) -> float:
+    """Infinite, where the record does not say."""
     try:
-        data = seen[key_of(node)]
+        return now_s - _finite(data["time_s"])
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return math.inf
+
+
+def _previous(data: Any, now_s: float) -> Previous | Unknown:
+    try:
         wall = data["wall_minus_boot_s"]
         return Previous(
             boot_id=str(data["boot_id"]),
@@ -67,50 +94,17 @@ def _finite(value: Any) -> float:
     return number
 
 
-def remember(
-    path: Path, seen: Mapping[str, Any], looks: Iterable[tuple[Node, NodeFacts]]
-) -> OSError | None:
-    """Write what is known now over what was; returns the error that kept it from being written."""
-    now_s = time.time()
-    kept = {key: data for key, data in seen.items() if _is_recent(data, now_s)}
-    for node, facts in looks:
-        machine, clock = facts.machine, facts.clock
-        if facts.unreached is not None or isinstance(machine, Unknown):
-            continue
-        wall = clock if isinstance(clock, Unknown) else clock.wall_minus_boot_s
-        ports = facts.fabric.ports if isinstance(facts.fabric, Fabric) else ()
-        kept[key_of(node)] = {
-            "boot_id": machine.boot_id if isinstance(machine.boot_id, str) else "",
-            "wall_minus_boot_s": None if isinstance(wall, Unknown) else wall,
-            "counters": {
-                port.name: {k: v for k, v in port.counters.items() if k in ERROR_COUNTERS}
-                for port in ports
-            },
-            "time_s": now_s,
-        }
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_text(json.dumps({"schema": 1, "nodes": kept}), encoding="utf-8")
-        aside.replace(path)
-    except OSError as error:
-        return error
-    return None
-
-
-def compare(path: Path, nodes: Sequence[Node], facts: Sequence[NodeFacts]) -> tuple[NodeFacts, ...]:
-    """The facts of `nodes` with the record of the last look at each, which they then replace."""
-    seen, now_s = load(path), time.time()
-    compared = tuple(
-        dataclasses.replace(one, previous=previous(seen, node, now_s))
-        for node, one in zip(nodes, facts, strict=True)
-    )
-    remember(path, seen, zip(nodes, compared, strict=True))
-    return compared
-
-
-def _is_recent(data: Any, now_s: float) -> bool:
-    try:
-        return now_s - _finite(data["time_s"]) < KEEP_S
-    except (KeyError, TypeError, ValueError, OverflowError):
-        return False
+def _record(facts: NodeFacts, boot_id: Maybe[str], now_s: float) -> dict[str, Any]:
+    clock = facts.clock
+    ports = facts.fabric.ports if isinstance(facts.fabric, Fabric) else ()
+    return {
+        "boot_id": or_none(boot_id) or "",
+        "wall_minus_boot_s": None
+        if isinstance(clock, Unknown)
+        else or_none(clock.wall_minus_boot_s),
+        "counters": {
+            port.name: {k: v for k, v in port.counters.items() if k in ERROR_COUNTERS}
+            for port in ports
+        },
+        "time_s": now_s,
+    }

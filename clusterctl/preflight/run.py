@@ -80,7 +80,7 @@ def run_preflight(
             costs += [result.value["cpu_s"]] if result.value else []
     facts = tuple(known[node] for node in nodes)
     if memory is not None:
-        facts = last_census.compare(memory, nodes, facts)
+        facts, _ = last_census.compare(memory, nodes, facts)
     fleet = Fleet(facts, needs, token)
     if work is not None:
         fleet = dataclasses.replace(fleet, active=work(fleet))
