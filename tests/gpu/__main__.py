@@ -1,4 +1,4 @@
-"""python -m tests.gpu {correct,attention,steps,train,media} --out DIR [--device cpu --tiny]"""
+"""python -m tests.gpu {facts,correct,attention,steps,train,media} --out DIR [--device cpu --tiny]"""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.gpu.run import Options, run_items
 
-GROUPS = ("correct", "attention", "steps", "train", "media")
+GROUPS = ("facts", "correct", "attention", "steps", "train", "media")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

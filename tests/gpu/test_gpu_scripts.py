@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.captures import fake_nvidia_smi as fake
 from tests.gpu import __main__ as command
 from tests.gpu import roofline
 from tests.gpu.run import Item, Options, run_items
@@ -44,8 +45,8 @@ def test_a_crash_a_hang_and_an_error_are_rows(tmp_path: Path) -> None:
     shown: list[str] = []
     rows = run_items("some", items, Options(tmp_path, "cpu", True), 100.0, shown.append)
     assert [row.get("error") for row in rows] == [
-        "signal 11",
-        "no result in 2 s",
+        "killed by SIGSEGV, and the kernel counts no out-of-memory kill",
+        "no result after 2 s",
         "ValueError: wrong shape",
         None,
     ]
@@ -79,6 +80,20 @@ def test_groups_run_on_a_cpu(
     words = [group, "--out", str(tmp_path), "--device", "cpu", "--tiny", "--only", only]
     assert command.main(words) == 0
     assert f"{count} of {count} measured" in capsys.readouterr().out
+
+
+def test_facts_are_read_from_the_tool_and_judged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", fake.install(tmp_path / "bin", fake.h100(1))["PATH"])
+    words = ["facts", "--out", str(tmp_path), "--device", "cpu", "--tiny"]
+    assert command.main([*words, "--only", "nvidia-smi"]) == 0
+    assert command.main([*words, "--only", "rules"]) == 0
+    out = capsys.readouterr().out
+    assert "lines: table 2, q " in out
+    assert "ok: 1 GPUs (NVIDIA H100 80GB HBM3)" in out
+    assert "there is no census-nvml.json" in out  # there is no library of NVML here
+    assert "GPU" in (tmp_path / "raw" / "nvidia-smi.gpus.csv.txt").read_text()
 
 
 def test_roofline_counts_the_flops_that_mfu_is_made_of() -> None:

@@ -1,0 +1,182 @@
+"""What the driver of this machine says: raw outputs as captures, facts by both ways, the rules."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.gpu.run import Item, Options
+
+BUDGET_S = 120.0
+COMMANDS = {
+    "table": [],
+    "q": ["-q"],
+    "xml": ["-q", "-x"],
+    "gpus.csv": ["--query-gpu", "--format=csv"],
+    "apps.csv": ["--query-compute-apps", "--format=csv"],
+    "nvlink": ["nvlink", "-s"],
+    "topo": ["topo", "-m"],
+}
+# These change between two readings; the others must be equal by both ways.
+MOVING = {"power_w", "utilization_percent", "temperature_c", "throttle", "margin_c", "pcie_gen"}
+
+
+def items(options: Options) -> Iterator[Item]:
+    yield Item("versions", versions, (), 60.0)
+    yield Item("raw outputs of nvidia-smi", raw, (), 60.0)
+    yield Item("census by nvidia-smi", census, (False,), 60.0)
+    yield Item("census by NVML", census, (True,), 60.0)
+    yield Item("NVML against nvidia-smi", compare, (), 10.0)
+    yield Item("rules over the census", rules, (), 10.0)
+    yield Item("matrix products", products, (), 60.0)
+    yield Item("a group of one", group_of_one, (), 60.0)
+
+
+def versions(options: Options) -> dict[str, Any]:
+    import torch
+
+    found: dict[str, Any] = {"python": sys.version.split()[0], "torch": torch.__version__}
+    if options.device == "cuda":
+        found |= {
+            "gpu": torch.cuda.get_device_name(0),
+            "memory_bytes": torch.cuda.get_device_properties(0).total_memory,
+            "cuda": torch.version.cuda,
+            "cudnn": torch.backends.cudnn.version(),
+            "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+        }
+    return {**found, "headline": ", ".join(f"{name} {value}" for name, value in found.items())}
+
+
+def raw(options: Options) -> dict[str, Any]:
+    """Each command's output in OUT/raw, to become a capture."""
+    from clusterctl.payload.collect.gpus import GPU_FIELDS, PROCESS_FIELDS
+
+    folder = options.out / "raw"
+    folder.mkdir(exist_ok=True)
+    fields = {"--query-gpu": GPU_FIELDS, "--query-compute-apps": PROCESS_FIELDS}
+    lines = {}
+    for name, words in COMMANDS.items():
+        asked = [f"{word}={fields[word]}" if word in fields else word for word in words]
+        done = subprocess.run(["nvidia-smi", *asked], capture_output=True, text=True, timeout=20)
+        (folder / f"nvidia-smi.{name}.txt").write_text(done.stdout + done.stderr)
+        lines[name] = (done.returncode, len(done.stdout.splitlines()))
+    shown = ", ".join(f"{name} {count}" for name, (_, count) in lines.items())
+    return {"lines": lines, "headline": f"lines: {shown}"}
+
+
+def census(options: Options, nvml: bool) -> dict[str, Any]:
+    """The census payload on this machine, without ssh; its sections in OUT/raw."""
+    from clusterctl.nodes import Node
+    from clusterctl.remote.cluster import Cluster
+    from tests.clusterctl.payload.local import LocalConnection, LocalTransport
+
+    cluster = Cluster([Node("here")], LocalTransport({"here": LocalConnection()}))
+    args = {"everything": True, "nvml": nvml, "growth_s": 0.1, "tool_timeout_s": 20.0}
+    (result,) = cluster.ask("census", args, timeout_s=50.0)
+    if result.value is None:
+        raise RuntimeError(str(result.unreachable))
+    library = result.value["sections"].get("nvml", {"rc": None, "err": "was not asked"})
+    if nvml and library["rc"] != 0:  # the payload asks nvidia-smi then
+        raise RuntimeError(f"NVML: {library['err'] or library}")
+    folder = options.out / "raw"
+    folder.mkdir(exist_ok=True)
+    (folder / f"{_way(nvml)}.json").write_text(json.dumps(result.value, indent=1))
+    gpus = _facts(options, nvml).gpus
+    names = {str(gpu.name) for gpu in gpus.gpus}
+    headline = f"{gpus.state}: {len(gpus.gpus)} GPUs ({', '.join(sorted(names)) or gpus.summary})"
+    if gpus.state not in ("ok", "partial"):
+        raise RuntimeError(headline)
+    return {"state": gpus.state, "headline": headline}
+
+
+def compare(options: Options) -> dict[str, Any]:
+    """Fields of a GPU that NVML and nvidia-smi give differently."""
+    differences = []
+    ways = (_facts(options, True).gpus, _facts(options, False).gpus)
+    for position, pair in enumerate(zip(*(way.gpus for way in ways), strict=True)):
+        flat = [
+            {**dataclasses.asdict(gpu), **dataclasses.asdict(gpu.health), "health": None}
+            for gpu in pair
+        ]
+        for field, nvml in flat[0].items():
+            if field not in MOVING and nvml != flat[1][field]:
+                text = f"GPU {position} {field}: NVML {nvml}, nvidia-smi {flat[1][field]}"
+                differences.append(text)
+    headline = differences[0] if differences else "the same"
+    return {"differences": differences, "headline": f"{len(differences)} differences: {headline}"}
+
+
+def rules(options: Options) -> dict[str, Any]:
+    """What the rules about GPUs find on this machine: a healthy one must not fail."""
+    from checks.facts import Fleet
+    from checks.runner import run_checks
+
+    found = {}
+    for nvml in (True, False):
+        if (options.out / "raw" / f"{_way(nvml)}.json").is_file():
+            report = run_checks(Fleet((_facts(options, nvml),)), only=["gpu", "fleet"])
+            found[_way(nvml)] = [
+                (one.verdict.value, one.id, one.evidence) for one in report.findings
+            ]
+    bad = [row for rows in found.values() for row in rows if row[0] not in ("pass", "skip")]
+    shown = "; ".join(f"{verdict} {id} {evidence}" for verdict, id, evidence in bad[:3])
+    count = sum(map(len, found.values()))
+    return {"findings": found, "headline": f"{count} findings, {len(bad)} not good: {shown}"}
+
+
+def products(options: Options) -> dict[str, Any]:
+    """The matrix products of `preflight --active` on one device."""
+    device = "cuda:0" if options.device == "cuda" else "cpu"
+    seconds = 0.1 if options.tiny else 2.0
+    orders = [{"device": device}, {"do": "matmul", "seconds": seconds, "id": 1}]
+    command = "from clusterctl.payload.active_rank import serve; serve()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    for order in orders:  # stdin stays open: it is the program's lease
+        process.stdin.write(json.dumps(order) + "\n")
+    process.stdin.flush()
+    answers = map(json.loads, process.stdout)
+    answer = next(one for one in answers if one["type"] == "answer" or "error" in one)
+    process.stdin.close()
+    process.wait()
+    if "error" in answer:
+        raise RuntimeError(answer["error"])
+    return {**answer, "headline": f"{answer['tflops']:.3g} TFLOP/s on {answer['model']}"}
+
+
+def group_of_one(options: Options) -> dict[str, Any]:
+    """NCCL (gloo on a CPU) starts and sums over one rank."""
+    import torch
+    import torch.distributed as dist
+
+    backend = "nccl" if options.device == "cuda" else "gloo"
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True)
+    dist.init_process_group(backend, rank=0, world_size=1, store=store)
+    values = torch.ones(1 << 20, device=options.device)
+    dist.all_reduce(values)
+    total = float(values.sum())
+    dist.destroy_process_group()
+    if total != 1 << 20:
+        raise AssertionError(f"the sum is {total}")
+    return {"backend": backend, "headline": f"{backend}: the sum is right"}
+
+
+def _way(nvml: bool) -> str:
+    return "census-nvml" if nvml else "census-nvidia-smi"
+
+
+def _facts(options: Options, nvml: bool) -> Any:
+    from checks.parsers.host import parse_census
+
+    path: Path = options.out / "raw" / f"{_way(nvml)}.json"
+    if not path.is_file():
+        raise RuntimeError(f"there is no {path.name}: the census failed")
+    return parse_census("here", json.loads(path.read_text()))
