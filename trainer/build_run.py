@@ -218,7 +218,7 @@ def _balance(
 
     if before is not None and (kept := engine.run_on_rank0(kept_balance)) is not None:
         return kept
-    recompute = parts.model.checkpoint_every == 1
+    recompute = parts.model.grad_checkpoint.every == 1
     cells = list(buckets.cells)
     if how == "timed":
         present = engine.run_on_rank0(lambda: np.unique(plan.epoch(0).cells).tolist())

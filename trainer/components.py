@@ -13,18 +13,19 @@ import torch
 from trainer.config.load import Config
 from trainer.diffusion.frame_masks import FrameMasks, build_masks
 from trainer.diffusion.rectified_flow import RectifiedFlow, build_flow
-from trainer.errors import ConfigError
+from trainer.errors import CheckpointError, ConfigError
 from trainer.models.memory import MemoryBudget
 from trainer.models.stdit import STDiT3, build_stdit
 from trainer.models.text import TextEncoder, build_tiny_t5
 from trainer.models.vae.interface import IdentityVAE, VideoVAE
 from trainer.weights.load import load_weights
-from trainer.weights.source import find_source
+from trainer.weights.source import HUB_ID, download, find_source
 
 if TYPE_CHECKING:
     from trainer.models.vae.video import OpenSoraVAE
 
 TINY_T5 = "text_encoder"  # folder in the run directory
+_TEXT_FILES = ["*.json", "*.model", "*.safetensors", "*.bin"]  # of the hub
 VIDEO_VAES = ("OpenSoraVAE_V1_2", "VideoAutoencoderPipeline")  # upstream's two names of one model
 
 
@@ -91,6 +92,11 @@ def build_text_encoder(config: Config, run_dir: Path, dtype: torch.dtype) -> Tex
         raise ConfigError("text_encoder.from_pretrained must name the folder of a T5 encoder")
     else:
         folder = Path(settings.from_pretrained)
+        if not folder.is_dir() and HUB_ID.fullmatch(settings.from_pretrained):
+            try:
+                folder = download(settings.from_pretrained, allow_patterns=_TEXT_FILES)
+            except CheckpointError as error:
+                raise ConfigError(str(error), hint=error.hint) from None
     return TextEncoder.from_folder(folder, settings.model_max_length, dtype)
 
 

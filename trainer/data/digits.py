@@ -90,11 +90,9 @@ def prompts() -> list[str]:
 
 
 def trajectory(direction: str, frames: int) -> list[tuple[int, int]]:
-    """Top left corner (y, x) of the digit's box in each frame, logical pixels.
-
-    The box starts at the edge it moves away from and the other axis is centred; the canvas holds
-    9 positions, so more than 9 frames are a DigitsError.
-    """
+    """Top left corner (y, x) of the digit's box in each frame, logical pixels. The box starts at
+    the edge it moves away from and the other axis is centred; the canvas holds 9 positions, so more
+    than 9 frames are a DigitsError."""
     most = CANVAS - BOX
     if not 1 <= frames <= most + 1:
         raise DigitsError(f"{frames} frames do not fit: the box has {most + 1} positions")
@@ -127,9 +125,7 @@ def encode(path: Path, clip: NDArray[np.float32], factor: int, fps: int = FPS) -
 
 def plan_clips(clips: int, seed: int) -> list[tuple[int, str]]:
     """Train scan and direction of each clip: all 40 captions equally often (within one), shuffled.
-
-    A scan returns for the same caption only when every scan of its digit has been used.
-    """
+    A scan returns for the same caption only when every scan of its digit has been used."""
     labels = scans("train")[1]
     rng = np.random.default_rng(seed)
     pools = [
@@ -137,19 +133,15 @@ def plan_clips(clips: int, seed: int) -> list[tuple[int, str]]:
         for digit in range(10)
         for direction in DIRECTIONS
     ]
-    chosen = []
-    for n in range(clips):
-        turn, caption_index = divmod(n, len(pools))
-        pool, direction = pools[caption_index]
-        chosen.append((int(pool[turn % len(pool)]), direction))
+    turns = (pools[n % len(pools)] + (n // len(pools),) for n in range(clips))
+    chosen = [(int(pool[turn % len(pool)]), direction) for pool, direction, turn in turns]
     return [chosen[n] for n in rng.permutation(clips)]
 
 
 def _stamp(clips: int, seed: int, size: int, frames: int) -> dict[str, object]:
-    numbers = {"clips": clips, "seed": seed, "size": size, "frames": frames}
-    parameters: dict[str, object] = {"format": _FORMAT, **numbers}
-    text = json.dumps(parameters, sort_keys=True)
-    return {**parameters, "hash": hashlib.sha256(text.encode()).hexdigest()}
+    numbers = {"format": _FORMAT, "clips": clips, "seed": seed, "size": size, "frames": frames}
+    text = json.dumps(numbers, sort_keys=True)
+    return {**numbers, "hash": hashlib.sha256(text.encode()).hexdigest()}
 
 
 def _holds(out: Path, stamp: dict[str, object]) -> bool:

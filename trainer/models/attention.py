@@ -64,8 +64,7 @@ class _Short(torch.autograd.Function):
         d_scores = torch._softmax_backward_data(d_weights, weights, -1, weights.dtype)
         d_q = _product(d_scores, k, ctx.factor)
         d_k = _product(d_scores.mT, q, ctx.factor)
-        heads = ctx.shape[:2]
-        return *(part.view(*heads, *part.shape[-2:]) for part in (d_q, d_k, d_v)), None
+        return *(part.view(*ctx.shape[:2], *part.shape[-2:]) for part in (d_q, d_k, d_v)), None
 
 
 def _together(x_BNIE: Tensor) -> Tensor:

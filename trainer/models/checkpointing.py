@@ -76,10 +76,8 @@ def block_bytes(
     short_keys: int = 0,
 ) -> BlockBytes:
     """Counted over what the operations of a block save (a test measures it); weights left out.
-
-    `frames` and `places` are of the token grid, `text` the tokens of a caption, `itemsize` bytes
-    of a value; attention to at most `short_keys` keys keeps a weight for each. Compiled: less.
-    """
+    `frames` and `places` are of the token grid, `text` the tokens of a caption, `itemsize` bytes of
+    a value; attention to at most `short_keys` keys keeps a weight for each. Compiled: less."""
     tokens = batch * frames * places
     entry = tokens * config.hidden_size * itemsize
     # In widths per token: three inputs of branches, qkv 3, normed q and k 2, attention out 1, two

@@ -1,4 +1,4 @@
-"""torch.compile block by block: seconds instead of minutes, shared by blocks of a kind."""
+"""What torch.compile needs of a machine."""
 
 from __future__ import annotations
 
@@ -6,11 +6,7 @@ import importlib.util
 import os
 import shutil
 import sysconfig
-from collections.abc import Iterable
 from pathlib import Path
-
-import torch
-from torch import nn
 
 from trainer.errors import EngineError
 
@@ -30,11 +26,3 @@ def require_compiler(device_type: str) -> None:
     if not header.is_file():
         text = f"compile = True needs Python's headers, and there is no {header}"
         raise EngineError(text, hint="install python3-dev (python3-devel), or set compile = False")
-
-
-def compile_blocks(blocks: Iterable[nn.Module], backend: str = "inductor") -> None:
-    """In place; each new batch shape compiles. Raises EngineError where the compiler is missing."""
-    if backend == "inductor":
-        require_compiler("cuda" if torch.cuda.is_available() else "cpu")
-    for block in blocks:
-        block.compile(backend=backend)

@@ -71,9 +71,7 @@ def flops_by_part(
 def forward_flops(
     config: STDiT3Config, batch: int, latent_T: int, latent_H: int, latent_W: int, text_tokens: int
 ) -> int:
-    """Operations of one forward pass over `batch` clips of that latent size.
-
-    `text_tokens` are those of a caption that take part; a training step takes three times it. Left
-    out (1 % for 144p images): timestep embedding of condition frames, a frozen caption embedder.
-    """
+    """Operations of one forward pass over `batch` clips of that latent size. `text_tokens` are
+    those of a caption that take part; a training step takes three times it. Left out (1 % for 144p
+    images): timestep embedding of condition frames, a frozen caption embedder."""
     return flops_by_part(config, batch, latent_T, latent_H, latent_W, text_tokens).total

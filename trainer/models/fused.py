@@ -25,9 +25,6 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-# --- norm and modulation --------------------------------------------------------------------
-
-
 def layer_norm(x: Tensor) -> Tensor:
     """LayerNorm without weights, as in front of every modulation."""
     return F.layer_norm(x, x.shape[-1:], eps=NORM_EPS)
@@ -65,9 +62,6 @@ class _NormModulate(torch.autograd.Function):
         return d_x, d_shift, d_scale
 
 
-# --- residual -------------------------------------------------------------------------------
-
-
 def add_gated(x_BTSD: Tensor, branch_BTSD: Tensor, gate_BF1D: Tensor) -> Tensor:
     """x + gate * branch."""
     if torch.compiler.is_compiling():
@@ -91,8 +85,6 @@ class _AddGated(torch.autograd.Function):
         d_gate = (grad * branch).sum_to_size(gate.shape) if ctx.needs_input_grad[2] else None
         return grad, grad * gate, d_gate
 
-
-# --- activation -----------------------------------------------------------------------------
 
 # gelu(x) = x sigmoid(2u) with u = sqrt(2/pi) (x + 0.044715 x^3)
 _LINEAR = 2 * math.sqrt(2 / math.pi)
@@ -128,9 +120,6 @@ class _GeluTanh(torch.autograd.Function):
         return grads[0] * slope
 
 
-# --- queries, keys, values ------------------------------------------------------------------
-
-
 def split_heads(
     qkv_BTSD: Tensor,
     heads: int,
@@ -138,11 +127,9 @@ def split_heads(
     rotation: Rotation | None,
     across_frames: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values, each [B, T, S, N, E], of a projection [B, T, S, 3*N*E].
-
-    Tokens of a frame of a head, or (`across_frames`) of a place, lie together in memory. `norms`:
-    the weights [E] of the RMS norms of queries and keys; `rotation` turns their pairs; in fp32.
-    """
+    """Queries, keys and values, each [B, T, S, N, E], of a projection [B, T, S, 3*N*E]. Tokens of a
+    frame of a head, or (`across_frames`) of a place, lie together in memory. `norms`: the weights
+    [E] of the RMS norms of queries and keys; `rotation` turns their pairs; in fp32."""
     if torch.compiler.is_compiling():
         return plain_split_heads(qkv_BTSD, heads, norms, rotation)
     weights = norms or (None, None)
@@ -175,8 +162,7 @@ def rotate(x_BTSNE: Tensor, rotation: Rotation) -> Tensor:
     cos, sin = (table[:, None, None] for table in rotation)
     # fp32: bf16 keeps 8 bits of a phase
     a, b = x_BTSNE.to(wide(x_BTSNE.dtype)).unflatten(-1, (-1, 2)).unbind(-1)
-    turned = torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1)
-    return turned.flatten(-2).to(x_BTSNE.dtype)
+    return torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).flatten(-2).to(x_BTSNE.dtype)
 
 
 class _SplitHeads(torch.autograd.Function):
@@ -199,7 +185,8 @@ class _SplitHeads(torch.autograd.Function):
         weight = rstd = None
         if q_weight is not None and k_weight is not None:
             weight = torch.stack([q_weight, k_weight])[:, None, None, None, None]
-            rstd = _reciprocal_rms(raw)
+            norm = torch.linalg.vector_norm(raw, dim=-1, keepdim=True, dtype=wide(raw.dtype))
+            rstd = norm.square_().div_(raw.shape[-1]).add_(NORM_EPS).rsqrt_()  # [..., 1]
             torch.mul(raw, rstd, out=out)
             out.mul_(weight)
         else:
@@ -241,12 +228,6 @@ class _SplitHeads(torch.autograd.Function):
         if work is not d_raw:
             d_raw.copy_(work)
         return d_qkv, None, *d_weights, None, None
-
-
-def _reciprocal_rms(raw: Tensor) -> Tensor:
-    """[..., 1] of [..., E], in fp32."""
-    norm = torch.linalg.vector_norm(raw, dim=-1, keepdim=True, dtype=wide(raw.dtype))
-    return norm.square_().div_(raw.shape[-1]).add_(NORM_EPS).rsqrt_()
 
 
 def _turn(pairs: Tensor, turn_TJ: Tensor, out: Tensor) -> None:

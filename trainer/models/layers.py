@@ -56,8 +56,7 @@ class SelfAttention(nn.Module):
             order = "b (s n) t e" if few else "(b s) n t e"
         q, k, v = (rearrange(part, f"b t s n e -> {order}") for part in parts)
         out = attend(q, k, v)
-        out_BTSD = rearrange(out, f"{order} -> b t s (n e)", b=batch, t=frames, s=places)
-        return self.proj(out_BTSD)
+        return self.proj(rearrange(out, f"{order} -> b t s (n e)", b=batch, t=frames, s=places))
 
 
 class CrossAttention(nn.Module):

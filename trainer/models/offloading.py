@@ -11,9 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 def to_host(weights: Iterable[Tensor], at_least_bytes: int = 1 << 20) -> saved_tensors_hooks:
     """A context whose saved activations wait in host memory, without waiting for the copies.
-
-    Weights and tensors under `at_least_bytes` stay (weights gathered for one block move along).
-    """
+    Weights and tensors under `at_least_bytes` stay (weights gathered for one block move along)."""
     # Hooks get tensors detached and transposed; the storage tells weights from activations.
     kept = {_address(weight) for weight in weights}
 

@@ -12,19 +12,10 @@ import math
 import torch
 from torch import Tensor, nn
 
-from trainer.errors import ConfigError
-
 # B batch · T frames · D width · E width of a head · J rotated pairs of a head, E/2
 PERIOD = 10_000.0  # longest wave
 EXACT, COMPAT = "fp32-exact", "bf16-compat"
 POSITIONS = (EXACT, COMPAT)
-
-
-def require_known(mode: str) -> str:
-    """The mode itself. Raises ConfigError."""
-    if mode not in POSITIONS:
-        raise ConfigError(f"positions must be one of {', '.join(POSITIONS)}; not {mode!r}")
-    return mode
 
 
 def as_seen(values: Tensor, mode: str) -> Tensor:

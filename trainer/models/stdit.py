@@ -7,8 +7,8 @@ quirks that its weights depend on are kept and marked "quirk".
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import fields
 from typing import Any
 
@@ -21,7 +21,7 @@ from trainer.errors import ConfigError, nearest
 from trainer.models import layers, positions
 from trainer.models.attention import short_keys
 from trainer.models.checkpointing import GradCheckpoint, block_bytes
-from trainer.models.compiling import compile_blocks
+from trainer.models.compiling import require_compiler
 from trainer.models.fused import Rotation, add_gated, norm_modulate, wide
 from trainer.models.inputs import check_inputs, frame_mask, real_columns, repeated, unpacked
 from trainer.models.offloading import to_host
@@ -118,10 +118,13 @@ class STDiT3(nn.Module):
         drops = torch.linspace(0, config.drop_path, config.depth, device="cpu").tolist()
         self.spatial_blocks = nn.ModuleList(STDiT3Block(config, False, drop) for drop in drops)
         self.temporal_blocks = nn.ModuleList(STDiT3Block(config, True, drop) for drop in drops)
-        values = patch[0] * patch[1] * patch[2] * config.out_channels
-        self.final_layer = FinalLayer(width, values)
+        self.final_layer = FinalLayer(width, patch[0] * patch[1] * patch[2] * config.out_channels)
         self._initialize()
-        self._freeze()
+        if config.only_train_temporal:
+            self.requires_grad_(False)
+            self.temporal_blocks.requires_grad_(True)
+        if config.freeze_y_embedder:
+            self.y_embedder.requires_grad_(False)
 
     # Switches of a run. None of them is part of the weights or their config.
 
@@ -130,11 +133,6 @@ class STDiT3(nn.Module):
     ) -> None:
         """See models/checkpointing.py; `offload` keeps the rest on the host. Raises ConfigError."""
         self.grad_checkpoint, self.offload = GradCheckpoint.parse(what), offload
-
-    @property
-    def checkpoint_every(self) -> int:
-        """Pairs of blocks from one recomputed to the next; 0 none or by a memory budget."""
-        return self.grad_checkpoint.every
 
     def recomputed_blocks(self, batch: int, latent: Size, text_tokens: int) -> frozenset[int]:
         """Blocks that run a second time for latents of that size: even spatial, odd temporal."""
@@ -145,12 +143,19 @@ class STDiT3(nn.Module):
         return self.grad_checkpoint.blocks(self.config.depth, size)
 
     def use_positions(self, mode: str) -> None:
-        """`fp32-exact` or `bf16-compat`, see `trainer.models.positions`. Raises ConfigError."""
-        self.positions = positions.require_known(mode)
+        """One of `positions.POSITIONS`. Raises ConfigError."""
+        if mode not in positions.POSITIONS:
+            known = ", ".join(positions.POSITIONS)
+            raise ConfigError(f"positions must be one of {known}; not {mode!r}")
+        self.positions = mode
 
     def compile_blocks(self, backend: str = "inductor") -> None:
-        """torch.compile each block. Raises EngineError where the compiler is missing."""
-        compile_blocks(self.blocks(), backend)
+        """torch.compile each block: seconds instead of minutes, shared by blocks of a kind. Each
+        new batch shape compiles. Raises EngineError where the compiler is missing."""
+        if backend == "inductor":
+            require_compiler("cuda" if torch.cuda.is_available() else "cpu")
+        for block in self.blocks():
+            block.compile(backend=backend)
 
     def blocks(self) -> list[STDiT3Block]:
         """In the order they run."""
@@ -201,8 +206,7 @@ class STDiT3(nn.Module):
             x_mask_BT = x_mask_BT.to(device, non_blocking=True)
             t0_BD = self.t_embedder(torch.zeros_like(timestep_B)) + fps_BD
             # Chosen once per frame here, so a block modulates in a single pass.
-            per_frame = x_mask_BT[:, :, None, None]
-            t_BF6D = torch.where(per_frame, t_BF6D, self._modulation(t0_BD))
+            t_BF6D = torch.where(x_mask_BT[:, :, None, None], t_BF6D, self._modulation(t0_BD))
         y_BLD, keep_BL = self._text(y, mask, batch, dtype)
 
         x_BTSD = self._run_blocks(x_BTSD, y_BLD, keep_BL, t_BF6D, (frames, rows, columns))
@@ -216,14 +220,11 @@ class STDiT3(nn.Module):
     ) -> Tensor:
         rotation = self.rope(x_BTSD.shape[1], self.positions)
         recomputed: frozenset[int] = frozenset()
-        context: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-        if torch.is_grad_enabled():
+        if learns := torch.is_grad_enabled():
             recomputed = self.recomputed_blocks(len(x_BTSD), latent, y_BLD.shape[1])
-            if self.offload:
-                context = to_host(self.parameters())
         # Without random numbers in the blocks there is no generator state to keep for recomputing.
         keep_rng = self.training and self.config.drop_path > 0
-        with context:
+        with to_host(self.parameters()) if learns and self.offload else nullcontext():
             for index, block in enumerate(self.blocks()):
                 inputs = (x_BTSD, y_BLD, keep_BL, t_BF6D, rotation if block.temporal else None)
                 if index in recomputed:
@@ -275,10 +276,3 @@ class STDiT3(nn.Module):
         for block in self.temporal_blocks:
             for layer in ("attn.proj", "cross_attn.proj", "mlp.fc2"):
                 nn.init.zeros_(block.get_parameter(f"{layer}.weight"))
-
-    def _freeze(self) -> None:
-        if self.config.only_train_temporal:
-            self.requires_grad_(False)
-            self.temporal_blocks.requires_grad_(True)
-        if self.config.freeze_y_embedder:
-            self.y_embedder.requires_grad_(False)

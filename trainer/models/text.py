@@ -18,8 +18,6 @@ from trainer.errors import ConfigError
 
 # B batch · L text tokens · C text channels
 PAD, END, UNKNOWN = "<pad>", "</s>", "<unk>"
-_HUB = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")  # owner/name
-_HUB_FILES = ("*.json", "*.model", "*.safetensors", "*.bin")
 
 
 class TextEncoder:
@@ -33,8 +31,8 @@ class TextEncoder:
     def from_folder(
         cls, path: str | Path, max_length: int = 300, dtype: torch.dtype = torch.float32
     ) -> TextEncoder:
-        """An encoder with its tokenizer, from a folder or a hub id. Raises ConfigError."""
-        folder = _folder(path)
+        """An encoder with its tokenizer. Raises ConfigError."""
+        folder = Path(path)
         for name in ("config.json", "tokenizer_config.json"):
             if not (folder / name).is_file():
                 hint = "text_encoder.from_pretrained is a folder with a T5 encoder and tokenizer"
@@ -62,11 +60,9 @@ class TextEncoder:
 
     @torch.no_grad()
     def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Features [B, 1, L, C] in the encoder's dtype and mask int64 [B, L], 1 = real token.
-
-        L is `max_length`; longer captions are cut. The encoder reads up to the longest caption;
-        features of padding are 0 (upstream masks them). Raises ValueError for what is not text.
-        """
+        """Features [B, 1, L, C] in the encoder's dtype and mask int64 [B, L], 1 = real token. L is
+        `max_length`; longer captions are cut. The encoder reads up to the longest caption; features
+        of padding are 0 (upstream masks them). Raises ValueError for what is not text."""
         for index, text in enumerate(texts):
             if not isinstance(text, str):
                 raise ValueError(f"caption {index} is {type(text).__name__}, not text: {text!r}")
@@ -141,23 +137,6 @@ def build_tiny_t5(
         # The last RMS norm makes all features one size; initializer_factor made its weight small.
         model.encoder.final_layer_norm.weight.fill_(feature_scale)
     return _save(Path(folder), model, tokenizer)
-
-
-def _folder(path: str | Path) -> Path:
-    """The folder itself, or that of a hub id."""
-    folder = Path(path)
-    if folder.is_dir() or not _HUB.fullmatch(str(path)):
-        return folder
-    try:
-        from huggingface_hub import snapshot_download
-
-        return Path(snapshot_download(str(path), allow_patterns=list(_HUB_FILES)))
-    except Exception as error:  # noqa: BLE001 - its errors come from four HTTP layers
-        raise ConfigError(
-            f"{path} is not a local folder, and the hub failed: {type(error).__name__}",
-            hint=f"where there is internet: hf download {path} --local-dir DIR; "
-            "then text_encoder.from_pretrained = DIR",
-        ) from None
 
 
 def _save(folder: Path, model: Any, tokenizer: Any) -> Path:

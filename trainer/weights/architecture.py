@@ -60,12 +60,11 @@ def _stdit(tensors: Mapping[str, Tensor], stem: str, kind: str) -> Architecture:
     patch = tensors.get("x_embedder.proj.weight")
     if patch is not None and patch.ndim >= 4:
         options["hidden_size"], options["in_channels"] = patch.shape[0], patch.shape[1]
-        options["patch_size"] = tuple(patch.shape[2:]) if patch.ndim == 5 else (1, *patch.shape[2:])
+        options["patch_size"] = (1, *patch.shape[2:])[-3:]
         _read_shapes(tensors, stem, options)
     if kind == PIXART:
-        rows = options.get("model_max_length")
-        sigma = rows == 300 and not any(name.startswith("csize_embedder") for name in tensors)
-        letter = "Σ" if sigma else "α"
+        has_sizes = any(name.startswith("csize_embedder") for name in tensors)
+        letter = "Σ" if options.get("model_max_length") == 300 and not has_sizes else "α"
         large = options.get("hidden_size") == 1152 and options["depth"] == 28
         return Architecture(kind, f"PixArt-{letter}{' XL/2' if large else ''}", options)
     sizes = [name for name, size in PRESETS.items() if size and size.items() <= options.items()]

@@ -86,7 +86,6 @@ def _run_config(source: Source) -> dict[str, Any]:
 
 
 def as_lines(found: Mapping[str, Any]) -> list[str]:
-    """For people."""
     kinds = ", ".join(f"{count} {name}" for name, count in found["dtypes"].items())
     size = f"{found['parameters']:,} parameters in {found['tensors']} tensors"
     names = [file["name"] for file in found["files"]]

@@ -13,7 +13,7 @@ from torch import Tensor
 from trainer.errors import CheckpointError
 from trainer.weights import write
 from trainer.weights.architecture import PIXART, STDIT, architecture_of
-from trainer.weights.load import load_into, read_source
+from trainer.weights.load import load_into, read_checkpoint
 from trainer.weights.report import LoadReport
 from trainer.weights.source import find_source
 
@@ -25,6 +25,7 @@ _ARCHITECTURE_FIELDS = (
     "input_sq_size", "in_channels", "patch_size", "hidden_size", "depth", "num_heads", "mlp_ratio",
     "pred_sigma", "caption_channels", "model_max_length", "qk_norm", "class_dropout_prob",
 )  # fmt: skip
+_STDIT_CONFIG = {"model_type": "STDiT3", "architectures": ["STDiT3"]}  # in upstream's words
 # PixArt's shapes do not give its number of heads: 16 in every size that was published.
 _OTHER_THAN_PIXART = ("num_heads", "patch_size", "qk_norm")
 
@@ -44,7 +45,7 @@ def convert(
 ) -> LoadReport | None:
     """Write `target` whole or not at all; a report with `pixart`. Raises CheckpointError."""
     found = find_source(source)
-    tensors, _ = read_source(found, ema)
+    tensors, _ = read_checkpoint(found, ema=ema)
     report, config = None, found.config
     if pixart:
         tensors, config, report = _from_pixart(source, tensors, seed, allow_partial)
@@ -57,22 +58,14 @@ def convert(
         if progress is not None:
             progress(done, total)
 
+    if not config and (model := architecture_of(tensors)).kind == STDIT:
+        config = {**_STDIT_CONFIG, **model.options}
     with write.whole_or_nothing(target, total, overwrite=overwrite) as part:
         if (to or target.suffix) in ("safetensors", ".safetensors"):
             write.write_file(part, tensors, dtypes, wrote)
         else:
-            write.write_folder(part, tensors, config or _config_of(tensors), dtypes, wrote)
+            write.write_folder(part, tensors, config, dtypes, wrote)
     return report
-
-
-def _config_of(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """A config.json in upstream's words for what the tensors are; empty where that is not known."""
-    found = architecture_of(tensors)
-    return _as_config(found.options) if found.kind == STDIT else {}
-
-
-def _as_config(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {"model_type": "STDiT3", "architectures": ["STDiT3"], **options}
 
 
 def _from_pixart(
@@ -88,5 +81,5 @@ def _from_pixart(
     model = build_stdit("STDiT3", **sizes)
     report = load_into(model, source, allow_partial=allow_partial)
     fields = asdict(model.config)
-    config = _as_config({name: fields[name] for name in fields if name in _ARCHITECTURE_FIELDS})
-    return dict(model.state_dict()), config, report
+    own = {name: fields[name] for name in fields if name in _ARCHITECTURE_FIELDS}
+    return dict(model.state_dict()), {**_STDIT_CONFIG, **own}, report

@@ -24,13 +24,9 @@ def read_weights(path: Place) -> dict[str, Tensor]:
     return find_source(path).read()
 
 
-def read_checkpoint(path: Place, *, ema: bool = True) -> tuple[dict[str, Tensor], bool]:
+def read_checkpoint(place: Place | Source, *, ema: bool = True) -> tuple[dict[str, Tensor], bool]:
     """A model's weights from any source, and whether they are its EMA (of what was trained)."""
-    return read_source(find_source(path), ema)
-
-
-def read_source(source: Source, ema: bool) -> tuple[dict[str, Tensor], bool]:
-    """`read_checkpoint` of a source already found."""
+    source = place if isinstance(place, Source) else find_source(place)
     weights = source.read()
     if not ema or source.average is None:
         return weights, False
@@ -65,7 +61,7 @@ def load_into(
     Raises CheckpointError, and leaves the model as it was, when less than 99 % of the tensors of
     either side fit; with `allow_partial` what fits is taken. The weights' config.json is not read.
     """
-    weights, averaged = read_source(find_source(place), ema)
+    weights, averaged = read_checkpoint(place, ema=ema)
     report, ready = compare(model, weights, str(place))
     if ema:
         average = "the average of the weights (EMA)"
@@ -73,12 +69,14 @@ def load_into(
         report = dataclasses.replace(report, notes=(*report.notes, note))
     fits = report.share >= LEAST_SHARE and not report.mismatched
     if not report.loaded or not (fits or allow_partial):
-        share = f"{len(report.loaded)} of {report.expected} tensors fit"
-        problems, hint = _problems(report, report.missing), _hint(report)
+        hint = _hint(report)
         if report.loaded:
             hint += "; --allow-partial takes what fits and leaves the rest as it is made"
-        message = f"{report.source} is not of this model: {share}; {problems}"
-        raise CheckpointError(message, hint=hint)
+        raise CheckpointError(
+            f"{report.source} is not of this model: {len(report.loaded)} of {report.expected} "
+            f"tensors fit; {_problems(report, report.missing)}",
+            hint=hint,
+        )
     _give_memory(model, report)
     model.load_state_dict({name: ready[name] for name in report.loaded}, strict=False)
     return report
@@ -124,10 +122,11 @@ def compare(
         given, own = weights[name], wanted[name]
         # 8-bit floats come with scales under other names
         if own.is_floating_point() != (given.is_floating_point() and given.element_size() > 1):
-            kinds = f"{name} is {dtype_name(given)}, the model's is {dtype_name(own)}"
-            hint = "take the weights in bf16, fp16 or fp32"
-            kinds += "; quantised weights are not read here"
-            raise CheckpointError(f"{source}: {kinds}", hint=hint)
+            raise CheckpointError(
+                f"{source}: {name} is {dtype_name(given)}, the model's is {dtype_name(own)}; "
+                "quantised weights are not read here",
+                hint="take the weights in bf16, fp16 or fp32",
+            )
     absent = [name for name in wanted if name not in weights]
     new = tuple(name for name in absent if from_pixart and pixart.NEW.match(name))
     both = {name: (weights[name], tensor) for name, tensor in wanted.items() if name in weights}

@@ -7,36 +7,24 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-_NUMBER = re.compile(r"\.(\d+)\.")
+_ROW = re.compile(r"[^.]*(blocks|layers)\.\d+\.")  # of blocks; t_block.1 is none
 
 
 def by_prefix(names: Iterable[str]) -> dict[str, list[str]]:
     """Names by prefix, in order of first sight; numbered parts as a range: `blocks.[0-27]`."""
-    groups: dict[str, list[str]] = {}
+    groups: dict[tuple[str, bool], list[str]] = {}
     for name in names:
-        groups.setdefault(_prefix_of(name), []).append(name)
-    return {_with_range(prefix, members): members for prefix, members in groups.items()}
+        groups.setdefault((name.split(".")[0], bool(_ROW.match(name))), []).append(name)
+    named = {(first, True): _with_range(first, own) for (first, row), own in groups.items() if row}
+    return {named.get(key, key[0]): members for key, members in groups.items()}
 
 
-def _prefix_of(name: str) -> str:
-    """`spatial_blocks.7.attn.qkv.weight` -> `spatial_blocks.#`; a single name's first part else."""
-    match = _NUMBER.search(name)
-    head = name[: match.start()] if match else name
-    first = head.split(".")[0]
-    # t_block.1 is no row of blocks
-    is_row = match and head == first and head.endswith(("blocks", "layers"))
-    return f"{first}.#" if is_row else first
-
-
-def _with_range(prefix: str, names: Iterable[str]) -> str:
-    if not prefix.endswith("#"):
-        return prefix
-    numbers = sorted({int(match[1]) for name in names if (match := _NUMBER.search(name))})
-    low, high = numbers[0], numbers[-1]
-    inside = f"{low}-{high}" if low < high else str(low)
-    if len(numbers) < high - low + 1:
-        inside = ",".join(map(str, numbers))
-    return f"{prefix[:-1]}[{inside}]"
+def _with_range(first: str, names: Iterable[str]) -> str:
+    numbers = sorted({int(name.split(".")[1]) for name in names})
+    inside = ",".join(map(str, numbers))
+    if 1 < len(numbers) == numbers[-1] - numbers[0] + 1:
+        inside = f"{numbers[0]}-{numbers[-1]}"
+    return f"{first}.[{inside}]"
 
 
 @dataclass(frozen=True, slots=True)

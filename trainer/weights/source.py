@@ -19,7 +19,7 @@ from trainer.weights.tensorfile import SUFFIXES, read_file
 
 # Beside a model's weights in folders that training programs write.
 _NOT_WEIGHTS = re.compile(r"optim|scheduler|rng_state|training_args|^ema\.|random_states|^master\.")
-_HUB = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
+HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")  # owner/name
 _SHARD = re.compile(r"-\d{5}(-of-\d{5})?$")
 
 
@@ -39,17 +39,16 @@ class Source:
         weights: dict[str, Tensor] = {}
         for file in self.files:
             more = read_file(file, shapes_only=shapes_only)
-            twice = weights.keys() & more.keys()
-            if twice:
+            if twice := weights.keys() & more.keys():
                 raise CheckpointError(
                     f"{self.path} holds {min(twice)} twice, the second time in {file.name}",
                     hint=f"say which file: {', '.join(f.name for f in self.files[:4])}",
                 )
             weights.update(more)
-        lost = sorted(set(self.index) - weights.keys())
-        if lost:
-            count = f"{len(lost)} tensors of the index are in no shard"
-            raise CheckpointError(f"{self.path}: {count}, first {lost[0]}")
+        if lost := sorted(set(self.index) - weights.keys()):
+            raise CheckpointError(
+                f"{self.path}: {len(lost)} tensors of the index are in no shard, first {lost[0]}"
+            )
         return weights
 
 
@@ -63,14 +62,14 @@ def find_source(place: str | os.PathLike[str]) -> Source:
     if path.is_dir():
         return _folder(path)
     looks_like_a_path = str(place).endswith(SUFFIXES) or path.parent.is_dir()
-    if _HUB.fullmatch(str(place)) and not looks_like_a_path:
-        return _folder(_download(str(place)))
+    if HUB_ID.fullmatch(str(place)) and not looks_like_a_path:
+        patterns = ["*.json", *(f"*{suffix}" for suffix in SUFFIXES)]
+        return _folder(download(str(place), allow_patterns=patterns))
     raise CheckpointError(f"there are no weights at {path}")
 
 
 def _folder(folder: Path) -> Source:
-    is_whole = (folder / checkpoints.MANIFEST).is_file()
-    if not is_whole and _is_ours(folder):
+    if not (folder / checkpoints.MANIFEST).is_file() and _is_ours(folder):
         folder = checkpoints.find(folder)
     if (folder / MODEL).exists():
         return _checkpoint(folder)
@@ -106,15 +105,14 @@ def _is_ours(folder: Path) -> bool:
 
 def _checkpoint(folder: Path) -> Source:
     inner = find_source(folder / MODEL)  # a file where Open-Sora saved without shards
-    ours = (folder / checkpoints.MANIFEST).is_file()
+    whose = "this trainer" if (folder / checkpoints.MANIFEST).is_file() else "Open-Sora"
     single = [folder / name for name in ("ema.safetensors", "ema.pt") if (folder / name).is_file()]
     average = None
     if (folder / EMA).is_dir():
         average = _folder(folder / EMA)
     elif single:
         average = Source(single[0], "average of Open-Sora", (single[0],))
-    layout = "checkpoint of this trainer" if ours else "checkpoint of Open-Sora"
-    return replace(inner, path=folder, layout=layout, average=average)
+    return replace(inner, path=folder, layout=f"checkpoint of {whose}", average=average)
 
 
 def _loose(folder: Path, suffix: str, files: list[Path]) -> Source:
@@ -155,14 +153,13 @@ def _config(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{folder / 'config.json'} cannot be read: {error}") from None
 
 
-def _download(repository: str) -> Path:
+def download(repository: str, **options: Any) -> Path:
     """The hub's folder, from its local cache if it has it. Raises CheckpointError."""
     hint = f"where there is internet: hf download {repository} --local-dir DIR; then give DIR here"
-    patterns = ["*.json", *(f"*{suffix}" for suffix in SUFFIXES)]
     try:
         from huggingface_hub import snapshot_download
 
-        return Path(snapshot_download(repository, allow_patterns=patterns))
+        return Path(snapshot_download(repository, **options))
     except ImportError:
         problem = "the hub needs the package huggingface_hub"
         hint = f"pip install huggingface_hub, or {hint}"

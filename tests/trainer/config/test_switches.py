@@ -8,6 +8,7 @@ import pytest
 
 from trainer.components import Parts, build_parts, make_tiny_text_encoder
 from trainer.config.load import Config, load
+from trainer.models.stdit import STDiT3Block
 
 TINY = ["--model.depth", "1", "--model.hidden-size", "32", "--model.num-heads", "2"]
 
@@ -25,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_plain_demo_recomputes_nothing_and_is_exact(folder: Path) -> None:
     model = parts(folder).model
-    assert model.checkpoint_every == 0
+    assert model.grad_checkpoint.every == 0
     assert not model.offload
     assert model.positions == "fp32-exact"
 
@@ -33,7 +34,7 @@ def test_the_plain_demo_recomputes_nothing_and_is_exact(folder: Path) -> None:
 def test_switches_reach_the_model(folder: Path) -> None:
     words = ["--grad-checkpoint", "every 2", "--offload-activations", "--positions", "bf16-compat"]
     model = parts(folder, *words).model
-    assert model.checkpoint_every == 2
+    assert model.grad_checkpoint.every == 2
     assert model.offload
     assert model.positions == "bf16-compat"
     budget = parts(folder, "--grad-checkpoint", "24 MB").model.grad_checkpoint
@@ -42,16 +43,15 @@ def test_switches_reach_the_model(folder: Path) -> None:
 
 def test_an_empty_model_has_its_switches_and_no_memory(folder: Path) -> None:
     model = parts(folder, "--grad-checkpoint", "all", empty=True).model
-    assert model.checkpoint_every == 1
+    assert model.grad_checkpoint.every == 1
     assert all(parameter.is_meta for parameter in model.parameters())
 
 
 def test_compile_reaches_every_block(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from trainer.models import stdit
-
-    seen: list[int] = []
-    monkeypatch.setattr(stdit, "compile_blocks", lambda blocks, backend: seen.append(len(blocks)))
+    seen: list[str] = []
+    monkeypatch.setattr("trainer.models.stdit.require_compiler", seen.append)
+    monkeypatch.setattr(STDiT3Block, "compile", lambda block, backend: seen.append(backend))
     parts(folder, "--compile")
-    assert seen == [2]
+    assert seen[1:] == ["inductor"] * 2
     parts(folder)
-    assert seen == [2]
+    assert len(seen) == 3

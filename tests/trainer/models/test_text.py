@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from trainer.components import build_text_encoder
+from trainer.config.load import load
 from trainer.data import digits
 from trainer.errors import ConfigError
 from trainer.models.text import TextEncoder, build_tiny_t5
@@ -118,8 +120,10 @@ def test_the_published_layout_loads(tmp_path: Path) -> None:
 
 def test_a_hub_id_without_the_hub_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    words = ["--text-encoder.type", "t5", "--text-encoder.from-pretrained", "nobody/no-such-t5"]
+    config = load("demo", words)
     with pytest.raises(ConfigError, match="the hub failed") as caught:
-        TextEncoder.from_folder("nobody/no-such-t5")
+        build_text_encoder(config, Path(), torch.float32)
     assert "hf download nobody/no-such-t5" in str(caught.value.hint)
 
 

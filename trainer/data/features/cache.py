@@ -20,15 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trainer.data.features import index
 from trainer.data.features.files import LATENTS, TEXTS, FeaturesError, damaged
-from trainer.data.features.index import (
-    POSTERIOR,
-    bad_clips,
-    lacking,
-    read_document,
-    read_index,
-    text_key,
-)
 from trainer.data.features.units import Grid, Keys, find_units, frames_of, keys_of
 from trainer.data.manifest.manifest import Manifest
 from trainer.data.plan.buckets import Buckets
@@ -46,7 +39,7 @@ class Features:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        document = read_document(folder)
+        document = index.read_document(folder)
         if document is None:
             text, hint = f"there is no feature cache at {folder}", _MAKE.format(folder=folder)
             if any(folder.glob("*.safetensors")):
@@ -57,7 +50,7 @@ class Features:
         self.key: dict[str, Any] = document["key"]
         self.grid = Grid.of(document["grid"])
         # 2 where mean and log-variance are kept, 1 of a sample or of a VAE that has no spread
-        self.copies = 2 if self.key["latents"]["kind"] == POSTERIOR else 1
+        self.copies = 2 if self.key["latents"]["kind"] == index.POSTERIOR else 1
         self.text_channels: int = document["text_channels"]
         # of the text encoder; captions behind a caption embedder have fewer
         self.encoder_channels: int = document["encoder_channels"]
@@ -66,9 +59,9 @@ class Features:
         self.latent_dtype = DTYPES[self.key["latents"]["dtype"]]
         self.text_dtype = DTYPES[document["text_dtype"]]
         self.files: list[tuple[str, int]] = [(str(n), int(b)) for n, b, _ in document["shards"]]
-        tables = read_index(folder, document)
+        tables = index.read_index(folder, document)
         self.clips, self.captions = tables[LATENTS], tables[TEXTS]
-        self.bad = bad_clips(document)
+        self.bad = index.bad_clips(document)
 
     def check_files(self) -> None:
         """Raise FeaturesError naming the first shard that is missing or of another size."""
@@ -87,7 +80,7 @@ class Features:
         units = find_units(manifest, buckets, interval, self.grid)
         ids, frames = content_ids(manifest), frames_of(manifest.num_frames, interval, most)
         missing: list[tuple[int, str]] = []
-        for _, places, there in lacking(units, ids, frames, self.clips):
+        for _, places, there in index.lacking(units, ids, frames, self.clips):
             for place, had in zip(places.tolist(), there.tolist(), strict=True):
                 row = int(units.rows[place])
                 size = (int(units.height[place]), int(units.width[place]))
@@ -101,7 +94,7 @@ class Features:
             count = len({row for row, _ in missing})
             raise self.lacks(f"{count:,} of {len(manifest):,} clips, first {min(missing)[1]}")
         used = np.unique(units.rows)
-        keys = np.array([text_key(manifest.texts[row]) for row in used.tolist()], np.uint64)
+        keys = np.array([index.text_key(manifest.texts[row]) for row in used.tolist()], np.uint64)
         absent = used[self.captions.find(keys) < 0]
         if len(absent):
             row = int(absent[0])
@@ -129,11 +122,9 @@ class Shards:
     def window(
         self, clip_id: int, height: int, width: int, window: int, start: int, interval: int
     ) -> tuple[Tensor, float] | None:
-        """Latent [P, C, Z, h, w] of `window` frames, as stored, and the file's frame rate.
-
-        It begins at the grid's place for `start` (see Grid.window). None when the clip is missing.
-        Raises FeaturesError naming a damaged shard.
-        """
+        """Latent [P, C, Z, h, w] of `window` frames, as stored, and the file's frame rate. It
+        begins at the grid's place for `start` (see Grid.window). None when the clip is missing.
+        Raises FeaturesError naming a damaged shard."""
         features, grid = self._features, self._features.grid
         lengths = grid.lengths(window)  # whole chunks first
         ids: Keys = np.full(len(lengths), clip_id, np.uint64)
@@ -169,7 +160,7 @@ class Shards:
     def text(self, text: str) -> Tensor | None:
         """Features [tokens, C] of a caption; None when it is not there."""
         features = self._features
-        keys: Keys = np.array([text_key(text)], np.uint64)
+        keys: Keys = np.array([index.text_key(text)], np.uint64)
         place = int(features.captions.find(keys)[0])
         if place < 0:
             return None

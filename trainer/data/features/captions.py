@@ -69,9 +69,7 @@ class ProjectingEncoder:
 
 def load_embedder(config: Config, channels: int, dtype: torch.dtype) -> CaptionEmbedder:
     """The caption embedder of the weights that training starts from, in the model's working dtype.
-
-    Raises FeaturesError when it will not stay as it is, CheckpointError for other weights.
-    """
+    Raises FeaturesError when it will not stay as it is, CheckpointError for other weights."""
     if not config.model.options.get("freeze_y_embedder"):
         raise FeaturesError(
             "--caption-embedder keeps what a frozen caption embedder gives, this config trains it",
@@ -115,10 +113,8 @@ def embedder_hash(embedder: nn.Module, dtype: torch.dtype) -> str:
 
 
 def use_projected(features: Features, model: STDiT3, dtype: torch.dtype) -> None:
-    """Make a model with its weights take captions from a cache of projected ones.
-
-    Raises FeaturesError when the model trains its embedder or has another one.
-    """
+    """Make a model with its weights take captions from a cache of projected ones. Raises
+    FeaturesError when the model trains its embedder or has another one."""
     wanted = features.key["captions"]["embedder"]
     if wanted is None:
         return

@@ -37,42 +37,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     option("config", help="training config, a file or a short name")
     option("out", type=Path, help="folder of the cache, seen by all ranks")
-    option(
-        "--sample",
-        action="store_true",
-        help="keep one draw of each latent instead of mean and log-variance: half the bytes, no "
-        "fresh noise in training",
-    )
-    option(
-        "--latent-dtype",
-        choices=sorted(_DTYPES),
-        default=None,
-        help="of latents as stored (fp16; fp32 where pixels are the latents). "
-        "Captions keep the encoder's",
-    )
-    option(
-        "--caption-embedder",
-        action="store_true",
-        help="keep captions behind the frozen caption embedder of --ckpt-path: "
-        "1,152 numbers a token instead of 4,096",
-    )
-    option(
-        "--max-frames", type=whole(1), metavar="N", help="encode only the first N frames of a clip"
-    )
-    option(
-        "--shard-mb",
-        type=whole(1),
-        default=SHARD_MB,
-        metavar="MB",
-        help="size of a shard, which a kill costs at most for each rank (%(default)s)",
-    )
+    what = "keep one draw of each latent instead of mean and log-variance: half the bytes, no "
+    option("--sample", action="store_true", help=what + "fresh noise in training")
+    what = "of latents as stored (fp16; fp32 where pixels are the latents). Captions keep the encoder's"
+    option("--latent-dtype", choices=sorted(_DTYPES), help=what)
+    what = "keep captions behind the frozen caption embedder of --ckpt-path: "
+    what += "1,152 numbers a token instead of 4,096"
+    option("--caption-embedder", action="store_true", help=what)
+    what = "encode only the first N frames of a clip"
+    option("--max-frames", type=whole(1), metavar="N", help=what)
+    what = "size of a shard, which a kill costs at most for each rank (%(default)s)"
+    option("--shard-mb", type=whole(1), default=SHARD_MB, metavar="MB", help=what)
     option("--workers", type=whole(), help="decoding processes a rank (num_workers)")
-    option(
-        "--max-bad",
-        type=whole(),
-        metavar="N",
-        help="stop above this many clips that cannot be read (max_bad_samples)",
-    )
+    what = "stop above this many clips that cannot be read (max_bad_samples)"
+    option("--max-bad", type=whole(), metavar="N", help=what)
     option("--retry-bad", action="store_true", help="try those again that could not")
     option("--force", action="store_true", help="remove what OUT holds and start over")
     option("--dry-run", action="store_true", help="print what would be made; make nothing")
@@ -97,9 +75,8 @@ def run(args: argparse.Namespace) -> int:
         raise FeaturesError("--sample is for a VAE that has a spread; identity has none")
     ranks = _Ranks.of_environment()
     rank, world = ranks.rank, ranks.world
-    data_path = Path(config.dataset.data_path)
     root = Path(config.dataset.root) if config.dataset.root else None
-    by_shards = config.dataset.memory_efficient
+    source = (Path(config.dataset.data_path), root, config.dataset.memory_efficient)
     options = Options(
         kind="exact" if is_exact else "sample" if args.sample else "posterior",
         dtype=_DTYPES[args.latent_dtype or ("fp32" if is_exact else "fp16")],
@@ -114,12 +91,12 @@ def run(args: argparse.Namespace) -> int:
     )
     out = args.out.absolute()
     if args.dry_run:
-        manifest = read_manifest(data_path, root, memory_efficient=by_shards)
+        manifest = read_manifest(source[0], root, memory_efficient=source[2])
         print(foresee(config, manifest, out, options))
         report(manifest.wrong)
         return 1 if manifest.wrong else 0
     with ranks.joined():
-        manifest, notes = read_once(ranks, data_path, root, by_shards)
+        manifest, notes = read_once(ranks, *source)
         document = ranks.run_on_rank0(lambda: jobs.prepare(config, manifest, out, options))
     if not rank:
         for note in notes:
@@ -132,9 +109,8 @@ def run(args: argparse.Namespace) -> int:
             )
         jobs.work(config, manifest, out, document, options, rank, world)
         if not jobs.finish(out, document):
-            print(
-                f"rank {rank} of {world}: done; the last rank finishes the cache", file=sys.stderr
-            )
+            last = "the last rank finishes the cache"
+            print(f"rank {rank} of {world}: done; {last}", file=sys.stderr)
             return 0
     elif rank:
         return 0
@@ -184,10 +160,8 @@ class _Ranks:
 
     @contextmanager
     def joined(self) -> Iterator[None]:
-        """The ranks connected: at the start, and never again however long their shards take.
-
-        Raises EngineError when a rank never comes, FeaturesError when one is gone.
-        """
+        """The ranks connected: at the start, and never again however long their shards take. Raises
+        EngineError when a rank never comes, FeaturesError when one is gone."""
         if self.world == 1:
             yield
             return
@@ -213,8 +187,6 @@ class _Ranks:
 
     def gather_objects(self, value: Any) -> list[Any]:
         """See `Engine.gather_objects`."""
-        if self.world == 1:
-            return [value]  # without importing torch
         from trainer.engine.base import gathered
 
         return gathered(value, self.world)

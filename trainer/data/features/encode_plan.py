@@ -15,17 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.config.load import Config
+from trainer.data.features import index
 from trainer.data.features.files import LATENTS, TEXTS, FeaturesError
-from trainer.data.features.index import (
-    POSTERIOR,
-    Table,
-    bad_clips,
-    empty_tables,
-    lacking,
-    read_document,
-    read_index,
-    text_key,
-)
 from trainer.data.features.key import encoder_width
 from trainer.data.features.units import Grid, Units, cut, find_units, frames_of, unit_bytes
 from trainer.data.manifest.manifest import Manifest
@@ -91,11 +82,11 @@ def work_of(config: Config, manifest: Manifest, out: Path, document: Mapping[str
     tables, bad = _present(out, document["job"], inputs["retry_bad"])
     frames, ids = frames_of(manifest.num_frames, interval, most), content_ids(manifest)
     units = _missing(every, ids, frames, tables[LATENTS], bad)
-    copies = 2 if latents["kind"] == POSTERIOR else 1
+    copies = 2 if latents["kind"] == index.POSTERIOR else 1
     sizes = unit_bytes(units, frames, grid, copies * _BYTES[latents["dtype"]])
     first: dict[int, int] = {}
     for row in np.unique(every.rows).tolist():
-        first.setdefault(text_key(manifest.texts[row]), row)
+        first.setdefault(index.text_key(manifest.texts[row]), row)
     is_missing = tables[TEXTS].find(np.array(list(first), np.uint64)) < 0
     rows = np.array(list(first.values()), np.int64)[is_missing]
     # About; how many tokens a caption has only the encoder knows.
@@ -109,7 +100,7 @@ def work_of(config: Config, manifest: Manifest, out: Path, document: Mapping[str
 
 def foresee(config: Config, manifest: Manifest, out: Path, options: Options) -> str:
     """What `encode` would make, in words; nothing is written."""
-    before = read_document(out) if not options.force else None
+    before = index.read_document(out) if not options.force else None
     document = {
         "job": before["job"] + 1 if before else 1,
         "key": {
@@ -175,24 +166,24 @@ def shapes_of(config: Config, options: Options) -> dict[str, Any]:
 
 def _present(
     out: Path, job: int, retry_bad: bool
-) -> tuple[dict[str, Table], set[tuple[int, int, int]]]:
+) -> tuple[dict[str, index.Table], set[tuple[int, int, int]]]:
     """What the cache held before this job."""
-    document = read_document(out)
+    document = index.read_document(out)
     if document is None or document["job"] >= job:
-        return empty_tables(), set()
-    return read_index(out, document), set() if retry_bad else set(bad_clips(document))
+        return index.empty_tables(), set()
+    return index.read_index(out, document), set() if retry_bad else set(index.bad_clips(document))
 
 
 def _missing(
     every: Units,
     ids: NDArray[np.uint64],
     frames: NDArray[np.int64],
-    table: Table,
+    table: index.Table,
     bad: set[tuple[int, int, int]],
 ) -> Units:
     """Units with those of their chunks that are not there."""
     streams = np.zeros(len(every), np.uint64)
-    for bit, places, _ in lacking(every, ids, frames, table):
+    for bit, places, _ in index.lacking(every, ids, frames, table):
         streams[places] |= np.uint64(1 << bit)
     for place in np.flatnonzero(streams).tolist() if bad else ():
         size = (int(every.height[place]), int(every.width[place]))

@@ -12,7 +12,6 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -88,7 +87,7 @@ class Ahead:
             pixels, replies = self._mine.decoder.decode([(segment.path, window)], shape)
             if not replies[0].error:
                 break
-        return segment, np.array(pixels[0]), replies[0]  # the next decoding overwrites it
+        return segment, pixels[0], replies[0]
 
 
 @dataclass(frozen=True)
@@ -142,10 +141,8 @@ class LatentMaker:
 
 
 def text_features(encoder: Any, captions: Sequence[str]) -> Iterator[tuple[int, Tensor]]:
-    """(place in `captions`, features of its real tokens [tokens, C] on the CPU).
-
-    Short captions first, so little is padding.
-    """
+    """(place in `captions`, features of its real tokens [tokens, C] on the CPU). Short captions
+    first, so little is padding."""
     order = sorted(range(len(captions)), key=lambda place: (len(captions[place]), place))
     for start in range(0, len(order), _CAPTIONS_AT_ONCE):
         places = order[start : start + _CAPTIONS_AT_ONCE]

@@ -12,20 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.data.features.files import (
-    DOCUMENT,
-    LATENTS,
-    NUMBERS,
-    TEXTS,
-    FeaturesError,
-    Piece,
-    damaged,
-    digest_of,
-    read_header,
-    read_json,
-    write,
-    write_json,
-)
+from trainer.data.features import files
+from trainer.data.features.files import LATENTS, NUMBERS, TEXTS, FeaturesError, Piece, damaged
 from trainer.data.features.units import Grid, Keys, Units, is_count, keys_of
 
 SCHEMA = 1
@@ -110,17 +98,15 @@ def _joined(kind: str, parts: list[dict[str, Any]], crcs: list[NDArray[np.uint32
 
 
 def write_index(folder: Path, document: Mapping[str, Any], shards: Sequence[Path]) -> None:
-    """Make the cache usable: an index file of the shards' tables, then `features.json`.
-
-    Raises FeaturesError naming a damaged shard.
-    """
+    """Make the cache usable: an index file of the shards' tables, then `features.json`. Raises
+    FeaturesError naming a damaged shard."""
     parts: dict[str, list[dict[str, Any]]] = {LATENTS: [], TEXTS: []}
     crcs: dict[str, list[NDArray[np.uint32]]] = {LATENTS: [], TEXTS: []}
     listed: list[list[Any]] = []  # name, bytes, hash of the header
     bad: dict[str, dict[str, Any]] = {}
     good: list[str] = []
     for number, path in enumerate(shards):
-        header = read_header(path)
+        header = files.read_header(path)
         kind = str(header.meta.get("kind"))
         if kind not in COLUMNS:
             raise damaged(path, f"it holds {kind}")
@@ -148,14 +134,14 @@ def write_index(folder: Path, document: Mapping[str, Any], shards: Sequence[Path
         pieces.append(Piece.of(f"{kind}.crc", table.crc, "U32"))
     pieces.sort(key=lambda piece: "64" not in piece.kind)  # so that all are aligned
     index = folder / f"index-{document['job']:02d}.safetensors"
-    write(index, pieces, {"kind": "index"})
-    write_json(
-        folder / DOCUMENT,
+    files.write(index, pieces, {"kind": "index"})
+    files.write_json(
+        folder / files.DOCUMENT,
         {
             "schema": SCHEMA,
             **document,
             "index": index.name,
-            "index_sha256": digest_of(index),
+            "index_sha256": files.digest_of(index),
             "latents": len(tables[LATENTS]),
             "captions": len(tables[TEXTS]),
             "bytes": sum(size for _, size, _ in listed),
@@ -170,12 +156,12 @@ def write_index(folder: Path, document: Mapping[str, Any], shards: Sequence[Path
 
 def read_document(folder: Path) -> dict[str, Any] | None:
     """features.json; None without a finished cache. Raises FeaturesError for another version."""
-    document = read_json(folder / DOCUMENT)
+    document = files.read_json(folder / files.DOCUMENT)
     if document is None:
         return None
     if document.get("schema") != SCHEMA:
         raise FeaturesError(
-            f"{folder / DOCUMENT} is of version {document.get('schema')}, this reads {SCHEMA}",
+            f"{folder / files.DOCUMENT} is of version {document.get('schema')}, this reads {SCHEMA}",
             hint=_ANEW,
         )
     try:
@@ -192,14 +178,13 @@ def read_document(folder: Path) -> dict[str, Any] | None:
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         whole = False
     if not whole:
-        raise FeaturesError(f"{folder / DOCUMENT} is damaged", hint=_ANEW)
+        raise FeaturesError(f"{folder / files.DOCUMENT} is damaged", hint=_ANEW)
     return document
 
 
 def bad_clips(document: Mapping[str, Any]) -> dict[tuple[int, int, int], str]:
     """(content id, height, width) of clips that could not be read, and why."""
-    rows = document["bad"]
-    return {(int(r["id"], 16), r["height"], r["width"]): str(r["reason"]) for r in rows}
+    return {(int(r["id"], 16), r["height"], r["width"]): str(r["reason"]) for r in document["bad"]}
 
 
 def _is_key(key: Mapping[str, Any]) -> bool:
@@ -219,8 +204,8 @@ def _is_key(key: Mapping[str, Any]) -> bool:
 def read_index(folder: Path, document: Mapping[str, Any]) -> dict[str, Table]:
     """Both tables. Raises FeaturesError when the file is not the one that was written."""
     path, count = folder / str(document["index"]), len(document["shards"])
-    header = read_header(path)
-    if digest_of(path) != document["index_sha256"]:
+    header = files.read_header(path)
+    if files.digest_of(path) != document["index_sha256"]:
         raise damaged(path, "its bytes are not those that were written")
     tables = {}
     for kind, names in COLUMNS.items():

@@ -6,7 +6,6 @@ A cache is used only by a run whose own key is the same; a difference is reporte
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,10 +13,10 @@ from typing import Any
 
 from trainer.config.load import Config
 from trainer.data.features.files import FeaturesError, digest_of
+from trainer.errors import CheckpointError
 from trainer.runlog.json_file import read_object
-from trainer.weights.source import find_source
+from trainer.weights.source import HUB_ID, download, find_source
 
-_HUB = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 # What a T5 folder is read from; .bin only where there is no safetensors.
 _TEXT_FILES = ("config.json", "tokenizer*", "special_tokens_map.json", "spiece.model")
 _WORDS = {"vae": "VAE", "text": "text encoder"}
@@ -49,11 +48,9 @@ class Hashes:
 
 
 def key_of(config: Config, text_folder: Path | None, hashes: Hashes) -> dict[str, Any]:
-    """The key of a config's features, without how latents are stored (`latents`).
-
-    `text_folder` is that of a tiny_t5, which is no path of the config; None where there is none
-    yet. The hash of weights that are not on this machine is None.
-    """
+    """The key of a config's features, without how latents are stored (`latents`). `text_folder` is
+    that of a tiny_t5, which is no path of the config; None where there is none yet. The hash of
+    weights that are not on this machine is None."""
     vae, text, data = config.vae, config.text_encoder, config.dataset
     own: dict[str, Any] = {"type": vae.type}
     if vae.type == "identity":
@@ -144,8 +141,7 @@ def _vae_files(place: str | None) -> list[Path]:
     if local is None:
         return []
     source = find_source(local)
-    settings = source.path / "config.json"
-    return [*sorted(source.files), *([settings] if settings.is_file() else [])]
+    return [*sorted(source.files), *source.path.glob("config.json")]
 
 
 def _text_files(folder: Path | None) -> list[Path]:
@@ -163,11 +159,7 @@ def _local(place: str | None) -> Path | None:
     path = Path(place).expanduser()
     if path.exists():
         return path
-    if not _HUB.fullmatch(place):
-        return None
     try:
-        from huggingface_hub import snapshot_download
-
-        return Path(snapshot_download(place, local_files_only=True))
-    except Exception:  # noqa: BLE001 - a copy that is not there is reported in many ways
+        return download(place, local_files_only=True) if HUB_ID.fullmatch(place) else None
+    except CheckpointError:
         return None

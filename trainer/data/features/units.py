@@ -69,10 +69,8 @@ class Grid:
 
     def window(self, start: int, interval: int, window: int, frames: int) -> int:
         """The chunk where a window begins that on-the-fly training would begin at frame `start`.
-
         The grid's last place at or before it; in clips of which only the first `frames` frames (of
-        every `interval`-th) are there, counted around their end.
-        """
+        every `interval`-th) are there, counted around their end."""
         step = self.step(window)
         places = (frames - window) // step + 1
         return start // (interval * step) % max(1, places)

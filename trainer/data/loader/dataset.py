@@ -17,12 +17,13 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 
+from trainer.allowed_values import taken_from
 from trainer.data.loader.microbatch import Batch, Clip, Task, assemble, make_task
 from trainer.data.plan.data_plan import Cursor, DataPlan
 from trainer.data.video.decode import MEMORY_BYTES, START_TIMEOUT_S, Decoder, DecoderBroken
@@ -70,17 +71,13 @@ class LoaderOptions:
     @classmethod
     def of(cls, config: Any) -> LoaderOptions:
         """From a training configuration."""
-        data = config.dataset
-        limits = (data.clip_timeout_s, data.batch_timeout_s, data.cache_decoded_mb)
-        return cls(*limits, config.prefetch_factor, data.resize, data.worker_memory_mb)
+        return replace(taken_from(cls, config.dataset), prefetch_factor=config.prefetch_factor)
 
 
 class Worker:
-    """Makes batches on a thread, in the order of the tasks.
-
-    The thread calls `make(task, pin=...)`, and `end()` as its last act; `abort()`, from another
-    thread, makes a `make` that is under way return.
-    """
+    """Makes batches on a thread, in the order of the tasks. The thread calls `make(task, pin=...)`,
+    and `end()` as its last act; `abort()`, from another thread, makes a `make` that is under way
+    return."""
 
     def __init__(
         self,
@@ -91,7 +88,7 @@ class Worker:
         abort: Callable[[], None] = lambda: None,
     ) -> None:
         self._options, self._make, self._end, self._abort = options, make, end, abort
-        self._asked: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self.asked: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._made: queue.SimpleQueue[Batch | BaseException] = queue.SimpleQueue()
         # A daemon: a thread that waits for a late clip must not hold up the end of the program.
         self._thread = threading.Thread(target=self._work, name=role, daemon=True)
@@ -99,9 +96,6 @@ class Worker:
         # Python ends daemon threads on their way back from a torch operation, and C++ then calls
         # abort(): a finished rank would look killed. So the thread ends before the interpreter.
         atexit.register(self.close)
-
-    def ask(self, task: Task) -> None:
-        self._asked.put(task)
 
     def take(self) -> Batch:
         """The batch of the oldest task; raises what went wrong with it."""
@@ -123,13 +117,13 @@ class Worker:
     def close(self) -> None:
         """End thread and process, also in the middle of a batch."""
         atexit.unregister(self.close)
-        self._asked.put(None)
+        self.asked.put(None)
         self._abort()
         self._thread.join(timeout=5)
 
     def _work(self) -> None:
         pin = torch.cuda.is_available()
-        for task in iter(self._asked.get, None):
+        for task in iter(self.asked.get, None):
             try:
                 self._made.put(self._make(task, pin=pin))
             except BaseException as error:  # noqa: BLE001 - thread boundary: raised by take()
@@ -140,10 +134,8 @@ class Worker:
 @dataclass(eq=False)
 class Loader:
     """Batches of one rank. Iterating gives the rest of the cursor's epoch; again, the next epoch.
-
     Workers and what they decoded ahead live on between epochs. `cursor` stands after the last batch
-    given out: prefetched ones do not count. `len()` is the number of batches left in the epoch.
-    """
+    given out: prefetched ones do not count. `len()` is the number of batches left in the epoch."""
 
     plan: DataPlan
     cursor: Cursor
@@ -188,11 +180,9 @@ class Loader:
         self._left = self._batches(self.cursor)
 
     def next_place(self, epochs: int | None = None) -> Cursor | None:
-        """Where the next step begins; None when no epoch before number `epochs` has one.
-
-        An epoch may have no step by chance, or because it has fewer microbatches left than ranks.
-        Raises TooFewClips when it is not chance, on all ranks alike.
-        """
+        """Where the next step begins; None when no epoch before number `epochs` has one. An epoch
+        may have no step by chance, or because it has fewer microbatches left than ranks. Raises
+        TooFewClips when it is not chance, on all ranks alike."""
         cursor = self.cursor
         for _ in range(_EMPTY):
             if epochs is not None and cursor.epoch >= epochs:
@@ -213,10 +203,8 @@ class Loader:
         raise error
 
     def stand_in(self) -> Batch:
-        """A batch of one black clip in the shape of the next batch; nothing is read for it.
-
-        With it a rank that has no data can go through the collectives of its last step.
-        """
+        """A batch of one black clip in the shape of the next batch; nothing is read for it. With it
+        a rank that has no data can go through the collectives of its last step."""
         cursor = self.next_place() or self.cursor
         cells = self.plan.epoch(cursor.epoch).cells
         index = min(cursor.consumed + self.rank, len(cells) - 1)
@@ -256,9 +244,8 @@ class Loader:
         return Worker(options, role, make, decoder.close, decoder.abort)
 
     def _ask(self, worker: Worker) -> None:
-        task = next(self._ahead, None)
-        if task is not None:
-            worker.ask(task)
+        if (task := next(self._ahead, None)) is not None:
+            worker.asked.put(task)
 
     def _tasks(self) -> Iterator[Task]:
         """This rank's tasks from the cursor on, epoch after epoch without end."""

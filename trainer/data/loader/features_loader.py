@@ -75,9 +75,7 @@ def read_batch(
     task: Task, features: Features, shards: Shards, ids: NDArray[np.uint64], pin: bool = False
 ) -> Batch:
     """One microbatch. Clips that could not be encoded are replaced from the spares, in their order.
-
-    Raises FeaturesError for what is missing or damaged, TooManyBadSamples when no spare is left.
-    """
+    Raises FeaturesError for what is missing or damaged, TooManyBadSamples when no spare is left."""
     start_s = time.thread_time()
     bucket, spares = task.bucket, iter(task.spares)
     chosen: list[Clip] = []
@@ -146,10 +144,8 @@ def _captions(clips: list[Clip], features: Features, shards: Shards) -> tuple[Te
 
 
 def latents_of(stored_BPCZHW: Tensor) -> Tensor:
-    """Latent fp32 [B, C, Z, h, w]: a draw of each posterior where there are two numbers.
-
-    Draws from torch's own generator of the tensor's device.
-    """
+    """Latent fp32 [B, C, Z, h, w]: a draw of each posterior where there are two numbers. Draws from
+    torch's own generator of the tensor's device."""
     values = stored_BPCZHW.float()
     if values.shape[1] == 1:
         return values[:, 0]

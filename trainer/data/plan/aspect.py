@@ -73,11 +73,9 @@ _TABLES = """
 """
 
 _RATIO_NAMES = """
-    3:8=0.38 9:21=0.43 12:25=0.48 1:2=0.50 9:17=0.53 27:50=0.54 9:16=0.56 5:8=0.62 2:3=0.67
-    3:4=0.75 1:1=1.00 4:3=1.33 3:2=1.50 16:9=1.78 17:9=1.89 2:1=2.00 50:27=2.08
-"""
-# From height:width as people write it.
-RATIO_NAMES = dict(pair.split("=") for pair in _RATIO_NAMES.split())
+3:8=0.38 9:21=0.43 12:25=0.48 1:2=0.50 9:17=0.53 27:50=0.54 9:16=0.56 5:8=0.62 2:3=0.67
+3:4=0.75 1:1=1.00 4:3=1.33 3:2=1.50 16:9=1.78 17:9=1.89 2:1=2.00 50:27=2.08"""
+RATIO_NAMES = dict(pair.split("=") for pair in _RATIO_NAMES.split())  # height:width, as written
 
 
 @cache
@@ -92,15 +90,11 @@ def resolution(name: str) -> Resolution:
     pixels, entries = tables[name]
     base, _, factor = entries[0].partition("*")
     if factor:
-        larger = {
-            ratio: (height * int(factor), width * int(factor))
-            for ratio, (height, width) in resolution(base).sizes.items()
-        }
-        return Resolution(name, pixels, larger)
-    sizes = {}
-    for entry in entries:
-        ratio, height, width = re.split("[:x]", entry)
-        sizes[ratio] = (int(height), int(width))
+        times, smaller = int(factor), resolution(base).sizes.items()
+        sizes = {ratio: (height * times, width * times) for ratio, (height, width) in smaller}
+    else:
+        parts = (re.split("[:x]", entry) for entry in entries)
+        sizes = {ratio: (int(height), int(width)) for ratio, height, width in parts}
     return Resolution(name, pixels, sizes)
 
 
@@ -109,10 +103,8 @@ def _pixel_resolution(name: str, side: int) -> Resolution:
         raise ConfigError(f"resolution {name!r}: an even number of pixels from 8")
     if side < 64:  # rounding to 16 would bend every other ratio
         return Resolution(name, side * side, {"1.00": (side, side)})
-    sizes = {}
-    for ratio in resolution("360p").sizes:
-        root = math.sqrt(float(ratio))
-        sizes[ratio] = (16 * round(side * root / 16), 16 * round(side / root / 16))
+    roots = {ratio: math.sqrt(float(ratio)) for ratio in resolution("360p").sizes}
+    sizes = {n: (16 * round(side * r / 16), 16 * round(side / r / 16)) for n, r in roots.items()}
     return Resolution(name, side * side, sizes)
 
 

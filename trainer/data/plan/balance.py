@@ -85,11 +85,8 @@ class Balance:
 
 
 def classes(costs: Iterable[float]) -> tuple[int, ...]:
-    """Costs in steps of 2 % (their logarithms), 0 for no cost.
-
-    The aspect ratios of a bucket thus count as alike. Made once, by one rank: a logarithm's last
-    bit may differ between processors.
-    """
+    """Costs in steps of 2 % (their logarithms), 0 for no cost. The aspect ratios of a bucket thus
+    count as alike. Made once, by one rank: a logarithm's last bit may differ between processors."""
     return tuple(round(math.log(cost) / math.log(_ALIKE)) if cost > 0 else 0 for cost in costs)
 
 
@@ -144,15 +141,12 @@ def _alike_steps(pool: Ints, costs: Ints, group: int, late: int) -> tuple[Ints, 
     whole = pool[: len(pool) // group * group]
     steps = whole[np.argsort(costs[whole], kind="stable")].reshape(-1, group)
     goes = (steps <= late).any(axis=1)
-    stays = np.concatenate([steps[~goes].reshape(-1), pool[len(whole) :]])
-    return steps[goes], np.sort(stays)
+    return steps[goes], np.sort(np.concatenate([steps[~goes].reshape(-1), pool[len(whole) :]]))
 
 
 def _shared_out(steps: Ints, costs: Ints, ranks: int) -> Ints:
     """Each step [S, each * ranks] in rounds: the costliest left goes to the least loaded rank.
-
-    Longest processing time first (Graham 1969), with equally many microbatches for every rank.
-    """
+    Longest processing time first (Graham 1969), with equally many microbatches for every rank."""
     order = np.argsort(-costs[steps], axis=1, kind="stable")
     steps = np.take_along_axis(steps, order, axis=1)
     relative = np.minimum(costs - costs.min(), 1500)  # 1.02^1500 is 10^13

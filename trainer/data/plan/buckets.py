@@ -114,15 +114,12 @@ class Buckets:
         return hashlib.sha256(json.dumps(self.canonical, sort_keys=True).encode()).hexdigest()
 
     def assign(self, manifest: Manifest, seed: int, epoch: int, frame_interval: int = 1) -> Cells:
-        """Cell of each row [N], -1 for a clip that is left out this epoch.
-
-        A pure function of the manifest's num_frames, height and width, of seed and epoch.
-        """
+        """Cell of each row [N], -1 for a clip that is left out this epoch. A pure function of the
+        manifest's num_frames, height and width, of seed and epoch."""
         chosen = np.empty(len(manifest), np.int32)
         for start in range(0, len(manifest), _BLOCK):
             part = slice(start, start + _BLOCK)
-            sizes = _sizes(manifest, part)
-            chosen[part] = self._place(sizes, start, seed, epoch, frame_interval)
+            chosen[part] = self._place(_sizes(manifest, part), start, seed, epoch, frame_interval)
         return chosen
 
     def draw(self, rows: Ints, seed: int, epoch: int, slot: int) -> Numbers:
@@ -197,8 +194,7 @@ class Buckets:
     def _by_resolution(self) -> list[tuple[Resolution, list[tuple[int, Slot]]]]:
         """Each resolution with its slots and their indices."""
         groups = itertools.groupby(enumerate(self.slots), key=lambda item: item[1].resolution.name)
-        lists = (list(group) for _, group in groups)
-        return [(slots[0][1].resolution, slots) for slots in lists]
+        return [(slots[0][1].resolution, slots) for slots in (list(group) for _, group in groups)]
 
 
 def _sizes(manifest: Manifest, part: slice) -> Columns:

@@ -18,10 +18,8 @@ _CONTENT = 6  # keeps these numbers apart from other draws, see `bits`
 
 
 def content_ids(manifest: Manifest) -> NDArray[np.uint64]:
-    """64 bits for each row [N], about 1 s of CPU a million.
-
-    Two of 10 million are equal by chance once in 370,000 data sets (birthday bound).
-    """
+    """64 bits for each row [N], about 1 s of CPU a million. Two of 10 million are equal by chance
+    once in 370,000 data sets (birthday bound)."""
     names = (path.encode("utf-8", "surrogateescape") for path in manifest.paths)
     digests = b"".join(blake2b(name, digest_size=8).digest() for name in names)
     ids = np.frombuffer(digests, "<u8").astype(np.uint64)

@@ -7,6 +7,7 @@ to reach. Or timed at the start of a run, shared out over the ranks.
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -23,8 +24,7 @@ from trainer.models.flops import forward_flops
 from trainer.models.stdit_config import STDiT3Config
 
 # B clips · C channels · T,H,W frames, height, width
-# Shares of the bf16 peak: estimates for Open-Sora's XL/2 on H100; only their ratio orders
-# microbatches.
+# Of the bf16 peak: estimates for Open-Sora's XL/2 on H100; only their ratio matters.
 TEXT_SHARE, VAE_SHARE, MODEL_SHARE = 0.5, 0.3, 0.4
 _REPEATS = 2  # timed runs of a bucket after one that warms up; the quicker one counts
 COSTS = "costs.json"  # in the run directory
@@ -41,14 +41,13 @@ def peak_seconds(
     recompute: bool,
 ) -> float:
     """Seconds of one microbatch on an accelerator of 1 FLOP/s peak; 0 for a batch size of 0."""
-    if not bucket.batch_size:  # the bucket takes no clip
+    clips, tokens = bucket.batch_size, model.model_max_length
+    if not clips:
         return 0.0
     size = (bucket.frames, bucket.height, bucket.width)
-    tokens = model.model_max_length
     passes = 4 if recompute else 3  # with the backward pass
-    text = 2.0 * text_weights * tokens * bucket.batch_size
-    vae = vae_flops(*size) * bucket.batch_size
-    dit = float(passes * forward_flops(model, bucket.batch_size, *latent_size(size), tokens))
+    text, vae = 2.0 * text_weights * tokens * clips, vae_flops(*size) * clips
+    dit = float(passes * forward_flops(model, clips, *latent_size(size), tokens))
     return text / TEXT_SHARE + vae / VAE_SHARE + dit / MODEL_SHARE
 
 
@@ -138,19 +137,11 @@ def write_costs(
     costs: Sequence[float] | None = None,
 ) -> None:
     """costs.json: what a microbatch of each bucket was taken to cost, and which count as alike.
-
-    `how` is flops (relative numbers), timed (seconds) or checkpoint (its classes, no numbers).
-    """
+    `how` is flops (relative numbers), timed (seconds) or checkpoint (its classes, no numbers)."""
+    sizes = ("height", "width", "batch_size")
     table = [
-        {
-            "bucket": cell.name,
-            "height": cell.height,
-            "width": cell.width,
-            "batch_size": cell.batch_size,
-            "cost": costs[place] if costs is not None else None,
-            "class": found[place],
-        }
-        for place, cell in enumerate(cells)
+        {"bucket": cell.name, **{n: getattr(cell, n) for n in sizes}, "cost": cost, "class": kind}
+        for cell, cost, kind in itertools.zip_longest(cells, costs or [], found)
     ]
     document = {"schema": 1, "how": how, "unit": "s" if how == "timed" else None, "buckets": table}
     (run_dir / COSTS).write_text(json.dumps(document, indent=1) + "\n")
@@ -180,15 +171,11 @@ def _spatial_products(height: int, width: int) -> float:
 
 def _temporal_products(frames: int) -> float:
     """Products for each latent place: 3x3x3 convolutions, time halved behind stages 2 and 3."""
-    length, before = float(frames + -frames % 4), 4
-    products = 0.0
-    for stage, channels in enumerate((128, 128, 256, 256, 512, 512)):
-        if stage == 0:
-            products += length * 27 * before * channels  # conv_in
-        else:
-            first = length * (27 * (before * channels + channels * channels))
-            first += length * before * channels * (before != channels)
-            products += first + length * 3 * 54 * channels * channels
+    length, before = float(frames + -frames % 4), 128
+    products = length * 27 * 4 * before  # conv_in
+    for stage, channels in enumerate((128, 256, 256, 512, 512), 1):
+        products += length * (27 * before + 7 * 27 * channels) * channels
+        products += length * before * channels * (before != channels)
         if stage in (2, 3):
             length /= 2
             products += length * 27 * channels * channels

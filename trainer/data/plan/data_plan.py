@@ -70,10 +70,8 @@ class EpochPlan:
         return np.concatenate(orders)[np.repeat(starts, sizes) + within]
 
     def left_out(self, clips: int, each: int) -> dict[str, int]:
-        """How many of a data set's `clips` this epoch does not train on, by reason.
-
-        `each` is the number of microbatches in an optimizer step.
-        """
+        """How many of a data set's `clips` this epoch does not train on, by reason. `each` is the
+        number of microbatches in an optimizer step."""
         in_buckets = sum(map(len, self.cell_orders.values()))
         return {
             "in no bucket of this epoch": clips - in_buckets,
@@ -91,9 +89,7 @@ class EpochPlan:
 
     def substitutes(self, index: int, count: int) -> Ints:
         """Up to `count` rows to train on in place of bad ones of microbatch `index`, best first.
-
-        They follow the microbatch in its bucket's order, around the end and up to its own rows.
-        """
+        They follow the microbatch in its bucket's order, around the end and up to its own rows."""
         batch = self[index]
         order = self.cell_orders[batch.cell]
         after = batch.first + len(batch.rows) + np.arange(min(count, len(order)))

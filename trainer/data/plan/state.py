@@ -80,10 +80,8 @@ def identity(plan: DataPlan) -> dict[str, Any]:
 def restore(
     plan: DataPlan, state: Mapping[str, Any], before: Ids, on_mismatch: str = "fail"
 ) -> Restored:
-    """The position that a checkpoint's state and its `seen` ids stand for.
-
-    Raises DataStateError when the state is damaged, and on "fail" naming the first difference.
-    """
+    """The position that a checkpoint's state and its `seen` ids stand for. Raises DataStateError
+    when the state is damaged, and on "fail" naming the first difference."""
     if on_mismatch not in ON_MISMATCH:
         raise DataStateError(f"--data-state {on_mismatch!r}: {', '.join(ON_MISMATCH)}")
     _check_types(state)
@@ -170,8 +168,7 @@ def _row_difference(plan: DataPlan, state: Mapping[str, Any]) -> str:
         return f"{count}; the first {now:,} are equal"
     last = min(first + stride, now)
     where = f"row {last:,}" if last == first + 1 else f"rows {first + 1:,} to {last:,}"
-    path = plan.manifest.paths[first]
-    return f"{count}; the first difference is in {where} ({path} …)"
+    return f"{count}; the first difference is in {where} ({plan.manifest.paths[first]} …)"
 
 
 def _bucket_difference(before: Mapping[str, Any], mine: Mapping[str, Any]) -> str:
@@ -210,10 +207,11 @@ def _balance_difference(plan: DataPlan, before: Any, epoch: int, consumed: int) 
     return None
 
 
-_TYPES: dict[type, tuple[str, ...]] = {
-    int: ("schema", "rows", "seed", "frame_interval", "epoch", "microbatches_consumed"),
-    str: ("fingerprint", "plan_hash"),
-    dict: ("marks", "buckets"),
+_TYPES: dict[str, type] = {
+    **dict.fromkeys(("schema", "rows", "seed", "frame_interval"), int),
+    **dict.fromkeys(("epoch", "microbatches_consumed"), int),
+    **dict.fromkeys(("fingerprint", "plan_hash"), str),
+    **dict.fromkeys(("marks", "buckets"), dict),
 }
 
 
@@ -221,30 +219,29 @@ def _damaged(what: str) -> DataStateError:
     return DataStateError(f"the sampler's state is damaged: {what}"[:200])
 
 
-def _has(value: Any, **types: type) -> bool:
-    """Whether it is an object with entries of these types."""
-    return isinstance(value, dict) and all(isinstance(value.get(n), t) for n, t in types.items())
+def _require(found: Any, types: Mapping[str, type]) -> None:
+    """Raise DataStateError for what is no object with entries of these types."""
+    if not isinstance(found, Mapping):
+        raise _damaged(f"{found!r} is not an object")
+    for name, expected in types.items():
+        if type(found.get(name)) is not expected:
+            raise _damaged(f"{name} is {found.get(name)!r}")
 
 
 def _check_types(state: Mapping[str, Any]) -> None:
     """Refuse a state file that was truncated or edited; the message names a wrong entry."""
-    if not isinstance(state, Mapping):
-        raise _damaged("not an object")
-    for expected, names in _TYPES.items():
-        for name in names:
-            if type(state.get(name)) is not expected:
-                raise _damaged(f"{name} is {state.get(name)!r}")
-    if not _has(state["marks"], stride=int, hashes=list) or state["marks"]["stride"] < 1:
-        raise _damaged("marks")
+    _require(state, _TYPES)
+    _require(state["marks"], {"stride": int, "hashes": list})
+    if state.get("left_out") is not None:
+        _require(state["left_out"], {"count": int, "hash": str})
     if min(state["epoch"], state["microbatches_consumed"], state["rows"]) < 0:
         raise _damaged("a count is below 0")
-    if state.get("left_out") is not None and not _has(state["left_out"], count=int, hash=str):
-        raise _damaged("left_out")
+    if state["marks"]["stride"] < 1:
+        raise _damaged("marks")
     if state.get("balance") is not None:
         try:
             Balance.of(state["balance"])
         except ValueError as error:
             raise _damaged(str(error)) from None
-    slots = state["buckets"].get("slots")
-    if not isinstance(slots, dict) or not all(isinstance(line, dict) for line in slots.values()):
-        raise _damaged("buckets")
+    _require(state["buckets"], {"slots": dict})
+    _require(state["buckets"]["slots"], dict.fromkeys(state["buckets"]["slots"], dict))

@@ -76,11 +76,9 @@ class _CannotSeek(Exception):
 
 
 def read_window(path: str, window: Window, out_CTHW: NDArray[Any]) -> float:
-    """Fill `out_CTHW` [3, frames, height, width] of `window.dtype` with RGB; return its rate.
-
-    The rate is in frames a second, 0 if unknown. Raises ClipError for a file that cannot be opened,
-    has no video, has damaged frames in the window or fewer frames than expected.
-    """
+    """Fill `out_CTHW` [3, frames, height, width] of `window.dtype` with RGB; return its rate. The
+    rate is in frames a second, 0 if unknown. Raises ClipError for a file that cannot be opened, has
+    no video, has damaged frames in the window or fewer frames than expected."""
     check_regular(path)
     try:
         if window.resize == "torch":
@@ -146,15 +144,12 @@ def check_regular(path: str) -> os.stat_result:
 
 
 def _why(error: BaseException) -> str:
-    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return str(text).strip()
+    return str(getattr(error, "strerror", None) or str(error) or type(error).__name__).strip()
 
 
 def open_clip(path: str, quick: bool = False) -> Any:
-    """The container of a clip, whatever bytes its title has. `quick` reads the header only.
-
-    Raises av.FFmpegError and OSError.
-    """
+    """The container of a clip, whatever bytes its title has. `quick` reads the header only. Raises
+    av.FFmpegError and OSError."""
     options = (_ONE_FILE if "%" in path else {}) | (_UNPROBED if quick else {})
     # Absolute: FFmpeg takes what stands before a colon for a protocol (http:, concat:).
     return av.open(str(Path(path).absolute()), options=options, **_ANY_TITLE)

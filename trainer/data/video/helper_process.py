@@ -19,9 +19,7 @@ TO_THE_GROUP = (signal.SIGINT, signal.SIGTERM)
 @contextmanager
 def signals_held() -> Iterator[None]:
     """Start a helper in here: until it calls `begin`, these signals wait, also while Python starts.
-
-    The mask is this thread's, so another thread of this process still takes them.
-    """
+    The mask is this thread's, so another thread of this process still takes them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, TO_THE_GROUP)
     try:
         yield

@@ -80,10 +80,8 @@ def encode(
 
 
 def read_mp4(path: Path) -> NDArray[np.uint8]:
-    """All frames as RGB, uint8 [T, H, W, 3].
-
-    Raises FileNotFoundError, and ValueError when the file is no video or has no frame.
-    """
+    """All frames as RGB, uint8 [T, H, W, 3]. Raises FileNotFoundError, and ValueError when the file
+    is no video or has no frame."""
     with _opened(path) as container:
         stream = container.streams.video[0]
         stream.thread_type, stream.codec_context.thread_count = "NONE", 1
@@ -94,10 +92,8 @@ def read_mp4(path: Path) -> NDArray[np.uint8]:
 
 
 def read_tags(path: Path) -> dict[str, str]:
-    """The tags of `write_mp4` and those of the muxer; reads the head of the file only.
-
-    Raises FileNotFoundError, and ValueError for a file that is not a complete video.
-    """
+    """The tags of `write_mp4` and those of the muxer; reads the head of the file only. Raises
+    FileNotFoundError, and ValueError for a file that is not a complete video."""
     _check_whole(path)
     with _opened(path) as container:
         return dict(container.metadata)

@@ -62,8 +62,7 @@ def read_still(path: str, window: Window, out_CHW: NDArray[Any]) -> None:
     pixels = np.asarray(image.resize((wide, tall), Image.Resampling.BICUBIC))
     top, left = round((tall - window.height) / 2), round((wide - window.width) / 2)
     pixels = pixels[top : top + window.height, left : left + window.width]
-    image_CHW = torch.from_numpy(pixels.transpose(2, 0, 1).copy()).float() / 255.0
-    _normalise(image_CHW, out_CHW)
+    _normalise(torch.from_numpy(pixels.transpose(2, 0, 1).copy()).float() / 255.0, out_CHW)
 
 
 def is_still(path: str) -> bool:

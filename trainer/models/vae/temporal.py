@@ -85,8 +85,7 @@ class Encoder(nn.Module):
         super().__init__()
         widths, groups, count = settings.widths, settings.num_groups, settings.num_res_blocks
         self.conv_in = CausalConv3d(settings.in_out_channels, settings.filters, bias=False)
-        before = [settings.filters, *widths]
-        stages = zip(before, widths, strict=False)
+        stages = zip([settings.filters, *widths], widths, strict=False)
         self.block_res_blocks = nn.ModuleList(_res_blocks(i, o, count, groups) for i, o in stages)
         self.conv_blocks = nn.ModuleList(
             CausalConv3d(width, width, stride=2) if halves else nn.Identity()
@@ -111,8 +110,7 @@ class Decoder(nn.Module):
         widths, groups, count = settings.widths, settings.num_groups, settings.num_res_blocks
         self.conv1 = CausalConv3d(settings.latent_embed_dim, widths[-1])
         self.res_blocks = _res_blocks(widths[-1], widths[-1], count, groups)
-        before = [*widths[1:], widths[-1]]
-        stages = zip(before, widths, strict=True)
+        stages = zip([*widths[1:], widths[-1]], widths, strict=True)
         self.block_res_blocks = nn.ModuleList(_res_blocks(i, o, count, groups) for i, o in stages)
         # conv_blocks.i stands between stage i+1 and stage i; its channels become frames.
         self.conv_blocks = nn.ModuleList(
@@ -164,10 +162,8 @@ class TemporalVAE(nn.Module):
         return self.decoder(self.post_quant_conv(z_BCZHW))[:, :, front:]
 
     def frame_bytes(self, frames: int, element_bytes: int) -> tuple[int, int]:
-        """Peak memory of encoding and of decoding a chunk, per latent pixel of a frame.
-
-        The widest stage at full length, five times: input, normalised, padded, result, workspace.
-        """
+        """Peak memory of encoding and of decoding a chunk, per latent pixel of a frame. The widest
+        stage at full length, five times: input, normalised, padded, result, workspace."""
         length = frames + -frames % self.settings.factor
         stages, halvings = self.settings.widths, self.settings.temporal_downsample
         encode = decode = 0

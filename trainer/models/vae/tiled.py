@@ -78,8 +78,7 @@ class Strips:
             yield start, min(rows, start + step)
 
     def _resnet(self, x: Tensor, block: Any) -> Tensor:
-        before = self._norm(x, block.norm1, block.nonlinearity)
-        h = self._conv(x, block.conv1, before)
+        h = self._conv(x, block.conv1, self._norm(x, block.norm1, block.nonlinearity))
         # Over the input where the shapes allow: a strip reads only its own rows of it.
         out = None if block.conv_shortcut is not None else x
         between = self._norm(h, block.norm2, block.nonlinearity)

@@ -133,13 +133,10 @@ class OpenSoraVAE(nn.Module):
 
     @torch.no_grad()
     def encode_posterior(self, video_BCTHW: Tensor) -> Posterior:
-        """Mean and log-variance of the latent, fp32 [B, 4, Z, h, w], of the frames' means.
-
-        Their spread (a standard deviation near 1e-3) would need the network once more.
-        """
+        """Mean and log-variance of the latent, fp32 [B, 4, Z, h, w], of the frames' means. Their
+        spread (a standard deviation near 1e-3) would need the network once more."""
         self._check(video_BCTHW)
-        frames = self._frame_posterior(video_BCTHW).mean
-        return self._chunk_posterior(frames, len(video_BCTHW))
+        return self._chunk_posterior(self._frame_posterior(video_BCTHW).mean, len(video_BCTHW))
 
     def encode_mean(self, video_BCTHW: Tensor) -> Tensor:
         """The posterior's mean alone: no chance in it."""
@@ -178,8 +175,7 @@ class OpenSoraVAE(nn.Module):
     def _chunk_posterior(self, frames_NCHW: Tensor, batch: int) -> Posterior:
         frames = rearrange(frames_NCHW, "(b t) c h w -> b c t h w", b=batch)
         moments = self._in_chunks(frames.to(self.dtype), frames.shape[2], encoding=True)
-        posterior = Posterior.of(moments)
-        return posterior.moved(-self.shift.float()).scaled(1 / self.scale.float())
+        return Posterior.of(moments).moved(-self.shift.float()).scaled(1 / self.scale.float())
 
     def _in_chunks(self, x_BCTHW: Tensor, frames: int, *, encoding: bool) -> Tensor:
         """Through the temporal network; all whole chunks at once as far as memory allows."""
