@@ -14,16 +14,23 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from trainer.data.video.decode import Decoder
+from trainer.data.video.pixels import to_signed
+from trainer.data.video.window import Window
 from trainer.errors import ConfigError
 from trainer.infer.prompts import Prompt
+from trainer.infer.request import Settings
 from trainer.models.vae.interface import VideoVAE
 
-# C channels · T,H,W latent frames, height, width
+# C channels · T,H,W frames, height, width: of latents, of pixels in a Window
+_TIMEOUT_S = 120.0  # of one file: a dead mount or an endless one must not block the request
 
 
 class Group(NamedTuple):
@@ -56,15 +63,17 @@ def parse_strategy(text: str, where: str, references: int) -> tuple[Group, ...]:
         values = entry.split(",")
         if len(values) > len(_NAMES):
             raise ConfigError(f"{place} has {len(values)} numbers; it is {', '.join(_NAMES)}")
-        numbers = (_number(*item, place) for item in zip(_NAMES, values, strict=False))
-        group = Group(*numbers)
+        group = Group(*(_number(*item, place) for item in zip(_NAMES, values, strict=False)))
         if group.loop < 0 or group.length < 1 or not 0 <= group.edit_ratio <= 1:
-            wanted = f"{place}: loop is at least 0, length at least 1, edit ratio 0 to 1"
-            found = f"{group.loop}, {group.length}, {group.edit_ratio:g}"
-            raise ConfigError(f"{wanted}; not {found}")
+            raise ConfigError(
+                f"{place}: loop is at least 0, length at least 1, edit ratio 0 to 1; "
+                f"not {group.loop}, {group.length}, {group.edit_ratio:g}"
+            )
         if not 0 <= group.reference < references:
-            text = f"{place} asks for reference {group.reference}, counted from 0, of {references}"
-            raise ConfigError(text, hint="--reference-path A;B has references 0 and 1")
+            raise ConfigError(
+                f"{place} asks for reference {group.reference}, counted from 0, of {references}",
+                hint="--reference-path A;B has references 0 and 1",
+            )
         groups.append(group)
     return tuple(groups)
 
@@ -94,17 +103,13 @@ def place_references(
     align: int,
     where: str,
 ) -> tuple[Tensor, Tensor]:
-    """Latent noise with its references, and each frame's edit ratio [T] (1: made from noise).
-
-    A group longer than the reference or the clip is cut, as upstream does. Raises ConfigError for
-    one that starts outside of either.
-    """
+    """Latent noise with its references, and each frame's edit ratio [T] (1: made from noise). A
+    group longer than the reference or the clip is cut, as upstream does. Raises ConfigError for one
+    that starts outside of either."""
     z_CTHW = z_CTHW.clone()
     total = z_CTHW.shape[1]
     edit_T = torch.ones(total, device=z_CTHW.device)
-    for group in groups:
-        if group.loop != loop:
-            continue
+    for group in (group for group in groups if group.loop == loop):
         reference = references[group.reference]
         have = reference.shape[1]
         source = _start(group.reference_start, have, align, f"{where}: reference start")
@@ -131,3 +136,62 @@ def chunk_of(vae: VideoVAE) -> int:
     """Latent frames that the VAE makes and reads on their own; 1 where frames are independent."""
     frames = getattr(vae, "micro_frame_size", None)
     return vae.latent_size((frames, 64, 64))[0] if frames else 1
+
+
+class ReferenceFiles:
+    """Decodes in a helper process, which starts with the first file and ends with `close`."""
+
+    def __init__(self) -> None:
+        self._lengths: dict[str, int] = {}
+        self._decoder = Decoder(_TIMEOUT_S, role="reference")
+        self.close = self._decoder.close
+
+    def length(self, path: str, where: str) -> int:
+        """Frames of a video, 1 of an image. Raises ConfigError for what is neither."""
+        if path not in self._lengths:
+            facts = self._decoder.probe(path)
+            _require_usable(path, where, facts.get("error"))
+            self._lengths[path] = max(1, int(facts["num_frames"]))
+        return self._lengths[path]
+
+    def frames(self, path: str, window: Window, where: str) -> NDArray[Any]:
+        """The frames of a window, [3, T, H, W] of its dtype."""
+        shape = (3, window.frames, window.height, window.width)
+        pixels, (reply,) = self._decoder.decode([(path, window)], shape)
+        _require_usable(path, where, reply.error)
+        return pixels[0]
+
+
+def _require_usable(path: str, where: str, error: str | None) -> None:
+    if error:
+        raise ConfigError(f"{where}: the reference {path} cannot be used: {error}")
+
+
+@dataclass(frozen=True)
+class ReferenceReader:
+    """Files to latents of one size."""
+
+    vae: VideoVAE
+    settings: Settings
+    device: torch.device
+    files: ReferenceFiles = field(default_factory=ReferenceFiles)
+
+    def read(
+        self, path: str, index: int, groups: Sequence[Group], align: int, where: str
+    ) -> Tensor:
+        """Latent [C, T, H, W] in fp32 of file `index`, as far as the groups reach into it."""
+        mine = [group for group in groups if group.reference == index]
+        total = self.files.length(path, where)
+        if all(group.reference_start >= 0 for group in mine):
+            # Up to the end of the last chunk in use: what comes later changes nothing before it.
+            last = max((group.reference_start + group.length for group in mine), default=1)
+            total = min(total, frames_of(self.vae, -(-(last + align) // align) * align))
+        settings = self.settings
+        window = Window(0, total, 1, settings.height, settings.width, 1, settings.resize)
+        pixels = self.files.frames(path, window, where)
+        return self.encode(to_signed(torch.from_numpy(pixels).to(self.device)))
+
+    @torch.no_grad()
+    def encode(self, video_CTHW: Tensor) -> Tensor:
+        """Latent [C, T, H, W] in fp32 of pixels in -1..1: the mean, without random draws."""
+        return self.vae.encode_mean(video_CTHW[None])[0].float()

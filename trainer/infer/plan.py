@@ -17,10 +17,9 @@ from trainer.checkpoint.files import AVERAGE_PARTS, SAMPLER, SCHEDULE, SEEN
 from trainer.components import TINY_T5
 from trainer.config.load import Config, to_dict
 from trainer.errors import ConfigError
-from trainer.infer.conditions import groups_of
+from trainer.infer.conditions import ReferenceFiles, groups_of
 from trainer.infer.files import State, require_folder, state_of
 from trainer.infer.prompts import Prompt, parse_prompts
-from trainer.infer.references import ReferenceFiles
 from trainer.infer.request import Job, Settings, identity, plan_jobs, settings_of
 from trainer.runlog import telemetry
 from trainer.weights import checkpoints
@@ -61,7 +60,7 @@ class Rank:
     def from_environment(cls) -> Rank:
         """From the variables of torchrun and our launcher; one process without them."""
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-        rank, world, local, on_host = (os.environ.get(name) for name in names)
+        rank, world, local, on_host = map(os.environ.get, names)
         if rank is None:
             return cls()
         try:
@@ -106,11 +105,9 @@ class Plan:
 def prepare(
     config: Config, checkpoint: Path | str, prompts: Sequence[str], options: Options
 ) -> Plan:
-    """Check everything that can be checked without loading the model.
-
-    `checkpoint` is one, a run directory (its newest is taken), or any source of weights. Raises
-    ConfigError and CheckpointError.
-    """
+    """Check everything that can be checked without loading the model. `checkpoint` is one, a run
+    directory (its newest is taken), or any source of weights. Raises ConfigError and
+    CheckpointError."""
     settings = settings_of(config)
     parsed = parse_prompts(prompts, options.reference_path, options.mask_strategy)
     chosen = parsed[options.start_index : options.end_index]
@@ -140,12 +137,9 @@ def prepare(
 
 def _final(prompt: Prompt, settings: Settings, clean: bool) -> Prompt:
     """The prompt as the encoder reads it: scores behind it, then cleaned, as upstream does."""
-
-    def final(text: str) -> str:
-        text = settings.scores.append(text)
-        return clean_caption(text) if clean else text
-
-    result = prompt.map(final)
+    result = prompt.map(settings.scores.append)
+    if clean:
+        result = result.map(clean_caption)
     if not all(text for _, text in result.parts):
         empty = f"{prompt.where} is empty after cleaning: {prompt.text!r}"
         raise ConfigError(empty, hint="--no-clean-caption gives it to the encoder as it is")
@@ -158,8 +152,10 @@ def _check_references(prompt: Prompt, loops: int, files: ReferenceFiles) -> None
         files.length(path, prompt.where)
     for group in groups_of(prompt):
         if group.loop >= loops:
-            named = f"its mask strategy names loop {group.loop}, counted from 0, of {loops}"
-            raise ConfigError(f"{prompt.where}: {named}")
+            raise ConfigError(
+                f"{prompt.where}: its mask strategy names loop {group.loop}, counted from 0, "
+                f"of {loops}"
+            )
 
 
 def _found(checkpoint: Path | str) -> Path | str:
@@ -173,8 +169,9 @@ def _found(checkpoint: Path | str) -> Path | str:
         marks.append(path.absolute().parent / telemetry.FILE)
         parts = [path / name for name in (SAMPLER, SEEN, SCHEDULE, AVERAGE_PARTS)]
     is_ours = any(map(Path.is_file, marks)) or any(map(Path.exists, parts))
-    is_ours = is_ours or (path.is_dir() and bool(checkpoints.complete(path)))
-    return checkpoints.find(path) if is_ours else checkpoint
+    if is_ours or (path.is_dir() and checkpoints.complete(path)):
+        return checkpoints.find(path)
+    return checkpoint
 
 
 def _run_dir(config: Config, checkpoint: Path | str, options: Options) -> Path:
@@ -203,5 +200,4 @@ def _made_of(config: Config, checkpoint: Path | str, options: Options) -> str:
         weights = json.dumps([(name, stat.st_size, stat.st_mtime_ns) for name, stat in found])
     whole = to_dict(config)
     parts = {name: whole[name] for name in ("model", "vae", "text_encoder", "scheduler")}
-    facts = [weights, parts, options.weights == "ema", options.upscale]
-    return json.dumps(facts, sort_keys=True)
+    return json.dumps([weights, parts, options.weights == "ema", options.upscale], sort_keys=True)

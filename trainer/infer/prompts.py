@@ -72,10 +72,8 @@ class Scores:
 
 
 def read_prompts(path: Path) -> tuple[str, ...]:
-    """One prompt a line; blank lines are left out.
-
-    Raises ConfigError when the file cannot be read or holds no prompt.
-    """
+    """One prompt a line; blank lines are left out. Raises ConfigError when the file cannot be read
+    or holds no prompt."""
     try:
         # utf-8-sig: editors put a mark in front. Not splitlines: a prompt can have a U+2028.
         lines = path.read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
@@ -92,10 +90,8 @@ def read_prompts(path: Path) -> tuple[str, ...]:
 def parse_prompts(
     lines: Sequence[str], references: Sequence[str] = (), strategies: Sequence[str] = ()
 ) -> tuple[Prompt, ...]:
-    """Every line as a Prompt; `references` and `strategies` are for all (one) or one a prompt.
-
-    The JSON behind a prompt wins. Raises ConfigError naming the prompt.
-    """
+    """Every line as a Prompt; `references` and `strategies` are for all (one) or one a prompt. The
+    JSON behind a prompt wins. Raises ConfigError naming the prompt."""
     for name, values in (("--reference-path", references), ("--mask-strategy", strategies)):
         if len(values) not in (0, 1, len(lines)):
             found = f"{len(values)} {name} for {len(lines)} prompts"

@@ -60,10 +60,8 @@ class Job:
 
 
 def settings_of(config: Config) -> Settings:
-    """The config's `sample` section filled from its other sections.
-
-    Raises ConfigError when the size of the videos is not set or the numbers do not fit.
-    """
+    """The config's `sample` section filled from its other sections. Raises ConfigError when the
+    size of the videos is not set or the numbers do not fit."""
     sample, flow = config.sample, config.scheduler
     require_allowed(type(sample), vars(sample), lambda name: f"sample.{name}")
     size = sample.image_size
@@ -86,10 +84,11 @@ def settings_of(config: Config) -> Settings:
     }
     settings = Settings(**values)
     if not _SLOWEST <= settings.save_fps <= _FASTEST:
-        rate = f"the video would play at {settings.save_fps:g} frames a second"
-        limits = f"{_SLOWEST:g} to {_FASTEST:g} can be written"
-        hint = "--save-fps, or --fps and --frame-interval"
-        raise ConfigError(f"{rate}; {limits}", hint=hint)
+        raise ConfigError(
+            f"the video would play at {settings.save_fps:g} frames a second; "
+            f"{_SLOWEST:g} to {_FASTEST:g} can be written",
+            hint="--save-fps, or --fps and --frame-interval",
+        )
     if settings.negative_prompt is not None and settings.cfg_scale == 1:
         raise ConfigError("a negative prompt needs guidance: --cfg-scale above 1")
     if settings.loop > 1 and settings.num_frames == 1:
@@ -112,47 +111,34 @@ def plan_jobs(
     *,
     named_by_prompt: bool = False,
 ) -> list[Job]:
-    """Every video in order: samples of a prompt together. Names are upstream's.
-
-    Raises ConfigError when two videos would have one name.
-    """
+    """Every video in order: samples of a prompt together. Names are upstream's. Raises ConfigError
+    when two videos would have one name."""
     suffix = ".png" if settings.num_frames == 1 else ".mp4"
     jobs, taken = [], set()
     for prompt in prompts:
         for sample in range(settings.num_sample):
             stem = f"{name}_{prompt.index:04d}"
             if named_by_prompt:
-                stem = (
-                    re.sub(r"[/\\\0\n]", "_", prompt.text)[:_LONGEST_NAME].strip(". ") or "prompt"
-                )
+                text = re.sub(r"[/\\\0\n]", "_", prompt.text)[:_LONGEST_NAME]
+                stem = text.strip(". ") or "prompt"
             more = f"-{sample}" if settings.num_sample > 1 else ""
             path = save_dir / f"{stem}{more}{suffix}"
             if path in taken:
-                both = f"two prompts would both be {path.name}"
-                raise ConfigError(f"{both}; leave out --prompt-as-path")
+                raise ConfigError(
+                    f"two prompts would both be {path.name}; leave out --prompt-as-path"
+                )
             taken.add(path)
             jobs.append(Job(prompt, sample, path))
     return jobs
 
 
-def share_of(jobs: Sequence[Job], rank: int, world: int) -> list[Job]:
-    """This rank's jobs: every world-th, so that all ranks end at about the same time.
-
-    A function of the whole plan, never of what is finished: ranks look at different moments.
-    """
-    return list(jobs[rank::world])
-
-
 def identity(job: Job, settings: Settings, made_of: str) -> str:
-    """A short name of everything that decides a video's pixels; kept in its file.
-
-    `made_of` describes the weights and the model. Batch size and place in the plan are not in it.
-    """
+    """A short name of everything that decides a video's pixels; kept in its file. `made_of`
+    describes the weights and the model. Batch size and place in the plan are not in it."""
     how = dataclasses.asdict(settings)
     del how["batch_size"], how["num_sample"]
     prompt = job.prompt
     files = [(path, Path(path).stat()) for path in prompt.references]
     stats = [(path, stat.st_size, stat.st_mtime_ns) for path, stat in files]
     facts = [how, [prompt.parts, prompt.mask_strategy], prompt.index, job.sample, stats, made_of]
-    text = json.dumps(facts, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]

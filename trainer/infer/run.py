@@ -13,7 +13,7 @@ from trainer.infer import files
 from trainer.infer.files import State
 from trainer.infer.plan import Plan, Rank
 from trainer.infer.prompts import Prompt
-from trainer.infer.request import Job, share_of
+from trainer.infer.request import Job
 from trainer.infer.sampling import Progress, Sampler
 from trainer.models import memory
 from trainer.models.text import TextEncoder
@@ -26,13 +26,11 @@ _ON_SHEET = 400  # videos; a longer sheet is too large to view
 
 
 def carry_out(plan: Plan, rank: Rank, progress: Progress) -> list[Path]:
-    """Make this rank's share of the videos that are not finished; returns what was made.
-
-    Each file appears whole. The rank that finds all of the plan finished, which is the one that
-    ends last, draws the contact sheet. Raises OutOfMemory, VideoError, ConfigError and
-    CheckpointError.
-    """
-    mine = share_of(plan.jobs, rank.rank, rank.world)
+    """Make this rank's share of the videos that are not finished; returns what was made. Each file
+    appears whole. The rank that finds all of the plan finished, which is the one that ends last,
+    draws the contact sheet. Raises OutOfMemory, VideoError, ConfigError and CheckpointError."""
+    # Of the whole plan, never of what is finished: ranks look at different moments.
+    mine = plan.jobs[rank.rank :: rank.world]
     states = {job.path: plan.state(job) for job in mine}
     todo = [job for job in mine if states[job.path] is not State.FINISHED]
     broken = [job for job in todo if states[job.path] is State.BROKEN]
@@ -58,14 +56,11 @@ def _make(plan: Plan, rank: Rank, todo: Sequence[Job], progress: Progress) -> li
     with memory.as_one_sentence(device, "the model and its encoders", less):
         sampler = _sampler(plan, device)
     _report_cut(sampler.parts.text, todo)
-    made = []
     save_fps, upscale = plan.settings.save_fps, plan.options.upscale
     for job, frames in sampler.videos(todo, progress):
         plan.refuse_others([job])  # another process may have written here meanwhile
-        own = plan.identities[job.path]
-        files.write(job.path, frames, save_fps, own, job.prompt.text, upscale)
-        made.append(job.path)
-    return made
+        files.write(job.path, frames, save_fps, plan.identities[job.path], job.prompt.text, upscale)
+    return [job.path for job in todo]
 
 
 def _report_cut(text: TextEncoder, jobs: Sequence[Job]) -> None:

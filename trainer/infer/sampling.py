@@ -16,7 +16,6 @@ from trainer.components import Parts
 from trainer.errors import ConfigError
 from trainer.infer import conditions
 from trainer.infer.conditions import Group
-from trainer.infer.references import ReferenceReader
 from trainer.infer.request import Job, Settings
 from trainer.models import memory
 
@@ -28,14 +27,12 @@ _LESS = "a smaller --batch-size, --num-frames or --resolution needs less"
 def generator_of(
     seed: int, index: int, sample: int = 0, loop: int = 0, what: str = ""
 ) -> torch.Generator:
-    """The random numbers of one clip: a function of the seed, the prompt's place and the sample.
-
-    So a video does not change with the batch size, the number of ranks or the prompts around it,
-    and the same prompt twice, or a second sample of it, is another video.
-    """
-    parts = [str(seed), str(index)]
-    parts += [f"sample{sample}"] * (sample > 0) + [f"loop{loop}"] * (loop > 0) + [what] * bool(what)
-    digest = hashlib.sha256("/".join(parts).encode()).digest()
+    """The random numbers of one clip: a function of the seed, the prompt's place and the sample. So
+    a video does not change with the batch size, the number of ranks or the prompts around it, and
+    the same prompt twice, or a second sample of it, is another video."""
+    more = (f"sample{sample}" if sample else "", f"loop{loop}" if loop else "", what)
+    text = "/".join([str(seed), str(index), *filter(None, more)])
+    digest = hashlib.sha256(text.encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 
 
@@ -56,7 +53,7 @@ class Sampler:
             raise ConfigError(f"{clip} is smaller than one latent")
         chunk = conditions.chunk_of(vae)
         self._align = settings.align or chunk
-        self._reader = ReferenceReader(vae, settings, self.device)
+        self._reader = conditions.ReferenceReader(vae, settings, self.device)
         self._carried = conditions.frames_of(vae, length)
         if settings.loop > 1 and length % chunk:
             raise ConfigError(
@@ -72,10 +69,8 @@ class Sampler:
     def videos(
         self, jobs: Sequence[Job], progress: Progress = lambda done, total: None
     ) -> Iterator[tuple[Job, NDArray[np.uint8]]]:
-        """Each job with its RGB frames [T, H, W, 3], in order.
-
-        Raises ConfigError for a condition that does not fit and OutOfMemory.
-        """
+        """Each job with its RGB frames [T, H, W, 3], in order. Raises ConfigError for a condition
+        that does not fit and OutOfMemory."""
         self.parts.model.eval()
         settings, done = self.settings, 0
         size = settings.batch_size

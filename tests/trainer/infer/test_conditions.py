@@ -22,6 +22,7 @@ from trainer.data.video.mp4 import write_mp4
 from trainer.errors import ConfigError
 from trainer.infer.conditions import (
     Group,
+    ReferenceFiles,
     chunk_of,
     frames_of,
     parse_strategy,
@@ -29,7 +30,6 @@ from trainer.infer.conditions import (
     snap,
 )
 from trainer.infer.prompts import parse_prompts
-from trainer.infer.references import ReferenceFiles
 from trainer.infer.request import Job, Settings, settings_of
 from trainer.infer.sampling import Sampler
 from trainer.models.stdit import build_stdit
