@@ -75,7 +75,8 @@ def census(options: Options, nvml: bool) -> dict[str, Any]:
     from clusterctl.remote.cluster import Cluster
     from tests.clusterctl.payload.local import LocalConnection, LocalTransport
 
-    cluster = Cluster([Node("here")], LocalTransport({"here": LocalConnection()}))
+    transport: Any = LocalTransport({"here": LocalConnection()})
+    cluster = Cluster([Node("here")], transport)
     args = {"everything": True, "nvml": nvml, "growth_s": 0.1, "tool_timeout_s": 20.0}
     (result,) = cluster.ask("census", args, timeout_s=50.0)
     if result.value is None:
@@ -123,7 +124,7 @@ def rules(options: Options) -> dict[str, Any]:
             found[_way(nvml)] = [
                 (one.verdict.value, one.id, one.evidence) for one in report.findings
             ]
-    bad = [row for rows in found.values() for row in rows if row[0] not in ("pass", "skip")]
+    bad = [row for rows in found.values() for row in rows if row[0] not in ("PASS", "SKIP")]
     shown = "; ".join(f"{verdict} {id} {evidence}" for verdict, id, evidence in bad[:3])
     count = sum(map(len, found.values()))
     return {"findings": found, "headline": f"{count} findings, {len(bad)} not good: {shown}"}
@@ -134,7 +135,7 @@ def products(options: Options) -> dict[str, Any]:
     device = "cuda:0" if options.device == "cuda" else "cpu"
     seconds = 0.1 if options.tiny else 2.0
     orders = [{"device": device}, {"do": "matmul", "seconds": seconds, "id": 1}]
-    command = "from clusterctl.payload.active_rank import serve; serve()"
+    command = "import clusterctl.payload.active_rank"
     process = subprocess.Popen(
         [sys.executable, "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -158,8 +159,9 @@ def group_of_one(options: Options) -> dict[str, Any]:
     import torch.distributed as dist
 
     backend = "nccl" if options.device == "cuda" else "gloo"
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True)
-    dist.init_process_group(backend, rank=0, world_size=1, store=store)
+    (options.out / "store").unlink(missing_ok=True)
+    store = f"file://{(options.out / 'store').absolute()}"
+    dist.init_process_group(backend, store, rank=0, world_size=1)
     values = torch.ones(1 << 20, device=options.device)
     dist.all_reduce(values)
     total = float(values.sum())
