@@ -13,9 +13,9 @@ import os
 import queue
 import re
 import signal
-import threading
 import time
 import zlib
+from functools import partial
 
 from clusterctl.payload.dump.flight import flight_dump
 from clusterctl.payload.dump.frames import Table, source_lines
@@ -42,7 +42,7 @@ from clusterctl.payload.jobs.job_processes import describe_job, find_job, machin
 from clusterctl.payload.jobs.processes import start_of
 from clusterctl.payload.prelude import ARGS, emit, hold_lease, on_signals
 from clusterctl.payload.proc_files import node_facts
-from clusterctl.payload.tools import SECTIONS, call, kill_tools, together
+from clusterctl.payload.tools import SECTIONS, at_once, call, kill_tools, together
 
 SKIPPED = ("tracker", "shell")
 FAULT_S = 1.5  # for a signalled trainer to write its stacks
@@ -82,24 +82,30 @@ def native_dump(path, pid):
     if path is None:
         return None, no_py_spy(), False
     threads, error, repaired = dump(path, pid, ARGS["limit_s"], native=True)
+    if threads is None:
+        return None, error, repaired
     shown = []
-    for thread in threads or ():
+    for thread in threads:
         name, tid = thread.get("thread_name") or "", thread.get("os_thread_id")
-        frames = [native_frame(frame) for frame in thread["frames"][:2000]]
+        frames = []
+        for frame in thread["frames"][:2000]:
+            where = frame.get("short_filename") or frame.get("module") or frame["filename"]
+            frames.append({"name": frame["name"], "where": where, "line": frame.get("line") or 0})
         shown.append({"tid": tid, "name": name, "frames": frames})
-    return shown if threads is not None else None, error, repaired
-
-
-def native_frame(frame):
-    where = frame.get("short_filename") or frame.get("module") or frame["filename"]
-    return {"name": frame["name"], "where": where, "line": frame.get("line") or 0}
+    return shown, error, repaired
 
 
 def collect():
     started = time.monotonic()
     shot, pids, strangers = find_job(ARGS["pick"])
     rows = describe_job(shot, pids)
-    py_spy = choose_py_spy(rows, shot) if rows else None
+    py_spy = None
+    if rows:
+        # A job's environment may be on a mount that hangs.
+        find = partial(find_py_spy, rows, shot, ARGS.get("py_spy"))
+        py_spy = call("", lambda: find() or "", 3.0)["out"] or None
+        if py_spy is None and ARGS.get("carry"):
+            py_spy = borrow_py_spy(len(rows))
     table = Table()
     samples = []
     started_s = time.monotonic()
@@ -129,13 +135,6 @@ def thinned(pid, one):
     return dict(short, threads=threads) if threads else short
 
 
-def choose_py_spy(rows, shot):
-    # A job's environment may be on a mount that hangs.
-    answer = call("", lambda: find_py_spy(rows, shot, ARGS.get("py_spy")) or "", 3.0)
-    path = answer["out"] or None
-    return borrow_py_spy(len(rows)) if path is None and ARGS.get("carry") else path
-
-
 def borrow_py_spy(count):
     """The head's py-spy, until this payload ends; None when it has none for this machine."""
     emit({"type": "found", "processes": count, "machine": os.uname().machine})
@@ -158,33 +157,19 @@ def no_py_spy():
 
 def sample(rows, shot, table, py_spy, started):
     """One sample of every process: {pid: {facts, threads, how, error, repaired, at_s}}."""
-    todo = queue.SimpleQueue()  # type: Any
     # Trainers first: a verdict needs them most if time runs out.
     order = {"trainer": 0, "loader": 1}
-    for row in sorted(rows, key=lambda row: order.get(row["role"], 2)):
-        todo.put(row)
-    found = {}  # type: dict
-    lock = threading.Lock()
-
-    def work():
-        while True:
-            try:
-                row = todo.get_nowait()
-            except queue.Empty:
-                return
-            one = look_at(row, shot, table, lock, py_spy, started)
-            with lock:
-                found[str(row["pid"])] = one
-
+    rows = sorted(rows, key=lambda row: order.get(row["role"], 2))
     width = ARGS.get("width") or max(2, min(8, (os.cpu_count() or 2) // 2))
     at_s = time.monotonic()
-    together([work] * min(width, len(rows)))
-    ask_by_signal(rows, shot, found)
+    ones = at_once(lambda row: look_at(row, shot, table, py_spy, started), rows, width)
+    found = {str(row["pid"]): one for row, one in zip(rows, ones) if one}
+    ask_by_signal(rows, found)
     seconds = round(time.monotonic() - at_s, 3)
     return {"at_s": round(at_s - started, 3), "seconds": seconds, "processes": found}
 
 
-def look_at(row, shot, table, lock, py_spy, started):
+def look_at(row, shot, table, py_spy, started):
     pid = row["pid"]
     if start_of(pid) != row["start"]:
         return {"state": None}  # ended meanwhile
@@ -206,13 +191,11 @@ def look_at(row, shot, table, lock, py_spy, started):
     threads, error, repaired = dump(py_spy, pid, limit_s, ARGS.get("blocking", False))
     one.update(error=error, repaired=repaired, dump_s=round(time.monotonic() - at_s, 3))
     if threads is not None:
-        one["how"] = "py-spy"
-        with lock:
-            one["threads"] = table.add(threads)
+        one.update(how="py-spy", threads=table.add(threads))
     return one
 
 
-def ask_by_signal(rows, shot, found):
+def ask_by_signal(rows, found):
     """Without permission for py-spy: our trainer writes its stacks to its log at SIGUSR1.
 
     Only processes with our tag and a handler get it; it would end others or mean something else.
@@ -256,41 +239,35 @@ def faulthandler_text(row):
 
 def surroundings(rows, shot, table):
     """Logs, flight records, kernel log, open files and source lines, each within its deadline."""
-    found = {"kernel": [], "kernel_cut_s": None}  # type: dict
-    parts = {"logs": {}, "flight": {}, "open": {}, "source": {}}  # type: dict
-    uptime_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    trainers = [row for row in rows if row["role"] == "trainer"]
+    loaders = [row for row in rows if row["role"] == "loader"]
 
-    def kernel():
-        found["kernel"], found["kernel_cut_s"] = kernel_lines(uptime_s)
+    def flight(row):
+        return row["rank"], flight_dump(shot.seen[row["pid"]], row["rank"])
 
-    def each(part, role, key, read, timeout_s):
-        """Fill a part by `read(row)` of each process of a role."""
+    parts = (  # name, deadline, pairs that are made within it
+        ("logs", 3.0, lambda: ((row["pid"], log_lines(row["pid"])) for row in trainers)),
+        ("flight", 8.0, lambda: map(flight, trainers)),
+        ("open", 3.0, lambda: ((row["pid"], open_files(row["pid"])) for row in loaders)),
+        ("source", 2.0, lambda: source_lines(table.leaves()).items()),
+    )
+    found = {part: {} for part, _, _ in parts}  # type: dict
+    kernel = [[], None]  # type: list
 
+    def fill(part, timeout_s, pairs):
         def work():
-            for row in rows:
-                value = read(row) if row["role"] == role else None
+            for key, value in pairs():
                 if value:
-                    parts[part][str(row[key])] = value
+                    found[part][str(key)] = value
             return ""
 
         call(part, work, timeout_s)
 
-    def source():
-        parts["source"].update(source_lines(table.leaves()))
-        return ""
+    def read_kernel():
+        kernel[:] = kernel_lines(time.clock_gettime(time.CLOCK_BOOTTIME))
 
-    def flight(row):
-        return flight_dump(shot.seen[row["pid"]], row["rank"])
-
-    tasks = [
-        lambda: each("logs", "trainer", "pid", lambda row: log_lines(row["pid"]), 3.0),
-        lambda: each("flight", "trainer", "rank", flight, 8.0),
-        lambda: each("open", "loader", "pid", lambda row: open_files(row["pid"]), 3.0),
-        lambda: call("source", source, 2.0),
-        kernel,
-    ]
-    together(tasks if rows else [])
-    late = [name for name, answer in SECTIONS.items() if answer["state"] == "timeout"]
+    together([partial(fill, *part) for part in parts] + [read_kernel] if rows else [])
+    late = sorted(name for name, answer in SECTIONS.items() if answer["state"] == "timeout")
     # A late reader may still write into its part: the report gets a copy.
-    copies = {name: dict(part) for name, part in parts.items()}
-    return json.loads(json.dumps(dict(found, late=sorted(late), **copies)))
+    copies = {part: dict(pairs) for part, pairs in found.items()}
+    return dict(copies, kernel=kernel[0], kernel_cut_s=kernel[1], late=late)

@@ -103,14 +103,16 @@ def together(tasks):
         _wait_for(thread, float("inf"))
 
 
-def at_once(function, items):
-    """[function(item) for each item], each in a thread."""
+def at_once(function, items, width=None):
+    """[function(item) for each item] by `width` threads, or by one for each; None if it fails."""
     found = [None] * len(items)  # type: list
+    todo = iter(range(len(items)))  # each number goes to one thread
 
-    def work(index):
-        found[index] = function(items[index])
+    def work():
+        for index in todo:
+            found[index] = function(items[index])
 
-    together([lambda index=index: work(index) for index in range(len(items))])
+    together([work] * min(width or len(items), len(items)))
     return found
 
 
