@@ -16,4 +16,5 @@ from checks.facts.machine import Interpreter, KernelEvent, KernelLog, Machine, M
 from checks.facts.machine import ProcessTable, PythonEnv, ShellLimits, System, TimeSource
 from checks.facts.network import Fabric, Gid, IbPort, Interface, Network, Port
 from checks.facts.node import NodeFacts, Previous, Unreached
-from checks.facts.unknown import NOT_ASKED, Maybe, Section, Unknown, known, or_none, to_json
+from checks.facts.unknown import NOT_ASKED, Maybe, Section, Unknown, known, or_none, then
+from checks.facts.unknown import to_json

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, Union
 
 T = TypeVar("T")
+S = TypeVar("S")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,11 @@ NOT_ASKED = Unknown("not asked", is_absence=True)
 def known(values: Iterable[Maybe[T]]) -> list[T]:
     """The values that could be had."""
     return [value for value in values if not isinstance(value, Unknown)]
+
+
+def then(value: Maybe[T], use: Callable[[T], Maybe[S]]) -> Maybe[S]:
+    """What `use` makes of a value; an Unknown stays as it is."""
+    return value if isinstance(value, Unknown) else use(value)
 
 
 def or_none(value: Maybe[T]) -> T | None:

@@ -27,7 +27,6 @@ from checks.parsers.gpu_health import bus_key, parse_details, read_nvlinks, read
 from checks.parsers.infiniband import parse_fabric
 from checks.parsers.kernel_log import parse_kernel_log
 from checks.parsers.machine import (
-    parse_clock,
     parse_git,
     parse_network,
     read_disk,
@@ -38,6 +37,7 @@ from checks.parsers.machine import (
     read_system,
     read_wandb,
 )
+from checks.parsers.ntp import parse_clock
 from checks.parsers.nvidia_smi import count_on_pci, parse_gpus, parse_quantity
 from checks.parsers.nvml import parse_nvml
 from checks.parsers.section import Sections, parsed, read_sections, unreadable

@@ -9,9 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from checks.facts import (
-    NOT_ASKED,
     Blocked,
-    Clock,
     Disk,
     FileSeen,
     GitState,
@@ -24,84 +22,9 @@ from checks.facts import (
     System,
     Unknown,
 )
-from checks.parsers.chrony import parse_sources, parse_tracking
 from checks.parsers.infiniband import parse_number
-from checks.parsers.ntp import best_exchange, parse_peers, read_adjtimex, read_timedatectl
 from checks.parsers.nvidia_smi import parse_quantity
 from checks.parsers.section import Sections, parsed, rows_of, text_of, unreadable
-
-
-def parse_clock(sections: Sections, who: Mapping[str, Any], samples: Any = None) -> Maybe[Clock]:
-    """The clock of a node; a part that could not be had is Unknown.
-
-    `samples` are the head's round trips: [sent, the node's time, received] in seconds.
-    """
-    if "began" not in sections and "adjtimex" not in sections:
-        return NOT_ASKED
-    now_s, boot_s = _seconds(who.get("time_s")), _seconds(who.get("boottime_s"))
-    sources = parse_sources(sections.get("chrony_sources"))
-    if isinstance(sources, Unknown) and "ntpq" in sections:
-        sources = parse_peers(sections["ntpq"])
-    return Clock(
-        time_s=now_s,
-        boottime_s=boot_s,
-        moved_s=parsed(sections.get("began"), lambda text: _moved(text, now_s, boot_s)),
-        kernel_synced=parsed(sections.get("adjtimex"), read_adjtimex),
-        ntp_synchronized=parsed(sections.get("timedatectl"), read_timedatectl),
-        tracking=parse_tracking(sections.get("chrony_tracking")),
-        sources=sources,
-        daemons=parsed(sections.get("processes"), _daemons),
-        clocksource=parsed(sections.get("clocksource"), _clocksource),
-        log_ahead_s=parsed(sections.get("log_ahead"), _log_ahead),
-        exchange=NOT_ASKED if samples is None else best_exchange(_triples(samples)),
-    )
-
-
-def _clocksource(text: str) -> Maybe[str]:
-    word = text.strip()
-    return word if re.fullmatch(r"[a-z][\w-]*", word) else unreadable(text)
-
-
-def _log_ahead(text: str) -> Maybe[float]:
-    """Seconds by which the newest file of /var/log is ahead; `none` without files."""
-    if text.strip() == "none":
-        return Unknown("there is no file in /var/log", is_absence=True)
-    ahead_s = parse_quantity(text)
-    return unreadable(text) if isinstance(ahead_s, Unknown) else ahead_s
-
-
-def _triples(samples: Any) -> Iterable[tuple[float, float, float]]:
-    for row in samples if isinstance(samples, (list, tuple)) else ():
-        is_row = isinstance(row, (list, tuple)) and len(row) == 3
-        if is_row and all(isinstance(value, float) for value in row):
-            yield row[0], row[1], row[2]
-
-
-def _seconds(value: Any) -> Maybe[float]:
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e12:
-        return float(value)
-    return Unknown("the node reported no time")
-
-
-def _moved(text: str, now_s: Maybe[float], boot_s: Maybe[float]) -> Maybe[float]:
-    """How far the wall clock went against boot time while the payload ran."""
-    words = [parse_quantity(word) for word in text.split()]
-    if len(words) != 2 or isinstance(now_s, Unknown) or isinstance(boot_s, Unknown):
-        return Unknown("the time at the start was not reported")
-    first, second = words
-    if isinstance(first, Unknown) or isinstance(second, Unknown):
-        return Unknown("the time at the start cannot be read")
-    return (now_s - boot_s) - (first - second)
-
-
-def _daemons(text: str) -> Maybe[tuple[str, ...]]:
-    table = read_processes(text)
-    if isinstance(table, Unknown):
-        return table
-    if table.hidden:
-        return Unknown(table.hidden)
-    names = [cells[1] for cells in rows_of(text) if cells[0] == "daemon" and len(cells) > 1]
-    return tuple(dict.fromkeys(names))
 
 
 def read_processes(text: str) -> Maybe[ProcessTable]:

@@ -1,34 +1,146 @@
-"""ntpq, timedatectl, adjtimex and the exchange of times over a channel."""
+"""A node's clock: chronyc as CSV (`-c -n`), ntpq, timedatectl, adjtimex, times over the channel.
+
+All offsets here are positive where this node's clock is ahead. chrony itself has two conventions:
+in tracking's CSV plus means our clock is slow, in sources' CSV minus does (measured with a server
+that is 2.5 s ahead).
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from checks.facts import Exchange, Maybe, Section, TimeSource, Unknown
-from checks.parsers.section import first_line, text_of, unreadable
+from checks.facts import (
+    NOT_ASKED,
+    ChronyTracking,
+    Clock,
+    Exchange,
+    Maybe,
+    Section,
+    TimeSource,
+    Unknown,
+    known,
+    then,
+)
+from checks.parsers.machine import read_processes
+from checks.parsers.nvidia_smi import parse_quantity
+from checks.parsers.section import Sections, first_line, parsed, rows_of, text_of, unreadable
 
-_TALLY = {
+STATES = {
     "*": "selected",
-    "o": "pps",
     "+": "combined",
-    "#": "excluded",
     "-": "excluded",
-    ".": "excluded",
     "x": "falseticker",
-    " ": "unreachable",
+    "?": "unreachable",
+    "~": "jittery",
 }
+"""chronyc's marks; ntpq has others beside them."""
+_TALLY = STATES | {"o": "pps", "#": "excluded", ".": "excluded", " ": "unreachable"}
+NEVER = 4294967295  # LastRx of a server that has not answered yet
 _NO_DAEMON = r"Request timed out|Connection refused|No association|command not found"
 STA_UNSYNC = 0x40
+
+
+def parse_clock(sections: Sections, who: Mapping[str, Any], samples: Any = None) -> Maybe[Clock]:
+    """The clock of a node; a part that could not be had is Unknown.
+
+    `samples` are the head's round trips: [sent, the node's time, received] in seconds.
+    """
+    if "began" not in sections and "adjtimex" not in sections:
+        return NOT_ASKED
+    get = sections.get
+    now_s, boot_s = _seconds(who.get("time_s")), _seconds(who.get("boottime_s"))
+    sources = then(_of_chronyc(get("chrony_sources")), read_sources)
+    if isinstance(sources, Unknown) and "ntpq" in sections:
+        sources = parse_peers(sections["ntpq"])
+    return Clock(
+        time_s=now_s,
+        boottime_s=boot_s,
+        moved_s=parsed(get("began"), lambda text: _moved(text, now_s, boot_s)),
+        kernel_synced=parsed(get("adjtimex"), read_adjtimex),
+        ntp_synchronized=parsed(get("timedatectl"), read_timedatectl),
+        tracking=then(_of_chronyc(get("chrony_tracking")), read_tracking),
+        sources=sources,
+        daemons=parsed(get("processes"), _daemons),
+        clocksource=parsed(get("clocksource"), _clocksource),
+        log_ahead_s=parsed(get("log_ahead"), _log_ahead),
+        exchange=NOT_ASKED if samples is None else best_exchange(_triples(samples)),
+    )
+
+
+def _of_chronyc(section: Section | None) -> Maybe[str]:
+    """Text of a section that may be read. chronyc without a daemon exits 1 with a message."""
+    if section is not None and section.state == "ended":
+        for line in (section.out + "\n" + section.err).splitlines():
+            if re.match(r"\s*(506 |Could not open connect)", line):
+                return Unknown("no chronyd answers: " + line.strip())
+    return text_of(section)
+
+
+def read_tracking(text: str) -> Maybe[ChronyTracking]:
+    """`chronyc -c -n tracking`: the line with 14 fields anywhere in the text."""
+    for line in text.splitlines():
+        cells = line.strip().split(",")
+        if len(cells) == 14 and re.fullmatch(r"[0-9A-Fa-f]{8}", cells[0]):
+            try:
+                numbers = [_finite(cell) for cell in cells[3:13]]
+                ref_id, name, stratum, leap = cells[0].upper(), cells[1], int(cells[2]), cells[13]
+            except ValueError:
+                return unreadable(line)
+            at_s, slow_s, last_s, rms_s, ppm, _residual, skew, delay_s, spread_s, every_s = numbers
+            offsets_s = (-slow_s, last_s, rms_s)
+            rest = (ppm, skew, delay_s, spread_s, every_s)
+            return ChronyTracking(ref_id, name, stratum, at_s, *offsets_s, *rest, leap.strip())
+    return Unknown(f"chronyc tracking: {unreadable(first_line(text))}")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(text)
+    return value
+
+
+def read_sources(text: str) -> Maybe[tuple[TimeSource, ...]]:
+    """`chronyc -c -n sources`: lines `^,*,10.0.0.1,2,6,377,21,0.000094,0.000095,0.001045`.
+
+    No source at all is an answer too.
+    """
+    found: list[TimeSource] = []
+    strange: list[str] = []
+    for line in filter(str.strip, text.splitlines()):
+        cells = line.strip().split(",")
+        try:
+            if len(cells) != 10 or cells[0] not in ("^", "=", "#"):
+                raise ValueError(line)
+            found.append(_source(cells))
+        except (ValueError, OverflowError):
+            strange.append(line)
+    if strange and not found:
+        return Unknown(f"chronyc sources: {unreadable(strange[0])}")
+    return tuple(found)
+
+
+def _source(cells: list[str]) -> TimeSource:
+    state, stratum, poll_s = (
+        STATES.get(cells[1], cells[1]),
+        int(cells[3]),
+        2.0 ** min(int(cells[4]), 30),
+    )
+    last_rx, reach = int(cells[6]), int(cells[5], 8)
+    seen: list[Maybe[float]] = [Unknown("it has never answered")] * 3
+    if last_rx != NEVER:
+        seen = [float(last_rx), _finite(cells[7]), _finite(cells[9])]
+    return TimeSource(cells[2], state, stratum, poll_s, reach, *seen)
 
 
 def parse_peers(section: Section | None) -> Maybe[tuple[TimeSource, ...]]:
     """`ntpq -pn`. Without a daemon it exits 0, too, with a message."""
     if section is not None and section.state == "ended" and not section.out.strip():
         return read_peers(section.err)  # the message, if any
-    text = text_of(section)
-    return text if isinstance(text, Unknown) else read_peers(text)
+    return parsed(section, read_peers)
 
 
 def read_peers(text: str) -> Maybe[tuple[TimeSource, ...]]:
@@ -52,19 +164,12 @@ def read_peers(text: str) -> Maybe[tuple[TimeSource, ...]]:
 
 def _peer(tally: str, cells: list[str]) -> TimeSource:
     reach, offset_s, jitter_s = int(cells[6], 8), float(cells[8]) / 1000, float(cells[9]) / 1000
-    has_answered = reach > 0 and math.isfinite(offset_s + jitter_s)
-    silent = Unknown("it does not answer")
-    return TimeSource(
-        address=cells[0],
-        state=_TALLY[tally] if reach else "unreachable",
-        stratum=int(cells[2]),
-        poll_s=float(cells[5]),
-        reach=reach,
-        last_rx_s=_when(cells[4]) if has_answered else silent,
+    seen: list[Maybe[float]] = [Unknown("it does not answer")] * 3
+    if reach > 0 and math.isfinite(offset_s + jitter_s):
         # ntpq: plus means the server is ahead of us.
-        offset_s=-offset_s if has_answered else silent,
-        error_s=jitter_s if has_answered else silent,
-    )
+        seen = [_when(cells[4]), -offset_s, jitter_s]
+    state = _TALLY[tally] if reach else "unreachable"
+    return TimeSource(cells[0], state, int(cells[2]), float(cells[5]), reach, *seen)
 
 
 def _when(text: str) -> Maybe[float]:
@@ -101,3 +206,48 @@ def best_exchange(samples: Iterable[tuple[float, float, float]]) -> Maybe[Exchan
         return Unknown("no round trip")
     shortest_s, offset_s = min(trips, key=lambda trip: trip[0])
     return Exchange(offset_s, shortest_s / 2, len(trips))
+
+
+def _clocksource(text: str) -> Maybe[str]:
+    word = text.strip()
+    return word if re.fullmatch(r"[a-z][\w-]*", word) else unreadable(text)
+
+
+def _log_ahead(text: str) -> Maybe[float]:
+    """Seconds by which the newest file of /var/log is ahead; `none` without files."""
+    if text.strip() == "none":
+        return Unknown("there is no file in /var/log", is_absence=True)
+    ahead_s = parse_quantity(text)
+    return unreadable(text) if isinstance(ahead_s, Unknown) else ahead_s
+
+
+def _triples(samples: Any) -> Iterable[tuple[float, float, float]]:
+    for row in samples if isinstance(samples, (list, tuple)) else ():
+        is_row = isinstance(row, (list, tuple)) and len(row) == 3
+        if is_row and all(isinstance(value, float) for value in row):
+            yield row[0], row[1], row[2]
+
+
+def _seconds(value: Any) -> Maybe[float]:
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e12:
+        return float(value)
+    return Unknown("the node reported no time")
+
+
+def _moved(text: str, now_s: Maybe[float], boot_s: Maybe[float]) -> Maybe[float]:
+    """How far the wall clock went against boot time while the payload ran."""
+    words = text.split()
+    if len(words) != 2 or isinstance(now_s, Unknown) or isinstance(boot_s, Unknown):
+        return Unknown("the time at the start was not reported")
+    started = known(map(parse_quantity, words))
+    if len(started) != 2:
+        return Unknown("the time at the start cannot be read")
+    return (now_s - boot_s) - (started[0] - started[1])
+
+
+def _daemons(text: str) -> Maybe[tuple[str, ...]]:
+    table = read_processes(text)
+    if isinstance(table, Unknown) or table.hidden:
+        return table if isinstance(table, Unknown) else Unknown(table.hidden)
+    names = [cells[1] for cells in rows_of(text) if cells[0] == "daemon" and len(cells) > 1]
+    return tuple(dict.fromkeys(names))

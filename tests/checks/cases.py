@@ -30,7 +30,8 @@ from checks.facts import (
     Unreached,
 )
 from checks.finding import Verdict
-from checks.parsers import chrony, gpu_health, kernel_log
+from checks.parsers import gpu_health, kernel_log
+from checks.parsers.ntp import read_sources, read_tracking
 from tests.checks import active_cases
 from tests.checks import healthy as h
 from tests.checks.captures import recorded
@@ -66,8 +67,8 @@ def log(text: str, uptime_s: float = 1000.0) -> KernelLog:
 
 def of_chrony(name: str) -> Any:
     return h.clock(
-        tracking=known(chrony.read_tracking(recorded(f"chrony/{name}.tracking.csv"))),
-        sources=known(chrony.read_sources(recorded(f"chrony/{name}.sources.csv"))),
+        tracking=known(read_tracking(recorded(f"chrony/{name}.tracking.csv"))),
+        sources=known(read_sources(recorded(f"chrony/{name}.sources.csv"))),
     )
 
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from checks.facts import Unknown
-from checks.parsers import chrony, ntp
+from checks.parsers import ntp
 from checks.parsers.section import parsed
 from tests.checks.captures import recorded
 from tests.checks.sections import ended, lacking
@@ -16,13 +16,13 @@ STATES = ("good", "bigoffset", "falseticker", "backwards", "unreachable", "unsyn
 
 
 def tracking(name: str):
-    found = chrony.read_tracking(recorded(f"chrony/{name}.tracking.csv"))
+    found = ntp.read_tracking(recorded(f"chrony/{name}.tracking.csv"))
     assert not isinstance(found, Unknown), found
     return found
 
 
 def sources(name: str):
-    found = chrony.read_sources(recorded(f"chrony/{name}.sources.csv"))
+    found = ntp.read_sources(recorded(f"chrony/{name}.sources.csv"))
     assert not isinstance(found, Unknown), found
     return found
 
@@ -49,7 +49,7 @@ def test_csv_is_read_with_the_meaning_of_the_words(name: str) -> None:
     assert found.frequency_ppm == pytest.approx(float(frequency[1]) * sign[frequency[2]], abs=1e-3)
     assert f"Leap status     : {found.leap}" in words
     assert f"Stratum         : {found.stratum}" in words
-    states = {state: mark for mark, state in chrony.STATES.items()}
+    states = {state: mark for mark, state in ntp.STATES.items()}
     table = recorded(f"chrony/{name}.sources.txt")
     for one in sources(name):
         mark = re.escape(states[one.state])
@@ -73,10 +73,11 @@ def test_a_server_that_never_answered_has_no_offset() -> None:
 
 def test_no_daemon_is_unknown() -> None:
     text = recorded("chrony/no-daemon.tracking.txt")
-    for section in (ended(text, 1), ended("506 Cannot talk to daemon\n", 1), lacking()):
-        assert isinstance(chrony.parse_tracking(section), Unknown)
-        assert isinstance(chrony.parse_sources(section), Unknown)
-    assert isinstance(chrony.parse_tracking(None), Unknown)
+    for section in (ended(text, 1), ended("506 Cannot talk to daemon\n", 1), lacking(), None):
+        sent = {"began": ended(""), "chrony_tracking": section, "chrony_sources": section}
+        found = ntp.parse_clock({key: one for key, one in sent.items() if one}, {})
+        assert isinstance(found.tracking, Unknown)
+        assert isinstance(found.sources, Unknown)
 
 
 def test_ntpq_peers_are_both_falsetickers_and_one_is_silent() -> None:

@@ -8,6 +8,7 @@ import sys
 from checks.facts import Blocked, Disk, FileSeen, GitState, Unknown
 from checks.parsers import machine as parse
 from checks.parsers.host import parse_census
+from checks.parsers.ntp import parse_clock
 from checks.parsers.section import parsed
 from clusterctl.remote import payload as ship
 from tests.checks.sections import ended, lacking
@@ -112,9 +113,9 @@ def test_git_state() -> None:
 
 def test_clock_step_while_the_payload_ran() -> None:
     who = {"time_s": 1000.0, "boottime_s": 50.0}
-    found = parse.parse_clock({"began": ended("999.500000 46.500000")}, who)
+    found = parse_clock({"began": ended("999.500000 46.500000")}, who)
     assert not isinstance(found, Unknown)
     assert found.moved_s == -3.0  # 950 now, 953 at the start
-    silent = parse.parse_clock({"began": ended("x")}, {})
+    silent = parse_clock({"began": ended("x")}, {})
     assert not isinstance(silent, Unknown)
     assert isinstance(silent.moved_s, Unknown)

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from checks.facts import Clock, Exchange, Machine, NodeFacts, Previous, Unknown, Unreached
-from checks.parsers.clock import read_sources, read_tracking
+from checks.parsers.ntp import read_sources, read_tracking
 from checks.profile import Profile
 from checks.rules.time import middle_clock
 from clusterctl.clocks import exchange as clock_talk
