@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -22,6 +23,7 @@ from checks.facts import (
     PythonEnv,
     Section,
     Unknown,
+    then,
 )
 from checks.parsers.gpu_health import bus_key, parse_details, read_nvlinks, read_topology
 from checks.parsers.infiniband import parse_fabric
@@ -40,7 +42,7 @@ from checks.parsers.machine import (
 from checks.parsers.ntp import parse_clock
 from checks.parsers.nvidia_smi import count_on_pci, parse_gpus, parse_quantity
 from checks.parsers.nvml import parse_nvml
-from checks.parsers.section import Sections, parsed, read_sections, unreadable
+from checks.parsers.section import Sections, parsed, read_sections, sections_of, unreadable
 
 T = TypeVar("T")
 
@@ -69,17 +71,13 @@ def parse_census(name: str, envelope: Mapping[str, Any], *, loopback: bool = Fal
         machine=of("machine", lambda text: _machine(text, boot_id)),
         memory=of("meminfo", _memory),
         load_1min=of("loadavg", lambda text: parse_quantity(text.split()[0])),
-        software=of("python", _python),
+        software=of("python", lambda text: then(_object(text), _python)),
         interpreter=_interpreter(sections.get("python")),
-        disks={
-            key.removeprefix("disk:"): parsed(section, _disk)
-            for key, section in sections.items()
-            if key.startswith("disk:")
-        },
+        disks={path: parsed(one, _disk) for path, one in sections_of(sections, "disk:").items()},
         ports={
-            int(key.removeprefix("port:")): parsed(section, _port)
-            for key, section in sections.items()
-            if key.startswith("port:") and key[5:].isdecimal()
+            int(port): parsed(section, _port)
+            for port, section in sections_of(sections, "port:").items()
+            if port.isdecimal()
         },
         connect_s=connect_s if isinstance(connect_s, float) else NOT_ASKED,
         fabric=parse_fabric(sections.get("ib"), sections.get("ib_again")),
@@ -123,13 +121,9 @@ def parse_all_gpus(sections: Sections) -> GpuFacts:
 
 
 def _with_health(gpu: Gpu, details: Maybe[Mapping[str, GpuHealth]]) -> Gpu:
+    bus = "" if isinstance(gpu.bus_id, Unknown) else bus_key(gpu.bus_id)
     missing = Unknown("nvidia-smi -q does not show this GPU")
-    if isinstance(details, Unknown):
-        health: Maybe[GpuHealth] = details
-    else:
-        bus = gpu.bus_id
-        health = missing if isinstance(bus, Unknown) else details.get(bus_key(bus), missing)
-    return dataclasses.replace(gpu, health=health)
+    return dataclasses.replace(gpu, health=then(details, lambda known: known.get(bus, missing)))
 
 
 def _unit_state(text: str) -> Maybe[str]:
@@ -154,11 +148,8 @@ def _object(text: str) -> Maybe[dict[str, Any]]:
 
 def _memory(text: str) -> Maybe[Memory]:
     """/proc/meminfo."""
-    found = {}
-    for line in text.splitlines():
-        words = line.split()
-        if len(words) == 3 and words[2] == "kB" and words[1].isdecimal():
-            found[words[0].rstrip(":")] = int(words[1]) * 1024
+    rows = re.findall(r"^[ \t]*(\S+?):*[ \t]+(\d+)[ \t]+kB[ \t]*$", text, re.MULTILINE)
+    found = {name: int(count) * 1024 for name, count in rows}
     names = ("MemTotal", "MemAvailable", "SwapTotal", "SwapFree")
     try:
         return Memory(*(found[name] for name in names))
@@ -179,20 +170,14 @@ def _machine(text: str, boot_id: Maybe[str]) -> Machine:
 
 
 def _disk(text: str) -> Maybe[Disk]:
-    data = _object(text)
-    return data if isinstance(data, Unknown) else read_disk(data)
+    return then(_object(text), read_disk)
 
 
-def _python(text: str) -> Maybe[PythonEnv]:
+def _python(data: Mapping[str, Any]) -> Maybe[PythonEnv]:
     """Versions of an interpreter's environment, as the census's question prints them."""
-    data = _object(text)
-    if isinstance(data, Unknown):
-        return data
     packages, every = data.get("packages"), data.get("installed")
     cuda, version = data.get("torch_cuda"), data.get("python")
-    if not isinstance(packages, dict) or not isinstance(every, dict):
-        return unreadable(str(data))
-    if not isinstance(version, str):
+    if not (isinstance(packages, dict) and isinstance(every, dict) and isinstance(version, str)):
         return unreadable(str(data))
     return PythonEnv(
         executable=str(data.get("executable")),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from checks.facts import NOT_ASKED, Fabric, Gid, IbPort, Maybe, Section, Unknown
+from checks.facts import NOT_ASKED, Fabric, Gid, IbPort, Maybe, Section, Unknown, then
 from checks.parsers.section import text_of, unreadable
 
 ERROR_COUNTERS = (
@@ -47,12 +47,9 @@ def parse_fabric(first: Section | None, again: Section | None = None) -> Maybe[F
         return unreadable(text)
     if (seen := len({port.device for port in ports})) != int(count[1]):
         return Unknown(f"{count[1]} cards, and {seen} of them with a port that can be read")
-    peermem = re.search(r"^#peermem\t(yes|no)$", text, re.MULTILINE)
-    return Fabric(
-        ports,
-        Unknown("/proc/modules cannot be read") if peermem is None else peermem[1] == "yes",
-        later if isinstance(later, Unknown) else _growth_s(later),
-    )
+    loaded = re.search(r"^#peermem\t(yes|no)$", text, re.MULTILINE)
+    peermem = loaded[1] == "yes" if loaded else Unknown("/proc/modules cannot be read")
+    return Fabric(ports, peermem, then(later, _growth_s))
 
 
 def _growth_s(again: str) -> Maybe[float]:
@@ -65,15 +62,11 @@ def parse_sysfs(text: str, later: Maybe[str] = NOT_ASKED) -> tuple[IbPort, ...]:
 
     `later` is a second read of the counters: what grew in between.
     """
-    after = later if isinstance(later, Unknown) else _tree(later)
+    after = then(later, _tree)
     ports = []
     for device, files in _tree(text).items():
-        numbers = {key.split("/")[1] for key in files if key.startswith("ports/")}
-        ports += [
-            _port(device, files, int(number), after)
-            for number in numbers
-            if number.isdecimal() and len(number) < 4
-        ]
+        numbers = set(re.findall(r"^ports/(\d{1,3})/", "\n".join(files), re.MULTILINE))
+        ports += [_port(device, files, int(number), after) for number in numbers]
     return tuple(sorted(ports, key=lambda port: (_natural(port.device), port.port)))
 
 
@@ -110,15 +103,15 @@ def _port(
     return IbPort(
         device=device,
         port=number,
-        state=_word(get("state")),
-        phys_state=_word(get("phys_state")),
+        state=then(get("state"), _word),
+        phys_state=then(get("phys_state"), _word),
         rate_gbps=parse_rate(files.get(top + "rate", "")),
         link_layer=get("link_layer"),
         netdev=files.get("netdev") or Unknown("no network interface"),
         lid=parse_number(files.get(top + "lid", "")),
         sm_lid=parse_number(files.get(top + "sm_lid", "")),
         counters=counters,
-        growth=_growth(counters, device, top, after),
+        growth=then(after, lambda tree: _growth(counters, _counters(tree.get(device, {}), top))),
         firmware=about("fw_ver"),
         guid=about("node_guid"),
         board_id=about("board_id"),
@@ -129,21 +122,15 @@ def _port(
 
 
 def _counters(files: Mapping[str, str], top: str) -> dict[str, int]:
-    found = {}
+    found: dict[str, int] = {}
     for folder in (top + "counters/", top + "hw_counters/"):
-        for key, text in files.items():
-            value = parse_number(text)
-            if key.startswith(folder) and isinstance(value, int):
-                found[key.removeprefix(folder)] = value
+        of_folder = {key: text for key, text in files.items() if key.startswith(folder)}
+        values = {key.removeprefix(folder): parse_number(text) for key, text in of_folder.items()}
+        found |= {name: value for name, value in values.items() if isinstance(value, int)}
     return found
 
 
-def _growth(
-    before: Mapping[str, int], device: str, top: str, after: Maybe[Mapping[str, Mapping[str, str]]]
-) -> Maybe[Mapping[str, int]]:
-    if isinstance(after, Unknown):
-        return after
-    now = _counters(after.get(device, {}), top)
+def _growth(before: Mapping[str, int], now: Mapping[str, int]) -> Maybe[Mapping[str, int]]:
     counted = [name for name in ERROR_COUNTERS if name in before]
     if lost := [name for name in counted if name not in now]:
         return Unknown(f"{lost[0]} was gone at the second read")
@@ -154,11 +141,11 @@ def _growth(
 def _gids(files: Mapping[str, str], top: str) -> tuple[Gid, ...]:
     found = []
     for key, gid in files.items():
-        number = key.removeprefix(top + "gids/")
-        if key != number and number.isdecimal() and len(number) < 6 and gid.strip("0:"):
-            kind = files.get(f"{top}gid_attrs/types/{number}") or Unknown("no type in sysfs")
-            netdev = files.get(f"{top}gid_attrs/ndevs/{number}") or Unknown("no interface")
-            found.append(Gid(int(number), gid, kind, netdev))
+        match = re.fullmatch(rf"{top}gids/(\d{{1,5}})", key)
+        if match and gid.strip("0:"):
+            kind = files.get(f"{top}gid_attrs/types/{match[1]}") or Unknown("no type in sysfs")
+            netdev = files.get(f"{top}gid_attrs/ndevs/{match[1]}") or Unknown("no interface")
+            found.append(Gid(int(match[1]), gid, kind, netdev))
     return tuple(sorted(found, key=lambda one: one.index))
 
 
@@ -179,9 +166,7 @@ def parse_rate(text: str) -> Maybe[float]:
     return float(match[1][:12]) / (1000 if match[2] == "Mb" else 1)
 
 
-def _word(text: Maybe[str]) -> Maybe[str]:
+def _word(text: str) -> Maybe[str]:
     """`ACTIVE` of `4: ACTIVE`."""
-    if isinstance(text, Unknown):
-        return text
     word = re.sub(r"^\d+:\s*", "", text)
     return "ACTIVE" if word == "ACTIVE_DEFER" else word or Unknown("empty")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ipaddress
 import json
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
 from checks.facts import (
     Blocked,
@@ -21,10 +21,13 @@ from checks.facts import (
     ShellLimits,
     System,
     Unknown,
+    then,
 )
 from checks.parsers.infiniband import parse_number
 from checks.parsers.nvidia_smi import parse_quantity
-from checks.parsers.section import Sections, parsed, rows_of, text_of, unreadable
+from checks.parsers.section import Sections, parsed, rows_of, sections_of, text_of, unreadable
+
+T = TypeVar("T")
 
 
 def read_processes(text: str) -> Maybe[ProcessTable]:
@@ -58,50 +61,39 @@ def read_limits(text: str) -> Maybe[ShellLimits]:
     return ShellLimits(found["nofile"], found["memlock"], shm_bytes)
 
 
-def _json_lines(text: str) -> Maybe[list[dict[str, Any]]]:
-    """The JSON objects of a text that has one in each line, each with a `path`."""
+def _json_lines(text: str, read: Callable[[str, dict[str, Any]], T]) -> Maybe[tuple[T, ...]]:
+    """What `read(path, object)` makes of the JSON object in each line."""
     found = []
     for line in filter(str.strip, text.splitlines()):
         try:
             data = json.loads(line)
-        except (ValueError, RecursionError):
+            if not isinstance(data["path"], str):
+                raise TypeError("no path")
+            found.append(read(data["path"], data))
+        except (ValueError, RecursionError, TypeError, KeyError):
             return unreadable(line)
-        if not isinstance(data, dict) or not isinstance(data.get("path"), str):
-            return unreadable(line)
-        found.append(data)
-    return found
+    return tuple(found)
 
 
 def read_mounts(text: str) -> Maybe[tuple[Mount, ...]]:
     """One JSON line for each file system; what did not answer has an `error`."""
-    rows = _json_lines(text)
-    if isinstance(rows, Unknown):
-        return rows
-    return tuple(
-        Mount(
-            path=data["path"],
-            kind=str(data.get("kind")),
-            source=str(data.get("source")),
-            read_only=data.get("read_only") is True,
-            disk=Unknown(str(data["error"])) if "error" in data else read_disk(data),
-        )
-        for data in rows
-    )
+
+    def mount(path: str, data: dict[str, Any]) -> Mount:
+        disk = Unknown(str(data["error"])) if "error" in data else read_disk(data)
+        kind, source = str(data.get("kind")), str(data.get("source"))
+        return Mount(path, kind, source, data.get("read_only") is True, disk)
+
+    return _json_lines(text, mount)
 
 
 def read_disk(data: Mapping[str, Any]) -> Maybe[Disk]:
     """statfs as a child of the census prints it."""
     try:
-        return Disk(
-            asked=str(data["asked"]),
-            path=str(data["path"]),
-            free_bytes=int(data["free"]),
-            total_bytes=int(data["total"]),
-            inodes_free=int(data["inodes_free"]),
-            inodes_total=int(data["inodes"]),
-            writable=bool(data["writable"]),
-            is_folder=bool(data["is_folder"]),
-        )
+        asked, path = str(data["asked"]), str(data["path"])
+        names = ("free", "total", "inodes_free", "inodes")
+        free, total, inodes_free, inodes = (int(data[name]) for name in names)
+        writable, is_folder = bool(data["writable"]), bool(data["is_folder"])
+        return Disk(asked, path, free, total, inodes_free, inodes, writable, is_folder)
     except (KeyError, TypeError, ValueError, OverflowError):
         return unreadable(str(data))
 
@@ -119,11 +111,7 @@ def parse_network(sections: Sections) -> Maybe[Network]:
     if not rows:
         return unreadable(text)
     interfaces = tuple(_interface(cells, addresses.get(cells[0], ())) for cells in rows)
-    names = {
-        key.removeprefix("name:"): parsed(section, _addresses)
-        for key, section in sections.items()
-        if key.startswith("name:")
-    }
+    names = {key: parsed(one, _addresses) for key, one in sections_of(sections, "name:").items()}
     reach = parsed(sections.get("reach"), str.strip)
     unlisted = listed if isinstance(listed, Unknown) else None
     if isinstance(listed, str) and not addresses:  # even a machine without a network has lo
@@ -132,16 +120,12 @@ def parse_network(sections: Sections) -> Maybe[Network]:
 
 
 def _interface(cells: list[str], addresses: Iterable[str]) -> Interface:
-    speed = parse_number(cells[3])
-    is_known = isinstance(speed, int) and speed > 0  # -1: the driver does not know
-    return Interface(
-        name=cells[0],
-        up=cells[1] in ("up", "unknown"),
-        mtu=parse_number(cells[2]),
-        speed_mbps=speed if is_known else Unknown("not reported", is_absence=True),
-        addresses=tuple(addresses),
-        is_hardware=cells[4] == "1",
-    )
+    name, state, mtu, speed_text, is_hardware = cells
+    speed = parse_number(speed_text)
+    if isinstance(speed, Unknown) or speed <= 0:  # -1: the driver does not know
+        speed = Unknown("not reported", is_absence=True)
+    up = state in ("up", "unknown")
+    return Interface(name, up, parse_number(mtu), speed, tuple(addresses), is_hardware == "1")
 
 
 def _addresses(text: str) -> Maybe[tuple[str, ...]]:
@@ -189,22 +173,15 @@ def parse_git(sections: Sections) -> Maybe[GitState]:
 
 def read_files(text: str) -> Maybe[Mapping[str, FileSeen]]:
     """One JSON line for each file. Where one of them hangs, nothing is known of any."""
-    rows = _json_lines(text)
-    if isinstance(rows, Unknown):
-        return rows
-    found = {}
-    for data in rows:
-        size, files = data.get("size"), data.get("files")
+
+    def seen(path: str, data: dict[str, Any]) -> tuple[str, FileSeen]:
+        size, files = data["size"], data["files"]
         if not isinstance(size, int) or not isinstance(files, int):
-            return unreadable(str(data))
-        found[data["path"]] = FileSeen(
-            exists=data.get("exists") is True,
-            is_folder=data.get("is_folder") is True,
-            size_bytes=size,
-            files=files,
-            has_more=data.get("more") is True,
-        )
-    return found
+            raise TypeError("no size")
+        exists, is_folder, more = (data.get(key) is True for key in ("exists", "is_folder", "more"))
+        return path, FileSeen(exists, is_folder, size, files, more)
+
+    return then(_json_lines(text, seen), dict)
 
 
 def read_wandb(text: str) -> Maybe[bool]:

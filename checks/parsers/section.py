@@ -59,6 +59,13 @@ def read_sections(envelope: Mapping[str, Any]) -> dict[str, Section]:
     return {str(key): _section(data) for key, data in raw.items()} if isinstance(raw, dict) else {}
 
 
+def sections_of(sections: Sections, prefix: str) -> Sections:
+    """The sections whose name begins with a prefix, by the rest of it."""
+    return {
+        key.removeprefix(prefix): one for key, one in sections.items() if key.startswith(prefix)
+    }
+
+
 def _section(data: Any) -> Section:
     try:
         state, rc, seconds = data["state"], data["rc"], float(data["seconds"])
