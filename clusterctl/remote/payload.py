@@ -15,7 +15,6 @@ import re
 import threading
 import time
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,7 @@ _BOOTSTRAP = (
 
 
 def command_line(sudo: bool = False) -> str:
-    """The remote command of all verbs; with `sudo` as root, without a password prompt."""
+    """The remote command of all verbs."""
     return f"exec {'sudo -n ' if sudo else ''}python3 -I -S -c '{_BOOTSTRAP}'"
 
 
@@ -107,7 +106,7 @@ def probe(
             try:
                 return {**held.answer(timeout_s), "noise": held.noise}
             except EOFError:
-                reason = _reason(held.wait(2.0), held.stderr_tail())
+                reason = _reason(held.channel.wait(2.0), held.stderr_tail())
                 raise TransportError("command", f"{no_answer}: {reason}") from None
     name = name_of(verb, args)
     most = VERBS[name].line_bytes + FLOOD_BYTES
@@ -161,15 +160,18 @@ def _noise(data: bytes) -> str:
 
 
 class PayloadStream:
-    """A payload that keeps running: JSON lines both ways. `started_s` is monotonic time."""
+    """A payload that keeps running: JSON lines both ways. `started_s` is monotonic time.
+
+    Closing the channel's stdin ends its lease: it stops what it runs, and can still answer.
+    """
 
     def __init__(self, channel: Stream, name: str, noise: str, started_s: float) -> None:
-        self._channel, self._name = channel, name
+        self.channel, self._name = channel, name
         self.noise, self.started_s = noise, started_s
 
     def send(self, message: dict[str, Any]) -> None:
         """One JSON line to the payload's stdin. Raises `TransportError` without a connection."""
-        self._channel.write(json.dumps(message).encode() + b"\n")
+        self.channel.write(json.dumps(message).encode() + b"\n")
 
     def receive(self, timeout_s: float) -> dict[str, Any] | None:
         """Next line, of the verb's shape; None after `timeout_s` without one.
@@ -177,7 +179,7 @@ class PayloadStream:
         Raises `EOFError` when the payload has ended, `TransportError` without a connection or for
         another shape (phase parse).
         """
-        line = self._channel.read_line(timeout_s)
+        line = self.channel.read_line(timeout_s)
         return None if line is None else read_line(self._name, line)
 
     def answer(self, timeout_s: float) -> dict[str, Any]:
@@ -187,30 +189,12 @@ class PayloadStream:
             raise TransportError("command", f"no answer in {timeout_s:g} s")
         return message
 
-    def read_some(self, limit: int) -> bytes:
-        return self._channel.read_some(limit)
-
-    def on_readable(self, call: Callable[[], None]) -> None:
-        self._channel.on_readable(call)
-
-    def wait(self, timeout_s: float) -> int | None:
-        return self._channel.wait(timeout_s)
-
-    def end_lease(self) -> None:
-        """Close the payload's stdin: it stops what it runs and ends, and can still answer."""
-        self._channel.close_stdin()
-
     def close(self) -> None:
-        self._channel.close()
-
-    def descriptor(self) -> int | None:
-        """A file descriptor to wait on, where the transport has one: a pipe."""
-        fileno = getattr(self._channel, "fileno", None)
-        return None if fileno is None else int(fileno())
+        self.channel.close()
 
     def stderr_tail(self) -> str:
         """The last of what it wrote to stderr, safe to print."""
-        return printable(self._channel.stderr_tail(), lines=True)
+        return printable(self.channel.stderr_tail(), lines=True)
 
     def end_reason(self) -> str:
         last = _last_line(self.stderr_tail())
@@ -234,9 +218,7 @@ def stream(
 ) -> PayloadStream:
     """Start a payload; returns once its marker has arrived, else `TransportError("start")`."""
     channel = connection.stream(command_line(sudo), request(verb, args, nvml=nvml))
-    noise = b""
-    size = 0
-    started_s = time.monotonic()
+    noise, size, started_s = b"", 0, time.monotonic()
     deadline = started_s + start_timeout_s
     try:
         while True:
@@ -248,8 +230,7 @@ def stream(
                 return PayloadStream(channel, name_of(verb, args), text, started_s)
             size += len(line) + 1
             if size > FLOOD_BYTES:
-                message = f"the shell prints {size >> 10} kB before the payload"
-                raise TransportError("start", message)
+                raise TransportError("start", f"the shell prints {size >> 10} kB before the payload")
             if len(noise) < NOISE_LIMIT:
                 noise += line + b"\n"
     except EOFError:

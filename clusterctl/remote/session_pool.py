@@ -255,8 +255,8 @@ class SessionPool:
 def _close(connection: Connection, stream: PayloadStream, exit_s: float) -> None:
     with suppress(TransportError, OSError, EOFError):
         if exit_s:
-            stream.end_lease()
-            stream.wait(exit_s - 1.0)  # it removes its files before it ends
+            stream.channel.close_stdin()
+            stream.channel.wait(exit_s - 1.0)  # it removes its files before it ends
     for opened in (stream, connection):
         with suppress(TransportError, OSError):
             opened.close()

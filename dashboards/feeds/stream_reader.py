@@ -54,14 +54,15 @@ class Pump:
 
     def add(self, key: Any, stream: PayloadStream) -> None:
         """Read a stream from now on. `key` must be new."""
-        descriptor = stream.descriptor()
+        # A pipe, in tests; a channel of ssh has none.
+        descriptor = stream.channel.fileno() if hasattr(stream.channel, "fileno") else None
         with self._lock:
             self._streams[key] = stream
             self._new.append((key, descriptor))
             # Data that came while it was started is in the stream and causes no call.
             self._ready[key] = time.time()
         if descriptor is None:
-            stream.on_readable(lambda: self._is_ready(key))
+            stream.channel.on_readable(lambda: self._is_ready(key))
         self._ring()
 
     def remove(self, key: Any) -> None:
@@ -160,7 +161,7 @@ class Pump:
             if stream is None:
                 continue
             try:
-                data = stream.read_some(PIECE)
+                data = stream.channel.read_some(PIECE)
             except Exception as error:  # noqa: BLE001 - stream boundary: it ends the stream
                 self._unregister(key)
                 with self._lock:

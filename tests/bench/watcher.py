@@ -60,7 +60,7 @@ def node(seconds: int, compiler: str) -> str:
 def _watched(seconds: int, env: Mapping[str, str]) -> str:
     connection = LocalConnection(dict(env))
     with ship.stream(connection, "watch", {"interval_s": 1.0}, nvml=True) as stream:  # type: ignore[arg-type]
-        pid = stream._channel.process.pid  # type: ignore[attr-defined]
+        pid = stream.channel.process.pid  # type: ignore[attr-defined]
         decoder = Decoder("n")
         sizes: list[int] = []
         begun = used = 0.0

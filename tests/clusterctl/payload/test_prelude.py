@@ -98,8 +98,8 @@ def test_end_of_the_lease_kills_the_command(tmp_path: Path) -> None:
     assert wait_until(lambda: pid_file.exists() and pid_file.read_text().strip())
     pid = int(pid_file.read_text())
     assert is_alive(pid)
-    stream.end_lease()
-    assert stream.wait(10) == 0
+    stream.channel.close_stdin()
+    assert stream.channel.wait(10) == 0
     assert not is_alive(pid)
     stream.close()
 
@@ -111,8 +111,8 @@ def test_signal_to_the_payload_kills_the_command(tmp_path: Path, name: str) -> N
     stream = ship.stream(LocalConnection(), "shell", args)
     assert wait_until(lambda: pid_file.exists() and pid_file.read_text().strip())
     pid = int(pid_file.read_text())
-    os.kill(stream._channel.process.pid, getattr(signal, name))
-    assert stream.wait(10) is not None
+    os.kill(stream.channel.process.pid, getattr(signal, name))
+    assert stream.channel.wait(10) is not None
     assert not is_alive(pid)
     stream.close()
 

@@ -140,10 +140,10 @@ def test_watcher_ends_when_stdin_closes_with_the_tool_it_follows(tmp_path: Path)
         watcher = Watcher(stream)
         watcher.until(lambda: "csv" in watcher.said)
         smi = int((tmp_path / "pid").read_text())
-        stream.end_lease()
+        stream.channel.close_stdin()
         with pytest.raises(EOFError):
             watcher.until(lambda: False)
-        assert stream.wait(30) == 0
+        assert stream.channel.wait(30) == 0
     end = time.monotonic() + 30
     while Path(f"/proc/{smi}/cmdline").exists() and Path(f"/proc/{smi}/cmdline").read_text():
         assert time.monotonic() < end, "nvidia-smi lives on"
@@ -169,7 +169,7 @@ def test_frozen_watcher_is_ended_by_the_next_one(tmp_path: Path) -> None:
     with watch(env, session=session, node="a") as first:
         one = Watcher(first)
         one.until(lambda: True)
-        os.kill(first._channel.process.pid, signal.SIGSTOP)  # type: ignore[attr-defined]
+        os.kill(first.channel.process.pid, signal.SIGSTOP)  # type: ignore[attr-defined]
         with watch(env, session=session, node="a") as second:
             watcher = Watcher(second)
             watcher.until(lambda: True)
@@ -199,7 +199,7 @@ def test_watcher_is_not_ended_by_another_user(tmp_path: Path) -> None:
         subprocess.run([*nobody, "python3", "-I", "-S", "-c", TRY_ALL_SOCKETS], check=True, cwd="/", env={"PATH": "/usr/bin:/bin"})  # fmt: skip
         number = watcher.number
         watcher.until(lambda: watcher.number > number + 5)
-        assert stream.wait(0) is None
+        assert stream.channel.wait(0) is None
 
 
 def test_process_that_has_the_number_of_an_older_watcher_is_let_alone(tmp_path: Path) -> None:
@@ -460,7 +460,7 @@ def test_watcher_is_cheap(tmp_path: Path) -> None:
         watcher = Watcher(stream)
         watcher.until(lambda: watcher.number > 3)
         first, said = watcher.number, watcher.bytes
-        pid = stream._channel.process.pid  # type: ignore[attr-defined]
+        pid = stream.channel.process.pid  # type: ignore[attr-defined]
         begun = cpu_seconds(pid)
         watcher.until(lambda: watcher.number >= first + 30)
         spent = cpu_seconds(pid) - begun

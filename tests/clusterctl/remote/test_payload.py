@@ -231,11 +231,11 @@ def test_stream_talks_both_ways_and_ends_with_its_lease(monkeypatch: pytest.Monk
         assert stream.receive(0.05) is None
         stream.send({"a": 1})
         assert stream.receive(10) == {"echo": {"a": 1}}
-        stream.end_lease()
+        stream.channel.close_stdin()
         assert stream.receive(10) == {"bye": 1}
         with pytest.raises(EOFError):
             stream.receive(10)
-        assert stream.wait(10) == 7
+        assert stream.channel.wait(10) == 7
 
 
 def test_traceback_names_the_file_of_the_payload(monkeypatch: pytest.MonkeyPatch) -> None:

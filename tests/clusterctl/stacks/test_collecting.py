@@ -166,8 +166,8 @@ def test_dump_that_is_cut_off_leaves_its_target_running(
     }  # fmt: skip
     with ship.stream(LocalConnection(), "stacks", args) as held:
         wait_until(lambda: state(child.pid, start_of(child.pid)) == "T")
-        held.end_lease()
-        assert held.wait(20.0) is not None
+        held.channel.close_stdin()
+        assert held.channel.wait(20.0) is not None
     wait_until(lambda: state(child.pid, start_of(child.pid)) == "S")
 
 
