@@ -34,6 +34,11 @@ PERSONAL = frozenset(
 """Options that only the user's own file may set; a test fails for a new one that is not judged."""
 
 
+def config_folder() -> Path:
+    """Of the user's own settings and known hosts."""
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "clusterctl"
+
+
 def load_defaults(
     name: str, commands: Sequence[str], load: Callable[[str], click.Command]
 ) -> dict[str, Any]:
@@ -43,8 +48,7 @@ def load_defaults(
     gives a command by its name. Raises `UsageError` for files that others can change, for unknown
     keys and tables, and for `PERSONAL` keys of the current folder.
     """
-    home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    own = home / "clusterctl" / FILE
+    own = config_folder() / FILE
     known = options(load(name))
     chosen: dict[str, Any] = {}
     for path in (own, FILE):

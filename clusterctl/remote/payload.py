@@ -15,14 +15,15 @@ import re
 import threading
 import time
 import zlib
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import TransportError
 from clusterctl.payload.prelude import MARKER
 from clusterctl.printable import printable
-from clusterctl.remote.messages.verbs import VERBS, name_of, read_line
-from clusterctl.transport.base import Completed, Connection, Stream
+from clusterctl.remote.messages.verbs import name_of, read_line
+from clusterctl.transport.base import Connection, Stream
 
 _IMPORT = re.compile(r"^ *from clusterctl\.payload\.([\w.]+) import", re.MULTILINE)
 
@@ -99,42 +100,35 @@ def probe(
     when the head goes away. Raises `TransportError`: "start" when python3 is missing, too old or
     does not start, "command" without an answer within `timeout_s`, "parse" for another shape.
     """
-    no_answer = f"the payload {verb} gave no answer"
-    if lease:
-        options = {"nvml": nvml, "sudo": sudo}
-        with stream(connection, verb, args, **options, start_timeout_s=timeout_s) as held:
-            try:
-                return {**held.answer(timeout_s), "noise": held.noise}
-            except EOFError:
-                reason = _reason(held.channel.wait(2.0), held.stderr_tail())
-                raise TransportError("command", f"{no_answer}: {reason}") from None
-    name = name_of(verb, args)
-    most = VERBS[name].line_bytes + FLOOD_BYTES
-    done = connection.run(command_line(sudo), request(verb, args, nvml=nvml), timeout_s, most)
-    before, marker, after = done.out.partition(MARKER.encode() + b"\n")
-    noise = _noise(before)
-    if not marker:
-        raise _not_started(done, noise)
-    line, newline, _ = after.partition(b"\n")
-    if not newline:
-        if done.truncated:
-            raise TransportError("parse", f"the answer is longer than {len(done.out)} bytes")
-        raise TransportError("command", f"{no_answer}: {_reason(done.rc, _text(done.err))}")
-    return {**read_line(name, line), "noise": noise}
+    deadline = time.monotonic() + timeout_s
+    options = {"nvml": nvml, "sudo": sudo}
+    with stream(connection, verb, args, **options, start_timeout_s=timeout_s) as held:
+        if not lease:
+            held.channel.close_stdin()
+        try:
+            answer = held.receive(max(0.0, deadline - time.monotonic()))
+        except EOFError:
+            reason = _reason(held.channel.wait(2.0), held.stderr_tail())
+            message = f"the payload {verb} gave no answer: {reason}"
+            raise TransportError("command", message) from None
+        if answer is None:
+            if not lease:
+                held.channel.kill()
+            raise TransportError("command", f"no answer in {timeout_s:g} s")
+        return {**answer, "noise": held.noise}
 
 
-def _not_started(done: Completed, noise: str) -> TransportError:
-    error = _text(done.err)
+def _not_started(rc: int | None, error: str, noise: str) -> TransportError:
     last = _last_line(error)
     if "sudo" in error:
         message, hint = last, "--sudo needs a rule without a password: try ssh NODE sudo -n true"
-    elif done.rc == 127 or (done.rc == 126 and "python3" in error):
+    elif rc == 127 or (rc == 126 and "python3" in error):
         message = f"no python3 on the node: {last or 'command not found'}"
         hint = "install python3 (3.8 or newer) there, and put it in PATH of non-interactive shells"
     elif "too old" in error:
         message, hint = last, "payloads need python3 3.8 or newer first in PATH"
     else:
-        reason = _reason(done.rc, last or noise)
+        reason = _reason(rc, last or noise)
         message = f"the remote shell started no python3: {reason}"
         hint = "try: ssh NODE python3 -V"
     return TransportError("start", message, hint=hint)
@@ -151,12 +145,9 @@ def _last_line(text: str) -> str:
     return printable(lines[-1].strip()[:300]) if lines else ""
 
 
-def _text(data: bytes) -> str:
-    return data.decode("utf-8", "backslashreplace")
-
-
 def _noise(data: bytes) -> str:
-    return printable(_text(data[: NOISE_LIMIT * 4]).strip()[:NOISE_LIMIT], lines=True)
+    text = data[: NOISE_LIMIT * 4].decode("utf-8", "backslashreplace")
+    return printable(text.strip()[:NOISE_LIMIT], lines=True)
 
 
 class PayloadStream:
@@ -224,20 +215,21 @@ def stream(
         while True:
             line = channel.read_line(max(0.0, deadline - time.monotonic()))
             if line is None:
+                channel.kill()
                 raise TransportError("start", f"no payload within {start_timeout_s:g} s")
             if line.endswith(MARKER.encode()):
                 text = _noise(noise + line[: -len(MARKER)])
                 return PayloadStream(channel, name_of(verb, args), text, started_s)
             size += len(line) + 1
             if size > FLOOD_BYTES:
-                raise TransportError("start", f"the shell prints {size >> 10} kB before the payload")
+                message = f"the shell prints {size >> 10} kB before the payload"
+                raise TransportError("start", message)
             if len(noise) < NOISE_LIMIT:
                 noise += line + b"\n"
     except EOFError:
-        rc = channel.wait(2.0)
-        done = Completed(1 if rc is None else rc, b"", channel.stderr_tail().encode(), 0.0)
-        channel.close()
-        raise _not_started(done, _noise(noise)) from None
+        with closing(channel):
+            error = _not_started(channel.wait(2.0), channel.stderr_tail(), _noise(noise))
+        raise error from None
     except BaseException:
         channel.close()
         raise

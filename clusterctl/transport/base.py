@@ -40,17 +40,6 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Completed:
-    """A remote command that ended. `rc` is negative for a signal."""
-
-    rc: int
-    out: bytes
-    err: bytes
-    seconds: float
-    truncated: bool = False  # more output than the limit; the rest was read and dropped
-
-
-@dataclass(frozen=True, slots=True)
 class Unreachable:
     """A node that did not answer: in which phase, after how many seconds in it, and why."""
 
@@ -87,7 +76,7 @@ class Stream(Protocol):
     """A remote command that keeps running; its stdin is its lease: closing it ends a payload."""
 
     def write(self, data: bytes) -> None:
-        """Send to the command's stdin. Raises `TransportError` when the connection is gone."""
+        """All of `data`, or `TransportError` when the node takes none of it for 10 s."""
 
     def read_line(self, timeout_s: float) -> bytes | None:
         """Next line of stdout without its newline; None after `timeout_s` without one.
@@ -99,25 +88,27 @@ class Stream(Protocol):
         """At most `limit` bytes that have arrived, perhaps none. Never waits; raises as above."""
 
     def on_readable(self, call: Callable[[], None]) -> None:
-        """Call `call` from any thread whenever `read_some` may return something new."""
+        """Call `call`, which must be quick, from any thread whenever there may be something new."""
 
     def close_stdin(self) -> None: ...
 
     def wait(self, timeout_s: float) -> int | None:
-        """Exit status (negative for a signal); None while it is running."""
+        """Exit status, negative for a signal; None while it runs. Raises `TransportError`."""
 
     def stderr_tail(self) -> str: ...
+
+    def kill(self) -> None:
+        """Send the command SIGTERM, where the node can."""
 
     def close(self) -> None: ...
 
 
 class Connection(Protocol):
-    def run(
-        self, command: str, stdin: bytes, timeout_s: float, max_bytes: int = 16 << 20
-    ) -> Completed:
-        """Run to the end. Raises `TransportError` with the phase that failed."""
+    def stream(self, command: str, stdin: bytes) -> Stream:
+        """Start `command`, send `stdin` and leave its stdin open.
 
-    def stream(self, command: str, stdin: bytes) -> Stream: ...
+        Raises `TransportError` with phase channel or command.
+        """
 
     def close(self) -> None: ...
 

@@ -1,4 +1,7 @@
-"""Commands over one connection: run to the end, or keep running as a stream."""
+"""Commands over one connection, each a stream of bytes both ways.
+
+Reads and writes on a channel do not block, and one event stands for all that may happen to it.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +9,20 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any
 
 from clusterctl.errors import TransportError
-from clusterctl.transport.base import Completed, Limits, Progress
-from clusterctl.transport.paramiko_import import BROKEN, paramiko
+from clusterctl.transport.base import Limits, Progress
+from clusterctl.transport.paramiko_import import BROKEN, channel_request, paramiko
 from clusterctl.transport.patched_transport import PatchedTransport, SafeChannel
-from clusterctl.transport.process import Process, lost
 
+CHUNK_BYTES = 1 << 18
 STDERR_TAIL_BYTES = 16 << 10
 MAX_LINE_BYTES = 16 << 20
 WRITE_TIMEOUT_S = 10.0
 # sshd keeps the channel open while a background process of an ended command holds its stdout.
 # This much silence after the exit status is the end.
 AFTERLIFE_S = 1.0
-P = TypeVar("P", bound=Process)
 
 
 class ParamikoConnection:
@@ -28,33 +30,9 @@ class ParamikoConnection:
 
     def __init__(self, transport: PatchedTransport, limits: Limits, progress: Progress) -> None:
         self.transport = transport
-        self._limits = limits
-        self._progress = progress
-
-    def run(
-        self, command: str, stdin: bytes, timeout_s: float, max_bytes: int = 16 << 20
-    ) -> Completed:
-        """Send all of `stdin` while reading; output over `max_bytes` is read and dropped.
-
-        Raises `TransportError` with phase channel or command. A late command is sent SIGTERM.
-        """
-        process = self._start(Process, command)
-        try:
-            return _run(process, stdin, timeout_s, max_bytes)
-        finally:
-            process.close()
+        self._limits, self._progress = limits, progress
 
     def stream(self, command: str, stdin: bytes) -> ParamikoStream:
-        """Start `command`, send `stdin` and leave its stdin open. Raises `TransportError`."""
-        stream = self._start(ParamikoStream, command)
-        try:
-            stream.write(stdin)
-        except BaseException:
-            stream.close()
-            raise
-        return stream
-
-    def _start(self, kind: type[P], command: str) -> P:
         self._progress.enter("channel")
         limit_s = self._limits.channel_s
         deadline = time.monotonic() + limit_s
@@ -65,18 +43,19 @@ class ParamikoConnection:
             hint = "sshd's MaxSessions limits the commands on one connection"
             raise TransportError("channel", message, hint=hint) from None
         except BROKEN as error:
-            message = f"no session within {limit_s:g} s"
-            message = message if self.transport.is_active() else lost(error)
+            late = f"no session within {limit_s:g} s"
+            message = late if self.transport.is_active() else _lost(error)
             raise TransportError("channel", message) from None
         assert isinstance(channel, SafeChannel)
-        process = kind(self.transport, channel)
+        stream = ParamikoStream(self.transport, channel)
         try:
-            process.exec(command, deadline)
+            stream.exec(command, deadline)
+            self._progress.enter("command")
+            stream.write(stdin)
         except BaseException:
-            process.close()
+            stream.close()
             raise
-        self._progress.enter("command")
-        return process
+        return stream
 
     def close(self) -> None:
         self.transport.close()
@@ -88,73 +67,97 @@ class ParamikoConnection:
         self.close()
 
 
-def _run(process: Process, stdin: bytes, timeout_s: float, max_bytes: int) -> Completed:
-    started = quiet_since = process.started
-    out, err = bytearray(), bytearray()
-    truncated, stdin_open = False, True
-    rest = memoryview(stdin)
-    while True:
-        process.wake.rearm()
-        now = time.monotonic()
-        chunk, chunk_err = process.read()
-        if chunk or chunk_err:
-            quiet_since = now
-        for buffer, data in ((out, chunk), (err, chunk_err)):
-            capacity = max_bytes - len(buffer)
-            buffer += data[:capacity]
-            truncated = truncated or capacity < len(data)
-        sent = process.send(rest) if rest else 0
-        rest = rest[sent:]
-        if stdin_open and not rest:
-            process.close_stdin()
-            stdin_open = False
-        if process.status_known() and (
-            process.at_end() or (now - quiet_since > AFTERLIFE_S and not process.channel.closed)
-        ):
-            rc = process.status()
-            assert rc is not None
-            return Completed(rc, bytes(out), bytes(err), time.monotonic() - started, truncated)
-        left_s = timeout_s - (now - started)
-        if left_s <= 0:
-            process.kill()
-            raise TransportError("command", f"still running after {timeout_s:g} s")
-        if not (chunk or chunk_err or sent):
-            process.wake.wait(min(left_s, AFTERLIFE_S) if process.status_known() else left_s)
+class _Wake(threading.Event):
+    """Set by paramiko's thread for stdout, stderr, window, status and close.
+
+    paramiko's buffers call `clear` whenever they run empty, which would lose the others' signals.
+    """
+
+    call: Callable[[], None] | None = None  # for a reader of many streams
+
+    def set(self) -> None:
+        super().set()
+        if self.call is not None:
+            self.call()
+
+    def clear(self) -> None: ...
+
+    def rearm(self) -> None:
+        super().clear()
 
 
-class ParamikoStream(Process):
+def _lost(error: BaseException | None) -> str:
+    return ": ".join(filter(None, ["the connection was lost", str(error or "")]))
+
+
+class ParamikoStream:
     """A `base.Stream`. One thread may read while another writes."""
 
     def __init__(self, transport: PatchedTransport, channel: SafeChannel) -> None:
-        super().__init__(transport, channel)
-        self._buffer = bytearray()
-        self._scanned = 0
-        self._stderr = bytearray()
-        self._reading = threading.Lock()
-        self._writing = threading.Lock()
+        self.transport, self.channel = transport, channel
+        self._wake = _Wake()
+        channel.wake = self._wake.set
+        channel.exit_status = None  # type: ignore[assignment] # -1 would be SIGHUP
+        channel.in_buffer.set_event(self._wake)
+        channel.in_stderr_buffer.set_event(self._wake)
+        channel.settimeout(0.0)
+        self._buffer, self._stderr = bytearray(), bytearray()
+        self._scanned = 0  # bytes of the buffer without a newline
+        self._moved = time.monotonic()  # when something arrived
+        self._reading, self._writing = threading.Lock(), threading.Lock()
+
+    def exec(self, command: str, deadline: float) -> None:
+        """As Channel.exec_command, which has no time limit. Raises `TransportError`."""
+        channel: Any = self.channel
+        channel._event_pending()
+        self._request("exec", command, wants_reply=True)
+        if not channel.event.wait(max(0.0, deadline - time.monotonic())):
+            raise TransportError("channel", "the node does not start the command")
+        if not channel.event_ready:
+            is_active, error = self.transport.is_active(), self.transport.get_exception()
+            why = "the node refuses to run commands" if is_active else _lost(error)
+            raise TransportError("channel", why)
+
+    def _request(self, name: str, text: str, *, wants_reply: bool) -> None:
+        message = channel_request(self.channel, name, wants_reply, text)
+        transport: Any = self.transport
+        try:
+            self.channel.before_end(lambda: transport._send_user_message(message))
+        except BROKEN as error:
+            raise TransportError("channel", _lost(error)) from None
 
     def write(self, data: bytes) -> None:
-        """All of `data`, or `TransportError` when the node takes none of it for 10 s."""
         rest = memoryview(data)
         with self._writing:
             moved = time.monotonic()
             while rest:
-                sent = self.send(rest)
+                sent = self._send(rest)
                 rest = rest[sent:]
                 if sent:
                     moved = time.monotonic()
                 elif time.monotonic() - moved > WRITE_TIMEOUT_S:
                     raise TransportError("command", "the command does not read its stdin")
                 else:
-                    with self.channel.lock:  # `wake` belongs to the reader
+                    with self.channel.lock:  # `_wake` belongs to the reader
                         self.channel.out_buffer_cv.wait(0.2)
+
+    def _send(self, data: memoryview) -> int:
+        """Number of bytes sent, 0 when the node's window is full."""
+        try:
+            return self.channel.send(data)
+        except TimeoutError:
+            return 0
+        except BROKEN as error:
+            if self.channel.closed and not self._is_lost():
+                return len(data)  # the command has ended and no longer reads its stdin
+            raise TransportError("command", _lost(error)) from None
 
     def read_line(self, timeout_s: float) -> bytes | None:
         """A line over 16 MiB raises `TransportError("parse")`."""
         deadline = time.monotonic() + timeout_s
         with self._reading:
             while True:
-                self.wake.rearm()
+                self._wake.rearm()
                 end = self._buffer.find(b"\n", self._scanned)
                 if end >= 0:
                     line = self._cut(end)
@@ -165,25 +168,22 @@ class ParamikoStream(Process):
                     raise TransportError("parse", f"a line of over {MAX_LINE_BYTES >> 20} MiB")
                 if self._pump():
                     continue
-                if self.at_end():
-                    if not self._buffer:
-                        raise self._end()
-                    return self._cut(len(self._buffer))
+                if self._at_end():
+                    return self._last(len(self._buffer))
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
                     return None
-                self.wake.wait(left_s)
+                has_ended = self.channel.status_event.is_set()
+                self._wake.wait(min(left_s, AFTERLIFE_S) if has_ended else left_s)
 
     def read_some(self, limit: int) -> bytes:
         """The rest stays on the node once its window is full."""
         with self._reading:
-            if not self._buffer and not self._pump() and self.at_end():
-                raise self._end()
-            return self._cut(limit)
+            is_over = not self._buffer and not self._pump() and self._at_end()
+            return self._last(limit) if is_over else self._cut(limit)
 
     def on_readable(self, call: Callable[[], None]) -> None:
-        """`call` runs in the connection's thread: it must be quick."""
-        self.wake.call = call
+        self._wake.call = call
         call()
 
     def _cut(self, size: int) -> bytes:
@@ -192,31 +192,71 @@ class ParamikoStream(Process):
         self._scanned = 0
         return data
 
-    def _end(self) -> Exception:
-        return self.loss() if self.is_lost() else EOFError()
+    def _last(self, size: int) -> bytes:
+        if not self._buffer:
+            raise self._loss() if self._is_lost() else EOFError()
+        return self._cut(size)
 
     def _pump(self) -> bool:
-        """Move what has arrived into the buffers; True when there was anything."""
-        chunk, chunk_err = self.read()
-        self._buffer += chunk
-        if chunk_err:
-            self._stderr += chunk_err
+        """Move what has arrived into the buffers; True when there was anything.
+
+        Raises `TransportError`, because it opens the node's window.
+        """
+        channel = self.channel
+        try:
+            out = channel.recv(CHUNK_BYTES) if channel.recv_ready() else b""
+            err = channel.recv_stderr(CHUNK_BYTES) if channel.recv_stderr_ready() else b""
+        except BROKEN as error:
+            raise TransportError("command", _lost(error)) from None
+        self._buffer += out
+        if err:
+            self._stderr += err
             del self._stderr[:-STDERR_TAIL_BYTES]
-        return bool(chunk or chunk_err)
+        if not out and not err:
+            return False
+        self._moved = time.monotonic()
+        return True
+
+    def _at_end(self) -> bool:
+        channel = self.channel
+        if channel.recv_ready() or channel.recv_stderr_ready():
+            return False
+        if channel.eof_received or channel.closed:
+            return True
+        return channel.status_event.is_set() and time.monotonic() - self._moved > AFTERLIFE_S
+
+    def close_stdin(self) -> None:
+        with suppress(*BROKEN):  # already closed
+            self.channel.shutdown_write()
 
     def wait(self, timeout_s: float) -> int | None:
         """Unread output over 16 MiB stays with the node, which then waits."""
         deadline = time.monotonic() + timeout_s
+        has_ended = self.channel.status_event.is_set
         with self._reading:
-            while not self.status_known():
-                self.wake.rearm()
+            while not has_ended():
+                self._wake.rearm()
                 if len(self._buffer) < MAX_LINE_BYTES and self._pump():
                     continue
                 left_s = deadline - time.monotonic()
-                if left_s <= 0 or self.status_known():
+                if left_s <= 0 or has_ended():
                     break
-                self.wake.wait(left_s)
-        return self.status()
+                self._wake.wait(left_s)
+        if not has_ended():
+            return None
+        status: int | None = self.channel.exit_status
+        if status is None and self._is_lost():
+            raise self._loss()
+        if status is None:
+            raise TransportError("command", "the node closed the command without an exit status")
+        return status
+
+    def _is_lost(self) -> bool:
+        """The channel ended without a close from the node."""
+        return self.channel.closed and not self.channel.closed_by_peer
+
+    def _loss(self) -> TransportError:
+        return TransportError("command", _lost(self.transport.get_exception()))
 
     def stderr_tail(self) -> str:
         """What has arrived of the last 16 KiB of stderr."""
@@ -227,4 +267,13 @@ class ParamikoStream(Process):
                         self._pump()
             finally:
                 self._reading.release()
-        return bytes(self._stderr).decode(errors="replace")
+        return bytes(self._stderr).decode(errors="backslashreplace")
+
+    def kill(self) -> None:
+        """Ask sshd (7.9 and newer) to send SIGTERM; older ones ignore it."""
+        with suppress(TransportError):  # already gone
+            self._request("signal", "TERM", wants_reply=False)
+
+    def close(self) -> None:
+        with suppress(*BROKEN):  # the connection is gone, and the channel with it
+            self.channel.close()

@@ -13,7 +13,7 @@ import hmac
 import os
 import re
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -223,8 +223,3 @@ def _types(entries: list[Entry]) -> tuple[str, ...]:
     revoked = {entry.key for entry in entries if entry.marker == "revoked"}
     trusted = [entry for entry in entries if not entry.marker and entry.key not in revoked]
     return tuple(dict.fromkeys(entry.key_type for entry in trusted))
-
-
-def split_paths(words: Sequence[str]) -> list[Path]:
-    """Paths of a UserKnownHostsFile line; `none` and /dev/null mean no file."""
-    return [Path(word) for word in words if word not in ("none", "/dev/null")]

@@ -11,13 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from clusterctl.defaults import config_folder
 from clusterctl.errors import TransportError
-from clusterctl.nodes import Node
+from clusterctl.nodes import KNOWN_HOSTS, Node
 from clusterctl.transport import tcp
 from clusterctl.transport.base import Limits, Progress
 from clusterctl.transport.channels import ParamikoConnection
 from clusterctl.transport.identities import Identities
-from clusterctl.transport.known_hosts import Files, KnownHosts, split_paths
+from clusterctl.transport.known_hosts import Files, KnownHosts
 from clusterctl.transport.login import OtherTypes, Target, Types, log_in, verify
 from clusterctl.transport.paramiko_import import BROKEN, paramiko
 from clusterctl.transport.patched_transport import PatchedTransport
@@ -26,21 +27,16 @@ from clusterctl.transport.ssh_config.host import DEFAULT_PORT, FAMILIES, local_u
 from clusterctl.transport.ssh_config.read import SshConfig
 from clusterctl.transport.ssh_config.values import Hop
 
+_SYSTEM = ("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2")
 KEEPALIVE_S = 15
 MAX_JUMPS = 8  # jump hosts behind other jump hosts
 # sshd drops new connections at random while MaxStartups (10:30:100) others are logging in.
 RETRY_AFTER_S = (0.3, 1.2)
 
 
-def own_known_hosts() -> Path:
-    """The file that --accept-new writes; the user's own files are only read."""
-    config_home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    return config_home / "clusterctl" / "known_hosts"
-
-
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """Limits and display of one attempt, and the ProxyJump lines that led to it."""
+    """How one connection is opened; `jumps` are the ProxyJump lines that led to it."""
 
     limits: Limits
     progress: Progress
@@ -79,27 +75,26 @@ class ParamikoTransport:
             if self._config is None:
                 self._config = SshConfig.of_user()
         config = self._config.resolve(node.address, node.user, node.port)
-        strict = (config.strict_host_keys or "ask").lower()
-        own = own_known_hosts()
         labels = dict(node.labels)
-        if "known_hosts" in labels:
+        if KNOWN_HOSTS in labels:
             # Only the file made for these nodes counts: an entry elsewhere for the same address and
             # port may be of another host (loopback ports are reused).
-            own = Path(labels["known_hosts"]).expanduser()
+            own = Path(labels[KNOWN_HOSTS]).expanduser()
             paths = [own]
         else:
-            home, system = Path.home() / ".ssh", Path("/etc/ssh")
-            paths = [home / "known_hosts", home / "known_hosts2"]
-            if config.user_known_hosts is not None:
-                paths = split_paths(config.user_known_hosts)
-            if config.global_known_hosts is not None:
-                paths += split_paths(config.global_known_hosts)
-            else:
-                paths += [system / "ssh_known_hosts", system / "ssh_known_hosts2"]
+            # The file that --accept-new writes; the user's own files are only read.
+            own = config_folder() / "known_hosts"
+            mine, system = config.user_known_hosts, config.global_known_hosts
+            if mine is None:
+                mine = tuple(f"{Path.home()}/.ssh/known_hosts{suffix}" for suffix in ("", "2"))
+            words = [*mine, *(_SYSTEM if system is None else system)]
+            # `none` and /dev/null mean no file.
+            paths = [Path(word) for word in words if word not in ("none", os.devnull)]
             paths.append(own)
         # A changed key is refused all the same. With `UserKnownHostsFile none` ssh cannot record a
         # new key and refuses it.
-        configured = strict in ("accept-new", "no", "off") and config.user_known_hosts != ("none",)
+        is_lax = config.strict_host_keys in ("accept-new", "no", "off")
+        configured = is_lax and config.user_known_hosts != ("none",)
         return Target(
             host=config.hostname,
             port=config.port or DEFAULT_PORT,
@@ -109,13 +104,12 @@ class ParamikoTransport:
             known=KnownHosts(paths, self._files),
             accept_to=own if self._accept_new or configured else None,
             # UserKnownHostsFile /dev/null means: record nothing.
-            record=self._accept_new or config.user_known_hosts != ("/dev/null",),
+            record=self._accept_new or config.user_known_hosts != (os.devnull,),
         )
 
     def _open(self, target: Target, way: _Way) -> PatchedTransport:
         """A logged-in connection; tried twice when the server closes it during the handshake."""
-        types: Types = None
-        dropped, progress = False, way.progress
+        types, dropped, progress = None, False, way.progress
         while True:  # at most one retry for each of the two reasons
             try:
                 return self._open_once(target, way, types)

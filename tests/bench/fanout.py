@@ -80,7 +80,7 @@ from clusterctl.transport.paramiko_backend import ParamikoTransport
 transport, limits = ParamikoTransport(), Limits(handshake_s=30)
 def work(node, progress):
     with transport.connect(node, limits, progress) as connection:
-        return connection.run("true", b"", 30).rc
+        return connection.stream("true", b"").wait(30)
 results = list(Fanout(read_hostfile(Path(sys.argv[1])), work, deadline_s=100))
 sys.exit(sum(result.value != 0 for result in results))
 """

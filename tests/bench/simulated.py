@@ -20,7 +20,7 @@ from typing import Any
 
 from clusterctl.nodes import Node
 from clusterctl.remote import payload as ship
-from clusterctl.transport.base import Completed, Limits, Progress
+from clusterctl.transport.base import Limits, Progress
 
 GPUS, PORTS = 8, 8
 CHANGES = 64  # lines that each node says in turn
@@ -130,6 +130,8 @@ class SimulatedStream:
     def on_readable(self, call: Callable[[], None]) -> None:
         raise AssertionError("who has a descriptor is waited for by the kernel")
 
+    def kill(self) -> None: ...
+
     def stderr_tail(self) -> str:
         return ""
 
@@ -151,9 +153,6 @@ class SimulatedConnection:
 
     def __init__(self, stream: SimulatedStream) -> None:
         self._stream = stream
-
-    def run(self, command: str, stdin: bytes, timeout_s: float, max_bytes: int = 0) -> Completed:
-        raise AssertionError("the live view only streams")
 
     def stream(self, command: str, stdin: bytes) -> SimulatedStream:
         return self._stream  # the payload itself is not sent: nobody would run it

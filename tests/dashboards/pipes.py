@@ -83,6 +83,8 @@ class PipeStream:
         except subprocess.TimeoutExpired:
             return None
 
+    def kill(self) -> None: ...
+
     def stderr_tail(self) -> str:
         return ""
 

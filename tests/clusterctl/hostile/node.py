@@ -14,7 +14,7 @@ from typing import Any
 
 from clusterctl.nodes import Node
 from clusterctl.remote.payload import MARKER
-from clusterctl.transport.base import Completed, Connection, Limits, Progress, Transport
+from clusterctl.transport.base import Connection, Limits, Progress, Transport
 
 MARK = b"\n" + MARKER.encode() + b"\n"
 # (verb, its arguments, orders that the head writes later) -> what the node writes to stdout, in chunks.
@@ -54,14 +54,6 @@ class HostileTransport:
 class HostileConnection:
     def __init__(self, says: Says) -> None:
         self._says = says
-
-    def run(self, command: str, stdin: bytes, timeout_s: float, max_bytes: int = 16 << 20) -> Completed:  # fmt: skip
-        out, is_cut = bytearray(), False
-        for chunk in self._says(*asked(stdin), queue.SimpleQueue()):
-            room = max_bytes - len(out)
-            is_cut = is_cut or len(chunk) > room
-            out += chunk[:room]
-        return Completed(0, bytes(out), b"\x1b]0;said\x07 \xff", 0.01, is_cut)
 
     def stream(self, command: str, stdin: bytes) -> HostileStream:
         orders: Orders = queue.SimpleQueue()
@@ -120,6 +112,8 @@ class HostileStream:
 
     def wait(self, timeout_s: float) -> int | None:
         return 0
+
+    def kill(self) -> None: ...
 
     def stderr_tail(self) -> str:
         return "\x1b]52;c;cm0gLXJm\x07 the last word"

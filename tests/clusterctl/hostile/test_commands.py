@@ -25,7 +25,7 @@ from clusterctl import cli
 from clusterctl.nodes import Node
 from clusterctl.remote import payload as ship
 from clusterctl.settings import Settings
-from clusterctl.transport.base import Completed, Limits, Progress
+from clusterctl.transport.base import Limits, Progress
 from tests.clusterctl.hostile.mangle import mangle
 from tests.clusterctl.hostile.node import MARK, HostileStream, Orders, asked
 from tests.clusterctl.jobs.trees import wait_until
@@ -46,11 +46,6 @@ class Recorder(LocalConnection):
     def __init__(self, said: dict[tuple[str, str], list[bytes]]) -> None:
         super().__init__()
         self._said = said
-
-    def run(self, command: str, stdin: bytes, timeout_s: float, max_bytes: int = 16 << 20) -> Completed:  # fmt: skip
-        done = super().run(command, stdin, timeout_s, max_bytes)
-        self._said[key_of(stdin)] = done.out.partition(MARK.lstrip())[2].splitlines(keepends=True)
-        return done
 
     def stream(self, command: str, stdin: bytes) -> Any:
         stream = super().stream(command, stdin)
@@ -97,13 +92,6 @@ class Told:
 class Telling:
     def __init__(self, told: Told, is_evil: bool) -> None:
         self._told, self._is_evil = told, is_evil
-
-    def run(self, command: str, stdin: bytes, timeout_s: float, max_bytes: int = 16 << 20) -> Completed:  # fmt: skip
-        import queue
-
-        out = b"".join(self._told.lines(stdin, self._is_evil, queue.SimpleQueue()))
-        err = b"\x1b]0;stderr\x07 \xff" if self._is_evil else b""
-        return Completed(0, out[:max_bytes], err, 0.001, len(out) > max_bytes)
 
     def stream(self, command: str, stdin: bytes) -> HostileStream:
         import queue

@@ -11,12 +11,11 @@ import queue
 import signal
 import subprocess
 import threading
-import time
 from pathlib import Path
 
 from clusterctl.errors import TransportError
 from clusterctl.nodes import Node
-from clusterctl.transport.base import Completed, Limits, Progress
+from clusterctl.transport.base import Limits, Progress
 
 
 class LocalStream:
@@ -87,7 +86,10 @@ class LocalStream:
 
     def stderr_tail(self) -> str:
         self._threads[1].join(1)
-        return self._stderr.decode(errors="replace")
+        return self._stderr.decode(errors="backslashreplace")
+
+    def kill(self) -> None:
+        self.process.terminate()
 
     def close(self) -> None:
         self.close_stdin()
@@ -101,33 +103,6 @@ class LocalConnection:
         self.env = dict(os.environ, **(env or {}))
         self.shell = shell
         self.commands: list[str] = []
-
-    def run(
-        self, command: str, stdin: bytes, timeout_s: float, max_bytes: int = 16 << 20
-    ) -> Completed:
-        self.commands.append(command)
-        begun = time.monotonic()
-        process = subprocess.Popen(
-            ["/bin/sh", "-c", self.shell + command],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            env=self.env,
-        )
-        try:
-            out, err = process.communicate(stdin, timeout_s)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-            raise TransportError("command", f"no end in {timeout_s:g} s") from None
-        return Completed(
-            process.returncode,
-            out[:max_bytes],
-            err,
-            time.monotonic() - begun,
-            truncated=len(out) > max_bytes,
-        )
 
     def stream(self, command: str, stdin: bytes) -> LocalStream:
         self.commands.append(command)

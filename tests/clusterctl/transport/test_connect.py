@@ -12,12 +12,14 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from clusterctl.defaults import config_folder
 from clusterctl.errors import TransportError
 from clusterctl.nodes import Node, parse_hostfile, read_hostfile
 from clusterctl.remote.fanout import Fanout, NodeResult
-from clusterctl.transport.base import Completed, Limits, Progress
+from clusterctl.transport.base import Limits, Progress
 from clusterctl.transport.loopback.nodes import LoopbackCluster, make_key
-from clusterctl.transport.paramiko_backend import ParamikoTransport, own_known_hosts
+from clusterctl.transport.paramiko_backend import ParamikoTransport
+from tests.clusterctl.transport.shell import Done, run
 from tests.clusterctl.transport.test_known_hosts import OTHER_RSA, hashed
 from tests.ports import free_port
 
@@ -43,9 +45,9 @@ def node_of(cluster, number: int = 0, **changes: object) -> Node:
 
 
 def say_hello(transport: ParamikoTransport, limits: Limits = LIMITS, command: str = "echo hello"):
-    def work(node: Node, progress: Progress) -> Completed:
+    def work(node: Node, progress: Progress) -> Done:
         with transport.connect(node, limits, progress) as connection:
-            return connection.run(command, b"", limits.command_s)
+            return run(connection, command, b"", limits.command_s)
 
     return work
 
@@ -56,7 +58,7 @@ def failure(node: Node, limits: Limits = LIMITS, accept_new: bool = False) -> Tr
     return caught.value
 
 
-def sweep_with(bad: Node, good: LoopbackCluster) -> NodeResult[Completed]:
+def sweep_with(bad: Node, good: LoopbackCluster) -> NodeResult[Done]:
     """Ask three good nodes and a bad one; the good ones must not notice. Returns the bad result."""
     nodes = [*read_hostfile(good.hostfile), bad]
     sweep = Fanout(nodes, say_hello(ParamikoTransport()), deadline_s=LIMITS.total_s)
@@ -79,11 +81,11 @@ def test_good_nodes_answer_and_name_their_phases(good: LoopbackCluster) -> None:
             super().enter(phase)
 
     with ParamikoTransport().connect(node_of(good), LIMITS, Watched()) as connection:
-        connection.run("true", b"", 5)
+        run(connection, "true", b"", 5)
     assert seen == ["resolve", "tcp", "banner", "kex", "hostkey", "auth", "channel", "command"]
 
 
-def assert_dead(result: NodeResult[Completed], phase: str, limit_s: float, words: str) -> None:
+def assert_dead(result: NodeResult[Done], phase: str, limit_s: float, words: str) -> None:
     assert result.unreachable is not None
     assert (result.unreachable.phase, words in result.unreachable.message) == (phase, True), result
     assert result.unreachable.seconds <= limit_s + MARGIN_S
@@ -133,7 +135,7 @@ def test_hang_in_the_command(good: LoopbackCluster) -> None:
     nodes = read_hostfile(good.hostfile)
     transport = ParamikoTransport()
 
-    def work(node: Node, progress: Progress) -> Completed:
+    def work(node: Node, progress: Progress) -> Done:
         command = "sleep 60" if node == nodes[1] else "echo hello"
         return say_hello(transport, command=command)(node, progress)
 
@@ -159,12 +161,12 @@ def test_unknown_key_is_refused_and_the_hint_lets_it_in(good: LoopbackCluster, h
 def test_accept_new_writes_our_own_file_once(good: LoopbackCluster) -> None:
     node, progress = node_of(good, known_hosts=None), Progress()
     ParamikoTransport(accept_new=True).connect(node, LIMITS, progress).close()
-    text = own_known_hosts().read_text()
+    text = (config_folder() / "known_hosts").read_text()
     assert text.count("\n") == 1
     assert "accepted ssh-ed25519 SHA256:" in progress.notes[0]
     ParamikoTransport().connect(node, LIMITS, Progress()).close()
     ParamikoTransport(accept_new=True).connect(node, LIMITS, Progress()).close()
-    assert own_known_hosts().read_text() == text
+    assert (config_folder() / "known_hosts").read_text() == text
 
 
 def test_changed_key_is_refused_even_with_accept_new(good: LoopbackCluster, home: Path) -> None:
@@ -206,7 +208,7 @@ def test_no_changed_or_revoked_key_is_taken_however_it_is_recorded(
     with pytest.raises(TransportError, match=words) as caught:
         ParamikoTransport(accept_new).connect(node_of(good, known_hosts=None), LIMITS, Progress())
     assert caught.value.phase == "hostkey"
-    assert not own_known_hosts().exists()
+    assert not (config_folder() / "known_hosts").exists()
 
 
 def test_an_alias_is_looked_for_without_the_port(good: LoopbackCluster, home: Path) -> None:
@@ -237,7 +239,7 @@ def test_ssh_config_decides_about_new_keys_as_for_ssh(
         assert failure(node).phase == "hostkey"
     else:
         ParamikoTransport().connect(node, LIMITS, Progress()).close()
-        assert own_known_hosts().exists() == recorded
+        assert (config_folder() / "known_hosts").exists() == recorded
 
 
 def test_port_user_key_and_address_come_from_ssh_config(good: LoopbackCluster, home: Path) -> None:

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.defaults import config_folder
 from clusterctl.errors import TransportError
 from clusterctl.nodes import Node
 from clusterctl.transport.base import Limits, Progress
 from clusterctl.transport.known_hosts import KnownHosts, fingerprint
-from clusterctl.transport.paramiko_backend import ParamikoTransport, own_known_hosts
+from clusterctl.transport.paramiko_backend import ParamikoTransport
 from clusterctl.transport.ssh_config.read import SshConfig
 from tests.lab import LabNode
 
@@ -179,7 +180,7 @@ def log_in(seeds: range, folder: Path, machine: Machine, strange: list[str]) -> 
         )
         for path, text in zip(files, texts, strict=True):
             path.write_bytes(text.encode())
-        own_known_hosts().unlink(missing_ok=True)
+        (config_folder() / "known_hosts").unlink(missing_ok=True)
         ours = "accepted"
         try:
             transport = ParamikoTransport(config=SshConfig([config]))

@@ -11,9 +11,10 @@ from clusterctl.errors import TransportError
 from clusterctl.nodes import Node
 from clusterctl.remote.fanout import Fanout
 from clusterctl.transport import proxy_jump as jump
-from clusterctl.transport.base import Completed, Limits, Progress
+from clusterctl.transport.base import Limits, Progress
 from clusterctl.transport.paramiko_backend import ParamikoTransport
 from clusterctl.transport.proxy_jump import JumpPool
+from tests.clusterctl.transport.shell import Done, run
 
 LIMITS = Limits(tcp_s=1.0, handshake_s=1.0, channel_s=1.0, command_s=1.0)
 
@@ -24,9 +25,9 @@ def test_nodes_behind_a_silent_jump_host_wait_for_it_once(home: Path, listener, 
     (home / ".ssh" / "config").write_text(f"Host n*\n ProxyJump 127.0.0.1:{gate.port}\n")
     transport = ParamikoTransport()
 
-    def work(node: Node, progress: Progress) -> Completed:
+    def work(node: Node, progress: Progress) -> Done:
         with transport.connect(node, LIMITS, progress) as connection:
-            return connection.run("true", b"", 1)
+            return run(connection, "true", b"", 1)
 
     started = time.monotonic()
     results = list(Fanout([Node(f"n{i}") for i in range(12)], work, width=width, deadline_s=30))

@@ -16,8 +16,9 @@ import pytest
 from clusterctl.errors import TransportError
 from clusterctl.nodes import Node, parse_hostfile, read_hostfile
 from clusterctl.remote.fanout import Fanout, NodeResult
-from clusterctl.transport.base import Completed, Limits, Progress
+from clusterctl.transport.base import Limits, Progress
 from clusterctl.transport.paramiko_backend import ParamikoTransport
+from tests.clusterctl.transport.shell import Done, run
 from tests.lab import Lab, LabNode
 from tests.lab.cluster import WORKER
 
@@ -29,17 +30,17 @@ MARGIN_S = 0.5
 
 def ask_all(
     lab: Lab, command: str = "hostname", harm: Callable[[], None] | None = None, bad: int = 1
-) -> NodeResult[Completed]:
+) -> NodeResult[Done]:
     """Ask all nodes and do `harm` while their commands run; returns the bad node's result."""
     nodes = read_hostfile(lab.hostfile)
     transport = ParamikoTransport()
     begun = lab.directory / "begun"  # a folder that the nodes share
 
-    def work(node: Node, progress: Progress) -> Completed:
+    def work(node: Node, progress: Progress) -> Done:
         with transport.connect(node, LIMITS, progress) as connection:
             if node == nodes[bad] and harm:
-                return connection.run(f"touch {begun}; sleep 30", b"", LIMITS.command_s)
-            return connection.run(command, b"", LIMITS.command_s)
+                return run(connection, f"touch {begun}; sleep 30", b"", LIMITS.command_s)
+            return run(connection, command, b"", LIMITS.command_s)
 
     if harm:
         act = harm
@@ -52,7 +53,7 @@ def ask_all(
 
         threading.Thread(target=later, daemon=True).start()
     started = time.monotonic()
-    found: dict[Node, NodeResult[Completed]] = {}
+    found: dict[Node, NodeResult[Done]] = {}
     for result in Fanout(nodes, work, deadline_s=LIMITS.total_s):
         found[result.node] = result
         if result.node != nodes[bad]:
@@ -62,7 +63,7 @@ def ask_all(
     return found[nodes[bad]]
 
 
-def assert_dead(result: NodeResult[Completed], phase: str, limit_s: float, words: str) -> None:
+def assert_dead(result: NodeResult[Done], phase: str, limit_s: float, words: str) -> None:
     assert result.unreachable is not None, result.value
     assert result.unreachable.phase == phase
     assert words in result.unreachable.message
@@ -167,7 +168,7 @@ def test_signal_ends_a_late_command_under_sshd(lab) -> None:
     node = replace(read_hostfile(nodes.hostfile)[0], user=WORKER)
     with ParamikoTransport().connect(node, LIMITS, Progress()) as one:
         with pytest.raises(TransportError, match="still running"):
-            one.run("exec sleep 4321", b"", 0.3)
+            run(one, "exec sleep 4321", b"", 0.3)
         wait_until_gone(nodes.nodes[0], "sleep 4321")
 
 
@@ -180,7 +181,7 @@ def test_more_logins_at_once_than_maxstartups_allows(lab) -> None:
 
     def work(node: Node, progress: Progress) -> bytes:
         with transport.connect(node, Limits(), progress) as connection:
-            return connection.run("echo x", b"", 10).out
+            return run(connection, "echo x", b"", 10).out
 
     results = list(Fanout(many, work, deadline_s=30))
     retried = [result for result in results if result.notes]
@@ -197,7 +198,7 @@ def test_commands_that_leave_their_input_unread_do_not_cost_the_connection(lab) 
     node = read_hostfile(nodes.hostfile)[0]
     one = ParamikoTransport().connect(node, Limits(), Progress())
     with one, ThreadPoolExecutor(8) as pool:
-        work = [pool.submit(one.run, "exec 0<&-; echo x", bytes(300_000), 20) for _ in range(48)]
+        work = [pool.submit(run, one, "exec 0<&-; echo x", bytes(300_000), 20) for _ in range(48)]
         assert {job.result(30).out for job in work} == {b"x\n"}
 
 
@@ -219,9 +220,9 @@ def test_jump_hosts_one_and_chained(lab, home: Path, jump: str) -> None:
     inner = through(nodes, home, jump, 2)
     last = nodes.nodes[1 if "," in jump else 0]
     with ParamikoTransport().connect(inner, LIMITS, Progress()) as connection:
-        done = connection.run("hostname; echo $SSH_CONNECTION", b"", 5)
+        done = run(connection, "hostname; echo $SSH_CONNECTION", b"", 5)
         assert done.out.decode().split()[:2] == ["node-3", last.address]
-        assert connection.run("cat", bytes(3 << 20), 10).out == bytes(3 << 20)
+        assert run(connection, "cat", bytes(3 << 20), 10).out == bytes(3 << 20)
 
 
 def test_many_nodes_share_one_connection_to_the_gate(lab, home: Path) -> None:
@@ -233,7 +234,7 @@ def test_many_nodes_share_one_connection_to_the_gate(lab, home: Path) -> None:
 
     def work(node: Node, progress: Progress) -> bytes:
         with transport.connect(node, Limits(), progress) as connection:
-            return connection.run("hostname", b"", 10).out
+            return run(connection, "hostname", b"", 10).out
 
     for result in Fanout(many, work, deadline_s=30):
         assert result.value == b"node-2\n", result.unreachable
@@ -281,7 +282,7 @@ def test_proxy_command_is_used_and_ended(lab, home: Path) -> None:
     (home / ".ssh" / "config").write_text(f"Host *\n ProxyCommand python3 {relay} %h %p\n")
     node = read_hostfile(nodes.hostfile)[0]
     with ParamikoTransport().connect(node, Limits(), Progress()) as connection:
-        assert connection.run("hostname", b"", 5).out == b"node-1\n"
+        assert run(connection, "hostname", b"", 5).out == b"node-1\n"
         assert subprocess.run(["pgrep", "-f", str(relay)], capture_output=True).stdout
     deadline = time.monotonic() + 5
     while subprocess.run(["pgrep", "-f", str(relay)], capture_output=True).stdout:

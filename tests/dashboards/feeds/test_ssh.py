@@ -119,6 +119,8 @@ class Script:
 
         threading.Thread(target=ring, daemon=True).start()
 
+    def kill(self) -> None: ...
+
     def stderr_tail(self) -> str:
         return ""
 

@@ -20,6 +20,7 @@ from clusterctl.transport.base import Limits, Progress
 from clusterctl.transport.channels import ParamikoConnection
 from clusterctl.transport.loopback.nodes import MARK, LoopbackCluster
 from clusterctl.transport.paramiko_backend import ParamikoTransport
+from tests.clusterctl.transport.shell import run
 
 
 def connect(cluster: LoopbackCluster, number: int = 0) -> ParamikoConnection:
@@ -53,7 +54,7 @@ def test_nodes_are_processes_of_their_own_with_private_files(loopback) -> None:
     pids = set()
     for number in range(2):
         with connect(cluster, number) as connection:
-            out = connection.run("echo $PPID $COLOUR; env; pwd", b"", 5).out.decode()
+            out = run(connection, "echo $PPID $COLOUR; env; pwd", b"", 5).out.decode()
         pids.add(out.split()[0])
         assert out.split()[1] == "blue"
         assert f"HOME={os.environ['HOME']}\n" in out
@@ -76,8 +77,8 @@ def test_stop_leaves_no_process_port_or_key(loopback, tmp_path: Path) -> None:
     cluster = loopback(2)
     with connect(cluster) as connection:
         # The stubborn kind: its own session, deaf to SIGTERM and SIGHUP, still writing.
-        connection.run(
-            f"setsid sh -c 'trap \"\" TERM HUP; echo $$ > {tmp_path}/deaf; while :; do sleep 1; done'"
+        run(
+            connection, f"setsid sh -c 'trap \"\" TERM HUP; echo $$ > {tmp_path}/deaf; while :; do sleep 1; done'"
             " > /dev/null 2>&1 < /dev/null &",
             b"", 5,
         )  # fmt: skip
@@ -127,7 +128,7 @@ def test_background_of_a_finished_command_stays_until_the_node_stops(
 ) -> None:
     cluster = loopback(1)
     with connect(cluster) as connection:
-        connection.run(f"nohup sleep 100 > /dev/null 2>&1 & echo $! > {tmp_path}/pid", b"", 5)
+        run(connection, f"nohup sleep 100 > /dev/null 2>&1 & echo $! > {tmp_path}/pid", b"", 5)
     pid = pid_in(tmp_path / "pid")
     assert running(pid)
     cluster.stop()
@@ -155,7 +156,7 @@ def test_no_zombie_stays_on_a_node(loopback, tmp_path: Path) -> None:
     cluster = loopback(1)
     with connect(cluster) as connection:
         # The middle shell ends first, so the sleeper becomes the node's own child.
-        connection.run(f"sh -c 'sleep 0.2 & echo $! > {tmp_path}/orphan' > /dev/null", b"", 5)
+        run(connection, f"sh -c 'sleep 0.2 & echo $! > {tmp_path}/orphan' > /dev/null", b"", 5)
         orphan = pid_in(tmp_path / "orphan")
         wait_for(lambda: not psutil.pid_exists(orphan))
 
@@ -206,7 +207,7 @@ def test_mark_tells_clusters_apart(loopback) -> None:
     marks = set()
     for cluster in (loopback(1), loopback(1)):
         with connect(cluster) as connection:
-            marks.add(connection.run(f"echo ${MARK}", b"", 5).out)
+            marks.add(run(connection, f"echo ${MARK}", b"", 5).out)
     assert len(marks) == 2
 
 
