@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from clusterctl.errors import UsageError
-from clusterctl.nodes import Node, counted, fold, is_loopback
+from clusterctl.nodes import Node, counted, fold, grouped, is_loopback
 from clusterctl.remote.cluster import Answers, Cluster
 from clusterctl.transport.base import Unreachable
 
@@ -55,8 +55,6 @@ def label(rank: int | None, role: str, index: int | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One process of a job."""
-
     pid: int
     start: int  # clock ticks since boot: with pid, an identity
     ppid: int
@@ -134,10 +132,8 @@ def one_run(jobs: Sequence[NodeJob], pick: Pick, *, every: bool) -> None:
     """Refuse to guess between two runs. Raises `UsageError` that lists them."""
     if every or pick.runs or pick.match is not None or pick.gpus:
         return
-    runs: dict[str, list[str]] = {}
-    for job in jobs:
-        for run in dict.fromkeys(p.run for p in job.processes if p.run):
-            runs.setdefault(run, []).append(job.node.name)
+    found = {(p.run, job.node.name): None for job in jobs for p in job.processes if p.run}
+    runs = grouped(found)
     if len(runs) > 1:
         lines = "; ".join(f"{run} on {fold(names)}" for run, names in runs.items())
         hint = "name one: --run ID, or --all-runs"
@@ -203,10 +199,7 @@ def fold_ranks(ranks: Iterable[int]) -> str:
 
 def others_lines(jobs: Sequence[NodeJob]) -> list[str]:
     """What is left alone because it belongs to another user."""
-    owners: dict[str, list[str]] = {}
-    for job in jobs:
-        for process in job.others:
-            owners.setdefault(process.user, []).append(job.node.name)
+    owners = grouped((process.user, job.node.name) for job in jobs for process in job.others)
     return [
         f"left alone: {counted(len(names), 'process')} of {user} on {fold(dict.fromkeys(names))} "
         f"(--user {user} is for them)"

@@ -39,8 +39,6 @@ NATIVE_S = 20.0  # one --native dump of a torch process takes 7 s, for which it 
 
 @dataclass(frozen=True, slots=True)
 class DumpOptions:
-    """How processes are dumped."""
-
     samples: int = 2
     interval_s: float = 2.0
     limit_s: float = 5.0  # one py-spy dump: 0.02 to 0.2 s where nodes are not overloaded

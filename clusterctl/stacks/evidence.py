@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from checks.facts import Unknown
+from checks.facts import NOT_ASKED
 from checks.parsers.kernel_log import read_events
 from checks.reference.xid_codes import grade
 from clusterctl.jobs.processes import fold_ranks
-from clusterctl.nodes import fold
+from clusterctl.nodes import fold, grouped
 from clusterctl.stacks.model import JobSnapshot, NodeView
 
 Logs = Sequence[tuple[int, list[str]]]  # (rank, its lines)
@@ -32,8 +32,6 @@ class Clue:
 
 
 class Timeout(NamedTuple):
-    """A collective that torch's watchdog gave up on."""
-
     rank: int
     sequence: int
     operation: str
@@ -86,13 +84,9 @@ def _flight(snapshot: JobSnapshot) -> list[Clue]:
 
 
 def _watchdog(logs: Logs) -> list[Clue]:
-    groups: dict[tuple[int, str], list[Timeout]] = {}
-    completed: dict[int, int] = {}
-    for rank, lines in logs:
-        for one in parse_watchdog(lines):
-            groups.setdefault((one.sequence, one.operation), []).append(one)
-        for number in parse_completed(lines):
-            completed[rank] = number
+    seen = [one for _, lines in logs for one in parse_watchdog(lines)]
+    groups = grouped(((one.sequence, one.operation), one) for one in seen)
+    completed = {rank: number for rank, lines in logs for number in parse_completed(lines)}
     found = []
     for (sequence, operation), timeouts in sorted(groups.items()):
         ranks = sorted({one.rank for one in timeouts})
@@ -117,32 +111,28 @@ def _gloo(logs: Logs) -> list[Clue]:
 
 
 def _network(logs: Logs) -> list[Clue]:
-    found: dict[str, set[int]] = {}
-    for rank, lines in logs:
-        for warning in filter(None, map(_NET.search, lines)):
-            found.setdefault(warning["text"][:160], set()).add(rank)
+    found = [(rank, found) for rank, lines in logs for found in map(_NET.search, lines)]
+    warned = grouped((warning["text"][:160], rank) for rank, warning in found if warning)
     return [
-        Clue("log", f"rank {fold_ranks(ranks)}: {text}", tuple(sorted(ranks)))
-        for text, ranks in found.items()
+        Clue("log", f"rank {fold_ranks(ranks)}: {text}", tuple(sorted(set(ranks))))
+        for text, ranks in warned.items()
     ]
 
 
 def _kernel(nodes: Sequence[NodeView]) -> list[Clue]:
     """What the nodes' kernels logged in the last hour, equal lines of many nodes as one."""
-    names: dict[str, dict[str, bool]] = {}
-    ages: dict[str, float] = {}
+    events = []
     for node in nodes:
         for age_s, line in node.kernel:
-            for event in read_events(line, Unknown("not asked"), Unknown("not asked")):
+            for event in read_events(line, NOT_ASKED, NOT_ASKED):
                 text = f"{event.kind} {event.subject}".strip()
                 if event.kind == "xid" and event.xid is not None:
                     meaning = grade(event.xid, event.line).meaning
                     text = f"Xid {event.xid} on {event.subject}: {meaning}"
-                names.setdefault(text, {})[node.name] = True
-                ages[text] = min(age_s, ages.get(text, age_s))
+                events.append((text, (age_s, node.name)))
     found = []
-    for text, age_s in sorted(ages.items(), key=lambda item: item[1]):
-        where = tuple(names[text])
+    for text, seen in sorted(grouped(events).items(), key=lambda item: min(item[1])[0]):
+        where, age_s = tuple(dict.fromkeys(name for _, name in seen)), min(seen)[0]
         ago = f"{age_s / 60:.0f} min ago" if age_s >= 90 else f"{age_s:.0f} s ago"
         found.append(Clue("kernel", f"{fold(list(where))}: {text} ({ago})", nodes=where))
     for node in nodes:

@@ -12,6 +12,7 @@ from typing import Any
 
 from clusterctl.errors import UsageError
 from clusterctl.jobs.processes import label
+from clusterctl.nodes import grouped
 from clusterctl.stacks.evidence import Clue
 from clusterctl.stacks.model import JobSnapshot, Proc
 from clusterctl.stacks.report import to_json
@@ -131,20 +132,17 @@ def read_report(path: Path) -> dict[str, Any]:
 def compare_reports(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict[str, str]]:
     """Processes that moved, are new or gone, or did not move from one report to the other."""
     old, new = _places(before), _places(after)
-    groups: dict[tuple[str, str], list[str]] = {}
-    for key in dict.fromkeys([*old, *new]):
-        was, now = old.get(key), new.get(key)
+
+    def change(was: str | None, now: str | None) -> tuple[str, str]:
         if was is None:
-            change = ("+", f"new, {now}")
-        elif now is None:
-            change = ("-", f"gone, was in {was}")
-        elif was == now:
-            change = ("=", now)
-        else:
-            change = ("~", f"{was}  ->  {now}")
-        groups.setdefault(change, []).append(key)
+            return "+", f"new, {now}"
+        if now is None:
+            return "-", f"gone, was in {was}"
+        return ("=", now) if was == now else ("~", f"{was}  ->  {now}")
+
+    changes = grouped((change(old.get(who), new.get(who)), who) for who in {**old, **new})
     found = []
-    for (mark, text), names in groups.items():
+    for (mark, text), names in changes.items():
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         found.append({"mark": mark, "who": names[0] + more, "text": text})
     return sorted(found, key=lambda entry: ("~+-=".index(entry["mark"]), entry["who"]))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from clusterctl.jobs.processes import fold_ranks
-from clusterctl.nodes import fold
+from clusterctl.nodes import fold, grouped
 from clusterctl.stacks import messages
 from clusterctl.stacks.model import STANDS, JobSnapshot, Proc, Progress
 from clusterctl.stacks.rules_waiting import all_wait, all_want_data, few_do_not_wait
@@ -139,10 +139,8 @@ def who_waits(trainers: Sequence[Proc], missing: Sequence[int]) -> list[Proc]:
     telling = {p for p in rest if p.kind == Kind.WAIT_DATA or p.saves or p.is_halted}
     if not telling and not missing:
         return sure
-    places: dict[object, list[Proc]] = {}
-    for proc in rest:
-        if proc not in telling and proc.progress in STANDS and proc.stack.frames:
-            places.setdefault(proc.stack.coarse, []).append(proc)
+    stand = [p for p in rest if p not in telling and p.progress in STANDS and p.stack.frames]
+    places = grouped((p.stack.coarse, p) for p in stand)
     crowd = max(places.values(), key=len, default=[])
     everybody = len(trainers) + len(missing)
     is_most = len(crowd) >= MOST * (len(rest) + len(missing)) and 2 * len(crowd) >= everybody

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from clusterctl.jobs.processes import fold_ranks
+from clusterctl.nodes import grouped
 from clusterctl.stacks.model import Proc, Progress
 from clusterctl.stacks.wait_sites import Kind
 
@@ -65,9 +66,7 @@ def doubt(waiting: Sequence[Proc]) -> list[str]:
 
 def places(procs: Sequence[Proc], limit: int = 3) -> str:
     """`ranks 0-2 in forward model.py:40; rank 3 in acquire train.py:9`, larger groups first."""
-    groups: dict[tuple[str, str], list[Proc]] = {}
-    for proc in procs:
-        groups.setdefault((proc.kind, proc.where(limit=2)), []).append(proc)
+    groups = grouped(((proc.kind, proc.where(limit=2)), proc) for proc in procs)
     ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
     shown = [f"{names(found)} in {place}" for (_, place), found in ordered[:limit]]
     if len(ordered) > limit:

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any
 
 from clusterctl.jobs.processes import label
+from clusterctl.nodes import grouped
 from clusterctl.stacks.frames import Stack
 from clusterctl.stacks.wait_sites import WAITS_FOR_PEERS, Kind
 
@@ -157,8 +158,6 @@ class NodeView:
 
 @dataclass(slots=True)
 class JobSnapshot:
-    """A job on all nodes at one time."""
-
     nodes: list[NodeView]
     world: int | None
     runs: tuple[str, ...]
@@ -190,10 +189,8 @@ class JobSnapshot:
     @property
     def twice(self) -> dict[int, list[str]]:
         """Ranks that run on several nodes, with these nodes: then more than one job was found."""
-        homes: dict[int, list[str]] = {}
-        for proc in self.trainers:
-            if proc.rank is not None and proc.progress != Progress.GONE:
-                homes.setdefault(proc.rank, []).append(proc.node)
+        alive = [p for p in self.trainers if p.progress != Progress.GONE]
+        homes = grouped((p.rank, p.node) for p in alive if p.rank is not None)
         return {rank: names for rank, names in homes.items() if len(names) > 1}
 
     def loaders(self, trainer: Proc) -> list[Proc]:

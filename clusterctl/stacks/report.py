@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusterctl.jobs.processes import fold_ranks
-from clusterctl.nodes import counted, fold
+from clusterctl.nodes import counted, fold, grouped
 from clusterctl.stacks.evidence import Clue
 from clusterctl.stacks.model import JobSnapshot, Proc, Progress
 from clusterctl.stacks.verdict import Verdict
@@ -49,18 +49,20 @@ class Class:
 
 def classes(snapshot: JobSnapshot, verdict: Verdict) -> list[Class]:
     """Suspects first, then trainers, then the others; smaller classes before larger ones."""
-    blamed = {id(s.proc) for s in verdict.suspects if s.proc}
-    groups: dict[tuple[object, ...], list[Proc]] = {}
-    for p in snapshot.procs:
+    blamed = {s.proc for s in verdict.suspects}
+
+    def key(p: Proc) -> tuple[object, ...]:
         state = p.state in ("T", "D", "Z", None) and p.state
-        key = (id(p) in blamed, state, p.role, p.kind, p.progress, p.stack.coarse)
-        groups.setdefault(key, []).append(p)
-    found = [Class(tuple(sorted(procs, key=_order)), bool(key[0])) for key, procs in groups.items()]
-    order = {"trainer": 0, "loader": 1}
+        return p in blamed, state, p.role, p.kind, p.progress, p.stack.coarse
 
     def rank(c: Class) -> tuple[object, ...]:
+        order = {"trainer": 0, "loader": 1}
         return not c.suspect, order.get(c.first.role, 2), len(c.procs), _order(c.first)
 
+    groups = grouped((key(p), p) for p in snapshot.procs)
+    found = [
+        Class(tuple(sorted(procs, key=_order)), procs[0] in blamed) for procs in groups.values()
+    ]
     return sorted(found, key=rank)
 
 
@@ -172,13 +174,12 @@ def _wrap(text: str, style: str | None, width: int) -> Iterator[Line]:
 
 def permission_lines(snapshot: JobSnapshot) -> list[str]:
     """What to allow where py-spy was refused or is missing; equal nodes together."""
-    groups: dict[str, list[str]] = {}
+    refused = []
     for node in snapshot.nodes:
-        for proc in node.procs:
-            if proc.role in ("trainer", "loader") and proc.error and proc.how != "py-spy":
-                groups.setdefault(_advice(node.rights, proc, node.py_spy), []).append(node.name)
-                break
-    return [f"{fold(names)}: {advice}" for advice, names in groups.items()]
+        procs = (p for p in node.procs if p.role in ("trainer", "loader") and p.error)
+        if proc := next((p for p in procs if p.how != "py-spy"), None):
+            refused.append((_advice(node.rights, proc, node.py_spy), node.name))
+    return [f"{fold(names)}: {advice}" for advice, names in grouped(refused).items()]
 
 
 def _advice(rights: dict[str, Any], proc: Proc, py_spy: str | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from clusterctl.nodes import grouped
 from clusterctl.stacks import messages
 from clusterctl.stacks.model import STANDS, JobSnapshot, Proc, Progress
 from clusterctl.stacks.verdict import (
@@ -142,10 +143,9 @@ def all_wait(trainers: Sequence[Proc], waiting: Sequence[Proc]) -> Verdict | Non
     """Rules 3 and 4: all wait for peers, in different collectives or all in the same."""
     if not waiting or len(waiting) < len(trainers):
         return None
-    groups: dict[tuple[str, str, int | None], list[Proc]] = {}
-    for proc in waiting:
-        step = proc.beat["step"] if proc.beat else None
-        groups.setdefault((proc.operation, proc.caller, step), []).append(proc)
+    groups = grouped(
+        ((p.operation, p.caller, p.beat["step"] if p.beat else None), p) for p in waiting
+    )
     ordered = sorted(groups.items(), key=lambda item: len(item[1]))
     if len(ordered) > 1:
         return _different(trainers, ordered)
