@@ -23,8 +23,7 @@ def _median(values: list[float]) -> float:
 def matmul(active: Active, limits: Profile) -> Iterator[Finding]:
     """Every device multiplies matrices as fast as the others of its model.
 
-    Why: One slow GPU sets the pace of all: a collective waits for the last. Floors by model are in
-        checks/reference/gpu_throughput.py with their source.
+    Why: A collective waits for the slowest. Floors by model: checks/reference/gpu_throughput.py
     Bad: GPU: WARN 5 %, FAIL 10 % under the median of its model, FAIL under 0.65 of what the model
         reaches; CPU: FAIL under half of the median
     How: torch multiplies matrices for 2 s on all devices at once, bf16 on a GPU, fp32 on a CPU;
@@ -135,8 +134,7 @@ def port(active: Active) -> Iterator[Finding]:
     """The next node reaches each node's rendezvous port, and all nodes reach the first one's.
 
     Why: A blocked port shows itself as a launch that waits for ten minutes.
-    Bad: FAIL if the port is held, or closed to everybody who tried, or to one node; UNKNOWN where
-        no node could try
+    Bad: FAIL if it is held, or closed to all who tried or to one node; UNKNOWN if no node could try
     How: each node listens on the rendezvous port and sends a secret word; the next in the ring, all
         for the first node, connect; two more where that fails
     Fix: the firewall's line on that node; or another --master-port
@@ -170,11 +168,9 @@ def port(active: Active) -> Iterator[Finding]:
 def token(active: Active, limits: Profile) -> Iterator[Finding]:
     """What one node writes into the shared folder is there for all others within seconds.
 
-    Why: Checkpoints and run directories live on it. The head's own token (storage.token) says
-        nothing of what nodes see of each other.
+    Why: Checkpoints live on it; the head's own token (storage.token) shows only what the head sees.
     Bad: WARN over 2 s; FAIL not seen within 10 s, another content, or hanging
-    How: one node writes a token into the folder of --shared, all others look for it; then it is
-        removed
+    How: one node writes a token into the folder of --shared, all others look for it
     Fix: mount there: is it the same server, and how long may it remember (actimeo)?
     """
     if not active.writer:
@@ -203,10 +199,8 @@ def token(active: Active, limits: Profile) -> Iterator[Finding]:
 def read(active: Active, limits: Profile) -> Iterator[Finding]:
     """All nodes read the shared folder at once, correctly, and about as fast as each other.
 
-    Bad: WARN under half of the median; FAIL what is read is not what was written; UNKNOWN without
-        an answer
-    How: all nodes at once read 64 MiB that one has written into the folder of --shared, past their
-        own page cache
+    Bad: WARN under half of the median; FAIL other content than was written; UNKNOWN no answer
+    How: all nodes at once read 64 MiB that one wrote into --shared, past their page cache
     Fix: its mount options, its link to the server, other load
     """
     if not active.writer:

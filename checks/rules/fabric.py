@@ -105,8 +105,7 @@ def rate(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
     Why: A 400 Gb/s card that came up at 200 halves its rail and nothing logs it. A port is compared
         with its own kind only: beside eight rails of 400 Gb/s a node may have a card of 200 for
         storage.
-    Bad: FAIL under 0.9 of the rate that the same port has on most nodes (of one node alone: that
-        most of its ports of the same card have)
+    Bad: FAIL under 0.9 of the port's rate on most nodes (one node: of most ports of the same card)
     How: sysfs rate, 400 Gb/sec (4X NDR)
     Fix: cable, transceiver, the switch's port; mlxlink -d DEVICE
     """
@@ -175,10 +174,8 @@ def subnet_manager(_node: NodeFacts, fabric: Fabric) -> Finding:
 def errors(node: NodeFacts, fabric: Fabric) -> Finding:
     """No error counter grows.
 
-    Bad: WARN if an error counter grew since the last look or while we looked, FAIL if link_downed
-        did
-    How: counters and hw_counters read twice, and against the last look's record; their values alone
-        have no meaning, a healthy port shows 14
+    Bad: WARN if one grew since the last look or while we looked, FAIL if link_downed did
+    How: counters and hw_counters, two reads and the last look's record; a healthy port may show 14
     Fix: the port's cable and transceiver; mlxlink -d DEVICE -c
     """
     look = node.last_look
@@ -226,8 +223,7 @@ def _not_counted(port: IbPort, before: Mapping[str, int]) -> Unknown | None:
 def gdr(node: NodeFacts, fabric: Fabric) -> Finding:
     """GPUDirect RDMA can work.
 
-    Why: Without it every byte between nodes takes a detour through the host's memory. Newer kernels
-        can do it by dma-buf without the module, so it is a warning only.
+    Why: Else bytes between nodes go through the host's memory, unless the kernel uses dma-buf.
     Bad: WARN if the module is missing on a node with GPUs and InfiniBand, or the kernel complains
     How: nvidia_peermem in /proc/modules, `detected invalid context` in the kernel's log
     Fix: sudo modprobe nvidia-peermem

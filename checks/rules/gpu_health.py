@@ -123,8 +123,7 @@ def ecc_errors(gpus: GpuFacts, limits: Profile) -> Iterator[Finding]:
     """No memory error that ECC could not correct.
 
     Why: It kills the process that owns the page, and more follow on the same card.
-    Bad: WARN over 20 million corrected; FAIL on any uncorrected since the driver was loaded, on
-        more than 4 in SRAM in the card's life
+    Bad: WARN over 20 million corrected; FAIL any uncorrected since driver load, over 4 in SRAM ever
     How: ECC counters of NVML or nvidia-smi -q
     Fix: sudo nvidia-smi --gpu-reset -i N  (idle GPU); service if they come back
     """

@@ -183,8 +183,7 @@ _FAULTS = {
 def kernel_log_faults(kernel_log: KernelLog) -> Iterable[Finding]:
     """The kernel has logged no fault of memory, disk or file systems.
 
-    Bad: WARN out of memory, soft lockup, hung task, NFS server silent in 24 h; FAIL machine check,
-        read-only remount, disk error
+    Bad: WARN OOM, lockup, hung task, silent NFS server in 24 h; FAIL machine check, read-only, disk
     How: dmesg, else journalctl -k; where this user may not read either, UNKNOWN (--sudo tries)
     Fix: dmesg | tail -50; the line names what: memory, disk, server
     """

@@ -75,8 +75,7 @@ def port_range(node: NodeFacts, launch: LaunchNeeds, fleet: Fleet) -> Finding:
 def order(node: NodeFacts, hostname: str, fleet: Fleet) -> Finding:
     """Every line of the hostfile leads to the machine that it names.
 
-    Why: Two addresses that were exchanged put the ranks, and the blame for a fault, on the wrong
-        node.
+    Why: Exchanged addresses put the ranks, and the blame for a fault, on the wrong node.
     Bad: WARN if a node calls itself by another line's name
     How: hostname of each node against the names of the hostfile
     Fix: exchange the two lines' addresses

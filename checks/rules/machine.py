@@ -122,8 +122,7 @@ def memlock(shell_limits: ShellLimits, node: NodeFacts) -> Finding:
 
     Bad: FAIL if it is under 64 GiB and the node has InfiniBand
     How: getrlimit in a session without a terminal
-    Fix: echo '* - memlock unlimited' | sudo tee /etc/security/limits.d/90-training.conf; log in
-        again
+    Fix: echo '* - memlock unlimited' | sudo tee /etc/security/limits.d/90-training.conf; new login
     """
     have, fabric = shell_limits.memlock_bytes, node.fabric
     enough = have is None or have >= 64 << 30

@@ -28,8 +28,7 @@ def _ports(node: NodeFacts) -> tuple[IbPort, ...]:
 def ib_hca(node: NodeFacts, launch: LaunchNeeds, fleet: Fleet) -> Finding:
     """NCCL_IB_HCA names the node's active ports and no others.
 
-    Why: Without `=` mlx5_1 also takes mlx5_10 and mlx5_11; on some hosts mlx5_1 is a front-side
-        card.
+    Why: Without `=` mlx5_1 also takes mlx5_10; on some hosts mlx5_1 is a front-side card.
     Bad: WARN if the list leaves active ports out, or a prefix takes more than its name; FAIL if a
         name is not there or not active, or InfiniBand and Ethernet are mixed
     How: NCCL_IB_HCA (=exact, ^exclude, name:port, else prefix) against sysfs

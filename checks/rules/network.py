@@ -15,10 +15,8 @@ from checks.registry import check
 def names(fleet: Fleet) -> Iterator[Finding]:
     """Names mean the same machine everywhere.
 
-    Why: gloo binds to what the own name resolves to, and Debian writes 127.0.1.1 there. Our
-        launcher names the interface itself, so that is a warning.
-    Bad: WARN if the node's own name is a loopback address, FAIL if a name has other addresses than
-        on most nodes
+    Why: gloo binds to what the own name is, on Debian 127.0.1.1; our launcher names the interface.
+    Bad: WARN if its own name is a loopback address, FAIL if a name differs from most nodes
     How: getaddrinfo on each node for its own name and for the first node's
     Fix: in its /etc/hosts: ADDRESS NAME
     """
@@ -63,8 +61,7 @@ def reachable(network: Network) -> Finding:
 
     Why: The head may reach both although there is no route between them.
     Bad: FAIL if no packet comes back from the first node
-    How: a TCP connection from each node to the rendezvous port of the first; a refusal is an answer
-        too
+    How: a TCP connection from each node to the first one's rendezvous port; a refusal is an answer
     Fix: firewall or route between them: ping the first node from there
     """
     if network.reach == NOT_ASKED:

@@ -50,8 +50,7 @@ def middle_clock(offsets_s: Sequence[float]) -> float:
 def skew(fleet: Fleet, limits: Profile) -> Iterable[Finding]:
     """The nodes' clocks agree.
 
-    Why: Timeouts of the rendezvous and NCCL's watchdog, the order of logs, and file times depend on
-        it.
+    Why: Timeouts of the rendezvous and of NCCL's watchdog, order of logs and file times need it.
     Bad: WARN over 10 ms outside the error bound, FAIL over 100 ms
     How: eight round trips over the open ssh channel, the shortest counts; error is half of it
     Fix: sudo chronyc makestep  (no job running)
@@ -105,8 +104,7 @@ def step(node: NodeFacts, clock: Clock, limits: Profile) -> Finding:
 
     Why: A store or a watchdog that waits on a wall clock sees hours pass in a moment, or none.
     Bad: WARN if the clock moved over 10 ms, FAIL if it moved back over 100 ms
-    How: wall minus boot time at the start and end of the look and against the last one's record:
-        slewing moves both, only a step moves the difference
+    How: wall minus boot time at both ends of the look and in the last record; slewing keeps it
     Fix: sudo chronyc makestep  (no job running), and keep one time daemon
     """
     moves = clock_moves(node, clock)
@@ -147,8 +145,7 @@ def sync(_node: NodeFacts, clock: Clock, limits: Profile) -> Finding:
     Bad: WARN last or RMS offset over 10 ms, reach not 377; FAIL not synchronised, own clock as
         source, no selected source, root distance or offset over 100 ms
     How: chronyc -c tracking and sources; without chronyd ntpq -pn, timedatectl, adjtimex
-    Fix: sudo systemctl enable --now chrony; chronyc sources; a line `server HEAD iburst` in its
-        configuration
+    Fix: sudo systemctl enable --now chrony; chronyc sources; `server HEAD iburst` in chrony.conf
     """
     track = clock.tracking
     if isinstance(track, Unknown):
@@ -270,8 +267,7 @@ def sources(fleet: Fleet, expected: str | None) -> Iterable[Finding]:
 def clocksource(fleet: Fleet) -> Iterable[Finding]:
     """The kernel reads its time from a fast counter.
 
-    Why: A node that fell from tsc to hpet is slow at everything that takes a time stamp, and
-        drifts.
+    Why: A node that fell from tsc to hpet is slow at every time stamp, and drifts.
     Bad: WARN if it is not the majority's, or hpet, acpi_pm or jiffies
     How: /sys/devices/system/clocksource/clocksource0/current_clocksource
     Fix: dmesg | grep -i clocksource; a BIOS update or a reboot brings tsc back
