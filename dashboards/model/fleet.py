@@ -1,7 +1,4 @@
-"""The fleet as rows and cells: metrics, marks, outliers, order and filter. Pure.
-
-Marks beside each colour: `!` alarm, `~` stale, `-` unknown, `x` missing.
-"""
+"""The fleet as rows and cells: metrics, marks, order and filter. Pure."""
 
 from __future__ import annotations
 
@@ -9,21 +6,18 @@ import math
 import os.path
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from checks.idle import working_power_w
 from dashboards.model import units
-from dashboards.model.ring_buffer import NODE_COLUMNS, gpu_column
+from dashboards.model.ring_buffer import NODE_COLUMNS
 from dashboards.model.samples import Gpu, NodeSample
 from dashboards.model.state import STALE_INTERVALS, NodeState, State
-from dashboards.model.thresholds import DEFAULT, Limits
+from dashboards.model.thresholds import DEFAULT
 
-ALARM, STALE, UNKNOWN, MISSING = "!", "~", "-", "x"
-
-ODD_ROWS = 5  # one low reading between two kernels is normal
+ALARM, STALE, UNKNOWN, MISSING = "!", "~", "-", "x"  # beside each colour
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +51,9 @@ class Metric:
         return self.whole_title.rpartition(" ")[0] if self.of_gpu else self.title
 
 
-FOLDS: dict[str, Callable[[Sequence[float]], float]] = {
-    "total": sum,
-    "highest": max,
-    "lowest": min,
-    "mean": lambda values: sum(values) / len(values),
-}
+FOLDS: dict[str, Callable[[list[float]], float]] = {
+    "total": sum, "highest": max, "lowest": min, "mean": statistics.fmean
+}  # fmt: skip
 
 
 def load_per_core(sample: NodeSample) -> float | None:
@@ -73,18 +64,11 @@ def _network_mb_s(sample: NodeSample) -> float | None:
     return None if sample.network_bytes_s is None else sample.network_bytes_s / 1e6
 
 
-def _network(mb_s: float | None) -> str:
-    return units.rate(None if mb_s is None else mb_s * 1e6)
-
-
-def _whole(value: float) -> str:
-    return f"{value:.0f}"
-
-
 def _percent_number(value: float) -> str:
     return f"{100 * value:.0f}"
 
 
+_whole = "{:.0f}".format
 METRICS = (
     Metric("power", "power x10 W", True, attrgetter("power_w"), "power", "power_kw", units.power, lambda v: f"{v / 10:.0f}", 700.0, "total"),
     Metric("util", "utilisation %", True, attrgetter("util"), "util", "util", units.percent, _percent_number, 1.0),
@@ -97,7 +81,7 @@ NODE_METRICS = (
     Metric("cpu", "cpu", False, attrgetter("cpu"), "cpu", "cpu", units.percent, _percent_number, 1.0),
     Metric("memory", "memory", False, attrgetter("memory"), "memory", "memory", units.percent, _percent_number, 1.0),
     Metric("load", "load per core", False, load_per_core, "load", "load", units.two_digits, _whole, None),
-    Metric("network", "network", False, _network_mb_s, "network_mb_s", "network_mb_s", _network, _whole, None, "total"),
+    Metric("network", "network", False, _network_mb_s, "network_mb_s", "network_mb_s", lambda v: units.rate(v and v * 1e6), _whole, None, "total"),
 )  # fmt: skip
 
 
@@ -125,7 +109,7 @@ def cells(node: NodeState, metric: Metric, state: State) -> list[Cell]:
     """One cell for each GPU that the node ever showed."""
     if node.sample is None or node.down is not None or node.sample.gpus is None:
         return [Cell(None, None, UNKNOWN)] * node.gpus_seen
-    stale = node.is_stale(state.now_s, state.interval_s)
+    stale = node.sample.at_s < _oldest_s(state)
     by_index = {gpu.index: gpu for gpu in node.sample.gpus}
 
     def cell(index: int) -> Cell:
@@ -152,18 +136,14 @@ def node_mark(node: NodeState, state: State) -> tuple[str, str]:
         return STALE, units.age(state.now_s - sample.at_s)
     if sample.gpus is None:
         return UNKNOWN, "GPUs ?"
-    gone = missing(node)
-    if gone:
+    if gone := missing(node):
         return MISSING, f"GPU {','.join(map(str, gone))} gone"
-    if state.odd:
-        odd = [index for name, index in state.odd if name == node.name]
-        if odd:
-            return ALARM, f"GPU {','.join(map(str, odd))}"
-    return "", ""
+    odd = [index for name, index in state.odd if name == node.name]
+    return (ALARM, f"GPU {','.join(map(str, odd))}") if odd else ("", "")
 
 
 def _oldest_s(state: State) -> float:
-    """Time of the oldest reading that is not stale: as `NodeState.is_stale`, once for all nodes."""
+    """Time of the oldest reading that is not stale."""
     return state.now_s - STALE_INTERVALS * state.interval_s
 
 
@@ -181,11 +161,8 @@ def missing(node: NodeState) -> list[int]:
 def fresh(nodes: Iterable[NodeState], state: State) -> list[NodeSample]:
     """Readings that are good now: of nodes that are neither silent nor stale."""
     oldest_s = _oldest_s(state)
-    return [
-        sample
-        for node in nodes
-        if (sample := node.sample) is not None and node.down is None and sample.at_s >= oldest_s
-    ]
+    samples = (node.sample for node in nodes if node.down is None)
+    return [sample for sample in samples if sample is not None and sample.at_s >= oldest_s]
 
 
 def past(node: NodeState, column: int, rows: int, state: State) -> list[float]:
@@ -210,39 +187,6 @@ def node_column(node: NodeState, metric: Metric) -> int:
     return NODE_COLUMNS.index("gpu_" + metric.column if node.gpus_seen else "cpu")
 
 
-def busy_power_w(gpus: Sequence[Gpu], limits: Limits) -> float | None:
-    """Median power of GPUs of which each has one; None while they are not busy."""
-    return working_power_w(
-        [gpu.power_w or 0.0 for gpu in gpus],
-        gpus[0].power_limit_w if gpus else None,
-        fewest=limits.idle_peers,
-        share=limits.busy_share,
-        else_w=limits.busy_w,
-    )
-
-
-def odd_gpus(state: State) -> dict[tuple[str, int], str]:
-    """GPUs that differ from the fleet now, with the reason: idle among busy ones, or too hot."""
-    live = fresh(state.nodes.values(), state)
-    gpus = [(sample.node, gpu) for sample in live for gpu in sample.gpus or ()]
-    middle = busy_power_w([gpu for _, gpu in gpus if gpu.power_w is not None], DEFAULT)
-    low = 0.0 if middle is None else DEFAULT.idle_share * middle
-    odd = {}
-    for name, gpu in gpus:
-        power, temperature = gpu.power_w, gpu.temperature_c
-        is_low = power is not None and power < low
-        if is_low and _low_for_long(state.nodes[name], gpu.index, low):
-            odd[name, gpu.index] = f"{power:.0f} W, the others {middle:.0f} W"
-        elif temperature is not None and temperature >= DEFAULT.hot_c:
-            odd[name, gpu.index] = f"{temperature:.0f} °C"
-    return odd
-
-
-def _low_for_long(node: NodeState, index: int, limit_w: float) -> bool:
-    past = node.history.column(gpu_column(index, "power"), ODD_ROWS)
-    return len(past) >= ODD_ROWS and all(value < limit_w for value in past if value == value)
-
-
 # Of a normal spread 1 of 16,000 lies further out; the floor keeps a calm fleet from being all odd.
 RANGE_SIGMAS, RANGE_FLOOR = 4.0, 0.04
 
@@ -263,9 +207,11 @@ def usual_range(state: State, metric: Metric) -> tuple[float, float] | None:
 
 def node_value(sample: NodeSample, metric: Metric) -> float | None:
     """A node's one number: total power, mean share, highest temperature."""
-    if metric.of_gpu:
-        return _folded(metric, map(metric.read, sample.gpus or ()))
-    return metric.read(sample)
+    return (
+        _folded(metric, map(metric.read, sample.gpus or ()))
+        if metric.of_gpu
+        else metric.read(sample)
+    )
 
 
 def _folded(metric: Metric, readings: Iterable[float | None]) -> float | None:
@@ -287,15 +233,14 @@ ORDERS = ("hostfile", "value", "state", "outliers")
 
 def arranged(state: State, metric: Metric, order: str, wanted: str) -> list[NodeState]:
     """Nodes that match the filter, in the hostfile's order, by value (highest first) or state."""
-    nodes = list(state.nodes.values())
-    if wanted.strip(" ,"):
-        nodes = [node for node in nodes if _matches(node, state, wanted)]
+
+    def value_of(node: NodeState) -> float:
+        value = None if node.sample is None or node.down else node_value(node.sample, metric)
+        return -math.inf if value is None else value
+
+    terms = [term for term in map(str.strip, wanted.split(",")) if term]
+    nodes = [node for node in state.nodes.values() if not terms or _matches(node, state, terms)]
     if order == "value":
-
-        def value_of(node: NodeState) -> float:
-            value = None if node.sample is None else node_value(node.sample, metric)
-            return -math.inf if value is None or node.down else value
-
         nodes.sort(key=value_of, reverse=True)
     elif order == "state":
         rank = (MISSING, ALARM, UNKNOWN, STALE, "")
@@ -316,14 +261,11 @@ def _distance(node: NodeState, metric: Metric, usual: tuple[float, float] | None
     return max((abs(value - middle) for value in values), default=-1.0)
 
 
-def _matches(node: NodeState, state: State, wanted: str) -> bool:
-    """Any comma-separated term: part of the name, or a mark."""
-    mark = node_mark(node, state)[0]
-    for term in filter(None, map(str.strip, wanted.split(","))):
-        is_mark = term in (ALARM, STALE, UNKNOWN, MISSING)
-        if term == mark if is_mark else term.lower() in node.name.lower():
-            return True
-    return False
+def _matches(node: NodeState, state: State, terms: Iterable[str]) -> bool:
+    """Any term: part of the name, or a mark."""
+    mark, name = node_mark(node, state)[0], node.name.lower()
+    marks = (ALARM, STALE, UNKNOWN, MISSING)
+    return any(term == mark if term in marks else term.lower() in name for term in terms)
 
 
 SHORT_NAME = 8  # characters; names up to here are shown whole
@@ -337,8 +279,8 @@ def short_names(names: Iterable[str]) -> tuple[str, dict[str, str]]:
     names = list(names)
     if len(names) < 2 or max(map(len, names)) <= SHORT_NAME:
         return "", {name: name for name in names}
-    low, high = min(names), max(names)
-    size = len(os.path.commonprefix([low, high]))  # noqa: RUF071 - names, not paths
+    low = min(names)
+    size = len(os.path.commonprefix(names))  # noqa: RUF071 - names, not paths
     # Back to the beginning of a number: node-00[1-9] is cut before 00, not inside of it.
     while size and low[size - 1].isdigit():
         size -= 1
@@ -362,20 +304,10 @@ class Summary:
 
 
 def summarise(state: State) -> Summary:
-    marks: Counter[str] = Counter()
-    gpus = 0
-    for node in state.nodes.values():
-        mark = node_mark(node, state)[0]
-        marks[mark] += 1
-        if node.sample is not None and node.down is None:
-            # A node that has another mark, or none, has all of them.
-            gpus += node.gpus_seen - (len(missing(node)) if mark in (MISSING, STALE) else 0)
+    nodes = state.nodes.values()
+    marks = Counter(node_mark(node, state)[0] for node in nodes)
     del marks[""]
-    return Summary(
-        nodes=len(state.nodes),
-        answering=len(fresh(state.nodes.values(), state)),
-        marks=marks,
-        gpus=gpus,
-        gpus_seen=sum(node.gpus_seen for node in state.nodes.values()),
-        odd=len(state.odd),
-    )
+    seen = sum(node.gpus_seen for node in nodes)
+    answer = (node for node in nodes if node.sample is not None and node.down is None)
+    gpus = sum(node.gpus_seen - len(missing(node)) for node in answer)
+    return Summary(len(nodes), len(fresh(nodes, state)), marks, gpus, seen, len(state.odd))

@@ -32,10 +32,6 @@ class NodeState:
         """Seconds since its last reading; None when it never gave one."""
         return None if self.sample is None else now_s - self.sample.at_s
 
-    def is_stale(self, now_s: float, interval_s: float) -> bool:
-        age = self.age_s(now_s)
-        return age is not None and age > STALE_INTERVALS * interval_s
-
 
 @dataclass(frozen=True, slots=True)
 class RunState:

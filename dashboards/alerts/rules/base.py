@@ -14,7 +14,8 @@ from operator import attrgetter
 from typing import Any, Literal
 
 from dashboards.model.alert_book import Rule, RuleMemory, Unit
-from dashboards.model.fleet import busy_power_w, fresh
+from dashboards.model.fleet import fresh
+from dashboards.model.outliers import busy_power_w
 from dashboards.model.samples import Gpu, NodeSample
 from dashboards.model.state import State
 from dashboards.model.thresholds import Limits

@@ -10,11 +10,11 @@ from dashboards.model.fleet import (
     arranged,
     cells,
     node_value,
-    odd_gpus,
     short_names,
     summarise,
     usual_range,
 )
+from dashboards.model.outliers import odd_gpus
 from dashboards.model.ring_buffer import gpu_column
 from dashboards.model.samples import NodeDown, NodeSample, Tick
 from dashboards.model.state import State, initial_state
