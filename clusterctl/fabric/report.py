@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from checks.facts import Fabric, Fleet, IbPort, Maybe, NodeFacts, Unknown, known, to_json
+from checks.facts import Fabric, Fleet, Maybe, NodeFacts, Unknown, known, to_json
 from checks.finding import Finding, Verdict
 from checks.nccl.recommend import Suggestion
 from checks.profile import Profile
 from checks.runner import run_checks
-from clusterctl.nodes import counted, fold
+from clusterctl.nodes import counted, fold, grouped
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +63,7 @@ class FabricReport:
 
     def folded(self) -> list[tuple[str, FabricRow]]:
         """(node set, row) of nodes that are alike, in order of their first node."""
-        groups: dict[tuple[Any, ...], list[FabricRow]] = {}
-        for row in self.rows:
-            groups.setdefault((*row.cells(), row.verdict), []).append(row)
+        groups = grouped(((*row.cells(), row.verdict), row) for row in self.rows)
         return [(fold([row.node for row in rows]), rows[0]) for rows in groups.values()]
 
     def summary(self) -> str:
@@ -143,25 +141,16 @@ def _names(fabric: Fabric) -> str:
 
 def port_lines(node: NodeFacts) -> list[list[str]]:
     """Cells of each port: name, state, layer, rate, interface, lid, firmware, errors that grew."""
-    ports = () if isinstance(node.fabric, Unknown) else node.fabric.ports
-    return [[node.name, *_port_cells(port)] for port in ports]
-
-
-def _port_cells(port: IbPort) -> list[str]:
-    grown = str(port.growth)
-    if not isinstance(port.growth, Unknown):
-        grown = ", ".join(f"{name} +{by}" for name, by in port.growth.items() if by) or "+0"
-    return [
-        port.name,
-        f"{_text(port.state)}/{_text(port.phys_state)}",
-        _text(port.link_layer),
-        _text(port.rate_gbps, "{:g}"),
-        _text(port.netdev),
-        _text(port.lid),
-        _text(port.model),
-        _text(port.firmware),
-        grown,
-    ]
+    lines = []
+    for port in () if isinstance(node.fabric, Unknown) else node.fabric.ports:
+        grown = str(port.growth)
+        if not isinstance(port.growth, Unknown):
+            grown = ", ".join(f"{name} +{by}" for name, by in port.growth.items() if by) or "+0"
+        state = f"{_text(port.state)}/{_text(port.phys_state)}"
+        rate = _text(port.rate_gbps, "{:g}")
+        rest = map(_text, (port.netdev, port.lid, port.model, port.firmware))
+        lines.append([node.name, port.name, state, _text(port.link_layer), rate, *rest, grown])
+    return lines
 
 
 def suggestion_lines(suggested: Sequence[Suggestion]) -> list[tuple[str, str]]:
@@ -178,18 +167,13 @@ def suggestion_lines(suggested: Sequence[Suggestion]) -> list[tuple[str, str]]:
 
 def unsure_lines(suggested: Sequence[Suggestion]) -> list[str]:
     """Nodes of which something is not known, each reason once, with the variables it concerns."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for one in suggested:
-        for why, nodes in _by_words(one.unsure):
-            found.setdefault((fold(nodes), why), []).append(one.name)
+    pairs = [(one.name, item) for one in suggested for item in _by_words(one.unsure)]
+    found = grouped(((fold(nodes), why), name) for name, (why, nodes) in pairs)
     return [f"{nodes}: unknown for {', '.join(of)}: {why}" for (nodes, why), of in found.items()]
 
 
 def _by_words(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, list[str]]]:
-    groups: dict[str, list[str]] = {}
-    for node, words in pairs:
-        groups.setdefault(words, []).append(node)
-    return list(groups.items())
+    return list(grouped((words, node) for node, words in pairs).items())
 
 
 def suggestion_json(one: Suggestion) -> dict[str, Any]:

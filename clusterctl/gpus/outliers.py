@@ -17,8 +17,6 @@ IDLE_PERCENT, BUSY_PERCENT = 5.0, 50.0  # of utilization, where a card reports n
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One GPU of the fleet and how warm it is."""
-
     node: str
     gpu: str
     temperature_c: float
@@ -112,9 +110,8 @@ def _working_use(gpus: Sequence[Gpu]) -> float | None:
 
 def idle_words(idle: Idle, count: int) -> str:
     """`GPU 5 idle at 101 W, the others at 698 W`."""
-    low, high = f"{min(idle.values):.0f}", f"{max(idle.values):.0f}"
     unit = "%" if idle.unit == "%" else " W"
-    span = f"{low}{unit}" if low == high else f"{low} to {high}{unit}"
-    all_of_it = len(idle.gpus) == count and count > 1
-    which = f"all {count}" if all_of_it else f"GPU {idle.numbers}"
+    ends = dict.fromkeys(f"{end(idle.values):.0f}" for end in (min, max))
+    span = " to ".join(ends) + unit
+    which = f"all {count}" if len(idle.gpus) == count > 1 else f"GPU {idle.numbers}"
     return f"{which} idle at {span}, {idle.others_are} at {idle.others:.0f}{unit}"

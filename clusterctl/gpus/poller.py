@@ -6,6 +6,7 @@ A node that hangs or dies keeps its row with the age of what is known; the other
 from __future__ import annotations
 
 import dataclasses
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -30,31 +31,22 @@ class Poller(Followers):
         super().__init__(cluster)
         self._arguments, self._interval_s = arguments, interval_s
         self._lock = threading.Lock()
-        self._newest: dict[Node, tuple[NodeFacts, float]] = {}
+        why = Unreachable(WAITING, 0.0, "no answer yet")
+        self._newest = {  # the time of an answer that has not come is infinite
+            node: (read_node(NodeResult(node, None, why, 0.0)), math.inf) for node in cluster.nodes
+        }
 
     def newest(self, now_s: float) -> tuple[list[NodeFacts], list[float | None]]:
         """Facts in the hostfile's order, and the age in seconds of those that should be newer."""
         with self._lock:
-            known = dict(self._newest)
+            newest = list(self._newest.values())
         late_s = STALE_INTERVALS * self._interval_s + 1.0
-        why = Unreachable(WAITING, 0.0, "no answer yet")
-        facts: list[NodeFacts] = []
-        ages: list[float | None] = []
-        for node in self.cluster.nodes:
-            if node in known:
-                one, at_s = known[node]
-            else:
-                one, at_s = read_node(NodeResult(node, None, why, 0.0)), now_s
-            facts.append(one)
-            ages.append(now_s - at_s if now_s - at_s > late_s else None)
-        return facts, ages
+        ages = [now_s - at_s if now_s - at_s > late_s else None for _, at_s in newest]
+        return [facts for facts, _ in newest], ages
 
     def all_answered(self) -> bool:
         with self._lock:
-            return len(self._newest) == len(self.cluster.nodes)
-
-    def lose(self, result: NodeResult[Any]) -> None:
-        self.report(result)
+            return all(at_s < math.inf for _, at_s in self._newest.values())
 
     def report(self, result: NodeResult[Any]) -> None:
         facts = read_node(result)
@@ -72,11 +64,13 @@ class Poller(Followers):
 
 def mark_stale(census: Census, ages: Sequence[float | None]) -> Census:
     """`~ 17 s old` on the rows of nodes that should have answered again by now."""
-    rows = []
-    for row, age_s in zip(census.rows, ages, strict=True):
-        old = () if age_s is None else (f"~ {age_s:.0f} s old",)
-        rows.append(dataclasses.replace(row, flags=(*old, *row.flags)))
-    return dataclasses.replace(census, rows=tuple(rows))
+    rows = tuple(
+        row
+        if age_s is None
+        else dataclasses.replace(row, flags=(f"~ {age_s:.0f} s old", *row.flags))
+        for row, age_s in zip(census.rows, ages, strict=True)
+    )
+    return dataclasses.replace(census, rows=rows)
 
 
 def repeat(

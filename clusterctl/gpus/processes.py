@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from checks.facts import GpuProcess, Maybe, NodeFacts, Unknown, known, or_none
 from checks.rules.gpu import duration
+from clusterctl.nodes import grouped
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +49,7 @@ def list_processes(nodes: Sequence[NodeFacts]) -> list[ProcessRow]:
     rows = []
     for node in nodes:
         numbers = {gpu.uuid: gpu.label(at) for at, gpu in enumerate(node.gpus.gpus)}
-        by_pid: dict[int, list[GpuProcess]] = {}
-        for one in or_none(node.gpus.processes) or ():
-            by_pid.setdefault(one.pid, []).append(one)
+        by_pid = grouped((one.pid, one) for one in or_none(node.gpus.processes) or ())
         rows += [_row(node.name, members, numbers) for members in by_pid.values()]
     return rows
 

@@ -25,7 +25,7 @@ from checks.rules.gpu import expected_count
 from checks.rules.gpu_health import unread
 from clusterctl.gpus.outliers import Idle, Place, coldest_and_hottest, find_idle, idle_words
 from clusterctl.gpus.processes import list_processes
-from clusterctl.nodes import counted, fold, is_loopback
+from clusterctl.nodes import counted, fold, grouped, is_loopback
 from clusterctl.remote.fanout import NodeResult
 
 WAITING = "waiting"  # phase of a node whose first answer has not come yet
@@ -43,11 +43,8 @@ def read_node(result: NodeResult[dict[str, Any]]) -> NodeFacts:
         return parse_census(node.name, result.value, loopback=is_loopback(node))
     why = result.unreachable
     assert why is not None
-    return NodeFacts(
-        name=node.name,
-        loopback=is_loopback(node),
-        unreached=Unreached(why.phase, why.seconds, why.message, why.hint),
-    )
+    unreached = Unreached(**dataclasses.asdict(why))
+    return NodeFacts(node.name, loopback=is_loopback(node), unreached=unreached)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +63,8 @@ class GpuRow:
     verdict: str = "unknown"  # good, bad (exit 1), unknown (exit 3)
 
     def cells(self) -> list[str]:
-        unsure = self.verdict == "unknown" and self.gpus is not None
         # A blank keeps the digits in one column.
-        mark = "!" if self.verdict == "bad" else "?" if unsure else " "
+        mark = {"bad": "!", "unknown": " " if self.gpus is None else "?"}.get(self.verdict, " ")
         return [
             f"{_or_dash(self.gpus)}{mark}",
             _or_dash(self.processes),
@@ -162,8 +158,7 @@ def _row(
 ) -> GpuRow:
     facts, why = node.gpus, node.unreached
     if why is not None:
-        waits = why.phase == WAITING
-        flag = "- no answer yet" if waits else f"no answer: {why}"
+        flag = "- no answer yet" if why.phase == WAITING else f"no answer: {why}"
         return GpuRow(node.name, flags=(flag,))
     if facts.state in ("hung", "unreadable", "failed"):
         verdict = "bad" if facts.state == "failed" else "unknown"
@@ -215,12 +210,8 @@ def _counted(
 
 
 def _memory_share(gpus: Sequence[Gpu]) -> float | None:
-    pairs = [
-        (gpu.memory_used_bytes, gpu.memory_total_bytes)
-        for gpu in gpus
-        if not isinstance(gpu.memory_used_bytes, Unknown)
-        and not isinstance(gpu.memory_total_bytes, Unknown)
-    ]
+    read = [(or_none(gpu.memory_used_bytes), or_none(gpu.memory_total_bytes)) for gpu in gpus]
+    pairs = [(used, total) for used, total in read if used is not None and total is not None]
     total = sum(total for _, total in pairs)
     return sum(used for used, _ in pairs) / total if total else None
 
@@ -229,11 +220,8 @@ def _unreadable(gpus: Sequence[Gpu]) -> list[str]:
     """`power [N/A] on GPU 3`: a mean must not hide that a value is missing."""
     flags = []
     for field, word in (("power_w", "power"), ("memory_used_bytes", "memory")):
-        reasons: dict[str, list[str]] = {}
-        for position, gpu in enumerate(gpus):
-            value = getattr(gpu, field)
-            if isinstance(value, Unknown):
-                reasons.setdefault(value.reason, []).append(gpu.label(position))
+        values = [(getattr(gpu, field), gpu.label(at)) for at, gpu in enumerate(gpus)]
+        reasons = grouped((why.reason, name) for why, name in values if isinstance(why, Unknown))
         for reason, labels in reasons.items():
             which = "all GPUs" if len(labels) == len(gpus) else f"GPU {','.join(labels)}"
             flags.append(f"{word} {reason} on {which}")
@@ -245,12 +233,11 @@ def _held(facts: GpuFacts, limits: Profile) -> list[str]:
     if isinstance(facts.processes, Unknown):
         return []
     taken = {one.gpu_uuid for one in facts.processes}
+    gib = [(or_none(gpu.memory_used_bytes) or 0) / (1 << 30) for gpu in facts.gpus]
     held = [
-        f"GPU {gpu.label(position)} holds {gpu.memory_used_bytes / (1 << 30):.0f} GiB"
+        f"GPU {gpu.label(position)} holds {gib[position]:.0f} GiB"
         for position, gpu in enumerate(facts.gpus)
-        if not isinstance(gpu.memory_used_bytes, Unknown)
-        and gpu.memory_used_bytes > limits.gpu_memory_held_warn_gib * (1 << 30)
-        and gpu.uuid not in taken
+        if gib[position] > limits.gpu_memory_held_warn_gib and gpu.uuid not in taken
     ]
     more = f" and {len(held) - 2} more" if len(held) > 2 else ""
     return [f"{', '.join(held[:2])}{more}, and no process is listed there"] if held else []

@@ -93,8 +93,8 @@ class Inspection:
         half_s = min(cluster.limits.command_s, self.limit_s / 2)
         run_s = max(0.5, self.limit_s - SPARE_S)
         limits = replace(cluster.limits, command_s=half_s, run_s=run_s)
-        arguments = (plan, replace(cluster, limits=limits))
-        threading.Thread(target=self._work, args=arguments, name="stacks", daemon=True).start()
+        args = (plan, replace(cluster, limits=limits))
+        threading.Thread(target=self._work, args=args, name="stacks", daemon=True).start()
 
     def _work(self, plan: LaunchPlan, cluster: Cluster) -> None:
         try:

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import UsageError
+from clusterctl.launch import environment
+from clusterctl.payload.mask_secrets import HIDDEN
 
 SHOW_TIMEOUT_S = 60.0
 _HUB = ("HF_HOME", "HF_HUB_CACHE")
@@ -45,16 +47,9 @@ def resolve(
 ) -> LaunchLine:
     """The launch as the trainer, in a separate process, reads it. Raises `UsageError`."""
     command = [sys.executable, "-m", "trainer.config", "show", config, "--json", *overrides]
+    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
     try:
-        done = subprocess.run(
-            command,
-            cwd=workdir,
-            capture_output=True,
-            text=True,
-            timeout=SHOW_TIMEOUT_S,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
+        done = subprocess.run(command, cwd=workdir, timeout=SHOW_TIMEOUT_S, check=False, **pipes)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UsageError(f"the config {config} cannot be read: {error}") from None
     try:
@@ -73,17 +68,15 @@ def read_words(
     """What the overrides alone say: the trainer would take seconds to read the config."""
     plain: dict[str, Any] = {}
     for word, following in zip(overrides, [*overrides[1:], ""], strict=False):
-        if not word.startswith("--"):
-            continue
-        flag, equals, value = word[2:].partition("=")
+        flag, equals, value = word.partition("=")
         value = value if equals else following
-        part, _, key = flag.replace("-", "_").rpartition(".")
+        part, _, key = flag[2:].replace("-", "_").rpartition(".")
         if not part:
             part, key = _SHORT.get(key, ("", key))
-        if value and not value.startswith("--"):
+        if flag.startswith("--") and value and not value.startswith("--"):
             (plain.setdefault(part, {}) if part else plain)[key] = value
-    wandb = plain.get("wandb") == "online"
-    return LaunchLine(config, tuple(files_of(plain, workdir, env)), wandb)
+    files = tuple(files_of(plain, workdir, env))
+    return LaunchLine(config, files, plain.get("wandb") == "online")
 
 
 def files_of(config: Mapping[str, Any], workdir: Path, env: Mapping[str, str]) -> list[str]:
@@ -92,8 +85,7 @@ def files_of(config: Mapping[str, Any], workdir: Path, env: Mapping[str, str]) -
     names = [_text(config, part, "from_pretrained") for part in ("model", "vae", "text_encoder")]
     found = [str((workdir / data).absolute())] if data else []
     found += [_weights(name, workdir, env) for name in names if name]
-    if isinstance(load, str) and load:
-        found.append(str((workdir / load).absolute()))
+    found += [str((workdir / load).absolute())] if isinstance(load, str) and load else []
     return list(dict.fromkeys(found))
 
 
@@ -116,9 +108,6 @@ def kept_environment(
     assignments: Iterable[str], preset: str, facts: Mapping[str, str] | None = None
 ) -> dict[str, str]:
     """The ranks' variables that checks read, WANDB_API_KEY masked. Raises `UsageError`."""
-    from clusterctl.launch import environment
-    from clusterctl.payload.mask_secrets import HIDDEN
-
     built = environment.build(
         os.environ, assignments=assignments, preset=preset, facts=facts, run_dir=Path("outputs")
     ).values()

@@ -80,9 +80,8 @@ class Copies:
         now = time.monotonic()
         file = self._files.setdefault(name, _File(BURST_BYTES, now))
         file.allowance = min(BURST_BYTES, file.allowance + BYTES_S * (now - file.at_s))
-        file.at_s = now
+        file.at_s, capacity = now, int(file.allowance)
         data = text.encode("utf-8", "backslashreplace")
-        capacity = int(file.allowance)
         if len(data) > capacity:
             file.cut_bytes += len(data) - capacity
             data = data[:capacity]

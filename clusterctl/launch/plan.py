@@ -1,7 +1,4 @@
-"""What a launch will do, as data: nodes, ranks, commands, environment. Pure, no IO.
-
-`--dry-run` prints it, `plan.json` keeps it, the supervisor carries it out.
-"""
+"""What a launch will do, as data: `--dry-run` prints it, `plan.json` keeps it. No IO."""
 
 from __future__ import annotations
 
@@ -67,9 +64,8 @@ class Timing:
     """Seconds that the supervisor and the agents wait for something."""
 
     start_s: float = 900.0  # from the start of the ranks to the first StepRecord; 0: no limit
-    hang_s: float = (
-        600.0  # without a step after that, or 5 times the longest recent one; 0: no limit
-    )
+    # Without a step after that, or 5 times the longest recent one; 0: no limit.
+    hang_s: float = 600.0
     look_s: float = 30.0  # that a stop for one of these two may wait for the stacks; 0: none taken
     grace_s: float = 30.0  # an orderly stop: from SIGTERM to SIGKILL, time for a checkpoint
     fail_grace_s: float = 3.0  # the same after a rank has died: its peers have nothing to save
@@ -157,26 +153,18 @@ class LaunchPlan:
             "node": share.node.name,
             "run_dir": str(self.run_dir),
             "workdir": str(self.workdir),
-            "python": self.python,
-            "device": self.device,
-            "address": self.address,
-            "ports": list(self.ports),
-            "first_rank": share.first_rank,
-            "slots": share.slots,
-            **{key: getattr(self.timing, key) for key in ("grace_s", "fail_grace_s", "lease_s")},
+            **_values(self, "python", "device", "address", "ports"),
+            **_values(share, "first_rank", "slots"),
+            **_values(self.timing, "grace_s", "fail_grace_s", "lease_s"),
         }
 
     def to_json(self) -> dict[str, Any]:
         """The plan without secrets; commands are those of the first choice of address and port."""
         return {
-            "run_id": self.run_id,
-            "job_id": self.job_id,
-            "config": self.config,
+            **_values(self, "run_id", "job_id", "config"),
             "run_dir": str(self.run_dir),
             "workdir": str(self.workdir),
-            "python": self.python,
-            "device": self.device,
-            "world_size": self.world_size,
+            **_values(self, "python", "device", "world_size"),
             "master_addr": self.address,
             "master_addr_fixed": self.address_fixed,
             "ports": list(self.ports),
@@ -184,13 +172,8 @@ class LaunchPlan:
             "program": hide_words(list(self.program)),
             "nodes": [
                 {
-                    "name": share.node.name,
-                    "host": share.node.host,
-                    "port": share.node.port,
-                    "user": share.node.user,
-                    "node_rank": share.node_rank,
-                    "first_rank": share.first_rank,
-                    "slots": share.slots,
+                    **_values(share.node, "name", "host", "port", "user"),
+                    **_values(share, "node_rank", "first_rank", "slots"),
                     "argv": hide_words(self.argv(share, self.rendezvous)),
                 }
                 for share in self.shares
@@ -227,6 +210,10 @@ class LaunchPlan:
         for share in self.shares:
             command = shlex.join(hide_words(self.argv(share, meet)))
             yield f"  {share.node.name}: {prefix} {command}"
+
+
+def _values(one: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(one, name) for name in names}
 
 
 def new_run_id(now_s: float, token: str) -> str:

@@ -6,7 +6,7 @@ import time
 from itertools import islice
 
 from clusterctl.launch.state import RunState
-from clusterctl.nodes import fold
+from clusterctl.nodes import fold, grouped
 from clusterctl.output import Live, Output, clock
 
 PLAIN_EVERY_S = 10.0
@@ -46,9 +46,7 @@ class Progress:
         self._live.clear()
 
     def _line(self, state: RunState, now: float) -> str:
-        groups: dict[str, list[str]] = {}
-        for name, node in state.nodes.items():
-            groups.setdefault(node.text, []).append(name)
+        groups = grouped((node.text, name) for name, node in state.nodes.items())
         nodes = ", ".join(f"{fold(names)} {text}" for text, names in groups.items())
         record = state.step
         if record is None:

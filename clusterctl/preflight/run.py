@@ -22,7 +22,7 @@ from checks.profile import Profile
 from checks.runner import run_checks
 from clusterctl.errors import TransportError, UsageError
 from clusterctl.gpus.summary import read_node
-from clusterctl.nodes import Node, counted, fold
+from clusterctl.nodes import Node, counted, fold, grouped
 from clusterctl.preflight import last_census
 from clusterctl.remote.cluster import Cluster
 from clusterctl.remote.fanout import NodeResult
@@ -180,9 +180,8 @@ def shown(report: Report, everything: bool = False) -> list[Finding]:
 
 def table_rows(report: Report) -> list[tuple[Verdict, str, str, str]]:
     """(verdict, id, node set, evidence) of the findings shown, equal ones in one row."""
-    rows: dict[tuple[Verdict, str, str], list[str]] = {}
-    for one in shown(report):
-        rows.setdefault((one.verdict, one.id, one.evidence), []).extend(one.nodes)
+    found = [((one.verdict, one.id, one.evidence), one) for one in shown(report)]
+    rows = grouped((key, node) for key, one in found for node in one.nodes)
     return [(verdict, id, fold(nodes), text) for (verdict, id, text), nodes in rows.items()]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -33,7 +34,7 @@ def try_links(
     unknown = {name: without[name] for name in plan.nodes if name in without}
     names = [name for name in plan.nodes if name not in without]
     if len(names) < 2:
-        return Collectives(tuple(plan.nodes), unknown=unknown)
+        return Collectives(plan.nodes, unknown=unknown)
     rounds = Rounds(pool, plan, addresses, share)
     tests = search(names)
     outcome: Outcome | None = None
@@ -42,9 +43,8 @@ def try_links(
             groups = next(tests) if outcome is None else tests.send(outcome)
         except StopIteration as end:
             return rounds.collect(end.value, unknown)
-        what = f"{len(groups[0])} nodes together"
-        if len(groups[0]) == 2:
-            what = counted(len(groups), "pair")
+        size = len(groups[0])
+        what = counted(len(groups), "pair") if size == 2 else f"{size} nodes together"
         say(f"all-reduce: round {rounds.count + 1}, {what}")
         outcome = rounds.play(groups)
 
@@ -68,9 +68,7 @@ class Rounds:
         self._named = {}
         members = [name for group in groups for name in group]
         unusable = [name for name in members if name not in self._usable]
-        failed: dict[str, str] = {}
-        if unusable:
-            failed = start_ranks(self._pool, self._plan, unusable, self._addresses)
+        failed = start_ranks(self._pool, self._plan, unusable, self._addresses)
         self._usable.update(set(unusable) - set(failed))
         lost = {**failed, **self._lost(members)}
         ports = self._open_stores([group for group in groups if not lost.keys() & set(group)])
@@ -84,10 +82,9 @@ class Rounds:
         for group in groups:
             if lost.keys() & set(group):
                 continue
-            why = "no store could be opened"
-            if group in ports:
-                why = self._judge(group, {name: answers[name] for name in group})
-            if why:
+            if group not in ports:
+                whys[group] = "no store could be opened"
+            elif why := self._judge(group, {name: answers[name] for name in group}):
                 whys[group] = why
         middle = self._middle()
         # Pairs of earlier rounds, too: what is slow shows only when others have been measured.
@@ -141,12 +138,10 @@ class Rounds:
             "bytes": self._plan.bytes,
             "timeout_s": self._limit_s(group),
         }
-        orders, first = {}, 0
+        ranks, orders = itertools.count(), {}
         for name in group:
-            count = self._plan.devices[name]
-            mine = [{**common, "rank": first + at} for at in range(count)]
+            mine = [{**common, "rank": next(ranks)} for _ in range(self._plan.devices[name])]
             orders[name] = {"op": "work", "orders": mine}
-            first += count
         return orders
 
     def _judge(self, group: Group, answers: Mapping[str, Answer]) -> str:
@@ -184,15 +179,10 @@ class Rounds:
         }
         lost = {name: f"lost in the all-reduce: {why}" for name, why in found.lost.items()}
         unclear = tuple((group, f"{why}: {self._reason(*group)}") for group, why in found.unclear)
-        return Collectives(
-            tuple(self._plan.nodes),
-            bad_nodes,
-            links,
-            unclear,
-            {**unknown, **lost},
-            found.rounds,
-            NOT_ASKED if middle is None else middle,
-        )
+        middle_speed = NOT_ASKED if middle is None else middle
+        unknown = {**unknown, **lost}
+        nodes, rounds = self._plan.nodes, found.rounds
+        return Collectives(nodes, bad_nodes, links, unclear, unknown, rounds, middle_speed)
 
     def _reason(self, *names: str) -> str:
         """Why a group with these nodes was bad, the smallest such group first."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from checks.facts import Fleet, NodeFacts, Unknown
+from checks.facts import Fleet, NodeFacts, Unknown, or_none
 from checks.rules.gpu import describe
 from clusterctl.errors import Declined
 from clusterctl.nodes import counted, fold
@@ -105,21 +105,18 @@ def chosen_tests(only: Sequence[str], without: Sequence[str]) -> list[str]:
 
 def machines(fleet: Fleet) -> dict[str, str]:
     """Nodes with one network between them are names of one machine: they cannot share a port."""
-    found = {}
-    for node in fleet.reached:
-        machine = node.machine
-        if not isinstance(machine, Unknown) and not isinstance(machine.boot_id, Unknown):
-            network = (machine.namespaces.split() or [""])[0]
-            found[node.name] = f"{machine.boot_id} {network}"
-    return found
+    return {
+        node.name: f"{node.boot_id} {(node.namespaces.split() or [''])[0]}"
+        for node in fleet.reached
+        if not isinstance(node.boot_id, Unknown)
+    }
 
 
 def refuse_busy(nodes: Sequence[NodeFacts]) -> None:
     """Raises `Declined` that names the processes when a GPU has one: a test would slow it down."""
     busy = {}
     for node in nodes:
-        processes = node.gpus.processes
-        if not isinstance(processes, Unknown) and processes:
+        if processes := or_none(node.gpus.processes):
             pids = " ".join(str(pid) for pid in dict.fromkeys(one.pid for one in processes))
             busy[node.name] = f"{node.name}: {describe(processes)}, pid {pids}"
     if busy:
@@ -159,15 +156,5 @@ def make_plan(
                 why = gpus.processes.reason
                 left_out[node.name] = f"who is on its GPUs could not be found out: {why}"
     devices = {name: count for name, count in devices.items() if name not in left_out}
-    return Plan(
-        tuple(devices),
-        device,
-        devices,
-        launch.python,
-        launch.port,
-        launch.env,
-        shared,
-        tuple(tests),
-        left_out,
-        group_s=patience_s,
-    )
+    nodes, ranks = tuple(devices), (launch.python, launch.port, launch.env)
+    return Plan(nodes, device, devices, *ranks, shared, tuple(tests), left_out, group_s=patience_s)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from checks.facts import DeviceSpeed, Maybe, Unknown
+from checks.facts import DeviceSpeed, Maybe, Unknown, or_none
 from clusterctl.preflight.active.plan import Plan
 from clusterctl.remote.session_pool import Answer, SessionPool
 
@@ -36,11 +36,9 @@ def start_ranks(
     for name in names:
         answer = answers.get(name) or {"error": pool.lost.get(name, "no answer")}
         errors = [one.get("error") for one in (answer, *answer.get("ranks", ()))]
-        why = next(filter(None, errors), None)
-        if why is not None and "No module named 'torch'" in why:
-            why = f"torch is not installed for {plan.python} there"
-        if why is not None:
-            failed[name] = why
+        if why := next(filter(None, errors), None):
+            is_torch = "No module named 'torch'" in why
+            failed[name] = f"torch is not installed for {plan.python} there" if is_torch else why
     return failed
 
 
@@ -55,21 +53,19 @@ def measure_speeds(
     speeds = _ask(pool, plan, names)
     for name in set(plan.nodes) - set(names):
         speeds[name] = Unknown(unable.get(name) or pool.lost.get(name, "not asked"))
-    values = sorted(one.tflops for found in speeds.values() for one in _known(found))
+    known = {name: or_none(found) or () for name, found in speeds.items()}
+    values = sorted(one.tflops for found in known.values() for one in found)
     if values:
         # Close to the limit of a warning counts as slow here: a second try costs two seconds.
         share = max(fail_share, 0.95) if plan.device == "cuda" else fail_share
         limit = share * values[len(values) // 2]
-        slow = [name for name in names if any(one.tflops < limit for one in _known(speeds[name]))]
-        for name, again in _ask(pool, plan, [n for n in slow if n not in pool.lost]).items():
-            pairs = zip(_known(speeds[name]), _known(again), strict=False)
+        reached = [name for name in names if name not in pool.lost]
+        slow = [name for name in reached if any(one.tflops < limit for one in known[name])]
+        for name, again in _ask(pool, plan, slow).items():
+            pairs = zip(known[name], or_none(again) or (), strict=False)
             better = tuple(max(pair, key=lambda one: one.tflops) for pair in pairs)
             speeds[name] = better or again
     return {name: speeds[name] for name in plan.nodes}
-
-
-def _known(found: Speeds) -> tuple[DeviceSpeed, ...]:
-    return () if isinstance(found, Unknown) else found
 
 
 def _ask(pool: SessionPool, plan: Plan, names: Sequence[str]) -> dict[str, Speeds]:

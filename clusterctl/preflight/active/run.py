@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -12,10 +13,10 @@ from clusterctl.preflight.active.collectives import try_links
 from clusterctl.preflight.active.plan import Plan
 from clusterctl.preflight.active.port_probe import PortProbe
 from clusterctl.preflight.active.ranks import Speeds, measure_speeds, start_ranks
-from clusterctl.preflight.active.shared_folder import try_shared
 from clusterctl.remote.cluster import Cluster
-from clusterctl.remote.session_pool import SessionPool
+from clusterctl.remote.session_pool import Answer, SessionPool
 
+STEP_S = 60.0  # to write or to read all of the file in the shared folder
 EXIT_S = 10.0  # for all payloads together, at the end: they remove what they wrote
 
 
@@ -62,10 +63,60 @@ def run_active(
         if "allreduce" in tests and len(plan.nodes) < 2:
             collectives = Unknown("all-reduce needs at least two nodes")
         elif "allreduce" in tests:
-            share = profile.active_cpu_link_share
-            if plan.device == "cuda":
-                share = profile.active_link_share
+            shares = {"cuda": profile.active_link_share, "cpu": profile.active_cpu_link_share}
+            share = shares[plan.device]
             collectives = try_links(pool, plan, addresses, unable, share, say)
-    if "port" not in tests:
-        doors = {}
+    doors = doors if "port" in tests else {}
     return Active(plan.device, speeds, collectives, doors, shared, writer, write_error)
+
+
+def try_shared(pool: SessionPool, plan: Plan) -> tuple[dict[str, SharedSeen], str, str]:
+    """One node writes into the shared folder; all others look for it and read it.
+
+    Returns what each node saw, who wrote, why it could not write; the folder is gone afterwards.
+    """
+    assert plan.shared is not None
+    names = [name for name in plan.nodes if name not in pool.lost]
+    if not names:
+        return {}, "", ""
+    writer, word = names[0], secrets.token_hex(16)
+    folder = str(plan.shared.absolute() / f".clusterctl-active-{word[:8]}")
+    about = {"folder": folder, "word": word, "blocks": plan.blocks, "patience_s": plan.token_s}
+
+    def ask(do: str, nodes: list[str], timeout_s: float) -> dict[str, Answer]:
+        orders = {name: {"op": "files", "ask": {**about, "do": do}} for name in nodes}
+        answers = pool.ask(orders, timeout_s)
+        for name in set(nodes) - set(answers):
+            answers[name] = {"error": f"could not be asked: {pool.lost.get(name, 'no answer')}"}
+        return answers
+
+    try:
+        wrote = ask("write", [writer], STEP_S)[writer]
+        if "error" in wrote:
+            nothing = _seen({"error": "nobody wrote"}, {})
+            seen = {**dict.fromkeys(names, nothing), writer: _seen(wrote, {})}
+            return seen, writer, str(wrote["error"])
+        watched = ask("watch", names, plan.token_s + 5.0)
+        read = ask("read", [name for name in names if "error" not in watched[name]], STEP_S)
+        speeds = {name: _speed(answer) for name, answer in read.items() if "error" not in answer}
+        middle = sorted(speeds.values())[len(speeds) // 2] if speeds else 0.0
+        slow = [name for name, speed in speeds.items() if speed < middle / 2]
+        for name, again in ask("read", slow, STEP_S).items():
+            if "error" not in again and _speed(again) > speeds[name]:
+                read[name] = again  # slow only for a moment
+    finally:
+        ask("remove", [name for name in names if name not in pool.lost][:1], 10.0)
+    return {name: _seen(watched[name], read.get(name, {})) for name in names}, writer, ""
+
+
+def _seen(watched: Answer, read: Answer) -> SharedSeen:
+    if "error" in watched:
+        why = Unknown(watched["error"])
+        return SharedSeen(why, why, bool(watched.get("hung")))
+    if "error" in read:
+        return SharedSeen(watched["seen_s"], Unknown(read["error"]), bool(read.get("hung")))
+    return SharedSeen(watched["seen_s"], _speed(read) if read["bytes"] else NOT_ASKED)
+
+
+def _speed(answer: Answer) -> float:
+    return float(answer["bytes"]) / max(1e-6, float(answer["seconds"]))

@@ -12,7 +12,7 @@ import pytest
 
 from checks.facts import Active, DoorSeen
 from clusterctl.preflight.active.port_probe import PortProbe
-from clusterctl.preflight.active.shared_folder import try_shared
+from clusterctl.preflight.active.run import try_shared
 from clusterctl.remote.session_pool import SessionPool
 from tests.clusterctl.preflight.active.nodes import (
     PORT,
