@@ -30,25 +30,23 @@ MOST = 0.75  # share of the ranks in one place from which on they wait there
 
 def judge(snapshot: JobSnapshot) -> Verdict:
     """The first rule that applies."""
-    trainers = [p for p in snapshot.trainers if p.progress != Progress.GONE]
-    missing = snapshot.missing
-    if not trainers:
+    if not snapshot.alive:
         verdict = _no_rank(snapshot)
-    elif _all_move(trainers) and not missing:
-        verdict = _moving(snapshot, trainers)
+    elif _all_move(snapshot) and not snapshot.missing:
+        verdict = _moving(snapshot)
     else:
-        waiting = who_waits(trainers, missing)
+        waiting = who_waits(snapshot)
         verdict = (
-            who_is_halted(snapshot, trainers, waiting)
-            or who_is_missing(snapshot, trainers, waiting, missing)
-            or few_do_not_wait(snapshot, trainers, waiting)
-            or all_wait(trainers, waiting)
-            or all_want_data(snapshot, trainers)
-            or _undecided(snapshot, trainers)
+            who_is_halted(snapshot, waiting)
+            or who_is_missing(snapshot, waiting)
+            or few_do_not_wait(snapshot, waiting)
+            or all_wait(snapshot, waiting)
+            or all_want_data(snapshot)
+            or _undecided(snapshot)
         )
-        if missing and not verdict.suspects:
-            gap = f"no process with rank {fold_ranks(missing)} on the nodes that answer"
-            verdict.evidence.insert(0, gap)
+        if snapshot.missing and not verdict.suspects:
+            ranks = fold_ranks(snapshot.missing)
+            verdict.evidence.insert(0, f"no process with rank {ranks} on the nodes that answer")
     verdict.evidence += [
         f"{p.label} ({p.node}) pid {p.pid} was left stopped by a dump and resumed"
         for p in snapshot.procs
@@ -57,11 +55,12 @@ def judge(snapshot: JobSnapshot) -> Verdict:
     return verdict
 
 
-def _all_move(trainers: Sequence[Proc]) -> bool:
-    return all(p.has_moved for p in trainers)
+def _all_move(snapshot: JobSnapshot) -> bool:
+    return all(p.has_moved for p in snapshot.alive)
 
 
-def _moving(snapshot: JobSnapshot, trainers: Sequence[Proc]) -> Verdict:
+def _moving(snapshot: JobSnapshot) -> Verdict:
+    trainers = snapshot.alive
     steps = [p.beats for p in trainers if len(p.beats) > 1]
     evidence = []
     if steps:
@@ -84,8 +83,9 @@ def _moving(snapshot: JobSnapshot, trainers: Sequence[Proc]) -> Verdict:
     return Verdict(VerdictKind.OK, text, confidence, [], evidence, next_steps)
 
 
-def _undecided(snapshot: JobSnapshot, trainers: Sequence[Proc]) -> Verdict:
-    low, count, first = Confidence.LOW, len(trainers), trainers[0]
+def _undecided(snapshot: JobSnapshot) -> Verdict:
+    trainers, low = snapshot.alive, Confidence.LOW
+    count, first = len(trainers), trainers[0]
     again = ["--interval 30, or --watch"]
     if all(p.kind == Kind.UNKNOWN for p in trainers):
         text = f"no stack of any rank could be read: {first.error or 'no reason given'}."
@@ -126,13 +126,14 @@ def _no_rank(snapshot: JobSnapshot) -> Verdict:
     return Verdict(VerdictKind.SILENT, text, Confidence.LOW, suspects, evidence)
 
 
-def who_waits(trainers: Sequence[Proc], missing: Sequence[int]) -> list[Proc]:
+def who_waits(snapshot: JobSnapshot) -> list[Proc]:
     """Ranks that wait for peers: by their stacks, or because nearly all are in one place.
 
     With NCCL the CPU runs until the launch queue is full and then stops, often spinning, in any
     operation. So where some ranks are missing, halted, saving or waiting for data, a crowd in one
     place waits for them.
     """
+    trainers, missing = snapshot.alive, snapshot.missing
     sure = [p for p in trainers if p.waits_for_peers and p.progress in STANDS]
     known = set(sure)
     rest = [p for p in trainers if p not in known]
@@ -147,12 +148,10 @@ def who_waits(trainers: Sequence[Proc], missing: Sequence[int]) -> list[Proc]:
     return sure + crowd if is_most else sure
 
 
-def who_is_halted(
-    snapshot: JobSnapshot, trainers: Sequence[Proc], waiting: Sequence[Proc]
-) -> Verdict | None:
-    """A process is stopped, frozen or asleep in the kernel, and others wait for it."""
+def who_is_halted(snapshot: JobSnapshot, waiting: Sequence[Proc]) -> Verdict | None:
+    """Rule 1: a process is stopped, frozen or asleep in the kernel, and others wait for it."""
     halted = [p for p in snapshot.procs if p.is_halted]
-    wait_data = [t for t in trainers if t.kind == Kind.WAIT_DATA]
+    wait_data = [t for t in snapshot.alive if t.kind == Kind.WAIT_DATA]
     # A stopped loader whose rank still works does no harm yet.
     places = {(t.rank, t.node) for t in wait_data}
     causes = [p for p in halted if p.role == "trainer" or (p.rank, p.node) in places]
@@ -162,7 +161,7 @@ def who_is_halted(
     # A process that cannot run blocks the others, whether or not they already wait for it.
     stopped = [p for p in causes if p.role == "trainer" and (p.state == "T" or p.is_frozen)]
     others_wait = waiting or any(t.progress == Progress.STUCK for t in wait_data)
-    if not causes or not (others_wait or stopped or len(causes) >= len(trainers)):
+    if not causes or not (others_wait or stopped or len(causes) >= len(snapshot.alive)):
         return None
     suspects = [suspect(p, messages.halt_reason(p)) for p in causes]
     first = causes[0]
@@ -182,14 +181,13 @@ def who_is_halted(
     return Verdict(VerdictKind.HANG, text, Confidence.HIGH, suspects, evidence, [next_step])
 
 
-def who_is_missing(
-    snapshot: JobSnapshot, trainers: Sequence[Proc], waiting: Sequence[Proc], missing: Sequence[int]
-) -> Verdict | None:
+def who_is_missing(snapshot: JobSnapshot, waiting: Sequence[Proc]) -> Verdict | None:
     """A rank has no process, or a node does not answer."""
+    trainers, missing = snapshot.alive, snapshot.missing
     if not missing:
         return None
     if snapshot.silent:
-        return _on_silent_nodes(snapshot, trainers, waiting, missing)
+        return _on_silent_nodes(snapshot, waiting)
     ranks = fold_ranks(missing)
     here = f"on these nodes, which have {len(trainers)} of {snapshot.world} ranks"
     evidence = [f"no process with rank {ranks} {here}"]
@@ -209,24 +207,22 @@ def who_is_missing(
         end = f"the end of ranks/{missing[0]}.log; clusterctl kill"
         next_steps = [end, "or its node is not in this hostfile"]
         return Verdict(VerdictKind.HANG, text, confidence, suspects, evidence, next_steps)
-    if _all_move(trainers):
+    if _all_move(snapshot):
         text = f"all {len(trainers)} ranks on these nodes move."
         return Verdict(VerdictKind.OK, text, Confidence.MEDIUM, [], evidence)
     return None
 
 
-def _on_silent_nodes(
-    snapshot: JobSnapshot, trainers: Sequence[Proc], waiting: Sequence[Proc], missing: Sequence[int]
-) -> Verdict | None:
+def _on_silent_nodes(snapshot: JobSnapshot, waiting: Sequence[Proc]) -> Verdict | None:
     names, suspects, evidence = silent_suspects(snapshot.silent)
-    ranks = f"rank{'s' * (len(missing) > 1)} {fold_ranks(missing)}"
-    if waiting and len(waiting) == len(trainers):
+    ranks = f"rank{'s' * (len(snapshot.missing) > 1)} {fold_ranks(snapshot.missing)}"
+    if waiting and len(waiting) == len(snapshot.alive):
         # MegaScale's rule: who does not answer is the first suspect.
         kind, next_step = VerdictKind.HANG, f"reach {names} another way; clusterctl nodes"
         text = f"{names} did not answer, so {ranks} may hang there; {messages.waits(waiting)}."
-    elif _all_move(trainers):
+    elif _all_move(snapshot):
         kind, next_step = VerdictKind.SILENT, f"sshd or network of {names}; training continues"
-        others = f"all {len(trainers)} other ranks move, so {ranks} must, too"
+        others = f"all {len(snapshot.alive)} other ranks move, so {ranks} must, too"
         text = f"{names} did not answer; {others}."
     else:
         return None
@@ -235,8 +231,6 @@ def _on_silent_nodes(
 
 def _home(snapshot: JobSnapshot, rank: int) -> str:
     """The node of a rank that is gone: that of its remaining processes or its neighbours."""
-    for proc in snapshot.procs:
-        if proc.rank == rank:
-            return proc.node
     near = min(snapshot.trainers, key=lambda p: abs((p.rank or 0) - rank), default=None)
-    return f"{near.node}?" if near else "?"
+    own = (proc.node for proc in snapshot.procs if proc.rank == rank)
+    return next(own, f"{near.node}?" if near else "?")

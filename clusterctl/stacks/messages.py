@@ -64,18 +64,16 @@ def doubt(waiting: Sequence[Proc]) -> list[str]:
     return [f"{who} in one place that is not a collective; {why}"]
 
 
-def places(procs: Sequence[Proc], limit: int = 3) -> str:
+def places(procs: Sequence[Proc]) -> str:
     """`ranks 0-2 in forward model.py:40; rank 3 in acquire train.py:9`, larger groups first."""
     groups = grouped(((proc.kind, proc.where(limit=2)), proc) for proc in procs)
     ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
-    shown = [f"{names(found)} in {place}" for (_, place), found in ordered[:limit]]
-    if len(ordered) > limit:
-        shown.append(f"and {len(ordered) - limit} more places")
+    shown = [f"{names(found)} in {place}" for (_, place), found in ordered[:3]]
+    shown += [f"and {len(ordered) - 3} more places"] if len(ordered) > 3 else []
     return "; ".join(shown)
 
 
 def where(proc: Proc) -> str:
-    """The site, with the file it works on."""
     text = proc.where(limit=2)
     if proc.in_storage:
         text += f", storage ({proc.wchan})"
@@ -85,12 +83,10 @@ def where(proc: Proc) -> str:
 
 def age(proc: Proc) -> str:
     """` for 12 s`, where that is known."""
-    age_s = proc.clip["age_s"] if proc.clip else proc.beat["age_s"] if proc.beat else 0.0
-    return f" for {age_s:.0f} s" if proc.clip or age_s >= 1 else ""
+    return f" for {proc.age_s:.0f} s" if proc.clip or proc.age_s >= 1 else ""
 
 
 def facts(proc: Proc) -> str:
-    """One process's evidence: progress, kernel, CPU."""
     gil = ", holds the GIL" if proc.owns_gil else ""
     wchan = f" in {proc.wchan}" if proc.wchan else ""
     return (
@@ -110,7 +106,6 @@ def beat_lines(procs: Iterable[Proc]) -> list[str]:
 
 
 def evidence(seen: Iterable[Proc], beating: Iterable[Proc]) -> list[str]:
-    """Facts of some processes, then heartbeats of some."""
     return [*map(facts, seen), *beat_lines(beating)]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from typing import Any
 
 from clusterctl.jobs.processes import label
@@ -91,12 +92,16 @@ class Proc:
         return self.beats[-1] if self.beats else None
 
     @property
+    def age_s(self) -> float:
+        """Seconds since it began what its decoder or its heartbeat reports; 0 without both."""
+        reported = self.clip or self.beat
+        return float(reported["age_s"]) if reported else 0.0
+
+    @property
     def stood_s(self) -> float:
         """Seconds for which it is known to be where it is."""
-        ages = [self.seconds if self.progress == Progress.STUCK else 0.0]
-        ages += [self.beat["age_s"]] if self.beat else []
-        ages += [self.clip["age_s"]] if self.clip else []
-        return max(ages)
+        beat_s = self.beat["age_s"] if self.beat else 0.0
+        return max(self.seconds if self.progress == Progress.STUCK else 0.0, beat_s, self.age_s)
 
     @property
     def waits_for_peers(self) -> bool:
@@ -156,7 +161,7 @@ class NodeView:
     others: int = 0
 
 
-@dataclass(slots=True)
+@dataclass
 class JobSnapshot:
     nodes: list[NodeView]
     world: int | None
@@ -166,31 +171,34 @@ class JobSnapshot:
     seconds: float = 0.0
     taken_s: float = 0.0  # unix time, for people
 
-    @property
+    @cached_property
     def procs(self) -> list[Proc]:
         return [proc for node in self.nodes for proc in node.procs]
 
-    @property
+    @cached_property
     def trainers(self) -> list[Proc]:
-        """One process per rank, in order of rank."""
+        """Ranks, in order, with those that have ended."""
         found = [p for p in self.procs if p.role == "trainer"]
         return sorted(found, key=lambda p: (p.rank is None, p.rank or 0, p.pid))
+
+    @cached_property
+    def alive(self) -> list[Proc]:
+        return [p for p in self.trainers if p.progress != Progress.GONE]
 
     @property
     def silent(self) -> list[NodeView]:
         return [node for node in self.nodes if node.silent is not None]
 
-    @property
+    @cached_property
     def missing(self) -> list[int]:
         """Ranks of which no trainer is alive; only where the world's size is known."""
-        seen = {p.rank for p in self.trainers if p.progress != Progress.GONE}
+        seen = {p.rank for p in self.alive}
         return [rank for rank in range(self.world or 0) if rank not in seen]
 
     @property
     def twice(self) -> dict[int, list[str]]:
         """Ranks that run on several nodes, with these nodes: then more than one job was found."""
-        alive = [p for p in self.trainers if p.progress != Progress.GONE]
-        homes = grouped((p.rank, p.node) for p in alive if p.rank is not None)
+        homes = grouped((p.rank, p.node) for p in self.alive if p.rank is not None)
         return {rank: names for rank, names in homes.items() if len(names) > 1}
 
     def loaders(self, trainer: Proc) -> list[Proc]:

@@ -5,7 +5,6 @@ A class is all processes in the same place; 24 nodes fit in 80x24.
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -155,9 +154,8 @@ def _row(one: Class) -> tuple[str, str]:
     proc = one.first
     state = f" (state {proc.state})" if proc.state in ("T", "t", "D", "Z") else ""
     kind = f"{proc.kind}{state} {proc.progress}"
-    since = proc.clip["age_s"] if proc.clip else proc.beat["age_s"] if proc.beat else 0.0
-    if proc.progress != Progress.MOVING and since >= 1:
-        kind += f" {since:.0f} s"
+    if proc.progress != Progress.MOVING and proc.age_s >= 1:
+        kind += f" {proc.age_s:.0f} s"
     site = proc.where() if proc.stack.frames else proc.error or "no Python stack"
     file = proc.file() if one.suspect and proc.role == "loader" else None
     return f"{one.who()} [{len(one.procs)}]", f"{kind}: {site}" + (f"  {file}" if file else "")
@@ -197,8 +195,8 @@ def _advice(rights: dict[str, Any], proc: Proc, py_spy: str | None) -> str:
 
 
 def to_json(snapshot: JobSnapshot, verdict: Verdict, clues: Sequence[Clue]) -> dict[str, Any]:
-    """All of it for --json; NaN and infinity, which browsers reject in JSON, become null."""
-    document = {
+    """All of it for --json."""
+    return {
         "verdict": verdict.to_json(),
         "exit_code": verdict.exit_code,
         **_values(snapshot, ("world", "runs", "samples", "interval_s")),
@@ -208,9 +206,7 @@ def to_json(snapshot: JobSnapshot, verdict: Verdict, clues: Sequence[Clue]) -> d
         "classes": [
             {
                 "who": one.who(),
-                "role": one.first.role,
-                "kind": one.first.kind,
-                "progress": one.first.progress,
+                **_values(one.first, ("role", "kind", "progress")),
                 "suspect": one.suspect,
                 "count": len(one.procs),
                 "ranks": fold_ranks(p.rank for p in one.procs if p.rank is not None),
@@ -228,15 +224,6 @@ def to_json(snapshot: JobSnapshot, verdict: Verdict, clues: Sequence[Clue]) -> d
             for node in snapshot.nodes
         ],
     }
-    return dict(_finite(document))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 _BEFORE = ("pid", "rank", "role", "index", "user", "program", "state", "kind", "progress")

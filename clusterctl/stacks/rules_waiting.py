@@ -20,10 +20,9 @@ from clusterctl.stacks.verdict import (
 from clusterctl.stacks.wait_sites import Kind
 
 
-def few_do_not_wait(
-    snapshot: JobSnapshot, trainers: Sequence[Proc], waiting: Sequence[Proc]
-) -> Verdict | None:
+def few_do_not_wait(snapshot: JobSnapshot, waiting: Sequence[Proc]) -> Verdict | None:
     """Rule 2: most wait for peers, a few do not; these, or their loaders, are suspects."""
+    trainers = snapshot.alive
     others = set(trainers).difference(waiting)
     if not waiting or not others:
         return None
@@ -139,16 +138,16 @@ def _judge_loaders(loaders: Sequence[Proc]) -> tuple[list[Suspect], list[Suspect
     return blamed, [] if blamed else working
 
 
-def all_wait(trainers: Sequence[Proc], waiting: Sequence[Proc]) -> Verdict | None:
+def all_wait(snapshot: JobSnapshot, waiting: Sequence[Proc]) -> Verdict | None:
     """Rules 3 and 4: all wait for peers, in different collectives or all in the same."""
-    if not waiting or len(waiting) < len(trainers):
+    if len(waiting) < len(snapshot.alive):
         return None
     groups = grouped(
         ((p.operation, p.caller, p.beat["step"] if p.beat else None), p) for p in waiting
     )
     ordered = sorted(groups.items(), key=lambda item: len(item[1]))
     if len(ordered) > 1:
-        return _different(trainers, ordered)
+        return _different(len(waiting), ordered)
     (operation, caller, _), _ = ordered[0]
     where = f"all {len(waiting)} ranks wait in {operation} at {caller}"
     text = f"{where}; stacks alone do not show which one is missing."
@@ -162,7 +161,7 @@ def all_wait(trainers: Sequence[Proc], waiting: Sequence[Proc]) -> Verdict | Non
 
 
 def _different(
-    trainers: Sequence[Proc], ordered: Sequence[tuple[tuple[str, str, int | None], list[Proc]]]
+    count: int, ordered: Sequence[tuple[tuple[str, str, int | None], list[Proc]]]
 ) -> Verdict:
     """Groups of ranks in different collectives, the smallest first."""
     lines = []
@@ -180,7 +179,7 @@ def _different(
     if not tie:
         suspects = [suspect(p, f"{place}, the others elsewhere") for p in few[1]]
         who = f"{named(suspects)} ({suspects[0].node}) is {place}"
-        confidence = confidence_of(len(few[1]), len(trainers))
+        confidence = confidence_of(len(few[1]), count)
     others = f"{len(many[1])} in {many[0][0]} at {many[0][1]}"
     text = f"ranks wait in different collectives: {who}; {others}."
     evidence = lines + messages.beat_lines(procs[0] for _, procs in ordered)
@@ -189,10 +188,10 @@ def _different(
     return Verdict(VerdictKind.DESYNC, text, confidence, suspects, evidence, next_steps)
 
 
-def all_want_data(snapshot: JobSnapshot, trainers: Sequence[Proc]) -> Verdict | None:
+def all_want_data(snapshot: JobSnapshot) -> Verdict | None:
     """Rule 5: all ranks wait for data."""
-    wanting = [p for p in trainers if p.kind == Kind.WAIT_DATA]
-    if not wanting or len(wanting) < len(trainers):
+    wanting = snapshot.alive
+    if any(p.kind != Kind.WAIT_DATA for p in wanting):
         return None
     suspects, busy = _descend(snapshot, wanting)
     blamed = [s.proc for s in suspects or busy if s.proc]
