@@ -23,8 +23,10 @@ _RANGE = re.compile(r"(\d+)\s*-\s*(\d+)(?:\s*/\s*(\d+))?")
 _OPERATORS = re.compile(r"[!&^](?![^\[]*\])")
 # OpenSSH's rule for names, because ProxyCommand and `Match exec` pass them to a shell as %h and %r
 # (CVE-2023-51385).
-_HOST = re.compile(r"""^-|['`"$\\;&<>|(){},\s]""")
-_USER = re.compile(r"""^-|['`";&<>|(){}]|\s-|\\$""")
+_REFUSED = {
+    "host name": re.compile(r"""^-|['`"$\\;&<>|(){},\s]"""),
+    "user name": re.compile(r"""^-|['`";&<>|(){}]|\s-|\\$"""),
+}
 KEYS = ("host", "port", "user", "slots", "identity")
 KNOWN_HOSTS = "known_hosts"  # a label that the transport reads
 
@@ -140,8 +142,9 @@ def _make_node(name: str, fields: dict[str, str], where: str) -> Node:
         raise HostfileError(f"{where}: {name!r} is not a node name")
     if at and "user" in fields and fields["user"] != user:
         raise HostfileError(f"{where}: two users, {user} and {fields['user']}")
-    hosts = [why_no_host_name(host) for host in (rest, fields.get("host", ""))]
-    for problem in filter(None, [*hosts, why_no_user_name(fields.get("user") or user)]):
+    given = [("host name", rest), ("host name", fields.get("host", ""))]
+    given.append(("user name", fields.get("user") or user))
+    for problem in filter(None, (why_refused(*one) for one in given)):
         raise HostfileError(f"{where}: {problem}", hint="ssh refuses such names as well")
     return Node(
         name=rest,
@@ -154,18 +157,9 @@ def _make_node(name: str, fields: dict[str, str], where: str) -> Node:
     )
 
 
-def why_no_host_name(name: str) -> str | None:
-    """The sentence about a host name that ssh refuses too; None for a usable one."""
-    return _why("host name", name, _HOST)
-
-
-def why_no_user_name(name: str) -> str | None:
-    """The sentence about a user name that ssh refuses too; None for a usable one."""
-    return _why("user name", name, _USER)
-
-
-def _why(what: str, name: str, forbidden: re.Pattern[str]) -> str | None:
-    found = forbidden.search(name)
+def why_refused(what: str, name: str) -> str | None:
+    """The sentence about a "host name" or "user name" that ssh refuses too; None for a good one."""
+    found = _REFUSED[what].search(name)
     odd = found[0] if found else next((char for char in name if not char.isprintable()), None)
     if odd == "-":
         return f"{what} {name!r} begins with '-'"

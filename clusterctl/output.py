@@ -27,7 +27,6 @@ T = TypeVar("T")
 
 # ANSI colours by meaning; never the only carrier of it.
 STYLES = {"good": "32", "warn": "33", "bad": "31", "dim": "2", "bold": "1"}
-VERDICT_STYLES = {"good": None, "bad": "bad", "unknown": "warn"}  # of the rows of a node table
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +48,12 @@ class Output:
 
     def document(self, command: str, **data: Any) -> None:
         """The one JSON document of a command, on stdout; a stream has one a line."""
-        _write(sys.stdout, json.dumps({"schema": 1, "command": command, **data}, default=str))
-        self.flush()  # the reader of a stream gets each line at once
+        text = json.dumps({"schema": 1, "command": command, **data}, default=str)
+        _write(sys.stdout, f"{text}\n", flush=True)  # the reader of a stream gets it at once
 
     def line(self, text: str, style: str | None = None) -> None:
         """A line of data on stdout."""
-        _write(sys.stdout, self._paint(printable(text, lines=True), style, sys.stdout))
+        _write(sys.stdout, self._paint(printable(text, lines=True), style, sys.stdout) + "\n")
 
     def note(self, text: str, style: str | None = None) -> None:
         """A line for the person, on stderr; silent under -q."""
@@ -64,8 +63,8 @@ class Output:
     def warn(self, text: str, style: str | None = None) -> None:
         """A line on stderr that -q does not silence."""
         self.flush()  # both may go to one pipe: keep their order
-        _write(sys.stderr, self._paint(printable(text, lines=True), style, sys.stderr))
-        _flush(sys.stderr)
+        line = self._paint(printable(text, lines=True), style, sys.stderr)
+        _write(sys.stderr, f"{line}\n", flush=True)
 
     def summary(self, text: str, exit_code: int) -> None:
         """One line about all nodes: on stderr, with -q on stdout, where it is the only output."""
@@ -89,13 +88,13 @@ class Output:
         for line in lines:
             parts, start = [], 0
             for name, cell, wide in zip(columns, line, widths, strict=True):
-                gap = " " * (wide - len(cell.text))
-                start += len(gap) if name in right else 0
-                left = len(cell.text) if width is None else max(0, width - start)
-                text = self._paint(_cut(cell.text, left), cell.style, sys.stdout)
-                parts.append(gap + text if name in right else text + gap)
-                start += wide + 2 - (len(gap) if name in right else 0)
-            _write(sys.stdout, "  ".join(parts).rstrip())
+                gap = wide - len(cell.text)
+                indent = gap if name in right else 0
+                text = cell.text if width is None else _cut(cell.text, width - start - indent)
+                text = self._paint(text, cell.style, sys.stdout)
+                parts.append(" " * indent + text + " " * (gap - indent))
+                start += wide + 2
+            _write(sys.stdout, "  ".join(parts).rstrip() + "\n")
 
     def node_table(
         self,
@@ -104,10 +103,12 @@ class Output:
         right: Sequence[str],
         width: int | None = None,
     ) -> None:
-        """A table of (node set, verdict, cells); the verdict, one of VERDICT_STYLES, colours it."""
-        styled: list[list[str | Cell]] = []
-        for names, verdict, cells in rows:
-            styled.append([names, *(Cell(text, VERDICT_STYLES[verdict]) for text in cells)])
+        """A table of (node set, verdict, cells); the verdict (good, bad, unknown) colours them."""
+        styles = {"good": None, "bad": "bad", "unknown": "warn"}
+        styled = [
+            [names, *(Cell(text, styles[verdict]) for text in cells)]
+            for names, verdict, cells in rows
+        ]
         self.table(columns, styled, right, width)
 
     def page(self) -> os.terminal_size | None:
@@ -116,7 +117,7 @@ class Output:
 
     def flush(self) -> None:
         """Write out what was printed so far. Raises `OutputLost`."""
-        _flush(sys.stdout)
+        _write(sys.stdout, "", flush=True)
 
     def can_repaint(self) -> bool:
         """Whether stdout is a terminal whose page can be cleared."""
@@ -155,10 +156,8 @@ class Output:
             for note in result.notes if self.verbose else ():
                 self.note(f"{result.node.name}: {note}", "dim")
         for result in results if self.verbose > 1 else ():
-            phases = [
-                f"{name} {seconds:.3f}" for name, seconds in result.phases if name != "queued"
-            ]
-            self.note(f"{result.node.name}: {', '.join(phases)} s", "dim")
+            phases = ", ".join(f"{name} {took_s:.3f}" for name, took_s in result.phases[1:])
+            self.note(f"{result.node.name}: {phases} s", "dim")
 
     def unreachable(self, results: Sequence[NodeResult[Any]]) -> None:
         """Print on stderr which nodes gave no answer, in which phase and why; also under -q."""
@@ -206,30 +205,21 @@ def _cell(cell: str | Cell) -> Cell:
     return Cell(printable(text), style)
 
 
-@contextmanager
-def _reported(stream: TextIO) -> Iterator[None]:
+def _write(stream: TextIO, text: str, *, flush: bool = False) -> None:
     """Raises `OutputLost` for stdout, whose lines are data; stderr may be closed."""
     try:
-        yield
+        stream.write(text)
+        if flush:
+            stream.flush()
     except OSError as error:
         if stream is sys.stdout:
             raise OutputLost(f"cannot write to standard output: {error.strerror}") from error
 
 
-def _write(stream: TextIO, text: str) -> None:
-    with _reported(stream):
-        stream.write(text + "\n")
-
-
-def _flush(stream: TextIO) -> None:
-    with _reported(stream):
-        stream.flush()
-
-
 def _cut(text: str, width: int) -> str:
     if len(text) <= width:
         return text
-    return text[: width - 3] + "..." if width > 6 else text[:width]
+    return text[: width - 3] + "..." if width > 6 else text[: max(0, width)]
 
 
 def _waiting_line(fanout: Fanout[Any], done: int, total: int) -> str:
@@ -251,15 +241,12 @@ class Live:
     def show(self, text: str) -> None:
         if self.is_on:
             width = shutil.get_terminal_size().columns - 1
-            sys.stderr.write("\r\x1b[2K" + printable(text)[:width])
-            sys.stderr.flush()
-            self._shown = True
+            _write(sys.stderr, "\r\x1b[2K" + printable(text)[:width], flush=True)
+            self._shown = bool(text)
 
     def clear(self) -> None:
         if self._shown:
-            sys.stderr.write("\r\x1b[2K")
-            sys.stderr.flush()
-            self._shown = False
+            self.show("")
 
     @contextmanager
     def every(self, seconds: float, text: Callable[[], str]) -> Iterator[None]:
@@ -270,15 +257,16 @@ class Live:
             while not stop.wait(seconds):
                 self.show(text())
 
+        if not self.is_on:
+            yield
+            return
         thread = threading.Thread(target=run, daemon=True)
-        if self.is_on:
-            thread.start()
+        thread.start()
         try:
             yield
         finally:
             stop.set()
-            if self.is_on:
-                thread.join()
+            thread.join()
             self.clear()
 
 

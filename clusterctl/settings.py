@@ -87,10 +87,7 @@ def with_options(
                 prepare(values)
             return function(*args, **values)
 
-        made: Command = command
-        for one in reversed(options):
-            made = one(made)
-        return made
+        return functools.reduce(lambda made, one: one(made), reversed(options), command)
 
     return decorate
 

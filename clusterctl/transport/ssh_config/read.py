@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import TransportError
-from clusterctl.nodes import why_no_host_name, why_no_user_name
+from clusterctl.nodes import why_refused
 from clusterctl.transport.ssh_config.host import HostConfig, Query, build, canonical_name, problem
 from clusterctl.transport.ssh_config.keywords import ALIASES, GROWING, IGNORED, READERS
 from clusterctl.transport.ssh_config.match import Criterion, holds, parse_match
@@ -154,9 +154,8 @@ class SshConfig:
                 self._by_name.setdefault(name, []).append(number)
 
     def _resolve(self, host: str, user: str | None, port: int | None) -> HostConfig:
-        for why in (why_no_host_name(host), why_no_user_name(user or "")):
-            if why:
-                raise TransportError("resolve", why, hint="ssh refuses such names as well")
+        if why := why_refused("host name", host) or why_refused("user name", user or ""):
+            raise TransportError("resolve", why, hint="ssh refuses such names as well")
         query = Query(host, user, port)
         self._apply(query)
         name = canonical_name(query)

@@ -160,8 +160,8 @@ def test_second_watcher_of_a_session_and_node_ends_the_first(tmp_path: Path) -> 
         with watch(env, session=session, node="a") as second:
             watcher = Watcher(second)
             watcher.until(lambda: True)
-            assert first.wait(30) == 0
-            assert other.wait(0) is None
+            assert first.channel.wait(30) == 0
+            assert other.channel.wait(0) is None
 
 
 def test_frozen_watcher_is_ended_by_the_next_one(tmp_path: Path) -> None:
