@@ -100,10 +100,8 @@ def command(
     if dry_run:
         _show_plan(output, plan_launch(nodes, prepared, wanted, claim=False), commands=True)
         return 0
-    if not skip_preflight:
-        code = _judge(output, prepared, assume_yes=yes)
-        if code:
-            return code
+    if not skip_preflight and (code := _judge(output, prepared, assume_yes=yes)):
+        return code
     plan = plan_launch(nodes, prepared, wanted, claim=True)
     if not output.json:
         _show_plan(output, plan, commands=False)
@@ -161,9 +159,8 @@ def _judge(output: Output, prepared: Prepared, *, assume_yes: bool) -> int:
         output.confirm(question, "nothing was started", yes=assume_yes)
         return 0
     if output.json:
-        reason, code = "preflight says no", report.exit_code
-        findings = report.to_json()
-        output.document("launch", ok=False, exit_code=code, reason=reason, preflight=findings)
+        about = {"ok": False, "exit_code": report.exit_code, "reason": "preflight says no"}
+        output.document("launch", **about, preflight=report.to_json())
     output.warn("nothing was started; --skip-preflight starts in spite of it")
     return report.exit_code
 
@@ -174,34 +171,20 @@ def run_plan(plan: LaunchPlan, cluster: Cluster, output: Output) -> RunResult:
     from clusterctl.launch.supervise import supervise
 
     progress = Progress(output)
-    stop, kill = _Flag(), _Flag()
+    asked: list[int] = []  # no Event: two signals at once would take its lock twice
 
-    def ask(_number: int, _frame: object) -> None:
-        is_second = stop.is_set()
-        (kill if is_second else stop).set()  # first: nothing can be printed on a closed terminal
-        if not is_second:
+    def ask(number: int, _frame: object) -> None:
+        asked.append(number)  # first: nothing can be printed on a closed terminal
+        if len(asked) == 1:
             with suppress(OSError, RuntimeError):  # the second: it came in the middle of a print
                 output.warn("\nstopping on all nodes; once more to kill at once")
 
     with handled_by(ask):
         try:
-            on_update = progress.update
-            return supervise(plan, cluster, on_update=on_update, stop=stop.is_set, kill=kill.is_set)
+            stop, kill = (lambda: bool(asked)), (lambda: len(asked) > 1)
+            return supervise(plan, cluster, on_update=progress.update, stop=stop, kill=kill)
         finally:
             progress.close()
-
-
-class _Flag:
-    """An Event without its lock: two signals at once would take that twice and never return."""
-
-    def __init__(self) -> None:
-        self._is_set = False
-
-    def set(self) -> None:
-        self._is_set = True
-
-    def is_set(self) -> bool:
-        return self._is_set
 
 
 def _report(output: Output, plan: LaunchPlan, result: RunResult) -> None:

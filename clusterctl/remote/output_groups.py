@@ -56,23 +56,17 @@ class Group:
     def first(self) -> Answer:
         return self.answers[0]
 
-    @property
-    def nodes(self) -> str:
-        return fold([answer.node for answer in self.answers])
-
     def title(self, timings: bool = False) -> str:
         """`n[1-3] (3 nodes)`, `n4 (exit 2)`."""
-        count = len(self.answers)
+        count, nodes = len(self.answers), fold(answer.node for answer in self.answers)
         words = [f"{count} nodes"] if count > 1 else []
-        if not self.first.good:
-            words.append(self.first.ending)
-        if self.first.truncated:
-            words.append("output cut")
+        words += [] if self.first.good else [self.first.ending]
+        words += ["output cut"] if self.first.truncated else []
         if timings:
             times = [answer.seconds for answer in self.answers]
             low, high = f"{min(times):.2f}", f"{max(times):.2f}"
             words.append(f"{low} s" if low == high else f"{low} to {high} s")
-        return f"{self.nodes} ({', '.join(words)})" if words else self.nodes
+        return f"{nodes} ({', '.join(words)})" if words else nodes
 
 
 def group(answers: Iterable[Answer]) -> list[Group]:

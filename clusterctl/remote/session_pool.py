@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -59,10 +60,10 @@ class Inbox:
     of its channel fills, and its payload blocks.
     """
 
-    def __init__(self, nodes: Iterable[str]) -> None:
+    def __init__(self) -> None:
         self._waiting: list[NodeMessage] = []
-        self._count = dict.fromkeys(nodes, 0)
-        self._bytes = dict.fromkeys(self._count, 0)
+        self._count: Counter[str] = Counter()
+        self._bytes: Counter[str] = Counter()
         self._changed = threading.Condition()
         self._closed = False
 
@@ -84,8 +85,8 @@ class Inbox:
             self._changed.wait_for(lambda: self._waiting, timeout_s)
             is_full = any(map(self._is_full, self._count))
             taken, self._waiting = self._waiting, []
-            self._count = dict.fromkeys(self._count, 0)
-            self._bytes = dict.fromkeys(self._count, 0)
+            self._count.clear()
+            self._bytes.clear()
             self._changed.notify_all()
             return taken, is_full
 
@@ -114,14 +115,13 @@ class SessionPool:
     ) -> None:
         """`exit_s`: seconds that payloads get to end by themselves at `close`."""
         self.lost: dict[str, str] = {}  # nodes that cannot be asked any more, and why
-        self.inbox = inbox or Inbox(node.name for node in cluster.nodes)
+        self.inbox = inbox or Inbox()
         self.cluster = cluster
         self._verb, self._args = verb, args
         self._start_timeout_s, self._exit_s = start_timeout_s, exit_s
         self._lock = threading.Lock()
-        self._closed = False
+        self._closed, self._number = False, 0
         self._open: dict[str, tuple[Connection, PayloadStream]] = {}
-        self._number = 0
 
     def __enter__(self) -> SessionPool:
         return self
@@ -198,13 +198,12 @@ class SessionPool:
         Nodes without an answer within `timeout_s` and the round trip have their reason in `lost`.
         """
         self._number += 1
-        number = self._number
         waiting = set()
         for name, order in orders.items():
             if name in self.lost or name not in self._open:
                 self.lost.setdefault(name, "not reached")
                 continue
-            self.send(name, {"timeout_s": timeout_s, **order, "id": number})
+            self.send(name, {"timeout_s": timeout_s, **order, "id": self._number})
             waiting.add(name)
         deadline = time.monotonic() + timeout_s + ROUND_TRIP_S
         answers: dict[str, Answer] = {}
@@ -218,7 +217,7 @@ class SessionPool:
                 name, answer = message.node, message.data
                 if answer is None:
                     self.lost.setdefault(name, message.why)
-                elif name not in waiting or answer["id"] != number:
+                elif name not in waiting or answer["id"] != self._number:
                     continue  # to an order that was given up, or one too many
                 elif (wrong := _misfit(orders[name], answer)) is not None:
                     self.lost[name] = f"its answer is not as it should be: {wrong}"

@@ -72,13 +72,9 @@ class Spread:
     def __init__(self, job: Job, cluster: Cluster) -> None:
         self._job, self._limits = job, cluster.limits
         self._names = [node.name for node in cluster.nodes]
-        self._inbox = Inbox(["", *self._names])  # "": the table
-        args = {
-            "python": job.python,
-            "home": HOME,
-            "workers": job.workers,
-            "clip_timeout_s": job.clip_timeout_s,
-        }
+        self._inbox = Inbox()
+        args = {"python": job.python, "home": HOME}
+        args |= {"workers": job.workers, "clip_timeout_s": job.clip_timeout_s}
         self._pool = SessionPool(
             replace(cluster, width=len(self._names)),
             verb="examine",
@@ -111,13 +107,10 @@ class Spread:
             self._pool.close()
         known = {**self._work.gone, **self._work.workers}
         every = {name: known.get(name, Worker(0)) for name in self._names}
-        return Outcome(
-            code,
-            table.out,
-            {name: worker.answered for name, worker in every.items()},
-            {name: self._lost[name] for name in self._names if name in self._lost},
-            {name: worker.mistakes for name, worker in every.items() if worker.mistakes},
-        )
+        answered = {name: worker.answered for name, worker in every.items()}
+        mistakes = {name: worker.mistakes for name, worker in every.items() if worker.mistakes}
+        lost = {name: self._lost[name] for name in self._names if name in self._lost}
+        return Outcome(code, table.out, answered, lost, mistakes)
 
     def _connect(self) -> None:
         for result in self._pool.open():
@@ -170,13 +163,13 @@ class Spread:
 
     def _stuck(self, now: float) -> list[str]:
         """Nodes whose processes should have answered by now: each clip has its own limit there."""
-        stuck = []
-        for name, worker in self._work.workers.items():
-            if not worker.open:
-                self._moved[name] = now
-            elif now - self._moved.setdefault(name, now) > self._patience_s:
-                stuck.append(name)
-        return stuck
+        workers = self._work.workers.items()
+        self._moved |= {name: now for name, worker in workers if not worker.open}
+        return [
+            name
+            for name, _ in workers
+            if now - self._moved.setdefault(name, now) > self._patience_s
+        ]
 
     def _take(
         self, node: str, data: dict[str, Any], note: Callable[[str], None]
@@ -263,7 +256,6 @@ class Table:
         self._answers.put(None)
 
     def wait(self) -> int:
-        """Its exit code."""
         code = self._process.wait(END_S)
         self._reader.join(END_S)
         return code

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import itertools
+import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -44,7 +45,7 @@ def _described(value: Any) -> str:
     if isinstance(value, dict):
         return f"an object with {len(value)} keys"
     if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
+        return json.dumps(value)
     return f"the number {value:.6g}" if -1e300 < value < 1e300 else "a number beyond 1e300"
 
 
@@ -117,32 +118,26 @@ def _text_as(wanted: str, most: int, read: Callable[[str], str | None]) -> Shape
 
 
 def whole(low: int = -WIDE, high: int = WIDE) -> Shape:
-    wanted = f"a whole number{_between(low, high)}"
-
-    def shape(value: Any) -> int:
-        if type(value) is not int or not low <= value <= high:
-            raise Misshapen(wanted, value)
-        return value
-
-    return shape
+    return _number("a whole number", (int,), low, high)
 
 
 def number(low: float = -1e18, high: float = 1e18) -> Shape:
     """A number of low to high, whole or not; never infinite, never NaN."""
-    wanted = f"a number{_between(low, high)}"
+    return _number("a number", (int, float), low, high)
+
+
+def _number(wanted: str, kinds: tuple[type, ...], low: float, high: float) -> Shape:
+    if high < 1e18:
+        wanted += f" of {low} to {high}"
+    elif low > -1e18:
+        wanted += f" of at least {low}"
 
     def shape(value: Any) -> Any:
-        if (type(value) is not float and type(value) is not int) or not low <= value <= high:
+        if type(value) not in kinds or not low <= value <= high:
             raise Misshapen(wanted, value)
         return value
 
     return shape
-
-
-def _between(low: float, high: float) -> str:
-    if high >= 1e18:
-        return "" if low <= -1e18 else f" of at least {low}"
-    return f" of {low} to {high}"
 
 
 def flag(value: Any) -> bool:
