@@ -148,7 +148,7 @@ def _object(text: str) -> Maybe[dict[str, Any]]:
 
 def _memory(text: str) -> Maybe[Memory]:
     """/proc/meminfo."""
-    rows = re.findall(r"^[ \t]*(\S+?):*[ \t]+(\d+)[ \t]+kB[ \t]*$", text, re.MULTILINE)
+    rows = re.findall(r"^[ \t]*(\S+?):*[ \t]+(\d+)[ \t]+kB[ \t\r]*$", text, re.MULTILINE)
     found = {name: int(count) * 1024 for name, count in rows}
     names = ("MemTotal", "MemAvailable", "SwapTotal", "SwapFree")
     try:

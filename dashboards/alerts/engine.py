@@ -12,8 +12,7 @@ from typing import Any
 
 from dashboards.alerts.grouping import folded, worst_first
 from dashboards.alerts.rules import gpus, nodes, run
-from dashboards.alerts.rules.base import RuleContext
-from dashboards.alerts.rules.memory import keep
+from dashboards.alerts.rules.base import RuleContext, keep
 from dashboards.model.alert_book import SEVERITIES, Alert, AlertBook, Breach, Key, Rule, Track, Unit
 from dashboards.model.state import STALE_INTERVALS, State
 

@@ -13,7 +13,7 @@ from operator import itemgetter
 from typing import Any, TypeVar
 
 from clusterctl.printable import printable
-from dashboards.alerts.rules.nodes import is_down, is_up
+from dashboards.alerts.rules.base import is_down, is_up
 from dashboards.model.alert_book import SEVERITIES
 from dashboards.model.fleet import fresh, missing
 from dashboards.model.run_progress import Figures, figures

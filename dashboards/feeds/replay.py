@@ -44,10 +44,6 @@ class Player:
         self._hold()
         self._speed = min(1e6, max(0.1, self._speed * factor))
 
-    def seek(self, seconds: float) -> None:
-        """Forward, or back."""
-        self.seek_to(self.now() + seconds)
-
     def seek_to(self, at_s: float) -> None:
         before = self.now()
         self._base_s = min(self.last_s, max(self.first_s, at_s))

@@ -25,8 +25,8 @@ from clusterctl.remote import payload
 from clusterctl.remote.fanout import unreachable
 from clusterctl.remote.followers import Pauses, join_all
 from clusterctl.transport.base import Connection, Limits, Progress, Transport
-from dashboards.feeds.clock_offset import ClockOffset
 from dashboards.feeds.gc_tuning import Seldom
+from dashboards.feeds.open_stream import BURST_BYTES, BYTES_S, GONE, OpenStream
 from dashboards.feeds.stream_reader import Pump
 from dashboards.feeds.watch_decoder import Decoder
 from dashboards.model.samples import Clock, NodeDown, NodeSample, Sample
@@ -38,31 +38,10 @@ PAUSES_S = (0.5, 30.0, 30.0)  # the first, the longest; after a stream of 30 s t
 RETRY_S = 1.0
 RETRIED = ("resolve", "tcp", "banner", "kex")
 SILENT_S = 8.5  # a stream without a line for this long is an alarm
-LINE_BYTES = 256 << 10
-BYTES_S, BURST_BYTES = 64 << 10, 1 << 20  # of one stream; a node sends 2 kB a second
 PING_S, PINGS_A_SECOND = 5.0, 100
 MANY = 100  # nodes; above, Python's collector would hold up the screen
 HURRY_S = 0.01  # an answer by pipe comes within this
 CLOSE_S = 3.0
-GONE = (TransportError, OSError, EOFError)  # what a connection raises that is lost already
-
-
-@dataclass(slots=True, eq=False)
-class _Open:
-    """A stream with what belongs to it. Times are monotonic."""
-
-    connection: Connection
-    stream: payload.PayloadStream
-    decoder: Decoder
-    began: float
-    rest: bytes = b""  # of the last line
-    allowed: float = BURST_BYTES  # bytes that it may still send now
-    offset: ClockOffset = field(default_factory=ClockOffset)
-    asked: tuple[int, float] | None = None  # (question, head's wall clock)
-
-    def close(self) -> None:
-        _close(self.stream)
-        _close(self.connection)
 
 
 @dataclass(slots=True, eq=False)
@@ -70,7 +49,7 @@ class _Watched:
     """One node. Its fields are changed under the feed's lock."""
 
     node: Node
-    open: _Open | None = None
+    open: OpenStream | None = None
     is_due: bool = True  # waits to be connected to, or is being connected to
     last_line: float = 0.0
     is_down: bool = False
@@ -111,7 +90,7 @@ class SshFeed:
         self._order = itertools.count(1)
         self._due = [(0.0, next(self._order), watched) for watched in self._watched]
         self._due_changed = threading.Condition()
-        self._closing: queue.SimpleQueue[_Open | None] = queue.SimpleQueue()
+        self._closing: queue.SimpleQueue[OpenStream | None] = queue.SimpleQueue()
         self._pump = Pump(self._take, self._check)
         self._garbage = Seldom()
         connectors = max(1, min(width, CONNECTORS, len(nodes)))
@@ -155,40 +134,28 @@ class SshFeed:
     # In the pump's thread: lines of the nodes.
 
     def _take(
-        self, key: tuple[_Watched, _Open], data: bytes, wall_s: float, error: BaseException | None
+        self,
+        key: tuple[_Watched, OpenStream],
+        data: bytes,
+        wall_s: float,
+        error: BaseException | None,
     ) -> None:
         watched, open_ = key
+        sample = None
+        if error is None:
+            try:
+                sample = open_.take(data, self._clock(), wall_s)
+            except TransportError as reason:
+                error = reason
         if error is not None:
-            self._lose(watched, open_, *_why_ended(open_, error))
-            return
-        at_s, now = self._clock(), time.monotonic()
-        open_.allowed -= len(data)
-        if open_.allowed < 0:
-            text = f"the node sends more than {BURST_BYTES >> 10} kB a second"
-            self._lose(watched, open_, "parse", text)
-            return
-        *lines, open_.rest = (open_.rest + data).split(b"\n")
-        decoder, has_reading = open_.decoder, False
-        try:
-            if len(open_.rest) > LINE_BYTES:
-                raise TransportError("parse", "a line without end")
-            for line in lines:
-                if decoder.take(line, at_s):
-                    has_reading = True
-                elif open_.asked and decoder.pong and decoder.pong[0] == open_.asked[0]:
-                    open_.offset.add(open_.asked[1], decoder.pong[1], wall_s)
-                    open_.asked = None
-            sample = decoder.sample(at_s, *open_.offset.best()) if has_reading else None
-        except TransportError as reason:
-            begin = bytes(lines[0][:60] if lines else open_.rest[:60])
-            self._lose(watched, open_, "parse", f"no line of the watcher: {reason}: {begin!r}")
+            self._lose(watched, open_, *open_.why_ended(error))
             return
         if sample is None:
             return
         with self._lock:
             if watched.open is not open_:
                 return  # another stream of this node was quicker
-            watched.last_line, watched.is_down = now, False
+            watched.last_line, watched.is_down = time.monotonic(), False
             before = self._newest.get(sample.node)
             if isinstance(before, NodeSample) and before.clock_step_s:
                 # That sample is replaced unread; its jump must not be lost.
@@ -220,7 +187,7 @@ class SshFeed:
             self._newest[name] = NodeDown(name, self._clock(), phase, message)
             self._answered.add(name)
 
-    def _lose(self, watched: _Watched, open_: _Open, phase: str, message: str) -> None:
+    def _lose(self, watched: _Watched, open_: OpenStream, phase: str, message: str) -> None:
         """The stream ended or is refused: report it, close it, and try again later."""
         with self._lock:
             if watched.open is not open_:
@@ -245,7 +212,7 @@ class SshFeed:
             heapq.heappush(self._due, (time.monotonic() + pause_s, next(self._order), watched))
             self._due_changed.notify()
 
-    def _let_go(self, watched: _Watched, open_: _Open) -> None:
+    def _let_go(self, watched: _Watched, open_: OpenStream) -> None:
         self._pump.remove((watched, open_))
         self._closing.put(open_)
 
@@ -275,7 +242,8 @@ class SshFeed:
             except Exception as error:  # noqa: BLE001 - node boundary: it becomes this node's state
                 why = unreachable(error, progress)
             if connection is not None:
-                _close(connection)
+                with contextlib.suppress(*GONE):
+                    connection.close()
             with self._lock:
                 watched.is_due = False
                 is_back = watched.open is not None and not watched.is_down
@@ -296,7 +264,7 @@ class SshFeed:
         args = dict(self._args, node=watched.node.name)
         stream = payload.stream(connection, "watch", args, nvml=True)
         now = time.monotonic()
-        open_ = _Open(connection, stream, Decoder(watched.node.name), now)
+        open_ = OpenStream(connection, stream, Decoder(watched.node.name), now)
         with self._lock:
             watched.is_due = False
             is_closed = self._stop.is_set()
@@ -320,23 +288,9 @@ class SshFeed:
                 if watched.open and time.monotonic() - watched.last_line < 3 * self._interval_s:
                     self._ask(watched.open)
 
-    def _ask(self, open_: _Open) -> None:
+    def _ask(self, open_: OpenStream) -> None:
         question = next(self._order)
         self._pump.hurry(HURRY_S)
         open_.asked = (question, time.time())
         with contextlib.suppress(*GONE):  # the pump gets the error too
             open_.stream.send({"ping": question})
-
-
-def _close(held: Connection | payload.PayloadStream) -> None:
-    with contextlib.suppress(*GONE):
-        held.close()
-
-
-def _why_ended(open_: _Open, error: BaseException) -> tuple[str, str]:
-    if isinstance(error, TransportError):
-        return error.phase, str(error)
-    if isinstance(error, EOFError):
-        lines = open_.stream.stderr_tail().strip().splitlines()
-        return "command", "the watcher ended" + (f": {lines[-1]}" if lines else "")
-    return "command", f"{type(error).__name__}: {error}"

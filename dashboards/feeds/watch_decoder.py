@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from checks.facts import THROTTLE_REASONS, Maybe, Unknown
+from checks.facts import THROTTLE_REASONS, or_none
 from checks.parsers.nvidia_smi import parse_quantity, read_rows
 from clusterctl.errors import TransportError
 from clusterctl.payload.watching.gpus import SMI_QUERY
@@ -86,7 +86,7 @@ class Decoder:
         elif key == "links":
             self._link_tuple = None
         elif key == "csv":
-            self._csv = parse_csv(value) if isinstance(value, str) else None
+            self._csv = parse_csv(str(value))
         elif key == "disks":
             self._disks = _disks(value)
         elif key == "procs":
@@ -134,14 +134,13 @@ class Decoder:
         count = reported.get("gpus")
         if type(count) is int and count >= 0:
             if self._gpu_tuple is None:
-                indices = range(min(count, GPUS))
-                for index in indices:
+                for index in range(min(count, GPUS)):
                     if self._gpus.get(index) is None:
-                        still = self._still.get(index)
-                        if still is None:
-                            still = self._still[index] = _still(reported.get(f"h{index}"))
-                        self._gpus[index] = _gpu(index, reported.get(f"g{index}"), still)
-                gpus = (self._gpus[index] for index in indices)
+                        if index not in self._still:
+                            self._still[index] = _still(reported.get(f"h{index}"))
+                        moving = reported.get(f"g{index}")
+                        self._gpus[index] = _gpu(index, moving, self._still[index])
+                gpus = map(self._gpus.get, range(min(count, GPUS)))
                 self._gpu_tuple = tuple(gpu for gpu in gpus if gpu is not None)
             return self._gpu_tuple, ""
         error = str(reported.get("gpu_error") or "")
@@ -155,11 +154,10 @@ class Decoder:
         if type(count) is not int:
             return None
         if self._link_tuple is None:
-            indices = range(min(count, LINKS))
-            for index in indices:
+            for index in range(min(count, LINKS)):
                 if self._links.get(index) is None:
                     self._links[index] = _link(reported.get(f"L{index}"), reported.get(f"l{index}"))
-            links = (self._links[index] for index in indices)
+            links = map(self._links.get, range(min(count, LINKS)))
             self._link_tuple = tuple(link for link in links if link is not None)
         return self._link_tuple
 
@@ -200,10 +198,9 @@ def _still(row: Any) -> _Still:
     """(name, limit, bytes, ECC errors, NVLinks): what a card reports once a minute."""
     if type(row) is not list or len(row) != len(CARD):
         return _UNKNOWN
-    name, up, links = row[0], _whole(row[5]), _whole(row[6])
+    up, links = _whole(row[5]), _whole(row[6])
     nvlinks = None if up is None or links is None else (up, links)
-    if not isinstance(name, str):
-        name = ""
+    name = row[0] if isinstance(row[0], str) else ""
     return name, _number(row[1]), _times(row[2], MIB), _whole(row[4]), nvlinks
 
 
@@ -267,7 +264,7 @@ def parse_csv(text: str) -> tuple[Gpu, ...] | None:
     for cells in read_rows(text, SMI_COLUMNS):
         if not cells["index"].isdigit():
             continue
-        values = [_known(parse_quantity(cells[name])) for name in SMI_COLUMNS[2:]]
+        values = [or_none(parse_quantity(cells[name])) for name in SMI_COLUMNS[2:]]
         power_w, limit_w, util, used, total, degrees, mhz = values
         is_lost = all(value is None for value in (power_w, util, used, degrees))
         util = None if util is None else util / 100
@@ -275,11 +272,7 @@ def parse_csv(text: str) -> tuple[Gpu, ...] | None:
         error = cells["power.draw"].strip("[]") if is_lost else ""
         index, name = int(cells["index"]), cells["name"]
         gpus.append(Gpu(index, name, power_w, limit_w, util, used, total, degrees, mhz, error))
-    return tuple(gpus) if gpus else None
-
-
-def _known(value: Maybe[float]) -> float | None:
-    return None if isinstance(value, Unknown) else value
+    return tuple(gpus) or None
 
 
 def _number(value: Any) -> float | None:

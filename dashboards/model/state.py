@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dashboards.model.alert_book import AlertBook
-from dashboards.model.downsample import Thin
-from dashboards.model.ring_buffer import FLEET_COLUMNS, NODE_COLUMNS, Ring
+from dashboards.model.ring_buffer import FLEET_COLUMNS, NODE_COLUMNS, Ring, Thin
 from dashboards.model.samples import EventSample, NodeDown, NodeSample
 from trainer.runlog.telemetry import StepRecord
 

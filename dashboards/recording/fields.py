@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from dashboards.model.alert_book import SEVERITIES
-from dashboards.model.downsample import Thin
-from dashboards.model.ring_buffer import CHUNK, LARGEST, Ring
+from dashboards.model.ring_buffer import CHUNK, LARGEST, Ring, Thin
 
 MOST_GPUS = 64  # as in watch_decoder
 MOST_RANKS = 1 << 20
@@ -68,6 +67,19 @@ def tests(kind: type[Any]) -> Mapping[str, Test]:
             if name in kind.__dataclass_fields__
         }
     return _TESTS[kind]
+
+
+def checked(kind: type[Any], name: str, value: Any) -> Any:
+    """A value for this field. Raises `ValueError`."""
+    if not tests(kind)[name](value):
+        raise ValueError(f"{name} cannot be that")
+    return value
+
+
+def checked_time(value: Any) -> float:
+    if type(value) not in (float, int) or not 0.0 <= value <= SECONDS:
+        raise ValueError("no time")
+    return float(value)
 
 
 def _of_field(kind: str, name: str, hint: Any) -> Test:

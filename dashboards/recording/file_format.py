@@ -27,6 +27,7 @@ NODES, HISTORY, RUN, ROUND = "nodes", "history", "run", "round"
 # Of a text, unpacked: ten times what 1,000 nodes of 8 GPUs report, and four times their hour of
 # history. A small file must not unpack to all of the memory.
 MAX_BYTES = dict.fromkeys((*KEYS, NODES, RUN, ROUND), 64 << 20) | {HISTORY: 256 << 20}
+MAX_PARTS = 4 << 20  # lists and objects of one text; each costs 60 bytes of memory and more
 LATEST_S = 1e11  # year 5138
 LEVEL = 6
 PAGE_BYTES = 2048  # larger pages leave more of themselves empty: 4096 takes 30 % more space
@@ -117,6 +118,13 @@ def list_rows(db: sqlite3.Connection, size: int) -> tuple[list[Row], int]:
 def as_json(value: Any) -> bytes:
     """The text of a row."""
     return json.dumps(value, separators=(",", ":")).encode()
+
+
+def from_json(text: bytes) -> Any:
+    """What `as_json` made a text of. Raises `ValueError`."""
+    if text.count(b"[") + text.count(b"{") > MAX_PARTS:
+        raise ValueError("a text of too many parts")
+    return json.loads(text)
 
 
 class Unpacker:

@@ -19,15 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import UsageError
-from dashboards.model.ring_buffer import FLEET_COLUMNS, LAYOUT, NODE_COLUMNS, Ring
+from dashboards.model.ring_buffer import FLEET_COLUMNS, LAYOUT, Ring
 from dashboards.model.samples import NodeReport, NodeSample, RunReport, Sample, Tick
-from dashboards.model.state import HISTORY_S, NodeState, RunState, State
+from dashboards.model.state import HISTORY_S, NodeState, RunState, State, new_node
 from dashboards.recording import codec, fields, file_format
 from dashboards.reduce import fold
 
 HALF_BYTES = 2
 CACHED_HISTORIES = 160  # of an hour and a bit, unpacked
-MAX_PARTS = 4 << 20  # lists and objects of one text; each costs 60 bytes of memory and more
 
 # What reading an unexpected text may raise.
 _BROKEN: tuple[type[Exception], ...] = (
@@ -47,9 +46,7 @@ class Place:
     known: dict[str, tuple[NodeSample, Any]] = field(default_factory=dict)
     unpacker: file_format.Unpacker = field(default_factory=file_format.Unpacker)
     next_round: Round | None = None
-    fields: Fields = field(
-        default_factory=lambda: codec.FIELDS
-    )  # the file's, where they are not ours
+    fields: Fields = field(default_factory=lambda: codec.FIELDS)  # the file's, if not ours
     broken: bool = False  # a damaged row: nothing can be known before the next key
 
 
@@ -84,10 +81,8 @@ class Recorded:
     @property
     def damage(self) -> str:
         """What of the file could not be read so far, as a sentence; "" nothing."""
-        if not self._damaged and not self._gaps:
-            return ""
         lost = "parts of this recording are damaged and left out; what they held is unknown"
-        return f"{self.path}: {lost}"
+        return f"{self.path}: {lost}" if self._damaged or self._gaps else ""
 
     def _text(self, id_: int, kind: str) -> bytes:
         """Of the first row of its kind after its key. Raises `ValueError`, `sqlite3.Error`."""
@@ -96,7 +91,7 @@ class Recorded:
         return file_format.Unpacker().unpack(kind, found and found[0])
 
     def _read(self, id_: int, kind: str) -> Any:
-        return _json(self._text(id_, kind))
+        return file_format.from_json(self._text(id_, kind))
 
     def state_at(self, at_s: float) -> tuple[State, Place]:
         """The state then, and the place behind it. Before the beginning: the beginning.
@@ -140,35 +135,32 @@ class Recorded:
 
     def key_after(self, at_s: float) -> float | None:
         """In time: when the next key is that is not known to be damaged; None at the end."""
-        return min(
-            (k.time_s for k in self._keys if k.time_s > at_s and k.id not in self._damaged),
-            default=None,
-        )
+        good = (key.time_s for key in self._keys if key.id not in self._damaged)
+        return min((time_s for time_s in good if time_s > at_s), default=None)
 
     def _at_key(self, number: int) -> tuple[State, Place]:
         key = self._keys[number]
         about, parts_of = self._read(key.id, key.kind), self._read(key.id + 1, file_format.NODES)
         names_of = _fields(about)
         nodes, known = {}, {}
-        values: dict[str, Any] = {"now_s": _time(about["now_s"])}
+        values: dict[str, Any] = {"now_s": fields.checked_time(about["now_s"])}
         for name, value in about["state"].items():
             # A part of another version is left out rather than the whole.
             with contextlib.suppress(*_BROKEN):
-                values[name] = _part(State, name, codec.decode(value, names_of))
+                values[name] = fields.checked(State, name, codec.decode(value, names_of))
         state = State(**values)
         limit = -(-int(HISTORY_S) // max(1, int(state.history_step_s)))
         rings = self._rings(number, limit)
         for name, parts in parts_of.items():
             given = {
-                key: _part(NodeState, key, codec.decode(value, names_of))
+                key: fields.checked(NodeState, key, codec.decode(value, names_of))
                 for key, value in parts.items()
                 if key in NodeState.__dataclass_fields__
             }
-            empty = Ring(len(NODE_COLUMNS), limit)
-            nodes[name] = NodeState(name, history=rings.get(name, empty), **given)
-            sample = nodes[name].sample
-            if sample is not None:
-                known[name] = (sample, parts["sample"])
+            history = rings.get(name, new_node(name, limit).history)
+            node = nodes[name] = NodeState(name, history=history, **given)
+            if node.sample is not None:
+                known[name] = (node.sample, parts["sample"])
         run = self._run_at(number, about, names_of)
         fleet = rings.get("", Ring(len(FLEET_COLUMNS), limit))
         is_ours = codec.FIELDS.items() <= names_of.items()
@@ -183,7 +175,7 @@ class Recorded:
         key = self._keys[first]
         try:
             deep = about if first == number else self._read(key.id, key.kind)
-            run = _part(State, "run", codec.decode(deep["run"], _fields(deep)))
+            run = fields.checked(State, "run", codec.decode(deep["run"], _fields(deep)))
         except _BROKEN:
             if first == number:
                 raise
@@ -196,8 +188,7 @@ class Recorded:
             try:
                 text = unpacker.unpack(kind, payload)
                 if kind == file_format.RUN:
-                    found = [_of_run(codec.decode(one, names_of)) for one in _json(text)]
-                    state = fold(state, found)
+                    state = fold(state, _of_run(text, names_of))
             except _BROKEN:
                 self._damaged.add(id_)
         return state.run
@@ -214,8 +205,6 @@ class Recorded:
             except _BROKEN:
                 self._damaged.add(self._keys[before].id)
                 break
-            if rows is None:
-                break
             pieces.insert(0, rows)
             if is_whole:
                 break
@@ -225,12 +214,12 @@ class Recorded:
             for name in names
         }
 
-    def _read_history(self, number: int) -> tuple[dict[str, tuple[int, bytes]] | None, bool]:
+    def _read_history(self, number: int) -> tuple[dict[str, tuple[int, bytes]], bool]:
         """({ring: (width, packed rows)}, whether it holds all that was there) of one key."""
         line, _, data = self._text(self._keys[number].id + 2, file_format.HISTORY).partition(b"\n")
         about = json.loads(line)
         if about.get("columns") != LAYOUT:
-            return None, False  # of another version: its history is left out, its readings are good
+            return {}, True  # of another version: its history is left out, its readings are good
         rows, at = {}, 0
         for name, (width, count) in about["rows"].items():
             size = HALF_BYTES * width * count
@@ -267,11 +256,11 @@ class Recorded:
                 return None
             text = place.unpacker.unpack(kind, payload)
             if kind == file_format.RUN:
-                samples += [_of_run(codec.decode(one, place.fields)) for one in _json(text)]
+                samples += _of_run(text, place.fields)
             elif kind == file_format.ROUND:
-                samples += self._of_nodes(place, _json(text))
+                samples += self._of_nodes(place, file_format.from_json(text))
                 place.row += 1
-                return _time(time_s), samples
+                return fields.checked_time(time_s), samples
             place.row += 1
         return None
 
@@ -309,29 +298,12 @@ def _stretches(rows: Sequence[file_format.Row]) -> list[tuple[int, float]]:
     return [(stretch, ends[stretch]) for stretch in of_keys]
 
 
-def _json(text: bytes) -> Any:
-    if text.count(b"[") + text.count(b"{") > MAX_PARTS:
-        raise ValueError("a text of too many parts")
-    return json.loads(text)
-
-
 def _fields(about: dict[str, Any]) -> Fields:
     return {name: tuple(names) for name, names in about["fields"].items()}
 
 
-def _part(kind: type[Any], name: str, value: Any) -> Any:
-    if not fields.tests(kind)[name](value):
-        raise ValueError(f"{name} cannot be that")
-    return value
-
-
-def _of_run(value: Any) -> Sample:
-    if isinstance(value, RunReport):
-        return value
-    raise ValueError("nothing that a run reports")
-
-
-def _time(value: Any) -> float:
-    if type(value) not in (float, int) or not 0.0 <= value <= file_format.LATEST_S:
-        raise ValueError("no time")
-    return float(value)
+def _of_run(text: bytes, names_of: Fields) -> list[RunReport]:
+    samples = [codec.decode(one, names_of) for one in file_format.from_json(text)]
+    if not all(isinstance(sample, RunReport) for sample in samples):
+        raise ValueError("nothing that a run reports")
+    return samples

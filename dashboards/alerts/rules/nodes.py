@@ -6,15 +6,22 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable
 
-from dashboards.alerts.rules.base import RuleContext, always_known, node_has, part_has
+from dashboards.alerts.rules.base import (
+    UNKNOWN,
+    UP,
+    RuleContext,
+    always_known,
+    is_down,
+    is_up,
+    node_has,
+    part_has,
+)
 from dashboards.model import units
 from dashboards.model.alert_book import FAIL, WARN, Breach, Rule, Unit
-from dashboards.model.samples import Disk, Link
+from dashboards.model.samples import Disk
 
 HEAD = "this machine"
-UP = frozenset(["active", "up", "linkup", "Active", "ACTIVE", "LinkUp"])
 NOT_OURS = frozenset(["Permission denied", "Operation not permitted"])  # another user's mount
-UNKNOWN = frozenset(["", "?", "unknown"])  # could not be read, or the driver does not report it
 
 
 def down(context: RuleContext) -> Iterable[Breach]:
@@ -92,14 +99,6 @@ def link_down(context: RuleContext) -> Iterable[Breach]:
                 times = link.downs - earlier.links[unit]
                 text = f"was lost {times} time{'s' * (times != 1)}, is {link.state} again"
                 yield Breach(unit, text, WARN, after_s=0, clear_s=600)
-
-
-def is_up(link: Link) -> bool:
-    return link.state in UP or link.state.lower() in UP
-
-
-def is_down(link: Link) -> bool:
-    return not is_up(link) and link.state.lower() not in UNKNOWN
 
 
 def _link_known(context: RuleContext, unit: Unit) -> bool:

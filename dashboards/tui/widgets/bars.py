@@ -10,8 +10,8 @@ from textual.message import Message
 
 from dashboards.feeds.replay import Player
 from dashboards.model import units
-from dashboards.model.downsample import Thin
 from dashboards.model.fleet import ALARM, MISSING, STALE, UNKNOWN, Summary, summarise
+from dashboards.model.ring_buffer import Thin
 from dashboards.model.run_progress import Figures, figures
 from dashboards.model.state import RunState, State
 from dashboards.tui.braille import nice_scale, resampled, spark

@@ -14,8 +14,7 @@ import pytest
 from clusterctl.cli import run as run_command
 from dashboards.alerts.docs_table import render
 from dashboards.alerts.engine import RULES
-from dashboards.alerts.rules.base import RuleContext, command_line, hostfile_of
-from dashboards.alerts.rules.memory import keep
+from dashboards.alerts.rules.base import RuleContext, command_line, hostfile_of, keep
 from dashboards.model.alert_book import Breach, Rule, RuleMemory, Unit
 from dashboards.model.samples import (
     Disk,

@@ -5,8 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dashboards.model.downsample import LIMIT, Thin
-from dashboards.model.ring_buffer import CHUNK, NAN, Ring
+from dashboards.model.ring_buffer import CHUNK, NAN, THIN_ROWS, Ring, Thin
 
 
 def filled(count: int, width: int = 2, limit: int = 120) -> Ring:
@@ -66,7 +65,7 @@ def test_thinned_run_keeps_its_ends_and_its_mean() -> None:
     for step in range(1, 20_001):
         thin = thin.add(float(step), 1.0 if step % 2 else 3.0)
     rows = thin.rows()
-    assert len(rows) <= LIMIT
+    assert len(rows) <= THIN_ROWS
     assert rows[0][0] < 20
     assert rows[-1][0] > 19_900
     assert all(abs(row[1] - 2.0) < 0.51 for row in rows)

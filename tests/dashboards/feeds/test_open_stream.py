@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from dashboards.feeds.clock_offset import ClockOffset
+from dashboards.feeds.open_stream import ClockOffset
 
 
 def test_offset_is_known_to_half_of_the_round_trip() -> None:
