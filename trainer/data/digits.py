@@ -1,8 +1,7 @@
 """Moving handwritten digits: a real, small video data set that needs no network.
 
-The scans are scikit-learn's bundled `load_digits` (1,797 scans of 8 x 8 by real writers, UCI
-"Optical Recognition of Handwritten Digits"). Each clip shows one scan that moves one logical pixel
-a frame over a 16 x 16 canvas, enlarged by a whole factor and encoded as h264 mp4:
+The scans are scikit-learn's `load_digits` (1,797 scans of 8 x 8 by real writers). Each clip shows
+one that moves a logical pixel a frame over a 16 x 16 canvas, enlarged and encoded as h264 mp4:
 
     python -m trainer.data.digits --out DIR --clips 2000 --seed 1
 
@@ -21,6 +20,7 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from fractions import Fraction
 from functools import cache
 from importlib.util import find_spec
@@ -58,8 +58,6 @@ class DigitsError(TrainerError):
 def scans(split: str) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Scans [N, 8, 8] in 0..1 (1 is ink) and their digits [N]; `split` is "train" or "held_out"."""
     parts = {"train": slice(None, TRAIN_SCANS), "held_out": slice(TRAIN_SCANS, None)}
-    if split not in parts:
-        raise DigitsError(f"no split {split!r}: train or held_out")
     package = find_spec("sklearn")
     if package is None or not package.submodule_search_locations:
         raise DigitsError("the scans come with scikit-learn, which this Python does not have")
@@ -90,9 +88,8 @@ def prompts() -> list[str]:
 
 
 def trajectory(direction: str, frames: int) -> list[tuple[int, int]]:
-    """Top left corner (y, x) of the digit's box in each frame, logical pixels. The box starts at
-    the edge it moves away from and the other axis is centred; the canvas holds 9 positions, so more
-    than 9 frames are a DigitsError."""
+    """Top left corner (y, x) of the digit's box in each frame, in logical pixels. It starts at the
+    edge it moves away from. More than 9 frames (positions) are a DigitsError."""
     most = CANVAS - BOX
     if not 1 <= frames <= most + 1:
         raise DigitsError(f"{frames} frames do not fit: the box has {most + 1} positions")
@@ -138,34 +135,24 @@ def plan_clips(clips: int, seed: int) -> list[tuple[int, str]]:
     return [chosen[n] for n in rng.permutation(clips)]
 
 
-def _stamp(clips: int, seed: int, size: int, frames: int) -> dict[str, object]:
-    numbers = {"format": _FORMAT, "clips": clips, "seed": seed, "size": size, "frames": frames}
-    text = json.dumps(numbers, sort_keys=True)
-    return {**numbers, "hash": hashlib.sha256(text.encode()).hexdigest()}
-
-
-def _holds(out: Path, stamp: dict[str, object]) -> bool:
-    try:
-        return bool(read_object(out / STAMP) == stamp) and (out / MANIFEST).is_file()
-    except (OSError, ValueError):
-        return False
-
-
 def make(out: Path, clips: int, seed: int, size: int = 64, frames: int = 8) -> bool:
     """Render the data set into the folder `out`; False when it was there already.
 
-    `size` is the clip's height and width in pixels, a multiple of 16; `frames` is the length to
-    train on. Files hold one frame more: a clip must be longer than its bucket (open-sora-1.2).
-    Raises DigitsError for parameters that do not fit and for a folder that is not ours.
+    `size`: the clip's height and width in pixels, a multiple of 16. `frames`: the length to train
+    on; files hold one more, as a clip must be longer than its bucket. Raises DigitsError for
+    parameters that do not fit and for a folder that is not ours.
     """
     if size % CANVAS or size < CANVAS:
         raise DigitsError(f"--size {size} is not a multiple of {CANVAS}")
     if clips < 1:
         raise DigitsError(f"--clips {clips}: at least one")
     trajectory("left", frames + 1)  # refuses a length that does not fit before anything is written
-    out, stamp = out.resolve(), _stamp(clips, seed, size, frames)
-    if _holds(out, stamp):
-        return False
+    numbers = {"format": _FORMAT, "clips": clips, "seed": seed, "size": size, "frames": frames}
+    text = json.dumps(numbers, sort_keys=True)
+    out, stamp = out.resolve(), {**numbers, "hash": hashlib.sha256(text.encode()).hexdigest()}
+    with suppress(OSError, ValueError):
+        if read_object(out / STAMP) == stamp and (out / MANIFEST).is_file():
+            return False
     if out.exists() and any(out.iterdir()) and not (out / STAMP).is_file():
         raise DigitsError(f"{out} is not empty and was not made by this command: choose another")
     out.parent.mkdir(parents=True, exist_ok=True)

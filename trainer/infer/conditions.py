@@ -4,10 +4,9 @@ A mask strategy is upstream's text: groups separated by ";", each of up to six n
 
     loop, reference, reference start, target start, length, edit ratio      (default 0,0,0,0,1,0)
 
-Starts and lengths count latent frames; negative starts count from the end. With Open-Sora's VAE 5
-latent frames are 17 video frames that stand alone, so starts snap to multiples of 5 (`align`). An
-edit ratio of 0 keeps the frames as they are, 1 makes new ones, between them it says how much they
-may change.
+Starts and lengths count latent frames, negative starts from the end. With Open-Sora's VAE 5 latent
+frames are 17 video frames that stand alone, so starts snap to multiples of 5 (`align`). An edit
+ratio of 0 keeps the frames as they are, 1 makes new ones.
 """
 
 from __future__ import annotations
@@ -22,12 +21,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trainer.data.video.decode import Decoder
-from trainer.data.video.pixels import to_signed
 from trainer.data.video.window import Window
 from trainer.errors import ConfigError
 from trainer.infer.prompts import Prompt
 from trainer.infer.request import Settings
-from trainer.models.vae.interface import VideoVAE
+from trainer.models.vae.interface import VideoVAE, to_signed
 
 # C channels · T,H,W frames, height, width: of latents, of pixels in a Window
 _TIMEOUT_S = 120.0  # of one file: a dead mount or an endless one must not block the request
@@ -103,9 +101,9 @@ def place_references(
     align: int,
     where: str,
 ) -> tuple[Tensor, Tensor]:
-    """Latent noise with its references, and each frame's edit ratio [T] (1: made from noise). A
-    group longer than the reference or the clip is cut, as upstream does. Raises ConfigError for one
-    that starts outside of either."""
+    """Latent noise with its references, and each frame's edit ratio [T] (1: made from noise).
+    Cuts a group at the end of reference or clip, as upstream. Raises ConfigError for a start
+    outside."""
     z_CTHW = z_CTHW.clone()
     total = z_CTHW.shape[1]
     edit_T = torch.ones(total, device=z_CTHW.device)

@@ -20,8 +20,6 @@ _MARK = "clusterctl request "  # in front of the identity, in the file's comment
 
 
 class State(enum.Enum):
-    """What a video's path holds."""
-
     MISSING = "to make"
     BROKEN = "incomplete, made again"
     FINISHED = "finished"
@@ -31,22 +29,19 @@ class State(enum.Enum):
 def state_of(path: Path, identity: str) -> State:
     """Whether `path` is the video of this request, another one, half of one or nothing."""
     try:
-        comment = _comment(path)
+        if path.suffix == ".png":
+            from PIL import Image
+
+            with Image.open(path) as image:
+                image.load()  # to the last byte; a cut file raises OSError
+                comment = str(image.info.get("comment", ""))
+        else:
+            comment = read_tags(path).get("comment", "")
     except FileNotFoundError:
         return State.MISSING
     except (ValueError, OSError):
         return State.BROKEN
     return State.FINISHED if comment == _MARK + identity else State.OTHER
-
-
-def _comment(path: Path) -> str:
-    if path.suffix != ".png":
-        return read_tags(path).get("comment", "")
-    from PIL import Image
-
-    with Image.open(path) as image:
-        image.load()  # to the last byte; a cut file raises OSError
-        return str(image.info.get("comment", ""))
 
 
 def write(

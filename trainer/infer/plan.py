@@ -75,8 +75,6 @@ class Rank:
 
 @dataclass(frozen=True)
 class Plan:
-    """A checked request."""
-
     config: Config
     settings: Settings
     checkpoint: Path | str
@@ -86,7 +84,6 @@ class Plan:
     identities: dict[Path, str]
 
     def state(self, job: Job) -> State:
-        """What the job's path holds at this moment."""
         return state_of(job.path, self.identities[job.path])
 
     def refuse_others(self, jobs: Sequence[Job]) -> None:

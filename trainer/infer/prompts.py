@@ -33,7 +33,6 @@ class Prompt:
 
     @property
     def where(self) -> str:
-        """How messages name it."""
         return f"prompt {self.index}"
 
     @property
@@ -46,7 +45,6 @@ class Prompt:
         return [text for first, text in self.parts if first <= loop][-1]
 
     def map(self, change: Callable[[str], str]) -> Prompt:
-        """The same prompt with the text of every part changed."""
         return replace(self, parts=tuple((first, change(text)) for first, text in self.parts))
 
 
@@ -72,8 +70,7 @@ class Scores:
 
 
 def read_prompts(path: Path) -> tuple[str, ...]:
-    """One prompt a line; blank lines are left out. Raises ConfigError when the file cannot be read
-    or holds no prompt."""
+    """One prompt a line, blank lines left out. Raises ConfigError when there is none."""
     try:
         # utf-8-sig: editors put a mark in front. Not splitlines: a prompt can have a U+2028.
         lines = path.read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")

@@ -44,7 +44,6 @@ class Settings:
     resize: str  # of references, as of the clips in training
 
     def describe(self) -> str:
-        """One line for people."""
         clips = f"{self.loop} clips of {self.num_frames}" if self.loop > 1 else self.num_frames
         seconds = f"{clips} frames of {self.height}x{self.width} at {self.save_fps:g} fps"
         return f"{seconds}, {self.steps} steps, guidance {self.cfg_scale:g}, seed {self.seed}"

@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -161,20 +162,12 @@ class Sampler:
         generator = [
             generator_of(settings.seed, job.prompt.index, job.sample, loop, "edit") for job in jobs
         ]
-        return self.parts.flow.sample(
-            model,
-            z_BCTHW,
-            y.to(self.device, torch.float32),
-            y_null.to(self.device, torch.float32),
-            text_mask.to(self.device),
-            size,
-            settings.steps,
-            settings.cfg_scale,
-            generator=generator,
-            progress=step,
-            frame_mask=edit_BT,
-            null_mask=null_mask,
-        )
+        y, y_null = y.to(self.device, torch.float32), y_null.to(self.device, torch.float32)
+        text_mask, numbers = text_mask.to(self.device), (settings.steps, settings.cfg_scale)
+        options: Any = {"progress": step, "frame_mask": edit_BT, "null_mask": null_mask}
+        texts = (y, y_null, text_mask, size)
+        sample = self.parts.flow.sample
+        return sample(model, z_BCTHW, *texts, *numbers, generator=generator, **options)
 
     def _least_bytes(self, count: int) -> int:
         """A lower bound of a batch's bytes: pixels, latents and the activations of one block."""
@@ -189,5 +182,4 @@ class Sampler:
 
 
 def counted(videos: int) -> str:
-    """The number of videos, for messages."""
     return "1 video" if videos == 1 else f"{videos} videos"

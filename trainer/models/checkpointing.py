@@ -59,8 +59,6 @@ class GradCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class BlockBytes:
-    """What one block holds for its backward pass, in bytes."""
-
     spatial: int
     temporal: int
     entry: int  # when it is recomputed: its input

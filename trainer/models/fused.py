@@ -63,7 +63,6 @@ class _NormModulate(torch.autograd.Function):
 
 
 def add_gated(x_BTSD: Tensor, branch_BTSD: Tensor, gate_BF1D: Tensor) -> Tensor:
-    """x + gate * branch."""
     if torch.compiler.is_compiling():
         return torch.addcmul(x_BTSD, branch_BTSD, gate_BF1D)
     return _AddGated.apply(x_BTSD, branch_BTSD, gate_BF1D)

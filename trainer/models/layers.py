@@ -18,7 +18,6 @@ from trainer.models.positions import sinusoid
 
 # B batch · A any batch of sequences · T frames · S tokens of a frame · L text tokens
 # D model width · N heads · E width of a head · C channels
-Generator = torch.Generator | None
 MOST_HEADS = 65_535  # of a CUDA grid's last axis; XL/2 has 57,600 of places and heads at 720p
 
 
@@ -79,8 +78,6 @@ class CrossAttention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Linear, GELU (tanh), Linear."""
-
     def __init__(self, width: int, hidden: int, out: int) -> None:
         super().__init__()
         self.fc1 = nn.Linear(width, hidden)
@@ -116,9 +113,7 @@ class CaptionEmbedder(nn.Module):
         self.register_buffer("y_embedding", torch.randn(length, channels) / channels**0.5)
         self.drop_probability = drop_probability
 
-    def forward(
-        self, y_B1LC: Tensor, columns: Tensor | None = None, generator: Generator = None
-    ) -> Tensor:
+    def forward(self, y_B1LC: Tensor, columns: Tensor | None = None) -> Tensor:
         """[B, 1, L, D]. Drops only in training, by one draw per sample on the CPU.
 
         A dropped caption keeps its own text mask, as upstream: the caller's mask stays valid.
@@ -130,7 +125,7 @@ class CaptionEmbedder(nn.Module):
             if shape != null_shape:
                 text = f"text features are {shape} per caption but the null text is {null_shape}"
                 raise ModelInputError(f"{text}; encode with max_length {null_shape[0]}")
-            draws = torch.rand(y_B1LC.shape[0], generator=generator)
+            draws = torch.rand(y_B1LC.shape[0])
             dropped = (draws < self.drop_probability).to(y_B1LC.device)
             null = self.y_embedding.to(y_B1LC.dtype)
             y_B1LC = torch.where(dropped[:, None, None, None], null, y_B1LC)

@@ -49,10 +49,7 @@ def available_bytes(device: torch.device) -> int:
 
 
 def _meminfo(name: str) -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError(f"/proc/meminfo has no {name}")
+    return int(Path("/proc/meminfo").read_text().split(f"{name}:")[1].split()[0]) * 1024
 
 
 def _cgroup_free(root: Path = Path("/sys/fs/cgroup")) -> Iterator[int]:

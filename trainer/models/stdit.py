@@ -1,8 +1,8 @@
 """STDiT3: Open-Sora 1.2's diffusion transformer over video latents.
 
-Spatial and temporal blocks take turns; text enters by cross-attention; timestep and frame rate
-enter by modulation. State dicts equal upstream's in names and shapes (973 keys at XL/2). Upstream's
-quirks that its weights depend on are kept and marked "quirk".
+Spatial and temporal blocks take turns; text enters by cross-attention, timestep and frame rate by
+modulation. State dicts equal upstream's in names and shapes (973 keys at XL/2). Upstream's quirks
+that its weights depend on are kept and marked "quirk".
 """
 
 from __future__ import annotations
@@ -100,8 +100,6 @@ class FinalLayer(nn.Module):
 
 
 class STDiT3(nn.Module):
-    """The model; see `forward` for what goes in and out."""
-
     def __init__(self, config: STDiT3Config) -> None:
         super().__init__()
         self.config = config
@@ -236,7 +234,6 @@ class STDiT3(nn.Module):
         return x_BTSD
 
     def _grid(self, latent: Size) -> Size:
-        """Tokens along each axis."""
         t, h, w = (-(-size // p) for size, p in zip(latent, self.config.patch_size, strict=True))
         return t, h, w
 

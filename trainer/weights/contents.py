@@ -56,7 +56,6 @@ def _groups(tensors: Mapping[str, Tensor]) -> list[dict[str, Any]]:
 
 
 def _dtypes(tensors: Iterable[Tensor]) -> dict[str, int]:
-    """dtype -> number of tensors."""
     return dict(Counter(map(dtype_name, tensors)))
 
 

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from trainer.errors import CheckpointError
-from trainer.weights import architecture, pixart
+from trainer.weights import architecture
 from trainer.weights.report import LoadReport
 from trainer.weights.source import Source, find_source
 from trainer.weights.tensorfile import dtype_name
 
 LEAST_SHARE = 0.99  # of what a source should give
 Place = str | os.PathLike[str]
+# Of PixArt's tensors, positions are computed and alpha's size inputs are not used.
+_LEFT_OUT = re.compile(r"pos_embed|csize_embedder\.|ar_embedder\.")
+# Of STDiT3's tensors, those that no PixArt has.
+_NEW = re.compile(
+    r"temporal_blocks\.|fps_embedder\.|rope\.|spatial_blocks\.\d+\.attn\.[qk]_norm\.weight$"
+)
+_PATCH, _NULL_TEXT = "x_embedder.proj.weight", "y_embedder.y_embedding"
+_FINAL = ("final_layer.linear.weight", "final_layer.linear.bias")
 
 
 def read_weights(path: Place) -> dict[str, Tensor]:
@@ -56,10 +66,10 @@ def load_into(
 ) -> LoadReport:
     """Start a freshly built model from weights of any source; PixArt's are converted.
 
-    A model on the meta device gets its memory here, and random numbers only where the source is not
-    whole: those of an XL/2 take 16 CPU seconds. `ema` takes a checkpoint's average if it has one.
-    Raises CheckpointError, and leaves the model as it was, when less than 99 % of the tensors of
-    either side fit; with `allow_partial` what fits is taken. The weights' config.json is not read.
+    A model on the meta device gets its memory here, and random numbers (16 CPU seconds for an XL/2)
+    only where the source is not whole. `ema` takes a checkpoint's average if it has one. Raises
+    CheckpointError, and leaves the model as it was, when less than 99 % of the tensors of either
+    side fit; with `allow_partial` what fits is taken.
     """
     weights, averaged = read_checkpoint(place, ema=ema)
     report, ready = compare(model, weights, str(place))
@@ -96,13 +106,6 @@ def _give_memory(model: nn.Module, report: LoadReport) -> None:
         model.get_buffer(name).copy_(fresh.get_buffer(name))
 
 
-def converted(model: nn.Module, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """The tensors under this model's names."""
-    if architecture.architecture_of(weights).kind == architecture.PIXART and _is_stdit(model):
-        return pixart.to_stdit(weights, model.state_dict())[0]
-    return weights
-
-
 def compare(
     model: nn.Module, weights: Mapping[str, Tensor], source: str
 ) -> tuple[LoadReport, Mapping[str, Tensor]]:
@@ -115,9 +118,9 @@ def compare(
             hint="take the .pth of PixArt itself, e.g. PixArt-Sigma-XL-2-2K-MS.pth",
         )
     left_out: list[str] = []
-    from_pixart = found.kind == architecture.PIXART and _is_stdit(model)
+    from_pixart = found.kind == architecture.PIXART and hasattr(model, "spatial_blocks")
     if from_pixart:
-        weights, left_out = pixart.to_stdit(weights, wanted)
+        weights, left_out = _from_pixart(weights, wanted)
     for name in weights.keys() & wanted.keys():
         given, own = weights[name], wanted[name]
         # 8-bit floats come with scales under other names
@@ -128,7 +131,7 @@ def compare(
                 hint="take the weights in bf16, fp16 or fp32",
             )
     absent = [name for name in wanted if name not in weights]
-    new = tuple(name for name in absent if from_pixart and pixart.NEW.match(name))
+    new = tuple(name for name in absent if from_pixart and _NEW.match(name))
     both = {name: (weights[name], tensor) for name, tensor in wanted.items() if name in weights}
     shapes = {name: (tuple(a.shape), tuple(b.shape)) for name, (a, b) in both.items()}
     report = LoadReport(
@@ -145,8 +148,26 @@ def compare(
     return report, weights
 
 
-def _is_stdit(model: nn.Module) -> bool:
-    return hasattr(model, "spatial_blocks")
+def _from_pixart(
+    tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], list[str]]:
+    """PixArt's tensors for a model with the state dict `wanted`, and the names left out."""
+    left_out = [name for name in tensors if _LEFT_OUT.match(name)]
+    kept = {name: tensor for name, tensor in tensors.items() if name not in set(left_out)}
+    result = {re.sub(r"^blocks\.", "spatial_blocks.", name): kept[name] for name in kept}
+    times = wanted[_PATCH].shape[2] if _PATCH in wanted else 1
+    if _PATCH in result and result[_PATCH].ndim == 4:
+        # [D, C, T, H, W] whose answer to a still clip is the image model's to one of its frames
+        result[_PATCH] = result[_PATCH].unsqueeze(2).expand(-1, -1, times, -1, -1) / times
+    for name in _FINAL:
+        if times > 1 and name in result:  # each frame of a patch starts as the image
+            result[name] = torch.cat([result[name]] * times)
+    if _NULL_TEXT in result and _NULL_TEXT in wanted:
+        # Cut, or longer by repeats of the last row, as upstream does.
+        rows, length = result[_NULL_TEXT], len(wanted[_NULL_TEXT])
+        rest = rows[-1:].expand(max(0, length - len(rows)), -1)
+        result[_NULL_TEXT] = torch.cat([rows[:length], rest])
+    return result, left_out
 
 
 def _differences(found: architecture.Architecture, model: nn.Module) -> tuple[str, ...]:

@@ -59,7 +59,6 @@ class LoadReport:
         return bool(self.loaded) and not any(rest)
 
     def summary(self) -> str:
-        """One line."""
         text = f"{self.model} from {self.source}: {len(self.loaded)} of {self.expected} tensors"
         return text + (f", {len(self.new)} are new" if self.new else "")
 

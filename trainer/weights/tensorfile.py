@@ -51,8 +51,7 @@ def _damaged(problem: str) -> CheckpointError:
 
 def read_file(path: Path, *, shapes_only: bool = False) -> dict[str, Tensor]:
     """The file's tensors by name, on the CPU; with `shapes_only` on the meta device, data unread.
-    Nothing in a torch pickle is run. Raises CheckpointError, also where torch is too old for
-    that."""
+    Runs nothing in a torch pickle. Raises CheckpointError, also where torch is too old for that."""
     try:
         with path.open("rb") as file:
             head = file.read(64)

@@ -36,8 +36,9 @@ def _ignore(_count: int) -> None:
 def whole_or_nothing(target: Path, need_bytes: int, *, overwrite: bool = False) -> Iterator[Path]:
     """A place beside `target` that becomes it at the end, or is removed. Raises CheckpointError."""
     if target.exists() and not overwrite:
-        hint = "choose another name, or --overwrite"
-        raise CheckpointError(f"{target} already exists", hint=hint)
+        raise CheckpointError(
+            f"{target} already exists", hint="choose another name, or --overwrite"
+        )
     part, aside = (target.with_name(f".{word}-{target.name}") for word in ("tmp", "old"))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -45,8 +46,9 @@ def whole_or_nothing(target: Path, need_bytes: int, *, overwrite: bool = False) 
         free = shutil.disk_usage(target.parent).free
         if free < need_bytes:
             free_gb, need_gb = free / 1e9, need_bytes / 1e9
-            free_text = f"{target.parent} has {free_gb:.1f} GB free"
-            raise CheckpointError(f"{free_text}, {need_gb:.1f} GB are needed")
+            raise CheckpointError(
+                f"{target.parent} has {free_gb:.1f} GB free, {need_gb:.1f} GB are needed"
+            )
         yield part
         sync(part.parent)
         _remove(aside)
@@ -107,11 +109,10 @@ def write_folder(
     folder.mkdir()
     shards = _split(tensors, dtypes, SHARD_BYTES)
     count = len(shards)
-    names = [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
-    if count == 1:
-        names = ["model.safetensors"]
     table: dict[str, str] = {}
-    for name, shard in zip(names, shards, strict=True):
+    for number, shard in enumerate(shards, 1):
+        more = f"-{number:05d}-of-{count:05d}" if count > 1 else ""
+        name = f"model{more}.safetensors"
         write_file(folder / name, shard, dtypes, wrote)
         table |= dict.fromkeys(shard, name)
     if count > 1:
@@ -132,10 +133,10 @@ def dtypes_for(
     tensors: _Tensors, dtype: torch.dtype | None, keep: Collection[str] = ()
 ) -> dict[str, torch.dtype]:
     """`dtype` for floating-point ones but `keep`; raises CheckpointError for what no file holds."""
-    result = {}
+    result = {name: tensor.dtype for name, tensor in tensors.items()}
     for name, tensor in tensors.items():
-        changes = tensor.is_floating_point() and name not in keep
-        result[name] = dtype if dtype is not None and changes else tensor.dtype
+        if dtype is not None and tensor.is_floating_point() and name not in keep:
+            result[name] = dtype
         if result[name] not in NAMES:
             raise CheckpointError(f"{name} is {dtype_name(tensor)}, which safetensors cannot hold")
     return result

@@ -1,11 +1,6 @@
 """A feature cache as training reads it: latents and captions that were encoded once.
 
-    features = Features(Path("features"))
-    shards = features.shards()                       # one for each thread
-    found = shards.latents(place, first=3, count=2)  # two chunks of a clip, checked
-
-`python -m trainer.data encode` makes the folder (trainer.data.features.encode). No VAE and no text
-encoder is built here, and neither transformers nor diffusers is imported.
+No VAE and no text encoder is built here, and neither transformers nor diffusers is imported.
 """
 
 from __future__ import annotations
@@ -25,7 +20,7 @@ from trainer.data.features.files import LATENTS, TEXTS, FeaturesError, damaged
 from trainer.data.features.units import Grid, Keys, find_units, frames_of, keys_of
 from trainer.data.manifest.manifest import Manifest
 from trainer.data.plan.buckets import Buckets
-from trainer.data.plan.content import content_ids
+from trainer.data.plan.data_plan import content_ids
 from trainer.weights.tensorfile import DTYPES
 
 # K chunks · P 1, or 2: mean and log-variance · C channels · Z,h,w latent frames, height, width

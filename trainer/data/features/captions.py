@@ -1,8 +1,7 @@
 """Captions kept behind a frozen caption embedder: 1,152 numbers a token instead of T5's 4,096.
 
-The embedder that is frozen gives the same numbers in every epoch, so what it gives can be kept. It
-stays in the model (its weights belong to every checkpoint) and does one thing only: captions that
-training drops become its null text.
+The embedder stays in the model (its weights belong to every checkpoint) and only gives its null
+text for the captions that training drops.
 """
 
 # B clips · L tokens · C channels of the encoder · D width of the model
@@ -22,7 +21,7 @@ from trainer.data.features.cache import Features
 from trainer.data.features.files import FeaturesError
 from trainer.models.layers import CaptionEmbedder
 from trainer.models.stdit import STDiT3, build_stdit
-from trainer.weights.load import converted, read_checkpoint
+from trainer.weights.load import compare, read_checkpoint
 
 _PREFIX = "y_embedder."
 _FREEZE = "model.freeze_y_embedder = True"
@@ -37,17 +36,12 @@ class ProjectedCaptions(CaptionEmbedder):
         self.register_buffer("y_embedding", embedder.y_embedding)
         self.drop_probability = embedder.drop_probability
 
-    def forward(
-        self,
-        y_B1LC: Tensor,
-        columns: Tensor | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
+    def forward(self, y_B1LC: Tensor, columns: Tensor | None = None) -> Tensor:
         """As CaptionEmbedder's, with the same draws; what comes in has been projected."""
         if self.training and self.drop_probability > 0:
-            draws = torch.rand(y_B1LC.shape[0], generator=generator)
-            if bool((draws < self.drop_probability).any()):
-                dropped = (draws < self.drop_probability).to(y_B1LC.device)
+            dropped = torch.rand(y_B1LC.shape[0]) < self.drop_probability
+            if bool(dropped.any()):
+                dropped = dropped.to(y_B1LC.device)
                 null_LD = self.y_proj(self.y_embedding.to(y_B1LC.dtype))
                 y_B1LC = torch.where(dropped[:, None, None, None], null_LD, y_B1LC)
         return y_B1LC if columns is None else y_B1LC[:, :, columns.to(y_B1LC.device)]
@@ -85,7 +79,7 @@ def load_embedder(config: Config, channels: int, dtype: torch.dtype) -> CaptionE
     own = {"caption_channels": channels, "model_max_length": length}
     with torch.device("meta"):
         model = build_stdit(config.model.type, **{**config.model.options, **own})
-    weights = converted(model, read_checkpoint(place, ema=False)[0])
+    _, weights = compare(model, read_checkpoint(place, ema=False)[0], place)
     found = {n.removeprefix(_PREFIX): t for n, t in weights.items() if n.startswith(_PREFIX)}
     embedder = CaptionEmbedder(channels, model.config.hidden_size, 0.0, length)
     try:

@@ -52,7 +52,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def describe(folder: Path, document: Mapping[str, Any]) -> str:
-    """What is in a cache, in lines."""
     tables = read_index(folder, document)
     columns = tables[LATENTS].columns
     sizes = Counter(zip(columns["height"].tolist(), columns["width"].tolist(), strict=True))

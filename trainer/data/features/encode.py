@@ -39,8 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("out", type=Path, help="folder of the cache, seen by all ranks")
     what = "keep one draw of each latent instead of mean and log-variance: half the bytes, no "
     option("--sample", action="store_true", help=what + "fresh noise in training")
-    what = "of latents as stored (fp16; fp32 where pixels are the latents). Captions keep the encoder's"
-    option("--latent-dtype", choices=sorted(_DTYPES), help=what)
+    what = "of latents as stored (fp16; fp32 where pixels are the latents). Captions keep "
+    option("--latent-dtype", choices=sorted(_DTYPES), help=what + "the encoder's")
     what = "keep captions behind the frozen caption embedder of --ckpt-path: "
     what += "1,152 numbers a token instead of 4,096"
     option("--caption-embedder", action="store_true", help=what)
@@ -186,7 +186,6 @@ class _Ranks:
                 dist.destroy_process_group()
 
     def gather_objects(self, value: Any) -> list[Any]:
-        """See `Engine.gather_objects`."""
         from trainer.engine.base import gathered
 
         return gathered(value, self.world)

@@ -1,8 +1,7 @@
 """A job of encoding: what is to be made, cut into shards that any rank can make alone.
 
-`job.json` fixes the division, as a function of manifest, buckets and what the cache holds already;
-a shard exists under its name or not at all. So nothing else is kept: a command that continues makes
-the missing shards, and the rank that finds all of them writes the index.
+`job.json` fixes the division. A shard exists under its name or not at all, so a command that
+continues makes the missing ones, and the rank that finds all of them writes the index.
 """
 
 from __future__ import annotations

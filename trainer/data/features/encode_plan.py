@@ -21,7 +21,7 @@ from trainer.data.features.key import encoder_width
 from trainer.data.features.units import Grid, Units, cut, find_units, frames_of, unit_bytes
 from trainer.data.manifest.manifest import Manifest
 from trainer.data.plan.buckets import Buckets
-from trainer.data.plan.content import content_ids
+from trainer.data.plan.data_plan import content_ids
 
 _BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 _TEXT_DTYPES = {"bf16": "BF16", "fp32": "F32"}
@@ -45,7 +45,6 @@ class Options:
 
     @property
     def latents(self) -> dict[str, Any]:
-        """Their part of the key."""
         return {"kind": self.kind, "dtype": self.dtype, "max_frames": self.max_frames}
 
 
@@ -79,7 +78,10 @@ def work_of(config: Config, manifest: Manifest, out: Path, document: Mapping[str
     if most is not None and most < longest:
         raise FeaturesError(f"--max-frames {most} is below a bucket's {longest} frames")
     every = find_units(manifest, buckets, interval, grid)
-    tables, bad = _present(out, document["job"], inputs["retry_bad"])
+    tables, bad = index.empty_tables(), set()
+    if (before := index.read_document(out)) is not None and before["job"] < document["job"]:
+        tables = index.read_index(out, before)
+        bad = set() if inputs["retry_bad"] else set(index.bad_clips(before))
     frames, ids = frames_of(manifest.num_frames, interval, most), content_ids(manifest)
     units = _missing(every, ids, frames, tables[LATENTS], bad)
     copies = 2 if latents["kind"] == index.POSTERIOR else 1
@@ -162,16 +164,6 @@ def shapes_of(config: Config, options: Options) -> dict[str, Any]:
         "text_channels": stored,
         "text_dtype": _TEXT_DTYPES[config.dtype],
     }
-
-
-def _present(
-    out: Path, job: int, retry_bad: bool
-) -> tuple[dict[str, index.Table], set[tuple[int, int, int]]]:
-    """What the cache held before this job."""
-    document = index.read_document(out)
-    if document is None or document["job"] >= job:
-        return index.empty_tables(), set()
-    return index.read_index(out, document), set() if retry_bad else set(index.bad_clips(document))
 
 
 def _missing(

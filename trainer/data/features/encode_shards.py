@@ -80,8 +80,6 @@ class Maker:
         finally:
             self._progress.clear()
 
-    # --- latents ---
-
     def _latents(self, shards: Sequence[Shard]) -> None:
         from trainer.components import build_vae
 
@@ -151,17 +149,10 @@ class Maker:
                 continue
             for length, parts in clip.parts.items():
                 values = torch.cat(parts)
-                builder.add(
-                    f"{name}.{size['height']}x{size['width']}.{length}",
-                    values,
-                    len(values),
-                    **size,
-                    key=self._key(clip.unit, length),
-                    length=length,
-                    frames=int(work.frames[row]),
-                    count=len(values),
-                    fps=clip.fps,
-                )
+                chunks = {"key": self._key(clip.unit, length), "length": length}
+                times = {"frames": int(work.frames[row]), "count": len(values), "fps": clip.fps}
+                entry = f"{name}.{size['height']}x{size['width']}.{length}"
+                builder.add(entry, values, len(values), **size, **chunks, **times)
         self._bad += len(bad)
         builder.write(shard[0], bad=bad)
         if self._bad > self._options.max_bad:
@@ -171,8 +162,6 @@ class Maker:
                 f"{self._options.max_bad:,} are allowed{shown}",
                 hint=f"--max-bad allows more; {RESUME}",
             )
-
-    # --- captions ---
 
     def _texts(self, shards: Sequence[Shard]) -> None:
         from trainer.components import build_text_encoder

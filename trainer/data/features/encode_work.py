@@ -20,8 +20,8 @@ from trainer.data.features.files import Piece, write
 from trainer.data.features.index import COLUMNS, EXACT, POSTERIOR
 from trainer.data.features.units import Grid
 from trainer.data.video.decode import Decoder, Reply
-from trainer.data.video.pixels import to_signed
 from trainer.data.video.window import Window
+from trainer.models.vae.interface import to_signed
 from trainer.weights.write import NAMES
 
 # K chunks · P 1, or 2: mean and log-variance · C channels · T,H,W frames, height, width in pixels
@@ -92,8 +92,6 @@ class Ahead:
 
 @dataclass(frozen=True)
 class LatentMaker:
-    """Chunks of frames to what is stored."""
-
     vae: Any
     grid: Grid
     kind: str
@@ -141,8 +139,7 @@ class LatentMaker:
 
 
 def text_features(encoder: Any, captions: Sequence[str]) -> Iterator[tuple[int, Tensor]]:
-    """(place in `captions`, features of its real tokens [tokens, C] on the CPU). Short captions
-    first, so little is padding."""
+    """(place in `captions`, features [tokens, C] on the CPU), short ones first: less padding."""
     order = sorted(range(len(captions)), key=lambda place: (len(captions[place]), place))
     for start in range(0, len(order), _CAPTIONS_AT_ONCE):
         places = order[start : start + _CAPTIONS_AT_ONCE]

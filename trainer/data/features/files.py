@@ -64,8 +64,6 @@ class Piece:
 
 @dataclass(frozen=True)
 class Header:
-    """The header of a file."""
-
     tensors: Mapping[str, tuple[str, tuple[int, ...], int, int]]  # kind, shape, first byte, size
     meta: Mapping[str, Any]
     size: int  # of the whole file, as the header says

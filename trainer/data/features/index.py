@@ -55,7 +55,6 @@ class Table:
         return np.where(own[places] == keys, places, -1)
 
     def crcs(self, place: int, first: int, count: int) -> list[int]:
-        """Checksums of an entry's chunks."""
         start = int(self.columns["crc_at"][place]) + first
         return self.crc[start : start + count].tolist()
 
@@ -80,7 +79,6 @@ def text_key(text: str) -> int:
 
 
 def empty_tables() -> dict[str, Table]:
-    """Of a cache that holds nothing."""
     return {kind: _joined(kind, [], []) for kind in COLUMNS}
 
 
@@ -98,8 +96,7 @@ def _joined(kind: str, parts: list[dict[str, Any]], crcs: list[NDArray[np.uint32
 
 
 def write_index(folder: Path, document: Mapping[str, Any], shards: Sequence[Path]) -> None:
-    """Make the cache usable: an index file of the shards' tables, then `features.json`. Raises
-    FeaturesError naming a damaged shard."""
+    """Write the shards' index and `features.json`. Raises FeaturesError naming a damaged shard."""
     parts: dict[str, list[dict[str, Any]]] = {LATENTS: [], TEXTS: []}
     crcs: dict[str, list[NDArray[np.uint32]]] = {LATENTS: [], TEXTS: []}
     listed: list[list[Any]] = []  # name, bytes, hash of the header
@@ -156,14 +153,13 @@ def write_index(folder: Path, document: Mapping[str, Any], shards: Sequence[Path
 
 def read_document(folder: Path) -> dict[str, Any] | None:
     """features.json; None without a finished cache. Raises FeaturesError for another version."""
-    document = files.read_json(folder / files.DOCUMENT)
+    path = folder / files.DOCUMENT
+    document = files.read_json(path)
     if document is None:
         return None
     if document.get("schema") != SCHEMA:
-        raise FeaturesError(
-            f"{folder / files.DOCUMENT} is of version {document.get('schema')}, this reads {SCHEMA}",
-            hint=_ANEW,
-        )
+        version = document.get("schema")
+        raise FeaturesError(f"{path} is of version {version}, this reads {SCHEMA}", hint=_ANEW)
     try:
         # names of files beside it, never elsewhere
         whole = _OWN_FILE.fullmatch(document["index"]) is not None
@@ -178,7 +174,7 @@ def read_document(folder: Path) -> dict[str, Any] | None:
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         whole = False
     if not whole:
-        raise FeaturesError(f"{folder / files.DOCUMENT} is damaged", hint=_ANEW)
+        raise FeaturesError(f"{path} is damaged", hint=_ANEW)
     return document
 
 

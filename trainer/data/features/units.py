@@ -1,9 +1,8 @@
 """What a feature cache holds: each clip at each size training may want, in pieces of whole chunks.
 
 A video VAE encodes chunks of 17 frames that do not see each other, so a clip that is cut at
-multiples of 17 is encoded once and serves every window that starts there. A length that is no
-multiple ends in a shorter chunk (33 = 17 + 16), which is encoded for every such start as well, as a
-separate stream.
+multiples of 17 is encoded once and serves every window that starts there. The shorter last chunk of
+other lengths (33 = 17 + 16) is encoded for every such start too, as a separate stream.
 """
 
 from __future__ import annotations

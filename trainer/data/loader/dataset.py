@@ -1,10 +1,9 @@
 """From the plan to batches: what a rank trains on, step by step, decoded ahead of need.
 
 A worker is a decoding process (decode.py) and a thread of the rank that waits for it and fills the
-batch; PyAV runs in no rank. torch's DataLoader is not used: its workers cost 190 MB of torch each,
-hand tensors over by a socket without a deadline (a stopped worker hangs the rank, whatever
-`timeout` says), and as children of a fork server outlive a killed rank. Here every wait has a
-deadline and the kernel ends the processes with their rank.
+batch. torch's DataLoader is not used: its workers cost 190 MB of torch each, hand tensors over by a
+socket without a deadline (a stopped worker hangs the rank, whatever `timeout` says), and as
+children of a fork server outlive a killed rank. Here every wait has a deadline.
 """
 
 # B clips · C channels · T frames · H,W pixels
@@ -44,8 +43,6 @@ class TooFewClips(LoaderError):
 
 @dataclass(frozen=True)
 class LoaderOptions:
-    """How clips are read."""
-
     clip_timeout_s: float = 30.0  # after that a clip is bad and its decoding process replaced
     batch_timeout_s: float = 300.0  # after that the run stops
     cache_decoded_mb: int = 0  # decoded clips each worker keeps; for small data sets
@@ -70,7 +67,6 @@ class LoaderOptions:
 
     @classmethod
     def of(cls, config: Any) -> LoaderOptions:
-        """From a training configuration."""
         return replace(taken_from(cls, config.dataset), prefetch_factor=config.prefetch_factor)
 
 
@@ -233,13 +229,8 @@ class Loader:
 
     def _worker(self, role: str) -> Worker:
         options = self.options
-        decoder = Decoder(
-            options.clip_timeout_s,
-            options.cache_decoded_mb << 20,
-            role,
-            memory_bytes=options.worker_memory_mb << 20,
-            resize=options.resize,
-        )
+        cache_bytes, memory_bytes = options.cache_decoded_mb << 20, options.worker_memory_mb << 20
+        decoder = Decoder(options.clip_timeout_s, cache_bytes, role, memory_bytes, options.resize)
         make = partial(assemble, decoder=decoder, timeout_s=options.batch_timeout_s)
         return Worker(options, role, make, decoder.close, decoder.abort)
 

@@ -87,7 +87,12 @@ def read_batch(
             clip_id = int(ids[candidate.row])
             reason = features.bad.get((clip_id, bucket.height, bucket.width))
             if reason is None:
-                latent, file_fps = _latent(candidate, clip_id, task, features, shards)
+                window = (bucket.frames, candidate.start, task.interval)
+                found = shards.window(clip_id, bucket.height, bucket.width, *window)
+                if found is None:
+                    at = f"{bucket.height}x{bucket.width} for {bucket.frames} frames"
+                    raise features.lacks(f"{candidate.path} at {at}")
+                latent, file_fps = found
                 rate = microbatch.frame_rate(candidate, file_fps, task)
                 if rate:
                     chosen.append(candidate)
@@ -101,30 +106,10 @@ def read_batch(
     y, mask = _captions(chosen, features, shards)
     if pin:
         latent_BPCZHW, y = latent_BPCZHW.pin_memory(), y.pin_memory()
-    return Batch.of(
-        bucket,
-        (task.epoch, task.index),
-        chosen,
-        torch.tensor(rates, dtype=torch.float32),
-        latents=latent_BPCZHW,
-        y=y,
-        mask=mask,
-        bad=bad,
-        decode_s=time.thread_time() - start_s,
-    )
-
-
-def _latent(
-    clip: Clip, clip_id: int, task: Task, features: Features, shards: Shards
-) -> tuple[Tensor, float]:
-    """The stored latent of a clip's window, and the file's frame rate."""
-    bucket = task.bucket
-    size = (bucket.height, bucket.width, bucket.frames)
-    found = shards.window(clip_id, *size, clip.start, task.interval)
-    if found is None:
-        at = f"{bucket.height}x{bucket.width} for {bucket.frames} frames"
-        raise features.lacks(f"{clip.path} at {at}")
-    return found
+    parts = {"latents": latent_BPCZHW, "y": y, "mask": mask}
+    place, fps = (task.epoch, task.index), torch.tensor(rates, dtype=torch.float32)
+    spent_s = time.thread_time() - start_s
+    return Batch.of(bucket, place, chosen, fps, **parts, bad=bad, decode_s=spent_s)
 
 
 def _captions(clips: list[Clip], features: Features, shards: Shards) -> tuple[Tensor, Tensor]:
@@ -134,9 +119,9 @@ def _captions(clips: list[Clip], features: Features, shards: Shards) -> tuple[Te
         if part is None:
             raise features.lacks(f"the caption of {clip.path} ({clip.text[:60]!r})")
         parts.append(part)
-    shape = (len(parts), 1, features.max_tokens, features.text_channels)
-    y = torch.zeros(shape, dtype=parts[0].dtype)
-    mask = torch.zeros(shape[0], shape[2], dtype=torch.int64)
+    rows, length = len(parts), features.max_tokens
+    y = torch.zeros(rows, 1, length, features.text_channels, dtype=parts[0].dtype)
+    mask = torch.zeros(rows, length, dtype=torch.int64)
     for row, part in enumerate(parts):
         y[row, 0, : len(part)] = part
         mask[row, : len(part)] = 1

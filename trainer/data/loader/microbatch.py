@@ -147,16 +147,9 @@ def assemble(task: Task, decoder: Decoder, timeout_s: float, pin: bool = False) 
         places = failed
         for place in failed:
             chosen[place] = spares.popleft()
-    return Batch.of(
-        bucket,
-        (task.epoch, task.index),
-        chosen,
-        torch.from_numpy(rates),
-        video=video,
-        bad=bad,
-        decode_s=decode_s,
-        decoder_bytes=decoder_bytes,
-    )
+    more = {"bad": bad, "decode_s": decode_s, "decoder_bytes": decoder_bytes}
+    at, fps = (task.epoch, task.index), torch.from_numpy(rates)
+    return Batch.of(bucket, at, chosen, fps, video=video, **more)
 
 
 def frame_rate(clip: Clip, file_fps: float, task: Task) -> float:
@@ -182,7 +175,6 @@ def no_replacement(bucket: Bucket) -> str:
 
 
 def too_many(what: str, bad: list[Bad], hint: str | None = None) -> TooManyBadSamples:
-    """The error with the first 10 bad clips."""
     shown = "".join(f"\n  {path}: {reason}" for _, path, reason in bad[:10])
     more = f"\n  and {len(bad) - 10} more" if len(bad) > 10 else ""
     error = TooManyBadSamples(f"{what}{shown}{more}", hint=hint)

@@ -1,7 +1,6 @@
 """Which height and width a resolution has at each aspect ratio (Open-Sora 1.2's tables).
 
-A resolution's name stands for an area: a clip fits when it has at least 0.8 of it. Ratios are
-height / width, written with two decimals; the order of a table decides ties, so it is kept.
+Ratios are height / width with two decimals; the order of a table decides ties, so it is kept.
 Upstream wrote some ratios of the PixArt tables with one decimal ("1.0"), Lambda's fork with two:
 both are read. Names "NNpx" are ours: area NN x NN, sides multiples of 16, square below 64.
 """

@@ -1,12 +1,10 @@
 """Which microbatches share a step: alike in cost, so that no rank waits for another.
 
-Ranks of a step wait for the slowest of them. In random order a step of Open-Sora's stage 2 idles
-17 % of 192 ranks, because a 720p microbatch costs several times a 144p one. Here the random order
-is cut into windows of some steps, and microbatches of equal cost inside a window make steps of
-their own; what does not fill a step stays for the next window. Which clips an epoch has and which
-of them form a microbatch do not change, but a step holds fewer different buckets.
-
-The result is a permutation of the microbatches: a function of order, costs, group and window only.
+In random order a step of Open-Sora's stage 2 idles 17 % of 192 ranks, because a 720p microbatch
+costs several times a 144p one. Here the random order is cut into windows of some steps, and
+microbatches of equal cost inside a window make steps of their own; what does not fill a step stays
+for the next window. The result is a permutation of the epoch's microbatches: a function of order,
+costs, group and window only.
 """
 
 from __future__ import annotations
@@ -31,10 +29,9 @@ _RANKS, _STEPS = 4, 5  # words that keep these draws apart from the plan's
 class Balance:
     """How an epoch's microbatches are put into steps.
 
-    `costs[cell]` is the relative cost of one microbatch of a bucket, an integer (see `classes`).
-    Microbatches of equal cost may share a step. `steps` is {epoch: (ranks, microbatches of each
-    rank)}, from that epoch on: a run that resumes with another number of ranks keeps the order of
-    its epoch and changes with the next.
+    `costs[cell]` is the cost of a bucket's microbatch (`classes`); those of equal cost may share
+    a step. `steps` is {epoch: (ranks, microbatches of each rank)}, from that epoch on: a run that
+    resumes with another number of ranks keeps the order of its epoch.
     """
 
     window: int  # steps
@@ -66,7 +63,6 @@ class Balance:
         return balanced(costs, *self.step(epoch), self.window, seed, epoch)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
         steps = {str(start): list(step) for start, step in sorted(self.steps.items())}
         return {"window": self.window, "costs": list(self.costs), "steps": steps}
 
@@ -154,10 +150,9 @@ def _shared_out(steps: Ints, costs: Ints, ranks: int) -> Ints:
     load = np.zeros((len(steps), ranks), np.int64)
     made = np.empty_like(steps)
     for first in range(0, steps.shape[1], ranks):
+        here = made[:, first : first + ranks]
         least = np.argsort(load, axis=1, kind="stable")
-        here = np.empty((len(steps), ranks), np.int64)
         np.put_along_axis(here, least, steps[:, first : first + ranks], axis=1)
-        made[:, first : first + ranks] = here
         load += price[here]
     return made
 

@@ -110,7 +110,6 @@ class Buckets:
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 (hex) of `canonical`."""
         return hashlib.sha256(json.dumps(self.canonical, sort_keys=True).encode()).hexdigest()
 
     def assign(self, manifest: Manifest, seed: int, epoch: int, frame_interval: int = 1) -> Cells:
@@ -192,7 +191,6 @@ class Buckets:
         return length > frames * interval
 
     def _by_resolution(self) -> list[tuple[Resolution, list[tuple[int, Slot]]]]:
-        """Each resolution with its slots and their indices."""
         groups = itertools.groupby(enumerate(self.slots), key=lambda item: item[1].resolution.name)
         return [(slots[0][1].resolution, slots) for slots in (list(group) for _, group in groups)]
 

@@ -1,8 +1,7 @@
 """What a microbatch of a bucket costs, so that those which share a step cost alike.
 
-By arithmetic: matrix products of the text encoder, the VAE and the transformer (three forward
-passes' worth, four with recomputation), each at the share of an accelerator's peak that it is known
-to reach. Or timed at the start of a run, shared out over the ranks.
+By arithmetic: matrix products of text encoder, VAE and transformer, each at the share of an
+accelerator's peak that it is known to reach. Or timed at the start of a run, shared over the ranks.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from torch import nn
 
 from trainer.components import Parts
 from trainer.data.plan.buckets import Bucket
-from trainer.data.video.pixels import to_signed
 from trainer.engine.base import Engine
 from trainer.models.flops import forward_flops
 from trainer.models.stdit_config import STDiT3Config
+from trainer.models.vae.interface import to_signed
 
 # B clips · C channels · T,H,W frames, height, width
 # Of the bf16 peak: estimates for Open-Sora's XL/2 on H100; only their ratio matters.
@@ -117,7 +116,6 @@ def matrix_weights(text: object) -> int:
 
 
 def no_flops(_frames: int, _height: int, _width: int) -> float:
-    """FLOP of a VAE without weights."""
     return 0.0
 
 

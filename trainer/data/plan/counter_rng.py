@@ -1,8 +1,7 @@
 """Random numbers that are functions of what they are for, not of what was drawn before.
 
-Counter-based: the number for (row, seed, epoch, …) is the same in any order, on any rank, in any
-process, and a million of them are one numpy expression. The mixer is SplitMix64's finaliser
-(Steele, Lea, Flood 2014), applied once for every word of the key.
+The number for (row, seed, epoch, …) is the same in any order and process, and a million of them are
+one numpy expression: SplitMix64's finaliser (Steele, Lea, Flood 2014) for every word of the key.
 """
 
 from __future__ import annotations

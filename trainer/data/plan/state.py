@@ -1,9 +1,8 @@
 """What a checkpoint keeps of the data, and how a run continues from it: exactly, or not at all.
 
-The state names everything that decides the order. A run whose data differ is refused with the first
-difference, unless --data-state says how to continue: `reset` begins the next epoch with the new
-data, `remap` continues this epoch with the clips not seen yet (compared by content), `force` keeps
-the position.
+A run whose data differ is refused with the first difference, unless --data-state says how to
+continue: `reset` begins the next epoch with the new data, `remap` continues this epoch with the
+clips not seen yet (compared by content), `force` keeps the position.
 """
 
 from __future__ import annotations
@@ -60,7 +59,6 @@ def seen(plan: DataPlan, cursor: Cursor) -> Ids:
 
 
 def identity(plan: DataPlan) -> dict[str, Any]:
-    """What decides the order of every epoch, as plain data."""
     stride, marks = plan.manifest.marks()
     return {
         "schema": SCHEMA,
@@ -95,10 +93,9 @@ def restore(
     if different is None or on_mismatch == "force":
         return Restored(Cursor(epoch, consumed), left_out, different or "")
     if on_mismatch == "reset":
-        nothing = np.empty(0, np.uint64)
-        plan.leave_out(epoch, nothing)
+        plan.leave_out(epoch, before[:0])
         note = f"{different}; epoch {epoch + 1} begins with the new data"
-        return Restored(Cursor(epoch + 1), nothing, note)
+        return Restored(Cursor(epoch + 1), before[:0], note)
     if on_mismatch == "remap":
         plan.leave_out(epoch, before)
         present = int(np.isin(plan.content_ids, before).sum())
@@ -200,10 +197,9 @@ def _balance_difference(plan: DataPlan, before: Any, epoch: int, consumed: int) 
         return None
     if was.costs != now.costs:
         return "the costs that group microbatches into steps differ"
-    before_s, now_s = was.step(epoch), now.step(epoch)
-    if consumed and before_s != now_s:
-        made = "{} ranks with {} microbatches each".format
-        return f"steps of epoch {epoch} were made of {made(*before_s)}, now of {made(*now_s)}"
+    then, here = ("{} ranks with {} microbatches each".format(*b.step(epoch)) for b in (was, now))
+    if consumed and then != here:
+        return f"steps of epoch {epoch} were made of {then}, now of {here}"
     return None
 
 

@@ -1,13 +1,10 @@
 """From a file to the frames of one window at one size, on one thread.
 
 Seek to the keyframe before the window, decode no frame that neither the window nor a frame of it
-needs, and scale while converting to RGB (scale.py).
+needs, and scale while converting to RGB (scale.py). No FFmpeg threads anywhere: a decoder with
+threads that the garbage collector frees in a forked child hangs forever (PyAV 18 and 19).
 
-No FFmpeg threads anywhere: a decoder with threads that the garbage collector frees in a forked
-child hangs forever (PyAV 18 and 19, every time).
-
-This file and decode.py run in processes without torch: they import nothing of it, unless upstream's
-own resize is asked for.
+This file and decode.py run in processes without torch, unless upstream's own resize is asked for.
 """
 
 # C channels · T frames · H,W height, width in pixels
@@ -148,8 +145,7 @@ def _why(error: BaseException) -> str:
 
 
 def open_clip(path: str, quick: bool = False) -> Any:
-    """The container of a clip, whatever bytes its title has. `quick` reads the header only. Raises
-    av.FFmpegError and OSError."""
+    """The container; `quick` reads the header only. Raises av.FFmpegError and OSError."""
     options = (_ONE_FILE if "%" in path else {}) | (_UNPROBED if quick else {})
     # Absolute: FFmpeg takes what stands before a colon for a protocol (http:, concat:).
     return av.open(str(Path(path).absolute()), options=options, **_ANY_TITLE)
@@ -263,9 +259,9 @@ def _at_times(container: Any, stream: Any, wanted: NDArray[np.int64], slack: int
 def _decoded(container: Any, stream: Any, wanted: NDArray[np.int64], slack: int) -> Iterator[Any]:
     """Frames in order; of h264 only those that are wanted or that others refer to.
 
-    h264 marks each frame that no other refers to (nal_ref_idc 0), and half of x264's are such: with
-    one keyframe in 10 s a window near the end costs a third less. HEVC's mark means something else
-    (the same temporal layer does not refer to it), other decoders have none.
+    h264 marks each frame that no other refers to (nal_ref_idc 0), half of x264's: a window 10 s
+    behind its keyframe costs a third less. HEVC's mark means something else, other decoders have
+    none.
     """
     context = stream.codec_context
     context.skip_frame = "DEFAULT"  # opening may have left it at "all"

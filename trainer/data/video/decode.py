@@ -1,11 +1,9 @@
 """Decoding with a deadline: a process of its own for PyAV, and the handle that loader code holds.
 
 An FFmpeg call cannot be interrupted from Python, and a dead network mount blocks it. So each loader
-worker has one helper process (decode_process.py, PyAV and numpy only, no torch) that reads one clip
-at a time. A helper that misses the deadline or dies is killed and replaced, and only its clip is
-refused. Requests and replies are JSON lines over two pipes; pixels go through a shared memory file
-of a few clips, so a clip costs no copy through a pipe and a batch no second time its memory. The
-kernel holds a helper to `memory_bytes` of its own.
+worker has one helper process (decode_process.py, without torch) that reads one clip at a time. One
+that misses the deadline or dies is killed and replaced, and only its clip is refused. Requests and
+replies are JSON lines over two pipes; pixels go through a shared memory file of a few clips.
 
 What sleeps in a file system that never answers (FUSE) cannot be killed: such helpers are left
 behind, and when there are many the decoder gives up with a sentence about the file system.
@@ -74,7 +72,7 @@ class Decoder:
         self._left_behind: list[subprocess.Popen[bytes]] = []
         self._memory = os.memfd_create("clips", os.MFD_CLOEXEC)
         self._map: mmap.mmap | None = None
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: Any = None  # a Popen
         self._owner, self._aborted = os.getpid(), False
 
     def decode(
@@ -95,15 +93,13 @@ class Decoder:
         shared = self._shared(_AHEAD * clip_bytes)
         if out is None:
             out = np.empty((len(clips), *shape_CTHW), dtype)
-        replies: list[Reply | None] = [None] * len(clips)
+        replies = [Reply("no time left")] * len(clips)
         todo = deque(range(len(clips)))
         sent: deque[int] = deque()
         turn = idle_deaths = 0  # a request's slot is its turn's: at most _AHEAD are on their way
         while todo or sent:
             self.start()
             if time.monotonic() > deadline:
-                for place in (*sent, *todo):
-                    replies[place] = Reply("no time left")
                 self.close()  # its requests are not needed any more
                 break
             try:
@@ -138,7 +134,7 @@ class Decoder:
                     pixels = np.frombuffer(shared, dtype, math.prod(shape_CTHW), at)
                     out[place][...] = pixels.reshape(shape_CTHW)
                 turn += 1
-        return out, [reply for reply in replies if reply is not None]
+        return out, replies
 
     def probe(self, path: str) -> dict[str, Any]:
         """Facts of a file for a manifest, or {"error": why}."""
@@ -157,8 +153,8 @@ class Decoder:
         if process is None or os.getpid() != self._owner:  # a fork must not end its parent's helper
             return
         process.kill()  # it has nothing to save, and may not be able to answer
-        for pipe in filter(None, (process.stdin, process.stdout)):
-            pipe.close()
+        process.stdin.close()
+        process.stdout.close()
         try:
             process.wait(_ENDS_S)
         except subprocess.TimeoutExpired:
@@ -167,8 +163,7 @@ class Decoder:
     def abort(self) -> None:
         """From another thread: make a `decode` that is under way raise DecoderBroken, for good."""
         self._aborted = True
-        process = self.process
-        if process is not None:
+        if (process := self.process) is not None:
             process.kill()
 
     def __del__(self) -> None:
@@ -221,16 +216,12 @@ class Decoder:
             raise DecoderBroken(f"the decoding process does not start: {error}")
 
     def _send(self, request: dict[str, Any]) -> None:
-        assert self.process is not None
-        assert self.process.stdin is not None
         try:
             self.process.stdin.write(json.dumps(request).encode() + b"\n")
         except (BrokenPipeError, ConnectionResetError):
             raise _dead(self.process) from None
 
     def _receive(self, deadline: float) -> dict[str, Any]:
-        assert self.process is not None
-        assert self.process.stdout is not None
         fd = self.process.stdout.fileno()
         poll = select.poll()
         poll.register(fd, select.POLLIN)
@@ -242,8 +233,7 @@ class Decoder:
                 raise _dead(self.process)
             self._lines += data
         line, self._lines = self._lines.split(b"\n", 1)
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+        return json.loads(line)
 
 
 class _NoAnswer(Exception):

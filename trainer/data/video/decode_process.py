@@ -26,7 +26,6 @@ from trainer.runlog.telemetry import CurrentClip
 
 
 def serve(memory: int, cache_bytes: int, parent: int, memory_bytes: int, resize: str) -> None:
-    """Answer requests from stdin until it ends."""
     helper_process.begin(parent, os.environ.get("CLUSTERCTL_ROLE", "decode"))
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
     if most != resource.RLIM_INFINITY:
@@ -77,10 +76,9 @@ class ClipCache:
         self._clips: OrderedDict[tuple[Any, ...], tuple[NDArray[Any], float]] = OrderedDict()
 
     def get(self, key: tuple[Any, ...]) -> tuple[NDArray[Any], float] | None:
-        found = self._clips.get(key)
-        if found is not None:
+        if key in self._clips:
             self._clips.move_to_end(key)
-        return found
+        return self._clips.get(key)
 
     def put(self, key: tuple[Any, ...], pixels: NDArray[Any], fps: float) -> None:
         if pixels.nbytes > self.limit_bytes:
@@ -118,13 +116,12 @@ def _answer_to(
         return {"fps": video.read_window(path, window, pixels)}
     facts = video.check_regular(path)
     key = (path, facts.st_mtime_ns, facts.st_size, window)
-    found = cache.get(key)
-    if found is not None:
+    if (found := cache.get(key)) is None:
+        found = pixels, video.read_window(path, window, pixels)
+        cache.put(key, *found)
+    else:
         pixels[...] = found[0]
-        return {"fps": found[1]}
-    fps = video.read_window(path, window, pixels)
-    cache.put(key, pixels, fps)
-    return {"fps": fps}
+    return {"fps": found[1]}
 
 
 def peak_bytes() -> int:

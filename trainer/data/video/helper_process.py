@@ -1,8 +1,7 @@
 """How a helper process begins: it ends with its parent, and signals to the group are the parent's.
 
-Ctrl-C in a terminal, and SIGTERM from a launcher, go to every process of the group. The parent
-decides what follows and closes the helper's pipe; a helper that the signal killed would look like
-a bad clip.
+Ctrl-C in a terminal, and SIGTERM from a launcher, go to every process of the group; a helper that
+they killed would look like a bad clip.
 """
 
 from __future__ import annotations

@@ -34,10 +34,9 @@ def write_mp4(
 ) -> None:
     """Write RGB frames; each pixel becomes `upscale` x `upscale` (nearest). The file appears whole.
 
-    The same frames, fps and tags give the same bytes, on every processor and in every run.
-    h264 in its common form needs even sides: an odd one repeats its last row or column. Of `tags`,
-    mp4 keeps title, artist, comment and the like. Raises ValueError for an array that is no video
-    and for an fps below 1/1001, OSError for a file that cannot be written.
+    The same frames, fps and tags give the same bytes on every processor. An odd side repeats its
+    last row or column, as h264 needs even ones. Of `tags`, mp4 keeps title, artist, comment and the
+    like. Raises ValueError for an array that is no video and an fps below 1/1001, and OSError.
     """
     if frames_THW3.ndim != 4 or frames_THW3.shape[-1] != 3 or not len(frames_THW3):
         raise ValueError(f"frames are [T, H, W, 3], not {list(frames_THW3.shape)}")
@@ -80,8 +79,7 @@ def encode(
 
 
 def read_mp4(path: Path) -> NDArray[np.uint8]:
-    """All frames as RGB, uint8 [T, H, W, 3]. Raises FileNotFoundError, and ValueError when the file
-    is no video or has no frame."""
+    """All frames as RGB, uint8 [T, H, W, 3]. Raises OSError, ValueError for what is no video."""
     with _opened(path) as container:
         stream = container.streams.video[0]
         stream.thread_type, stream.codec_context.thread_count = "NONE", 1

@@ -1,11 +1,9 @@
 """A decoded frame into its place in a clip: scaled to cover the bucket's size, its centre cropped.
 
 libswscale scales while it converts to RGB, and bytes stay uint8: the accelerator makes [-1, 1].
-Its bilinear kernel widens when it shrinks (antialiasing), upstream's torch resize does not: another
-downscale, not the same pixels. `resize="torch"` is upstream's own, see upstream_resize.py.
-
-It scales on one thread: libswscale's default of one a core costs 10 times as much for a small frame
-(0.071 against 0.007 CPU ms for 64 to 16 pixels, PyAV 18.1).
+Its bilinear kernel widens when it shrinks (antialiasing), upstream's (upstream_resize.py) does not.
+On one thread: libswscale's default of one a core costs 10 times as much for a small frame (0.071
+against 0.007 CPU ms for 64 to 16 pixels, PyAV 18.1).
 """
 
 # C channels · H,W height, width in pixels
@@ -41,14 +39,8 @@ def put(frame: Any, window: Window, out_CHW: NDArray[Any]) -> None:
     grow = max(height / frame.height, width / frame.width)
     tall = max(height, round(frame.height * grow))
     wide = max(width, round(frame.width * grow))
-    scaled = _reformatter.reformat(
-        frame,
-        width=wide,
-        height=tall,
-        format="gbrp",
-        interpolation=window.resize.upper(),
-        **ONE_THREAD,
-    )
+    how: Any = {"format": "gbrp", "interpolation": window.resize.upper(), **ONE_THREAD}
+    scaled = _reformatter.reformat(frame, width=wide, height=tall, **how)
     top, left = round((tall - height) / 2), round((wide - width) / 2)
     planes: Any = scaled.planes  # each offers its bytes as a buffer
     for plane, channel in zip(planes, _GBR, strict=True):

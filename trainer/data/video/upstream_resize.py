@@ -2,11 +2,8 @@
 
 A video frame becomes full-size RGB, is divided by 255, scaled by torch's bilinear interpolation
 without antialiasing and cropped; a still goes through Pillow's bicubic kernel. The order of the
-float operations is upstream's, frame by frame instead of on the whole clip at once: the bits are
-the same, the memory is that of one frame. Loads torch (190 MB, one thread) into the decoding
-process.
-
-Rotation is applied, which upstream ignores: a bucket is chosen by the size as shown.
+float operations is upstream's, frame by frame: the bits are the same, the memory is that of one
+frame. Rotation is applied, which upstream ignores: a bucket is chosen by the size as shown.
 """
 
 # C channels · H,W height, width in pixels
@@ -41,7 +38,6 @@ def cover(height: int, width: int, to_height: int, to_width: int) -> tuple[int, 
 
 
 def put_as_upstream(frame: Any, window: Window, out_CHW: NDArray[Any]) -> None:
-    """Scale and crop one video frame into float32 [3, H, W]."""
     full: NDArray[Any] = _reformatter.reformat(frame, format="rgb24", **ONE_THREAD).to_ndarray()
     full = np.ascontiguousarray(np.rot90(full, turns_of(frame)))
     frame_1CHW = torch.from_numpy(full).permute(2, 0, 1)[None].float() / 255.0

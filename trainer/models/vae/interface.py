@@ -36,7 +36,9 @@ class Posterior(NamedTuple):
         return torch.addcmul(self.mean, noise.to(self.mean), (0.5 * self.logvar).exp())
 
     def sample(self, generator: Generator = None) -> Tensor:
-        return self.at(draw(self.mean, generator))
+        """With noise drawn where the generator lives (None: on the mean's device)."""
+        device = self.mean.device if generator is None else generator.device
+        return self.at(torch.randn(self.mean.shape, generator=generator, device=device))
 
     def moved(self, by: Tensor) -> Posterior:
         return Posterior(self.mean + by, self.logvar)
@@ -47,10 +49,9 @@ class Posterior(NamedTuple):
         return Posterior(self.mean * by, self.logvar + 2 * spread.log())
 
 
-def draw(like: Tensor, generator: Generator) -> Tensor:
-    """Standard noise, drawn where the generator lives (None: on the tensor's device)."""
-    device = like.device if generator is None else generator.device
-    return torch.randn(like.shape, generator=generator, device=device).to(like.device)
+def to_signed(pixels: Tensor) -> Tensor:
+    """fp32 from -1 to 1. Bytes are scaled; what `resize="torch"` gives is in that range already."""
+    return pixels.float() / 127.5 - 1 if pixels.dtype == torch.uint8 else pixels.float()
 
 
 class VideoVAE(Protocol):

@@ -148,7 +148,6 @@ class TemporalVAE(nn.Module):
         self.post_quant_conv = CausalConv3d(settings.embed_dim, settings.latent_embed_dim, 1)
 
     def length(self, frames: int) -> int:
-        """Latent frames of that many frames."""
         return -(-frames // self.settings.factor)
 
     def moments(self, x_BCTHW: Tensor) -> Tensor:

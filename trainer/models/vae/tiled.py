@@ -1,10 +1,9 @@
 """Frames too large for memory: diffusers' image VAE layer by layer, each in strips of rows.
 
-The usual tiling sends each tile through the whole network: group norms and attention see the tile
-instead of the frame, and results change by 5 to 27 % (in the tests). Here a layer is finished
-before the next one begins. Strips overlap by the row that a convolution reaches beyond them, norms
-use the whole frame's statistics, the attention sees everything: equal up to rounding, no seams.
-Memory holds a block's input, middle and output and one strip: half of the undivided network's.
+Tiles that go through the whole network see group norms and attention of the tile instead of the
+frame, and results change by 5 to 27 % (in the tests). Here a layer is finished before the next one
+begins. Strips overlap by the row that a convolution reaches beyond them, norms use the whole
+frame's statistics: equal up to rounding. Memory holds half of what the undivided network does.
 """
 
 from __future__ import annotations
@@ -60,15 +59,11 @@ class Strips:
         return self._whole(h)
 
     def _whole(self, x: Tensor) -> Tensor:
-        return x.to(self._device, self._dtype)
+        return x.to(self.module.encoder.conv_in.weight)
 
     @property
     def _device(self) -> torch.device:
         return self.module.encoder.conv_in.weight.device
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        return self.module.encoder.conv_in.weight.dtype
 
     def _spans(self, x: Tensor, rows: int) -> Iterator[tuple[int, int]]:
         """Rows [a, b) of an output of `rows` rows, an even number each (but the last)."""

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from einops import rearrange
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from trainer.errors import ConfigError
 from trainer.models.memory import MemoryBudget, in_batches
-from trainer.models.vae.interface import Posterior, draw
+from trainer.models.vae.interface import Posterior
 from trainer.models.vae.spatial import FACTOR, SpatialSettings, SpatialVAE
 from trainer.models.vae.temporal import TemporalSettings, TemporalVAE
 
@@ -39,16 +39,12 @@ class VideoVAESettings:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> VideoVAESettings:
         """From `spatial`, `temporal` and the rest as plain data; other keys are not read."""
-        own = {name: data[name] for name in ("micro_frame_size", "shift", "scale") if name in data}
         spatial = _settings(SpatialSettings, data.get("spatial", {}))
         temporal = _settings(TemporalSettings, data.get("temporal", {}))
-        return cls(spatial=spatial, temporal=temporal, **_with_tuples(own))
+        return _settings(cls, {**data, "spatial": spatial, "temporal": temporal})
 
 
-S = TypeVar("S", SpatialSettings, TemporalSettings)
-
-
-def _settings(cls: type[S], data: Mapping[str, Any]) -> S:
+def _settings(cls: type[Any], data: Mapping[str, Any]) -> Any:
     known = {item.name for item in fields(cls)}
     return cls(**_with_tuples({name: data[name] for name in data if name in known}))
 
@@ -122,14 +118,10 @@ class OpenSoraVAE(nn.Module):
         ValueError, and OutOfMemory when one frame in strips does not fit.
         """
         self._check(video_BCTHW)
-        of_frames, of_latent = noises or (None, None)
         spatial = self._frame_posterior(video_BCTHW)
-        if of_frames is None:
-            of_frames = draw(spatial.mean, generator)
-        posterior = self._chunk_posterior(spatial.at(of_frames), len(video_BCTHW))
-        if of_latent is None:
-            of_latent = draw(posterior.mean, generator)
-        return posterior.at(of_latent)
+        frames = spatial.at(noises[0]) if noises else spatial.sample(generator)
+        posterior = self._chunk_posterior(frames, len(video_BCTHW))
+        return posterior.at(noises[1]) if noises else posterior.sample(generator)
 
     @torch.no_grad()
     def encode_posterior(self, video_BCTHW: Tensor) -> Posterior:

@@ -30,8 +30,7 @@ from trainer.data.loader.dataset import LoaderOptions
 from trainer.data.loader.features_loader import build_loader, latents_of, read_batch
 from trainer.data.loader.microbatch import Clip, Task, make_task
 from trainer.data.plan.buckets import Buckets
-from trainer.data.plan.content import content_ids
-from trainer.data.plan.data_plan import Cursor
+from trainer.data.plan.data_plan import Cursor, content_ids
 from trainer.data.video.decode import Decoder
 from trainer.data.video.window import Window
 from trainer.errors import TooManyBadSamples

@@ -19,8 +19,7 @@ from trainer.data.manifest.shared import read_once
 from trainer.data.manifest.texts import PackedTexts
 from trainer.data.plan.balance import Balance
 from trainer.data.plan.buckets import Buckets
-from trainer.data.plan.content import content_ids
-from trainer.data.plan.data_plan import DataPlan, plan_once
+from trainer.data.plan.data_plan import DataPlan, content_ids, plan_once
 
 HEADER = "path,text,num_frames,height,width,fps\n"
 
@@ -191,7 +190,7 @@ def test_a_file_that_a_killed_run_left_is_removed_later(tmp_path, monkeypatch):
     for file in (left, other):
         file.touch()
     shared.os.utime(left, (0, 0))
-    made = shared._new_file(10, 3)
+    made = shared._new_file(10)
     assert sorted(tmp_path.iterdir()) == sorted([other, made])
 
 

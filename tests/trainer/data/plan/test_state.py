@@ -13,8 +13,7 @@ from tests.trainer.data.plan.test_data_plan import CONFIG, NOTHING, plan_of
 from tests.trainer.data.rows import manifest_of, random_manifest
 from trainer.data.plan.balance import Balance, classes
 from trainer.data.plan.buckets import Buckets
-from trainer.data.plan.content import content_ids
-from trainer.data.plan.data_plan import Cursor, DataPlan
+from trainer.data.plan.data_plan import Cursor, DataPlan, content_ids
 from trainer.data.plan.state import DataStateError, balance_before, restore, seen, take
 
 
