@@ -38,7 +38,8 @@ def test_wheel_holds_exactly_the_four_packages(wheel: Path) -> None:
 def test_wheel_carries_what_is_not_python(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-    data = ("clusterctl/py.typed", "dashboards/tui/theme.tcss", "dashboards/export/clusterctl.json")
+    data = ("clusterctl/py.typed", "clusterctl/stacks/report.html", "dashboards/tui/theme.tcss")
+    data += ("dashboards/export/clusterctl.json",)
     for wanted in (*data, "dashboards/export/clusterctl-alerts.yml", "trainer/configs/demo.py"):
         assert wanted in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
