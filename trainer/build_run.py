@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainer.allowed_values import taken_from
 from trainer.checkpoint import files as checkpoint
 from trainer.checkpoint.async_saver import Saver
 from trainer.components import TINY_T5, Parts, build_parts, make_tiny_text_encoder
@@ -32,11 +31,11 @@ from trainer.data.plan.buckets import Buckets
 from trainer.data.plan.costs import costs_by_arithmetic, costs_by_timing, write_costs
 from trainer.data.plan.data_plan import Cursor, DataPlan, plan_once
 from trainer.engine.agreement import agreed
-from trainer.engine.base import Engine, OptimizerSettings, set_threads
+from trainer.engine.base import Engine, set_threads
 from trainer.errors import CheckpointError, ConfigError
 from trainer.journal import Journal
 from trainer.optim.ema import EMA
-from trainer.optim.lr_schedules import Schedule, ScheduleConfig
+from trainer.optim.lr_schedules import Schedule
 from trainer.resume import Source, place_note, read_source, stated_place, take_over
 from trainer.runlog.output import RUN
 from trainer.runlog.telemetry import Clock, Heartbeat
@@ -75,9 +74,8 @@ def assemble(
         _start(config, parts, engine, journal)
     if features is not None:
         engine.together(lambda: use_projected(features, parts.model, _DTYPES[config.dtype]))
-    settings = taken_from(OptimizerSettings, config)
-    model = engine.wrap(parts.model.train(), settings)
-    schedule = Schedule(engine, taken_from(ScheduleConfig, config))
+    model = engine.wrap(parts.model.train(), config)
+    schedule = Schedule(engine, config)
     if taken is not None:
         engine.load(taken.path / checkpoints.OPTIMIZER)
         if note := take_over(schedule, taken):
@@ -120,9 +118,7 @@ def assemble(
     journal.event("loss", _LOSS_WEIGHTING)
     for note in config.notes:
         journal.event("note", note)
-    options = {"keep": config.keep_checkpoints, "keep_every": config.keep_every}
-    wait_s, background = config.process_group_timeout_s / 2, config.async_io
-    saver = Saver(run_dir, engine, **options, background=background, wait_s=wait_s)
+    saver = Saver(run_dir, engine, config)
     if config.ckpt_every:
         saver.prepare()
     # What continues from the checkpoint; nothing with --start-from-scratch.

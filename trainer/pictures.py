@@ -23,23 +23,16 @@ from trainer.runlog.output import LOG
 # T frames · H,W height, width
 CURVE = "loss_curve.png"
 DPI = 100
+_COLUMNS, _FRAMES, _HEIGHT = 4, 8, 48  # of the sheet: clips a row, frames a clip, pixels a frame
 PAPER, INK, FAINT = "#ffffff", "#222222", "#b8c4d0"
 
 
 def contact_sheet(
-    path: Path,
-    clips_THW3: Iterable[NDArray[np.uint8]],
-    labels: Sequence[str],
-    *,
-    columns: int = 4,
-    frames: int = 8,
-    height: int = 48,
+    path: Path, clips_THW3: Iterable[NDArray[np.uint8]], labels: Sequence[str]
 ) -> None:
-    """Clips as labelled strips of `frames` frames, `height` pixels high. Raises ValueError."""
-    strips = [_strip(clip, frames, height) for clip in clips_THW3]
-    if not strips or len(strips) != len(labels):
-        raise ValueError(f"{len(strips)} clips with {len(labels)} labels make no sheet")
-    columns = min(columns, len(strips))
+    """One clip or more as labelled strips of frames."""
+    strips = [_strip(clip) for clip in clips_THW3]
+    columns = min(_COLUMNS, len(strips))
     rows = -(-len(strips) // columns)
     cell_width = max(strip.shape[1] for strip in strips) + 12
     cell_height = max(strip.shape[0] for strip in strips) + 26
@@ -57,14 +50,14 @@ def contact_sheet(
     _save(figure, path)
 
 
-def _strip(clip_THW3: NDArray[np.uint8], frames: int, height: int) -> NDArray[np.uint8]:
-    count = min(frames, len(clip_THW3))
+def _strip(clip_THW3: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    count = min(_FRAMES, len(clip_THW3))
     chosen = clip_THW3[np.linspace(0, len(clip_THW3) - 1, count).round().astype(int)]
     tall = chosen.shape[1]
-    if tall >= height:
-        chosen = chosen[:, :: tall // height, :: tall // height]
+    if tall >= _HEIGHT:
+        chosen = chosen[:, :: tall // _HEIGHT, :: tall // _HEIGHT]
     else:
-        factor = round(height / tall)
+        factor = round(_HEIGHT / tall)
         chosen = chosen.repeat(factor, 1).repeat(factor, 2)
     framed = np.pad(chosen, ((0, 0), (0, 0), (0, 2), (0, 0)), constant_values=255)
     return np.concatenate(list(framed), axis=1)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import json
-import multiprocessing
 import os
-import signal
 import time
 import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+from trainer.bench.child import Kind, Progress, try_in_child
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +43,12 @@ def run_items(
 ) -> list[dict[str, Any]]:
     """Run what fits into `budget_s`; GROUP.json in `options.out` is complete after each item."""
     options.out.mkdir(parents=True, exist_ok=True)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch"])  # imported once, CUDA is not started by it
     until = time.monotonic() + budget_s
     rows: list[dict[str, Any]] = []
     for item in items:
         limit_s = min(item.limit_s, until - time.monotonic())
         if limit_s > 0:
-            row = _run(context, item, options, limit_s)
+            row = _run(item, options, limit_s)
         else:
             row = {"item": item.name, "seconds": 0.0, "error": "not run: the group's time is over"}
         rows.append(row)
@@ -63,47 +61,24 @@ def run_items(
     return rows
 
 
-def _run(context: Any, item: Item, options: Options, limit_s: float) -> dict[str, Any]:
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_child, args=(theirs, item, options), daemon=False)
+def _run(item: Item, options: Options, limit_s: float) -> dict[str, Any]:
     start = time.monotonic()
-    process.start()
-    theirs.close()
-    answer: dict[str, Any] | None = None
+    work = functools.partial(_work, item, options, dict(os.environ))
+    outcome: Any = try_in_child(work, options.device, limit_s, lambda done, total: None)
+    row = {"item": item.name, "seconds": round(time.monotonic() - start, 2)}
+    if outcome.kind is Kind.MEASURED:
+        return row | {"result": outcome.measured}
+    return row | {"error": outcome.reason[:300]}
+
+
+def _work(
+    item: Item, options: Options, environment: dict[str, str], progress: Progress
+) -> dict[str, Any]:
+    os.environ.update(environment)  # the fork server has that of its start
     try:
-        if ours.poll(limit_s):
-            answer = ours.recv()
-    except (EOFError, OSError):
-        pass  # it died without an answer: its exit code says how
-    late = answer is None and process.is_alive() and time.monotonic() - start >= limit_s
-    process.join(10 if answer is not None else 0 if late else 2)
-    if process.is_alive():
-        _kill_group(process.pid)
-        process.join(10)
-    if answer is None:
-        code = process.exitcode
-        ended = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-        answer = {"error": f"no result in {limit_s:.0f} s" if late else ended}
-    return {"item": item.name, "seconds": round(time.monotonic() - start, 2), **answer}
-
-
-def _kill_group(pid: int | None) -> None:
-    """The child with its own children."""
-    if pid is not None:
-        try:
-            os.killpg(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            os.kill(pid, signal.SIGKILL)
-
-
-def _child(connection: Connection, item: Item, options: Options) -> None:
-    os.setsid()
-    try:
-        answer: dict[str, Any] = {"result": item.work(options, *item.args)}
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is the result
-        (options.out / "errors").mkdir(exist_ok=True)
-        name = item.name.replace("/", "_").replace(" ", "_")
-        (options.out / "errors" / f"{name}.txt").write_text(traceback.format_exc())
-        first = (str(error).strip().splitlines() or [""])[0]
-        answer = {"error": f"{type(error).__name__}: {first}"[:300].removesuffix(": ")}
-    connection.send(answer)
+        return item.work(options, *item.args)
+    except Exception:
+        errors, name = options.out / "errors", item.name.replace("/", "_").replace(" ", "_")
+        errors.mkdir(exist_ok=True)
+        (errors / f"{name}.txt").write_text(traceback.format_exc())
+        raise

@@ -39,17 +39,8 @@ def items(options: Options) -> Iterator[Item]:
 def bench(options: Options, bucket: str, *more: str) -> dict[str, Any]:
     """Figures of `python -m trainer.bench` for one bucket; the last row if it compares paths."""
     argv = [sys.executable, "-m", "trainer.bench", "demo" if options.tiny else "stage1"]
-    argv += [
-        "--bucket",
-        bucket,
-        "--device",
-        options.device,
-        "--json",
-        "--warmup",
-        "3",
-        "--steps",
-        "3",
-    ]
+    argv += ["--bucket", bucket, "--device", options.device, "--json", "--warmup", "3"]
+    argv += ["--steps", "3"]
     if "--grad-checkpoint" not in more:
         argv += ["--grad-checkpoint", RECOMPUTED]
     argv += ["--shards", "192", *more]
@@ -71,17 +62,15 @@ def kernels(options: Options, bucket: str, compiled: bool) -> dict[str, Any]:
     import torch
     from torch.profiler import ProfilerActivity, profile
 
-    from trainer.bench.shapes import model_options, shapes_of
-    from trainer.bench.trial import OURS, Spec, Trainee
+    from trainer.bench.shapes import shapes_of
+    from trainer.bench.trial import Spec, Trainee
     from trainer.config import load as configuration
 
-    config = configuration.load("demo" if options.tiny else "stage1", [])
+    words = ["--grad-checkpoint", RECOMPUTED, "--compile", str(compiled)]
+    config = configuration.load("demo" if options.tiny else "stage1", words)
     (shape,) = shapes_of(config, (bucket,))
-    spec = Spec(
-        config.model.type, model_options(config), OURS, shape.batch_size, shape.latent,
-        shape.frames, shape.height, shape.width, config.text_encoder.model_max_length,
-        config.dtype, options.device, checkpointing=RECOMPUTED, compile=compiled, shards=192,
-    )  # fmt: skip
+    length = config.text_encoder.model_max_length
+    spec = Spec(config, shape, options.device, length, shards=192)
     trainee = Trainee(spec, torch.device(options.device))
     for _ in range(3):
         trainee.step()

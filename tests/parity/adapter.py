@@ -14,13 +14,14 @@ from torch import Tensor, nn
 
 from tests.trainer.data.upstream_order import UpstreamBuckets, UpstreamPlan
 from trainer.captions import clean_caption
+from trainer.config.load import Config
 from trainer.data.manifest.manifest import Manifest
 from trainer.diffusion.frame_masks import draw_mask
 from trainer.diffusion.rectified_flow import RectifiedFlow, upstream_frames
 from trainer.diffusion.rectified_flow import timestep_transform as transform
 from trainer.models.stdit import PRESETS, STDiT3, STDiT3Config
 from trainer.models.vae.video import OpenSoraVAE, VideoVAESettings
-from trainer.optim.lr_schedules import ScheduleConfig, rate_of
+from trainer.optim.lr_schedules import rate_of
 
 
 def build_stdit3(config: dict[str, Any]) -> nn.Module:
@@ -90,7 +91,7 @@ def sample(
 def lr_values(kind: str, params: dict[str, Any], base_lr: float, n: int) -> list[float]:
     final_lr = params.get("final_lr", base_lr)  # the config's own lr
     options = {key: value for key, value in params.items() if key != "final_lr"}
-    rate = rate_of(ScheduleConfig(lr=final_lr, lr_schedule=kind, **options))
+    rate = rate_of(Config(lr=final_lr, lr_schedule=kind, **options))
     return [rate(step) for step in range(n)]
 
 

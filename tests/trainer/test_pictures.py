@@ -33,7 +33,7 @@ def test_a_run_without_steps_is_said_so(tmp_path: Path, capsys: pytest.CaptureFi
 def test_a_sheet_shows_every_clip_with_square_pixels(tmp_path: Path) -> None:
     red = np.zeros((8, 16, 16, 3), np.uint8)
     red[..., 0] = 255
-    pictures.contact_sheet(tmp_path / "sheet.png", [red] * 3, ["$a_", "b", "c" * 200], columns=2)
+    pictures.contact_sheet(tmp_path / "sheet.png", [red] * 3, ["$a_", "b", "c" * 200])
     image = imread(tmp_path / "sheet.png")[..., :3]
     pure_red = (image == [1, 0, 0]).all(-1).sum()
     assert pure_red == 3 * 8 * 48 * 48
@@ -41,12 +41,7 @@ def test_a_sheet_shows_every_clip_with_square_pixels(tmp_path: Path) -> None:
 
 def test_long_and_large_clips_are_thinned_out(tmp_path: Path) -> None:
     clip = np.zeros((100, 144, 256, 3), np.uint8)
-    pictures.contact_sheet(tmp_path / "sheet.png", [clip], ["one"], frames=4)
+    pictures.contact_sheet(tmp_path / "sheet.png", [clip], ["one"])
     height, width, _ = imread(tmp_path / "sheet.png").shape
     assert height < 144
-    assert width < 600
-
-
-def test_labels_and_clips_must_match(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="1 clips with 2 labels"):
-        pictures.contact_sheet(tmp_path / "x.png", [np.zeros((1, 8, 8, 3), np.uint8)], ["a", "b"])
+    assert width < 800

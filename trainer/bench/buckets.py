@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import platform
 import sys
@@ -14,10 +15,9 @@ import torch
 from trainer.bench.child import Kind, Outcome, try_in_child
 from trainer.bench.report import Row, print_table
 from trainer.bench.search import Budget, SearchStopped, largest_batch
-from trainer.bench.shapes import Shape, as_bucket_config, model_options, shapes_of
-from trainer.bench.trial import OURS, PLAIN, Spec
+from trainer.bench.shapes import Shape, as_bucket_config, shapes_of
+from trainer.bench.trial import OURS, PLAIN, Spec, run_trial
 from trainer.config.load import Config
-from trainer.diffusion.rectified_flow import build_flow
 from trainer.errors import ConfigError
 from trainer.models.checkpointing import GradCheckpoint
 from trainer.models.stdit_config import PRESETS, STDiT3Config
@@ -30,9 +30,15 @@ class Bench:
     """The checked options of the command. Raises ConfigError."""
 
     def __init__(self, args: argparse.Namespace, config: Config) -> None:
-        self._args, self._config = args, config
+        self._args = args
         if args.grad_checkpoint:
             GradCheckpoint.parse(args.grad_checkpoint)  # an error here, not in each child
+        self._config = replace(
+            config,
+            grad_checkpoint=args.grad_checkpoint or config.grad_checkpoint,
+            offload_activations=args.offload or config.offload_activations,
+            compile=args.compile or config.compile,
+        )
         self._shapes = shapes_of(config, args.bucket or (), args.aspect_ratio)
         if not self._shapes:
             raise ConfigError("bucket_config has no bucket that takes clips")
@@ -57,8 +63,9 @@ class Bench:
         for shape in self._shapes:
             for path in (OURS, PLAIN) if self._args.compare else (OURS,):
                 spec = replace(self._spec(shape), path=path)
-                outcome = self._try(spec, shape, f"{spec.batch}, {path}")
-                rows.append(Row(shape, path, spec.batch, spec.batch * shape.tokens(patch), outcome))
+                outcome = self._try(spec, f", {path}")
+                tokens = spec.shape.batch_size * spec.shape.tokens(patch)
+                rows.append(Row(spec.shape, path, tokens, outcome))
         if self._args.json:
             self._print_document(self._peak, rows=[row.to_json(self._peak) for row in rows])
         else:
@@ -75,11 +82,11 @@ class Bench:
         for shape in self._shapes:
             spec = replace(self._spec(shape), enough_s=args.budget_s)
 
-            def trial(batch: int, spec: Spec = spec, shape: Shape = shape) -> Outcome:
-                return self._try(replace(spec, batch=batch), shape, str(batch))
+            def trial(batch: int, spec: Spec = spec) -> Outcome:
+                return self._try(replace(spec, shape=replace(spec.shape, batch_size=batch)))
 
             try:
-                best = largest_batch(spec.batch, budget, trial, args.most)
+                best = largest_batch(spec.shape.batch_size, budget, trial, args.most)
             except SearchStopped as error:
                 hint = "memory is not the cause: fix it, or choose other buckets with --bucket"
                 raise SearchStopped(f"{shape.name}: {error}", hint=hint) from None
@@ -99,36 +106,25 @@ class Bench:
         masked = bool(config.mask_ratios and any(config.mask_ratios.values()))
         length = config.text_encoder.model_max_length
         return Spec(
-            kind=config.model.type,
-            options=model_options(config),
-            path=OURS,
-            batch=args.batch_size or shape.batch_size,
-            latent=shape.latent,
-            frames=shape.frames,
-            height=shape.height,
-            width=shape.width,
+            config,
+            replace(shape, batch_size=args.batch_size or shape.batch_size),
+            self._device,
             text_tokens=min(args.text_tokens or length, length),
-            dtype=config.dtype,
-            device=self._device,
-            checkpointing=args.grad_checkpoint or config.grad_checkpoint,
-            offload=args.offload or config.offload_activations,
-            compile=args.compile or config.compile,
-            positions=config.positions,
             masked=masked if args.masks == "config" else args.masks == "on",
             shards=args.shards,
-            threads=config.threads,
             warmup=args.warmup,
             steps=args.steps,
-            flow=build_flow(config.scheduler),
         )
 
-    def _try(self, spec: Spec, shape: Shape, what: str) -> Outcome:
-        number = self._shapes.index(shape) + 1
-        title = f"bucket {number} of {len(self._shapes)}: {shape.name} x {what}"
+    def _try(self, spec: Spec, what: str = "") -> Outcome:
+        name, names = spec.shape.name, [shape.name for shape in self._shapes]
+        place = f"bucket {names.index(name) + 1} of {len(names)}"
+        title = f"{place}: {name} x {spec.shape.batch_size}{what}"
         if not sys.stderr.isatty():
             LOG.info(title)  # a log names it at once
         with StepProgress(title) as progress:
-            return try_in_child(spec, progress, timeout_s=self._args.timeout_s)
+            work = functools.partial(run_trial, spec)
+            return try_in_child(work, spec.device, self._args.timeout_s, progress)
 
     def _print_document(self, peak: float | None, **results: Any) -> None:
         document = {

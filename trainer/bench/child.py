@@ -1,4 +1,4 @@
-"""Trials in their own processes: what kills one is a result and never ends the bench."""
+"""Work in a process of its own: what kills it is a result and never ends the caller."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from typing import Any
 
 import torch
 
-from trainer.bench.trial import Measured, Spec, run_trial, status_bytes
+from trainer.bench.trial import Measured, status_bytes
 from trainer.models import memory
 
 Progress = Callable[[int, int], None]
+Work = Callable[[Progress], Any]
 _END_S = 10.0  # for a child that has sent its result
 
 
 class Kind(enum.Enum):
-    """How a trial ended."""
+    """How it ended."""
 
     MEASURED = "measured"
     OUT_OF_MEMORY = "out of memory"
@@ -37,20 +38,15 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A measurement, or why there is none in `reason`."""
+    """What the work returned, or why it did not in `reason`."""
 
     kind: Kind
     measured: Measured | None = None
     reason: str = ""
 
 
-def try_in_child(
-    spec: Spec,
-    progress: Progress,
-    timeout_s: float,
-    work: Callable[[Spec, Progress], Measured] = run_trial,
-) -> Outcome:
-    """Run one trial in a fresh process, which ends with this one.
+def try_in_child(work: Work, device: str, timeout_s: float, progress: Progress) -> Outcome:
+    """Do it in a fresh process, which ends with this one; on a CPU it leaves memory to others.
 
     Only an allocator's error, or a kill while the kernel counted an out-of-memory kill, is
     OUT_OF_MEMORY; every other end is FAILED with its reason.
@@ -60,7 +56,7 @@ def try_in_child(
     context.set_forkserver_preload(["trainer.bench.trial", "torch._dynamo"])  # AdamW asks for it
     mine, theirs = context.Pipe()
     kills = oom_kills()
-    process = context.Process(target=_child, args=(theirs, spec, work), daemon=True)
+    process = context.Process(target=_child, args=(theirs, work, device))
     process.start()
     theirs.close()
     outcome: Outcome | None = None
@@ -73,7 +69,10 @@ def try_in_child(
         mine.close()  # a child that is still there ends by that
         process.join(0 if late else _END_S)
         if process.is_alive():
-            process.kill()
+            try:
+                os.killpg(process.pid or 0, signal.SIGKILL)  # with its own children
+            except ProcessLookupError:  # not yet a group
+                process.kill()
             process.join(_END_S)
     return outcome or _of_exit(process.exitcode, oom_kills() - kills)
 
@@ -119,7 +118,8 @@ def oom_kills() -> int:
     return 0
 
 
-def _child(connection: Connection, spec: Spec, work: Callable[[Spec, Progress], Measured]) -> None:
+def _child(connection: Connection, work: Work, device: str) -> None:
+    os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the bench ends its children itself
     lock = threading.Lock()
 
@@ -128,9 +128,9 @@ def _child(connection: Connection, spec: Spec, work: Callable[[Spec, Progress], 
             connection.send(message)
 
     threading.Thread(target=_end_with_parent, args=(connection,), daemon=True).start()
-    _give_way(spec)
+    _give_way(device)
     try:
-        outcome = Outcome(Kind.MEASURED, work(spec, lambda done, total: send((done, total))))
+        outcome = Outcome(Kind.MEASURED, work(lambda done, total: send((done, total))))
     except Exception as error:  # noqa: BLE001 - the boundary: whatever it is becomes the result
         kind = Kind.OUT_OF_MEMORY if memory.is_out_of_memory(error) else Kind.FAILED
         first = (str(error).strip().splitlines() or [""])[0]
@@ -141,18 +141,17 @@ def _child(connection: Connection, spec: Spec, work: Callable[[Spec, Progress], 
 
 def _end_with_parent(connection: Connection) -> None:
     """A bench that was killed must not leave a trial that fills the machine."""
-    try:
+    with contextlib.suppress(EOFError, OSError):
         connection.recv()
-    except (EOFError, OSError):
-        os._exit(1)
+    os.killpg(0, signal.SIGKILL)
 
 
-def _give_way(spec: Spec) -> None:
+def _give_way(device: str) -> None:
     """Make this process the one that runs out of memory, by an error or by being killed."""
     with contextlib.suppress(OSError):  # it is only a hint
         Path("/proc/self/oom_score_adj").write_text("1000")
     used = status_bytes("VmData")
-    if used and spec.device == "cpu":  # CUDA reserves address space far beyond what it uses
+    if used and device == "cpu":  # CUDA reserves address space far beyond what it uses
         limit = used + memory.available_bytes(torch.device("cpu"))
         hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
         resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))

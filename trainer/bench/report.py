@@ -17,7 +17,6 @@ class Row:
 
     shape: Shape
     path: str
-    batch: int
     tokens: int  # latent tokens of the batch
     outcome: Outcome
 
@@ -28,7 +27,7 @@ class Row:
             "bucket": self.shape.name,
             **{name: getattr(self.shape, name) for name in same},
             "path": self.path,
-            "batch_size": self.batch,
+            "batch_size": self.shape.batch_size,
             "tokens": self.tokens,
             "result": self.outcome.kind.value,
             "reason": self.outcome.reason,
@@ -81,7 +80,7 @@ def print_table(rows: Sequence[Row], peak: float | None) -> None:
             if other is not None and row.path != PLAIN:
                 cells["faster"] = f"{other.step_s / measured.step_s:.2f}x"
         cells |= {"bucket": row.shape.name, "path": row.path}
-        cells |= {"batch": str(row.batch), "tokens": f"{row.tokens:,}"}
+        cells |= {"batch": str(row.shape.batch_size), "tokens": f"{row.tokens:,}"}
         table.add_row(*(cells.get(name, "-") for name in names))
     console.print(table)
     for row in rows:

@@ -12,14 +12,16 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from trainer.diffusion.rectified_flow import RectifiedFlow
+from trainer.bench.shapes import Shape, model_options
+from trainer.config.load import Config
+from trainer.diffusion.rectified_flow import build_flow
 from trainer.models.flops import flops_by_part
 from trainer.models.plain import plain_forward
 from trainer.models.stdit import STDiT3, build_stdit
@@ -34,28 +36,16 @@ PHASES = ("forward", "backward", "optimizer")
 class Spec:
     """Everything a trial needs, plain data that another process can be given."""
 
-    kind: str  # of the model
-    options: dict[str, Any]
-    path: str  # ours or plain
-    batch: int
-    latent: tuple[int, int, int]
-    frames: int  # of the video
-    height: int  # pixels
-    width: int
-    text_tokens: int  # real ones of each caption
-    dtype: str  # bf16 or fp32
+    config: Config
+    shape: Shape
     device: str
-    checkpointing: bool | int | str = False  # what STDiT3.enable_grad_checkpoint takes
-    offload: bool = False  # activations that are kept wait in host memory
-    compile: bool = False  # each block
-    positions: str = "fp32-exact"
+    text_tokens: int  # real ones of each caption
     masked: bool = False  # some frames are given, as with mask_ratios
+    path: str = OURS
     shards: int = 1
-    threads: int | None = None
     warmup: int = 2
     steps: int = 5
     enough_s: float | None = None  # a step longer than this is measured once
-    flow: RectifiedFlow = field(default_factory=RectifiedFlow)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +71,9 @@ class Measured:
 
 def run_trial(spec: Spec, progress: Callable[[int, int], None]) -> Measured:
     """Build, warm up, measure. `progress(done, total)` counts steps. Raises what torch raises."""
-    device = torch.device(spec.device)
-    if spec.threads is not None:
-        torch.set_num_threads(spec.threads)
+    device, shape = torch.device(spec.device), spec.shape
+    if spec.config.threads is not None:
+        torch.set_num_threads(spec.config.threads)
     torch.manual_seed(0)
     trainee = Trainee(spec, device)
     on_gpu = device.type == "cuda"
@@ -101,7 +91,8 @@ def run_trial(spec: Spec, progress: Callable[[int, int], None]) -> Measured:
     columns = zip(PHASES, zip(*times, strict=True), strict=True)
     phases: dict[str, Any] = {f"{name}_s": statistics.median(column) for name, column in columns}
     peak_bytes = torch.cuda.max_memory_allocated(device) if on_gpu else status_bytes("VmHWM")
-    parts = flops_by_part(trainee.model.config, spec.batch, *spec.latent, spec.text_tokens)
+    sizes = (shape.batch_size, *shape.latent, spec.text_tokens)
+    parts = flops_by_part(trainee.model.config, *sizes)
     return Measured(
         **phases,
         step_s=statistics.median(sum(seconds) for seconds in times),
@@ -118,26 +109,28 @@ class Trainee:
     """A model with inputs and an optimizer."""
 
     def __init__(self, spec: Spec, device: torch.device) -> None:
-        self._spec, self._device = spec, device
-        dtype = torch.bfloat16 if spec.dtype == "bf16" else torch.float32
+        self._device, config, shape = device, spec.config, spec.shape
+        dtype = torch.bfloat16 if config.dtype == "bf16" else torch.float32
         with device:  # initialising XL/2 on the host takes longer than a trial
-            self.model = build_stdit(spec.kind, **spec.options).to(dtype).train()
-        self.model.use_positions(spec.positions)
+            self.model = build_stdit(config.model.type, **model_options(config)).to(dtype).train()
+        self.model.use_positions(config.positions)
+        self._flow = build_flow(config.scheduler)
         self._call: Callable[..., Tensor] = self.model
         if spec.path == PLAIN:
             self._call = self._plain
             self.recomputed: frozenset[int] = frozenset(range(2 * self.model.config.depth))
         else:
-            self.model.enable_grad_checkpoint(spec.checkpointing, spec.offload)
-            shape = spec.batch, spec.latent, spec.text_tokens
-            self.recomputed = self.model.recomputed_blocks(*shape)
-            if spec.compile:
+            self.model.enable_grad_checkpoint(config.grad_checkpoint, config.offload_activations)
+            sizes = shape.batch_size, shape.latent, spec.text_tokens
+            self.recomputed = self.model.recomputed_blocks(*sizes)
+            if config.compile:
                 self.model.compile_blocks()
         self._optimizer = ShardedAdamW(self.model, spec.shards)
         self._inputs = _inputs(spec, self.model, device, dtype)
         self._mask_BT: Tensor | None = None
         if spec.masked:  # what a frame mask costs, not how many frames it gives
-            self._mask_BT = torch.ones(spec.batch, spec.latent[0], dtype=torch.bool, device=device)
+            sizes_BT = shape.batch_size, shape.latent[0]
+            self._mask_BT = torch.ones(sizes_BT, dtype=torch.bool, device=device)
             self._mask_BT[0, 0] = False
 
     def _plain(self, x: Tensor, t: Tensor, num_frames: Any = None, **kwargs: Any) -> Tensor:
@@ -151,7 +144,7 @@ class Trainee:
         """Seconds of forward, backward and optimizer."""
         z_BCTHW, kwargs = self._inputs
         marks = [_now(self._device)]
-        losses = self._spec.flow.training_losses(self._call, z_BCTHW, kwargs, mask=self._mask_BT)
+        losses = self._flow.training_losses(self._call, z_BCTHW, kwargs, mask=self._mask_BT)
         loss = losses.mean()
         marks.append(_now(self._device))
         loss.backward()
@@ -165,16 +158,14 @@ class Trainee:
 def _inputs(
     spec: Spec, model: STDiT3, device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    config = model.config
+    config, shape, batch = model.config, spec.shape, spec.shape.batch_size
     length = config.model_max_length
-    y = torch.randn(spec.batch, 1, length, config.caption_channels, device=device, dtype=dtype)
-    mask = torch.zeros(spec.batch, length, dtype=torch.int64, device=device)
+    y = torch.randn(batch, 1, length, config.caption_channels, device=device, dtype=dtype)
+    mask = torch.zeros(batch, length, dtype=torch.int64, device=device)
     mask[:, : spec.text_tokens] = 1
-    size = {"fps": 24, "height": spec.height, "width": spec.width, "num_frames": spec.frames}
-    values = {
-        name: torch.full((spec.batch,), float(value), device=device) for name, value in size.items()
-    }
-    z_BCTHW = torch.randn(spec.batch, config.in_channels, *spec.latent, device=device)
+    size = {"fps": 24, "height": shape.height, "width": shape.width, "num_frames": shape.frames}
+    values = {name: torch.full((batch,), float(v), device=device) for name, v in size.items()}
+    z_BCTHW = torch.randn(batch, config.in_channels, *shape.latent, device=device)
     return z_BCTHW, {"y": y, "mask": mask, **values}
 
 

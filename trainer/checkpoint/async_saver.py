@@ -25,6 +25,7 @@ from torch import Tensor
 from trainer.checkpoint import files as checkpoint
 from trainer.checkpoint.files import Entries, Position
 from trainer.checkpoint.staging_buffer import PendingCopy, StagingBuffer
+from trainer.config.load import Config
 from trainer.engine.base import STATE, Engine, EngineState
 from trainer.engine.shards import write
 from trainer.errors import CheckpointError, TrainerError
@@ -92,20 +93,10 @@ class _Save:
 class Saver:
     """Writes a run's checkpoints. All its methods but `status` are collective."""
 
-    def __init__(
-        self,
-        run_dir: Path,
-        engine: Engine,
-        *,
-        keep: int = -1,
-        keep_every: int = 0,
-        background: bool = True,
-        wait_s: float = LIMIT_S,
-    ) -> None:
-        """`keep` -1 keeps all; `wait_s` limits waits while others stand in a collective."""
-        self._run_dir, self._engine = run_dir, engine
-        self._keep, self._keep_every, self._background = keep, keep_every, background
-        self._wait_s = min(wait_s, LIMIT_S)
+    def __init__(self, run_dir: Path, engine: Engine, config: Config) -> None:
+        self._run_dir, self._engine, self._config = run_dir, engine, config
+        # While others stand in a collective.
+        self._wait_s = min(config.process_group_timeout_s / 2, LIMIT_S)
         self._noted: set[str] = set()
         self._save: _Save | None = None
         self._buffer = StagingBuffer()
@@ -113,7 +104,7 @@ class Saver:
     def prepare(self) -> None:
         """Get memory for copies of weights and state on a thread, now."""
         engine, weights = self._engine, self._engine.weights_to_save() or {}
-        if not self._background or not (engine.is_sharded or engine.rank == 0):
+        if not self._config.async_io or not (engine.is_sharded or engine.rank == 0):
             return
         masters = engine.master_params()
         sizes: dict[str, int] = {}
@@ -164,7 +155,7 @@ class Saver:
         tensors = {f"state/{key}": value for key, value in parts.items()}
         tensors |= {f"average/{key}": value.reshape(-1) for key, value in average.items()}
         tensors |= {f"weights/{k}": v for k, v in weights.items() if not v.is_meta}
-        background = background and self._background
+        background = background and self._config.async_io
         ready = PendingCopy(tensors)
 
         def work() -> None:
@@ -286,7 +277,8 @@ class Saver:
         written += checkpoint.write_documents(part, save.documents())
         final = self._run_dir / save.position.name
         save.notes += checkpoint.seal(part, final, {**files, **checkpoint.entries(part, written)})
-        save.notes += checkpoint.forget_old(final, self._keep, self._keep_every)
+        keep, every = self._config.keep_checkpoints, self._config.keep_every
+        save.notes += checkpoint.forget_old(final, keep, every)
         save.reach(_State.SEALED)
 
     def _abandon(self, save: _Save) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
+import functools
 import math
 import types
 import typing
@@ -25,18 +27,18 @@ class Section:
 
 
 S = TypeVar("S", bound=Section)
+_BOOLS = {
+    **dict.fromkeys(("true", "1", "yes", "on"), True),
+    **dict.fromkeys(("false", "0", "no", "off"), False),
+}
 
 
-_types: dict[Any, dict[str, Any]] = {}
-
-
+@functools.cache  # evaluating the annotations takes 2 ms
 def field_types(cls: Any) -> dict[str, Any]:
     """Field name -> type, without fields that no file may set."""
-    if cls not in _types:  # evaluating the annotations takes 2 ms
-        hints = typing.get_type_hints(cls)
-        fields = [f for f in dataclasses.fields(cls) if f.metadata.get("settable", True)]
-        _types[cls] = {f.name: hints[f.name] for f in fields}
-    return _types[cls]
+    hints = typing.get_type_hints(cls)
+    fields = [f for f in dataclasses.fields(cls) if f.metadata.get("settable", True)]
+    return {f.name: hints[f.name] for f in fields}
 
 
 def _key_types(cls: Any) -> dict[str, Any]:
@@ -53,6 +55,7 @@ def build(cls: type[S], tree: Tree, notes: list[str], key: Key = ()) -> S:
         raise ConfigError(f"{tree.place(key)}: {'.'.join(key)} must be a dict, not {data!r}")
     values: dict[str, Any] = {}
     options: dict[str, Any] = {}
+    further = field_types(cls.further) if cls.further else {}
     for name, value in data.items():
         here = (*key, str(name))
         field_name = _field_of(cls, here, tree.place(here), notes)
@@ -64,7 +67,7 @@ def build(cls: type[S], tree: Tree, notes: list[str], key: Key = ()) -> S:
             value = build(section, tree, notes, here)
         else:
             value = coerce(value, kind, here, tree.place(here))
-        (values if field_name in field_types(cls) else options)[field_name] = value
+        (options if field_name in further else values)[field_name] = value
 
     def named(name: str) -> str:
         return f"{tree.place((*key, name))}: {'.'.join((*key, name))}"
@@ -140,28 +143,20 @@ def type_name(kind: Any) -> str:
 
 def parse_text(text: str, kind: Any, flag: str) -> Any:
     """A word of the command line as the field's type; `none` is None where that is allowed."""
-    parts = _alternatives(kind)
-    if type(None) in parts and text.lower() == "none":
+    kinds = [typing.get_origin(part) or part for part in _alternatives(kind)]
+    if type(None) in kinds and text.lower() == "none":
         return None
-    for part in parts:
-        origin = typing.get_origin(part) or part
-        if origin is bool and text.lower() in ("true", "1", "yes", "on"):
-            return True
-        if origin is bool and text.lower() in ("false", "0", "no", "off"):
-            return False
-        if origin in (int, float):
-            try:
-                return origin(text)
-            except ValueError:
-                continue
-        if origin is str:
-            return text
-        if origin in (list, tuple, dict) or part is Any:
-            try:
-                return ast.literal_eval(text)
-            except (ValueError, SyntaxError):
-                if part is Any:
-                    return text
+    if bool in kinds and text.lower() in _BOOLS:
+        return _BOOLS[text.lower()]
+    for convert in (int, float):
+        if convert in kinds:
+            with contextlib.suppress(ValueError):
+                return convert(text)
+    if {list, tuple, dict, Any} & {*kinds}:
+        with contextlib.suppress(ValueError, SyntaxError):
+            return ast.literal_eval(text)
+    if str in kinds or Any in kinds:
+        return text
     raise ConfigError(f"{flag} must be {type_name(kind)}, not {text!r}")
 
 

@@ -32,17 +32,12 @@ _FIELD = re.compile(r"(\w+): .*?(?:  # (.*))?$")  # one line; name and comment
 
 
 def comments_of(cls: type) -> dict[str, str]:
-    """Field -> the comment beside it, else the one on the lines above."""
-    found: dict[str, str] = {}
-    above: list[str] = []
-    for line in inspect.getsource(cls).splitlines():
-        text = line.strip()
-        if text.startswith("# "):
-            above.append(text[2:])
-            continue
-        if match := _FIELD.match(text):
-            found[match[1]] = match[2] or " ".join(above)
-        above = []
+    """Field -> the comment beside it, else the line above."""
+    found, above = {}, ""
+    for line in map(str.strip, inspect.getsource(cls).splitlines()):
+        if match := _FIELD.match(line):
+            found[match[1]] = match[2] or above
+        above = line[2:] if line.startswith("# ") else ""
     return found
 
 
@@ -54,10 +49,9 @@ def rows(prefix: str, cls: Any) -> Iterator[tuple[str, str, str, str]]:
             continue
         rule = allowed(field)
         kind = f"{field.type}, {rule.words}" if rule else str(field.type)
-        default = repr(field.default)
-        if field.default_factory is not dataclasses.MISSING:
-            default = repr(field.default_factory())
-        yield f"{prefix}{field.name}", kind, default, comments[field.name]
+        made = field.default_factory
+        default = field.default if made is dataclasses.MISSING else made()
+        yield f"{prefix}{field.name}", kind, repr(default), comments[field.name]
 
 
 def table() -> str:

@@ -12,7 +12,6 @@ import marshal
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,26 +84,21 @@ class Tree:
 
     def set(self, key: Key, value: Any, place: str) -> None:
         """Set a nested value; dicts on the way are made."""
-        node = self.data
-        for name in key[:-1]:
-            child = node.get(name)
-            if not isinstance(child, dict):
-                child = node[name] = {}
-            node = child
-        node[_same_key(node, key[-1])] = value
+        node: dict[Any, Any] = self.data
+        name = key[-1]
+        for parent in key[:-1]:
+            if not isinstance(node.get(parent), dict):
+                node[parent] = {}
+            node = node[parent]
+        # Bucket tables have numbers for keys.
+        as_number = name not in node and is_whole(name) and any(isinstance(k, int) for k in node)
+        node[int(name) if as_number else name] = value
         self.places[key] = place
 
     def merge(self, other: Tree) -> None:
         """Lay `other` over this tree; `_delete_` in one of its dicts drops what stood below."""
         self.data = _merged(self.data, other.data)
         self.places.update(other.places)
-
-
-def _same_key(node: Mapping[Any, Any], name: str) -> Any:
-    """`"51"` means the key 51 where the dict has numbers for keys, as bucket tables do."""
-    if name not in node and is_whole(name) and any(isinstance(k, int) for k in node):
-        return int(name)
-    return name
 
 
 def is_whole(name: str) -> bool:
@@ -115,12 +109,11 @@ def is_whole(name: str) -> bool:
 def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     result = {} if above.get("_delete_") else dict(below)
     for name, value in above.items():
-        if name == "_delete_":
-            continue
         if isinstance(value, dict):
             old = result.get(name)
             value = _merged(old if isinstance(old, dict) else {}, value)
         result[name] = value
+    result.pop("_delete_", None)
     return result
 
 

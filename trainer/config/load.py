@@ -16,14 +16,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.allowed_values import taken_from
 from trainer.config.build import build, coerce, parse_text, type_at
 from trainer.config.file import Tree, is_whole, read
 from trainer.config.keys import Config
 from trainer.config.upstream import translate
 from trainer.errors import ConfigError, nearest
 from trainer.models.checkpointing import GradCheckpoint
-from trainer.optim.lr_schedules import ScheduleConfig, rate_of
+from trainer.optim.lr_schedules import rate_of
 
 __all__ = ["CONFIGS", "Config", "as_python", "find", "from_dict", "load", "to_dict"]
 
@@ -77,7 +76,7 @@ def _finish(tree: Tree, notes: list[str]) -> Config:
         key = "grad_checkpoint"
         GradCheckpoint.parse(config.grad_checkpoint)
         key = "lr_schedule"
-        rate_of(taken_from(ScheduleConfig, config))
+        rate_of(config)
     except ConfigError as error:
         raise ConfigError(f"{tree.place((key,))}: {error}") from None
     if config.keep_checkpoints == 0:

@@ -6,7 +6,7 @@ given (clean, at time 0, outside the loss). Kinds and their statistics are Open-
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +18,20 @@ from trainer.errors import ConfigError, nearest
 Generator = torch.Generator | None
 
 IDENTITY = "identity"
+KINDS = (
+    IDENTITY,
+    "quarter_random",
+    "quarter_head",
+    "quarter_tail",
+    "quarter_head_tail",
+    "image_random",
+    "image_head",
+    "image_tail",
+    "image_head_tail",
+    "random",
+    "intepolate",  # upstream's spelling; "interpolate" is taken too
+)
+_ALIASES = {"interpolate": "intepolate"}
 _LONGEST_SHARE = 4  # quarter_* give up to T/4 frames
 _RANDOM_SHARES = (0.1, 0.9)  # of given frames
 
@@ -27,73 +41,31 @@ def _integer(low: int, high: int, generator: Generator) -> int:
     return int(torch.randint(low, high + 1, (), generator=generator))
 
 
-def _quarter(frames: int, generator: Generator) -> int:
-    # At least one: upstream fails on clips of 2 and 3 frames, where T // 4 is 0.
-    return _integer(1, max(1, frames // _LONGEST_SHARE), generator)
-
-
-def _one(frames: int, generator: Generator) -> int:
-    return 1
-
-
-_Length = Callable[[int, Generator], int]
-_Draw = Callable[[Tensor, Generator], None]  # sets the given frames of a mask to False
-
-
-def _ends(length: _Length, *, head: bool = False, tail: bool = False) -> _Draw:
-    def draw(mask_T: Tensor, generator: Generator) -> None:
-        count = length(len(mask_T), generator)  # the same at both ends
-        if head:
-            mask_T[:count] = False
-        if tail:
-            mask_T[-count:] = False
-
-    return draw
-
-
-def _somewhere(length: _Length) -> _Draw:
-    def draw(mask_T: Tensor, generator: Generator) -> None:
-        count = length(len(mask_T), generator)
-        start = _integer(0, len(mask_T) - count, generator)
-        mask_T[start : start + count] = False
-
-    return draw
-
-
-def _every_second(mask_T: Tensor, generator: Generator) -> None:
-    mask_T[_integer(0, 1, generator) :: 2] = False
-
-
-def _scattered(mask_T: Tensor, generator: Generator) -> None:
-    low, high = _RANDOM_SHARES
-    share = low + (high - low) * torch.rand((), generator=generator)
-    mask_T &= torch.rand(len(mask_T), generator=generator) > share
-    mask_T[-1] |= ~mask_T.any()
-
-
-_KINDS: dict[str, _Draw | None] = {
-    IDENTITY: None,
-    "quarter_random": _somewhere(_quarter),
-    "quarter_head": _ends(_quarter, head=True),
-    "quarter_tail": _ends(_quarter, tail=True),
-    "quarter_head_tail": _ends(_quarter, head=True, tail=True),
-    "image_random": _somewhere(_one),
-    "image_head": _ends(_one, head=True),
-    "image_tail": _ends(_one, tail=True),
-    "image_head_tail": _ends(_one, head=True, tail=True),
-    "random": _scattered,
-    "intepolate": _every_second,  # upstream's spelling; "interpolate" is taken too
-}
-_ALIASES = {"interpolate": "intepolate"}
-KINDS = tuple(_KINDS)
-
-
 def draw_mask(kind: str, frames: int, generator: Generator = None) -> Tensor:
     """One mask, bool [frames] on the CPU; an image is never given (2 frames: both, as upstream)."""
     mask_T = torch.ones(frames, dtype=torch.bool)
-    draw = _KINDS[kind]
-    if draw is not None and frames > 1:
-        draw(mask_T, generator)
+    if frames == 1 or kind == IDENTITY:
+        return mask_T
+    if kind == "intepolate":
+        mask_T[_integer(0, 1, generator) :: 2] = False
+        return mask_T
+    if kind == "random":
+        low, high = _RANDOM_SHARES
+        share = low + (high - low) * torch.rand((), generator=generator)
+        mask_T &= torch.rand(frames, generator=generator) > share
+        mask_T[-1] |= ~mask_T.any()
+        return mask_T
+    size, _, where = kind.partition("_")
+    # At least one: upstream fails on clips of 2 and 3 frames, where T // 4 is 0.
+    most = max(1, frames // _LONGEST_SHARE)
+    count = 1 if size == "image" else _integer(1, most, generator)
+    if where == "random":
+        start = _integer(0, frames - count, generator)
+        mask_T[start : start + count] = False
+    if "head" in where:
+        mask_T[:count] = False
+    if "tail" in where:
+        mask_T[-count:] = False
     return mask_T
 
 
@@ -130,7 +102,7 @@ def build_masks(ratios: Mapping[str, float] | None) -> FrameMasks:
     known: dict[str, float] = {}
     for name, ratio in (ratios or {}).items():
         kind = _ALIASES.get(name, name)
-        if kind not in _KINDS:
+        if kind not in KINDS:
             text = f"mask_ratios: there is no kind {name!r}; kinds are {', '.join(KINDS)}"
             raise ConfigError(text, hint=nearest(kind, KINDS))
         if isinstance(ratio, bool) or not isinstance(ratio, (int, float)) or not 0 <= ratio <= 1:

@@ -14,17 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.allowed_values import taken_from
+from trainer.config.keys import SchedulerConfig
 from trainer.errors import ConfigError
 
 # B batch · C channels · T,H,W latent frames, height, width · L text tokens
 BASE_PIXELS = 512 * 512
 VelocityModel = Callable[..., Tensor]  # at least C channels; the first C are the velocity
 Generators = torch.Generator | Sequence[torch.Generator] | None  # one, or one per clip
-_CHOICES = {
-    "sample_method": ("uniform", "logit-normal"),
-    "timestep_transform": ("true-length", "upstream"),
-}
 
 
 def timestep_transform(
@@ -51,26 +47,11 @@ def upstream_frames(num_frames_B: Tensor) -> Tensor:
     return num_frames_B // 17 * 5
 
 
-@dataclass(frozen=True, slots=True)
-class RectifiedFlow:
-    """Upstream's `scheduler` settings. Raises ConfigError for a method it does not know."""
-
-    num_timesteps: int = 1000
-    num_sampling_steps: int = 30
-    cfg_scale: float = 7.0
-    sample_method: str = "uniform"  # of training times: uniform, logit-normal
-    use_discrete_timesteps: bool = False
-    loc: float = 0.0  # of the logit-normal
-    scale: float = 1.0
-    use_timestep_transform: bool = False
-    transform_scale: float = 1.0
-    timestep_transform: str = "true-length"  # frames of the latent itself, or upstream's formula
+@dataclass(frozen=True)
+class RectifiedFlow(SchedulerConfig):
+    """What the settings mean. Raises ConfigError for two that exclude each other."""
 
     def __post_init__(self) -> None:
-        for name, known in _CHOICES.items():
-            value = getattr(self, name)
-            if value not in known:
-                raise ConfigError(f"scheduler: {name} {value!r} must be one of {known}")
         if self.use_discrete_timesteps and self.sample_method != "uniform":
             raise ConfigError("scheduler: use_discrete_timesteps needs sample_method uniform")
 
@@ -231,11 +212,8 @@ def _noises(shape: Sequence[int], generator: Generators) -> Iterator[Tensor]:
         yield draw_noise(shape, generator)
 
 
-def build_flow(config: Any) -> RectifiedFlow:
-    """The flow of a config's `scheduler` section. Raises ConfigError."""
-    if config.type != "rflow":
-        raise ConfigError(f"scheduler.type {config.type!r} is not known; there is 'rflow'")
-    return taken_from(RectifiedFlow, config)
+def build_flow(config: SchedulerConfig) -> RectifiedFlow:
+    return RectifiedFlow(**vars(config))
 
 
 def _per_frame(mask_BT: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from trainer.config.load import Config
 from trainer.engine.agreement import agreed, attempt, common
 from trainer.engine.joining import ranks_of_environment
 from trainer.engine.shards import Facts, Shards
@@ -29,20 +30,6 @@ from trainer.errors import EngineError, TrainerError
 T = TypeVar("T")
 STATE = ("exp_avg", "exp_avg_sq")  # AdamW's, beside the master weights
 _ENGINES = {"colossal": "ColossalEngine", "native": "NativeEngine"}  # by module
-
-
-@dataclass(frozen=True, slots=True)
-class OptimizerSettings:
-    """AdamW's numbers, and how gradients are clipped and reduced."""
-
-    lr: float = 1e-4
-    weight_decay: float = 0.0
-    adam_eps: float = 1e-8
-    adam_betas: tuple[float, float] = (0.9, 0.999)
-    grad_clip: float = 0.0  # 0 is no clipping
-    dtype: str = "bf16"  # of weights and activations; master weights are fp32
-    plugin: str = "zero2"
-    reduce_bucket_size_in_m: int = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +57,7 @@ class Engine(abc.ABC):
 
     name: ClassVar[str]
     forward_is_local: ClassVar[bool] = True  # whether `module` computes without the other ranks
-    _settings: OptimizerSettings
+    _config: Config
     _optimizer: Any
 
     def __init__(self) -> None:
@@ -87,7 +74,7 @@ class Engine(abc.ABC):
         """Join the process group. Raises `EngineError` when the group does not come together."""
 
     @abc.abstractmethod
-    def wrap(self, model: nn.Module, settings: OptimizerSettings) -> nn.Module:
+    def wrap(self, model: nn.Module, config: Config) -> nn.Module:
         """Take over the model and make its optimizer; call the returned module from then on."""
 
     def passing(self, *, is_last: bool) -> AbstractContextManager[None]:
@@ -170,14 +157,14 @@ class Engine(abc.ABC):
         """Set the weights that the ranks compute with from the masters (collective)."""
 
     def _adamw(self, parameters: list[Any]) -> torch.optim.Optimizer:
-        own = self._settings
+        own = self._config
         numbers = (own.lr, own.adam_betas, own.adam_eps, own.weight_decay)
         # fused: one kernel for all parameters, also on the CPU; needs no CUDA toolkit
         return torch.optim.AdamW(parameters, *numbers, fused=True)
 
     def _clip(self, model: nn.Module) -> Tensor:
         """Clip the gradients; returns their norm before."""
-        limit = self._settings.grad_clip or float("inf")  # `inf` never clips and gives the norm
+        limit = self._config.grad_clip or float("inf")  # `inf` never clips and gives the norm
         return nn.utils.clip_grad_norm_(model.parameters(), limit)
 
     def close(self) -> None:

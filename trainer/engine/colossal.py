@@ -18,7 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainer.engine.base import Engine, OptimizerSettings
+from trainer.config.load import Config
+from trainer.engine.base import Engine
 from trainer.engine.colossal_import import import_colossalai, use_cpu
 from trainer.engine.joining import joining
 from trainer.engine.shards import Shards, part_of
@@ -51,9 +52,9 @@ class ColossalEngine(Engine):
         finally:
             dist.init_process_group = plain
 
-    def wrap(self, model: nn.Module, settings: OptimizerSettings) -> nn.Module:
-        self._settings = settings
-        plugin = self._plugin(settings)
+    def wrap(self, model: nn.Module, config: Config) -> nn.Module:
+        self._config = config
+        plugin = self._plugin(config)
         if not self.is_sharded:
             model = model.to(self.device)  # DDP moves a copy after the optimizer has seen it
         optimizer = self._adamw([p for p in model.parameters() if p.requires_grad])
@@ -64,18 +65,18 @@ class ColossalEngine(Engine):
             self._norm_at_once()
         return self._model
 
-    def _plugin(self, settings: OptimizerSettings) -> Any:
+    def _plugin(self, config: Config) -> Any:
         on_gpu = self.device.type == "cuda"
-        if settings.plugin == "ddp":
-            if settings.dtype != "fp32":
+        if config.plugin == "ddp":
+            if config.dtype != "fp32":
                 text = "plugin ddp trains in fp32 only: ColossalAI's DDP has no bf16"
                 raise EngineError(text, hint='use plugin = "zero2", or dtype = "fp32"')
             return self._names.TorchDDPPlugin(broadcast_buffers=False)
         return self._names.LowLevelZeroPlugin(
-            stage=_STAGES[settings.plugin],
-            precision=settings.dtype,
-            max_norm=settings.grad_clip,
-            reduce_bucket_size_in_m=settings.reduce_bucket_size_in_m,
+            stage=_STAGES[config.plugin],
+            precision=config.dtype,
+            max_norm=config.grad_clip,
+            reduce_bucket_size_in_m=config.reduce_bucket_size_in_m,
             overlap_communication=on_gpu,  # the CPU has no second stream to overlap on
             # The model casts what it can afford to; bf16 has steps of 4 at timestep 1000.
             cast_inputs=False,
@@ -103,7 +104,7 @@ class ColossalEngine(Engine):
             return float(total.sqrt())
 
         def clip(gradients: list[Tensor], total_norm: float) -> None:
-            limit = self._settings.grad_clip
+            limit = self._config.grad_clip
             if gradients and limit and (scale := (total_norm + 1e-6) / limit) > 1:
                 torch._foreach_mul_(gradients, 1.0 / scale)
 
@@ -148,7 +149,7 @@ class ColossalEngine(Engine):
 
     @property
     def is_sharded(self) -> bool:
-        return self._settings.plugin != "ddp"
+        return self._config.plugin != "ddp"
 
     @property
     def waited_s(self) -> float:

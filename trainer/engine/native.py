@@ -19,7 +19,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
-from trainer.engine.base import Engine, OptimizerSettings
+from trainer.config.load import Config
+from trainer.engine.base import Engine
 from trainer.engine.joining import joining
 from trainer.engine.shards import Shards
 from trainer.errors import EngineError
@@ -42,11 +43,11 @@ class NativeEngine(Engine):
             dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
         torch.manual_seed(seed)
 
-    def wrap(self, model: nn.Module, settings: OptimizerSettings) -> nn.Module:
-        if settings.plugin not in ("zero2", "fsdp"):
-            text = f"plugin {settings.plugin} is ColossalAI's; the native engine shards everything"
+    def wrap(self, model: nn.Module, config: Config) -> nn.Module:
+        if config.plugin not in ("zero2", "fsdp"):
+            text = f"plugin {config.plugin} is ColossalAI's; the native engine shards everything"
             raise EngineError(text, hint='engine = "colossal", or leave plugin out')
-        self._settings, self._dtype = settings, _DTYPES[settings.dtype]
+        self._config, self._dtype = config, _DTYPES[config.dtype]
         model = model.to(self.device, torch.float32)
         policy = MixedPrecisionPolicy(
             param_dtype=self._dtype,

@@ -14,18 +14,14 @@ class EMA:
     def __init__(
         self, params: Iterable[tuple[str, Tensor]], decay: float, *, ramp: bool = True
     ) -> None:
-        if not 0.0 <= decay < 1.0:
-            raise ValueError(f"ema_decay {decay} must be in 0..1")
         self.decay, self.ramp, self.updates = decay, ramp, 0
         # fp32: with decay 0.9999 an update is smaller than a bf16 step
         self._shadow = {name: value.detach().to(torch.float32, copy=True) for name, value in params}
 
     @torch.no_grad()
     def update(self, params: Iterable[tuple[str, Tensor]]) -> None:
-        """Move towards the present weights, of any float dtype. Raises KeyError for other names."""
+        """Move towards the present weights, of any float dtype and the same names."""
         present = dict(params)
-        if present.keys() != self._shadow.keys():
-            raise KeyError(f"EMA follows other tensors: {_difference(present, self._shadow)}")
         values = [present[name] for name in self._shadow]
         ramp = (1 + self.updates) / (10 + self.updates) if self.ramp else 1.0
         decay = min(self.decay, ramp)
@@ -42,18 +38,16 @@ class EMA:
         return dict(self._shadow)
 
     @torch.no_grad()
-    def load_state_dict(self, state: Mapping[str, Tensor], updates: int | None = None) -> None:
-        """Take over an average made by `updates` (None: after the ramp). KeyError, ValueError."""
-        if state.keys() != self._shadow.keys():
-            raise KeyError(f"this EMA is of another model: {_difference(state, self._shadow)}")
+    def load_state_dict(self, state: Mapping[str, Tensor], updates: int) -> None:
+        """Take over an average made by `updates`. Raises KeyError or ValueError for another's."""
+        extra = sorted(state.keys() - self._shadow.keys())
+        missing = sorted(self._shadow.keys() - state.keys())
+        if extra or missing:
+            what = f"{len(missing)} missing {missing[:2]}, {len(extra)} unknown {extra[:2]}"
+            raise KeyError(f"this EMA is of another model: {what}")
         for name, value in self._shadow.items():
             got, want = tuple(state[name].shape), tuple(value.shape)
             if got != want:
                 raise ValueError(f"EMA of {name} has shape {got}, the model {want}")
         torch._foreach_copy_(list(self._shadow.values()), [state[name] for name in self._shadow])
-        self.updates = 1_000_000_000 if updates is None else updates
-
-
-def _difference(one: Mapping[str, object], other: Mapping[str, object]) -> str:
-    extra, missing = sorted(one.keys() - other.keys()), sorted(other.keys() - one.keys())
-    return f"{len(missing)} missing {missing[:2]}, {len(extra)} unknown {extra[:2]}"
+        self.updates = updates

@@ -6,6 +6,7 @@ import ast
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,22 +20,27 @@ from trainer.bench import child
 from trainer.bench.child import Kind, Outcome, try_in_child
 from trainer.bench.report import rates
 from trainer.bench.search import Budget, SearchStopped, largest_batch
-from trainer.bench.shapes import as_bucket_config, shapes_of
+from trainer.bench.shapes import Shape, as_bucket_config, model_options, shapes_of
 from trainer.bench.trial import Measured, ShardedAdamW, Spec, run_trial
 from trainer.config import load as configuration
+from trainer.config.keys import ModelConfig, TextEncoderConfig
 from trainer.data.plan.buckets import Buckets
 from trainer.errors import ConfigError
 from trainer.models.flops import forward_flops
 from trainer.models.stdit import STDiT3Config
 from trainer.runlog.gpu_peaks import peak_flops
 
-SMALL = {"hidden_size": 32, "depth": 1, "num_heads": 2, "patch_size": (1, 2, 2),
-         "input_sq_size": 16, "caption_channels": 16, "model_max_length": 6}  # fmt: skip
-SPEC = Spec(
-    kind="STDiT3", options=SMALL, path="ours", batch=2, latent=(3, 4, 4), frames=9, height=32,
-    width=32, text_tokens=4, dtype="fp32", device="cpu", warmup=1, steps=2,
+SMALL = {
+    "hidden_size": 32, "depth": 1, "num_heads": 2, "patch_size": (1, 2, 2), "input_sq_size": 16
+}  # fmt: skip
+CONFIG = configuration.Config(
+    model=ModelConfig("STDiT3", options=SMALL),
+    text_encoder=TextEncoderConfig("tiny_t5", d_model=16, model_max_length=6),
+    dtype="fp32",
     threads=1,
-)  # fmt: skip
+)
+SHAPE = Shape("32px", 9, "1.00", 32, 32, batch_size=2, latent=(3, 4, 4))
+SPEC = Spec(CONFIG, SHAPE, "cpu", text_tokens=4, warmup=1, steps=2)
 BUCKETS = """
 bucket_config = {
     "144p": {1: (1.0, 475), 51: ((1.0, 0.33), 51), 102: (0.0, None)},
@@ -95,7 +101,7 @@ def test_a_trial_times_phases_and_counts_the_documented_flops() -> None:
     steps: list[tuple[int, int]] = []
     result = run_trial(SPEC, lambda done, total: steps.append((done, total)))
     assert steps == [(0, 3), (1, 3), (2, 3)]
-    config = STDiT3Config(**SMALL)  # type: ignore[arg-type]
+    config = STDiT3Config(**model_options(CONFIG))
     assert result.forward_flops == forward_flops(config, 2, 3, 4, 4, 4)
     assert result.model_flops == 3 * result.forward_flops
     assert result.recompute_flops == 0
@@ -106,32 +112,26 @@ def test_a_trial_times_phases_and_counts_the_documented_flops() -> None:
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_the_plain_path_and_masks_run_and_plain_recomputes_every_block(dtype: str) -> None:
-    from dataclasses import replace
-
+    options = {**SMALL, "patch_size": (2, 2, 2)}  # frames of tokens are not latent frames
+    config = replace(CONFIG, model=replace(CONFIG.model, options=options), dtype=dtype)
     for path in ("ours", "plain"):
-        options = {**SMALL, "patch_size": (2, 2, 2)}  # frames of tokens are not latent frames
-        spec = replace(
-            SPEC, options=options, path=path, masked=True, dtype=dtype, shards=3, warmup=0, steps=1
-        )
+        spec = replace(SPEC, config=config, path=path, masked=True, shards=3, warmup=0, steps=1)
         result = run_trial(spec, print)
         assert (result.recompute_flops > 0) == (path == "plain")
     assert result.recompute_flops < result.forward_flops  # embedders and final layer run once
 
 
 def test_recomputed_blocks_are_counted_apart() -> None:
-    from dataclasses import replace
-
-    options = {**SMALL, "depth": 2}
+    model = replace(CONFIG.model, options={**SMALL, "depth": 2})
     flops = {}
     for what in ("off", "every 2", "all"):
-        spec = replace(SPEC, options=options, checkpointing=what, warmup=0, steps=1)
+        config = replace(CONFIG, model=model, grad_checkpoint=what)
+        spec = replace(SPEC, config=config, warmup=0, steps=1)
         flops[what] = run_trial(spec, print).recompute_flops
     assert 0 == flops["off"] < 2 * flops["every 2"] == flops["all"]
 
 
 def test_a_step_over_the_budget_is_measured_once() -> None:
-    from dataclasses import replace
-
     assert run_trial(replace(SPEC, enough_s=1e-9, warmup=3, steps=50), print).steps == 1
 
 
@@ -175,7 +175,7 @@ def test_the_optimizer_is_adamw_over_one_ranks_share() -> None:
 def test_how_a_trial_ends_is_told_by_kind(
     work: Callable[..., Measured], kind: Kind, reason: str
 ) -> None:
-    outcome = try_in_child(SPEC, print, work=work, timeout_s=120)
+    outcome = try_in_child(work, "cpu", 120, print)
     assert outcome.kind is kind
     assert reason in outcome.reason
 
@@ -183,12 +183,12 @@ def test_how_a_trial_ends_is_told_by_kind(
 def test_a_kill_that_the_kernel_counted_is_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = iter([3, 4])
     monkeypatch.setattr(child, "oom_kills", lambda: next(counts))
-    outcome = try_in_child(SPEC, print, work=bench_work.be_killed, timeout_s=120)
+    outcome = try_in_child(bench_work.be_killed, "cpu", 120, print)
     assert outcome.kind is Kind.OUT_OF_MEMORY
 
 
 def test_a_trial_that_hangs_is_ended() -> None:
-    outcome = try_in_child(SPEC, print, work=bench_work.hang, timeout_s=1)
+    outcome = try_in_child(bench_work.hang, "cpu", 1, print)
     assert outcome.kind is Kind.TIMED_OUT
 
 

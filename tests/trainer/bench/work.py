@@ -10,31 +10,31 @@ from typing import Any
 from trainer.bench.trial import Measured
 
 
-def refuse(_spec: Any, _progress: Any) -> Measured:
+def refuse(_progress: Any) -> Measured:
     raise ValueError("bucket of the wrong shape\nwith a second line")
 
 
-def use_up(_spec: Any, _progress: Any) -> Measured:
+def use_up(_progress: Any) -> Measured:
     raise MemoryError
 
 
-def allocate(_spec: Any, _progress: Any) -> Measured:
+def allocate(_progress: Any) -> Measured:
     import torch
 
     torch.empty(1 << 50, dtype=torch.uint8)
     raise AssertionError("a petabyte was given")
 
 
-def be_killed(_spec: Any, _progress: Any) -> Measured:
+def be_killed(_progress: Any) -> Measured:
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError
 
 
-def leave(_spec: Any, _progress: Any) -> Measured:
+def leave(_progress: Any) -> Measured:
     os._exit(7)
 
 
-def hang(_spec: Any, progress: Any) -> Measured:
+def hang(progress: Any) -> Measured:
     progress(0, 1)
     threading.Event().wait()
     raise AssertionError

@@ -23,6 +23,7 @@ from tests.trainer.checkpoint.test_files import Rank, Together
 from trainer.checkpoint import files as checkpoint
 from trainer.checkpoint.async_saver import Saver
 from trainer.checkpoint.files import Position
+from trainer.config.load import Config
 from trainer.weights import checkpoints
 from trainer.weights.load import read_weights
 
@@ -33,7 +34,7 @@ _LIMIT_S = 60
 def save_for_ever(folder: Path, step: int, told: int) -> None:
     """In the fork: one save after another, the number of each whole one into the pipe."""
     engine = Rank(Together(1), 0, BYTES)
-    saver = Saver(folder, engine, keep=2)  # type: ignore[arg-type]
+    saver = Saver(folder, engine, Config(keep_checkpoints=2))  # type: ignore[arg-type]
     while True:
         step += 1
         model = {"w": torch.full((BYTES // 8,), float(step))}

@@ -24,6 +24,7 @@ from trainer.checkpoint import files as checkpoint
 from trainer.checkpoint.async_saver import Saved, Saver
 from trainer.checkpoint.files import Position
 from trainer.checkpoint.staging_buffer import StagingBuffer
+from trainer.config.load import Config
 from trainer.engine.agreement import attempt
 from trainer.engine.base import EngineState
 from trainer.engine.shards import part_of
@@ -102,7 +103,7 @@ def save(run_dir: Path, step: int, *, sizes: tuple[int, ...] = (1000,), model: C
     def work(rank: int) -> None:
         engine = Rank(group, rank, sizes[rank])
         engine.weights = model
-        saver = Saver(run_dir, engine, **options)  # type: ignore[arg-type]
+        saver = Saver(run_dir, engine, Config(**options))  # type: ignore[arg-type]
         try:
             done = saver.save(Position(0, step), engine.average(), lambda: {"a.json": step})
             (saved,) = [*done, *saver.finish()]
@@ -139,22 +140,22 @@ def test_a_checkpoint_is_sealed_and_latest_names_it(tmp_path: Path) -> None:
 
 def test_only_the_newest_are_kept_also_when_the_run_went_back(tmp_path: Path) -> None:
     for step in (2, 4, 6, 8):
-        save(tmp_path, step, keep=2)
+        save(tmp_path, step, keep_checkpoints=2)
     assert names(tmp_path) == ["epoch0-global_step6", "epoch0-global_step8", "latest"]
-    save(tmp_path, 3, keep=2)  # resumed from 2: younger than 8
+    save(tmp_path, 3, keep_checkpoints=2)  # resumed from 2: younger than 8
     assert names(tmp_path) == ["epoch0-global_step3", "epoch0-global_step8", "latest"]
     assert checkpoints.find(tmp_path).name == "epoch0-global_step3"
 
 
 def test_checkpoints_of_a_branch_that_was_left_are_the_oldest_and_go_first(tmp_path: Path) -> None:
     for step in (2, 4, 6, 8):
-        save(tmp_path, step, keep=2)
+        save(tmp_path, step, keep_checkpoints=2)
     for step in (3, 5):  # resumed from 2
-        save(tmp_path, step, keep=2)
+        save(tmp_path, step, keep_checkpoints=2)
     assert names(tmp_path) == ["epoch0-global_step3", "epoch0-global_step5", "latest"]
     (tmp_path / "latest").unlink()
     assert checkpoints.find(tmp_path).name == "epoch0-global_step5"
-    save(tmp_path, 4, keep=2)
+    save(tmp_path, 4, keep_checkpoints=2)
     (tmp_path / "latest").write_text("gone")
     assert checkpoints.find(tmp_path).name == "epoch0-global_step4"  # the newest, not the highest
 
@@ -189,7 +190,7 @@ def saved_by(saver: Saver, step: int) -> Saved:
 def test_what_cannot_be_deleted_is_a_note_and_the_save_is_good(tmp_path: Path, old: str) -> None:
     for step in (1, 2):
         save(tmp_path, step)
-    saver = Saver(tmp_path, Rank(Together(1), 0), keep=2)  # type: ignore[arg-type]
+    saver = Saver(tmp_path, Rank(Together(1), 0), Config(keep_checkpoints=2))  # type: ignore[arg-type]
     with undeletable(tmp_path / old):
         saved = saved_by(saver, 3)
         (note,) = saved.notes
@@ -226,7 +227,7 @@ def test_a_rank_whose_save_hangs_ends_all_within_the_limit(
 
     def work(rank: int) -> None:
         engine = Rank(group, rank)
-        saver = Saver(tmp_path, engine, wait_s=0.5)  # type: ignore[arg-type]
+        saver = Saver(tmp_path, engine, Config(process_group_timeout_s=1.0))  # type: ignore[arg-type]
         try:
             saver.save(Position(0, 1), engine.average(), dict)
             saver.hold()
@@ -361,7 +362,7 @@ def test_a_disk_that_becomes_full_fails_all_ranks_and_harms_nothing(
     monkeypatch.setattr(
         checkpoint.shutil, "disk_usage", lambda path: plenty
     )  # others fill it later
-    more = {**more, "background": background}
+    more = {**more, "async_io": background}
     with small_disk(tmp_path / "disk", "512k") as run_dir:
         (first, _) = save(run_dir, 1, sizes=(10, 10))
         results = save(run_dir, 2, **more)
@@ -415,7 +416,7 @@ def test_training_goes_on_while_a_checkpoint_is_copied_and_written(
     monkeypatch.setattr(StagingBuffer, "copy", copied_late)
     monkeypatch.setattr(checkpoint, "write_weights", written_late)
     engine = Rank(Together(1), 0)
-    saver = Saver(tmp_path, engine)  # type: ignore[arg-type]
+    saver = Saver(tmp_path, engine, Config())  # type: ignore[arg-type]
     model, average = {"w": torch.zeros(1000)}, engine.average()
     saver.hold()  # nothing to wait for
     engine.weights = lambda: model
@@ -447,7 +448,7 @@ def test_weights_that_have_masters_are_written_from_those(tmp_path: Path, backgr
     state = EngineState(0, 1, {"w/master": master}, {}, {"w": torch.Size([2, 3])})
     engine.state = lambda: state  # type: ignore[method-assign]
     meta = torch.empty((2, 3), dtype=torch.bfloat16, device="meta")
-    saver = Saver(tmp_path, engine)  # type: ignore[arg-type]
+    saver = Saver(tmp_path, engine, Config())  # type: ignore[arg-type]
     engine.weights = lambda: {"w": meta, "buffer": torch.ones(2)}
     done = saver.save(Position(0, 1), {"w": master}, dict, background=background)
     (saved,) = done or saver.finish()
@@ -505,7 +506,7 @@ def test_a_save_without_a_thread_is_raised_on_all_ranks(
 
 def test_every_nth_is_kept_beside_the_newest(tmp_path: Path) -> None:
     for step in range(1, 8):
-        save(tmp_path, step, keep=2, keep_every=3)
+        save(tmp_path, step, keep_checkpoints=2, keep_every=3)
     kept = [int(path.name.rpartition("step")[2]) for path in checkpoints.complete(tmp_path)]
     assert kept == [3, 6, 7]
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from trainer.allowed_values import taken_from
 from trainer.config.load import CONFIGS, Config
 from trainer.config.load import load as load_config
 from trainer.data.manifest.manifest import Manifest
@@ -19,7 +18,7 @@ from trainer.data.plan.data_plan import DataPlan
 from trainer.diffusion.frame_masks import build_masks
 from trainer.diffusion.rectified_flow import build_flow
 from trainer.models.stdit import build_stdit
-from trainer.optim.lr_schedules import ScheduleConfig, rate_of
+from trainer.optim.lr_schedules import rate_of
 
 SHIPPED = sorted(path.stem for path in CONFIGS.glob("[!_]*.py"))
 STAGES = [f"stage{number}" for number in range(1, 8)]
@@ -72,7 +71,7 @@ def test_stages_4_to_7_repeat_the_sizes_of_the_first_three() -> None:
 
 def test_the_bump_goes_up_and_down_once() -> None:
     config = load("stage6")
-    rate = rate_of(taken_from(ScheduleConfig, config))
+    rate = rate_of(config)
     picked = [rate(step) for step in (0, 400, 800, 5000)]
     assert picked == pytest.approx([1.6e-5, 3.2e-4, 0.8e-4, 0.8e-4])
 

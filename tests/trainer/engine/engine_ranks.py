@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.engine.base import Engine, OptimizerSettings, build_engine
+from trainer.config.load import Config
+from trainer.engine.base import Engine, build_engine
 from trainer.engine.shards import write
 from trainer.errors import TrainerError
 
@@ -52,9 +53,7 @@ def plain(world: int) -> tuple[list[float], dict[str, Tensor]]:
 
 def train(engine: Engine, plugin: str, dtype: str, each: int = 1) -> tuple[list[float], nn.Module]:
     """In `each` equal microbatches a step."""
-    settings = OptimizerSettings(
-        lr=1e-2, weight_decay=0.01, grad_clip=CLIP, dtype=dtype, plugin=plugin
-    )
+    settings = Config(lr=1e-2, weight_decay=0.01, grad_clip=CLIP, dtype=dtype, plugin=plugin)
     model = engine.wrap(make_model(), settings)
     norms = []
     for step in range(STEPS):
@@ -126,7 +125,7 @@ def native(colossal: Engine, folder: Path, weights: dict[str, Tensor]) -> dict[s
         }
     norms, _ = train(engine, "zero2", "fp32", each=3)
     said["native-fp32-in-3"] = {"norms": norms, "apart": difference(state_of(engine), weights)}
-    settings = OptimizerSettings(lr=1e-2, grad_clip=CLIP, dtype="fp32", plugin="zero2")
+    settings = Config(lr=1e-2, grad_clip=CLIP, dtype="fp32", plugin="zero2")
     going_on = []
     for other, source in (
         (engine, "zero2-fp32"),
@@ -168,7 +167,7 @@ def main(folder: Path) -> None:
         said[f"{plugin}-{dtype}-in-3"] = {"norms": norms, "apart": apart}
     said["reductions"] = [reductions(engine, 1), reductions(engine, 3)]
     # what another kind of run wrote, at this world size, and back
-    fresh = engine.wrap(make_model(), OptimizerSettings(dtype="fp32", plugin="zero2"))
+    fresh = engine.wrap(make_model(), Config(dtype="fp32", plugin="zero2"))
     engine.load(folder / "ddp-fp32")
     said["from_ddp"] = difference(fresh.unwrap().state_dict(), weights)
     said |= native(engine, folder, weights)

@@ -255,9 +255,8 @@ def config(**changes: Any) -> VaeConfig:
     return dataclasses.replace(VaeConfig(), **changes)
 
 
-@pytest.mark.parametrize("kind", ["OpenSoraVAE_V1_2", "VideoAutoencoderPipeline"])
-def test_a_config_names_the_weights(vae: OpenSoraVAE, folder: Path, kind: str) -> None:
-    built = build_vae(config(type=kind, from_pretrained=str(folder)))
+def test_a_config_names_the_weights(vae: OpenSoraVAE, folder: Path) -> None:
+    built = build_vae(config(from_pretrained=str(folder)))
     assert isinstance(built, OpenSoraVAE)
     assert built.settings == vae.settings
     assert built.encode_mean(clip(5)).equal(vae.encode_mean(clip(5)))
@@ -325,13 +324,11 @@ def test_weights_that_do_not_fit_are_refused(folder: Path, tmp_path: Path) -> No
         load_vae(tmp_path)
 
 
-def test_no_weights_and_unknown_types_are_one_sentence(tmp_path: Path) -> None:
+def test_no_weights_and_wrong_sizes_are_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"vae\.from_pretrained must name the weights"):
         build_vae(config())
     with pytest.raises(CheckpointError, match="there are no weights at"):
         build_vae(config(from_pretrained=str(tmp_path / "nowhere")))
-    with pytest.raises(ConfigError, match="'DC-AE' is not known; there is identity, OpenSoraVAE"):
-        build_vae(config(type="DC-AE"))
     with pytest.raises(ConfigError, match=r"vae\.channels is 1 \(luma\) or 3"):
         build_vae(config(type="identity", channels=2))
     with pytest.raises(ConfigError, match=r"vae\.shift has 2 values"):
