@@ -62,7 +62,7 @@ def compute(
         made.progress.at(answers.rows / max(1, source.rows), answers.rows)
         if len(made.wrong) + answers.wrong > made.args.max_wrong_rows:
             answers.flush()
-            made.leave_out_rows(source, answers.reasons())
+            made.leave_out(source, answers.reasons())
 
     with answers:
         if answers.rows and not made.args.quiet:
@@ -79,9 +79,9 @@ def compute(
     keep = np.ones(source.rows, bool)
     reasons = answers.reasons()
     keep[list(reasons)] = False
-    made.leave_out_rows(source, reasons)
+    made.leave_out(source, reasons)
     found = made.database.add(answers.path)
-    return Rows(source, keep, [Columns(found, names)])
+    return Rows(source, keep, [Columns(found, names, found.view)])
 
 
 def _rows(made: Rewrite, source: Source, names: Sequence[str], start: int) -> Iterator[Cells]:

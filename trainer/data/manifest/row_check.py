@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,23 +15,24 @@ _LARGEST = 2**31 - 1
 _FASTEST = 10_000  # frames a second; above is a wrong cell, not a fast camera
 
 
-class RowCheck:
-    """Collects wrong rows, each with its first reason; `keep` marks the others.
+Column = Callable[[str], Any]  # from a name to a list of cells (csv) or an array of Arrow or numpy
 
-    Columns are lists of cells (csv) or arrays of Arrow or numpy.
-    """
+
+class RowCheck:
+    """Collects wrong rows, each with its first reason; `keep` marks the others."""
 
     def __init__(self, lines: Sequence[int], wrong: list[WrongRow]) -> None:
         self.keep = np.ones(len(lines), bool)
         self._lines, self._wrong = lines, wrong
 
-    def columns(self, columns: Mapping[str, Any]) -> dict[str, Any]:
+    def columns(self, names: Sequence[str], column: Column) -> dict[str, Any]:
         """num_frames, height, width and fps of all rows, wrong ones too; checks path and text."""
-        found: dict[str, Any] = {name: self._whole(name, columns[name]) for name in NUMBERS}
-        found["fps"] = self._rates(columns.get("fps"))
-        if "path" in columns:
-            self._paths(columns["path"])
-        if isinstance(texts := columns.get("text"), list):  # texts of Arrow are UTF-8
+        found: dict[str, Any] = {name: self._whole(name, column(name)) for name in NUMBERS}
+        found["fps"] = self._rates(column("fps") if "fps" in names else None)
+        if "path" in names:
+            self._paths(column("path"))
+        texts = column("text") if "text" in names else None
+        if isinstance(texts, list):  # texts of Arrow are UTF-8
             for index, text in enumerate(texts):
                 if not (text.isascii() or is_utf8(text)):  # a call less for most of a million
                     self._refuse(index, "text is not UTF-8")

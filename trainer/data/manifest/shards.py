@@ -78,9 +78,9 @@ def read_shards(folder: Path, root: Path | str | None = None) -> Manifest:
     reader = ShardReader(folder)
     if not reader.rows:
         raise ManifestError(f"{folder}: no usable row")
-    columns = {name: reader.numbers(name) for name in (*NUMBERS, "fps") if name in reader.names}
+    names = [name for name in (*NUMBERS, "fps") if name in reader.names]
     wrong: list[WrongRow] = []
-    arrays: dict[str, Any] = RowCheck(range(1, reader.rows + 1), wrong).columns(columns)
+    arrays = RowCheck(range(1, reader.rows + 1), wrong).columns(names, reader.numbers)
     if wrong:  # `shard` lets none through
         raise ManifestError(f"{folder} is damaged: row {wrong[0]}")
     return Manifest(

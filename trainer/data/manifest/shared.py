@@ -14,7 +14,6 @@ import contextlib
 import mmap
 import os
 import pickle
-import secrets
 import shutil
 import socket
 import tempfile
@@ -48,14 +47,13 @@ class Ranks(Protocol):
     def gather_objects(self, value: Any) -> list[Any]: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Offer:
     """What the rank that made the thing sends to the others of its machine."""
 
-    path: Path | None
-    pickled: bytes = b""
-    sizes: tuple[int, ...] = ()  # bytes of the buffers in the file
-    reason: str = ""  # why there is no file
+    path: Path
+    pickled: bytes
+    sizes: tuple[int, ...]  # bytes of the buffers in the file
 
 
 def read_once(
@@ -66,7 +64,6 @@ def read_once(
     Raises what it raises, on all ranks. Texts of shards stay on disk: every rank opens the files
     (1.3 million rows: 0.02 s).
     """
-
     read = partial(read_manifest, path, root=root, memory_efficient=memory_efficient)
     return once(ranks, read, "the manifest")
 
@@ -82,51 +79,46 @@ def once(ranks: Ranks, make: Callable[[], T], name: str) -> tuple[T, list[str]]:
     hosts = ranks.gather_objects(_machine())
     # A launcher that numbers local ranks in another way: each rank makes it, nobody maps another's.
     makes = leader == ranks.rank or not leader >= 0 or hosts[leader] != hosts[ranks.rank]
-    shares = sum(host == hosts[ranks.rank] for host in hosts) > 1
-    found: list[T] = []  # none or one
-    result: _Offer | TrainerError | None = None
-    if makes:
-        made, result = attempt(make)
-        if made is not None:
-            found = [made]
-            result = _offer(made, ranks.rank) if shares else None
-    offers = ranks.gather_objects(result)
+    made, error = attempt(make) if makes else (None, None)
+    offer: _Offer | str | None = None  # text: why there is none
+    if made is not None and hosts.count(hosts[ranks.rank]) > 1:
+        offer = _offer(made)
+    offers = ranks.gather_objects(error or offer)
     _raise_any(offers)
     offer = offers[ranks.rank if makes else leader]
     reason = ""
-    if offer is None:
-        reason = "" if makes else f"rank {leader} is no local rank 0"
-    elif offer.path is None:
-        reason = offer.reason
-    else:
+    if isinstance(offer, _Offer):
         try:
-            found = [_map(offer)]
-        except (OSError, ValueError, MemoryError, TrainerError) as error:
-            reason = f"{offer.path}: {error}"
+            made = _map(offer)
+        except (OSError, ValueError, MemoryError, TrainerError) as failure:
+            reason = f"{offer.path}: {failure}"
+    elif offer is not None:
+        reason = offer
+    elif not makes:
+        reason = f"rank {leader} is no local rank 0"
     reasons = ranks.gather_objects(reason)  # all have mapped: the name may go
-    if makes and offer is not None and offer.path is not None:
+    if makes and isinstance(offer, _Offer):
         offer.path.unlink(missing_ok=True)
     if any(reasons):
-        failure = None
-        if not found:
-            made, failure = attempt(make)
-            found = [] if made is None else [made]
-        _raise_any(ranks.gather_objects(failure))
+        made, error = attempt(make) if made is None else (made, None)
+        _raise_any(ranks.gather_objects(error))
+    assert made is not None
     notes = [
         f"rank {rank} on {hosts[rank].partition(' ')[0]} has its own copy of {name}: {text}"
         for rank, text in enumerate(reasons)
         if text
     ]
-    return found[0], notes
+    return made, notes
 
 
-def _offer(made: Any, rank: int) -> _Offer:
+def _offer(made: Any) -> _Offer | str:
+    """Buffers in a file and the rest beside it, or why not."""
     buffers: list[pickle.PickleBuffer] = []
     path = None
     try:
         pickled = pickle.dumps(made, protocol=5, buffer_callback=buffers.append)
         parts = [buffer.raw() for buffer in buffers]
-        path = _new_file(sum(part.nbytes + _ALIGN for part in parts), rank)
+        path = _new_file(sum(part.nbytes + _ALIGN for part in parts))
         with path.open("wb") as file:
             for part in parts:
                 file.write(part)
@@ -136,13 +128,11 @@ def _offer(made: Any, rank: int) -> _Offer:
     except (OSError, MemoryError) as error:
         if path is not None:
             path.unlink(missing_ok=True)
-        reason = getattr(error, "strerror", "") or error or "too little memory"
-        return _Offer(None, reason=str(reason))
+        return getattr(error, "strerror", "") or str(error) or "too little memory"
 
 
 def _map(offer: _Offer) -> Any:
     """The thing again. Raises OSError, ValueError or TrainerError when that fails."""
-    assert offer.path is not None
     with offer.path.open("rb") as file:
         data = memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
     buffers, at = [], 0
@@ -171,7 +161,7 @@ def _machine() -> str:
     return f"{socket.gethostname()} {boot}"
 
 
-def _new_file(need: int, rank: int) -> Path:
+def _new_file(need: int) -> Path:
     """A new file, where there is space for so many bytes. Raises OSError when there is none."""
     tried = []
     for base in (MEMORY, Path(tempfile.gettempdir())):
@@ -184,8 +174,8 @@ def _new_file(need: int, rank: int) -> Path:
                     left.unlink()
         free = shutil.disk_usage(base).free
         if 2 * need <= free:
-            path = base / f"{_PREFIX}-{os.getuid()}-{secrets.token_hex(8)}-{rank}"
-            path.touch(mode=0o600, exist_ok=False)
-            return path
+            descriptor, path = tempfile.mkstemp(prefix=f"{_PREFIX}-{os.getuid()}-", dir=base)
+            os.close(descriptor)
+            return Path(path)
         tried.append(f"{base} has {free / 1e6:,.0f} MB free for {need / 1e6:,.0f} MB")
     raise OSError("; ".join(tried))

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import csv
 import itertools
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +21,6 @@ from trainer.data.manifest.manifest import (
 )
 
 _BLOCK_BYTES = 1 << 18  # of a csv in hand, beside the rows
-
-
-@dataclass(frozen=True)
-class CsvBatch:
-    """Rows as the csv module gives them, with their lines; `start` rows are before the first."""
-
-    rows: list[list[str]]
-    lines: list[int]
-    start: int
 
 
 def column_type(name: str) -> Any:
@@ -69,9 +58,8 @@ class CsvTable:
         self.wrong: list[WrongRow] = []
         self._file = source.open("rb", _BLOCK_BYTES)
         self._size = max(1, source.stat().st_size)
-        self._block: list[bytes] = []
-        self._block_before: list[bytes] = []
-        self._block_line = self._row = 0
+        self._held: list[bytes] = []  # lines of the last two blocks
+        self._last_block = self._held_after = 0  # lines of the last one, lines before both
         # Strict: else a quote that is never closed makes the rows up to the next quote one cell.
         self._reader = csv.reader(itertools.chain.from_iterable(self._lines()), strict=True)
         try:
@@ -92,11 +80,12 @@ class CsvTable:
             whole = b"".join(block)
             if b"\r" in whole:  # as text files with newline="" do: a lone return ends a line, too
                 block = whole.splitlines(keepends=True)
-            self._block_line += len(self._block)
-            self._block_before, self._block = self._block, block
             texts = [raw.decode("utf-8", "surrogateescape") for raw in block]
-            if not self._block_line:
+            if not self._held:
                 texts[0] = texts[0].removeprefix("\ufeff")
+            self._held_after += len(self._held) - self._last_block
+            self._held = self._held[len(self._held) - self._last_block :] + block
+            self._last_block = len(block)
             yield texts
 
     @property
@@ -104,39 +93,36 @@ class CsvTable:
         """How much of the file has been read, 0 to 1."""
         return min(1.0, self._file.tell() / self._size)
 
-    def read(self, rows: int) -> CsvBatch | None:
-        """The next rows, at most that many; None at the end."""
-        found: list[list[str]] = []
+    def batches(self, rows: int) -> Iterator[tuple[list[int], list[list[str]]]]:
+        """All rows, about so many at a time, as (their lines, their cells)."""
         lines: list[int] = []
+        found: list[list[str]] = []
         width, reader = len(self.names), self._reader
-        ended = False
-        while len(found) < rows and not ended:
+        while True:
             line = reader.line_num + 1
             try:
                 for row in reader:
                     if reader.line_num > line and not self._is_closed(line):
                         self._refuse_quote(line)
                     elif len(row) == width:
-                        found.append(row)
                         lines.append(line)
-                        if len(found) == rows:
-                            break
+                        found.append(row)
+                        if len(found) >= rows:
+                            yield lines, found
+                            lines, found = [], []
                     elif row:  # an empty line is nothing, not a wrong row
                         self._refuse_width(line, row)
                     line = reader.line_num + 1
-                else:
-                    ended = True
+                break
             except csv.Error as error:
                 row = self._lenient(line, error)
                 if len(row) == width:
-                    found.append(row)
                     lines.append(line)
+                    found.append(row)
                 elif row:
                     self._refuse_width(line, row)
-        if not found:
-            return None
-        start, self._row = self._row, self._row + len(found)
-        return CsvBatch(found, lines, start)
+        if found:
+            yield lines, found
 
     def _refuse_width(self, line: int, row: list[str]) -> None:
         last = self._reader.line_num
@@ -167,18 +153,12 @@ class CsvTable:
 
         The reader pairs the quote of `"a` with the first of a later row's `",b"`, and one is left.
         """
-        here = self._block[
-            max(0, line - 1 - self._block_line) : self._reader.line_num - self._block_line
-        ]
-        earlier = self._block_line - line + 1  # of its lines in the block before
-        if earlier > len(self._block_before):
-            return False
-        there = self._block_before[len(self._block_before) - earlier :] if earlier > 0 else []
-        return sum(raw.count(b'"') for raw in (*there, *here)) % 2 == 0
+        first, last = line - 1 - self._held_after, self._reader.line_num - self._held_after
+        return first >= 0 and sum(raw.count(b'"') for raw in self._held[first:last]) % 2 == 0
 
     def _raw(self) -> str:
         """The text of the last line that the reader has had."""
-        line = self._block[self._reader.line_num - 1 - self._block_line]
+        line = self._held[self._reader.line_num - 1 - self._held_after]
         return line.decode("utf-8", "surrogateescape")
 
     def close(self) -> None:
@@ -198,7 +178,11 @@ def _is_open(raw: str) -> bool:
 
 
 class ParquetTable:
-    """A parquet file; `schema` is that of its batches, `is_cast` when it is another in the file."""
+    """A parquet file; `schema` is that of its batches, `is_cast` when it is another in the file.
+
+    It is without dictionaries, which may differ from batch to batch, and notes of other programs.
+    Columns that are texts by their name are texts: every reader takes them for such.
+    """
 
     def __init__(self, source: Path) -> None:
         import pyarrow as pa  # here: 0.2 s that csv users do not need
@@ -210,10 +194,18 @@ class ParquetTable:
             self._file = pq.ParquetFile(source, memory_map=False, pre_buffer=False)
         except pa.ArrowException as error:
             raise self._unreadable(error) from None
-        raw = self._file.schema_arrow
-        self.schema = _plain(raw)
-        kinds = zip(raw, self.schema, strict=True)
-        self.is_cast = any(_values(one.type) != plain.type for one, plain in kinds)
+        fields, kinds = list(self._file.schema_arrow), []
+        for field in fields:
+            is_dictionary = pa.types.is_dictionary(field.type)
+            kinds.append(field.type.value_type if is_dictionary else field.type)
+        plain = [
+            pa.string() if column_type(field.name) == pa.string() and not is_text(kind) else kind
+            for field, kind in zip(fields, kinds, strict=True)
+        ]
+        self.is_cast = plain != kinds
+        self.schema = pa.schema(
+            [field.with_type(kind) for field, kind in zip(fields, plain, strict=True)]
+        )
         self.names = tuple(self.schema.names)
         self.rows = int(self._file.metadata.num_rows)
 
@@ -227,54 +219,27 @@ class ParquetTable:
         try:
             for batch in self._file.iter_batches(rows, columns=names):
                 batch.validate(full=True)  # says which strings are not UTF-8
-                yield _decoded(batch, self.schema)
+                fields = [self.schema.field(name) for name in batch.schema.names]
+                arrays = map(self._plain, batch.columns, fields)
+                yield pa.RecordBatch.from_arrays(list(arrays), schema=pa.schema(fields))
         except (pa.ArrowException, OSError) as error:
             raise self._unreadable(error) from None
-        except ManifestError as error:
-            raise ManifestError(f"{self.source}: {error}") from None
 
-    def close(self) -> None:
-        self._file.close()
+    def _plain(self, array: Any, field: Any) -> Any:
+        import pyarrow as pa
 
-
-def _plain(schema: Any) -> Any:
-    """Without dictionaries, which may differ from batch to batch, and notes of other programs.
-
-    Columns that are texts by their name are texts: every reader takes them for such.
-    """
-    import pyarrow as pa
-
-    fields = []
-    for field in schema:
-        kind = _values(field.type)
-        if column_type(field.name) == pa.string() and not is_text(kind):
-            kind = pa.string()
-        fields.append(field.with_type(kind))
-    return pa.schema(fields)
-
-
-def _values(kind: Any) -> Any:
-    """The type of values that may be kept in a dictionary."""
-    import pyarrow as pa
-
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
-
-
-def _decoded(batch: Any, schema: Any) -> Any:
-    import pyarrow as pa
-
-    arrays, fields = [], [schema.field(name) for name in batch.schema.names]
-    for array, field in zip(batch.columns, fields, strict=True):
         if pa.types.is_dictionary(array.type):
             array = array.dictionary_decode()
         try:
-            arrays.append(array.cast(field.type))
+            return array.cast(field.type)
         except pa.ArrowException as error:
             raise ManifestError(
-                f"column {field.name!r} is {array.type} and cannot be read as text: "
+                f"{self.source}: column {field.name!r} is {array.type} and cannot be read as text: "
                 f"{first_line(error)}"
             ) from None
-    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+    def close(self) -> None:
+        self._file.close()
 
 
 def is_text(kind: Any) -> bool:
@@ -287,13 +252,3 @@ def is_text(kind: Any) -> bool:
 def first_line(error: BaseException) -> str:
     """Of a library's message; its class name where the message is empty."""
     return str(error).splitlines()[0] if str(error) else type(error).__name__
-
-
-def cell(value: Any) -> Any:
-    """A parquet value as the csv module should write it."""
-    if value is None:
-        return ""
-    if isinstance(value, (list, dict)):
-        return json.dumps(value, default=str, ensure_ascii=False)
-    # as files are written here, the same bytes
-    return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value

@@ -7,6 +7,7 @@ any order on stdout. `clusterctl data` starts it on every node and carries the l
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import select
@@ -14,9 +15,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -63,14 +64,13 @@ class Examiner:
         else:
             raise ExamineBroken("the examining process dies as soon as it is started")
         answer = self._line(self._timeout_s)
+        if answer:
+            return answer
+        code = self._end()
         if answer is None:
-            self._end()
             return {"error": f"no answer within {self._timeout_s:g} s", "late": True}
-        if not answer:
-            code = self._end()
-            ending = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-            return {"error": f"the examining process died of it: {ending}"}
-        return answer
+        ending = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+        return {"error": f"the examining process died of it: {ending}"}
 
     def close(self) -> None:
         """End the process, also from another thread and in the middle of a clip."""
@@ -83,7 +83,7 @@ class Examiner:
         if self._process is not None:
             return self._process
         home = str(Path(__file__).resolve().parents[3])
-        paths = [home, *filter(None, [os.environ.get("PYTHONPATH")])]
+        paths = filter(None, [home, os.environ.get("PYTHONPATH")])
         with helper_process.signals_held():
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "trainer.data.tools.examiner", str(os.getpid())],
@@ -128,13 +128,11 @@ class Examiner:
         if process is None:
             return None
         process.kill()
-        try:
+        # One that sleeps in a dead mount goes when the kernel lets it.
+        with suppress(subprocess.TimeoutExpired):
             process.wait(_ENDS_S)
-        except subprocess.TimeoutExpired:
-            pass  # it sleeps in a dead mount; killed, it goes when the kernel lets it
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                pipe.close()
+        for pipe in filter(None, (process.stdin, process.stdout)):
+            pipe.close()
         return process.returncode
 
 
@@ -145,7 +143,7 @@ class LocalPool:
         self._timeout_s = timeout_s
         self._mine = threading.local()
         self._all: list[Examiner] = []
-        self._threads = ThreadPoolExecutor(max(1, workers), "examine")
+        self._threads = ThreadPoolExecutor(workers, "examine")
 
     def ask(self, question: Question) -> Future[Answer]:
         return self._threads.submit(self._answer, question)
@@ -169,29 +167,25 @@ class ElsewherePool:
     def __init__(self, questions: IO[bytes], answers: IO[bytes]) -> None:
         self._questions = questions
         self._lock = threading.Lock()
-        self._open: dict[int, Future[Answer]] = {}
-        self._number = 0
-        self._ended = False
+        self._open: dict[int, Future[Answer]] | None = {}  # none: the other side has gone
+        self._numbers = itertools.count()
         threading.Thread(target=self._listen, args=(answers,), daemon=True).start()
 
     def ask(self, question: Question) -> Future[Answer]:
         future: Future[Answer] = Future()
+        number = next(self._numbers)
         with self._lock:
-            self._number += 1
-            number = self._number
+            if self._open is None:
+                future.set_exception(_gone())
+                return future
             self._open[number] = future
-            ended = self._ended
-        if ended:
-            future.set_exception(_gone())
-            return future
-        try:
+        with suppress(OSError):  # the other side has gone; the listener says so
             self._questions.write(json.dumps({"id": number, **question}).encode() + b"\n")
             self._questions.flush()
-        except OSError:
-            pass  # the other side has gone; the listener says so
         return future
 
     def _listen(self, answers: IO[bytes]) -> None:
+        assert self._open is not None
         try:
             for line in answers:
                 answer = parse(line)
@@ -203,8 +197,7 @@ class ElsewherePool:
             pass  # no valid answer: the other side counts as gone
         finally:  # nothing may wait for an answer that never comes
             with self._lock:
-                self._ended = True
-                left, self._open = self._open, {}
+                left, self._open = self._open, None
             for future in left.values():
                 future.set_exception(_gone())
 
@@ -237,11 +230,8 @@ def pool_of(args: argparse.Namespace) -> Iterator[tuple[LocalPool | ElsewherePoo
         out, back, ahead = args.elsewhere
         yield ElsewherePool(os.fdopen(out, "wb"), os.fdopen(back, "rb")), ahead
         return
-    pool = LocalPool(args.workers, args.clip_timeout_s)
-    try:
+    with closing(LocalPool(args.workers, args.clip_timeout_s)) as pool:
         yield pool, max(256, 8 * args.workers)
-    finally:
-        pool.close()
 
 
 def asking(
@@ -257,28 +247,20 @@ def asking(
     """
 
     def ask(rows: list[Cells]) -> Callable[[], list[Cells]]:
-        faults = [path_fault(row[0]) for row in rows]
-        futures = []
-        for (path, *_), fault in zip(rows, faults, strict=True):
-            if not fault:
-                whole = path if path[:1] == "/" else f"{folder}/{path}"
-                futures.append(pool.ask({"what": what, "path": whole}))
+        asked: list[str | Future[Answer]] = []
+        for path, *_ in rows:
+            whole = path if path[:1] == "/" else f"{folder}/{path}"
+            asked.append(path_fault(path) or pool.ask({"what": what, "path": whole}))
 
         def wait() -> list[Cells]:
-            found = iter(answers(futures))
             return [
-                [*[""] * columns, fault] if fault else cells_of(row, next(found))
-                for row, fault in zip(rows, faults, strict=True)
+                [*[""] * columns, one] if isinstance(one, str) else cells_of(row, one.result())
+                for row, one in zip(rows, asked, strict=True)
             ]
 
         return wait
 
     return ask
-
-
-def answers(futures: Sequence[Future[Answer]]) -> list[Answer]:
-    """Wait for all; raises what went wrong with the pool, never for one clip."""
-    return [future.result() for future in futures]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -310,7 +292,7 @@ def run(args: argparse.Namespace) -> int:
         else:
             write({"id": number, **future.result()})
 
-    try:
+    with closing(pool), suppress(BrokenPipeError):  # nobody listens any more
         write({"ready": True, "workers": workers})
         for line in sys.stdin.buffer:
             question = json.loads(line)
@@ -318,8 +300,4 @@ def run(args: argparse.Namespace) -> int:
             pool.ask(question).add_done_callback(partial(answer, number))
             if broken:
                 break
-    except BrokenPipeError:
-        pass  # nobody listens any more
-    finally:
-        pool.close()
     return 1 if broken else 0

@@ -24,11 +24,13 @@ import duckdb
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.data.manifest.arrow_types import fields_of, value
+from trainer.data.manifest.database import Database
 from trainer.data.manifest.left_out import add_options
 from trainer.data.manifest.manifest import ManifestError, require
 from trainer.data.manifest.rewrite import Rewrite, Rows, rewriting
 from trainer.data.manifest.row_check import floats
-from trainer.data.manifest.sql import Database, Source, escaped, identifier, quoted, unescaped
+from trainer.data.manifest.sql import Source, escaped, identifier, quoted, unescaped
 from trainer.data.manifest.table_io import first_line
 from trainer.data.tools.check import COLUMN, GOOD
 from trainer.data.tools.probe import SIZE
@@ -221,13 +223,12 @@ def _decide(made: Rewrite, source: Source, wanted: Sequence[Condition | str]) ->
     rows = np.flatnonzero(states & _UNKNOWN).tolist()
     seen = f"SELECT state, {text} FROM {decided} WHERE state & {_UNKNOWN} <> 0"
     reasons = {}
-    for row, (state, value) in zip(rows, database.all(seen) if rows else (), strict=True):
+    for row, (state, found) in zip(rows, database.all(seen) if rows else (), strict=True):
         condition = wanted[state - _UNKNOWN]
         assert isinstance(condition, Condition)
-        kind = source.types[source.names.index(condition.column)]
-        cell = repr(unescaped(value)) if kind == "VARCHAR" else value
+        cell = repr(unescaped(found)) if source.kind(condition.column) == "VARCHAR" else found
         reasons[row] = f"{condition.column} is {cell[:60]}"
-    made.leave_out_rows(source, reasons)
+    made.leave_out(source, reasons)
     return states
 
 
@@ -236,8 +237,8 @@ def _view(made: Rewrite, source: Source, expressions: Sequence[str]) -> str:
     text = " ".join(expressions).casefold()
     names = [name for name in source.names if name.casefold() in text]
     return ", ".join(
-        f"{column} AS {identifier(name)}"
-        for name, column in zip(names, made.columns(source, names), strict=True)
+        f"{value(source, one)} AS {identifier(one.name)}"
+        for one in fields_of(made.database, source, names)
     )
 
 
@@ -246,7 +247,7 @@ def _check_expression(database: Database, source: Source, text: str, view: str) 
     try:
         duckdb.SQLExpression(text)
         database.all(
-            f"SELECT 1 FROM (SELECT {view or '1'} FROM {source.view}) WHERE (\n{text}\n) LIMIT 0"
+            f"SELECT 1 FROM (SELECT {view or '1'} FROM {source.view} LIMIT 1) WHERE (\n{text}\n)"
         )
     except (duckdb.Error, ManifestError) as error:
         reason = first_line(error).removeprefix("DuckDB: ")

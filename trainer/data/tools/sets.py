@@ -10,7 +10,7 @@ python -m trainer.data dedupe all.csv unique.csv --on text
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -91,21 +91,17 @@ def _join(args: argparse.Namespace, made: Rewrite) -> None:
         _refuse_bytes(other, names)
         _refuse_twice(made, other, args.on)
         _note_without_partner(made, first, other, args.on)
-        beside.append(Columns(other, names, _partners(first, other, args.on)))
+        beside.append(Columns(other, names, _partners(made, first, other, args.on)))
     made.write([Rows(first, beside=beside)])
 
 
-def _partners(first: Source, other: Source, on: str) -> Callable[[str], str]:
-    """A query for the other's row of each row of the first, in its order, or nulls."""
-
-    def query(columns: str) -> str:
-        theirs = f"SELECT {other.key([on])} AS k, {columns} FROM {other.view}"
-        return (
-            f"SELECT COLUMNS('^v[0-9]+$') FROM ({first.keys([on])}) LEFT JOIN ({theirs}) USING (k) "
-            "ORDER BY n"
-        )
-
-    return query
+def _partners(made: Rewrite, first: Source, other: Source, on: str) -> str:
+    """A view of the other's row for each row of the first, in its order, or nulls."""
+    theirs = f"SELECT *, {other.key([on])} AS k FROM {other.view}"
+    return made.database.view(
+        f"SELECT * EXCLUDE (n, k) FROM ({first.keys([on])}) LEFT JOIN ({theirs}) USING (k) "
+        "ORDER BY n"
+    )
 
 
 def _note_without_partner(made: Rewrite, first: Source, other: Source, on: str) -> None:
@@ -142,7 +138,7 @@ def _refuse_twice(made: Rewrite, other: Source, on: str) -> None:
 
 def _refuse_bytes(other: Source, names: Sequence[str]) -> None:
     for name in names:
-        if "BLOB" in other.types[other.names.index(name)]:
+        if "BLOB" in other.kind(name):
             raise ManifestError(
                 f"{other.path}: column {name!r} is binary, which merge --on cannot carry",
                 hint="write it as text, or leave it out",

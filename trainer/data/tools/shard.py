@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
 def _training_rows(made: Rewrite, source: Source) -> NDArray[np.bool_]:
     """Marks the rows that `read_manifest` would keep; the others are left out."""
     names = [name for name in (*REQUIRED, "fps") if name in source.names]
-    columns = ", ".join(f"c{source.names.index(name)}" for name in names)
+    columns = ", ".join(map(source.column, names))
     parts = [np.zeros(0, bool)]
     wrong: list[WrongRow] = []
     start = 0
@@ -76,8 +76,8 @@ def _training_rows(made: Rewrite, source: Source) -> NDArray[np.bool_]:
             for name in ("path", "text"):
                 cells[name] = [unescaped(text) for text in cells[name].to_pylist()]
         check = RowCheck(range(start, start + batch.num_rows), wrong)
-        check.columns(cells)
+        check.columns(names, cells.__getitem__)
         parts.append(check.keep)
         start += batch.num_rows
-    made.leave_out_rows(source, {row.line: row.reason for row in wrong})
+    made.leave_out(source, {row.line: row.reason for row in wrong})
     return np.concatenate(parts)

@@ -17,7 +17,7 @@ from trainer.arguments import whole
 from trainer.config.load import load
 from trainer.data.manifest.left_out import report
 from trainer.data.manifest.manifest import MAX_WRONG_ROWS, Manifest, ManifestError
-from trainer.data.manifest.read import read_numbers
+from trainer.data.manifest.read import read_manifest
 from trainer.data.plan.buckets import Buckets
 from trainer.data.plan.data_plan import BucketUse, Cursor, DataPlan, uses
 from trainer.data.tools.manifest_stats import SIZES_SHOWN, UNITS, Epoch, Stats, describe
@@ -43,7 +43,12 @@ def run(args: argparse.Namespace) -> int:
     if args.picture is not None and args.picture.suffix != ".png":
         raise ManifestError(f"--picture {args.picture}: pictures are .png")
     with RowProgress(f"stats {args.manifest.name}", args.quiet) as progress:
-        manifest = read_numbers(args.manifest, args.max_wrong_rows, progress.at)
+        manifest = read_manifest(
+            args.manifest,
+            max_wrong_rows=args.max_wrong_rows,
+            with_texts=False,
+            progress=progress.at,
+        )
     stats = _with_config(manifest, args) if args.config else describe(manifest)
     if args.json:
         print(json.dumps({"schema": 1, "command": "stats", **asdict(stats)}))

@@ -269,10 +269,12 @@ def test_interrupt_says_how_to_go_on_and_ends_at_once(tmp_path):
     os.mkfifo(made / "ready")
     code = (
         "import sys, time, trainer.data.tools.file_probe as probe; from trainer.data.__main__ import main\n"
-        "def slow(futures):\n"
-        f"    open({str(made / 'ready')!r}, 'w').close()\n"
-        "    while True: time.sleep(0.05)  # one long sleep misses a signal that comes just before it\n"
-        "probe.answers = slow; sys.exit(main(sys.argv[1:]))"
+        "class Late:\n"
+        "    def result(self):\n"
+        f"        open({str(made / 'ready')!r}, 'w').close()\n"
+        "        while True: time.sleep(0.05)  # one long sleep misses a signal just before it\n"
+        "probe.LocalPool.ask = lambda *_: Late()\n"
+        "sys.exit(main(sys.argv[1:]))"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code, "probe", str(made / digits.MANIFEST), str(tmp_path / "o.csv")],

@@ -81,9 +81,8 @@ def test_after_one_quote_too_many_or_too_few_every_line_is_a_row_or_is_named(
     path.write_text(more)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tables, "_BLOCK_BYTES", block_bytes)
-        table, kept = tables.CsvTable(path), []
-        while (batch := table.read(3)) is not None:
-            kept += batch.lines
+        table = tables.CsvTable(path)
+        kept = [line for lines, _ in table.batches(3) for line in lines]
         table.close()
     named = [line for row in table.wrong for line in lines_of(row)]
     assert sorted(kept + named) == list(range(2, len(captions) + 2))
@@ -127,9 +126,7 @@ def test_a_csv_read_in_blocks_is_the_csv_module_s(
         expected = [row for row in list(csv.reader(file))[1:] if len(row) == 2]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tables, "_BLOCK_BYTES", block_bytes)
-        table, found = tables.CsvTable(path), []
-        while (batch := table.read(each)) is not None:
-            found += batch.rows
-        assert found == expected
+        table = tables.CsvTable(path)
+        assert [row for _, rows in table.batches(each) for row in rows] == expected
         assert table.share == 1
         table.close()

@@ -315,13 +315,11 @@ def test_any_csv_read_in_pieces_is_the_same(tmp_path, rows, step, ending):
         # all in quotes: before Python 3.13 a lone return is not quoted when lines end with \n
         writer = csv.writer(file, lineterminator=ending, quoting=csv.QUOTE_ALL)
         writer.writerows([("path", "text"), *rows])
-    table = open_table(path)
-    whole = table.read(1000)
-    again = open_table(path)
-    while (piece := again.read(step)) is not None:
-        assert piece.rows == whole.rows[piece.start : piece.start + step]
-        assert piece.lines == whole.lines[piece.start : piece.start + step]
-    assert [tuple(row) for row in (whole.rows if whole else [])] == rows
+    table, again = open_table(path), open_table(path)
+    whole = [pair for lines, some in table.batches(1000) for pair in zip(lines, some, strict=True)]
+    pieces = [pair for lines, some in again.batches(step) for pair in zip(lines, some, strict=True)]
+    assert pieces == whole
+    assert [tuple(row) for _, row in whole] == rows
     table.close()
     again.close()
 
@@ -337,9 +335,9 @@ def test_no_bytes_make_a_verb_fail_in_another_way(do, tmp_path, data):
     assert do("filter f.csv o.csv --force -q --max-wrong-rows 1000 --where path!=<") in (0, 1)
     table = open_table(tmp_path / "f.csv")
     rows, lines = [], []
-    while (batch := table.read(3)) is not None:
-        rows += batch.rows
-        lines += batch.lines
+    for some_lines, some in table.batches(3):
+        rows += some
+        lines += some_lines
     # the csv module over the whole text says the same
     text = (tmp_path / "f.csv").read_bytes().decode("utf-8", "surrogateescape")
     reader = csv.reader(io.StringIO(text, newline=""))
@@ -373,7 +371,7 @@ def test_every_good_row_of_any_csv_comes_through_as_it_was(do, tmp_path, pieces,
     data = b"\xef\xbb\xbf" * has_mark + b"path,text\n" + b"".join(pieces)
     (tmp_path / "f.csv").write_bytes(data)
     table = open_table(tmp_path / "f.csv")
-    rows = [row for batch in iter(lambda: table.read(3), None) for row in batch.rows]
+    rows = [row for _, some in table.batches(3) for row in some]
     table.close()
     for line in ("convert f.csv o.csv", "dedupe f.csv o.csv --on path,text"):
         assert do(f"{line} --force -q --max-wrong-rows 1000") == bool(table.wrong)
