@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from checks.facts import NOT_ASKED, GpuHealth, Maybe, NvLinks, Section, Unknown
+from checks.facts import NOT_ASKED, GpuHealth, Maybe, NvLinks, Section, Unknown, then
 from checks.parsers.nvidia_smi import Values
 from checks.parsers.section import first_line, text_of
 
@@ -144,11 +144,9 @@ def _margin(get: Values) -> Maybe[float]:
     if not isinstance(left, Unknown):
         slow = get.number("Temperature/GPU Slowdown T.Limit Temp")
         return left if isinstance(slow, Unknown) else left - slow
-    now = get.number("Temperature/GPU Current Temp")
     limit = get.number("Temperature/GPU Slowdown Temp")
-    if isinstance(now, Unknown):
-        return now
-    return limit if isinstance(limit, Unknown) else limit - now
+    now = get.number("Temperature/GPU Current Temp")
+    return then(now, lambda now_c: then(limit, lambda limit_c: limit_c - now_c))
 
 
 def read_nvlinks(text: str) -> Maybe[tuple[NvLinks, ...]]:

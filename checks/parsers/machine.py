@@ -107,7 +107,7 @@ def parse_network(sections: Sections) -> Maybe[Network]:
     if isinstance(listed, str):
         for name, address in re.findall(r"^\d+: (\S+)\s+inet6? (\S+)", listed, re.MULTILINE):
             addresses.setdefault(name.split("@")[0], []).append(address)
-    rows = [cells for cells in rows_of(text) if len(cells) == 5]
+    rows = rows_of(text, 5)
     if not rows:
         return unreadable(text)
     interfaces = tuple(_interface(cells, addresses.get(cells[0], ())) for cells in rows)
@@ -142,7 +142,7 @@ def _addresses(text: str) -> Maybe[tuple[str, ...]]:
 
 def read_system(text: str) -> Maybe[System]:
     """`distribution`, `governor`, `environ` lines."""
-    rows = [cells for cells in rows_of(text) if len(cells) == 2]
+    rows = rows_of(text, 2)
     names = [value for key, value in rows if key == "distribution"]
     governors = tuple(value for key, value in rows if key == "governor")
     environ = dict(value.split("=", 1) for key, value in rows if key == "environ" and "=" in value)

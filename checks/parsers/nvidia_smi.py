@@ -7,8 +7,19 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from checks.facts import NOT_ASKED, Gpu, GpuFacts, GpuProcess, GpuState, Maybe, Section, Unknown
-from checks.parsers.section import parsed, text_of, unreadable
+from checks.facts import (
+    NOT_ASKED,
+    Gpu,
+    GpuFacts,
+    GpuProcess,
+    GpuState,
+    Maybe,
+    Section,
+    Unknown,
+    or_none,
+    then,
+)
+from checks.parsers.section import parsed, rows_of, text_of, unreadable
 
 # Cells without a value; the text is the reason.
 _NO_VALUE = re.compile(
@@ -39,21 +50,17 @@ _NO_DEVICES = re.compile(r"no devices (were )?found", re.IGNORECASE)
 
 
 def parse_gpus(
-    query: Section | None,
-    processes: Section | None = None,
-    owners: Section | None = None,
-    pci: Section | None = None,
+    query: Section | None, processes: Section | None = None, owners: Section | None = None
 ) -> GpuFacts:
     """Facts from `--query-gpu ... --format=csv` (with header and units) and what goes with it."""
-    on_pci = count_on_pci(pci)
     if query is None:
-        return GpuFacts("unreadable", "not asked", on_pci=on_pci)
+        return GpuFacts("unreadable", "not asked")
     if query.state == "missing":
-        return GpuFacts("no-tool", "no nvidia-smi", on_pci=on_pci)
+        return GpuFacts("no-tool", "no nvidia-smi")
     killed = query.rc is None or query.rc < 0
     if query.state != "ended" or query.truncated or killed:
         failed: GpuState = "hung" if query.state == "timeout" else "unreadable"
-        return GpuFacts(failed, f"nvidia-smi: {query.why_not}", on_pci=on_pci)
+        return GpuFacts(failed, f"nvidia-smi: {query.why_not}")
     rows, strange = _table(query.out, "index")
     gpus = tuple(_gpu(row) for row in rows)
     message = "\n".join([*strange, *_lines(query.err)])
@@ -71,7 +78,7 @@ def parse_gpus(
         message = message or "nvidia-smi printed nothing"
     if state in ("failed", "partial") and not message:
         message = f"nvidia-smi exit {query.rc} without a message"
-    return GpuFacts(state, message, gpus, parse_processes(processes, owners), on_pci)
+    return GpuFacts(state, message, gpus, parse_processes(processes, owners))
 
 
 def _gpu(row: Mapping[str, str]) -> Gpu:
@@ -143,12 +150,10 @@ class Values:
         return Unknown(self._failed or f"no {name}", is_absence=not self._failed)
 
     def number(self, *names: str) -> Maybe[float]:
-        value = self.text(*names)
-        return value if isinstance(value, Unknown) else parse_quantity(value)
+        return then(self.text(*names), parse_quantity)
 
     def whole(self, *names: str) -> Maybe[int]:
-        value = self.number(*names)
-        return value if isinstance(value, Unknown) else int(value)
+        return then(self.number(*names), int)
 
     def flag(self, *names: str) -> Maybe[bool]:
         value = self.text(*names)
@@ -205,8 +210,8 @@ def parse_processes(
         pid = parse_quantity(row.get("pid", ""))
         if isinstance(pid, Unknown):
             return Unknown(f"a process without a number: {pid}")
-        used = parse_quantity(row.get("used_gpu_memory", row.get("used_memory", "")))
-        used_bytes = used if isinstance(used, Unknown) else int(used)
+        used = row.get("used_gpu_memory", row.get("used_memory", ""))
+        used_bytes = then(parse_quantity(used), int)
         owner, name = known.get(int(pid), Owner()), row.get("process_name", "")
         found.append(GpuProcess(int(pid), row.get("gpu_uuid", ""), used_bytes, name, *owner))
     return tuple(found)
@@ -228,25 +233,21 @@ class Owner(NamedTuple):
 
 def parse_owners(section: Section | None) -> dict[int, Owner]:
     """`pid, uid, user, age, command, run, rank` lines of the census; empty without any."""
-    known = {}
-    text = text_of(section)
-    for line in () if isinstance(text, Unknown) else text.splitlines():
-        cells = line.split("\t")
-        if len(cells) not in (5, 7) or not cells[0].isdecimal() or len(cells[0]) > 10:
+    owners = {}
+    for pid, _uid, user, age, command, *tags in rows_of(or_none(text_of(section)) or "", 5, 7):
+        age_s = parse_quantity(age)
+        if isinstance(age_s, Unknown) or not re.fullmatch(r"\d{1,10}", pid):
             continue
-        age_s = parse_quantity(cells[3])
-        if isinstance(age_s, Unknown):
-            continue
-        run, rank = cells[5:] or ("?", "?")
-        number = int(rank) if rank.isdecimal() and len(rank) < 9 else None
-        known[int(cells[0])] = Owner(
-            user=cells[2],
-            age_s=age_s,
-            command=cells[4],
-            run=HIDDEN if run == "?" else None if run == "-" else run,
-            rank=HIDDEN if rank == "?" else number,
+        run, rank = tags or ("?", "?")
+        number = int(rank) if re.fullmatch(r"\d{1,8}", rank) else None
+        owners[int(pid)] = Owner(
+            user,
+            age_s,
+            command,
+            HIDDEN if run == "?" else None if run == "-" else run,
+            HIDDEN if rank == "?" else number,
         )
-    return known
+    return owners
 
 
 def count_on_pci(section: Section | None) -> Maybe[int]:
@@ -257,7 +258,6 @@ def count_on_pci(section: Section | None) -> Maybe[int]:
 
 
 def _count_lines(text: str) -> Maybe[int]:
-    first, *rest = text.splitlines()
-    lines = rest if re.match(r"#devices\t\d+$", first) else [first, *rest]
+    lines = re.sub(r"\A#devices\t\d+(\n|\Z)", "", text).splitlines()
     strange = [line for line in lines if not re.match(r"[0-9a-f]{4,8}:", line)]
     return unreadable(strange[0]) if strange else len(lines)

@@ -17,6 +17,7 @@ from checks.facts import (
     NvLinks,
     Section,
     Unknown,
+    then,
 )
 from checks.parsers.gpu_health import HEALTH_FIELDS
 from checks.parsers.nvidia_smi import GPU_FIELDS, Owner, Values, parse_owners
@@ -25,14 +26,8 @@ from checks.parsers.section import text_of, unreadable
 _NAMES = {"sram_threshold_exceeded": "sram_threshold", "power_default_w": "power_default_mw"}
 _COMPUTE_MODES = ("Default", "Exclusive_Thread", "Prohibited", "Exclusive_Process")
 _RECOVERIES = (
-    "None",
-    "Reset",
-    "Reboot",
-    "Drain P2P",
-    "Drain and Reset",
-    "Recover IMEX Domain",
-    "Bus Reset",
-    "System Reboot",
+    *("None", "Reset", "Reboot", "Drain P2P", "Drain and Reset", "Recover IMEX Domain"),
+    *("Bus Reset", "System Reboot"),
 )
 # A card without the thing, or a function that only a newer library has; all else is a failure.
 _HAS_NONE = re.compile(r"Not Supported|Not Found|Function Not Found|NVML_FI|nvml")
@@ -81,21 +76,21 @@ def _gpu(row: Mapping[str, Any]) -> Gpu:
         for field, (method, _) in HEALTH_FIELDS.items()
         if field not in ("pages_pending", "reset_required")
     }
-    health["compute_mode"] = _named(get.whole("compute_mode"), _COMPUTE_MODES, "{}")
-    health["recovery_action"] = _named(get.whole("recovery"), _RECOVERIES, "action {}")
-    mask = get.whole("throttle")
-    bits = 0 if isinstance(mask, Unknown) else mask
-    reasons = tuple(word for bit, word in THROTTLE_REASONS.items() if bits & bit)
-    throttle = mask if isinstance(mask, Unknown) else reasons
+    mode, recovery = get.whole("compute_mode"), get.whole("recovery")
+    health["compute_mode"] = then(mode, lambda n: _named(n, _COMPUTE_MODES, "{}"))
+    health["recovery_action"] = then(recovery, lambda n: _named(n, _RECOVERIES, "action {}"))
+    throttle = then(get.whole("throttle"), _reasons)
     return Gpu(
         **{field: getattr(get, method)(name) for field, (method, _, name) in GPU_FIELDS.items()},
         health=GpuHealth(throttle=throttle, margin_c=get.number("margin_c"), **health),
     )
 
 
-def _named(number: Maybe[int], names: tuple[str, ...], other: str) -> Maybe[str]:
-    if isinstance(number, Unknown):
-        return number
+def _reasons(mask: int) -> tuple[str, ...]:
+    return tuple(word for bit, word in THROTTLE_REASONS.items() if mask & bit)
+
+
+def _named(number: int, names: tuple[str, ...], other: str) -> str:
     return names[number] if 0 <= number < len(names) else other.format(number)
 
 

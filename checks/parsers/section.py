@@ -38,9 +38,10 @@ def parsed(
     return text if isinstance(text, Unknown) else read(text)
 
 
-def rows_of(text: str) -> list[list[str]]:
-    """Cells of the lines of a text, cut at tabs."""
-    return [line.split("\t") for line in text.splitlines() if line.strip()]
+def rows_of(text: str, *counts: int) -> list[list[str]]:
+    """Cells of the lines of a text, cut at tabs; with `counts` lines of so many cells only."""
+    rows = [line.split("\t") for line in text.splitlines() if line.strip()]
+    return [cells for cells in rows if not counts or len(cells) in counts]
 
 
 def first_line(text: str) -> str:

@@ -21,10 +21,8 @@ def lacking(state: Any = "missing", err: str = "not found: nvidia-smi") -> Secti
 def gpus(
     count: int = 8, *, apps: str = "no-processes.apps.csv", pci: int | None = None, **more: Any
 ) -> GpuFacts:
-    on_pci = None
-    if pci is not None:
-        on_pci = pci_devices(pci)
-    return parse_gpus(ended(h100(count, **more)), ended(capture(apps)), pci=on_pci)
+    found = parse_gpus(ended(h100(count, **more)), ended(capture(apps)))
+    return found if pci is None else dataclasses.replace(found, on_pci=pci)
 
 
 def pci_devices(count: int) -> Section:
@@ -32,7 +30,7 @@ def pci_devices(count: int) -> Section:
     return ended("\n".join(["#devices\t40", *(f"0000:{n:02x}:00.0 0x030200 0x2330" for n in range(count))]))  # fmt: skip
 
 
-NO_TOOL = parse_gpus(lacking(), pci=pci_devices(0))
+NO_TOOL = dataclasses.replace(parse_gpus(lacking()), on_pci=0)
 HUNG = parse_gpus(lacking("timeout", "no end in 10 s, killed"))
 FAILED = parse_gpus(ended(capture("driver-failed.txt"), 9))
 

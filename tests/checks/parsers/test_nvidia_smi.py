@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checks.facts import GpuFacts, Section, Unknown
-from checks.parsers.nvidia_smi import parse_gpus, parse_processes, parse_quantity
+from checks.parsers.nvidia_smi import count_on_pci, parse_gpus, parse_processes, parse_quantity
 from tests.captures.fake_nvidia_smi import HEADER, capture, h100
 from tests.checks.sections import FAILED, HUNG, NO_TOOL, ended, gpus, lacking
 
@@ -129,7 +129,7 @@ def test_no_processes_are_told_by_a_header_or_in_words_and_never_by_nothing() ->
 
 
 def test_pci_that_cannot_be_read_is_unknown() -> None:
-    assert isinstance(parse_gpus(None, pci=lacking()).on_pci, Unknown)
+    assert isinstance(count_on_pci(lacking()), Unknown)
 
 
 PIECES = st.one_of(
@@ -143,7 +143,7 @@ TEXTS = st.lists(PIECES, max_size=6).map("".join)
 @given(TEXTS, TEXTS, TEXTS, st.sampled_from(["ended", "missing", "timeout", "error"]))
 def test_any_text_gives_facts(out: str, apps: str, owners: str, state) -> None:
     query = Section(state, 0 if state == "ended" else None, out, apps, 0.0)
-    facts = parse_gpus(query, ended(apps), ended(owners), ended(owners))
+    facts = parse_gpus(query, ended(apps), ended(owners))
     assert isinstance(facts, GpuFacts)
     if facts.state == "ok":
         assert facts.gpus

@@ -37,7 +37,6 @@ from tests.checks.sections import (
     lacking,
     machine,
     node,
-    pci_devices,
 )
 
 PASS, WARN, FAIL, UNKNOWN, SKIP = (
@@ -113,8 +112,8 @@ def test_same_machine() -> None:
         (gpus(), PASS, Action.NONE),
         (NO_TOOL, SKIP, Action.NONE),
         (parse_gpus(ended(capture("no-devices.txt"), 6)), SKIP, Action.NONE),
-        (parse_gpus(ended(capture("no-devices.txt"), 6), pci=pci_devices(1)), FAIL, Action.NONE),
-        (parse_gpus(lacking(), pci=pci_devices(1)), FAIL, Action.NONE),
+        (dataclasses.replace(parse_gpus(ended(capture("no-devices.txt"), 6)), on_pci=1), FAIL, Action.NONE),
+        (dataclasses.replace(parse_gpus(lacking()), on_pci=1), FAIL, Action.NONE),
         (parse_gpus(lacking(), pci=lacking("timeout", "no answer in 3 s")), UNKNOWN, Action.NONE),
         (FAILED, FAIL, Action.REBOOT),
         (parse_gpus(ended(capture("lost-gpu.txt"), 15)), FAIL, Action.REBOOT),
