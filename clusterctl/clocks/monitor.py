@@ -13,9 +13,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from checks.parsers.clock import best_exchange
-
 from checks.facts import Unknown
+from checks.parsers.ntp import best_exchange
 from checks.profile import Profile
 from checks.rules.time import middle_clock
 from clusterctl.clocks.exchange import HeadClock, ask_time, clock_args, receive_one

@@ -256,23 +256,15 @@ def folded(clocks: Clocks) -> list[tuple[str, list[ClockRow]]]:
 
 def cells(rows: Sequence[ClockRow]) -> list[str]:
     """Offset, error, step, steered by, sources, flags; of several rows the range and the worst."""
-    known = sorted(row.offset_s for row in rows if isinstance(row.offset_s, float))
-    errors = [row.error_s for row in rows if isinstance(row.error_s, float)]
-    moves = [row.moved_s for row in rows if isinstance(row.moved_s, float)]
-    offset = "-"
-    if known:
-        low, high = signed(known[0]), signed(known[-1])
-        offset = low if low == high else f"{low} to {high}"
+    offsets = sorted(known(row.offset_s for row in rows))
+    errors, moves = known(row.error_s for row in rows), known(row.moved_s for row in rows)
+    ends = dict.fromkeys(map(signed, offsets[:1] + offsets[-1:]))
+    offset = " to ".join(ends) or "-"
+    error = span(max(errors)) if errors else "-"
+    moved = signed(max(moves, key=abs)) if moves else "-"
     first = rows[0]
     mark = {"bad": "!", "unknown": "?"}.get(first.verdict, " ")
-    return [
-        f"{offset}{mark}",
-        span(max(errors)) if errors else "-",
-        signed(max(moves, key=abs)) if moves else "-",
-        first.steered,
-        first.sources,
-        "; ".join(first.flags),
-    ]
+    return [f"{offset}{mark}", error, moved, first.steered, first.sources, "; ".join(first.flags)]
 
 
 def to_document(clocks: Clocks, nodes: Sequence[NodeFacts], pairs: bool) -> dict[str, Any]:
@@ -296,10 +288,8 @@ def to_document(clocks: Clocks, nodes: Sequence[NodeFacts], pairs: bool) -> dict
         "exit_code": clocks.exit_code,
     }
     if pairs:
-        document["pairs"] = [
-            {"a": a, "b": b, "a_ahead_s": apart_s, "error_s": error_s}
-            for a, b, apart_s, error_s in all_pairs(clocks)
-        ]
+        keys = ("a", "b", "a_ahead_s", "error_s")
+        document["pairs"] = [dict(zip(keys, pair, strict=True)) for pair in all_pairs(clocks)]
     return document
 
 

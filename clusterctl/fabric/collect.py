@@ -29,14 +29,8 @@ def collect_fabric(
     With `memory` the error counters are compared with the last look's record, and written there.
     nvidia-smi is asked and not NVML, because only it tells how GPUs and cards are connected.
     """
-    args = {
-        "everything": True,
-        "tool_timeout_s": cluster.limits.tool_s,
-        "growth_s": growth_s,
-        "names": ["@"],
-        "sudo": sudo,
-    }
-    results = cluster.ask("census", args)
+    args = {"everything": True, "tool_timeout_s": cluster.limits.tool_s, "sudo": sudo}
+    results = cluster.ask("census", {**args, "growth_s": growth_s, "names": ["@"]})
     facts = read_fleet(results)
     if memory:
         path = last_census.default_path().with_name(RECORD)
@@ -51,10 +45,7 @@ def no_answers(results: Answers) -> CouldNotFindOut:
 
 
 def suggestions(
-    nodes: Sequence[Node],
-    facts: Sequence[NodeFacts],
-    device: str = "auto",
-    ranks: int | None = None,
+    nodes: Sequence[Node], facts: Sequence[NodeFacts], device: str, ranks: int | None = None
 ) -> tuple[Suggestion, ...]:
     """The environment that fits these nodes; `device` and `ranks` a node as for a launch."""
     from clusterctl.launch.start import choose_device, choose_slots
@@ -68,10 +59,7 @@ def suggestions(
 
 
 def addresses_of(nodes: Sequence[Node]) -> dict[str, str]:
-    """IP address of each node as this machine resolves it; a name that it cannot has none.
-
-    That happens where only ssh_config knows the name.
-    """
+    """IP address of each node as this machine resolves it; none for one only in ssh_config."""
     found: dict[str, str] = {}
     names = []
     for node in nodes:

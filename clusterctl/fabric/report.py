@@ -10,7 +10,6 @@ from typing import Any
 from checks.facts import Fabric, Fleet, Maybe, NodeFacts, Unknown, known, to_json
 from checks.finding import Finding, Verdict
 from checks.nccl.recommend import Suggestion
-from checks.profile import Profile
 from checks.runner import run_checks
 from clusterctl.nodes import counted, fold, grouped
 
@@ -34,15 +33,8 @@ class FabricRow:
         mark = {"bad": "!", "unknown": "?"}.get(self.verdict, " ")
         count = "-" if self.active is None else f"{self.active}/{self.ports}"
         grown = "-" if self.grown is None else f"+{self.grown}"
-        return [
-            f"{count}{mark}",
-            self.layers,
-            self.rates,
-            self.names,
-            self.firmware,
-            grown,
-            "; ".join(self.flags),
-        ]
+        ports = [f"{count}{mark}", self.layers, self.rates, self.names, self.firmware]
+        return [*ports, grown, "; ".join(self.flags)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,20 +75,18 @@ class FabricReport:
         return ", ".join(words)
 
 
-def report_fabric(
-    nodes: Sequence[NodeFacts], suggested: Sequence[Suggestion], limits: Profile | None = None
-) -> FabricReport:
+def report_fabric(nodes: Sequence[NodeFacts], suggested: Sequence[Suggestion]) -> FabricReport:
     """Rows with what the checks of `ib` find. Nodes that gave no answer have theirs too."""
-    checked = run_checks(Fleet(tuple(nodes)), limits, only=("ib",))
+    checked = run_checks(Fleet(tuple(nodes)), only=("ib",))
     found = checked.bad_by_node()
     rows = tuple(_row(node, found.get(node.name, ())) for node in nodes)
     return FabricReport(rows, tuple(suggested), checked.findings)
 
 
 def _row(node: NodeFacts, findings: Sequence[Finding]) -> FabricRow:
-    fabric, why = node.fabric, node.unreached
-    if why is not None:
-        return FabricRow(node.name, flags=(f"no answer: {why}",))
+    fabric = node.fabric
+    if node.unreached is not None:
+        return FabricRow(node.name, flags=(f"no answer: {node.unreached}",))
     bad = [one.evidence for one in findings if one.verdict is not Verdict.UNKNOWN]
     unsure = [one.evidence for one in findings if one.verdict is Verdict.UNKNOWN]
     if isinstance(fabric, Unknown):

@@ -18,8 +18,6 @@ NOTHING = {"left": [], "gpu_left": [], "gpu_unknown": "", "zombies": [], "forced
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is done to the processes."""
-
     signal: str = "SIGTERM"
     grace_s: float = 10.0  # until SIGKILL
 
@@ -116,16 +114,13 @@ def _bad_lines(one: Ended) -> list[str]:
     lines = [f"NOT CONFIRMED: {name}: {one.why}"] if one.answer is None else []
     labels = {process.pid: process.label for process in one.job.processes}
     for row in one.known["left"]:
-        what = labels.get(row["pid"], "started meanwhile")
-        lines.append(
-            f"still there: {name}: pid {row['pid']} {row['command']} ({what}), "
-            f"state {row['state']}: {row['why']}"
-        )
+        what = f"{row['command']} ({labels.get(row['pid'], 'started meanwhile')})"
+        state = f"state {row['state']}: {row['why']}"
+        lines.append(f"still there: {name}: pid {row['pid']} {what}, {state}")
     for held in one.known["gpu_left"]:
         size = "some" if held["bytes"] is None else f"{held['bytes'] / (1 << 30):.1f} GiB of"
-        lines.append(
-            f"still there: {name}: {size} GPU memory of pid {held['pid']}, which has ended"
-        )
+        what = f"GPU memory of pid {held['pid']}, which has ended"
+        lines.append(f"still there: {name}: {size} {what}")
     if unknown := one.known["gpu_unknown"]:
         lines.append(f"NOT CONFIRMED: {name}: that its GPU memory is free: {unknown}")
     return lines

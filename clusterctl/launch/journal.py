@@ -39,14 +39,9 @@ class Journal:
 
         `mono_s` orders the events of one head and gives durations; `time_s` is for people.
         """
-        event = {
-            "event": name,
-            "text": hide(text),
-            "node": node,
-            "mono_s": round(time.monotonic(), 3),
-            "time_s": round(time.time(), 3),
-            "data": _without_secrets(data),
-        }
+        mono_s, time_s = round(time.monotonic(), 3), round(time.time(), 3)
+        event: dict[str, Any] = {"event": name, "text": hide(text), "node": node}
+        event |= {"mono_s": mono_s, "time_s": time_s, "data": _without_secrets(data)}
         with suppress(OSError):  # a full disk on the head must not keep it from stopping a run
             append(self._path, event)
 

@@ -207,14 +207,9 @@ class _Supervisor:
             journal.append(run_dir / journal.INCIDENTS_FILE, incident)
         except OSError as error:
             self.journal.write("error", f"{journal.INCIDENTS_FILE}: {error}")
-        raise RunFailed(
-            1,
-            why,
-            hint=None if found.is_sure else self.clock.hint,
-            failed_rank=found.culprit,
-            verdict=headline,
-            stacks=str(found.folder) if found.folder else None,
-        )
+        facts = {"hint": None if found.is_sure else self.clock.hint, "verdict": headline}
+        folder = str(found.folder) if found.folder else None
+        raise RunFailed(1, why, failed_rank=found.culprit, stacks=folder, **facts)
 
     def _tell(self, name: str, text: str, **data: Any) -> None:
         self.journal.write(name, text, **data)

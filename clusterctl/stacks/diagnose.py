@@ -127,8 +127,6 @@ def _ask(
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What was seen of a job at one time, and what it means."""
-
     snapshot: JobSnapshot
     verdict: Verdict
     clues: list[Clue]

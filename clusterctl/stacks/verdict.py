@@ -90,7 +90,6 @@ class Verdict:
 
 
 def suspect(proc: Proc, why: str) -> Suspect:
-    """A process that was seen, as a suspect."""
     return Suspect(proc.node, proc.rank, proc.role, why, proc)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from checks.facts import NOT_ASKED, BadLink, Collectives
 from checks.rules.active import rate
-from clusterctl.nodes import counted
+from clusterctl.nodes import counted, grouped
 from clusterctl.preflight.active.fault_isolation import Diagnosis, Group, Outcome, search
 from clusterctl.preflight.active.plan import Plan
 from clusterctl.preflight.active.ranks import start_ranks
@@ -72,11 +72,8 @@ class Rounds:
         self._usable.update(set(unusable) - set(failed))
         lost = {**failed, **self._lost(members)}
         ports = self._open_stores([group for group in groups if not lost.keys() & set(group)])
-        orders = {}
-        for group, port in ports.items():
-            orders.update(self._orders(group, port))
         limit_s = max(map(self._limit_s, groups), default=0.0)
-        answers = self._pool.ask(orders, limit_s + SLACK_S)
+        answers = self._pool.ask(self._orders(ports), limit_s + SLACK_S)
         lost.update(self._lost(members))
         whys: dict[Group, str] = {}
         for group in groups:
@@ -100,11 +97,9 @@ class Rounds:
 
     def _middle(self) -> float | None:
         """The middle node's best pair: a bad node has many slow pairs, but is only one node."""
-        best: dict[str, float] = {}
-        for pair, speed in self._pairs.items():
-            for name in pair:
-                best[name] = max(speed, best.get(name, 0.0))
-        return sorted(best.values())[len(best) // 2] if best else None
+        speeds = grouped((name, speed) for pair, speed in self._pairs.items() for name in pair)
+        best = sorted(map(max, speeds.values()))
+        return best[len(best) // 2] if best else None
 
     def _limit_s(self, group: Group) -> float:
         return self._plan.group_limit_s(self._ranks(group))
@@ -113,15 +108,15 @@ class Rounds:
         return sum(self._plan.devices[name] for name in group)
 
     def _open_stores(self, groups: list[Group]) -> dict[Group, int]:
-        orders = {}
-        for group in groups:
-            host = {"do": "host", "timeout_s": self._limit_s(group)}
-            orders[group[0]] = {"op": "work", "orders": [host]}
+        orders = {
+            group[0]: {"op": "work", "orders": [{"do": "host", "timeout_s": self._limit_s(group)}]}
+            for group in groups
+        }
         answers = self._pool.ask(orders, 5.0)
         ports = {}
         for group in groups:
             first = (answers.get(group[0], {}).get("answers") or [{}])[0]
-            if isinstance(first.get("port"), int):
+            if "port" in first:
                 ports[group] = first["port"]
             else:
                 self._usable.discard(group[0])
@@ -129,19 +124,21 @@ class Rounds:
                     self._named[group[0]] = f"{first['error']}, while it was to open a store"
         return ports
 
-    def _orders(self, group: Group, port: int) -> dict[str, dict[str, Any]]:
-        common = {
-            "do": "group",
-            "world": self._ranks(group),
-            "port": port,
-            "address": self._addresses[group[0]],
-            "bytes": self._plan.bytes,
-            "timeout_s": self._limit_s(group),
-        }
-        ranks, orders = itertools.count(), {}
-        for name in group:
-            mine = [{**common, "rank": next(ranks)} for _ in range(self._plan.devices[name])]
-            orders[name] = {"op": "work", "orders": mine}
+    def _orders(self, ports: Mapping[Group, int]) -> dict[str, dict[str, Any]]:
+        orders = {}
+        for group, port in ports.items():
+            ranks = itertools.count()
+            common = {
+                "do": "group",
+                "world": self._ranks(group),
+                "port": port,
+                "address": self._addresses[group[0]],
+                "bytes": self._plan.bytes,
+                "timeout_s": self._limit_s(group),
+            }
+            for name in group:
+                mine = [{**common, "rank": next(ranks)} for _ in range(self._plan.devices[name])]
+                orders[name] = {"op": "work", "orders": mine}
         return orders
 
     def _judge(self, group: Group, answers: Mapping[str, Answer]) -> str:

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 
 from checks.facts import DoorSeen, Maybe, Unknown
-from clusterctl.nodes import Node
+from clusterctl.nodes import Node, grouped
 from clusterctl.preflight.active.plan import Plan
 from clusterctl.remote.session_pool import SessionPool
 
@@ -21,7 +21,7 @@ class PortProbe:
         self._pool, self._plan, self._machines = pool, plan, machines
         self._word = secrets.token_hex(8)
         self._ports: dict[str, int] = {}
-        self._holders: dict[str, str] = {}
+        self._holders: dict[str, str] = {}  # who has the port of a node that could not open it
         self._addresses: dict[str, list[str]] = {}  # where a node may be reached, likeliest first
         # listener -> prober -> an error or None for each address
         self._errors: dict[str, dict[str, list[str | None]]] = {}
@@ -70,11 +70,10 @@ class PortProbe:
         hosts = {node.name: node.address for node in self._pool.cluster.nodes}
         for name in [name for name in self._plan.nodes if name in answers]:
             answer = answers[name]
-            if isinstance(answer.get("port"), int):
+            if answer.get("port") is not None:
                 self._ports[name] = answer["port"]
             else:
-                why = answer.get("holder") or answer.get("error") or "no reason"
-                self._holders[name] = str(why)
+                self._holders[name] = answer.get("holder") or answer.get("error") or "no reason"
             own = [hosts[name], *answer.get("addresses", ())]
             self._addresses[name] = list(dict.fromkeys(own))[:MOST_ADDRESSES]
 
@@ -86,10 +85,10 @@ class PortProbe:
 
     def _probe(self, probers: Mapping[str, Sequence[str]]) -> None:
         """`probers` holds the nodes that try each port."""
-        targets: dict[str, list[tuple[str, str]]] = {}
-        for name, others in probers.items():
-            for other in others:
-                targets.setdefault(other, []).extend((name, one) for one in self._addresses[name])
+        pairs = [(other, name) for name, others in probers.items() for other in others]
+        targets = grouped(
+            (other, (name, at)) for other, name in pairs for at in self._addresses[name]
+        )
         orders = {}
         for other, addresses in targets.items():
             where = [[address, self._ports[name]] for name, address in addresses]
@@ -111,5 +110,5 @@ class PortProbe:
         if name not in self._addresses:
             return Unknown(f"could not be asked: {self._pool.lost.get(name, 'no answer')}")
         if name not in self._ports:
-            return DoorSeen(None, self._holders.get(name, ""))
+            return DoorSeen(None, self._holders[name])
         return DoorSeen(self._ports[name], "", tuple(self._heard(name)), self._deaf(name))
