@@ -48,17 +48,14 @@ class DemoResult:
 
     @property
     def is_good(self) -> bool:
-        if self.digit_accuracy is None or self.direction_accuracy is None:
-            return True
-        return self.digit_accuracy >= DIGIT_FLOOR and self.direction_accuracy >= DIRECTION_FLOOR
+        scores = ((self.digit_accuracy, DIGIT_FLOOR), (self.direction_accuracy, DIRECTION_FLOOR))
+        return all(score is None or score >= floor for score, floor in scores)
 
 
 def run_demo(
     outputs: Path, output: Output, *, seed: int, steps: int | None, score: bool, keep: bool
 ) -> DemoResult:
     """Run all of it; with `keep` the nodes stay up at the end until Ctrl-C.
-
-    Without `score` the videos are sampled and not judged.
 
     Raises `UsageError` without the training environment, `LaunchFailed` when the run ends badly,
     `KeyboardInterrupt` on Ctrl-C or SIGTERM. In each case no process, port or key is left.
@@ -90,15 +87,14 @@ def run_demo(
         # A Ctrl-C inside the exit of `cluster` must not leave a server behind.
         stack.callback(_undisturbed, cluster.stop)
         stack.enter_context(cluster)
-        where = f"each a real ssh server; {cluster.hostfile}"
-        say(f"nodes      {', '.join(NODES)} on 127.0.0.1, {where}")
+        names = ", ".join(NODES)
+        say(f"nodes      {names} on 127.0.0.1, each a real ssh server; {cluster.hostfile}")
 
         data = outputs / "demo-digits"
         _python("trainer.data.digits", "--out", data, "--clips", CLIPS, "--seed", seed)
         say(f"data       {CLIPS} mp4 clips of moving handwritten digits, {data}/digits.csv")
 
-        overrides = ["--dataset.data-path", str(data.absolute() / "digits.csv")]
-        overrides += ["--seed", str(seed)]
+        overrides = ["--dataset.data-path", f"{data.absolute()}/digits.csv", "--seed", str(seed)]
         overrides += [] if steps is None else ["--max-steps", str(steps)]
         started = time.monotonic()
         run_dir, done = _train(cluster.hostfile, outputs, overrides, say, progress.update)
@@ -128,10 +124,9 @@ def run_demo(
         if keep:
             what = f"in a second terminal: clusterctl gpus {cluster.hostfile}"
             say(f"the nodes are up until Ctrl-C; {what}")
-            try:
+            with contextlib.suppress(KeyboardInterrupt):
                 threading.Event().wait()
-            except KeyboardInterrupt:
-                output.note("")
+            output.note("")
         return result
 
 

@@ -105,7 +105,7 @@ class Output:
     ) -> None:
         """A table of (node set, verdict, cells); the verdict (good, bad, unknown) colours them."""
         styles = {"good": None, "bad": "bad", "unknown": "warn"}
-        styled = [
+        styled: list[list[str | Cell]] = [
             [names, *(Cell(text, styles[verdict]) for text in cells)]
             for names, verdict, cells in rows
         ]

@@ -87,7 +87,10 @@ def with_options(
                 prepare(values)
             return function(*args, **values)
 
-        return functools.reduce(lambda made, one: one(made), reversed(options), command)
+        made: Command = command
+        for one in reversed(options):
+            made = one(made)
+        return made
 
     return decorate
 

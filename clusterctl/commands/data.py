@@ -78,14 +78,10 @@ def command(
     job = Job(verb, words, python, workers, timeout_s)
     outcome = Spread(job, cluster).run(lambda text: output.warn(text, "warn"))
     if output.json:
+        lost, mistakes = outcome.lost, outcome.mistakes
         documents = [
-            {
-                "node": name,
-                "answered": answered,
-                "lost": outcome.lost.get(name),
-                "mistakes": outcome.mistakes.get(name, []),
-            }
-            for name, answered in outcome.answered.items()
+            {"node": n, "answered": count, "lost": lost.get(n), "mistakes": mistakes.get(n, [])}
+            for n, count in outcome.answered.items()
         ]
         report = json.loads(outcome.out) if verb == "check" and outcome.out else None
         about = {"verb": verb, "out": target, "report": report, "exit_code": outcome.exit_code}

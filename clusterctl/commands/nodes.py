@@ -32,14 +32,8 @@ def command(settings: Settings, output: Output, to_expand: str | None, to_fold: 
     if to_fold:
         output.line(fold([node.name for node in nodes]))
         return
-    rows = [
-        [
-            node.name,
-            node.address,
-            *(str(cell or "-") for cell in (node.port, node.user, node.slots)),
-        ]
-        for node in nodes
-    ]
+    cells = [(n.name, n.address, n.port, n.user, n.slots) for n in nodes]
+    rows = [[str(cell or "-") for cell in row] for row in cells]
     output.table(["NODE", "ADDRESS", "PORT", "USER", "SLOTS"], rows, ["PORT", "SLOTS"])
     output.note(f"{counted(len(nodes), 'node')} in {settings.hostfile}")
     if output.verbose:

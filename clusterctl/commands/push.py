@@ -42,16 +42,11 @@ def command(
     nodes = cluster.nodes
     targets = counted(len(nodes), "node")
     plan = push.make_plan(source, dest)
-    about = {
-        "source": str(plan.source),
-        "dest": plan.dest,
-        "folder": plan.folder,
-        "files": plan.files,
-        "bytes": plan.size,
-        "targets": [node.name for node in nodes],
-    }
+    names = [node.name for node in nodes]
+    about = {"source": str(plan.source), "dest": plan.dest, "folder": plan.folder}
+    about |= {"files": plan.files, "bytes": plan.size, "targets": names}
     output.note(f"push {plan.sentence()}")
-    output.note(f"  on {targets}: {fold([node.name for node in nodes])}")
+    output.note(f"  on {targets}: {fold(names)}")
     whole = ", the folder as a whole" if plan.folder else ""
     output.note(f"  what exists there is replaced{whole}")
     if dry_run:
@@ -65,8 +60,7 @@ def command(
         def work(node: Node, progress: Progress) -> push.Delivery:
             return push.deliver(parcel, cluster, node, progress)
 
-        width = min(cluster.width, push.BULK_WIDTH)
-        deadline_s = push.deadline_s(parcel, cluster)
+        width, deadline_s = min(cluster.width, push.BULK_WIDTH), push.deadline_s(parcel, cluster)
         sweep = Fanout(nodes, work, deadline_s=deadline_s, width=width)
         started = time.monotonic()
         line = push.progress_line(parcel, len(nodes), started)
@@ -88,11 +82,9 @@ def _show(output: Output, results: list[NodeResult[Any]], seconds: float) -> Non
         if result.value:
             endings.setdefault((result.value.state, result.value.error), []).append(result)
     for (state, error), members in endings.items():
-        names = fold([member.node.name for member in members])
-        slowest_s = max(member.seconds for member in members)
-        output.line(
-            f"{names}: {error or f'{state}, {clock(slowest_s)}'}", "bad" if error else "good"
-        )
+        names = fold(member.node.name for member in members)
+        ending = error or f"{state}, {clock(max(member.seconds for member in members))}"
+        output.line(f"{names}: {ending}", "bad" if error else "good")
     good = sum(bool(result.value and not result.value.error) for result in results)
     have = "has" if len(results) == 1 else "have"
     output.note(f"{good} of {counted(len(results), 'node')} {have} it, {clock(seconds)}")

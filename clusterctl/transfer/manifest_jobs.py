@@ -73,7 +73,7 @@ class Spread:
         self._job, self._limits = job, cluster.limits
         self._names = [node.name for node in cluster.nodes]
         self._inbox = Inbox()
-        args = {"python": job.python, "home": HOME}
+        args: dict[str, Any] = {"python": job.python, "home": HOME}
         args |= {"workers": job.workers, "clip_timeout_s": job.clip_timeout_s}
         self._pool = SessionPool(
             replace(cluster, width=len(self._names)),

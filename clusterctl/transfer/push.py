@@ -151,14 +151,8 @@ def deliver(parcel: Parcel, cluster: Cluster, node: Node, progress: Progress) ->
     from clusterctl.transport.channels import ParamikoConnection
 
     plan = parcel.plan
-    common = {
-        "dest": plan.dest,
-        "folder": plan.folder,
-        "size": parcel.size,
-        "sha256": parcel.sha256,
-        "mode": plan.mode,
-        "token": secrets.token_hex(8),
-    }
+    common = {"dest": plan.dest, "folder": plan.folder, "mode": plan.mode}
+    common |= {"size": parcel.size, "sha256": parcel.sha256, "token": secrets.token_hex(8)}
     connection = cluster.transport.connect(node, cluster.limits, progress)
 
     def ask(**args: Any) -> dict[str, Any]:
@@ -217,7 +211,7 @@ def progress_line(parcel: Parcel, total: int, started: float) -> Callable[[int],
     def line(done: int) -> str:
         sent = sum(parcel.sent.values())
         speed = size_text(sent / max(0.1, time.monotonic() - started))
-        bytes_of = f"{size_text(sent)} of {size_text(parcel.size * total)}"
-        return f"{done}/{total} nodes, {bytes_of}, {speed}/s"
+        whole = size_text(parcel.size * total)
+        return f"{done}/{total} nodes, {size_text(sent)} of {whole}, {speed}/s"
 
     return line

@@ -60,12 +60,6 @@ class ParamikoConnection:
     def close(self) -> None:
         self.transport.close()
 
-    def __enter__(self) -> ParamikoConnection:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 class _Wake(threading.Event):
     """Set by paramiko's thread for stdout, stderr, window, status and close.

@@ -66,8 +66,7 @@ class Identities:
         """Keys for one host. `explicit` is the hostfile's identity=, which is tried first."""
         offer = Offer()
         agent_keys, problem = self._agent(config.identity_agent)
-        if problem:
-            offer.problems.append(problem)
+        offer.problems += [problem] if problem else []
         files = [Path(explicit).expanduser()] if explicit else []
         files += [Path(name) for name in config.identity_files or ()]
         if not files and config.identity_files is None:

@@ -98,9 +98,8 @@ class File:
         if key is not None:
             return found + [e for e in self.hashed.get(key, ()) if _hash_matches(e.names, name)]
         if name not in self._hashed_names:
-            every = chain.from_iterable(self.hashed.values())
-            matching = [entry for entry in every if _hash_matches(entry.names, name)]
-            self._hashed_names[name] = sorted(matching, key=lambda entry: entry.line)
+            every = sorted(chain.from_iterable(self.hashed.values()), key=lambda e: e.line)
+            self._hashed_names[name] = [e for e in every if _hash_matches(e.names, name)]
         return found + self._hashed_names[name]
 
 

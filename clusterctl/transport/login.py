@@ -26,7 +26,7 @@ class Target:
     identity: str | None
     known: KnownHosts
     accept_to: Path | None  # where an unknown key is written; None: it is refused
-    record: bool = True
+    record: bool
 
     @property
     def known_as(self) -> tuple[str, int]:
@@ -59,8 +59,7 @@ def verify(transport: PatchedTransport, target: Target, progress: Progress, type
         raise TransportError("hostkey", f"the host's RSA key has fewer than {bits} bits")
     name, port = target.known_as
     verdict = target.known.check(name, port, key_type, text)
-    is_other = types is not None and set(verdict.types) != set(types)
-    if verdict.state == "changed" and is_other:
+    if verdict.state == "changed" and types is not None and set(verdict.types) != set(types):
         raise OtherTypes(verdict.types)
     if verdict.state == "unknown" and target.accept_to is not None:
         progress.notes.append(f"hostkey: accepted {key_type} {fingerprint(text)}")
@@ -137,6 +136,6 @@ def log_in(
     sentence = f"no key to log in as {target.user}"
     if refused:
         sentence = f"refused for user {target.user}: {', '.join(refused)}"
-    message = "; ".join([sentence, *filter(None, [stopped]), *offer.problems])
+    message = "; ".join(filter(None, [sentence, stopped, *offer.problems]))
     copy = f"ssh-copy-id {target.port_option}{target.user}@{target.host}"
     raise TransportError("auth", message, hint=f"{copy}, or name a key: identity=PATH")

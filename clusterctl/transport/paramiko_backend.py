@@ -57,11 +57,8 @@ class ParamikoTransport:
     """Connects to nodes; one instance serves all threads of a command."""
 
     def __init__(self, accept_new: bool = False, *, config: SshConfig | None = None) -> None:
-        self._accept_new = accept_new
-        self._config = config
-        self._identities = Identities()
-        self._jumps = JumpPool()
-        self._files = Files()
+        self._accept_new, self._config = accept_new, config
+        self._identities, self._jumps, self._files = Identities(), JumpPool(), Files()
         self._lock = threading.Lock()
 
     def connect(self, node: Node, limits: Limits, progress: Progress) -> ParamikoConnection:
@@ -129,13 +126,12 @@ class ParamikoTransport:
 
     def _open_once(self, target: Target, way: _Way, types: Types) -> PatchedTransport:
         """With `types`, request host keys of these types only."""
-        sock, release = self._socket(target, way)
         progress = way.progress
+        sock, release = self._socket(target, way)
         progress.enter("banner")
         deadline = time.monotonic() + way.limits.handshake_s
-        transport: PatchedTransport | None = None
+        transport = PatchedTransport(sock, lambda: progress.enter("kex"), release)
         try:
-            transport = PatchedTransport(sock, lambda: progress.enter("kex"), release)
             recorded = target.known.types(*target.known_as) if types is None else types
             transport.limit(target.config.algorithms)
             transport.prefer_host_keys(recorded)
@@ -145,11 +141,7 @@ class ParamikoTransport:
             progress.enter("auth")
             log_in(transport, target, self._identities, deadline, way.limits)
         except BaseException:
-            if transport is None:
-                sock.close()
-                release()
-            else:
-                transport.close()
+            transport.close()
             raise
         transport.set_keepalive(target.config.keepalive_s or KEEPALIVE_S)
         return transport

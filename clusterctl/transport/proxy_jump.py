@@ -62,10 +62,11 @@ class JumpPool:
     def _release(self, key: object, slot: _Slot) -> None:
         with self._lock:
             slot.users -= 1
-            last = slot.users == 0
-            if last and self._slots.get(key) is slot:
+            if slot.users:
+                return
+            if self._slots.get(key) is slot:
                 del self._slots[key]
-        if last and slot.transport is not None:
+        if slot.transport is not None:
             slot.transport.close()
 
 

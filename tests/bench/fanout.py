@@ -72,6 +72,7 @@ Host *
 # The same without a command's work around it: what the transport itself costs.
 LIBRARY = """
 import sys
+from contextlib import closing
 from pathlib import Path
 from clusterctl.remote.fanout import Fanout
 from clusterctl.nodes import read_hostfile
@@ -79,7 +80,7 @@ from clusterctl.transport.base import Limits
 from clusterctl.transport.paramiko_backend import ParamikoTransport
 transport, limits = ParamikoTransport(), Limits(handshake_s=30)
 def work(node, progress):
-    with transport.connect(node, limits, progress) as connection:
+    with closing(transport.connect(node, limits, progress)) as connection:
         return connection.stream("true", b"").wait(30)
 results = list(Fanout(read_hostfile(Path(sys.argv[1])), work, deadline_s=100))
 sys.exit(sum(result.value != 0 for result in results))

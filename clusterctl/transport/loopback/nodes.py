@@ -84,14 +84,14 @@ class LoopbackCluster:
         deadline = time.monotonic() + START_TIMEOUT_S
         self.ports = [self._wait_until_ready(name, deadline) for name in self._processes]
         me = getpass.getuser()
-        nodes, known = [], []
+        files = [f"identity={self.identity}", f"known_hosts={self.known_hosts}"]
+        nodes = known = ""
         for name, port, key in zip(self.names, self.ports, host_keys, strict=True):
             address = [name, "host=127.0.0.1", f"port={port}", f"user={me}"]
-            files = [f"identity={self.identity}", f"known_hosts={self.known_hosts}"]
-            nodes.append(shlex.join(address + files))
-            known.append(f"[127.0.0.1]:{port} ssh-ed25519 {key}")
-        self.known_hosts.write_text("\n".join(known) + "\n", encoding="utf-8")
-        self.hostfile.write_text("\n".join(nodes) + "\n", encoding="utf-8")
+            nodes += shlex.join([*address, *files]) + "\n"
+            known += f"[127.0.0.1]:{port} ssh-ed25519 {key}\n"
+        self.known_hosts.write_text(known, encoding="utf-8")
+        self.hostfile.write_text(nodes, encoding="utf-8")
 
     def _file(self, name: str, suffix: str) -> Path:
         return self.directory / f"{name.replace('/', '_')}.{suffix}"
@@ -114,10 +114,8 @@ class LoopbackCluster:
         left_s = max(0.0, deadline - time.monotonic())
         if not select.select([output], [], [], left_s)[0]:
             raise ClusterctlError(f"loopback node {name} does not start in {START_TIMEOUT_S:g} s")
-        line = output.readline()
-        if line:
-            port: int = json.loads(line)["port"]
-            return port
+        if line := output.readline():
+            return int(json.loads(line)["port"])
         log = self._file(name, "log").read_text(errors="replace").strip()
         reason = log[-500:] or "no reason given"
         raise ClusterctlError(f"loopback node {name} does not start: {reason}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 
 from clusterctl.errors import TransportError
@@ -34,7 +34,8 @@ def run(connection: ParamikoConnection, command: str, stdin: bytes, timeout_s: f
 
 
 def _feed(stream: ParamikoStream, stdin: bytes) -> None:
-    stream.write(stdin)
+    with suppress(TransportError):  # it has ended
+        stream.write(stdin)
     stream.close_stdin()
 
 

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ def node(module_loopback) -> LoopbackCluster:
 
 @pytest.fixture
 def connection(node: LoopbackCluster) -> Iterator[ParamikoConnection]:
-    with connect(node) as open_connection:
+    with closing(connect(node)) as open_connection:
         yield open_connection
 
 
@@ -178,7 +179,7 @@ def test_write_after_the_command_has_ended_goes_nowhere(connection: ParamikoConn
 
 
 def test_lost_connection_is_told_from_an_end(node: LoopbackCluster) -> None:
-    with connect(node) as connection:
+    with closing(connect(node)) as connection:
         stream = connection.stream("echo up; sleep 30", b"")
         assert stream.read_line(5) == b"up"
         connection.transport.sock.shutdown(2)
@@ -201,7 +202,7 @@ def test_two_hundred_connections_leave_no_thread_and_no_file(node: LoopbackClust
     files = open_files()
     transport, target = ParamikoTransport(), read_hostfile(node.hostfile)[0]
     for number in range(200):
-        with transport.connect(target, LIMITS, Progress()) as connection:
+        with closing(transport.connect(target, LIMITS, Progress())) as connection:
             if number % 10 == 0:
                 run(connection, "true", b"", 5)
             if number % 50 == 0:

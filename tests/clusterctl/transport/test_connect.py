@@ -6,6 +6,7 @@ import shlex
 import shutil
 import subprocess
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,7 @@ def node_of(cluster, number: int = 0, **changes: object) -> Node:
 
 def say_hello(transport: ParamikoTransport, limits: Limits = LIMITS, command: str = "echo hello"):
     def work(node: Node, progress: Progress) -> Done:
-        with transport.connect(node, limits, progress) as connection:
+        with closing(transport.connect(node, limits, progress)) as connection:
             return run(connection, command, b"", limits.command_s)
 
     return work
@@ -80,7 +81,7 @@ def test_good_nodes_answer_and_name_their_phases(good: LoopbackCluster) -> None:
             seen.append(phase)
             super().enter(phase)
 
-    with ParamikoTransport().connect(node_of(good), LIMITS, Watched()) as connection:
+    with closing(ParamikoTransport().connect(node_of(good), LIMITS, Watched())) as connection:
         run(connection, "true", b"", 5)
     assert seen == ["resolve", "tcp", "banner", "kex", "hostkey", "auth", "channel", "command"]
 

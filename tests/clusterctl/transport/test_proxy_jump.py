@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ def test_nodes_behind_a_silent_jump_host_wait_for_it_once(home: Path, listener, 
     transport = ParamikoTransport()
 
     def work(node: Node, progress: Progress) -> Done:
-        with transport.connect(node, LIMITS, progress) as connection:
+        with closing(transport.connect(node, LIMITS, progress)) as connection:
             return run(connection, "true", b"", 1)
 
     started = time.monotonic()

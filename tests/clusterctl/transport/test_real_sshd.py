@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,7 +38,7 @@ def ask_all(
     begun = lab.directory / "begun"  # a folder that the nodes share
 
     def work(node: Node, progress: Progress) -> Done:
-        with transport.connect(node, LIMITS, progress) as connection:
+        with closing(transport.connect(node, LIMITS, progress)) as connection:
             if node == nodes[bad] and harm:
                 return run(connection, f"touch {begun}; sleep 30", b"", LIMITS.command_s)
             return run(connection, command, b"", LIMITS.command_s)
@@ -157,7 +158,7 @@ def test_host_on_record_with_another_type_of_key_is_asked_for_that(lab, hide: bo
         subprocess.run(keygen, check=True, capture_output=True)
     progress = Progress()
     target = read_hostfile(nodes.hostfile)[0]
-    with ParamikoTransport().connect(target, LIMITS, progress) as connection:
+    with closing(ParamikoTransport().connect(target, LIMITS, progress)) as connection:
         assert connection.transport.get_remote_server_key().get_name() == "ecdsa-sha2-nistp256"
     assert progress.notes == (["hostkey: requested again with ecdsa-sha2-nistp256"] if hide else [])
 
@@ -166,7 +167,7 @@ def test_signal_ends_a_late_command_under_sshd(lab) -> None:
     nodes = lab(1)
     # Not as root: sshd forwards signals only with privilege separation, which root has not.
     node = replace(read_hostfile(nodes.hostfile)[0], user=WORKER)
-    with ParamikoTransport().connect(node, LIMITS, Progress()) as one:
+    with closing(ParamikoTransport().connect(node, LIMITS, Progress())) as one:
         with pytest.raises(TransportError, match="still running"):
             run(one, "exec sleep 4321", b"", 0.3)
         wait_until_gone(nodes.nodes[0], "sleep 4321")
@@ -180,7 +181,7 @@ def test_more_logins_at_once_than_maxstartups_allows(lab) -> None:
     transport = ParamikoTransport()
 
     def work(node: Node, progress: Progress) -> bytes:
-        with transport.connect(node, Limits(), progress) as connection:
+        with closing(transport.connect(node, Limits(), progress)) as connection:
             return run(connection, "echo x", b"", 10).out
 
     results = list(Fanout(many, work, deadline_s=30))
@@ -197,7 +198,7 @@ def test_commands_that_leave_their_input_unread_do_not_cost_the_connection(lab) 
     nodes = lab(1)
     node = read_hostfile(nodes.hostfile)[0]
     one = ParamikoTransport().connect(node, Limits(), Progress())
-    with one, ThreadPoolExecutor(8) as pool:
+    with closing(one), ThreadPoolExecutor(8) as pool:
         work = [pool.submit(run, one, "exec 0<&-; echo x", bytes(300_000), 20) for _ in range(48)]
         assert {job.result(30).out for job in work} == {b"x\n"}
 
@@ -219,7 +220,7 @@ def test_jump_hosts_one_and_chained(lab, home: Path, jump: str) -> None:
     nodes = lab(3)
     inner = through(nodes, home, jump, 2)
     last = nodes.nodes[1 if "," in jump else 0]
-    with ParamikoTransport().connect(inner, LIMITS, Progress()) as connection:
+    with closing(ParamikoTransport().connect(inner, LIMITS, Progress())) as connection:
         done = run(connection, "hostname; echo $SSH_CONNECTION", b"", 5)
         assert done.out.decode().split()[:2] == ["node-3", last.address]
         assert run(connection, "cat", bytes(3 << 20), 10).out == bytes(3 << 20)
@@ -233,7 +234,7 @@ def test_many_nodes_share_one_connection_to_the_gate(lab, home: Path) -> None:
     sessions = []
 
     def work(node: Node, progress: Progress) -> bytes:
-        with transport.connect(node, Limits(), progress) as connection:
+        with closing(transport.connect(node, Limits(), progress)) as connection:
             return run(connection, "hostname", b"", 10).out
 
     for result in Fanout(many, work, deadline_s=30):
@@ -281,7 +282,7 @@ def test_proxy_command_is_used_and_ended(lab, home: Path) -> None:
     )
     (home / ".ssh" / "config").write_text(f"Host *\n ProxyCommand python3 {relay} %h %p\n")
     node = read_hostfile(nodes.hostfile)[0]
-    with ParamikoTransport().connect(node, Limits(), Progress()) as connection:
+    with closing(ParamikoTransport().connect(node, Limits(), Progress())) as connection:
         assert run(connection, "hostname", b"", 5).out == b"node-1\n"
         assert subprocess.run(["pgrep", "-f", str(relay)], capture_output=True).stdout
     deadline = time.monotonic() + 5
@@ -294,7 +295,7 @@ def test_sftp_of_openssh(lab, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x" * 100_000)
     node = read_hostfile(nodes.hostfile)[0]
     with (
-        ParamikoTransport().connect(node, LIMITS, Progress()) as one,
+        closing(ParamikoTransport().connect(node, LIMITS, Progress())) as one,
         one.transport.open_sftp_client() as files,
     ):
         files.put(str(tmp_path / "file"), "/tmp/arrived")

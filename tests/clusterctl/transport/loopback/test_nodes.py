@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -53,7 +54,7 @@ def test_nodes_are_processes_of_their_own_with_private_files(loopback) -> None:
     assert cluster.identity.stat().st_mode & 0o777 == 0o600
     pids = set()
     for number in range(2):
-        with connect(cluster, number) as connection:
+        with closing(connect(cluster, number)) as connection:
             out = run(connection, "echo $PPID $COLOUR; env; pwd", b"", 5).out.decode()
         pids.add(out.split()[0])
         assert out.split()[1] == "blue"
@@ -75,7 +76,7 @@ def test_only_127_0_0_1_listens(loopback) -> None:
 
 def test_stop_leaves_no_process_port_or_key(loopback, tmp_path: Path) -> None:
     cluster = loopback(2)
-    with connect(cluster) as connection:
+    with closing(connect(cluster)) as connection:
         # The stubborn kind: its own session, deaf to SIGTERM and SIGHUP, still writing.
         run(
             connection, f"setsid sh -c 'trap \"\" TERM HUP; echo $$ > {tmp_path}/deaf; while :; do sleep 1; done'"
@@ -99,7 +100,7 @@ def test_stop_leaves_no_process_port_or_key(loopback, tmp_path: Path) -> None:
 
 def test_node_that_was_killed_leaves_nothing_either(loopback, tmp_path: Path) -> None:
     cluster = loopback(1)
-    with connect(cluster) as connection:
+    with closing(connect(cluster)) as connection:
         connection.stream(f"echo $$ > {tmp_path}/held; sleep 100", b"")
         pid = pid_in(tmp_path / "held")
         server = psutil.Process(pid).ppid()
@@ -127,7 +128,7 @@ def test_background_of_a_finished_command_stays_until_the_node_stops(
     loopback, tmp_path: Path
 ) -> None:
     cluster = loopback(1)
-    with connect(cluster) as connection:
+    with closing(connect(cluster)) as connection:
         run(connection, f"nohup sleep 100 > /dev/null 2>&1 & echo $! > {tmp_path}/pid", b"", 5)
     pid = pid_in(tmp_path / "pid")
     assert running(pid)
@@ -154,7 +155,7 @@ def test_nodes_end_when_the_program_that_started_them_is_killed(tmp_path: Path) 
 
 def test_no_zombie_stays_on_a_node(loopback, tmp_path: Path) -> None:
     cluster = loopback(1)
-    with connect(cluster) as connection:
+    with closing(connect(cluster)) as connection:
         # The middle shell ends first, so the sleeper becomes the node's own child.
         run(connection, f"sh -c 'sleep 0.2 & echo $! > {tmp_path}/orphan' > /dev/null", b"", 5)
         orphan = pid_in(tmp_path / "orphan")
@@ -165,7 +166,7 @@ def test_password_login_and_forwarding_are_refused(loopback) -> None:
     import paramiko
 
     cluster = loopback(1)
-    with connect(cluster) as connection, pytest.raises(paramiko.ChannelException):
+    with closing(connect(cluster)) as connection, pytest.raises(paramiko.ChannelException):
         connection.transport.open_channel(
             "direct-tcpip", ("127.0.0.1", 1), ("127.0.0.1", 0), timeout=5
         )
@@ -182,7 +183,7 @@ def test_files_go_there_and_back_by_sftp(loopback, tmp_path: Path) -> None:
     cluster = loopback(1)
     source = tmp_path / "source"
     source.write_bytes(os.urandom(300_000))
-    with connect(cluster) as connection, connection.transport.open_sftp_client() as files:
+    with closing(connect(cluster)) as connection, connection.transport.open_sftp_client() as files:
         there = str(tmp_path / "there")
         files.put(str(source), there)
         assert files.stat(there).st_size == 300_000
@@ -206,7 +207,7 @@ def test_node_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.Mon
 def test_mark_tells_clusters_apart(loopback) -> None:
     marks = set()
     for cluster in (loopback(1), loopback(1)):
-        with connect(cluster) as connection:
+        with closing(connect(cluster)) as connection:
             marks.add(run(connection, f"echo ${MARK}", b"", 5).out)
     assert len(marks) == 2
 

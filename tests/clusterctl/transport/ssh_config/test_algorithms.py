@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -59,7 +60,7 @@ def node(lab, home: Path):
             f" UserKnownHostsFile {nodes.known_hosts}\n{text}\n"
         )
         transport = ParamikoTransport(config=SshConfig([path]))
-        with transport.connect(Node("node"), Limits(), Progress()) as connection:
+        with closing(transport.connect(Node("node"), Limits(), Progress())) as connection:
             wire = connection.transport
             return wire.remote_cipher, wire.remote_mac, wire.host_key_type
 
