@@ -31,27 +31,23 @@ class NameList:
         if self.exact:
             return {}
         have = sorted(set(names))
-        found = {}
-        for entry, _ in self.entries:
-            more = [name for name in have if name.startswith(entry) and name != entry]
-            if entry in have and more:
-                found[entry] = more
-        return found
+        exact = [entry for entry, _ in self.entries if entry in have]
+        more = {
+            one: [name for name in have if name.startswith(one) and name != one] for one in exact
+        }
+        return {entry: found for entry, found in more.items() if found}
 
 
 def parse_list(value: str) -> NameList:
     """`mlx5_0,mlx5_1`, `=mlx5_0:1`, `^docker,lo`, `^=eth0`. Empty entries are left out."""
     text = value.strip()
     exclude = text.startswith("^")
-    text = text[1:] if exclude else text
-    exact = text.startswith("=")
-    text = text[1:] if exact else text
+    exact = text.removeprefix("^").startswith("=")
     entries: list[tuple[str, int | None]] = []
-    for word in text.split(","):
-        name, colon, port = word.strip().partition(":")
+    for word in text.removeprefix("^").removeprefix("=").split(","):
+        name, _, port = word.strip().partition(":")
         if name:
-            number = int(port) if colon and port.isdecimal() and len(port) < 5 else None
-            entries.append((name, number))
+            entries.append((name, int(port) if port.isdecimal() and len(port) < 5 else None))
     return NameList(exclude, exact, tuple(entries))
 
 
@@ -76,17 +72,11 @@ def usable_interfaces(interfaces: Sequence[Interface], value: str | None) -> lis
 
     Without a value everything but loopback and docker.
     """
-    names = parse_list(value) if value else None
-    found = []
-    for one in interfaces:
-        if not one.up or subnet_of(one) is None:
-            continue
-        if names is None:
-            if one.name != "lo" and not one.name.startswith("docker"):
-                found.append(one)
-        elif names.takes(one.name):
-            found.append(one)
-    return found
+    usable = [one for one in interfaces if one.up and subnet_of(one) is not None]
+    if value:
+        names = parse_list(value)
+        return [one for one in usable if names.takes(one.name)]
+    return [one for one in usable if one.name != "lo" and not one.name.startswith("docker")]
 
 
 def subnet_of(interface: Interface) -> str | None:

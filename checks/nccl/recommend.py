@@ -9,11 +9,23 @@ from __future__ import annotations
 import dataclasses
 import ipaddress
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from checks.facts import Fabric, Fleet, Gid, Interface, Maybe, Network, NodeFacts, Unknown
+from checks.facts import (
+    NOT_ASKED,
+    Fabric,
+    Fleet,
+    Gid,
+    Interface,
+    Maybe,
+    NodeFacts,
+    Unknown,
+    known,
+    or_none,
+    then,
+)
 from checks.nccl.env_syntax import parse_list, subnet_of, suggest_hca, usable_interfaces
 
 _NEAR = ("PIX", "PXB", "PHB", "NODE", "SYS")  # distances of `nvidia-smi topo -m`, nearest first
@@ -80,15 +92,11 @@ class _Values:
     """Known values of a variable by node, and (node, reason) of the others, also the unreached."""
 
     def __init__(self, name: str, fleet: Fleet, read: Callable[[NodeFacts], Maybe[str]]) -> None:
-        self._name, self.by_node = name, dict[str, str]()
-        unsure: list[tuple[str, str]] = []
-        for node in fleet.nodes:
-            found = Unknown("no answer") if node.unreached is not None else read(node)
-            if isinstance(found, Unknown):
-                unsure.append((node.name, found.reason))
-            else:
-                self.by_node[node.name] = found
-        self.unsure = tuple(unsure)
+        silent = Unknown("no answer")
+        found = {node.name: silent if node.unreached else read(node) for node in fleet.nodes}
+        self._name = name
+        self.by_node = {node: v for node, v in found.items() if not isinstance(v, Unknown)}
+        self.unsure = tuple((n, v.reason) for n, v in found.items() if isinstance(v, Unknown))
 
     def suggest(
         self, value: str | None, reason: str, odd: Mapping[str, str] | None = None
@@ -131,11 +139,11 @@ def _why_these(fabric: Fabric, value: str) -> str:
     layer = "InfiniBand" if taken[0].link_layer == "InfiniBand" else "RoCE"
     text = f"{len(taken)} active {layer} port{'s' * (len(taken) != 1)}"
     text += f" at {', '.join(rates)} Gb/s" if rates else ""
+    others = (port for port in fabric.ports if port not in taken)
     left = [
         f"{port.name} ({port.link_layer if port.is_active else port.state})"
-        for port in fabric.ports
-        if port not in taken
-        and not any(isinstance(v, Unknown) for v in (port.link_layer, port.state))
+        for port in others
+        if len(known((port.link_layer, port.state))) == 2
     ]
     return text + (f"; not {', '.join(left)}" if left else "")
 
@@ -152,16 +160,9 @@ def socket_ifname(fleet: Fleet, addresses: Mapping[str, str]) -> Suggestion:
         return Suggestion(name, None, "all nodes are this machine")
     if fleet.one_machine and len({node.namespaces for node in reached}) == 1:
         return Suggestion(name, None, "all nodes are one machine")
-    own: dict[str, Interface] = {}
-
-    def read(node: NodeFacts) -> Maybe[str]:
-        found = _interface(node, addresses.get(node.name))
-        if isinstance(found, Unknown):
-            return found
-        own[node.name] = found
-        return found.name
-
-    values = _Values(name, fleet, read)
+    found = {node.name: _interface(node, addresses.get(node.name)) for node in fleet.reached}
+    own = {node: one for node, one in found.items() if not isinstance(one, Unknown)}
+    values = _Values(name, fleet, lambda node: then(found[node.name], lambda one: one.name))
     if not own:
         return values.suggest(None, "no node knows which interface carries it")
     subnets = {node: subnet_of(interface) or "?" for node, interface in own.items()}
@@ -176,17 +177,13 @@ def socket_ifname(fleet: Fleet, addresses: Mapping[str, str]) -> Suggestion:
     if len(names) == 1:
         return values.suggest(f"={best}", where, elsewhere)
     every = "=" + ",".join(names)
-    if all(_count(node, every) == 1 for node in fleet.reached if node.name in own):
+    networks = (node.network for node in fleet.reached if node.name in own)
+    if all(len(usable_interfaces(one.interfaces, every)) == 1 for one in known(networks)):
         nodes = {one: [n for n, v in values.by_node.items() if v == one] for one in names}
         who = "; ".join(f"{one} on {', '.join(nodes[one])}" for one in names)
         return values.suggest(every, f"{where}: {who}", elsewhere)
     odd = {node: f"there it is {one}" for node, one in values.by_node.items() if one != best}
     return values.suggest(f"={best}", where, odd)
-
-
-def _count(node: NodeFacts, value: str) -> int:
-    found = node.network.interfaces if isinstance(node.network, Network) else ()
-    return len(usable_interfaces(found, value))
 
 
 def _interface(node: NodeFacts, address: str | None) -> Maybe[Interface]:
@@ -196,10 +193,8 @@ def _interface(node: NodeFacts, address: str | None) -> Maybe[Interface]:
     if node.network.unlisted is not None:
         return node.network.unlisted
     usable = usable_interfaces(node.network.interfaces, None)
-    resolved = node.network.names.get("@", Unknown("not asked"))
-    wanted = [address] if address else []
-    wanted += [] if isinstance(resolved, Unknown) else list(resolved)
-    for one in wanted:
+    resolved = or_none(node.network.names.get("@", NOT_ASKED)) or ()
+    for one in (address, *resolved):
         for interface in usable:
             if one in {text.split("/")[0].split("%")[0] for text in interface.addresses}:
                 return interface
@@ -265,23 +260,22 @@ def _gdr_level(fleet: Fleet) -> Suggestion:
         return _NEAR[max(nearest.values())]
 
     values = _Values("NCCL_NET_GDR_LEVEL", fleet, read)
-    levels = {node: level for node, level in values.by_node.items() if level in _NEAR}
-    no_module = "module nvidia_peermem is not loaded"
-    without = {node: no_module for node, level in values.by_node.items() if level == "peermem"}
-    if without and len(without) == len(values.by_node) and not values.unsure:
+    by_node, no_module = values.by_node, "module nvidia_peermem is not loaded"
+    without = {node: no_module for node, level in by_node.items() if level == "peermem"}
+    if without and len(without) == len(by_node) and not values.unsure:
         return values.suggest(None, no_module)
     if without:
         return values.suggest(None, "not every node has nvidia_peermem", without)
+    levels = [level for level in by_node.values() if level in _NEAR]
     if not levels:
         return values.suggest(None, "it is not known how near GPUs and cards are")
-    worst = max(levels.values(), key=_NEAR.index)
-    next_card = {node: f"a GPU's next card is {level}" for node, level in values.by_node.items()}
+    worst, most = max(levels, key=_NEAR.index), _most(by_node)
+    next_card = {node: f"a GPU's next card is {level}" for node, level in by_node.items()}
     if worst not in ("PIX", "PXB"):
-        far = {node: words for node, words in next_card.items() if levels.get(node) == worst}
-        odd = far if len(far) < len(values.by_node) else None
+        far = {node: words for node, words in next_card.items() if by_node[node] == worst}
+        odd = far if len(far) < len(by_node) else None
         return values.suggest(None, f"a GPU's next card is {worst}: NCCL decides", odd)
-    most = _most(values.by_node)
-    odd = {node: words for node, words in next_card.items() if values.by_node[node] != most}
+    odd = {node: words for node, words in next_card.items() if by_node[node] != most}
     where = "on its own PCIe switch" if worst == "PIX" else "behind PCIe switches"
     return values.suggest(worst, f"every GPU has a card {where}", odd)
 
@@ -304,24 +298,20 @@ def _gid_index(fleet: Fleet, hca: str) -> Iterator[Suggestion]:
     if everywhere:
         yield Suggestion(name, str(everywhere[-1]), "RoCE v2 over IPv4 on every port taken")
         return
-    tables: dict[str, str] = {}
+    tables: defaultdict[str, list[str]] = defaultdict(list)
     for (node, port), have in zip(ports, fits, strict=True):
-        words = f"{port.name} has {', '.join(map(str, sorted(have))) or 'none'}"
-        tables[node] = f"{tables[node]}, {words}" if node in tables else words
-    odd = tables.items() if len(set(tables.values())) > 1 else ()
+        tables[node].append(f"{port.name} has {', '.join(map(str, sorted(have))) or 'none'}")
+    odd = tuple((node, ", ".join(words)) for node, words in tables.items())
     why = "no index is RoCE v2 over IPv4 on every port; NCCL from 2.21 on finds one itself"
-    yield Suggestion(name, None, why, tuple(odd))
+    yield Suggestion(name, None, why, odd if len({words for _, words in odd}) > 1 else ())
 
 
 def _is_ipv4(gid: Gid) -> bool:
     """A RoCE v2 entry whose address is an IPv4 one, which routes as the nodes' network does."""
-    if gid.type != "RoCE v2":
-        return False
     try:
-        address = ipaddress.ip_address(gid.gid)
+        return gid.type == "RoCE v2" and ipaddress.IPv6Address(gid.gid).ipv4_mapped is not None
     except ValueError:
         return False
-    return isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None
 
 
 def _threads(fleet: Fleet, slots: Mapping[str, int]) -> Suggestion:
@@ -330,11 +320,7 @@ def _threads(fleet: Fleet, slots: Mapping[str, int]) -> Suggestion:
     if fleet.device != "cuda":
         return Suggestion(name, "1", "ranks on CPU: more threads than cores are slower")
 
-    def read(node: NodeFacts) -> Maybe[str]:
-        count = node.machine if isinstance(node.machine, Unknown) else node.machine.cpus
-        return count if isinstance(count, Unknown) else str(count)
-
-    values = _Values(name, fleet, read)
+    values = _Values(name, fleet, lambda node: then(then(node.machine, lambda m: m.cpus), str))
     cpus = {node: int(count) for node, count in values.by_node.items()}
     if not cpus:
         return values.suggest(None, "the number of CPUs of no node is known")
