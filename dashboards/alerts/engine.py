@@ -53,34 +53,31 @@ def after(book: AlertBook, state: State) -> AlertBook:
     ended: list[tuple[Key, Track]] = []
     for rule in rules_of(book):
         breaches = seen[rule.id]
-        for unit in dict.fromkeys(
-            [*breaches, *(unit for id, unit in book.tracks if id == rule.id)]
-        ):
+        tracked = (unit for id, unit in book.tracks if id == rule.id)
+        for unit in dict.fromkeys([*breaches, *tracked]):
             key = (rule.id, unit)
-            before = book.tracks.get(key)
-            if unit in breaches:
-                patience_s = _patience_s(book, rule, breaches[unit], state)
-                track = _over(before, breaches[unit], rule, now_s, passed_s, patience_s)
+            before, breach = book.tracks.get(key), breaches.get(unit)
+            if breach is not None:
+                patience_s = _patience_s(book, rule, breach, state)
+                track = _over(before, breach, rule, now_s, passed_s, patience_s)
             else:
-                assert before is not None
-                track = _not_over(before, rule, passed_s, rule.known(context, unit))
-                if track is None and before.fired_s is not None:
+                track = _not_over(book.tracks[key], rule, passed_s, rule.known(context, unit))
+                if track is None and before is not None and before.fired_s is not None:
                     ended.append((key, before))
             if track is not None:
                 tracks[key] = track
-    history = book.history
-    if ended:
-        gone = folded(ended, _by_id(book), book.mutes, state, cleared_s=now_s)
-        history = (*history, *gone)[-HISTORY:]
-    mutes = book.mutes
-    if any(until_s <= now_s for until_s in mutes.values()):
-        mutes = {key: until_s for key, until_s in mutes.items() if until_s > now_s}
-    memory = keep(context)
-    book = replace(book, history=history, tracks=tracks, mutes=mutes, memory=memory, now_s=now_s)
+    gone = folded(ended, _by_id(book), book.mutes, state, cleared_s=now_s)
+    mutes = {key: until_s for key, until_s in book.mutes.items() if until_s > now_s}
     fired = [item for item in tracks.items() if item[1].fired_s is not None]
-    if fired or book.active:
-        book = replace(book, active=folded(fired, _by_id(book), mutes, state))
-    return book
+    return replace(
+        book,
+        active=folded(fired, _by_id(book), mutes, state),
+        history=(*book.history, *gone)[-HISTORY:],
+        tracks=tracks,
+        mutes=mutes,
+        memory=keep(context),
+        now_s=now_s,
+    )
 
 
 def _see(context: RuleContext, book: AlertBook) -> dict[str, dict[Unit, Breach]]:
@@ -124,13 +121,10 @@ def _over(
     if track is None:
         if not breach.starts:
             return None
-        fired_s = now_s if patience_s <= 0 else None
-        return Track(breach, severity, first_s=now_s, last_s=now_s, fired_s=fired_s)
+        track = Track(breach, severity, first_s=now_s, last_s=now_s, seen=0)
     # Time counts while it was seen to be over, not while nothing was seen.
     over_s = track.over_s + (passed_s if track.seen > 0 else 0.0)
-    fired_s = track.fired_s
-    if fired_s is None and over_s >= patience_s:
-        fired_s = now_s
+    fired_s = now_s if track.fired_s is None and over_s >= patience_s else track.fired_s
     # The worst severity stays until the end; else an alert at the border would come and go.
     worst, known = max(severity, track.severity, key=SEVERITIES.index), track.acknowledged
     first_s = track.first_s
