@@ -18,7 +18,7 @@ from trainer.checkpoint import files as checkpoint
 from trainer.checkpoint.async_saver import Saver
 from trainer.components import TINY_T5, Parts, build_parts, make_tiny_text_encoder
 from trainer.config.load import Config
-from trainer.data.features.cache import Features
+from trainer.data.features.cache import NETWORK_DTYPES, Features
 from trainer.data.features.captions import use_projected
 from trainer.data.features.key import Hashes, key_of, refuse_other, unseen
 from trainer.data.loader.dataset import LoaderOptions
@@ -47,7 +47,6 @@ from trainer.weights.load import load_into, load_weights, read_checkpoint, read_
 _SHARED_WAIT_S = 10.0
 _SHOWN_ROWS = 5
 _LOSS_WEIGHTING = "each microbatch counts once, whatever the number of its clips, as upstream"
-_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 def assemble(
@@ -73,7 +72,7 @@ def assemble(
     if source is None and config.model.from_pretrained is not None:
         _start(config, parts, engine, journal)
     if features is not None:
-        engine.together(lambda: use_projected(features, parts.model, _DTYPES[config.dtype]))
+        engine.together(lambda: use_projected(features, parts.model, NETWORK_DTYPES[config.dtype]))
     model = engine.wrap(parts.model.train(), config)
     schedule = Schedule(engine, config)
     if taken is not None:
@@ -168,7 +167,7 @@ def _parts(
     torch.manual_seed(config.seed)  # the same fresh weights on every rank
     has_weights = source is not None or config.model.from_pretrained is not None
     encoders = (NoVAE(features), NoText(features)) if features is not None else None
-    dtype = _DTYPES[config.dtype]
+    dtype = NETWORK_DTYPES[config.dtype]
     parts = build_parts(config, run_dir, dtype, empty=has_weights, encoders=encoders)
     parts.text.to(engine.device)
     parts.vae.to(engine.device)

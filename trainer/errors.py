@@ -13,6 +13,12 @@ def nearest(name: object, known: Iterable[str], prefix: str = "") -> str | None:
     return f"did you mean {prefix}{near[0]}?" if near else None
 
 
+def one_line(error: BaseException) -> str:
+    """The class of any error and the first line of what it says."""
+    name, lines = type(error).__name__, str(error).strip().splitlines()
+    return f"{name}: {lines[0]}" if lines else name
+
+
 class TrainerError(Exception):
     """An expected failure: the command line prints the sentence and the hint, no traceback."""
 

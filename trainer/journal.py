@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config.load import Config, to_dict
+from trainer.errors import one_line
 from trainer.runlog.output import LOG, RUN
 from trainer.runlog.telemetry import FILE, Event, Record, StepRecord, Writer
 
@@ -143,8 +144,7 @@ class Wandb:
         except ModuleNotFoundError:
             self._fail("W&B is not installed: pip install wandb, or --wandb off")
         except Exception as error:  # noqa: BLE001 - thread boundary: reported once
-            first = (str(error).strip().splitlines() or [""])[0]
-            self._fail(f"W&B failed, the run continues without it: {type(error).__name__}: {first}")
+            self._fail(f"W&B failed, the run continues without it: {one_line(error)}")
 
 
 def wandb_is_stuck() -> bool:

@@ -26,6 +26,7 @@ from trainer.engine.base import Engine
 from trainer.errors import Diverged, TooManyBadSamples, TrainerError
 from trainer.journal import Journal
 from trainer.models.flops import forward_flops
+from trainer.models.vae.interface import to_signed
 from trainer.optim.ema import EMA
 from trainer.optim.lr_schedules import Schedule
 from trainer.runlog.telemetry import PHASES, Clock, StepRecord
@@ -268,9 +269,7 @@ def _encode(run: Run, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
             conditions |= {"y": batch.y, "mask": batch.mask}
         else:
             assert batch.video is not None
-            video = batch.video.to(device, non_blocking=True)
-            if video.dtype == torch.uint8:  # else upstream's own pixels, -1 to 1 already
-                video = video.float() / 127.5 - 1
+            video = to_signed(batch.video.to(device, non_blocking=True))
             z_BCTHW = run.parts.vae.encode(video)
             conditions["y"], conditions["mask"] = run.parts.text.encode(batch.text)
     return z_BCTHW, {

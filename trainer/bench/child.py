@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from trainer.bench.trial import Measured, status_bytes
+from trainer.errors import one_line
 from trainer.models import memory
 
 Progress = Callable[[int, int], None]
@@ -133,8 +134,7 @@ def _child(connection: Connection, work: Work, device: str) -> None:
         outcome = Outcome(Kind.MEASURED, work(lambda done, total: send((done, total))))
     except Exception as error:  # noqa: BLE001 - the boundary: whatever it is becomes the result
         kind = Kind.OUT_OF_MEMORY if memory.is_out_of_memory(error) else Kind.FAILED
-        first = (str(error).strip().splitlines() or [""])[0]
-        outcome = Outcome(kind, reason=f"{type(error).__name__}: {first}".removesuffix(": "))
+        outcome = Outcome(kind, reason=one_line(error))
     with contextlib.suppress(OSError):  # the bench has ended
         send(outcome)
 

@@ -15,6 +15,7 @@ from trainer.allowed_values import choice, number
 from trainer.config.build import Section
 from trainer.models.stdit_config import STDiT3Config
 
+_FEATURE_KEYS = ("load_video_features", "load_text_features", "cached_video", "cached_text")
 _FEATURES = "make features with trainer.data encode and say dataset.features = FOLDER"
 _ATTENTION = "there is one attention and one norm path, chosen by torch"
 
@@ -255,10 +256,7 @@ class Config(Section):
         "optim": "the optimizer is AdamW; its keys are lr, adam_eps, adam_betas, weight_decay",
         "lora_config": "there is no LoRA training",
         "lora_checkpoint": "there is no LoRA training",
-        "load_video_features": _FEATURES,
-        "load_text_features": _FEATURES,
-        "cached_video": _FEATURES,
-        "cached_text": _FEATURES,
+        **dict.fromkeys(_FEATURE_KEYS, _FEATURES),
         "sp_size": "there is no sequence parallelism",
         "plugin_config": "the engines take no free arguments",
         "use_cosine_scheduler": 'say lr_schedule = "cosine"',
@@ -271,10 +269,7 @@ class Config(Section):
     # Values of refused keys that ask for nothing, as the published files write them.
     nothing: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "batch_size": (None,),
-        "load_video_features": (False,),
-        "load_text_features": (False,),
-        "cached_video": (False,),
-        "cached_text": (False,),
+        **dict.fromkeys(_FEATURE_KEYS, (False,)),
         "sp_size": (1,),
         "lora_config": (None,),
         "grad_ckpt_buffer_size": (0,),

@@ -150,15 +150,17 @@ class RectifiedFlow(SchedulerConfig):
         y = torch.cat([y_B1LC, y_null_LC.expand_as(y_B1LC).to(y_B1LC)]) if guided else y_B1LC
         if guided and null_mask is not None and text_mask is not None:
             text_mask = torch.cat([text_mask, null_mask.expand_as(text_mask).to(text_mask)])
-        frames = None
         if frame_mask is not None:
-            noises = noises or _noises(z_BCTHW.shape, generator)
-            frames = _FrameMask(frame_mask, self, iter(noises))
+            active_BT = frame_mask == 1  # starts as noise already
+            drawn = iter(noises or _noises(z_BCTHW.shape, generator))
         for step, t_B in enumerate(times):
             extra: dict[str, Any] = {}
-            if frames is not None:
-                z_BCTHW = frames.enter(z_BCTHW, t_B)
-                extra["x_mask"] = frames.active_BT.repeat(1 + guided, 1)
+            if frame_mask is not None:
+                # Frames whose time has come start from the clean latent, noised to that time.
+                before_BT, active_BT = active_BT, frame_mask * self.num_timesteps >= t_B[:, None]
+                noised = self.add_noise(z_BCTHW, next(drawn).to(z_BCTHW), t_B)
+                z_BCTHW = torch.where(_per_frame(active_BT & ~before_BT), noised, z_BCTHW)
+                extra["x_mask"] = active_BT.repeat(1 + guided, 1)
             if progress is not None:
                 progress(step, z_BCTHW)
             x, t = (torch.cat([z_BCTHW] * 2), torch.cat([t_B] * 2)) if guided else (z_BCTHW, t_B)
@@ -168,7 +170,9 @@ class RectifiedFlow(SchedulerConfig):
                 velocity = without + guidance * (with_text - without)
             dt_B = (t_B - times[step + 1] if step + 1 < steps else t_B) / self.num_timesteps
             moved = z_BCTHW + velocity * dt_B[:, None, None, None, None]
-            z_BCTHW = moved if frames is None else frames.leave(z_BCTHW, moved)
+            if frame_mask is not None:
+                moved = torch.where(_per_frame(active_BT), moved, z_BCTHW)
+            z_BCTHW = moved
         return z_BCTHW
 
     def _sampling_times(
@@ -179,25 +183,6 @@ class RectifiedFlow(SchedulerConfig):
             times = [float(round(t)) for t in times]
         of_clips = (torch.tensor([t] * len(z_BCTHW), device=z_BCTHW.device) for t in times)
         return [self.transform(t_B, z_BCTHW, sizes) for t_B in of_clips]
-
-
-class _FrameMask:
-    """Frames kept or partly kept while the others are sampled; noises are one per step."""
-
-    def __init__(self, ratio_BT: Tensor, flow: RectifiedFlow, noises: Iterator[Tensor]) -> None:
-        self._ratio_BT, self._flow, self._noises = ratio_BT, flow, noises
-        self.active_BT = ratio_BT == 1  # starts as noise already
-
-    def enter(self, z_BCTHW: Tensor, t_B: Tensor) -> Tensor:
-        """Frames whose time has come start from the clean latent, noised to that time."""
-        active_BT = self._ratio_BT * self._flow.num_timesteps >= t_B[:, None]
-        fresh_BT = active_BT & ~self.active_BT
-        self.active_BT = active_BT
-        noised = self._flow.add_noise(z_BCTHW, next(self._noises).to(z_BCTHW), t_B)
-        return torch.where(_per_frame(fresh_BT), noised, z_BCTHW)
-
-    def leave(self, before: Tensor, after: Tensor) -> Tensor:
-        return torch.where(_per_frame(self.active_BT), after, before)
 
 
 def draw_noise(shape: Sequence[int], generator: Generators) -> Tensor:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from trainer.environment import of_import
-from trainer.errors import TrainerError
+from trainer.errors import TrainerError, one_line
 
 T = TypeVar("T")
 _SHOWN = 4  # ranks of one reason that are named
@@ -46,9 +46,7 @@ def in_words(error: Exception) -> TrainerError:
         return missing
     if not isinstance(error, (OSError, MemoryError)):
         traceback.print_exception(error)
-    first = (str(error).strip().splitlines() or [""])[0]
-    name = type(error).__name__
-    return TrainerError(f"{name}: {first}" if first else name)
+    return TrainerError(one_line(error))
 
 
 def common(failures: Sequence[TrainerError | None], prefix: str = "") -> TrainerError | None:
@@ -57,14 +55,14 @@ def common(failures: Sequence[TrainerError | None], prefix: str = "") -> Trainer
     for rank, error in enumerate(failures):
         if error is not None:
             alike.setdefault(str(error).removeprefix(f"rank {rank}: "), []).append(rank)
-    first = next((error for error in failures if error is not None), None)
-    if first is None:
+    if not alike:
         return None
     texts = []
     for text, ranks in alike.items():
         more = f" and {len(ranks) - _SHOWN} more" if len(ranks) > _SHOWN else ""
         who = f"rank {', '.join(map(str, ranks[:_SHOWN]))}{more}: "
         texts.append(text if len(ranks) == len(failures) else who + text)
+    first = next(error for error in failures if error is not None)
     return agreed(first, prefix + "\n".join(texts))
 
 

@@ -59,11 +59,7 @@ def _cos(start: float, end: float, share: float) -> float:
     return end + (start - end) * (1 + math.cos(math.pi * share)) / 2
 
 
-def _straight(start: float, end: float, share: float) -> float:
-    return start + (end - start) * share
-
-
-_ANNEAL = {"cos": _cos, "linear": _straight}
+_ANNEAL = {"cos": _cos, "linear": lambda start, end, share: start + (end - start) * share}
 _RATES: dict[str, Callable[[Any], Rate]] = {
     "linear": _linear,
     "1cycle": _one_cycle,

@@ -18,11 +18,19 @@ _ON_TERMINAL_S, _IN_LOG_S = 0.2, 10.0
 class ProgressLine:
     """Writes to stderr: one line that changes on a terminal, a line every ten seconds elsewhere."""
 
+    _began: float | None = None  # with the first step: loading before it gives no speed
+
     def __init__(self, what: str, quiet: bool = False, stream: TextIO | None = None) -> None:
         self._what, self._quiet, self._stream = what, quiet, stream or sys.stderr
         self._live = self._stream.isatty()
         self._last = time.monotonic()
         self._shown = False
+
+    def seconds(self) -> float:
+        """Since the first call."""
+        now = time.monotonic()
+        self._began = now if self._began is None else self._began
+        return now - self._began
 
     def is_due(self) -> bool:
         """Whether the next `show` will write; the text need not be made otherwise."""
@@ -53,18 +61,14 @@ class ProgressLine:
 class RowProgress(ProgressLine):
     """Of a verb over a file: share, rows, rows a second, time left."""
 
-    def __init__(self, what: str, quiet: bool = False, stream: TextIO | None = None) -> None:
-        super().__init__(what, quiet, stream)
-        self._began = self._last
-        # Share and rows when this process began: earlier work gives no speed.
-        self._first: tuple[float, int] | None = None
+    _first: tuple[float, int] | None = None  # share and rows when this process began
 
     def at(self, share: float, rows: int, extra: str = "") -> None:
         """`share` of the input is done (0 to 1), `rows` of it are through."""
-        self._first = self._first or (share, rows)
+        seconds, self._first = self.seconds(), self._first or (share, rows)
         if not self.is_due():
             return
-        seconds, done = time.monotonic() - self._began, share - self._first[0]
+        done = share - self._first[0]
         rate = (rows - self._first[1]) / seconds if seconds > 0 else 0.0
         left = "no end seen"
         if done > 0 and seconds > 0:
@@ -75,26 +79,21 @@ class RowProgress(ProgressLine):
 class StepProgress(ProgressLine):
     """Of steps that take about equally long: which of how many, time left."""
 
-    _began: float | None = None  # with the first step: loading before it gives no speed
-
     def __call__(self, done: int, total: int) -> None:
         """Step `done` (from 0) begins."""
-        now = time.monotonic()
-        self._began = now if self._began is None else self._began
+        seconds = self.seconds()
         if self.is_due():
-            left = f", {clock((now - self._began) / done * (total - done))} left" if done else ""
+            left = f", {clock(seconds / done * (total - done))} left" if done else ""
             self.show(f"step {done + 1} of {total}{left}")
 
 
 class ByteProgress(ProgressLine):
     """Of a file being written: bytes and their speed."""
 
-    _began = 0.0
-
     def __call__(self, done: int, total: int) -> None:
-        self._began = self._began or time.monotonic() - 1e-3  # with the first part written
+        seconds = self.seconds()
         if self.is_due():
-            speed = done / (time.monotonic() - self._began)
+            speed = done / max(seconds, 1e-3)
             done_mb, total_mb, speed_mb = (f"{size / 1e6:,.0f}" for size in (done, total, speed))
             self.show(f"{done_mb} of {total_mb} MB, {speed_mb} MB/s")
 
