@@ -101,9 +101,8 @@ def place_references(
     align: int,
     where: str,
 ) -> tuple[Tensor, Tensor]:
-    """Latent noise with its references, and each frame's edit ratio [T] (1: made from noise).
-    Cuts a group at the end of reference or clip, as upstream. Raises ConfigError for a start
-    outside."""
+    """Latent noise with its references, and each frame's edit ratio [T] (1: made from noise). Cuts
+    a group at the end of reference or clip. Raises ConfigError for a start outside."""
     z_CTHW = z_CTHW.clone()
     total = z_CTHW.shape[1]
     edit_T = torch.ones(total, device=z_CTHW.device)

@@ -47,8 +47,7 @@ def state_of(path: Path, identity: str) -> State:
 def write(
     path: Path, frames_THW3: NDArray[np.uint8], fps: float, identity: str, title: str, upscale: int
 ) -> None:
-    """An mp4, or of one frame a png if the path says so, with its request and prompt in the head.
-    Makes the folder. Raises VideoError."""
+    """An mp4, or a png if the path says so, with request and prompt inside. Raises VideoError."""
     tags = {"comment": _MARK + identity, "title": title}
     with as_one_sentence(path):
         path.parent.mkdir(parents=True, exist_ok=True)

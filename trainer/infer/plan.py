@@ -102,9 +102,8 @@ class Plan:
 def prepare(
     config: Config, checkpoint: Path | str, prompts: Sequence[str], options: Options
 ) -> Plan:
-    """Check everything that can be checked without loading the model. `checkpoint` is one, a run
-    directory (its newest is taken), or any source of weights. Raises ConfigError and
-    CheckpointError."""
+    """Check what can be checked without loading the model. `checkpoint` is one, a run directory or
+    any source of weights. Raises ConfigError and CheckpointError."""
     settings = settings_of(config)
     parsed = parse_prompts(prompts, options.reference_path, options.mask_strategy)
     chosen = parsed[options.start_index : options.end_index]

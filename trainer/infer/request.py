@@ -59,8 +59,7 @@ class Job:
 
 
 def settings_of(config: Config) -> Settings:
-    """The config's `sample` section filled from its other sections. Raises ConfigError when the
-    size of the videos is not set or the numbers do not fit."""
+    """`sample` filled from the config's other sections. Raises ConfigError."""
     sample, flow = config.sample, config.scheduler
     require_allowed(type(sample), vars(sample), lambda name: f"sample.{name}")
     size = sample.image_size
@@ -110,8 +109,7 @@ def plan_jobs(
     *,
     named_by_prompt: bool = False,
 ) -> list[Job]:
-    """Every video in order: samples of a prompt together. Names are upstream's. Raises ConfigError
-    when two videos would have one name."""
+    """Every video in order. Raises ConfigError when two would have one name."""
     suffix = ".png" if settings.num_frames == 1 else ".mp4"
     jobs, taken = [], set()
     for prompt in prompts:

@@ -71,8 +71,7 @@ def _report_cut(text: TextEncoder, jobs: Sequence[Job]) -> None:
         return any(len(ids) > text.max_length for ids in tokens)
 
     prompts = {job.prompt.index: job.prompt for job in jobs}
-    cut = list(filter(is_cut, prompts.values()))
-    if cut:
+    if cut := list(filter(is_cut, prompts.values())):
         LOG.info(
             f"{len(cut)} prompts are longer than the {text.max_length} tokens that the model reads "
             f"and are cut there; the first is {cut[0].where}"

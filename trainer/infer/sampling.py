@@ -28,9 +28,8 @@ _LESS = "a smaller --batch-size, --num-frames or --resolution needs less"
 def generator_of(
     seed: int, index: int, sample: int = 0, loop: int = 0, what: str = ""
 ) -> torch.Generator:
-    """The random numbers of one clip: a function of the seed, the prompt's place and the sample. So
-    a video does not change with the batch size, the number of ranks or the prompts around it, and
-    the same prompt twice, or a second sample of it, is another video."""
+    """The random numbers of one clip: a function of the seed, the prompt's place and the sample,
+    not of batch size, number of ranks or the prompts around it."""
     more = (f"sample{sample}" if sample else "", f"loop{loop}" if loop else "", what)
     text = "/".join([str(seed), str(index), *filter(None, more)])
     digest = hashlib.sha256(text.encode()).digest()
@@ -70,8 +69,7 @@ class Sampler:
     def videos(
         self, jobs: Sequence[Job], progress: Progress = lambda done, total: None
     ) -> Iterator[tuple[Job, NDArray[np.uint8]]]:
-        """Each job with its RGB frames [T, H, W, 3], in order. Raises ConfigError for a condition
-        that does not fit and OutOfMemory."""
+        """Each job with its RGB frames [T, H, W, 3]. Raises ConfigError and OutOfMemory."""
         self.parts.model.eval()
         settings, done = self.settings, 0
         size = settings.batch_size

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from trainer.errors import ConfigError
-
-if TYPE_CHECKING:
-    from trainer.models.stdit_config import STDiT3Config
+from trainer.models.stdit_config import STDiT3Config
 
 # B batch · T frames · S places of a frame · L text tokens · D width · N heads
 _UNITS = {"mb": 10**6, "gb": 10**9}

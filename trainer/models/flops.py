@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from trainer.models.stdit_config import STDiT3Config
+from trainer.models.stdit_config import STDiT3Config
 
 # B clips · T frames, S places of the token grid · N = T*S tokens of a clip · L text tokens
 # D width

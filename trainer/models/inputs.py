@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from trainer.errors import ModelInputError
-
-if TYPE_CHECKING:
-    from trainer.models.stdit_config import STDiT3Config
+from trainer.models.stdit_config import STDiT3Config
 
 # B batch · C channels · T,H,W latent frames, height, width
 # L text tokens · K tokens of all captions

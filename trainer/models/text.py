@@ -60,16 +60,8 @@ class TextEncoder:
 
     @torch.no_grad()
     def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Features [B, 1, L, C] in the encoder's dtype and mask int64 [B, L], 1 = real token. L is
-        `max_length`; longer captions are cut. The encoder reads up to the longest caption; features
-        of padding are 0 (upstream masks them). Raises ValueError for what is not text."""
-        for index, text in enumerate(texts):
-            if not isinstance(text, str):
-                raise ValueError(f"caption {index} is {type(text).__name__}, not text: {text!r}")
-        if not texts:
-            shape = (0, 1, self.max_length, self.channels)
-            features = torch.zeros(shape, dtype=self.model.dtype, device=self.model.device)
-            return features, features.new_zeros(0, self.max_length, dtype=torch.int64)
+        """Features [B, 1, L, C] in the encoder's dtype, 0 of padding, and mask int64 [B, L], 1 =
+        real token. L is `max_length`: longer captions are cut."""
         tokens = self.tokenizer(
             list(texts),
             max_length=self.max_length,

@@ -84,7 +84,13 @@ def _folder(folder: Path) -> Source:
             return _indexed(indexes[0])
     for suffix in SUFFIXES:
         if files := _of_weights(folder, suffix):
-            return _loose(folder, suffix, files)
+            one_set = suffix == ".safetensors" or all(_SHARD.search(file.stem) for file in files)
+            if len(files) > 1 and not one_set:
+                raise CheckpointError(
+                    f"{folder} holds {len(files)} files of weights",
+                    hint=f"say which: {', '.join(file.name for file in files[:6])}",
+                )
+            return Source(folder, f"{suffix[1:]} folder", tuple(files), config=_config(folder))
     inside = sorted(path.name for path in folder.glob("epoch*-global_step*"))
     raise CheckpointError(
         f"{folder} has no file of weights ({', '.join(SUFFIXES)})",
@@ -113,16 +119,6 @@ def _checkpoint(folder: Path) -> Source:
     elif single:
         average = Source(single[0], "average of Open-Sora", (single[0],))
     return replace(inner, path=folder, layout=f"checkpoint of {whose}", average=average)
-
-
-def _loose(folder: Path, suffix: str, files: list[Path]) -> Source:
-    one_set = suffix == ".safetensors" or all(_SHARD.search(file.stem) for file in files)
-    if len(files) > 1 and not one_set:
-        raise CheckpointError(
-            f"{folder} holds {len(files)} files of weights",
-            hint=f"say which: {', '.join(file.name for file in files[:6])}",
-        )
-    return Source(folder, f"{suffix[1:]} folder", tuple(files), config=_config(folder))
 
 
 def _indexed(index: Path) -> Source:

@@ -96,7 +96,13 @@ def _shape_of(piece: Any) -> Tensor:
 
 
 def _pickled(path: Path, size: int, head: bytes, shapes_only: bool) -> dict[str, Tensor]:
-    _require_safe_torch(path)
+    known = re.match(r"(\d+)\.(\d+)", torch.__version__)
+    if known is None or (int(known[1]), int(known[2])) < SAFE_TORCH:
+        raise CheckpointError(
+            f"{path} is a pickle, and torch {torch.__version__} can be made to run code by one: "
+            f"{SAFE_TORCH[0]}.{SAFE_TORCH[1]} or newer is needed",
+            hint="install a newer torch, or get the .safetensors file",
+        )
     try:
         zipped = zipfile.is_zipfile(path)
     except zipfile.BadZipFile as error:
@@ -123,16 +129,6 @@ def _pickled(path: Path, size: int, head: bytes, shapes_only: bool) -> dict[str,
         why = f"it is cut off or damaged: {_first_line(error)}"
         raise _damaged(f"{path} cannot be read, {why}") from None
     return _unwrapped(path, found)
-
-
-def _require_safe_torch(path: Path) -> None:
-    found = re.match(r"(\d+)\.(\d+)", torch.__version__)
-    if found is None or (int(found[1]), int(found[2])) < SAFE_TORCH:
-        raise CheckpointError(
-            f"{path} is a pickle, and torch {torch.__version__} can be made to run code by one: "
-            f"{SAFE_TORCH[0]}.{SAFE_TORCH[1]} or newer is needed",
-            hint="install a newer torch, or get the .safetensors file",
-        )
 
 
 def _first_line(error: BaseException) -> str:

@@ -117,9 +117,8 @@ class Shards:
     def window(
         self, clip_id: int, height: int, width: int, window: int, start: int, interval: int
     ) -> tuple[Tensor, float] | None:
-        """Latent [P, C, Z, h, w] of `window` frames, as stored, and the file's frame rate. It
-        begins at the grid's place for `start` (see Grid.window). None when the clip is missing.
-        Raises FeaturesError naming a damaged shard."""
+        """Latent [P, C, Z, h, w] of `window` frames from Grid.window's place on, as stored, and the
+        frame rate; None where the clip is missing. Raises FeaturesError naming a damaged shard."""
         features, grid = self._features, self._features.grid
         lengths = grid.lengths(window)  # whole chunks first
         ids: Keys = np.full(len(lengths), clip_id, np.uint64)

@@ -90,12 +90,6 @@ def load_embedder(config: Config, channels: int, dtype: torch.dtype) -> CaptionE
     return embedder.to(dtype).requires_grad_(False)
 
 
-def model_width(config: Config) -> int:
-    """Channels of a caption behind the embedder."""
-    with torch.device("meta"):
-        return build_stdit(config.model.type, **config.model.options).config.hidden_size
-
-
 def embedder_hash(embedder: nn.Module, dtype: torch.dtype) -> str:
     """SHA-256 of its weights as the model computes with them, whatever dtype stores them."""
     digest = hashlib.sha256()

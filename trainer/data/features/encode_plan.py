@@ -22,6 +22,7 @@ from trainer.data.features.units import Grid, Units, cut, find_units, frames_of,
 from trainer.data.manifest.manifest import Manifest
 from trainer.data.plan.buckets import Buckets
 from trainer.data.plan.data_plan import content_ids
+from trainer.models.stdit_config import PRESETS, STDiT3Config
 
 _BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 _TEXT_DTYPES = {"bf16": "BF16", "fp32": "F32"}
@@ -155,9 +156,8 @@ def shapes_of(config: Config, options: Options) -> dict[str, Any]:
     is_tiny = text.type == "tiny_t5"
     channels = stored = text.d_model if is_tiny else encoder_width(text.from_pretrained)
     if options.caption_embedder:
-        from trainer.data.features.captions import model_width
-
-        stored = model_width(config)
+        model = {**PRESETS[config.model.type], **config.model.options}
+        stored = STDiT3Config(**model).hidden_size
     return {
         "grid": grid,
         "encoder_channels": channels,

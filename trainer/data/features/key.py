@@ -6,6 +6,7 @@ A cache is used only by a run whose own key is the same; a difference is reporte
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,21 +49,16 @@ class Hashes:
 
 
 def key_of(config: Config, text_folder: Path | None, hashes: Hashes) -> dict[str, Any]:
-    """The key of a config's features, without how latents are stored (`latents`). `text_folder` is
-    that of a tiny_t5, which is no path of the config; None where there is none yet. The hash of
-    weights that are not on this machine is None."""
+    """The key of a config's features, but for `latents`. `text_folder` is that of a tiny_t5, which
+    no config names. The hash of weights that are not on this machine is None."""
     vae, text, data = config.vae, config.text_encoder, config.dataset
     own: dict[str, Any] = {"type": vae.type}
     if vae.type == "identity":
         own["channels"] = vae.channels
     else:
-        own |= {
-            "from_pretrained": vae.from_pretrained,
-            "weights": hashes.of(_vae_files(vae.from_pretrained)),
-            "micro_frame_size": vae.micro_frame_size,
-            "scale": None if vae.scale is None else list(vae.scale),
-            "shift": None if vae.shift is None else list(vae.shift),
-        }
+        files = _vae_files(vae.from_pretrained)
+        own |= {"from_pretrained": vae.from_pretrained, "weights": hashes.of(files)}
+        own |= {name: getattr(vae, name) for name in ("micro_frame_size", "scale", "shift")}
     words: dict[str, Any] = {"type": text.type, "model_max_length": text.model_max_length}
     if text.type == "tiny_t5":
         settings = ("d_model", "num_layers", "initializer_factor")
@@ -71,13 +67,9 @@ def key_of(config: Config, text_folder: Path | None, hashes: Hashes) -> dict[str
         words["from_pretrained"] = text.from_pretrained
         text_folder = _local(text.from_pretrained)
     words["weights"] = hashes.of(_text_files(text_folder))
-    frames = ("frame_interval", "resize", "transform_name")
-    return {
-        "vae": own,
-        "text": words,
-        "dtype": config.dtype,
-        "frames": {name: getattr(data, name) for name in frames},
-    }
+    frames = {name: getattr(data, name) for name in ("frame_interval", "resize", "transform_name")}
+    key = {"vae": own, "text": words, "dtype": config.dtype, "frames": frames}
+    return json.loads(json.dumps(key))  # as it is read from a cache: lists, not tuples
 
 
 def difference(cache: Mapping[str, Any], run: Mapping[str, Any]) -> str | None:

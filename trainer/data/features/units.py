@@ -67,9 +67,8 @@ class Grid:
         return (frames - length) // self.step(length) + 1 if frames >= length else 0
 
     def window(self, start: int, interval: int, window: int, frames: int) -> int:
-        """The chunk where a window begins that on-the-fly training would begin at frame `start`.
-        The grid's last place at or before it; in clips of which only the first `frames` frames (of
-        every `interval`-th) are there, counted around their end."""
+        """The chunk where a window begins that training without a cache begins at frame `start`:
+        the grid's last place before it, counted around in clips that have only `frames` frames."""
         step = self.step(window)
         places = (frames - window) // step + 1
         return start // (interval * step) % max(1, places)

@@ -71,9 +71,8 @@ class LoaderOptions:
 
 
 class Worker:
-    """Makes batches on a thread, in the order of the tasks. The thread calls `make(task, pin=...)`,
-    and `end()` as its last act; `abort()`, from another thread, makes a `make` that is under way
-    return."""
+    """Makes batches on a thread, in order: calls `make(task, pin=...)`, and `end()` as its last
+    act. `abort()`, from another thread, makes a `make` that is under way return."""
 
     def __init__(
         self,
@@ -130,8 +129,7 @@ class Worker:
 @dataclass(eq=False)
 class Loader:
     """Batches of one rank. Iterating gives the rest of the cursor's epoch; again, the next epoch.
-    Workers and what they decoded ahead live on between epochs. `cursor` stands after the last batch
-    given out: prefetched ones do not count. `len()` is the number of batches left in the epoch."""
+    `cursor` stands after the last batch given out; `len()` batches are left in its epoch."""
 
     plan: DataPlan
     cursor: Cursor
@@ -176,9 +174,8 @@ class Loader:
         self._left = self._batches(self.cursor)
 
     def next_place(self, epochs: int | None = None) -> Cursor | None:
-        """Where the next step begins; None when no epoch before number `epochs` has one. An epoch
-        may have no step by chance, or because it has fewer microbatches left than ranks. Raises
-        TooFewClips when it is not chance, on all ranks alike."""
+        """Where the next step begins; None when no epoch before number `epochs` has one, by chance
+        or with few microbatches left. Raises TooFewClips, on all ranks, when it is not chance."""
         cursor = self.cursor
         for _ in range(_EMPTY):
             if epochs is not None and cursor.epoch >= epochs:
@@ -190,8 +187,8 @@ class Loader:
         count = max(0, len(self.plan.epoch(here.epoch)) - here.consumed)
         error = TooFewClips(
             f"epoch {here.epoch} has {count} microbatches{' left' if here.consumed else ''}, "
-            f"{self.world} ranks need {need} for a step, "
-            f"and none of the next {_EMPTY} epochs has as many",
+            f"{self.world} ranks need {need} for a step, and none of the next {_EMPTY} epochs has "
+            "as many",
             hint="smaller batch sizes in bucket_config, fewer ranks or accumulation_steps, "
             "or more clips",
         )
@@ -199,8 +196,7 @@ class Loader:
         raise error
 
     def stand_in(self) -> Batch:
-        """A batch of one black clip in the shape of the next batch; nothing is read for it. With it
-        a rank that has no data can go through the collectives of its last step."""
+        """A batch of one black clip in the next batch's shape, for a rank without data."""
         cursor = self.next_place() or self.cursor
         cells = self.plan.epoch(cursor.epoch).cells
         index = min(cursor.consumed + self.rank, len(cells) - 1)

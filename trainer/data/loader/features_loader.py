@@ -129,8 +129,7 @@ def _captions(clips: list[Clip], features: Features, shards: Shards) -> tuple[Te
 
 
 def latents_of(stored_BPCZHW: Tensor) -> Tensor:
-    """Latent fp32 [B, C, Z, h, w]: a draw of each posterior where there are two numbers. Draws from
-    torch's own generator of the tensor's device."""
+    """Latent fp32 [B, C, Z, h, w]: a draw, by torch's own generator, of two numbers."""
     values = stored_BPCZHW.float()
     if values.shape[1] == 1:
         return values[:, 0]

@@ -109,9 +109,8 @@ def make_task(plan: DataPlan, epoch: int, index: int, resize: str = "bilinear") 
 
 
 def assemble(task: Task, decoder: Decoder, timeout_s: float, pin: bool = False) -> Batch:
-    """Decode a task. Clips that fail are replaced from the spares, in their order. `pin` puts the
-    pixels into page-locked memory. Raises TooManyBadSamples with the list when nothing is left as a
-    replacement or `timeout_s` is over, and DecoderBroken."""
+    """Decode a task, with `pin` into page-locked memory; clips that fail are replaced from the
+    spares. Raises TooManyBadSamples when none is left or `timeout_s` is over, and DecoderBroken."""
     bucket = task.bucket
     shape = (3, bucket.frames, bucket.height, bucket.width)
     size = (bucket.frames, task.interval, bucket.height, bucket.width)

@@ -113,8 +113,7 @@ class Buckets:
         return hashlib.sha256(json.dumps(self.canonical, sort_keys=True).encode()).hexdigest()
 
     def assign(self, manifest: Manifest, seed: int, epoch: int, frame_interval: int = 1) -> Cells:
-        """Cell of each row [N], -1 for a clip that is left out this epoch. A pure function of the
-        manifest's num_frames, height and width, of seed and epoch."""
+        """Cell of each row [N], -1 for one that is left out: of its sizes, seed and epoch."""
         chosen = np.empty(len(manifest), np.int32)
         for start in range(0, len(manifest), _BLOCK):
             part = slice(start, start + _BLOCK)

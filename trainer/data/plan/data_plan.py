@@ -66,8 +66,7 @@ class EpochPlan:
         return np.concatenate(orders)[np.repeat(starts, sizes) + within]
 
     def left_out(self, clips: int, each: int) -> dict[str, int]:
-        """How many of a data set's `clips` this epoch does not train on, by reason. `each` is the
-        number of microbatches in an optimizer step."""
+        """How many of `clips` this epoch does not train on, by reason, in steps of `each`."""
         in_buckets = sum(map(len, self.cell_orders.values()))
         return {
             "in no bucket of this epoch": clips - in_buckets,

@@ -73,9 +73,8 @@ class _CannotSeek(Exception):
 
 
 def read_window(path: str, window: Window, out_CTHW: NDArray[Any]) -> float:
-    """Fill `out_CTHW` [3, frames, height, width] of `window.dtype` with RGB; return its rate. The
-    rate is in frames a second, 0 if unknown. Raises ClipError for a file that cannot be opened, has
-    no video, has damaged frames in the window or fewer frames than expected."""
+    """Fill `out_CTHW` [3, frames, height, width] with RGB; return frames a second, 0 if unknown.
+    Raises ClipError for what is no video, damaged in the window or shorter than expected."""
     check_regular(path)
     try:
         if window.resize == "torch":

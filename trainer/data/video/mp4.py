@@ -90,8 +90,7 @@ def read_mp4(path: Path) -> NDArray[np.uint8]:
 
 
 def read_tags(path: Path) -> dict[str, str]:
-    """The tags of `write_mp4` and those of the muxer; reads the head of the file only. Raises
-    FileNotFoundError, and ValueError for a file that is not a complete video."""
+    """The tags of `write_mp4` and the muxer. Raises OSError; ValueError for no whole video."""
     _check_whole(path)
     with _opened(path) as container:
         return dict(container.metadata)

@@ -60,42 +60,37 @@ class SpatialVAE(nn.Module):
 
     def moments(self, x_NCHW: Tensor, budget: MemoryBudget) -> Tensor:
         """Mean and log-variance of each image's latent, [N, 2 latent_channels, H//8, W//8]."""
+        # At full size a block holds its input, the normalised one, its result and workspace.
+        layer = self.settings.block_out_channels[0] * x_NCHW[0, 0].numel()
 
         def network(x: Tensor) -> Tensor:
-            return self.module.encode(x.to(self._dtype)).latent_dist.parameters
+            return self.module.encode(x).latent_dist.parameters
 
-        # At full size a block holds its input, the normalised one, its result and workspace.
-        channels, pixels = self.settings.block_out_channels[0], x_NCHW[0, 0].numel()
-        return self._over(network, Strips.moments, x_NCHW, channels, pixels, budget)
+        return self._over(network, Strips.moments, x_NCHW, layer, budget)
 
     def decode(self, z_NCHW: Tensor, budget: MemoryBudget) -> Tensor:
         """[N, 3, 8 H, 8 W] in -1..1, about."""
-
-        def network(z: Tensor) -> Tensor:
-            return self.module.decode(z.to(self._dtype)).sample
-
         # The last stage's first block has the channels of the stage before it.
-        channels = self.settings.block_out_channels[1]
         pixels = z_NCHW[0, 0].numel() * self.settings.factor**2
-        return self._over(network, Strips.decode, z_NCHW, channels, pixels, budget)
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        return self.module.encoder.conv_in.weight.dtype
+        layer = self.settings.block_out_channels[1] * pixels
+        return self._over(
+            lambda z: self.module.decode(z).sample, Strips.decode, z_NCHW, layer, budget
+        )
 
     def _over(
         self,
         network: Network,
         in_strips: Callable[[Strips, Tensor], Tensor],
         x_NCHW: Tensor,
-        channels: int,
-        pixels: int,
+        layer: int,
         budget: MemoryBudget,
     ) -> Tensor:
-        layer_bytes, device = channels * pixels * self._dtype.itemsize, x_NCHW.device
-        if LAYERS_AT_ONCE * layer_bytes <= budget.bytes(device):
+        """Through all at once or in strips; `layer` values of an image are at full size."""
+        dtype, device = self.module.encoder.conv_in.weight.dtype, x_NCHW.device
+        layer_bytes, each = layer * dtype.itemsize, LAYERS_AT_ONCE * layer * dtype.itemsize
+        if each <= budget.bytes(device):
             try:
-                return in_batches(network, x_NCHW, LAYERS_AT_ONCE * layer_bytes, budget)
+                return in_batches(lambda x: network(x.to(dtype)), x_NCHW, each, budget)
             except OutOfMemory:
                 pass  # one image alone was too much, and `budget` is half of that now
         while True:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -165,10 +166,8 @@ class TemporalVAE(nn.Module):
         stage at full length, five times: input, normalised, padded, result, workspace."""
         length = frames + -frames % self.settings.factor
         stages, halvings = self.settings.widths, self.settings.temporal_downsample
-        encode = decode = 0
-        for i, width in enumerate(stages):
-            shrunk = length // 2 ** sum(halvings[:i])
-            encode = max(encode, width * shrunk)
-            wider = stages[i + 1] if i + 1 < len(stages) else width
-            decode = max(decode, max(wider, width) * shrunk)
+        lengths = [length // 2 ** sum(halvings[:i]) for i in range(len(stages))]
+        entered = [max(pair) for pair in pairwise([*stages, 0])]  # by the stage before, in decoding
+        encode = max(width * size for width, size in zip(stages, lengths, strict=True))
+        decode = max(width * size for width, size in zip(entered, lengths, strict=True))
         return 5 * encode * element_bytes, 5 * decode * element_bytes
