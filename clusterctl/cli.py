@@ -88,11 +88,8 @@ def group() -> None:
 
 
 def main(args: list[str] | None = None) -> NoReturn:
-    """Run the command line and exit with a code of the table.
-
-    Plans, logs, reports and recordings are for this user alone, unless an option says more.
-    """
-    os.umask(0o077)
+    """Run the command line and exit with a code of the table."""
+    os.umask(0o077)  # plans, logs, reports and recordings are for this user alone
     _prepare_streams()
     code = run(sys.argv[1:] if args is None else args)
     try:

@@ -265,10 +265,7 @@ def is_loopback(node: Node) -> bool:
 def select(
     nodes: Sequence[Node], only: str | None = None, without: str | None = None
 ) -> list[Node]:
-    """Nodes kept by `-w only` and `-x without`, in the hostfile's order.
-
-    Raises `HostfileError` for a name that the hostfile does not have, or when nothing is left.
-    """
+    """Nodes kept by `-w only` and `-x without`. Raises `HostfileError`, also when none is left."""
     known = {node.name for node in nodes}
     kept = list(nodes)
     for flag, text in (("-w", only), ("-x", without)):

@@ -78,10 +78,7 @@ class Output:
         right: Sequence[str] = (),
         width: int | None = None,
     ) -> None:
-        """Aligned columns without boxes, the same on a terminal and in a pipe; `right` are numbers.
-
-        With `width` lines are cut there, so that a page keeps its height.
-        """
+        """Aligned columns; `right` are numbers. With `width` lines are cut there, for a page."""
         lines = [[Cell(name, "bold") for name in columns]]
         lines += [[_cell(cell) for cell in row] for row in rows]
         widths = [max(len(cell.text) for cell in column) for column in zip(*lines, strict=True)]
@@ -139,7 +136,7 @@ class Output:
     def sweep(
         self, fanout: Fanout[T], total: int, text: Callable[[int], str] | None = None
     ) -> Iterator[NodeResult[T]]:
-        """Pass results on as they arrive, with a line on a terminal: the nodes that are waited for.
+        """Pass results on as they arrive, with a line on a terminal: the nodes waited for.
 
         `text` gives another line for the number of results so far.
         """

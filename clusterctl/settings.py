@@ -75,10 +75,7 @@ def flag(*words: str) -> Option:
 def with_options(
     *options: Option, prepare: Callable[[Values], None] | None = None
 ) -> Callable[[Command], Command]:
-    """A decorator that gives a command these click options, in this order of its help.
-
-    `prepare` changes their values before the command gets them.
-    """
+    """Give a command these options, in the order of its help; `prepare` changes their values."""
 
     def decorate(function: Command) -> Command:
         @functools.wraps(function)

@@ -55,10 +55,7 @@ def command(settings: Settings, output: Output, device: str) -> int:
 
 
 def quote(value: str) -> str:
-    """A word for any shell.
-
-    shlex.quote leaves a `=` at the start bare, and zsh then looks for a program.
-    """
+    """A word for any shell: shlex.quote leaves a `=` at the start bare, which zsh expands."""
     if re.fullmatch(r"[A-Za-z0-9_.]+", value):
         return value
     return "'" + value.replace("'", "'\"'\"'") + "'"

@@ -165,11 +165,7 @@ class PayloadStream:
         self.channel.write(json.dumps(message).encode() + b"\n")
 
     def receive(self, timeout_s: float) -> dict[str, Any] | None:
-        """Next line, of the verb's shape; None after `timeout_s` without one.
-
-        Raises `EOFError` when the payload has ended, `TransportError` without a connection or for
-        another shape (phase parse).
-        """
+        """Next line, of the verb's shape (else phase parse); otherwise as `Stream.read_line`."""
         line = self.channel.read_line(timeout_s)
         return None if line is None else read_line(self._name, line)
 

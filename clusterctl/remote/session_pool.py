@@ -278,5 +278,5 @@ def _misfit(order: Mapping[str, Any], answer: Mapping[str, Any]) -> str | None:
 
 
 def _missing(task: str, answer: Mapping[str, Any]) -> str | None:
-    missing = [name for name in _NEEDED.get(task, ()) if name not in answer]
-    return f"{missing[0]} should be there" if missing else None
+    missing = (name for name in _NEEDED.get(task, ()) if name not in answer)
+    return next((f"{name} should be there" for name in missing), None)

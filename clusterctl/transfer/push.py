@@ -43,10 +43,7 @@ class Plan:
 
 
 def make_plan(source: Path, dest: str) -> Plan:
-    """Look at `source` and settle the destination: its full name, or a folder when it ends in /.
-
-    Raises `UsageError` for what cannot be pushed.
-    """
+    """`dest` is the full name, or a folder when it ends in /. Raises `UsageError`."""
     source = source.expanduser().absolute()
     if dest.endswith("/"):
         dest += source.name
@@ -89,10 +86,7 @@ class Parcel:
 
 @contextmanager
 def packed(plan: Plan) -> Iterator[Parcel]:
-    """The parcel of a plan; a folder's archive lies in a temporary file meanwhile.
-
-    Raises `UsageError` when the source cannot be read or changes under our hands.
-    """
+    """The parcel of a plan; a folder's archive is a temporary file. Raises `UsageError`."""
     with tempfile.TemporaryDirectory(prefix="clusterctl-push-") as scratch:
         try:
             path = _archive(plan, Path(scratch)) if plan.folder else plan.source

@@ -105,10 +105,7 @@ class Stream(Protocol):
 
 class Connection(Protocol):
     def stream(self, command: str, stdin: bytes) -> Stream:
-        """Start `command`, send `stdin` and leave its stdin open.
-
-        Raises `TransportError` with phase channel or command.
-        """
+        """Start `command`, send `stdin`, leave it open. Raises `TransportError`."""
 
     def close(self) -> None: ...
 

@@ -192,10 +192,7 @@ class ParamikoStream:
         return self._cut(size)
 
     def _pump(self) -> bool:
-        """Move what has arrived into the buffers; True when there was anything.
-
-        Raises `TransportError`, because it opens the node's window.
-        """
+        """Move what has arrived into the buffers, which opens the node's window; True for any."""
         channel = self.channel
         try:
             out = channel.recv(CHUNK_BYTES) if channel.recv_ready() else b""

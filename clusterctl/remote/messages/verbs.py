@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from clusterctl.errors import TransportError
@@ -216,35 +215,25 @@ _AGENT = either(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Verb:
-    """The shape of a verb's lines, and the bytes that one line may have.
-
-    The head needs up to eight times that, at most 64 MiB: one character beyond the BMP makes a
-    whole text four times as wide.
-    """
-
-    shape: Shape
-    line_bytes: int = 6 * MIB
-
-
-VERBS = {
-    "active": Verb(_ACTIVE, 2 * MIB),
-    "agent": Verb(_AGENT),
-    "census": Verb(_CENSUS),
-    "clock": Verb(_CLOCK, 4 * MIB),
-    "examine": Verb(_EXAMINE, 2 * MIB),
-    "kill kill": Verb(_KILL),
-    "kill look": Verb(_KILL_LOOK),
-    "push drop": Verb(_PUSHED, 2 * MIB),
-    "push install": Verb(_PUSHED, 2 * MIB),
-    "push prepare": Verb(_PREPARED, 2 * MIB),
-    "reap": Verb(_REAP),
-    "shell": Verb(_SHELL, 8 * MIB),
-    "stacks": Verb(_STACKS),
-    "stop look": Verb(_STOP_LOOK),
-    "stop stop": Verb(_STOP),
-    "watch": Verb(watch, MIB // 4),
+# The shape of a verb's lines, and the bytes that one line may have. The head needs up to eight
+# times that, at most 64 MiB: one character beyond the BMP makes a whole text four times as wide.
+VERBS: dict[str, tuple[Shape, int]] = {
+    "active": (_ACTIVE, 2 * MIB),
+    "agent": (_AGENT, 6 * MIB),
+    "census": (_CENSUS, 6 * MIB),
+    "clock": (_CLOCK, 4 * MIB),
+    "examine": (_EXAMINE, 2 * MIB),
+    "kill kill": (_KILL, 6 * MIB),
+    "kill look": (_KILL_LOOK, 6 * MIB),
+    "push drop": (_PUSHED, 2 * MIB),
+    "push install": (_PUSHED, 2 * MIB),
+    "push prepare": (_PREPARED, 2 * MIB),
+    "reap": (_REAP, 6 * MIB),
+    "shell": (_SHELL, 8 * MIB),
+    "stacks": (_STACKS, 6 * MIB),
+    "stop look": (_STOP_LOOK, 6 * MIB),
+    "stop stop": (_STOP, 6 * MIB),
+    "watch": (watch, MIB // 4),
 }
 
 
@@ -256,9 +245,9 @@ def name_of(verb: str, args: Mapping[str, Any]) -> str:
 
 def read_line(name: str, line: bytes) -> dict[str, Any]:
     """A line of the verb `name` (`name_of`). Raises `TransportError` with phase parse."""
-    verb = VERBS[name]
+    shape, line_bytes = VERBS[name]
     what = f"the answer of {name.split()[0]}"
-    if len(line) > verb.line_bytes:
-        raise TransportError("parse", f"{what} is longer than {verb.line_bytes >> 10} KiB")
-    answer: dict[str, Any] = decode(line, what, verb.shape)
+    if len(line) > line_bytes:
+        raise TransportError("parse", f"{what} is longer than {line_bytes >> 10} KiB")
+    answer: dict[str, Any] = decode(line, what, shape)
     return answer

@@ -110,10 +110,7 @@ class Query:
 
 
 def canonical_name(query: Query) -> str:
-    """The host's name after the first pass: usual form of addresses, lower case of names.
-
-    Raises `TransportError` where CanonicalizeHostname would ask the DNS.
-    """
+    """After the first pass. Raises `TransportError` where CanonicalizeHostname would ask DNS."""
     name, values = query.hostname, query.values
     if name[:1].isdigit() or ":" in name:
         family, flags = FAMILIES[values.get("addressfamily", "any")], socket.AI_NUMERICHOST
