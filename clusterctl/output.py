@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, TextIO, TypeVar
 
 from clusterctl.errors import Declined, OutputLost
-from clusterctl.nodes import fold
+from clusterctl.nodes import fold, grouped
 from clusterctl.printable import printable
 from clusterctl.remote.fanout import Fanout, NodeResult
 from trainer.runlog import progress
@@ -278,11 +278,10 @@ def local_time(unix_s: float) -> str:
 
 def unreachable_lines(results: Sequence[NodeResult[Any]]) -> list[str]:
     """Dead nodes folded by phase and reason, each with how long it took and what to do."""
-    groups: dict[tuple[str, str, str | None], list[tuple[str, float]]] = {}
-    for result in results:
-        if why := result.unreachable:
-            key = (why.phase, why.message, why.hint)
-            groups.setdefault(key, []).append((result.node.name, why.seconds))
+    dead = [(result.node.name, result.unreachable) for result in results]
+    groups = grouped(
+        ((why.phase, why.message, why.hint), (name, why.seconds)) for name, why in dead if why
+    )
     lines = []
     for (phase, message, hint), members in groups.items():
         slowest_s = max(seconds for _, seconds in members)

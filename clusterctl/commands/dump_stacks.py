@@ -11,7 +11,7 @@ import click
 
 from clusterctl.commands.kill import make_pick, pick_options
 from clusterctl.errors import CouldNotFindOut, UsageError
-from clusterctl.nodes import counted
+from clusterctl.nodes import counted, grouped
 from clusterctl.output import Output
 from clusterctl.param_types import Duration
 from clusterctl.settings import FILE, Settings, cluster_command, with_options
@@ -125,9 +125,7 @@ def _native(cluster: Cluster, seen: Diagnosis, py_spy: str | None, sudo: bool) -
     if not chosen:
         return {}
     by_name = {node.name: node for node in cluster.nodes}
-    pids: dict[Any, list[int]] = {}
-    for proc in chosen.values():
-        pids.setdefault(by_name[proc.node], []).append(proc.pid)
+    pids = grouped((by_name[proc.node], proc.pid) for proc in chosen.values())
     views = {by_name[view.name]: view.py_spy for view in seen.snapshot.nodes}
     found = {}
     for result in collect_native(cluster, pids, views, given=py_spy, sudo=sudo):

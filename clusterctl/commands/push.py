@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from clusterctl.nodes import Node, counted, fold
+from clusterctl.nodes import Node, counted, fold, grouped
 from clusterctl.output import Output, clock, unreachable_json
 from clusterctl.remote.fanout import Fanout, NodeResult, in_order
 from clusterctl.settings import PATH, YES, Settings, cluster_command, flag
@@ -77,10 +77,7 @@ def command(
 
 def _show(output: Output, results: list[NodeResult[Any]], seconds: float) -> None:
     """Nodes with the same result in one line; an error in the node's own words."""
-    endings: dict[tuple[str, str | None], list[NodeResult[Any]]] = {}
-    for result in results:
-        if result.value:
-            endings.setdefault((result.value.state, result.value.error), []).append(result)
+    endings = grouped(((one.value.state, one.value.error), one) for one in results if one.value)
     for (state, error), members in endings.items():
         names = fold(member.node.name for member in members)
         ending = error or f"{state}, {clock(max(member.seconds for member in members))}"

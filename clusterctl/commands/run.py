@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import click
 
-from clusterctl.nodes import counted, fold
+from clusterctl.nodes import counted, fold, grouped
 from clusterctl.output import Output, unreachable_json
 from clusterctl.remote import output_groups
 from clusterctl.remote.messages.verbs import SHELL_BYTES
@@ -64,9 +64,9 @@ def _show(output: Output, answers: list[Answer], as_diff: bool, no_fold: bool) -
         for line in output_groups.lines(text):
             output.warn(f"{names}: {line}")
     if output.verbose:
-        for noise in dict.fromkeys(answer.noise for answer in answers if answer.noise):
-            names = fold([answer.node for answer in answers if answer.noise == noise])
-            output.note(f"{names}: the shell says at its start: {noise}", "dim")
+        noises = grouped((answer.noise, answer.node) for answer in answers if answer.noise)
+        for noise, nodes in noises.items():
+            output.note(f"{fold(nodes)}: the shell says at its start: {noise}", "dim")
 
 
 def _show_groups(output: Output, groups: list[Group], as_diff: bool) -> None:
@@ -87,9 +87,7 @@ def _verdict(output: Output, answers: list[Answer], failed: list[Answer], total:
     """One line: on how many nodes it went well, and how it ended elsewhere."""
     if not failed and not output.quiet:
         return
-    endings: dict[str, list[str]] = {}
-    for answer in failed:
-        endings.setdefault(answer.ending, []).append(answer.node)
+    endings = grouped((answer.ending, answer.node) for answer in failed)
     words = [f"{len(answers) - len(failed)} of {counted(total, 'node')} ok"]
     words += [f"{fold(names)}: {ending}" for ending, names in endings.items()]
     output.summary("; ".join(words), len(failed))

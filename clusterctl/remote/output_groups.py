@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from clusterctl.nodes import fold
+from clusterctl.nodes import fold, grouped
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,19 +71,13 @@ class Group:
 
 def group(answers: Iterable[Answer]) -> list[Group]:
     """Groups of equal ending and output, in the order of their first node."""
-    groups: dict[tuple[object, ...], list[Answer]] = {}
-    for answer in answers:
-        key = (answer.ending, answer.out, answer.truncated)
-        groups.setdefault(key, []).append(answer)
+    groups = grouped(((one.ending, one.out, one.truncated), one) for one in answers)
     return [Group(tuple(members)) for members in groups.values()]
 
 
 def group_errors(answers: Iterable[Answer]) -> list[tuple[str, str]]:
     """(node set, text) of stderr, equal texts together."""
-    groups: dict[str, list[str]] = {}
-    for answer in answers:
-        if answer.err.strip():
-            groups.setdefault(answer.err, []).append(answer.node)
+    groups = grouped((answer.err, answer.node) for answer in answers if answer.err.strip())
     return [(fold(nodes), text) for text, nodes in groups.items()]
 
 
