@@ -37,7 +37,7 @@ def folded(
         units = tuple(unit for (_, unit), _ in members)
         tracks = [track for _, track in members]
         names, parts = _names_and_parts(units)
-        part = parts[0] if parts else ""
+        part = next(iter(parts), "")
         command = command_line(rules[id], state.source, _fold(names), part, run)
         alerts.append(
             Alert(

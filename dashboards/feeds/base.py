@@ -97,18 +97,12 @@ def journal_event(line: bytes | str) -> Event | None:
         return None
     if not isinstance(entry, dict) or not isinstance(entry.get("event"), str):
         return None
-    data = entry.get("data")
-    data = dict(data) if isinstance(data, dict) else {}
+    data = dict(entry["data"]) if isinstance(entry.get("data"), dict) else {}
     if isinstance(entry.get("node"), str):
         data["node"] = entry["node"]
-    time_s, step = entry.get("time_s"), data.get("step")
-    event = Event(
-        name=entry["event"],
-        text=str(entry.get("text") or ""),
-        data=data,
-        step=step if type(step) is int else None,
-        time_s=time_s if isinstance(time_s, int | float) else 0.0,
-    )
+    step = data["step"] if type(data.get("step")) is int else None
+    time_s = entry["time_s"] if isinstance(entry.get("time_s"), int | float) else 0.0
+    event = Event(entry["event"], str(entry.get("text") or ""), data, step, time_s)
     return event if is_sound(event) else None
 
 
@@ -214,10 +208,11 @@ def timed_records(run_dir: Path) -> list[tuple[float, Record, str]]:
                 found.append(([record for line in file if (record := read(line))], source))
     known = [record.time_s for records, _ in found for record in records if record.time_s > 0]
     begin_s = min(known, default=0.0)
-    timed = []
-    for records, source in found:
-        times = _times(records, begin_s)
-        timed += [(at_s, one, source) for at_s, one in zip(times, records, strict=True)]
+    timed = [
+        (at_s, record, source)
+        for records, source in found
+        for at_s, record in zip(_times(records, begin_s), records, strict=True)
+    ]
     return sorted(timed, key=lambda item: item[0])
 
 

@@ -158,10 +158,8 @@ def _data_share(window: Sequence[StepRecord]) -> float | None:
 
 
 def _checkpoint(run: RunState) -> tuple[int | None, float] | None:
-    for sample in reversed(run.events):
-        if sample.event.name == "checkpoint":
-            return sample.event.step, sample.event.time_s or sample.at_s
-    return None
+    saved = (sample for sample in reversed(run.events) if sample.event.name == "checkpoint")
+    return next(((one.event.step, one.event.time_s or one.at_s) for one in saved), None)
 
 
 def mfu(now: Figures, peak_flops: float | None) -> float | None:
@@ -172,9 +170,6 @@ def mfu(now: Figures, peak_flops: float | None) -> float | None:
 def _phases(window: Sequence[StepRecord]) -> tuple[tuple[str, float], ...]:
     known = {name for record in window for name in record.seconds}
     names = [name for name in PHASES if name in known] + sorted(known - set(PHASES))
-    means = [
-        (name, statistics.fmean(record.seconds.get(name, 0.0) for record in window))
-        for name in names
-    ]
-    other = statistics.fmean(record.step_s for record in window) - sum(s for _, s in means)
-    return (*means, ("other", other)) if means and other > 0 else tuple(means)
+    means = {name: statistics.fmean(one.seconds.get(name, 0.0) for one in window) for name in names}
+    other = statistics.fmean(record.step_s for record in window) - sum(means.values())
+    return (*means.items(), *([("other", other)] if means and other > 0 else []))

@@ -22,7 +22,7 @@ from dashboards.simulation.healthy import GPUS
 if TYPE_CHECKING:
     from clusterctl.stacks.diagnose import Diagnosis
 
-RUN_ID = "demo-7f3a"
+RUN_ID, USER, PROGRAM = "demo-7f3a", "ubuntu", "python -m trainer.train stage3"
 LOADERS = 4
 HUNG_RANK, HUNG_LOADER = 27, 2
 CLIP = "/data/clips/part-0417/8f3ad1.mp4"
@@ -100,11 +100,11 @@ class DemoActions(Actions):
         return [head, "", row, "", f"fix {last}: nvidia-smi -pl 700", "", note]
 
     def find(self, directory: str | None, nodes: Sequence[str], watch: Watch) -> Ending:
-        jobs = []
-        for name in self._ask(nodes, watch):
-            ranks = _ranks(self._nodes.index(name))
-            jobs.append(NodeJob(Node(name), tuple(map(_trainer, ranks))))
-        return Ending(Pick(runs=(RUN_ID,), user=None), tuple(jobs))
+        jobs = tuple(
+            NodeJob(Node(name), tuple(map(_trainer, _ranks(self._nodes.index(name)))))
+            for name in self._ask(nodes, watch)
+        )
+        return Ending(Pick(runs=(RUN_ID,), user=None), jobs)
 
     def end(self, ending: Ending, watch: Watch) -> tuple[str, list[str]]:
         self._ask(ending.nodes, watch)
@@ -158,28 +158,18 @@ def _pid(rank: int) -> int:
 
 def _proc(node: str, rank: int, index: int | None, stack: Stack, sites: Sites) -> Proc:
     """A rank's trainer, or its loader `index`."""
-    is_trainer = index is None
-    pid = _pid(rank) if index is None else _pid(rank) + 1 + index
+    is_trainer, kind = index is None, sites.kind(stack)
+    role = "trainer" if is_trainer else "loader"
+    pid, ppid = (_pid(rank), 1) if index is None else (_pid(rank) + 1 + index, _pid(rank))
     beat = {"step": 2917, "phase": "backward", "age_s": 64.0, "mono_s": 0.0}
     operation, caller = sites.call(stack)
     return Proc(
-        node=node,
-        pid=pid,
-        ppid=1 if is_trainer else _pid(rank),
-        rank=rank,
-        role="trainer" if is_trainer else "loader",
-        index=index,
-        user="ubuntu",
-        program="python -m trainer.train stage3",
-        state="S",
-        kind=sites.kind(stack),
-        stack=stack,
-        progress=Progress.STUCK,
+        *(node, pid, ppid, rank, role, index, USER, PROGRAM, "S", kind, stack, Progress.STUCK),
         cpu_share=0.0,
         seconds=2.0,
         how="py-spy",
         error="",
-        threads=(Thread(pid, "MainThread", stack, sites.kind(stack), False),),
+        threads=(Thread(pid, "MainThread", stack, kind, False),),
         beats=(beat, beat) if is_trainer else (),
         site_index=sites.match(stack),
         operation=operation,
@@ -192,10 +182,10 @@ def _trainer(rank: int) -> Process:
         pid=_pid(rank),
         start=1,
         ppid=1,
-        user="ubuntu",
+        user=USER,
         state="S",
         command="python",
-        program="python -m trainer.train stage3",
+        program=PROGRAM,
         role="trainer",
         index=None,
         rank=rank,
