@@ -12,7 +12,7 @@ import datetime
 import re
 import time
 
-from checks.facts import NOT_ASKED, KernelEvent, KernelLog, Maybe, Section, Unknown
+from checks.facts import NOT_ASKED, KernelEvent, KernelLog, Maybe, Section, Unknown, then
 from checks.parsers.section import unreadable
 
 # MIG puts a GPU instance behind the address: (PCI:0000:01:00 GPU-I:05).
@@ -82,9 +82,8 @@ def parse_kernel_log(
 
 def _is_start(line: str, age_s: Maybe[float], uptime_s: Maybe[float]) -> bool:
     """Whether a line is one that the kernel prints as it starts."""
-    if isinstance(age_s, Unknown) or isinstance(uptime_s, Unknown):
-        return "Linux version" in line
-    return "Linux version" in line or uptime_s - age_s < START_S
+    begun_s = then(age_s, lambda age: then(uptime_s, lambda uptime: uptime - age))
+    return "Linux version" in line or (isinstance(begun_s, float) and begun_s < START_S)
 
 
 def read_events(text: str, uptime_s: Maybe[float], now_s: Maybe[float]) -> tuple[KernelEvent, ...]:
@@ -145,8 +144,7 @@ def _age(line: str, uptime_s: Maybe[float], now_s: Maybe[float]) -> Maybe[float]
     try:
         if match["ctime"]:
             # dmesg -T prints local time without saying which; good to some hours.
-            stamp = calendar.timegm(time.strptime(match["ctime"], "%a %b %d %H:%M:%S %Y"))
-            return now_s - stamp
+            return now_s - _stamp(match["ctime"], "%a %b %d %H:%M:%S %Y")
         if match["iso"]:
             text = match["iso"].replace(",", ".").replace("Z", "+00:00").replace(" ", "T")
             moment = datetime.datetime.fromisoformat(re.sub(r"([+-]\d\d)(\d\d)$", r"\1:\2", text))
@@ -154,17 +152,16 @@ def _age(line: str, uptime_s: Maybe[float], now_s: Maybe[float]) -> Maybe[float]
                 moment = moment.replace(tzinfo=datetime.timezone.utc)
             return now_s - moment.timestamp()
         if match["syslog"]:
-            return _syslog_age(match["syslog"], now_s)
+            # syslog names no year: the newest in which the line is not from the future by a day.
+            year = time.gmtime(now_s).tm_year
+            dates = (f"{one} {match['syslog']}" for one in (year, year - 1))
+            stamps = (_stamp(date, "%Y %b %d %H:%M:%S") for date in dates)
+            fits = (now_s - stamp for stamp in stamps if stamp < now_s + 86400)
+            return next(fits, Unknown("no year fits"))
     except (ValueError, OverflowError):
         return Unknown(f"cannot read the time of {line[:40]!r}")
     return Unknown("the line has no time")
 
 
-def _syslog_age(text: str, now_s: float) -> Maybe[float]:
-    """syslog names no year: the newest one in which the line is not from the future by a day."""
-    year = time.gmtime(now_s).tm_year
-    for candidate in (year, year - 1):
-        stamp = calendar.timegm(time.strptime(f"{candidate} {text}", "%Y %b %d %H:%M:%S"))
-        if stamp < now_s + 86400:
-            return now_s - stamp
-    return Unknown("no year fits")
+def _stamp(text: str, form: str) -> int:
+    return calendar.timegm(time.strptime(text, form))
