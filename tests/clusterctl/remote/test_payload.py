@@ -253,4 +253,4 @@ def _with_verb(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     sent["clusterctl.payload.test"] = NAMES + text
     monkeypatch.setattr(ship, "modules", lambda verb: sent)
     monkeypatch.setattr(ship, "_source", ship._source.__wrapped__)
-    monkeypatch.setitem(verbs.VERBS, "test", verbs.Verb(lambda value: value))
+    monkeypatch.setitem(verbs.VERBS, "test", (lambda value: value, verbs.MIB))
