@@ -43,6 +43,11 @@ def is_ours(host: str, names: Collection[str]) -> bool:
     return False
 
 
+def is_foreign(host: str, origin: str | None, names: Collection[str]) -> bool:
+    """Whether a request was sent by a page of another site, or under a name that is not ours."""
+    return not is_ours(host, names) or (origin is not None and urlsplit(origin).netloc != host)
+
+
 def _qualified_name() -> set[str]:
     """This machine's fully qualified name; none where the resolver does not answer."""
     found: list[str] = []

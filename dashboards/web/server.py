@@ -1,18 +1,21 @@
-"""textual-serve's server with our page and access checks. Only `web.serve` imports it (aiohttp)."""
+"""textual-serve's server with our page and access checks. Only `web.app` imports it (aiohttp)."""
 
 from __future__ import annotations
 
 import hmac
 import logging
+import re
 from collections.abc import Awaitable, Callable, Collection
+from html import escape
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import textual_serve
 from aiohttp import web
 from textual_serve.server import Server as TextualServer
 
-from dashboards.web.page import is_foreign, page
+from dashboards.web.allowed_hosts import is_foreign
 
 MOST_PAGES = 4  # each watches every node over its own connection
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -20,6 +23,14 @@ TITLE = "clusterctl top"
 FOREIGN = "this page may only be opened by an address or a name of its machine, and from itself\n"
 NO_WORD = "open the whole address that clusterctl top --web printed: a word of it is missing\n"
 STATIC = Path(textual_serve.__file__).parent / "static"
+PAGE = Template((Path(__file__).parent / "page.html").read_text(encoding="utf-8"))
+
+
+def page(host: str, word: str, font_size: str) -> str:
+    """The one page there is; everything it loads comes from this server."""
+    size = int(font_size) if re.fullmatch("[0-9]{1,2}", font_size) else 0
+    size = size if 6 <= size <= 48 else 16
+    return PAGE.substitute(host=escape(host), word=escape(word), size=size)
 
 
 class Server(TextualServer):
@@ -68,7 +79,7 @@ class Server(TextualServer):
 
     async def _index(self, request: web.Request) -> web.Response:
         self._check(request)
-        text = page(TITLE, request.host, self._word, request.query.get("fontsize", ""))
+        text = page(request.host, self._word, request.query.get("fontsize", ""))
         return web.Response(text=text, content_type="text/html")
 
     async def _socket(self, request: web.Request) -> Any:
