@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
+from collections.abc import Iterator
 from typing import Any
 
 from dashboards.export.metrics import METRICS, PREFIX, Metric
@@ -10,7 +13,7 @@ from dashboards.export.metrics import METRICS, PREFIX, Metric
 FILE = "clusterctl.json"
 WIDE, HIGH, ACROSS = 8, 7, 3  # in Grafana's units, of which 24 lie side by side
 SOURCE = {"type": "prometheus", "uid": "${source}"}
-
+SOURCES = {"name": "source", "label": "Data source", "type": "datasource", "query": "prometheus"}
 ALERTS = {
     "name": "Alerts",
     "datasource": SOURCE,
@@ -34,12 +37,7 @@ def board() -> dict[str, Any]:
         "time": {"from": "now-1h", "to": "now"},
         "templating": {
             "list": [
-                {
-                    "name": "source",
-                    "label": "Data source",
-                    "type": "datasource",
-                    "query": "prometheus",
-                },
+                SOURCES,
                 _variable("node", f"label_values({PREFIX}node_reading_age_seconds, node)"),
                 _variable("run", f"label_values({PREFIX}run_step, run)"),
             ]
@@ -65,29 +63,22 @@ def _variable(name: str, query: str) -> dict[str, Any]:
     }
 
 
-def _panels() -> Any:
+def _panels() -> Iterator[dict[str, Any]]:
     rows: dict[str, dict[str, list[Metric]]] = {}
     for metric in METRICS:
         if metric.row:
             rows.setdefault(metric.row, {}).setdefault(metric.panel, []).append(metric)
-    number, y = 0, 0
+    numbers, y = itertools.count(1), 0
     for title, panels in rows.items():
-        number += 1
-        yield {
-            "id": number,
-            "type": "row",
-            "title": title,
-            "collapsed": False,
-            "panels": [],
-            "gridPos": {"x": 0, "y": y, "w": 24, "h": 1},
-        }
+        row = {"id": next(numbers), "type": "row", "title": title, "collapsed": False, "panels": []}
+        yield {**row, "gridPos": {"x": 0, "y": y, "w": 24, "h": 1}}
         y += 1
         for place, (name, metrics) in enumerate(panels.items()):
-            number += 1
-            x = WIDE * (place % ACROSS)
-            yield _panel(number, name, metrics, {"x": x, "y": y, "w": WIDE, "h": HIGH})
-            if place % ACROSS == ACROSS - 1 or place == len(panels) - 1:
-                y += HIGH
+            x, down = WIDE * (place % ACROSS), HIGH * (place // ACROSS)
+            yield _panel(
+                next(numbers), name, metrics, {"x": x, "y": y + down, "w": WIDE, "h": HIGH}
+            )
+        y += HIGH * math.ceil(len(panels) / ACROSS)
 
 
 def _panel(number: int, title: str, metrics: list[Metric], place: dict[str, int]) -> dict[str, Any]:

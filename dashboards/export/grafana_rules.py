@@ -7,7 +7,6 @@ longer history, and whether the exporter runs.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 
 from dashboards.alerts.engine import RULES
 from dashboards.export.metrics import PREFIX
@@ -24,46 +23,41 @@ groups:
 WHERE = "{{ $labels.node }} {{ $labels.part }}"
 
 
-@dataclass(frozen=True, slots=True)
-class PrometheusRule:
-    """One rule of the file."""
+RULE = """\
+      - alert: {}
+        expr: {}
+        for: {}
+        labels:
+          severity: {}
+        annotations:
+          summary: {}
+          description: {}
+"""
 
-    name: str
-    expr: str
-    wait: str
-    severity: str
-    summary: str
-    description: str
 
-    def lines(self) -> list[str]:
-        return [
-            f"      - alert: {self.name}",
-            f"        expr: {json.dumps(self.expr)}",
-            f"        for: {self.wait}",
-            "        labels:",
-            f"          severity: {json.dumps(self.severity)}",
-            "        annotations:",
-            f"          summary: {json.dumps(self.summary)}",
-            f"          description: {json.dumps(self.description, ensure_ascii=False)}",
-        ]
+def _text(name: str, expr: str, wait: str, severity: str, summary: str, description: str) -> str:
+    """A rule of the file. Strings are JSON's, which YAML reads as they are."""
+    expr, severity, summary = map(json.dumps, (expr, severity, summary))
+    description = json.dumps(description, ensure_ascii=False)
+    return RULE.format(name, expr, wait, severity, summary, description)
 
 
 # Rules that only Prometheus can judge.
 OWN = (
-    PrometheusRule(
+    _text(
         "ClusterctlExporterDown", f'up{{job="clusterctl"}} == 0 or absent({PREFIX}build_info)', "1m", "critical",
         "clusterctl export does not answer", "Nothing is known of the cluster: this is no sign that it is well.",
     ),
-    PrometheusRule(
+    _text(
         "ClusterctlExporterStuck", f"{PREFIX}state_age_seconds > 30", "1m", "critical",
         "clusterctl export answers with old figures", "Its reading of nodes and run stands still.",
     ),
-    PrometheusRule(
+    _text(
         "ClusterctlDiskFullIn6h",
         f"predict_linear({PREFIX}disk_used_bytes[1h], 6 * 3600) > {PREFIX}disk_total_bytes", "15m", "warning",
         "{{ $labels.node }} {{ $labels.path }} is full in 6 h", "At the pace of the last hour.",
     ),
-    PrometheusRule(
+    _text(
         "ClusterctlNodeComesAndGoes", f"changes({PREFIX}node_up[1h]) > 6", "0s", "warning",
         "{{ $labels.node }} was lost and came back three times in an hour", "A cable, a machine that is too busy for its sshd, or a power supply.",
     ),
@@ -75,23 +69,17 @@ def name_of(rule: Rule) -> str:
     return "Clusterctl" + "".join(map(str.capitalize, rule.id.replace("_", ".").split(".")))
 
 
-def _exported(rule: Rule) -> PrometheusRule:
+def _exported(rule: Rule) -> str:
     remote = repr(rule.remote.format(part="PATH"))
     command = rule.command.format(hosts="nodes.txt", nodes="", run="RUN", remote=remote)
-    return PrometheusRule(
-        name_of(rule),
-        f'{PREFIX}alert_active{{id="{rule.id}"}} == 1',
-        "0s",
-        SEVERITY,
-        f"{WHERE}: {rule.id}",
-        f"{rule.meaning} Limit: {rule.threshold}. Try: {' '.join(command.split())}",
-    )
+    expr = f'{PREFIX}alert_active{{id="{rule.id}"}} == 1'
+    advice = f"{rule.meaning} Limit: {rule.threshold}. Try: {' '.join(command.split())}"
+    return _text(name_of(rule), expr, "0s", SEVERITY, f"{WHERE}: {rule.id}", advice)
 
 
 def render() -> str:
-    """The file for `rule_files`. Strings are JSON's, which YAML reads as they are."""
-    rules = [*map(_exported, RULES), *OWN]
-    return HEAD + "\n".join(line for rule in rules for line in rule.lines()) + "\n"
+    """The file for `rule_files`."""
+    return HEAD + "".join([*map(_exported, RULES), *OWN])
 
 
 if __name__ == "__main__":
