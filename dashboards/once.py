@@ -20,13 +20,8 @@ from dashboards.model.samples import Feed, Tick
 from dashboards.model.state import NodeState, RunState, State, initial_state
 from dashboards.reduce import fold
 
-STATES = {
-    "": "ok",
-    fleet.ALARM: "alarm",
-    fleet.STALE: "stale",
-    fleet.UNKNOWN: "unknown",
-    fleet.MISSING: "missing",
-}
+MARKS = ("", fleet.ALARM, fleet.STALE, fleet.UNKNOWN, fleet.MISSING)
+STATES = dict(zip(MARKS, ("ok", "alarm", "stale", "unknown", "missing"), strict=True))
 LOOK_S = 0.05
 
 
@@ -83,18 +78,12 @@ def _write_nodes(state: State, output: Output) -> None:
             rows.append(row + ["-"] * len(numbers))
             continue
         if gpu_columns:
-            row.append(
-                "-" if sample.gpus is None else str(node.gpus_seen - len(fleet.missing(node)))
-            )
+            gpus = node.gpus_seen - len(fleet.missing(node))
+            row.append("-" if sample.gpus is None else str(gpus))
             row += [metric.say(fleet.node_value(sample, metric)) for metric in fleet.METRICS]
-        used, total = sample.memory_used_bytes, sample.memory_total_bytes
-        row += [
-            units.percent(sample.cpu),
-            units.number(sample.load1, 2),
-            f"{units.gib(used)}/{units.gib(total)}",
-            units.rate(sample.network_bytes_s),
-        ]
-        rows.append(row)
+        memory = f"{units.gib(sample.memory_used_bytes)}/{units.gib(sample.memory_total_bytes)}"
+        row += [units.percent(sample.cpu), units.number(sample.load1, 2), memory]
+        rows.append([*row, units.rate(sample.network_bytes_s)])
     output.table(["NODE", "STATE", *numbers], rows, right=numbers)
     for node in state.nodes.values():
         if node.down is not None:
@@ -146,27 +135,22 @@ def verdict(state: State) -> str:
 
 def as_json(state: State) -> dict[str, Any]:
     """The state with units in the names; what is not known is null."""
-    document: dict[str, Any] = _finite(
-        {
-            "time_s": state.now_s,
-            "source": state.source,
-            "nodes": [_node_json(node, state) for node in state.nodes.values()],
-            "run": _run_json(state.run, state) if state.run else None,
-            "odd": [
-                {"node": name, "gpu": index, "reason": reason}
-                for (name, index), reason in state.odd.items()
-            ],
-            "exit_code": exit_code(state),
-        }
-    )
-    return document
+    odd = [{"node": name, "gpu": gpu, "reason": why} for (name, gpu), why in state.odd.items()]
+    document = {
+        "time_s": state.now_s,
+        "source": state.source,
+        "nodes": [_node_json(node, state) for node in state.nodes.values()],
+        "run": _run_json(state.run, state) if state.run else None,
+        "odd": odd,
+        "exit_code": exit_code(state),
+    }
+    return {key: _finite(value) for key, value in document.items()}
 
 
 def _node_json(node: NodeState, state: State) -> dict[str, Any]:
     mark, why = fleet.node_mark(node, state)
-    reading = asdict(node.sample) if node.sample is not None else None
-    if reading is not None:
-        del reading["node"]
+    reading = asdict(node.sample) if node.sample is not None else {}
+    reading.pop("node", None)
     down = node.down
     return {
         "name": node.name,
@@ -175,7 +159,7 @@ def _node_json(node: NodeState, state: State) -> dict[str, Any]:
         "age_s": node.age_s(state.now_s),
         "missing_gpus": fleet.missing(node),
         "unreachable": {"phase": down.phase, "message": down.message} if down else None,
-        "reading": reading,
+        "reading": reading or None,
     }
 
 

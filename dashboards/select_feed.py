@@ -1,8 +1,14 @@
-"""What a command without screens looks at: nodes and a run, an invented cluster, or a recording."""
+"""What a command without screens looks at, and how it ends.
+
+Nodes and a run, an invented cluster, or a recording; until Ctrl-C, SIGTERM or a closed terminal.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import math
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +17,7 @@ from pathlib import Path
 from clusterctl.errors import UsageError
 from clusterctl.output import Output
 from clusterctl.settings import Settings
+from clusterctl.signal_handlers import handled_by
 from clusterctl.transport.base import Limits
 from dashboards.feeds.base import (
     RunDirFeed,
@@ -23,7 +30,7 @@ from dashboards.feeds.base import (
 )
 from dashboards.model.samples import Feed, Restored, Sample, Tick
 from dashboards.recording.reader import Recorded
-from dashboards.simulation.demo_feed import DemoFeed
+from dashboards.simulation.cluster import DemoFeed
 from trainer.runlog.telemetry import FILE
 
 OUTPUTS = Path("outputs")
@@ -187,3 +194,38 @@ def _rounds_of_run(run_dir: Path, interval_s: float = 1.0) -> Batches:
         batch.append(as_sample(record, at_s, source))
         last_s = at_s
     yield [*batch, Tick(now_s)]
+
+
+INTERRUPTED = 130
+
+
+class Ending:
+    """Set by a signal. A plain attribute: an Event's lock must not be taken in a handler."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+
+    def is_set(self) -> bool:
+        return self.signal is not None
+
+    @property
+    def exit_code(self) -> int:
+        """130 for Ctrl-C; 0 for SIGTERM, which is how services are ended."""
+        return INTERRUPTED if self.signal == signal.SIGINT else 0
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[Ending]:
+    """The first signal sets the ending; a second Ctrl-C interrupts whatever still waits."""
+    ending = Ending()
+    if threading.current_thread() is not threading.main_thread():
+        yield ending  # signals are the main thread's
+        return
+
+    def end(number: int, _frame: object) -> None:
+        if ending.signal is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        ending.signal = number
+
+    with handled_by(end):
+        yield ending

@@ -28,11 +28,11 @@ from clusterctl.settings import Settings
 from dashboards import select_feed as sources
 from dashboards.alerts.engine import HURRY_TICKS
 from dashboards.export.metrics import COUNTER, METRICS, PREFIX, values
-from dashboards.lifecycle import ended_by_signals
 from dashboards.model.alert_book import AlertBook
 from dashboards.model.fleet import fresh
 from dashboards.model.state import State, initial_state
 from dashboards.reduce import fold
+from dashboards.select_feed import ended_by_signals
 from dashboards.web.allowed_hosts import is_loopback, is_ours, our_names
 
 FOREIGN = "ask by an address of this machine, by its own name, or by the name that --listen has\n"

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from dashboards.model.samples import EventSample, Sample, StepSample, Tick
+from dashboards.model.samples import Clock, EventSample, Sample, StepSample, Tick
 from dashboards.simulation import healthy
 from dashboards.simulation.faults import Incident, spoil, unsent
 from dashboards.simulation.healthy import CHECKPOINT_S, CHECKPOINT_STEPS, GPUS, NODES
@@ -21,6 +21,23 @@ from trainer.runlog.telemetry import Event, StepRecord
 
 BEGIN_S = 1795270000.0
 OF_RUN = ("stalled_steps", "wandb_unsent", "throttle")  # kinds that change the whole run
+HISTORY_S = 150  # seconds of readings before the first drain
+RUN_S = 12_000  # the run began this long before
+# In seconds since the feed was started.
+STORY = (
+    Incident("throttle", 4, 3, -120, 140, every_s=600),
+    Incident("node_dead", 3, 0, -100, math.inf),
+    Incident("gpu_lost", 8, 6, -129, math.inf),  # it was there before, so it is known to be missing
+    Incident("node_silent", 17, 0, -271, -196, every_s=240),
+    Incident("link_errors", 11, 0, -100, 150, size=12, every_s=900),
+    Incident("disk_filling", 14, 0, 20, 560, every_s=1500),
+    Incident("clock_step", 5, 0, 40, 240, size=2.5, every_s=1200),
+    Incident("ecc", 20, 1, 90, 500, size=2, every_s=1300),
+    Incident("xid", 13, 5, 150, 600, size=74, every_s=1400),
+    Incident("power_drop", 22, 2, 270, 400, every_s=1600),
+    Incident("wandb_unsent", begin_s=200, end_s=400, size=240, every_s=1000),
+    Incident("stalled_steps", begin_s=420, end_s=495, every_s=1800),
+)
 
 
 class Cluster:
@@ -160,3 +177,50 @@ def noise(a: float, b: float) -> float:
     value = ((value ^ (value >> 15)) * 2246822519) & 0xFFFFFFFF
     value = ((value ^ (value >> 13)) * 3266489917) & 0xFFFFFFFF
     return (value ^ (value >> 16)) / 0xFFFFFFFF
+
+
+class DemoFeed:
+    """24 nodes of 8 GPUs in trouble, for screenshots and tests; `clock` may stand still.
+
+    GPU 3 of node 004 is throttled for some minutes and the whole run waits for it; node 003 does
+    not answer, node 008 has lost a GPU, node 017 falls silent every few minutes. Within the first
+    minutes follow the other incidents of STORY; each occurs again later.
+    """
+
+    source = "demo"
+
+    def __init__(self, *, clock: Clock, nodes: int = NODES, gpus: int = GPUS) -> None:
+        self._clock, self._gpus = clock, gpus
+        self.nodes = healthy.names(nodes)
+        self._now_s = 0.0
+        self._second: int | None = None  # of the newest readings
+
+    def start(self) -> None:
+        self._cluster = Cluster(
+            began_s=self._clock(),
+            incidents=STORY,
+            nodes=len(self.nodes),
+            gpus=self._gpus,
+            run_s=RUN_S,
+        )
+
+    def now(self) -> float:
+        """The time of the last drain: simulating the past takes a while and must not age it."""
+        return self._now_s or self._clock()
+
+    def settled(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def drain(self) -> list[Sample]:
+        now = self._now_s = self._clock()
+        samples = self._cluster.until(now)
+        second, before = math.floor(now), self._second
+        for past in range(second - HISTORY_S if before is None else before + 1, second + 1):
+            samples += self._cluster.readings(float(past))
+            if before is None:
+                samples.append(Tick(float(past)))  # the fleet's history needs the time to pass
+        self._second = second
+        return samples

@@ -17,7 +17,6 @@ from clusterctl.output import Output
 from clusterctl.settings import Settings
 from dashboards import select_feed as sources
 from dashboards.alerts.engine import HURRY_TICKS, RULES, Change, after, changes, rules_of
-from dashboards.lifecycle import Ending, ended_by_signals
 from dashboards.model import units
 from dashboards.model.alert_book import FAIL, SEVERITIES, Alert, AlertBook, Rule
 from dashboards.model.fleet import fresh
@@ -25,6 +24,7 @@ from dashboards.model.samples import Restored, Sample, Tick
 from dashboards.model.state import State, initial_state
 from dashboards.recording.writer import Recording
 from dashboards.reduce import fold
+from dashboards.select_feed import Ending, ended_by_signals
 from dashboards.watch.exec_hook import Hook, parse_command
 
 STYLES = {"fail": "bad", "warn": "warn", "clear": "good"}
@@ -85,9 +85,9 @@ def watch(
                     feed.nodes, now_s=feed.now(), interval_s=interval, source=feed.source
                 )
                 what = f"{len(feed.nodes)} nodes" if feed.nodes else "the run"
+                kinds = f"{len(rules_of(book))} kinds of alerts"
                 if not once:
-                    rules = len(rules_of(book))
-                    output.note(f"watching {what} for {rules} kinds of alerts; Ctrl-C ends", "dim")
+                    output.note(f"watching {what} for {kinds}; Ctrl-C ends", "dim")
             state = replace(state, alerts=book)
             begin_s: float | None = None
             note = ""
@@ -115,10 +115,8 @@ def chosen(wanted: str | None, skipped: str | None) -> tuple[Rule, ...]:
     for word in (*yes, *no):
         if word not in known:
             near = difflib.get_close_matches(word, sorted(known), 1)
-            raise UsageError(
-                f"no alert is called {word!r}",
-                hint=f"did you mean {near[0]}?" if near else "clusterctl watch --list shows all",
-            )
+            hint = f"did you mean {near[0]}?" if near else "clusterctl watch --list shows all"
+            raise UsageError(f"no alert is called {word!r}", hint=hint)
     rules = [rule for rule in RULES if (not yes or _names(rule) & yes) and not _names(rule) & no]
     if not rules:
         raise UsageError("no alert is left to watch for")
@@ -211,16 +209,9 @@ class Lines:
         text = f"{self._fired} alert{'s' * (self._fired != 1)}, {len(active)} still there"
         text += f"; {silent} of {len(state.nodes)} nodes give no readings" if silent else ""
         if output.json:
-            output.document(
-                "watch",
-                type="end",
-                time_s=state.now_s,
-                fired=self._fired,
-                active=[as_json(alert) for alert in active],
-                silent_nodes=silent,
-                damage=damage,
-                exit_code=code,
-            )
+            document: dict[str, Any] = {"time_s": state.now_s, "fired": self._fired}
+            document |= {"active": list(map(as_json, active)), "silent_nodes": silent}
+            output.document("watch", type="end", **document, damage=damage, exit_code=code)
         elif output.quiet:
             output.line(text)
         else:

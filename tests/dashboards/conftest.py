@@ -12,7 +12,7 @@ from dashboards.model.samples import Tick
 from dashboards.model.state import State, initial_state
 from dashboards.operations.demo_actions import DemoActions
 from dashboards.reduce import fold
-from dashboards.simulation.demo_feed import DemoFeed
+from dashboards.simulation.cluster import DemoFeed
 from dashboards.tui.app import TopApp
 from tests.dashboards.runs import FixedFeed
 

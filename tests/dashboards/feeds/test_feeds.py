@@ -10,7 +10,7 @@ import pytest
 from dashboards.feeds.base import RunDirFeed, Together, newest_run
 from dashboards.feeds.replay import ReplayFeed
 from dashboards.model.samples import EventSample, RunOpened, Sample, StepSample
-from dashboards.simulation.demo_feed import DemoFeed
+from dashboards.simulation.cluster import DemoFeed
 from tests.dashboards.runs import BEGAN, FixedFeed, journal, record, write_run
 from trainer.runlog.telemetry import Writer
 

@@ -11,7 +11,7 @@ from textual.pilot import Pilot
 
 from dashboards.feeds.replay import ReplayFeed
 from dashboards.model.samples import NodeDown, NodeSample
-from dashboards.simulation.demo_feed import DemoFeed
+from dashboards.simulation.cluster import DemoFeed
 from dashboards.tui.app import TopApp
 from dashboards.tui.screens.cluster import ClusterScreen
 from dashboards.tui.screens.dialogs import HelpScreen
