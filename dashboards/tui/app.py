@@ -9,12 +9,11 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import ClassVar
 
-from textual.app import App, SystemCommand
+from textual.app import SystemCommand
 from textual.binding import Binding, BindingType
 from textual.markup import escape
 from textual.notifications import SeverityLevel
@@ -22,15 +21,14 @@ from textual.screen import Screen
 
 from clusterctl.printable import printable
 from dashboards.feeds.replay import Player
-from dashboards.model.alert_book import AlertBook
 from dashboards.model.samples import Feed, Sample, Tick
 from dashboards.model.state import initial_state
 from dashboards.operations.actions import Actions
 from dashboards.reduce import fold, tick_parts
 from dashboards.tui.screens.alerts import AlertsScreen
-from dashboards.tui.screens.base import MAIN_SCREENS, TABS, TopScreen
+from dashboards.tui.screens.base import MAIN_SCREENS, TABS, Top, TopScreen
 from dashboards.tui.screens.cluster import ClusterScreen
-from dashboards.tui.screens.dialogs import HelpScreen, KillDialog
+from dashboards.tui.screens.dialogs import HelpScreen
 from dashboards.tui.screens.node import NodeScreen
 from dashboards.tui.screens.run import RunScreen
 from dashboards.tui.screens.stacks import StacksScreen
@@ -42,10 +40,9 @@ MANY_NODES = 200  # above, a round is done in parts
 ROUND = "round"
 LET_IN_S = 0.002  # between two parts: enough for a key to reach its screen
 LEAVE_S = 15.0  # after a signal; a recording takes up to 10 s to be closed
-REPLAY_ACTIONS = ("pause", "faster", "scrub", "nudge")
 
 
-class TopApp(App[None]):
+class TopApp(Top):
     """`clusterctl top` on a terminal, or in a browser."""
 
     CSS_PATH = "theme.tcss"
@@ -70,8 +67,8 @@ class TopApp(App[None]):
         ("minus", "faster(0.5)"),
         ("left_square_bracket", f"scrub(-{SCRUB})"),
         ("right_square_bracket", f"scrub({SCRUB})"),
-        ("comma", "nudge(-1)"),
-        ("full_stop", "nudge(1)"),
+        ("comma", "scrub(0, -1)"),
+        ("full_stop", "scrub(0, 1)"),
         ("end", "scrub(1.0)"),
         ("home", "scrub(-1.0)"),
     ]
@@ -86,19 +83,17 @@ class TopApp(App[None]):
         readonly: bool = False,
         theme: str | None = None,
     ) -> None:
-        """`actions` reach the nodes, None where there are none (a replay).
-
-        `readonly` takes those away that end processes. `theme` None: ours, or the terminal's own
-        colours where it has only 16. Raises `UsageError` for an unknown theme.
+        """`actions` reach the nodes, None where there are none; `readonly` takes away those that
+        end processes. `theme` None: ours, or the terminal's own colours where it has only 16.
+        Raises `UsageError` for an unknown theme.
         """
         palette.check_theme(theme)
         # Under NO_COLOR the terminal's own two colours; Textual's greys would be colour codes too.
         plain = bool(os.environ.get("NO_COLOR"))
         super().__init__(ansi_color=True if plain else None)
         self.feed = feed
-        self.actions = actions
+        self.actions = actions or Actions()
         self.readonly = readonly
-        self.selected: tuple[str, int] | None = None  # (node, GPU) that all screens mean
         self.replay = feed if isinstance(feed, Player) else None
         self._noted = ""
         self._interval_s = interval_s
@@ -183,55 +178,6 @@ class TopApp(App[None]):
         """As Textual's, without control characters."""
         super().copy_to_clipboard(printable(text, lines=True))
 
-    def show(self) -> None:
-        """The state on whatever screen is up; dialogs keep still."""
-        # While the program ends screens lose their widgets, and then there are none.
-        stack = self.screen_stack if self.is_running else []
-        if stack and isinstance(stack[-1], TopScreen):
-            stack[-1].show(self.state)
-
-    def node(self) -> str | None:
-        """The node under the cursor, else the first."""
-        if self.selected is not None and self.selected[0] in self.state.nodes:
-            return self.selected[0]
-        return next(iter(self.state.nodes), None)
-
-    def open_node(self, name: str, gpu: int = 0) -> None:
-        self.selected = (name, gpu)
-        self.switch_mode("node")
-
-    def set_alerts(self, book: AlertBook) -> None:
-        """The state with alerts that the user acknowledged or muted."""
-        self.state = replace(self.state, alerts=book)
-        self.show()
-
-    # What reaches the nodes. Dialogs and screens do the rest.
-
-    def may_act(self) -> bool:
-        """Whether there are nodes to ask; notifies the user if not."""
-        if self.actions is None:
-            self.notify("a replay has no nodes to ask", severity="warning", timeout=4)
-        return self.actions is not None
-
-    def look_at_stacks(self, nodes: Sequence[str] = ()) -> None:
-        """Go to the stacks and begin a look, at all nodes or at these."""
-        if not self.may_act():
-            return
-        self.switch_mode("stacks")
-
-        def begin() -> None:
-            if isinstance(self.screen, StacksScreen):
-                self.screen.look(nodes)
-
-        self.call_after_refresh(begin)
-
-    def ask_to_kill(self, nodes: Sequence[str] = ()) -> None:
-        """The dialog that names what would be ended, on these nodes or all."""
-        if self.readonly:
-            self.notify("this view only looks: start it without --readonly", severity="warning")
-        elif self.may_act():
-            self.push_screen(KillDialog(nodes))
-
     async def action_switch_mode(self, mode: str) -> None:
         """Only then the next key: it may be for the screen that this one opens."""
         await self.switch_mode(mode)
@@ -255,45 +201,37 @@ class TopApp(App[None]):
 
     # A replay: the same keys on every screen.
 
-    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """The keys of a replay do nothing where there is none."""
-        return action not in REPLAY_ACTIONS or self.replay is not None
-
     def action_pause(self) -> None:
-        assert self.replay is not None
-        self.replay.pause()
-        self.tick()
+        self._play(Player.pause)
 
     def action_faster(self, factor: float) -> None:
-        assert self.replay is not None
-        self.replay.faster(factor)
-        self.tick()
+        self._play(lambda player: player.faster(factor))
 
-    def action_scrub(self, part: float) -> None:
-        """Back or forth by a part of the whole."""
-        assert self.replay is not None
-        self._seek(self.replay.now() + part * (self.replay.last_s - self.replay.first_s))
-
-    def action_nudge(self, intervals: float) -> None:
-        assert self.replay is not None
-        self._seek(self.replay.now() + intervals * self._interval_s)
+    def action_scrub(self, part: float, intervals: float = 0.0) -> None:
+        """Back or forth by a part of the whole, or by intervals."""
+        replay = self.replay
+        if replay is not None:
+            by_s = part * (replay.last_s - replay.first_s) + intervals * self._interval_s
+            self._play(lambda player: player.seek_to(replay.now() + by_s))
 
     def on_replay_bar_seek(self, event: ReplayBar.Seek) -> None:
-        self._seek(event.at_s)
+        self._play(lambda player: player.seek_to(event.at_s))
 
-    def _seek(self, at_s: float) -> None:
-        assert self.replay is not None
-        self.replay.seek_to(at_s)
-        self.tick()
+    def _play(self, change: Callable[[Player], None]) -> None:
+        if self.replay is not None:
+            change(self.replay)
+            self.tick()
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         for key, title, help in MAIN_SCREENS:
             open_it = partial(self.switch_mode, title.lower())
             yield SystemCommand(title, f"{help} ({key})", open_it)
         if isinstance(screen, TopScreen):
-            for title, help, callback in screen.commands():
+            for title, help, action in filter(lambda one: screen.offers(one[2]), screen.commands()):
                 # The palette reads it as markup, and there are names of nodes in it.
-                yield SystemCommand(title, escape(printable(help)), callback)
+                yield SystemCommand(
+                    title, escape(printable(help)), getattr(screen, f"action_{action}")
+                )
         if self.replay is not None:
             yield SystemCommand("Pause", "or go on with the replay (space)", self.action_pause)
         yield SystemCommand("Picture", "the screen as SVG (w)", self.action_picture)

@@ -18,7 +18,7 @@ from dashboards.model.alert_book import Alert
 from dashboards.model.fleet import short_names
 from dashboards.model.state import State
 from dashboards.tui.screens.base import BACK, Commands, ListScreen
-from dashboards.tui.widgets.attention import is_muted
+from dashboards.tui.widgets.bars import is_muted
 from dashboards.tui.widgets.listing import Listing
 from dashboards.tui.widgets.palette import Palette
 from dashboards.tui.widgets.panel import Line, Panel, clock, words
@@ -59,7 +59,7 @@ class AlertList(Listing[Alert]):
     def rows(self, state: State, width: int, colors: Palette) -> list[Line]:
         return [self._row(alert, state, width, colors) for alert in self.listed]
 
-    def empty(self, state: State, colors: Palette) -> list[Line]:
+    def empty(self, colors: Palette) -> list[Line]:
         return [words((" nothing is wrong, and nothing was in the last hour", colors.good))]
 
     def _row(self, alert: Alert, state: State, width: int, colors: Palette) -> Line:
@@ -135,7 +135,7 @@ class AlertsScreen(ListScreen):
     BINDINGS: ClassVar[list[BindingType]] = [
         ("a", "acknowledge", "ack"),
         ("m", "mute", "mute 1 h"),
-        ("enter", "goto", "go"),
+        ("enter", "enter", "go"),
         ("x", "history"),
         ("e", "copy", "copy"),
         BACK,
@@ -149,17 +149,12 @@ class AlertsScreen(ListScreen):
     def listing(self) -> AlertList:
         return self.query_one(AlertList)
 
-    movable = listing
-
     def to_copy(self) -> str:
         alert = self.listing.chosen()
         return alert.command or alert.text if alert else ""
 
     def on_panel_moved(self) -> None:
         self.query_one(AlertDetail).again()
-
-    def on_panel_opened(self) -> None:
-        self.action_goto()
 
     def _active(self) -> Alert | None:
         """The alert under the cursor, unless it is over; the cursor follows it from now on."""
@@ -184,7 +179,7 @@ class AlertsScreen(ListScreen):
         self.listing.with_history = not self.listing.with_history
         self.again()
 
-    def action_goto(self) -> None:
+    def action_enter(self) -> None:
         """To the node that it names, to the run, or to the cluster."""
         alert = self.listing.chosen()
         if alert is None:
@@ -197,9 +192,11 @@ class AlertsScreen(ListScreen):
             self.app.switch_mode("cluster")
 
     def commands(self) -> Commands:
-        yield "Acknowledge", "count this alert no more (a)", self.action_acknowledge
-        yield "Mute", "this alert for an hour (m)", self.action_mute
-        yield "History", "show or hide alerts that are over (x)", self.action_history
+        return (
+            ("Acknowledge", "count this alert no more (a)", "acknowledge"),
+            ("Mute", "this alert for an hour (m)", "mute"),
+            ("History", "show or hide alerts that are over (x)", "history"),
+        )
 
 
 def _gpu_of(alert: Alert) -> int:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, ClassVar, Protocol, TypeVar, cast
+from dataclasses import replace
+from typing import ClassVar, TypeVar, cast
 
-from textual.app import ComposeResult
+from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.events import Resize
 from textual.screen import Screen
@@ -18,6 +19,7 @@ from dashboards.model.state import State
 from dashboards.operations.actions import Actions
 from dashboards.operations.background import Job, Watch
 from dashboards.tui.widgets.bars import Key, KeyBar, ReplayBar, TopBar
+from dashboards.tui.widgets.listing import Scrolled
 from dashboards.tui.widgets.panel import Panel
 
 T = TypeVar("T")
@@ -36,26 +38,40 @@ TABS: Sequence[Key] = tuple(
 HELP: Key = ("?", "help", "app.help")
 ALWAYS: Sequence[Key] = (("q", "quit", "app.quit"), ("w", "picture", "app.picture"))
 BACK = ("escape", "app.switch_mode('cluster')")
-Commands = Iterable[tuple[str, str, Callable[[], Any]]]  # (title, help, what to call)
+Commands = Iterable[tuple[str, str, str]]  # (title, help, action)
 
 
-class Top(Protocol):
-    """What screens and dialogs use of `TopApp`."""
+class Top(App[None]):
+    """What screens and dialogs use of the app."""
 
     state: State
-    actions: Actions | None
+    actions: Actions
     readonly: bool
     replay: Player | None
-    selected: tuple[str, int] | None  # (node, GPU), the same on all screens
+    selected: tuple[str, int] | None = None  # (node, GPU) that all screens mean
+    to_look_at: Sequence[str] | None = None  # nodes whose stacks the user asked for, () all
 
-    @property
-    def is_web(self) -> bool: ...
-    def node(self) -> str | None: ...
-    def open_node(self, name: str, gpu: int = 0) -> None: ...
-    def set_alerts(self, book: AlertBook) -> None: ...
-    def may_act(self) -> bool: ...
-    def look_at_stacks(self, nodes: Sequence[str] = ()) -> None: ...
-    def ask_to_kill(self, nodes: Sequence[str] = ()) -> None: ...
+    def show(self) -> None:
+        """The state on whatever screen is up; dialogs keep still."""
+        # While the program ends screens lose their widgets, and then there are none.
+        stack = self.screen_stack if self.is_running else []
+        if stack and isinstance(stack[-1], TopScreen):
+            stack[-1].show(self.state)
+
+    def node(self) -> str | None:
+        """The node under the cursor, else the first."""
+        if self.selected is not None and self.selected[0] in self.state.nodes:
+            return self.selected[0]
+        return next(iter(self.state.nodes), None)
+
+    def open_node(self, name: str, gpu: int = 0) -> None:
+        self.selected = (name, gpu)
+        self.switch_mode("node")
+
+    def set_alerts(self, book: AlertBook) -> None:
+        """The state with alerts that the user acknowledged or muted."""
+        self.state = replace(self.state, alerts=book)
+        self.show()
 
 
 def start_job(
@@ -111,11 +127,11 @@ class TopScreen(Screen[None]):
 
     @property
     def top(self) -> Top:
-        return cast("Top", self.app)
+        return cast(Top, self.app)
 
     def offers(self, action: str) -> bool:
-        """Whether its key is in the bar below."""
-        return action != "kill" or (self.top.actions is not None and not self.top.readonly)
+        """Whether its key is in the bar below, and the action in the palette."""
+        return action != "kill" or not self.top.readonly
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """False until the widgets exist: a key may come earlier."""
@@ -172,13 +188,6 @@ class TopScreen(Screen[None]):
         self.call_after_refresh(self.again)
 
 
-class Movable(Protocol):
-    """A list, a grid or a text."""
-
-    def move(self, rows: int, columns: int = 0, /) -> None: ...
-    def page(self, pages: int, /) -> None: ...
-
-
 class ListScreen(TopScreen):
     """A screen with one widget to move in."""
 
@@ -190,14 +199,20 @@ class ListScreen(TopScreen):
     ]
 
     @property
-    def movable(self) -> Movable:
-        raise NotImplementedError
+    def movable(self) -> Scrolled:
+        return self.query_one(Scrolled)
 
     def action_move(self, rows: int, columns: int = 0) -> None:
         self.movable.move(rows, columns)
 
     def action_page(self, pages: int) -> None:
         self.movable.page(pages)
+
+    def action_enter(self) -> None:
+        """Open what is under the cursor."""
+
+    def on_panel_opened(self) -> None:
+        self.action_enter()
 
 
 class FilterScreen(TopScreen):

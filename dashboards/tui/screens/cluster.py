@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
@@ -13,7 +13,7 @@ from clusterctl.nodes import fold
 from dashboards.model.fleet import METRICS, NODE_METRICS, ORDERS
 from dashboards.model.state import State
 from dashboards.tui.screens.base import Commands, FilterScreen, ListScreen, fit, following
-from dashboards.tui.screens.dialogs import PreflightDialog
+from dashboards.tui.screens.dialogs import ActingScreen
 from dashboards.tui.screens.text import LogScreen
 from dashboards.tui.widgets.bars import RunStrip
 from dashboards.tui.widgets.gpu_grid import GpuGrid
@@ -22,9 +22,7 @@ from dashboards.tui.widgets.node_cards import NodeCards
 from dashboards.tui.widgets.run_panels import Events, LossCurve
 
 
-class ClusterScreen(FilterScreen, ListScreen):
-    """Rows are nodes, cells are GPUs."""
-
+class ClusterScreen(FilterScreen, ListScreen, ActingScreen):
     TAB = "1"
     BINDINGS: ClassVar[list[BindingType]] = [
         ("left,h", "move(0,-1)"),
@@ -106,9 +104,6 @@ class ClusterScreen(FilterScreen, ListScreen):
         self._point()
         self.query_one(Selected).again()
 
-    def on_panel_opened(self) -> None:
-        self.action_enter()
-
     def action_metric(self) -> None:
         metrics = METRICS if self.top.state.has_gpus else NODE_METRICS
         self.grid.metric = following(metrics, self.grid.metric)
@@ -164,38 +159,28 @@ class ClusterScreen(FilterScreen, ListScreen):
         """In the hostfile's order."""
         return [name for name in self.top.state.nodes if name in self._marked]
 
-    def _meant(self) -> list[str]:
+    def meant(self) -> Sequence[str]:
+        """Without marks all: a hang is seen among all ranks, and none runs without the others."""
+        return self._marked_nodes()
+
+    def to_check(self) -> list[str]:
         """The marked nodes, else the one under the cursor."""
         node = self.grid.selected()
         return self._marked_nodes() or ([node.name] if node else [])
 
-    def action_stacks(self) -> None:
-        """Without marks of all nodes: who hangs is seen among all ranks, not among eight."""
-        self.top.look_at_stacks(self._marked_nodes())
-
-    def action_preflight(self) -> None:
-        nodes = self._meant()
-        if nodes and self.top.may_act():
-            self.app.push_screen(PreflightDialog(nodes))
-
-    def action_kill(self) -> None:
-        """Without marks on all nodes: no rank can continue without the others."""
-        self.top.ask_to_kill(self._marked_nodes())
-
     def to_copy(self) -> str:
-        return fold(self._meant())
+        return fold(self.to_check())
 
     def commands(self) -> Commands:
-        yield "Metric", "the next metric (p)", self.action_metric
-        yield "Sort", "the next order (s)", self.action_sort
-        yield "Filter", "by name or mark (/)", self.action_filter
-        yield "Outliers", "who stands out of the fleet (o)", self.action_outliers
-        yield "Mark", "or unmark all that are listed (*)", self.action_mark_all
-        if self.top.actions is not None:
-            count = len(self._marked_nodes())
-            where = f"the {count} marked nodes" if count else "all nodes"
-            checked = where if count else "this node"
-            yield "Look at stacks", f"of processes on {where} (S)", self.action_stacks
-            yield "Preflight", f"all checks of {checked} (P)", self.action_preflight
-            if not self.top.readonly:
-                yield "Kill", f"end the run on {where} (K)", self.action_kill
+        count = len(self._marked_nodes())
+        where = f"the {count} marked nodes" if count else "all nodes"
+        return (
+            ("Metric", "the next metric (p)", "metric"),
+            ("Sort", "the next order (s)", "sort"),
+            ("Filter", "by name or mark (/)", "filter"),
+            ("Outliers", "who stands out of the fleet (o)", "outliers"),
+            ("Mark", "or unmark all that are listed (*)", "mark_all"),
+            ("Look at stacks", f"of processes on {where} (S)", "stacks"),
+            ("Preflight", f"all checks of {where if count else 'this node'} (P)", "preflight"),
+            ("Kill", f"end the run on {where} (K)", "kill"),
+        )

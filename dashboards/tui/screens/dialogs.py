@@ -1,4 +1,4 @@
-"""What opens over another screen: end a job, check a node, keys and marks."""
+"""What opens over another screen: end a job, check nodes, keys and marks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from clusterctl.nodes import fold
 from clusterctl.printable import printable
 from dashboards.operations.actions import Ending
 from dashboards.operations.background import Job, Watch
-from dashboards.tui.screens.base import Top, start_job
+from dashboards.tui.screens.base import Top, TopScreen, start_job
 from dashboards.tui.widgets.panel import plain
 
 MOST_LINES = 12
@@ -212,3 +212,31 @@ class HelpScreen(ModalScreen[None]):
         box = self.query_one("#help")
         box.border_title = "clusterctl top"
         box.border_subtitle = "esc closes"
+
+
+class ActingScreen(TopScreen):
+    def meant(self) -> Sequence[str] | None:
+        """The nodes to act on, () for all; None when there are no nodes."""
+        return ()
+
+    def to_check(self) -> Sequence[str]:
+        return self.meant() or ()
+
+    def action_stacks(self) -> None:
+        nodes = self.meant()
+        if nodes is not None:
+            self.top.to_look_at = nodes
+            self.app.switch_mode("stacks")
+
+    def action_preflight(self) -> None:
+        nodes = self.to_check()
+        if nodes:
+            self.app.push_screen(PreflightDialog(nodes))
+
+    def action_kill(self) -> None:
+        """The dialog that names what would be ended."""
+        nodes = self.meant()
+        if nodes is not None and self.top.readonly:
+            self.notify("this view only looks: start it without --readonly", severity="warning")
+        elif nodes is not None:
+            self.app.push_screen(KillDialog(nodes))

@@ -11,16 +11,14 @@ from textual.widget import Widget
 
 from dashboards.model.fleet import METRICS
 from dashboards.model.state import State
-from dashboards.tui.screens.base import BACK, Commands, TopScreen, fit, following
-from dashboards.tui.screens.dialogs import PreflightDialog
+from dashboards.tui.screens.base import BACK, Commands, fit, following
+from dashboards.tui.screens.dialogs import ActingScreen
 from dashboards.tui.screens.text import LogScreen
 from dashboards.tui.widgets.node_facts import NodeDisks, NodeFacts, NodeLinks, NodeProcesses
 from dashboards.tui.widgets.node_panels import NodeChart, NodeGpus, NodeHead, NodePanel
 
 
-class NodeScreen(TopScreen):
-    """The second screen; enter on the cluster leads here, too."""
-
+class NodeScreen(ActingScreen):
     RUN_ABOVE = True
     TAB = "2"
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -112,27 +110,17 @@ class NodeScreen(TopScreen):
         gpu = self.gpus.gpu
         self.app.push_screen(LogScreen(name, ranks[gpu] if gpu < len(ranks) else None))
 
-    def action_stacks(self) -> None:
+    def meant(self) -> list[str] | None:
         name = self.top.node()
-        if name is not None:
-            self.top.look_at_stacks([name])
-
-    def action_preflight(self) -> None:
-        name = self.top.node()
-        if name is not None and self.top.may_act():
-            self.app.push_screen(PreflightDialog([name]))
-
-    def action_kill(self) -> None:
-        name = self.top.node()
-        if name is not None:
-            self.top.ask_to_kill([name])
+        return None if name is None else [name]
 
     def commands(self) -> Commands:
         name = self.top.node()
-        if name is None or self.top.actions is None:
-            return
-        yield "Log", f"of the ranks on {name} (L)", self.action_log
-        yield "Preflight", f"all checks of {name} (P)", self.action_preflight
-        yield "Stacks of this node", f"of {name} only (S)", self.action_stacks
-        if not self.top.readonly:
-            yield "Kill", f"the run's processes on {name} (K)", self.action_kill
+        if name is None:
+            return ()
+        return (
+            ("Log", f"of the ranks on {name} (L)", "log"),
+            ("Preflight", f"all checks of {name} (P)", "preflight"),
+            ("Stacks of this node", f"of {name} only (S)", "stacks"),
+            ("Kill", f"the run's processes on {name} (K)", "kill"),
+        )

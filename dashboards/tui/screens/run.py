@@ -11,15 +11,21 @@ from textual.widget import Widget
 
 from dashboards.model.run_progress import figures
 from dashboards.model.state import State
-from dashboards.tui.screens.base import BACK, Commands, TopScreen
+from dashboards.tui.screens.base import BACK, Commands
+from dashboards.tui.screens.dialogs import ActingScreen
 from dashboards.tui.screens.text import LogScreen
-from dashboards.tui.widgets.run_figures import Phases, RunFigures
-from dashboards.tui.widgets.run_panels import Events, LossCurve, RunHead, RunNodes, StepCurve
+from dashboards.tui.widgets.run_panels import (
+    Events,
+    LossCurve,
+    Phases,
+    RunFigures,
+    RunHead,
+    RunNodes,
+    StepCurve,
+)
 
 
-class RunScreen(TopScreen):
-    """One run, as its directory tells it."""
-
+class RunScreen(ActingScreen):
     TAB = "3"
     BINDINGS: ClassVar[list[BindingType]] = [
         ("left,h", "app.scrub(-0.02)"),
@@ -60,15 +66,9 @@ class RunScreen(TopScreen):
         place = run.place_of(rank)
         self.app.push_screen(LogScreen(place[0] if place else None, rank))
 
-    def action_stacks(self) -> None:
-        self.top.look_at_stacks()
-
-    def action_kill(self) -> None:
-        self.top.ask_to_kill()
-
     def commands(self) -> Commands:
-        yield "Log", "of the slowest rank (L)", self.action_log
-        if self.top.actions is not None:
-            yield "Look at stacks", "of all processes, now (S)", self.action_stacks
-            if not self.top.readonly:
-                yield "Kill", "end the run on all nodes (K)", self.action_kill
+        return (
+            ("Log", "of the slowest rank (L)", "log"),
+            ("Look at stacks", "of all processes, now (S)", "stacks"),
+            ("Kill", "end the run on all nodes (K)", "kill"),
+        )

@@ -2,25 +2,158 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from rich.style import Style
 from textual.binding import BindingType
 from textual.widget import Widget
 
 from clusterctl.stacks.files import process_text
-from clusterctl.stacks.report import Class
+from clusterctl.stacks.report import Class, classes, header, hidden_line, is_dull, permission_lines
+from dashboards.model import units
+from dashboards.model.fleet import short_names
 from dashboards.model.state import State
 from dashboards.operations.background import Job
 from dashboards.tui.screens.base import Commands, ListScreen, fit, start_job
 from dashboards.tui.screens.text import TextScreen
-from dashboards.tui.widgets.stacks_panels import ClassList, VerdictPanel
+from dashboards.tui.widgets.listing import Listing
+from dashboards.tui.widgets.palette import Palette
+from dashboards.tui.widgets.panel import Line, Panel, clock, fitted, width_of, words
 
 if TYPE_CHECKING:
     from clusterctl.stacks.diagnose import Diagnosis
+
+
+STYLES = {"moving": "good", "busy": "warn", "no-answer": "warn", "unknown": "warn"}
+WHAT_IT_DOES = (
+    " looks at every process of the run on all nodes, twice, 2 s apart,",
+    " and says whom the others wait for. It stops nothing and leaves nothing there.",
+)
+
+
+class VerdictPanel(Panel):
+    """What it means, why, and what to do; before that what is being done."""
+
+    job: Job[Diagnosis] | None = None
+    diagnosis: Diagnosis | None = None
+
+    @property
+    def is_looking(self) -> bool:
+        return self.job is not None and not self.job.done and not self.job.cancelled
+
+    def lines_wanted(self, width: int) -> int:
+        seen = self.diagnosis
+        if seen is None or self.is_looking:
+            return 3
+        return 1 + sum(len(_wrapped(text, width)) for text, _ in self._texts(seen))
+
+    def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
+        job, seen = self.job, self.diagnosis
+        if job is not None and self.is_looking:
+            self.title("stacks", "esc cancels")
+            dots = "·" * (1 + int(job.seconds) % 3)
+            progress = f" {job.seconds:.0f} s  {job.watch.line() or 'begins'}"
+            head = words((f" looking at every process, twice {dots}", colors.accent))
+            return [head, words((progress, colors.text))]
+        if job is not None and (job.cancelled or job.error):
+            self.title("stacks")
+            lines = _lines(job.error or "cancelled", width, colors.warn)
+            return [*lines, words((" enter looks again", colors.label))]
+        if seen is None:
+            self.title("stacks")
+            head = words((" enter", colors.accent), (WHAT_IT_DOES[0], colors.text))
+            return [head, words((WHAT_IT_DOES[1], colors.text))]
+        taken_s = seen.snapshot.taken_s
+        ago = f"{units.age(max(0.0, state.now_s - taken_s))} ago"
+        self.title(f"stacks of {clock(taken_s)}", ago)
+        lines = [words((f" {header(seen.snapshot)}", colors.label))]
+        for text, style in self._texts(seen):
+            lines += _lines(text, width, getattr(colors, style))
+        return lines
+
+    def _texts(self, seen: Diagnosis) -> list[tuple[str, str]]:
+        """(text, name of a style in Palette), in the order of weight."""
+        verdict = seen.verdict
+        style = STYLES.get(verdict.kind, "bad")
+        return [
+            (f"{verdict.headline} ({verdict.confidence} confidence)", style),
+            *((f"because {text}", "text") for text in verdict.evidence[:3]),
+            *((f"{clue.source}: {clue.text}", "warn") for clue in seen.clues[:2]),
+            *((f"next: {text}", "accent") for text in verdict.next_steps[:2]),
+            *((text, "warn") for text in permission_lines(seen.snapshot)),
+        ]
+
+
+class ClassList(Listing[Class]):
+    """Processes in the same place of the code, a line for each class."""
+
+    diagnosis: Diagnosis | None = None
+    everything = False  # idle classes too
+    _hidden = ""
+
+    def take(self, diagnosis: Diagnosis) -> None:
+        self.diagnosis = diagnosis
+        self.choose()
+
+    def choose(self) -> None:
+        """List again, after a new look or with other ones hidden."""
+        if self.diagnosis is None:
+            return
+        found = classes(self.diagnosis.snapshot, self.diagnosis.verdict)
+        self.listed = [one for one in found if self.everything or not is_dull(one)]
+        dull = [one for one in found if one not in self.listed]
+        self._hidden = hidden_line(dull, self.diagnosis.snapshot).replace("(--all)", "(x shows)")
+        self.at = 0
+
+    def heading(self, state: State, width: int, colors: Palette) -> list[Line]:
+        self.title("classes" if self.listed else "", self._hidden)
+        return []
+
+    def rows(self, state: State, width: int, colors: Palette) -> list[Line]:
+        _, short = short_names(state.nodes)
+        names = [_who(one, short) for one in self.listed]
+        wide = min(40 if width >= 100 else 26, max(map(len, names), default=0))
+        names = [who if len(who) <= wide else who[: wide - 1] + "…" for who in names]
+        pairs = zip(self.listed, names, strict=True)
+        return [self._row(one, f"{who:<{wide}}", width, colors) for one, who in pairs]
+
+    def _row(self, one: Class, who: str, width: int, colors: Palette) -> Line:
+        proc = one.first
+        style = colors.bad if one.suspect else colors.text
+        doing = str(proc.progress)
+        if proc.progress != "moving" and proc.stood_s >= 1:
+            doing += f" {proc.stood_s:.0f} s"
+        doing = f"{doing:<11}" if width < 100 else f"{proc.kind + ' ' + doing:<24}"
+        site = proc.where() if proc.stack.frames else proc.error or "no Python stack"
+        line = words(
+            (f"{'!' if one.suspect else ' '}{len(one.procs):>5,} ", style),
+            (f"{who}  ", style),
+            (f"{doing} ", colors.warn if one.suspect else colors.label),
+        )
+        room = width - width_of(line)
+        end = "  <- suspect" if one.suspect and room > 50 else ""
+        line += fitted(words((site, style)), room - len(end), colors.text)
+        return line + words((end, colors.bad))
+
+
+def _who(one: Class, short: Mapping[str, str]) -> str:
+    """`ranks 0-26,28-191`, `004 rank 27 loader 2`: the beginning of all names is left out."""
+    if len(one.procs) == 1:
+        return f"{short.get(one.first.node, one.first.node)} {one.first.label}"
+    return one.who()
+
+
+def _lines(text: str, width: int, style: Style) -> list[Line]:
+    return [words((f" {line}", style)) for line in _wrapped(text, width)]
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, max(20, width - 2), subsequent_indent="  ") or [""]
 
 
 class StacksScreen(ListScreen):
@@ -47,30 +180,24 @@ class StacksScreen(ListScreen):
     def listing(self) -> ClassList:
         return self.query_one(ClassList)
 
-    movable = listing
-
-    @property
-    def is_looking(self) -> bool:
-        job = self.panel.job
-        return job is not None and not job.done and not job.cancelled
-
     def prepare(self, state: State) -> None:
         panel, listing = self.panel, self.listing
-        if self.top.actions is None:
-            panel.why_not = "a replay has no nodes to ask: stacks are those of running processes"
         listing.set_class(listing.diagnosis is None, "-off")
         wanted = panel.lines_wanted(self.size.width - 2) + 2
         height = max(4, min(wanted, (self.size.height - 2) * 2 // 3))
         fit(panel, 5 if listing.diagnosis is None else height)
 
+    def on_screen_resume(self) -> None:
+        nodes, self.top.to_look_at = self.top.to_look_at, None
+        if nodes is not None:
+            self.look(nodes)
+
     def look(self, nodes: Sequence[str] = ()) -> None:
-        """Begin a look, at all nodes or at these; the one that goes on is given up."""
-        actions, run = self.top.actions, self.top.state.run
-        if actions is None:
-            return
+        """Begin a look, at all nodes or at these; the one under way is given up."""
         if self.panel.job is not None:
             self.panel.job.cancel()
-        work = partial(actions.diagnose, run.directory if run else None, nodes)
+        run = self.top.state.run
+        work = partial(self.top.actions.diagnose, run.directory if run else None, nodes)
         self.panel.job = start_job(self, work, self._take)
         self.again()
 
@@ -83,9 +210,6 @@ class StacksScreen(ListScreen):
             self.panel.job = None
         self.again()
 
-    def on_panel_opened(self) -> None:
-        self.action_enter()
-
     def action_enter(self) -> None:
         one = self.listing.chosen()
         if one is None or self.panel.job is not None:
@@ -94,7 +218,7 @@ class StacksScreen(ListScreen):
             self.app.push_screen(TextScreen(one.who(), full_stacks(one)))
 
     def action_look(self) -> None:
-        if not self.is_looking:
+        if not self.panel.is_looking:
             self.look()
 
     def action_everything(self) -> None:
@@ -116,8 +240,9 @@ class StacksScreen(ListScreen):
             self.notify(f"written: {folder}/index.html", timeout=5)
 
     def action_leave(self) -> None:
-        if self.is_looking and self.panel.job is not None:
-            self.panel.job.cancel()
+        job = self.panel.job
+        if job is not None and self.panel.is_looking:
+            job.cancel()
             if self.panel.diagnosis is not None:
                 self.panel.job = None
             self.again()
@@ -133,9 +258,10 @@ class StacksScreen(ListScreen):
         return "\n".join([seen.verdict.headline, *reasons, *places])
 
     def commands(self) -> Commands:
-        if self.top.actions is not None:
-            yield "Look at stacks", "of all processes, now (S)", self.action_look
-            yield "Save stacks", "a text for each, and index.html (d)", self.action_save
+        return (
+            ("Look at stacks", "of all processes, now (S)", "look"),
+            ("Save stacks", "a text for each, and index.html (d)", "save"),
+        )
 
 
 def full_stacks(one: Class) -> list[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from rich.style import Style
@@ -10,12 +11,12 @@ from textual.message import Message
 
 from dashboards.feeds.replay import Player
 from dashboards.model import units
+from dashboards.model.alert_book import Alert
 from dashboards.model.fleet import ALARM, MISSING, STALE, UNKNOWN, Summary, summarise
 from dashboards.model.ring_buffer import Thin
 from dashboards.model.run_progress import Figures, figures
 from dashboards.model.state import RunState, State
 from dashboards.tui.braille import nice_scale, resampled, spark
-from dashboards.tui.widgets.attention import unheard
 from dashboards.tui.widgets.palette import Palette
 from dashboards.tui.widgets.panel import Line, Panel, clock, crop, gauge, spread, width_of, words
 
@@ -23,13 +24,23 @@ UNDERLINED = Style(underline=True)
 Key = tuple[str, str, str]  # (key, word, action), for the bar below
 
 
+def is_muted(alert: Alert, state: State) -> bool:
+    return alert.muted_until_s is not None and alert.muted_until_s > state.now_s
+
+
+def unheard(state: State) -> list[Alert]:
+    """Active alerts that are neither acknowledged nor muted."""
+    active = state.alerts.active
+    return [alert for alert in active if not (alert.acknowledged or is_muted(alert, state))]
+
+
 class TopBar(Panel):
     """Who, how many, how far, how old, what time: always there."""
 
     with_run = False  # where nothing else on the screen shows the run
 
-    def looks_at(self, state: State) -> tuple[object, ...]:
-        return (state,)
+    def looks_at(self, state: State) -> object:
+        return state
 
     def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
         summary = summarise(state)
@@ -58,10 +69,10 @@ class TopBar(Panel):
 
 
 def _counts(summary: Summary, colors: Palette) -> Line:
-    styles = {ALARM: colors.bad, MISSING: colors.bad, UNKNOWN: colors.warn, STALE: colors.warn}
     line: Line = []
-    for mark, style in styles.items():
+    for mark in (ALARM, MISSING, UNKNOWN, STALE):
         if mark in summary.marks:
+            style = colors.mark(mark, colors.text)
             line += words(("  ", colors.text), (f"{mark}{summary.marks[mark]}", style))
     return line
 
@@ -94,16 +105,6 @@ def last_step_age(run: RunState, state: State) -> str:
 class RunStrip(Panel):
     """The run in one line, for the screens that are about something else."""
 
-    _drawn: tuple[Thin | None, str] = (None, "")
-
-    def _loss(self, run: RunState) -> str:
-        """The whole smoothed loss in 24 characters, drawn again only after a step."""
-        if self._drawn[0] is not run.curve:
-            points = [(row[0], row[2]) for row in run.curve.rows()]
-            curve = resampled(points, 48, points[0][0], points[-1][0])
-            self._drawn = (run.curve, spark(curve, nice_scale(curve)))
-        return self._drawn[1]
-
     def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
         run = state.run
         if run is None:
@@ -125,10 +126,18 @@ class RunStrip(Panel):
                 room -= width_of(part)
                 left, right = (left + part, right) if at_left else (left, part + right)
         if room > 54 and len(run.recent) > 1:
-            right = words((self._loss(run), colors.good), ("  ", colors.text)) + right
+            right = words((_loss(run.curve), colors.good), ("  ", colors.text)) + right
             room -= 26
         left += words(("  ", colors.text)) + progress_bar(now, min(60, room - 4), colors)
         return [spread(left, right, width, colors.text)]
+
+
+@functools.lru_cache(1)  # it is drawn again only after a step
+def _loss(curve: Thin) -> str:
+    """The whole smoothed loss in 24 characters."""
+    points = [(row[0], row[2]) for row in curve.rows()]
+    values = resampled(points, 48, points[0][0], points[-1][0])
+    return spark(values, nice_scale(values))
 
 
 def status_words(now: Figures, colors: Palette) -> Sequence[tuple[str, Style]]:
@@ -157,8 +166,8 @@ class KeyBar(Panel):
         super().__init__(id=id)
         self._tabs, self._current, self._keys = tabs, current, keys
 
-    def looks_at(self, state: State) -> tuple[object, ...]:
-        return ()
+    def looks_at(self, state: State) -> object:
+        return None
 
     def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
         line: Line = []

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 from rich.segment import Segment
 from rich.style import Style
-from textual.events import Click
 
 from dashboards.model import fleet, units
 from dashboards.model.state import NodeState, State
 from dashboards.tui.braille import SPARKS
 from dashboards.tui.widgets.history import node_spark
-from dashboards.tui.widgets.palette import Palette
-from dashboards.tui.widgets.panel import Line, Panel, fitted, width_of, words
+from dashboards.tui.widgets.listing import Scrolled
+from dashboards.tui.widgets.palette import SILENT, Palette
+from dashboards.tui.widgets.panel import Line, fitted, width_of, words
 
 TAIL = 8  # total, or why there is none
 CELL_WIDTHS = (6, 5, 4, 3, 2)
@@ -61,9 +61,10 @@ def lay_out(nodes: int, gpus: int, label: int, width: int, height: int) -> Layou
     return found
 
 
-class GpuGrid(Panel, can_focus=True):
+class GpuGrid(Scrolled):
     """The fleet. `cursor` is (node name, GPU)."""
 
+    WHEEL = 0
     metric: fleet.Metric = fleet.METRICS[0]
     order = "hostfile"
     wanted = ""  # the filter
@@ -92,14 +93,10 @@ class GpuGrid(Panel, can_focus=True):
         self.listed = fleet.arranged(state, self.metric, self.order, self.wanted)
         self._shape = shape = self._lay_out(state, len(self.listed), width, height)
         self._keep_cursor(height)
-        notes = []
-        self._usual = fleet.usual_range(state, self.metric) if self.only_outliers else None
-        if self._usual is not None:
-            low, high = (self.metric.say(value) for value in self._usual)
-            notes = [f"outliers: not {low} to {high}"]
-        elif self.only_outliers:
-            notes = ["outliers: too few readings"]
-        notes = self._notes(*notes)
+        usual = self._usual = fleet.usual_range(state, self.metric) if self.only_outliers else None
+        limits = " to ".join(map(self.metric.say, usual)) if usual else ""
+        outliers = f"outliers: {f'not {limits}' if usual else 'too few readings'}"
+        notes = self._notes(*[outliers] * self.only_outliers)
         hidden = shape.rows - (height - 1)
         notes += [f"{hidden * shape.columns} more, scroll"] if hidden > 0 else []
         title = self.metric.whole_title if shape.cell >= 5 else self.metric.title
@@ -154,16 +151,13 @@ class GpuGrid(Panel, can_focus=True):
 
     def _block(self, node: NodeState, label: str, state: State, colors: Palette) -> Line:
         mark, why = fleet.node_mark(node, state)
-        silent = mark in (fleet.UNKNOWN, fleet.STALE)
+        silent = mark in SILENT
         line = self._front(node, label, silent, colors)
         line += self._tiles(node, mark, state, colors)
-        value = (
-            None if node.sample is None or node.down else fleet.node_value(node.sample, self.metric)
-        )
+        sample = None if node.down else node.sample
+        value = None if sample is None else fleet.node_value(sample, self.metric)
         total = self.metric.say(value).removesuffix(" MHz")
-        style = {"": colors.text, fleet.STALE: colors.dim, fleet.UNKNOWN: colors.warn}.get(
-            mark, colors.bad
-        )
+        style = colors.dim if mark == fleet.STALE else colors.mark(mark, colors.text)
         room = self._shape.block - width_of(line)
         if room < TAIL + 14:
             if silent:
@@ -180,13 +174,10 @@ class GpuGrid(Panel, can_focus=True):
     def _tiles(self, node: NodeState, mark: str, state: State, colors: Palette) -> Line:
         width, metric = self._shape.cell, self.metric
         on = self.cursor[1] if self.cursor and self._is_here(node) else -1
-        gpus = node.sample.gpus or () if node.sample is not None else ()
-        if (
-            not node.gpus_seen
-            and node.sample is not None
-            and mark not in (fleet.UNKNOWN, fleet.STALE)
-        ):
-            usage = f"cpu {units.percent(node.sample.cpu)}  mem {units.percent(node.sample.memory)}"
+        sample = node.sample
+        gpus = sample.gpus or () if sample is not None else ()
+        if sample is not None and not node.gpus_seen and mark not in SILENT:
+            usage = f"cpu {units.percent(sample.cpu)}  mem {units.percent(sample.memory)}"
             text = words((f"no GPU  {usage}", colors.label))
             return fitted(text, width * self._gpus, colors.label)
         line: Line = []
@@ -214,10 +205,8 @@ class GpuGrid(Panel, can_focus=True):
         ground = colors.cell(cell.level, self.metric.key == "temperature")
         mark_style, mark = colors.text, cell.mark or " "
         if cell.value is None:
-            ground = {fleet.MISSING: colors.bad, fleet.UNKNOWN: colors.dim}.get(
-                cell.mark, colors.text
-            )
-            text, mark = cell.mark, " "
+            grounds = {fleet.MISSING: colors.bad, fleet.UNKNOWN: colors.dim}
+            ground, text, mark = grounds.get(cell.mark, colors.text), cell.mark, " "
         else:
             text = SPARKS[min(7, int(8 * (cell.level or 0.0)))]
             if width > 2:
@@ -248,12 +237,10 @@ class GpuGrid(Panel, can_focus=True):
     ) -> Line:
         """CPU, memory, load and the last minutes of the metric, where there is room."""
         sample = None if node.down else node.sample
+        cpu, memory, load = (sample.cpu, sample.memory, sample.load1) if sample else (None,) * 3
         style = colors.dim if silent else colors.label
-        cpu = memory = load = units.UNKNOWN
-        if sample is not None:
-            cpu, memory = units.percent(sample.cpu), units.percent(sample.memory)
-            load = units.number(sample.load1, 2)
-        line = words((f"{cpu:>4} {memory:>5} {load:>5}  ", style))
+        usage = f"{units.percent(cpu):>4} {units.percent(memory):>5} {units.number(load, 2):>5}  "
+        line = words((usage, style))
         width = min(120, room - 19)
         if width >= 8:
             ink = style if silent else colors.spark
@@ -297,15 +284,11 @@ class GpuGrid(Panel, can_focus=True):
     def selected(self) -> NodeState | None:
         return next((n for n in self.listed if self.cursor and n.name == self.cursor[0]), None)
 
-    def on_click(self, event: Click) -> None:
-        offset = event.get_content_offset(self)
-        if offset is None or offset.y < 1:
-            return
+    def point(self, x: int, y: int) -> bool:
         shape = self._shape
-        column = min(shape.columns - 1, offset.x // shape.block)
-        at = column * shape.rows + self._top + offset.y - 1
-        if at < len(self.listed):
-            gpu = (offset.x - column * shape.block - self._label - 2) // shape.cell
-            self._place(at, gpu)
-            if event.chain == 2:
-                self.post_message(self.Opened())
+        column = min(shape.columns - 1, x // shape.block)
+        at = column * shape.rows + self._top + y - 1
+        is_node = y >= 1 and at < len(self.listed)
+        if is_node:
+            self._place(at, (x - column * shape.block - self._label - 2) // shape.cell)
+        return is_node

@@ -18,21 +18,19 @@ from dashboards.tui.braille import Scale, area, binned, finite, nice_scale, spar
 from dashboards.tui.widgets.palette import Palette
 from dashboards.tui.widgets.panel import Line, Panel, width_of, with_parts, words
 
+Say = Callable[[float | None], str]
+Size = tuple[int, int]  # (width, height)
+GONE = "x gone: the node had this GPU and does not show it now"
 WINDOW = 600  # rows of history that a chart reaches back, when it is wide enough
 _KEPT = 8192  # chunks; five of each of 1,000 nodes are on a screen at most
 assert CHUNK % 2 == 0, "a character would reach over the end of a chunk"
 
 
 def chart(
-    state: State,
-    values: Sequence[float],
-    width: int,
-    height: int,
-    scale: Scale,
-    say: Callable[[float | None], str],
-    colors: Palette,
+    state: State, values: list[float], size: Size, scale: Scale, say: Say, colors: Palette
 ) -> list[Line]:
     """An area with its scale at the left; the newest of `values`, rows of history, is now."""
+    width, height = size
     high, low = say(scale.high), say(scale.low) if height > 1 else ""
     gutter = max(len(high), len(low)) + 1
     inner = width - gutter
@@ -40,15 +38,12 @@ def chart(
         return []
     per_dot = max(1, round(min(WINDOW, len(values)) / (2 * inner)))
     dots = binned(values, 2 * inner, per_dot, ticks(state))
-    lines: list[Line] = []
-    for y, row in enumerate(area(dots, inner, height, scale)):
-        label = high if y == 0 else low if y == height - 1 else ""
-        line = words((f"{label:>{gutter - 1}} ", colors.dim))
-        for text, level in row:
-            at = level * (len(colors.chart) - 1) // max(1, height - 1)
-            line.append(Segment(text, colors.chart[at]))
-        lines.append(line)
-    return lines
+    ramp = [colors.chart[n * (len(colors.chart) - 1) // max(1, height - 1)] for n in range(height)]
+    labels = [f"{text:>{gutter - 1}} " for text in [high, *[""] * (height - 2), low]]
+    return [
+        words((label, colors.dim)) + [Segment(text, ramp[level]) for text, level in row]
+        for label, row in zip(labels, area(dots, inner, height, scale), strict=False)
+    ]
 
 
 def ticks(state: State) -> int:
@@ -80,8 +75,7 @@ class FleetHistory(Panel):
         if power or metric.full_scale is None:
             scale = nice_scale(values, from_zero=True)
         notes = self._notes(state, samples, width, colors) if height > 2 else []
-        body = chart(state, values, width, height - len(notes), scale, metric.say, colors)
-        return body + notes
+        return chart(state, values, (width, height - len(notes)), scale, metric.say, colors) + notes
 
     def _notes(
         self, state: State, samples: Sequence[NodeSample], width: int, colors: Palette
@@ -120,9 +114,7 @@ class Selected(Panel):
         name += f"  GPU {index}" if node.gpus_seen else ""
         model = gpu.name.removeprefix("NVIDIA ") if gpu else ""
         self.title(f"{name}  {model}".rstrip() if len(name) + len(model) + 8 < width else name)
-        head = self._figures(state, node, gpu, index, width, colors)[: max(1, height)]
-        if height <= len(head):
-            return head
+        head = self._figures(state, node, gpu, index, colors)[:height]
         column = NODE_COLUMNS.index("cpu")
         if node.gpus_seen:
             column = gpu_column(index, self.metric.column)
@@ -130,19 +122,14 @@ class Selected(Panel):
         full = self.metric.full_scale or 1.0
         if self.metric.is_scaled:
             full = max([full, *finite(values)])
-        scale, left = Scale(0.0, full), height - len(head)
-        return head + chart(state, values, width, left, scale, self.metric.say, colors)
+        size, scale = (width, height - len(head)), Scale(0.0, full)
+        return head + chart(state, values, size, scale, self.metric.say, colors)
 
     def _figures(
-        self,
-        state: State,
-        node: NodeState,
-        gpu: Gpu | None,
-        index: int,
-        width: int,
-        colors: Palette,
+        self, state: State, node: NodeState, gpu: Gpu | None, index: int, colors: Palette
     ) -> list[Line]:
         mark, why = fleet.node_mark(node, state)
+        width = self.content_size.width
         if node.down is not None:
             phase = (f"{mark} {node.down.phase}: ", colors.warn)
             return [words(phase, (node.down.message, colors.text))]
@@ -169,8 +156,7 @@ class Selected(Panel):
             parts = [words((f"  {text}", colors.text)) for text in texts]
             lines.append(with_parts(line, parts, width))
         elif node.gpus_seen and sample.gpus is not None:
-            text = "x gone: the node had this GPU and does not show it now"
-            lines.append(words((text, colors.bad)))
+            lines.append(words((GONE, colors.bad)))
         if len(lines) < 2 or not node.gpus_seen:
             lines.append(node_line(node, width, colors))
         return lines

@@ -14,15 +14,29 @@ from dashboards.tui.widgets.palette import Palette
 from dashboards.tui.widgets.panel import Line, Panel, fitted, words
 
 T = TypeVar("T")
+LIFT = Style(bold=True)
 
 
 class Scrolled(Panel, can_focus=True):
-    """Lines that the keys and the wheel move in."""
+    """Lines that keys, the wheel and clicks move in."""
 
     WHEEL = 1  # lines
+    _above = 0  # lines of the heading, which do not scroll
 
     def move(self, rows: int, columns: int = 0) -> None:
         raise NotImplementedError
+
+    def page(self, pages: int) -> None:
+        self.move(pages * max(1, self.content_size.height - self._above - 1))
+
+    def point(self, x: int, y: int) -> bool:
+        """Put the cursor on what is there, below the heading; False where there is nothing."""
+        return False
+
+    def on_click(self, event: Click) -> None:
+        offset = event.get_content_offset(self)
+        if offset is not None and self.point(offset.x, offset.y - self._above) and event.chain == 2:
+            self.post_message(self.Opened())
 
     def on_mouse_scroll_down(self, event: MouseScrollDown) -> None:
         self.move(self.WHEEL)
@@ -37,7 +51,6 @@ class Listing(Scrolled, Generic[T]):
     at = 0  # of the row under the cursor
     listed: Sequence[T] = ()
     _top = 0
-    _above = 0  # lines of the heading
 
     def heading(self, state: State, width: int, colors: Palette) -> list[Line]:
         """Lines above the rows that do not scroll."""
@@ -47,7 +60,7 @@ class Listing(Scrolled, Generic[T]):
         """A line for each of `listed`; it gets two cells for the cursor before it."""
         raise NotImplementedError
 
-    def empty(self, state: State, colors: Palette) -> list[Line]:
+    def empty(self, colors: Palette) -> list[Line]:
         """Lines to show where there are no rows."""
         return []
 
@@ -55,22 +68,20 @@ class Listing(Scrolled, Generic[T]):
         return self.listed[self.at] if self.at < len(self.listed) else None
 
     def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
-        above = self.heading(state, width, colors)
+        lines = list(self.heading(state, width, colors))
         rows = self.rows(state, width - 2, colors)
-        self._above = len(above)
+        self._above = len(lines)
         if not rows:
-            return above + self.empty(state, colors)
+            return lines + self.empty(colors)
         self.at = max(0, min(self.at, len(rows) - 1))
-        room = max(1, height - len(above))
+        room = max(1, height - len(lines))
         self._top = min(max(self._top, self.at - room + 1), self.at)
         self._top = max(0, min(self._top, len(rows) - room))
-        lines = list(above)
-        lift = Style(bold=True)
-        for index in range(self._top, min(len(rows), self._top + room)):
-            row = list(rows[index])
-            if index == self.at:
-                row = [Segment(text, (style or lift) + lift) for text, style, _ in row]
-            lines.append([Segment("▸ " if index == self.at else "  ", colors.cursor), *row])
+        for index, row in enumerate(rows[self._top : self._top + room], self._top):
+            here = index == self.at
+            if here:
+                row = [Segment(text, (style or LIFT) + LIFT) for text, style, _ in row]
+            lines.append([Segment("▸ " if here else "  ", colors.cursor), *row])
         if len(rows) > room:
             left = len(rows) - self._top - room
             note = f" {left} more below " if left > 0 else f" {self._top} more above "
@@ -88,18 +99,11 @@ class Listing(Scrolled, Generic[T]):
             self.again()
             self.post_message(self.Moved())
 
-    def page(self, pages: int) -> None:
-        self.move(pages * max(1, self.content_size.height - self._above - 1))
-
-    def on_click(self, event: Click) -> None:
-        offset = event.get_content_offset(self)
-        if offset is None or offset.y < self._above:
-            return
-        at = self._top + offset.y - self._above
-        if at < len(self.listed):
-            self.put(at)
-            if event.chain == 2:
-                self.post_message(self.Opened())
+    def point(self, x: int, y: int) -> bool:
+        is_row = 0 <= y < len(self.listed) - self._top
+        if is_row:
+            self.put(self._top + y)
+        return is_row
 
 
 class Text(Scrolled):
@@ -119,34 +123,34 @@ class Text(Scrolled):
     def text(self) -> str:
         return "\n".join(text for text, _ in self._rows)
 
-    def looks_at(self, state: State) -> tuple[object, ...]:
-        return (self._rows,)
+    def looks_at(self, state: State) -> object:
+        return self._rows
+
+    @property
+    def _last(self) -> int:
+        """The first line, when the last one is at the bottom."""
+        return max(0, len(self._rows) - self._room)
 
     def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
-        self._room = max(1, height)
-        last = max(0, len(self._rows) - self._room)
-        self._first = last if self.follows else max(0, min(self._first, last))
-        lines: list[Line] = []
-        for text, name in self._rows[self._first : self._first + height]:
-            style = getattr(colors, name or "text")
-            lines.append(fitted(words((" " + text.expandtabs(4), style)), width, colors.text))
-        return lines
+        self._room = height
+        self._first = self._last if self.follows else min(self._first, self._last)
+        return [
+            words((" " + text.expandtabs(4), getattr(colors, name or "text")))
+            for text, name in self._rows[self._first : self._first + height]
+        ]
 
     def position(self) -> str:
         """`41-80 of 512`; "" when all is seen."""
-        if len(self._rows) <= self._room:
+        if not self._last:
             return ""
         last = min(len(self._rows), self._first + self._room)
         return f"{self._first + 1}-{last} of {len(self._rows)}"
 
     def move(self, rows: int, columns: int = 0) -> None:
-        last = max(0, len(self._rows) - self._room)
-        self._first = max(0, min(last, self._first + rows))
-        self.follows = (self.follows and rows >= 0) or (rows > 0 and self._first == last)
+        self._first = max(0, min(self._last, self._first + rows))
+        at_end = rows > 0 and self._first == self._last
+        self.follows = at_end or (self.follows and rows >= 0)
         self._show_place()
-
-    def page(self, pages: int) -> None:
-        self.move(pages * max(1, self._room - 1))
 
     def to_end(self, end: bool) -> None:
         self.follows = end

@@ -11,7 +11,7 @@ from dashboards.model.state import NodeState, State
 from dashboards.tui.braille import Scale, finite, nice_scale, spark
 from dashboards.tui.widgets.gpu_grid import GpuGrid, Layout
 from dashboards.tui.widgets.history import chart, load_text, memory_text, node_line, reach, shown
-from dashboards.tui.widgets.palette import Palette
+from dashboards.tui.widgets.palette import SILENT, Palette
 from dashboards.tui.widgets.panel import Line, beside, fitted, gauge, spread, width_of, words
 
 CARD_HEIGHT, CARD_WIDTH = 5, 38
@@ -103,8 +103,8 @@ class NodeCards(GpuGrid):
             head = spread(head, line, inner, colors.text)
         wide = inner - (SIDE + 3 if side else 0)
         values = self._past(node, state, reach(node))
-        body = chart(state, values, wide, tall, scale, self.metric.say, colors)
-        if mark in (fleet.UNKNOWN, fleet.STALE):
+        body = chart(state, values, (wide, tall), scale, self.metric.say, colors)
+        if mark in SILENT:
             body = [[Segment(text, colors.dim) for text, _, _ in line] for line in body]
         if side:
             body = beside([(body, wide + 3), (self._bars(node, colors), SIDE)], tall, colors.text)
@@ -134,7 +134,7 @@ class NodeCards(GpuGrid):
         """A node in one line: name, cpu, memory, load, the metric's last minutes or its trouble."""
         block = self._shape.block
         mark, why = fleet.node_mark(node, state)
-        silent = mark in (fleet.UNKNOWN, fleet.STALE)
+        silent = mark in SILENT
         line = self._front(node, label, silent, colors)
         sample = node.sample
         if sample is None or node.down:

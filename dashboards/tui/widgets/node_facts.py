@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.style import Style
 
@@ -10,15 +10,13 @@ from dashboards.model import units
 from dashboards.model.alert_book import Alert
 from dashboards.model.samples import Disk, Link, NodeSample
 from dashboards.model.state import State
-from dashboards.tui.widgets.attention import is_muted
+from dashboards.tui.widgets.bars import is_muted
 from dashboards.tui.widgets.history import shown
 from dashboards.tui.widgets.node_panels import NodePanel
 from dashboards.tui.widgets.palette import Palette
 from dashboards.tui.widgets.panel import Line, gauge, width_of, words
 
 FULL_DISK, NEARLY_FULL_DISK = 0.95, 0.85
-
-
 COULD_NOT_FIND_OUT = " could not find out"
 
 
@@ -35,24 +33,22 @@ class NodeFacts(NodePanel):
         more = bool(sample.xids) + _log_is_missed(sample) + min(3, len(alerts_of(state, self.node)))
         return more if self.with_boxes else bool(sample.links) + bool(sample.disks) + more
 
-    def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
+    def paint(self, state: State, width: int, height: int, colors: Palette) -> Iterator[Line]:
         sample = self.sample(state)
         if sample is None:
-            return []
-        lines: list[Line] = []
+            return
         if sample.links and not self.with_boxes:
-            lines.append(ports_line(sample.links, colors))
+            yield ports_line(sample.links, colors)
         if sample.disks and not self.with_boxes:
-            lines.append(disks_line(sample, width, colors))
+            yield disks_line(sample, width, colors)
         if sample.xids:
             last = sample.xids[-1]
             where = "" if last.gpu is None else f" GPU {last.gpu}"
             text = f"Xid {last.code}{where} {units.age(state.now_s - last.at_s)} ago: {last.text}"
-            lines.append(words((" ! ", colors.bad), (text, colors.bad)))
+            yield words((" ! ", colors.bad), (text, colors.bad))
         if _log_is_missed(sample):
-            text = f" {units.UNKNOWN} Xid not known: {sample.log_error}"
-            lines.append(words((text, colors.warn)))
-        return lines + [alert_line(alert, state, colors) for alert in alerts_of(state, self.node)]
+            yield words((f" {units.UNKNOWN} Xid not known: {sample.log_error}", colors.warn))
+        yield from (alert_line(alert, state, colors) for alert in alerts_of(state, self.node))
 
 
 def _log_is_missed(sample: NodeSample) -> bool:
@@ -118,43 +114,40 @@ def disks_line(sample: NodeSample, width: int, colors: Palette) -> Line:
 class NodeLinks(NodePanel):
     """Every port with its rates and errors."""
 
-    def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
+    def paint(self, state: State, width: int, height: int, colors: Palette) -> Iterator[Line]:
         sample = self.sample(state)
         links = sample.links if sample else None
         self.title("network", "" if links else units.UNKNOWN)
         if not links:
-            text = COULD_NOT_FIND_OUT if links is None else " no ports"
-            return [words((text, colors.dim))]
+            yield _nothing(links, " no ports", colors)
+            return
         wide = max(6, *(len(link.name) for link in links))
         heading = f"{'state':<7}{'rate':>6}{'in':>10}{'out':>10}{'err/min':>8}{'downs':>6}"
-        lines = [words((f" {'port':<{wide}} {heading}", colors.dim))]
+        yield words((f" {'port':<{wide}} {heading}", colors.dim))
         for link in links:
             errors = shown(link.errors_min, ".0f") + "!" * bool(link.errors_min)
             rates = f"{units.rate(link.rx_bytes_s):>10}{units.rate(link.tx_bytes_s):>10}"
-            lines.append(
-                words(
-                    (f" {link.name:<{wide}} ", colors.text),
-                    (f"{link.state[:7]:<7}", colors.good if _is_up(link) else colors.bad),
-                    (f"{shown(link.rate_gbps, 'g', 'G'):>6}", colors.label),
-                    (rates, colors.text),
-                    (f"{errors:>8}", colors.bad if link.errors_min else colors.label),
-                    (f"{shown(link.downs, ''):>6}", colors.label),
-                )
+            yield words(
+                (f" {link.name:<{wide}} ", colors.text),
+                (f"{link.state[:7]:<7}", colors.good if _is_up(link) else colors.bad),
+                (f"{shown(link.rate_gbps, 'g', 'G'):>6}", colors.label),
+                (rates, colors.text),
+                (f"{errors:>8}", colors.bad if link.errors_min else colors.label),
+                (f"{shown(link.downs, ''):>6}", colors.label),
             )
-        return lines
 
 
 class NodeDisks(NodePanel):
     """Every file system with a bar."""
 
-    def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
+    def paint(self, state: State, width: int, height: int, colors: Palette) -> Iterator[Line]:
         sample = self.sample(state)
         disks = sample.disks if sample else None
         self.title("disks")
         if not disks:
-            return [words((COULD_NOT_FIND_OUT if disks is None else " none", colors.dim))]
+            yield _nothing(disks, " none", colors)
+            return
         wide = min(22, max(len(disk.path) for disk in disks))
-        lines = []
         for disk in disks:
             style = _full_style(disk, colors.good, colors)
             text, ink = disk.error or "no answer", colors.warn
@@ -163,36 +156,35 @@ class NodeDisks(NodePanel):
                 ink = colors.dim
             line = words((f" {disk.path[:wide]:<{wide}} ", colors.label))
             line += gauge(disk.full, max(4, width - wide - 27), style, colors)
-            line += words((f" {units.percent(disk.full):>4}", style), (f" {text}", ink))
-            lines.append(line)
-        return lines
+            yield line + words((f" {units.percent(disk.full):>4}", style), (f" {text}", ink))
 
 
 class NodeProcesses(NodePanel):
     """Processes on its GPUs."""
 
-    def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
+    def paint(self, state: State, width: int, height: int, colors: Palette) -> Iterator[Line]:
         sample = self.sample(state)
         found = sample.processes if sample else None
         self.title(f"processes {len(found)}" if found else "processes")
         if not found:
-            text = COULD_NOT_FIND_OUT if found is None else " none on its GPUs"
-            return [words((text, colors.dim))]
+            yield _nothing(found, " none on its GPUs", colors)
+            return
         heading = f" {'GPU':>3} {'pid':>8} {'user':<9}{'memory':>8} {'rank':>5} {'age':>7}  program"
-        lines = [words((heading, colors.dim))]
+        yield words((heading, colors.dim))
         for one in sorted(found, key=lambda p: (p.gpu is None, p.gpu or 0, p.pid)):
-            lines.append(
-                words(
-                    (f" {shown(one.gpu, ''):>3}", colors.text),
-                    (f" {one.pid:>8} {one.user[:8]:<9}", colors.label),
-                    (f"{units.size(one.memory_bytes):>8}", colors.text),
-                    (f" {'' if one.rank is None else one.rank:>5}", colors.strong),
-                    (f" {units.age(one.age_s):>7}", colors.label),
-                    (f"  {one.name}", colors.text),
-                    (f"  {one.run}", colors.dim),
-                )
+            yield words(
+                (f" {shown(one.gpu, ''):>3}", colors.text),
+                (f" {one.pid:>8} {one.user[:8]:<9}", colors.label),
+                (f"{units.size(one.memory_bytes):>8}", colors.text),
+                (f" {'' if one.rank is None else one.rank:>5}", colors.strong),
+                (f" {units.age(one.age_s):>7}", colors.label),
+                (f"  {one.name}", colors.text),
+                (f"  {one.run}", colors.dim),
             )
-        return lines
+
+
+def _nothing(found: Sequence[object] | None, none: str, colors: Palette) -> Line:
+    return words((COULD_NOT_FIND_OUT if found is None else none, colors.dim))
 
 
 def _sum(values: Iterable[float | None]) -> float | None:

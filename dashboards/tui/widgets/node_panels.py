@@ -1,4 +1,4 @@
-"""Panels of the node screen: the machine, GPUs, processes, links, disks, alerts, one chart."""
+"""Panels of the node screen: the machine, its GPUs, the chart of one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 from rich.segment import Segment
 from rich.style import Style
-from textual.events import Click
 
 from dashboards.model import units
 from dashboards.model.fleet import METRICS, NODE_METRICS, Metric, level, missing, node_mark, past
@@ -23,6 +22,7 @@ from dashboards.tui.widgets.history import (
     shown,
     ticks,
 )
+from dashboards.tui.widgets.listing import Scrolled
 from dashboards.tui.widgets.palette import Palette
 from dashboards.tui.widgets.panel import Line, Panel, fitted, gauge, width_of, with_parts, words
 
@@ -31,6 +31,7 @@ CLOCK_WARN_S, CLOCK_BAD_S = 0.05, 0.5
 ALWAYS = {"power": 7, "util": 5, "memory": 19, "temp": 7, "SM MHz": 8}
 SOMETIMES = {"process": 18, "rank": 5, "ECC": 5, "NVLink": 8, "throttle": 20}
 LEFT = ("memory", "process", "throttle")  # columns of text
+Columns = list[tuple[str, int]]  # (name, cells)
 
 
 class NodePanel(Panel):
@@ -54,11 +55,12 @@ class NodeHead(NodePanel):
         if node is None:
             return [words((" no nodes are watched", colors.dim))]
         mark, why = node_mark(node, state)
-        style = {"": colors.good, "~": colors.warn, "-": colors.warn}.get(mark, colors.bad)
         names = list(state.nodes)
-        place = f"  {names.index(node.name) + 1}/{len(names)}"
-        line = words((f" {node.name}", colors.strong), (place, colors.dim))
-        line += words((f"  {f'{mark} {why}'.strip() or 'ok'}", style))
+        line = words(
+            (f" {node.name}", colors.strong),
+            (f"  {names.index(node.name) + 1}/{len(names)}", colors.dim),
+            (f"  {f'{mark} {why}'.strip() or 'ok'}", colors.mark(mark, colors.good)),
+        )
         sample = node.sample
         if sample is None:
             text = node.down.message if node.down else "no reading yet"
@@ -92,9 +94,11 @@ class NodeHead(NodePanel):
             yield words(("  driver ", colors.dim), (sample.driver, colors.text))
 
 
-class NodeGpus(NodePanel, can_focus=True):
+class NodeGpus(NodePanel, Scrolled, can_focus=True):
     """A line for each GPU; the cursor chooses which one the chart shows."""
 
+    WHEEL = 0
+    _above = 1
     metric: Metric = METRICS[0]
     gpu = 0
 
@@ -114,10 +118,10 @@ class NodeGpus(NodePanel, can_focus=True):
             return [words((" this machine has none", colors.dim))]
         columns = self._columns(node, width)
         heading = " ".join(aligned(name, name, cells) for name, cells in columns)
-        rows = [self._row(node, i, columns, state, width, colors) for i in range(node.gpus_seen)]
+        rows = [self._row(node, index, columns, state, colors) for index in range(node.gpus_seen)]
         return [words((f"  GPU  {heading}", colors.dim)), *rows]
 
-    def _columns(self, node: NodeState, width: int) -> list[tuple[str, int]]:
+    def _columns(self, node: NodeState, width: int) -> Columns:
         """Those that this node has something for, as many as fit."""
         gpus = node.sample.gpus or () if node.sample else ()
         processes = bool(node.sample and node.sample.processes)
@@ -136,13 +140,7 @@ class NodeGpus(NodePanel, can_focus=True):
         return kept
 
     def _row(
-        self,
-        node: NodeState,
-        index: int,
-        columns: Sequence[tuple[str, int]],
-        state: State,
-        width: int,
-        colors: Palette,
+        self, node: NodeState, index: int, columns: Columns, state: State, colors: Palette
     ) -> Line:
         sample, odd, gone = node.sample, (node.name, index) in state.odd, index in missing(node)
         gpu = next((gpu for gpu in (sample and sample.gpus) or () if gpu.index == index), None)
@@ -164,7 +162,7 @@ class NodeGpus(NodePanel, can_focus=True):
                 text, style = self._cell(name, cells, gpu, own, odd, colors)
                 cell = words((aligned(name, text, cells), style))
             line += [Segment(" ", colors.text), *fitted(cell, cells, colors.text)]
-        room = min(120, width - width_of(line) - 3)
+        room = min(120, self.content_size.width - width_of(line) - 3)
         if room >= 8:
             values = past(node, gpu_column(index, self.metric.column), 4 * room, state)
             scale = Scale(0.0, self.metric.full_scale or 1.0)
@@ -191,19 +189,20 @@ class NodeGpus(NodePanel, can_focus=True):
             active, present = gpu.nvlinks
             bad = active < present
             return f"{active}/{present}" + "!" * bad, colors.bad if bad else colors.label
+        if name == "throttle" and gpu.throttle is not None:
+            return gpu.throttle, colors.warn
         if name == "throttle":
-            known = gpu.throttle is not None
-            return gpu.throttle or units.UNKNOWN * (not known), colors.warn if known else colors.dim
-        if name == "process":
-            first = own[0] if own else None
+            return units.UNKNOWN, colors.dim
+        if name == "process" and own:
             more = f" +{len(own) - 1}" if len(own) > 1 else ""
-            text = f"{first.name[: cells - 9 - len(more)]} {first.pid}{more}" if first else ""
-            return text, colors.label
+            return f"{own[0].name[: cells - 9 - len(more)]} {own[0].pid}{more}", colors.label
+        if name == "process":
+            return "", colors.label
         if name == "rank":
             return next((f"{one.rank}" for one in own if one.rank is not None), ""), colors.text
         return units.UNKNOWN, colors.text
 
-    def move(self, gpus: int) -> None:
+    def move(self, gpus: int, columns: int = 0) -> None:
         node = self.of(self.state) if self.state else None
         count = node.gpus_seen if node else 0
         gpu = max(0, min(count - 1, self.gpu + gpus))
@@ -212,10 +211,10 @@ class NodeGpus(NodePanel, can_focus=True):
             self.again()
             self.post_message(self.Moved())
 
-    def on_click(self, event: Click) -> None:
-        offset = event.get_content_offset(self)
-        if offset is not None and offset.y >= 1:
-            self.move(offset.y - 1 - self.gpu)
+    def point(self, x: int, y: int) -> bool:
+        if y >= 0:
+            self.move(y - self.gpu)
+        return False
 
 
 def aligned(column: str, text: str, cells: int) -> str:
@@ -241,7 +240,7 @@ class NodeChart(NodePanel):
             for metric in NODE_METRICS[:2]:
                 values = past(node, NODE_COLUMNS.index(metric.column), reach(node), state)
                 lines.append(words((f" {metric.title}", colors.label)))
-                lines += chart(state, values, width, tall, scale, metric.say, colors)
+                lines += chart(state, values, (width, tall), scale, metric.say, colors)
             return lines
         values = past(node, gpu_column(self.gpu, self.metric.column), reach(node), state)
         full = max([self.metric.full_scale or 1.0, *finite(values)])
@@ -249,4 +248,5 @@ class NodeChart(NodePanel):
         odd = state.odd.get((node.name, self.gpu), "")
         title = f"GPU {self.gpu} {self.metric.name} {self.metric.say(now)}"
         self.title(title + (f"  ! {odd}" if odd else ""), minutes)
-        return chart(state, values, width, height, Scale(0.0, full), self.metric.say, colors)
+        size, scale = (width, height), Scale(0.0, full)
+        return chart(state, values, size, scale, self.metric.say, colors)

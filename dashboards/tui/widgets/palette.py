@@ -16,6 +16,7 @@ from textual.app import App
 from textual.theme import BUILTIN_THEMES, Theme
 
 from clusterctl.errors import UsageError
+from dashboards.model.fleet import STALE, UNKNOWN
 
 # From dark to light along one path that colour-blind eyes can follow as well (blue to
 # yellow-green); heat goes on to red, where a number near its limit is bad.
@@ -45,6 +46,7 @@ _ANSI_COOL = ("blue", "cyan", "cyan", "green", "bright_green")
 _ANSI_HEAT = ("blue", "cyan", "green", "yellow", "red")
 _ANSI_BARS = ("cyan", "blue", "green", "magenta", "yellow", "red", "default")
 LEVELS = 24
+SILENT = (UNKNOWN, STALE)  # marks of nodes without a reading now
 Rgb = tuple[int, int, int]
 
 
@@ -74,6 +76,10 @@ class Palette:
     def severity(self, name: str) -> Style:
         return self.bad if name == "fail" else self.warn
 
+    def mark(self, mark: str, fine: Style) -> Style:
+        """Of a node's mark; `fine` where it has none."""
+        return fine if not mark else self.warn if mark in SILENT else self.bad
+
     def cell(self, level: float | None, hot: bool) -> Style:
         """Ground and text of a grid cell."""
         return self.dim if level is None else _step(self.heat if hot else self.cool, level)
@@ -92,23 +98,20 @@ def palette(app: App[object], ground: Color) -> Palette:
     plain = app.no_color
     few = app.native_ansi_color or app.console.color_system == "standard"
     variables = app.theme_variables
-    names = ("foreground", "primary", "accent", "success", "warning", "error", "secondary")
-    colors = tuple(variables.get(name, "#888888") for name in names)
     if few or plain or ground.triplet is None:
         return _few_colors(plain)
-    scheme = variables.get("cells", "")
-    return _many_colors(colors, tuple(ground.triplet), scheme if scheme in _SCHEMES else "")
+    colors = tuple(variables.get(name, "#888888") for name in _NAMES.split()[:7])
+    return _many_colors(colors, ground.triplet, variables.get("cells", ""))
 
 
 @functools.cache
-def _many_colors(colors: tuple[str, ...], ground: tuple[int, ...], scheme: str) -> Palette:
-    cool_ground, heat_ground, cool, heat, alarm, on_alarm = _SCHEMES[scheme]
-    foreground, primary, accent, success, warning, error, secondary = map(_rgb, colors)
-    under = (ground[0], ground[1], ground[2])
-    behind = Color.from_rgb(*under)
+def _many_colors(colors: tuple[str, ...], ground: Rgb, scheme: str) -> Palette:
+    cool_ground, heat_ground, cool, heat, alarm, on_alarm = _SCHEMES.get(scheme, _SCHEMES[""])
+    primary, secondary, accent, success, warning, error, foreground = map(_rgb, colors)
+    behind = Color.from_rgb(*ground)
 
     def ink(color: Rgb, part: float = 1.0, bold: bool = False) -> Style:
-        return Style(color=Color.from_rgb(*_mix(under, color, part)), bgcolor=behind, bold=bold)
+        return Style(color=Color.from_rgb(*_mix(ground, color, part)), bgcolor=behind, bold=bold)
 
     return Palette(
         text=ink(foreground),
@@ -192,23 +195,12 @@ def _mix(first: Rgb, second: Rgb, part: float) -> Rgb:
 
 
 # Our themes beside Textual's own.
-_NAMES = [
-    "primary",
-    "secondary",
-    "accent",
-    "success",
-    "warning",
-    "error",
-    "foreground",
-    "background",
-    "surface",
-    "panel",
-]
+_NAMES = "primary secondary accent success warning error foreground background surface panel"
 
 
 def _theme(name: str, colors: str, *, dark: bool = True, cells: str = "") -> Theme:
     """`colors` in the order of _NAMES; `cells` is a scheme of the palette."""
-    named: dict[str, Any] = dict(zip(_NAMES, colors.split(), strict=True))
+    named: dict[str, Any] = dict(zip(_NAMES.split(), colors.split(), strict=True))
     return Theme(name, **named, dark=dark, variables={"cells": cells} if cells else {})
 
 

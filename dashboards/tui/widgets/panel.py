@@ -7,7 +7,7 @@ All text of nodes and runs passes here on its way to the terminal, so here it is
 
 from __future__ import annotations
 
-import operator
+import itertools
 import time
 from collections.abc import Iterable, Sequence
 
@@ -44,23 +44,20 @@ class Panel(Widget):
         self._lines: list[Line] = []
         self._strips: list[Strip] = []
         self._width = 0
-        self._seen: tuple[object, ...] = ()
+        self._seen: tuple[object, ...] = (0, 0, None, None)  # size, palette, part of the state
         self._titles = ("", "")
         self._colors: Palette | None = None
         self._sides: tuple[Size, Strip, Strip] | None = None  # of a line: border and padding
         self._whole: dict[int, Strip] = {}  # lines with their sides, by place in the widget
         self.state: State | None = None
 
-    def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
-        """Lines of at most `height`; shorter and fewer ones are filled up."""
+    def paint(self, state: State, width: int, height: int, colors: Palette) -> Iterable[Line]:
+        """The first `height` lines are shown; shorter and fewer ones are filled up."""
         raise NotImplementedError
 
-    def looks_at(self, state: State) -> tuple[object, ...] | None:
-        """The parts of the state that `paint` depends on, if those change less often than the time.
-
-        None, the default: it is painted at every tick.
-        """
-        return None
+    def looks_at(self, state: State) -> object:
+        """The part of the state that `paint` depends on; by default it is painted at every tick."""
+        return object()
 
     def show(self, state: State, *, force: bool = False) -> None:
         """Paint the state; lines that came out the same are not sent again."""
@@ -72,14 +69,11 @@ class Panel(Widget):
             # What render_line gives is taken as it is: the ground has to be in every style.
             self._colors = palette(self.app, self.rich_style.bgcolor or Color.default())
         colors = self._colors
-        parts = self.looks_at(state)
-        if parts is not None:
-            # States are never changed, so the same object is the same picture.
-            before, self._seen = self._seen, (width, height, colors, *parts)
-            same = len(before) == len(self._seen) and before[:2] == (width, height)
-            if not force and same and all(map(operator.is_, before[2:], self._seen[2:])):
-                return
-        painted = self.paint(state, width, height, colors)[:height]
+        before, self._seen = self._seen, (width, height, colors, self.looks_at(state))
+        # States are never changed, so the same object is the same picture.
+        if not force and before[:3] == self._seen[:3] and before[3] is self._seen[3]:
+            return
+        painted = itertools.islice(self.paint(state, width, height, colors), height)
         lines = [fitted(safe(line), width, colors.text) for line in painted]
         lines += [[Segment(" " * width, colors.text)]] * (height - len(lines))
         if width != self._width or len(lines) != len(self._lines):
@@ -118,8 +112,7 @@ class Panel(Widget):
             self._titles = text, note
             # As Content: a string would be read as markup.
             self.border_title, self.border_subtitle = plain(text), plain(note)
-            inner = range(self.gutter.top, self.gutter.top + len(self._strips))
-            self._whole = {y: line for y, line in self._whole.items() if y in inner}
+            self._whole.clear()
 
     def render_line(self, y: int) -> Strip:
         if y < len(self._strips):

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
 
 from rich.segment import Segment
 from rich.style import Style
 
 from dashboards.model import units
-from dashboards.model.fleet import node_mark
-from dashboards.model.run_progress import figures, is_bad, one_line
+from dashboards.model.fleet import node_mark, short_names
+from dashboards.model.run_progress import Figures, figures, is_bad, mfu, one_line
 from dashboards.model.state import RunState, State
 from dashboards.tui import braille
 from dashboards.tui.braille import BLANK, Scale, finite, nice_scale, resampled
 from dashboards.tui.widgets.bars import last_step_age, progress_bar, status_words
 from dashboards.tui.widgets.palette import Palette
-from dashboards.tui.widgets.panel import Line, Panel, clock, spread, words
+from dashboards.tui.widgets.panel import Line, Panel, beside, clock, gauge, spread, words
+from trainer.runlog.gpu_peaks import peak_flops
+from trainer.runlog.telemetry import StepRecord
 
 
 class RunHead(Panel):
@@ -48,73 +50,64 @@ class RunHead(Panel):
 
 
 class CurvePanel(Panel):
-    """A figure of every step over the whole run."""
+    """A figure of every step of the run, with a scale at the left and step numbers below."""
 
-    def looks_at(self, state: State) -> tuple[object, ...]:
-        return (state.run.curve if state.run else None,)
+    NAME, NOTHING_YET = "", ""
+    COLUMN, STYLE = 0, ""  # in the rows of the curve, in Palette
+    DOTS: tuple[int, ...] = ()  # column of what is faint behind it
+    FROM_ZERO = False
+
+    def looks_at(self, state: State) -> object:
+        return state.run.curve if state.run else None
+
+    def heading(self, last: StepRecord, now: Figures) -> tuple[str, str]:
+        raise NotImplementedError
+
+    def paint(self, state: State, width: int, height: int, colors: Palette) -> Iterator[Line]:
+        run = state.run
+        rows = run.curve.rows() if run else []
+        if run is None or run.last is None or not rows:
+            self.title(self.NAME)
+            yield words((self.NOTHING_YET, colors.dim))
+            return
+        self.title(*self.heading(run.last, figures(run, state.now_s)))
+        points = [(row[0], row[self.COLUMN]) for row in rows]
+        dots = [(row[0], row[column]) for column in self.DOTS for row in rows]
+        known = finite([y for _, y in [*points, *dots]])
+        scale = nice_scale(_without_outliers(known), from_zero=self.FROM_ZERO)
+        marks = _labels(scale, height - 1)
+        gutter = max(len(text) for text in marks.values()) + 1
+        inner, tall = width - gutter - 1, height - 1
+        if inner < 4 or tall < 1:
+            return
+        low, high = rows[0][0] - (run.curve.stride - 1) / 2, float(run.last.step)
+        per_step = 2 * inner / ((high - low) or 1.0)
+        main = resampled(points, 2 * inner, low, high)
+        placed = [(min(2 * inner - 1, int((x - low) * per_step)), y) for x, y in dots]
+        styles = {BLANK: colors.dim, 0: colors.faint, 1: getattr(colors, self.STYLE)}
+        for y, row in enumerate(braille.curve(main, inner, tall, scale, placed)):
+            line = words((f"{marks.get(y, ''):>{gutter - 1}} ", colors.dim))
+            yield line + [Segment(text, styles[layer]) for text, layer in row]
+        yield words((" " * gutter + _step_axis(low, high, inner), colors.dim))
 
 
 class LossCurve(CurvePanel):
     """Loss of every step in faint, smoothed in bright."""
 
-    def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
-        run = state.run
-        rows = run.curve.rows() if run else []
-        if run is None or run.last is None or not rows:
-            self.title("loss")
-            return [words((" the curve begins with the first step", colors.dim))]
-        smooth = units.number(figures(run, state.now_s).smooth_loss)
-        self.title(f"loss {smooth}", f"this step {units.number(run.last.loss)}")
-        raw = [(row[0], row[1]) for row in rows]
-        points = [(row[0], row[2]) for row in rows]
-        return curve(run, points, width, height, colors, colors.good, dots=raw)
+    NAME, NOTHING_YET = "loss", " the curve begins with the first step"
+    COLUMN, DOTS, STYLE = 2, (1,), "good"
+
+    def heading(self, last: StepRecord, now: Figures) -> tuple[str, str]:
+        return f"loss {units.number(now.smooth_loss)}", f"this step {units.number(last.loss)}"
 
 
 class StepCurve(CurvePanel):
     """Seconds a step."""
 
-    def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
-        run = state.run
-        rows = run.curve.rows() if run else []
-        if run is None or not rows:
-            self.title("step time")
-            return []
-        now = figures(run, state.now_s)
-        self.title(f"step {units.seconds(now.step_s)}", f"p99 {units.seconds(now.p99_s)}")
-        points = [(row[0], row[3]) for row in rows]
-        return curve(run, points, width, height, colors, colors.accent, from_zero=True)
+    NAME, COLUMN, STYLE, FROM_ZERO = "step time", 3, "accent", True
 
-
-def curve(
-    run: RunState,
-    points: Sequence[tuple[float, float]],
-    width: int,
-    height: int,
-    colors: Palette,
-    style: Style,
-    *,
-    dots: Sequence[tuple[float, float]] = (),
-    from_zero: bool = False,
-) -> list[Line]:
-    """A curve over steps, `dots` faint behind it, a scale at the left and step numbers below."""
-    known = finite([y for _, y in [*points, *dots]])
-    scale = nice_scale(_without_outliers(known), from_zero=from_zero)
-    marks = _labels(scale, height - 1)
-    gutter = max(len(text) for text in marks.values()) + 1
-    inner, tall = width - gutter - 1, height - 1
-    if inner < 4 or tall < 1:
-        return []
-    low, high = points[0][0] - (run.curve.stride - 1) / 2, float(run.last.step if run.last else 1)
-    per_step = 2 * inner / ((high - low) or 1.0)
-    main = resampled(points, 2 * inner, low, high)
-    placed = [(min(2 * inner - 1, int((x - low) * per_step)), y) for x, y in dots]
-    styles = {BLANK: colors.dim, 0: colors.faint, 1: style}
-    result: list[Line] = []
-    for y, row in enumerate(braille.curve(main, inner, tall, scale, placed)):
-        line = words((f"{marks.get(y, ''):>{gutter - 1}} ", colors.dim))
-        result.append(line + [Segment(text, styles[layer]) for text, layer in row])
-    axis = " " * gutter + _step_axis(low, high, inner)
-    return [*result, words((axis, colors.dim))]
+    def heading(self, last: StepRecord, now: Figures) -> tuple[str, str]:
+        return f"step {units.seconds(now.step_s)}", f"p99 {units.seconds(now.p99_s)}"
 
 
 def _without_outliers(values: list[float]) -> list[float]:
@@ -122,9 +115,8 @@ def _without_outliers(values: list[float]) -> list[float]:
     if len(values) < 100:
         return values
     ordered = sorted(values)
-    limit = ordered[int(0.98 * len(ordered))]
-    middle = ordered[len(ordered) // 2]
-    return [value for value in values if value <= max(limit, 3 * middle)]
+    limit = max(ordered[int(0.98 * len(ordered))], 3 * ordered[len(ordered) // 2])
+    return [value for value in values if value <= limit]
 
 
 def _labels(scale: Scale, rows: int) -> dict[int, str]:
@@ -149,30 +141,27 @@ def _step_axis(low: float, high: float, inner: int) -> str:
 class Events(Panel):
     """What happened, newest first."""
 
-    def looks_at(self, state: State) -> tuple[object, ...]:
-        return (state.run.events if state.run else None,)
+    def looks_at(self, state: State) -> object:
+        return state.run.events if state.run else None
 
-    def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
+    def paint(self, state: State, width: int, height: int, colors: Palette) -> Iterator[Line]:
         run = state.run
         events = run.events if run else ()
         self.title("events", str(len(events)) * (len(events) > height))
         if not events:
-            return [words((" nothing yet", colors.dim))]
-        result = []
+            yield words((" nothing yet", colors.dim))
         with_steps = any(sample.event.step is not None for sample in events)
         for sample in events[-1 : -height - 1 : -1]:
             event, bad = sample.event, is_bad(sample.event)
             at = clock(event.time_s) if event.time_s else "-"
             step = "" if event.step is None else f"{event.step:,}"
-            line = words(
+            yield words(
                 (f" {at} ", colors.dim),
                 ("! " if bad else "  ", colors.bad),
                 (f"{event.name:<11}", colors.bad if bad else colors.label),
                 (f"{step:>6} " if with_steps else "", colors.dim),
                 (" " + one_line(event), colors.text),
             )
-            result.append(line)
-        return result
 
 
 class RunNodes(Panel):
@@ -193,7 +182,7 @@ class RunNodes(Panel):
                 continue
             if status in ("lost", "failed"):
                 mark, why = "!", status
-            style = colors.warn if mark in ("~", "-") else colors.bad if mark else colors.good
+            style = colors.mark(mark, colors.good)
             word = f"{mark} {why}" if mark else status or "ok"
             if not status and (node is None or not state.watches):
                 style = colors.dim
@@ -204,3 +193,105 @@ class RunNodes(Panel):
             lines = lines[: max(0, height - 1)]
             lines.append(words((f" {quiet} others ", colors.label), ("ok", colors.good)))
         return lines
+
+
+class Phases(Panel):
+    """Where the seconds of a step go: one bar of parts, and each part with its share."""
+
+    def looks_at(self, state: State) -> object:
+        return state.run.recent if state.run else None
+
+    def paint(self, state: State, width: int, height: int, colors: Palette) -> Iterator[Line]:
+        run = state.run
+        now = figures(run, state.now_s) if run else None
+        if run is None or now is None or not now.phases:
+            self.title("where a step goes")
+            yield words((" no timings yet", colors.dim))
+            return
+        total = sum(seconds for _, seconds in now.phases)
+        self.title("where a step goes", f"mean of {now.window} steps")
+        by_time = sorted(range(len(now.phases)), key=lambda index: -now.phases[index][1])
+        for index in sorted(by_time[:height]):  # the smallest ones give way
+            (name, seconds), style = now.phases[index], colors.bars[index % len(colors.bars)]
+            filled = gauge(seconds / total, max(4, width - 28), style, colors)
+            share = words(
+                (f"{units.seconds(seconds):>8}", colors.text),
+                (f"{100 * seconds / total:5.0f}%", colors.label),
+            )
+            yield words((f" {name:<10}", colors.label)) + filled + share
+        if height - len(now.phases) < 3 or not now.buckets:
+            return
+        # Which sizes of clips the recent steps were made of.
+        yield []
+        yield words((f" buckets of {len(run.recent)} steps", colors.dim))
+        wide = min(24, max(len(name) for name, _ in now.buckets))
+        for name, part in now.buckets:
+            filled = gauge(part, max(4, width - wide - 9), colors.spark, colors)
+            percent = words((f"{100 * part:5.0f}%", colors.label))
+            yield words((f" {name[:wide]:<{wide}} ", colors.label)) + filled + percent
+
+
+class RunFigures(Panel):
+    """Throughput and health in numbers."""
+
+    def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
+        run = state.run
+        self.title("figures")
+        if run is None or run.last is None:
+            return [words((" no step yet", colors.dim))]
+        entries = [
+            words((f" {name:<12}", colors.label), (text, style))
+            for name, text, style in self._pairs(run, state, colors)
+        ]
+        if height >= len(entries) or width < 56:
+            return entries
+        columns = [(entries[:height], width // 2), (entries[height:], width - width // 2)]
+        return beside(columns, height, colors.text)
+
+    def _pairs(self, run: RunState, state: State, colors: Palette) -> list[tuple[str, str, Style]]:
+        """(name, text, style), the ones to be seen on small terminals first."""
+        last, now = run.last, figures(run, state.now_s)
+        assert last is not None
+        idle, rank = now.idle_share, now.slowest_rank
+        waits = (idle or 0) > 0.2 or (now.data_share or 0) > 0.2
+        late = now.slowest_steps > 0.3 * now.window and (idle or 0) > 0.1
+        slowest = units.UNKNOWN
+        if rank is not None:
+            place = run.place_of(rank)
+            where = f" ({short_names(run.planned)[1][place[0]]}/{place[1]})" if place else ""
+            slowest = f"{'! ' * late}rank {rank}{where} {now.slowest_steps}/{now.window}"
+        used = mfu(now, _peak(state))
+        speed = f"{units.percent(used)}  " if used is not None else ""
+        if now.flops_s is not None:
+            speed += f"{units.number(now.flops_s / 1e12)} TFLOP/s a rank"
+        saved = units.UNKNOWN
+        if now.checkpoint is not None:
+            step, at_s = now.checkpoint
+            saved = f"step {step:,}, " if step is not None else ""
+            saved += f"{units.age(max(0.0, state.now_s - at_s))} ago"
+        pairs = [
+            ("throughput", f"{units.number(now.clips_per_s)} clips/s  {units.count(now.tokens_per_s)} tok/s", colors.text),
+            ("MFU", speed or units.UNKNOWN, colors.text),
+            ("waiting", "! " * waits + f"ranks {units.percent(idle)}  data {units.percent(now.data_share)}", colors.warn if waits else colors.text),
+            ("slowest", slowest, colors.warn if late else colors.text),
+            ("checkpoint", saved, colors.text),
+            ("lr", f"{units.number(last.lr, 2)}  grad norm {units.number(last.grad_norm)}", colors.text),
+            ("bucket", last.bucket or units.UNKNOWN, colors.text),
+            ("memory", f"{units.gib(last.memory_bytes)} GiB at most", colors.text),
+            ("step", f"p99 {units.seconds(now.p99_s)}  longest {units.seconds(now.longest_s)}", colors.text),
+            ("weight norm", units.number(last.weight_norm), colors.text),
+        ]  # fmt: skip
+        if now.restarts:
+            pairs.insert(5, ("restarts", f"{now.restarts}", colors.warn))
+        return pairs
+
+
+def _peak(state: State) -> float | None:
+    """FLOP/s of the kind of GPU that the nodes have; None where they differ or it is not known."""
+    names = {
+        gpu.name
+        for node in state.nodes.values()
+        for gpu in (node.sample.gpus or () if node.sample else ())[:1]
+        if gpu.name
+    }
+    return peak_flops(names.pop(), "bf16") if len(names) == 1 else None

@@ -29,7 +29,9 @@ async def settled(pilot: Pilot[Any]) -> None:
     """Until the look at stacks that goes on is over."""
     deadline = time.monotonic() + 30
     screen = pilot.app.screen
-    while isinstance(screen, StacksScreen) and screen.is_looking and time.monotonic() < deadline:
+    while (
+        isinstance(screen, StacksScreen) and screen.panel.is_looking and time.monotonic() < deadline
+    ):
         await asyncio.sleep(0.05)
     await quiet(pilot)
 
