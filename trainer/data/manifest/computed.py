@@ -51,45 +51,42 @@ def compute(
     what is computed stays, and the same command with a higher limit continues.
     """
     answers = _Answers(made.work, [*names, *notes, REASON], made.out.suffix == ".parquet")
-    waiting: deque[tuple[int, Callable[[], list[Cells]]]] = deque()
-    asked = 0
-
-    def take() -> None:
-        nonlocal asked
-        count, wait = waiting.popleft()
-        asked -= count
-        answers.add(wait())
-        made.progress.at(answers.rows / max(1, source.rows), answers.rows)
-        if len(made.wrong) + answers.wrong > made.args.max_wrong_rows:
-            answers.flush()
-            made.leave_out(source, answers.reasons())
-
     with answers:
         if answers.rows and not made.args.quiet:
             what, kept = f"{made.args.verb} {made.out.name}", answers.rows - answers.wrong
             print(f"{what}: {kept:,} rows are done already", file=sys.stderr)
         rows = _rows(made, source, inputs, answers.rows)
-        while batch := list(islice(rows, batch_rows)):
-            waiting.append((len(batch), ask(batch)))
-            asked += len(batch)
-            while asked > ahead:
-                take()
-        while waiting:
-            take()
+        for found in _asked_ahead(rows, ask, batch_rows, ahead):
+            answers.add(found)
+            made.progress.at(answers.rows / max(1, source.rows), answers.rows)
+            if len(made.wrong) + answers.wrong > made.args.max_wrong_rows:
+                answers.flush()
+                made.leave_out(source, answers.reasons())
     keep = np.ones(source.rows, bool)
     reasons = answers.reasons()
     keep[list(reasons)] = False
     made.leave_out(source, reasons)
-    found = made.database.add(answers.path)
-    return Rows(source, keep, [Columns(found, names, found.view)])
+    beside = made.database.add(answers.path)
+    return Rows(source, keep, [Columns(beside, names, beside.view)])
+
+
+def _asked_ahead(
+    rows: Iterator[Cells], ask: Ask, batch_rows: int, ahead: int
+) -> Iterator[list[Cells]]:
+    waiting: deque[Callable[[], list[Cells]]] = deque()
+    while batch := list(islice(rows, batch_rows)):
+        waiting.append(ask(batch))
+        if len(waiting) * batch_rows > ahead:
+            yield waiting.popleft()()
+    while waiting:
+        yield waiting.popleft()()
 
 
 def _rows(made: Rewrite, source: Source, names: Sequence[str], start: int) -> Iterator[Cells]:
     """Cells of some columns from row `start` on."""
     texts = ", ".join(source.text(name) for name in names)
-    for batch in made.database.stream(f"SELECT {texts} FROM {source.view} OFFSET {start}"):
-        for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-            yield list(map(unescaped, row)) if source.is_escaped else list(row)
+    for row in made.database.rows(f"SELECT {texts} FROM {source.view} OFFSET {start}"):
+        yield list(map(unescaped, row)) if source.is_escaped else list(row)
 
 
 class _Answers:
@@ -125,11 +122,11 @@ class _Answers:
 
     def add(self, answers: list[Cells]) -> None:
         for cells in answers:
-            # a parquet file holds no other bytes
-            if self._is_utf8 and not is_utf8("".join(cells)):
-                pairs = zip(self._names, cells, strict=True)
-                name, cell = next(pair for pair in pairs if not is_utf8(pair[1]))
-                cells[-1] = cells[-1] or f"{name} {repr(cell)[:60]} is not UTF-8"
+            if self._is_utf8 and not cells[-1]:  # a parquet file holds no other bytes
+                for name, cell in zip(self._names, cells, strict=True):
+                    if not is_utf8(cell):
+                        cells[-1] = f"{name} {repr(cell)[:60]} is not UTF-8"
+                        break
             self.wrong += cells[-1] != ""
         self._writer.writerows(answers)
         self.rows += len(answers)

@@ -104,6 +104,11 @@ class Database:
             if batch.num_rows:
                 yield batch
 
+    def rows(self, query: str) -> Iterator[tuple[Any, ...]]:
+        """The rows of a large result in order."""
+        for batch in self.stream(query):
+            yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+
     def columns(self, view: str, columns: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
         """Columns by name, each with its SQL, of all rows of a view in order."""
         for batch in self.stream(f"SELECT {', '.join(columns.values())} FROM {view}"):

@@ -48,7 +48,8 @@ class RowCheck:
         numbers = floats(values)
         good = (numbers >= 1) & (numbers <= _LARGEST) & (numbers == np.floor(numbers))
         for index in np.flatnonzero(~good).tolist():
-            self._refuse(index, f"{name} is {_shown(values[index])}, not a whole number from 1")
+            shown = repr(_python(values[index]))[:60]
+            self._refuse(index, f"{name} is {shown}, not a whole number from 1")
         return np.where(good, numbers, 1).astype(np.int32)
 
     def _rates(self, values: Any) -> NDArray[np.float32]:
@@ -61,7 +62,7 @@ class RowCheck:
         if str(kind).startswith(("int", "uint", "float", "double", "halffloat")):
             odd &= ~np.isnan(numbers)  # NaN and null are not stated; a csv may have words there
         for index in np.flatnonzero(odd).tolist():
-            shown = _shown(values[index])
+            shown = repr(_python(values[index]))[:60]
             if shown.strip("'").lower() not in ("", "nan", "none"):
                 self._refuse(index, f"fps is {shown}, not between 0 and {_FASTEST}")
         return np.clip(numbers, 0, _FASTEST).astype(np.float32)
@@ -76,21 +77,20 @@ class RowCheck:
             odd = pc.or_(empty, pc.fill_null(pc.match_substring(values, "\0"), False))
             doubtful = np.flatnonzero(odd.to_numpy(zero_copy_only=False)).tolist()
         for index in doubtful:
-            self._refuse(index, path_fault(values[index]))
+            self._refuse(index, path_fault(_python(values[index])))
 
 
-def path_fault(path: Any) -> str:
+def path_fault(path: str | None) -> str:
     """Why this is not a valid path; "" for one that is."""
-    path = path.as_py() if hasattr(path, "as_py") else path
     if not path:
         return "path is empty"
     return "path holds a NUL character" if "\0" in path else ""
 
 
-def _shown(value: Any) -> str:
+def _python(value: Any) -> Any:
+    """A value of Arrow or numpy as Python's own."""
     value = value.as_py() if hasattr(value, "as_py") else value
-    value = value.item() if isinstance(value, np.generic) else value
-    return repr(value)[:60]
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def floats(values: Any) -> NDArray[np.float64]:

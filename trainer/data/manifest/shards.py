@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from trainer.data.manifest.manifest import (
     NUMBERS,
@@ -99,8 +101,8 @@ class ShardReader:
         self._folder, index = folder, _index(folder)
         self._paths = [folder / f"{number + 1:05d}.parquet" for number in range(len(index["rows"]))]
         self._ends = np.cumsum(index["rows"])
-        self._group_rows = int(index["group_rows"])
-        self.rows = int(self._ends[-1]) if len(self._ends) else 0
+        self._group_rows: int = index["group_rows"]
+        self.rows: int = sum(index["rows"])
         self._lock = threading.Lock()
         self._file = lru_cache(_OPEN_FILES)(self._open)
         self._group = lru_cache(_KEPT_GROUPS)(self._read_group)
@@ -117,8 +119,6 @@ class ShardReader:
 
     def numbers(self, name: str) -> Any:
         """A whole column, as an array of Arrow."""
-        import pyarrow as pa
-
         parts: list[Any] = []
         for shard, path in enumerate(self._paths):
             with _reading(path):
@@ -146,8 +146,6 @@ class ShardReader:
             return table.column(0).combine_chunks()
 
     def _open(self, shard: int) -> Any:
-        import pyarrow.parquet as pq
-
         with _reading(self._paths[shard]):
             return pq.ParquetFile(self._paths[shard], pre_buffer=False)
 
@@ -155,8 +153,6 @@ class ShardReader:
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
     """Errors as ManifestError with the path."""
-    import pyarrow as pa
-
     try:
         yield
     except FileNotFoundError:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.data.manifest.manifest import ManifestError
-from trainer.runlog.atomic_file import sync
+from trainer.runlog.atomic_file import sync, write_synced
 from trainer.runlog.json_file import read_object
 
 SCHEMA = 2
@@ -45,13 +45,12 @@ class WorkFolder:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise ManifestError(f"{self.folder}: {error.strerror}") from None
-        try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             os.close(self._lock)
             raise ManifestError(f"{self.out} is being made by another process") from None
+        except OSError as error:
+            raise ManifestError(f"{self.folder}: {error.strerror}") from None
         self.state = self._kept()
         if not self.state:
             self.clear()
@@ -79,11 +78,9 @@ class WorkFolder:
 
     def save(self) -> None:
         """Write `state`; it is on the disk afterwards."""
-        path = self.folder / _STATE
-        fresh = path.with_suffix(".new")
-        fresh.write_text(json.dumps(self.state), encoding="utf-8")
-        sync(fresh)
-        fresh.replace(path)
+        fresh = self.folder / "state.new"
+        write_synced(fresh, json.dumps(self.state))
+        fresh.replace(self.folder / _STATE)
 
     def publish(self) -> None:
         """Give `whole` its name and remove the folder."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from trainer.data.manifest.computed import compute
 from trainer.data.manifest.left_out import add_options, report
@@ -50,12 +50,12 @@ def run(args: argparse.Namespace) -> int:
         reasons, examples = _reasons(made, rows)
     bad = sum(reasons.values())
     if args.json:
-        document: dict[str, Any] = {"schema": 1, "command": "check", "out": str(args.out)}
-        document |= {"rows": made.rows, "ok": made.rows - bad}
-        print(json.dumps({**document, "reasons": reasons, "examples": examples}))
+        document = {"schema": 1, "command": "check", "out": str(args.out), "rows": made.rows}
+        document |= {"ok": made.rows - bad, "reasons": reasons, "examples": examples}
+        print(json.dumps(document))
     else:
         print(f"{args.out}: {made.rows:,} rows, {made.rows - bad:,} ok, {bad:,} not")
-        for reason, count in sorted(reasons.items(), key=lambda item: -item[1]):
+        for reason, count in reasons.most_common():
             print(f"{count:>8,}  {reason}")
             for path in examples[reason]:
                 print(f"          {path}")
@@ -77,23 +77,22 @@ def verdict(cells: Mapping[str, str], answer: Answer) -> str:
     return GOOD
 
 
-def _reasons(made: Rewrite, rows: Rows) -> tuple[dict[str, int], dict[str, list[str]]]:
+def _reasons(made: Rewrite, rows: Rows) -> tuple[Counter[str], dict[str, list[str]]]:
     """How many clips are not good for which reason, and a few examples of each."""
-    counts: dict[str, int] = {}
     examples: dict[str, list[str]] = {}
+    counts: Counter[str] = Counter()
     path, found = rows.source.text("path"), rows.beside[0].source
     query = (
         f"SELECT path, c0 FROM (SELECT {path} AS path FROM {rows.source.view}) "
         f"POSITIONAL JOIN {found.view} WHERE c0 NOT IN ('', '{GOOD}')"
     )
-    for batch in made.database.stream(query):
-        for clip, result in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-            reason = group(unescaped(result))
-            counts[reason] = counts.get(reason, 0) + 1
-            shown = examples.setdefault(reason, [])
-            if len(shown) < EXAMPLES:
-                clip, result = unescaped(clip), unescaped(result)
-                shown.append(clip if result == reason else f"{clip}: {result}")
+    for cells in made.database.rows(query):
+        clip, result = map(unescaped, cells)
+        reason = group(result)
+        counts[reason] += 1
+        if counts[reason] <= EXAMPLES:
+            shown = clip if result == reason else f"{clip}: {result}"
+            examples.setdefault(reason, []).append(shown)
     return counts, examples
 
 

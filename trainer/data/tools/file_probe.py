@@ -63,8 +63,7 @@ class Examiner:
                 self._end()
         else:
             raise ExamineBroken("the examining process dies as soon as it is started")
-        answer = self._line(self._timeout_s)
-        if answer:
+        if answer := self._line(self._timeout_s):
             return answer
         code = self._end()
         if answer is None:
@@ -82,14 +81,14 @@ class Examiner:
             raise ExamineBroken("examining was ended")
         if self._process is not None:
             return self._process
-        home = str(Path(__file__).resolve().parents[3])
-        paths = filter(None, [home, os.environ.get("PYTHONPATH")])
+        paths = [str(Path(__file__).resolve().parents[3]), os.environ.get("PYTHONPATH")]
+        python_path = os.pathsep.join(filter(None, paths))
         with helper_process.signals_held():
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "trainer.data.tools.examiner", str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
+                env={**os.environ, "PYTHONPATH": python_path, "OMP_NUM_THREADS": "1"},
                 bufsize=0,
             )
         self._text = b""
@@ -128,8 +127,7 @@ class Examiner:
         if process is None:
             return None
         process.kill()
-        # One that sleeps in a dead mount goes when the kernel lets it.
-        with suppress(subprocess.TimeoutExpired):
+        with suppress(subprocess.TimeoutExpired):  # in a dead mount: it goes when the kernel can
             process.wait(_ENDS_S)
         for pipe in filter(None, (process.stdin, process.stdout)):
             pipe.close()
@@ -281,8 +279,6 @@ def run(args: argparse.Namespace) -> int:
             sys.stdout.buffer.write(json.dumps(message).encode() + b"\n")
             sys.stdout.buffer.flush()
 
-    pool = LocalPool(workers, args.clip_timeout_s)
-
     def answer(number: int, future: Future[Answer]) -> None:
         if future.cancelled():
             return
@@ -292,7 +288,8 @@ def run(args: argparse.Namespace) -> int:
         else:
             write({"id": number, **future.result()})
 
-    with closing(pool), suppress(BrokenPipeError):  # nobody listens any more
+    # A broken pipe: nobody listens any more.
+    with closing(LocalPool(workers, args.clip_timeout_s)) as pool, suppress(BrokenPipeError):
         write({"ready": True, "workers": workers})
         for line in sys.stdin.buffer:
             question = json.loads(line)

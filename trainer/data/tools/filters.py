@@ -40,7 +40,7 @@ _CONDITION = re.compile(r"\s*(.+?)\s*(<=|>=|==|!=|!~|<|>|~)\s*(.*?)\s*", re.DOTA
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 # Patterns that Python and RE2 read alike; others run in Python.
 _PLAIN_PATTERN = re.compile(r"(?!.*\(\?)[A-Za-z0-9 _,;:'\"<>=/@#%&!~.*+|^()\[\]-]*")
-_UNKNOWN, _KEPT = 1 << 14, 1 << 15  # above the numbers of conditions
+_KEPT = 1 << 14  # above the numbers of conditions
 
 # option name -> column; each has a --min- and a --max- form
 BOUNDS = {
@@ -97,13 +97,13 @@ class Condition:
         return float(floats([self.value])[0])
 
     def result(self, database: Database, source: Source) -> str:
-        """SQL: 1 where the condition holds, 0 where it does not, 2 where it cannot be decided."""
+        """SQL for whether the condition holds; null where it cannot be decided."""
         text, number = source.text(self.column), source.number(self.column)
         if self.sign in _ORDER:
             return (
                 f"CASE WHEN {number} IS NULL OR isnan({number}) "
-                f"THEN CASE WHEN {text} = '' THEN 0 ELSE 2 END "
-                f"WHEN {number} {self.sign} {_double(self.number)} THEN 1 ELSE 0 END"
+                f"THEN CASE WHEN {text} = '' THEN false END "
+                f"ELSE {number} {self.sign} {_double(self.number)} END"
             )
         if self.sign in ("~", "!~"):
             if _PLAIN_PATTERN.fullmatch(self.value):
@@ -114,9 +114,8 @@ class Condition:
             holds = f"{text} = {quoted(escaped(self.value))}"
             if not math.isnan(self.number):  # 24 is 24.0
                 holds = f"({holds} OR coalesce({number} = {_double(self.number)}, false))"
-        return (
-            f"CASE WHEN {holds} THEN {int(self.sign[0] != '!')} ELSE {int(self.sign[0] == '!')} END"
-        )
+        is_negated = self.sign[0] == "!"
+        return f"coalesce(({holds}) <> {is_negated}, {is_negated})"
 
     def __str__(self) -> str:
         return f"{self.column} {self.sign} {self.value}"
@@ -192,39 +191,35 @@ def run(args: argparse.Namespace) -> int:
     return made.report("\n".join(lines))
 
 
-def _decide(made: Rewrite, source: Source, wanted: Sequence[Condition | str]) -> NDArray[np.uint16]:
-    """For each row _KEPT, or the number of the first condition that it does not meet."""
+def _decide(made: Rewrite, source: Source, wanted: Sequence[Condition | str]) -> NDArray[np.int16]:
+    """For each row _KEPT, or n for the first condition that it does not meet, or -1 - n where that
+    cannot be decided."""
     database = made.database
     view = _view(made, source, [text for text in wanted if isinstance(text, str)])
-    results, shown = [], []
-    inner = [view or "1"]
+    inner, cases, texts = [view or "1"], [], []
     for number, condition in enumerate(wanted):
         if isinstance(condition, str):
-            results.append(f"CASE WHEN (\n{condition}\n) THEN 1 ELSE 0 END")
+            cases.append(f"WHEN CASE WHEN (\n{condition}\n) THEN false ELSE true END THEN {number}")
             continue
-        inner.append(f'{condition.result(database, source)} AS "result.{number}"')
-        inner.append(f'{source.text(condition.column)} AS "text.{number}"')
-        results.append(f'"result.{number}"')
-        shown.append(f'WHEN {_UNKNOWN + number} THEN "text.{number}"')
-    cases = " ".join(
-        f"WHEN {result} <> 1 THEN {number} + CASE {result} WHEN 2 THEN {_UNKNOWN} ELSE 0 END"
-        for number, result in enumerate(results)
-    )
-    text = f"CASE state {' '.join(shown)} END" if shown else "NULL"
+        result, text = f'"result.{number}"', f'"text.{number}"'
+        inner.append(f"{condition.result(database, source)} AS {result}")
+        inner.append(f"{source.text(condition.column)} AS {text}")
+        cases.append(f"WHEN {result} IS NULL THEN {-1 - number} WHEN NOT {result} THEN {number}")
+        texts.append(f"WHEN {-1 - number} THEN {text}")
     database.seal()
     for condition in wanted:
         if isinstance(condition, str):
             _check_expression(database, source, condition, view)
     decided = (
-        f"(SELECT *, CASE {cases} ELSE {_KEPT} END AS state "
+        f"(SELECT *, CASE {' '.join(cases)} ELSE {_KEPT} END AS state "
         f"FROM (SELECT {', '.join(inner)} FROM {source.view}))"
     )
-    states = database.column(f"SELECT CAST(state AS USMALLINT) FROM {decided}")
-    rows = np.flatnonzero(states & _UNKNOWN).tolist()
-    seen = f"SELECT state, {text} FROM {decided} WHERE state & {_UNKNOWN} <> 0"
+    states = database.column(f"SELECT CAST(state AS SMALLINT) FROM {decided}")
+    rows = np.flatnonzero(states < 0).tolist()
+    seen = f"SELECT state, CASE state {' '.join(texts)} END FROM {decided} WHERE state < 0"
     reasons = {}
     for row, (state, found) in zip(rows, database.all(seen) if rows else (), strict=True):
-        condition = wanted[state - _UNKNOWN]
+        condition = wanted[-1 - state]
         assert isinstance(condition, Condition)
         cell = repr(unescaped(found)) if source.kind(condition.column) == "VARCHAR" else found
         reasons[row] = f"{condition.column} is {cell[:60]}"

@@ -110,30 +110,27 @@ def _note_without_partner(made: Rewrite, first: Source, other: Source, on: str) 
         theirs = f"SELECT {two.key([on])} FROM {two.view}"
         query = f"SELECT count(*) FROM {one.view} WHERE {one.key([on])} NOT IN ({theirs})"
         counts.append(made.database.all(query)[0][0])
-    if counts[0]:
-        made.notes.append(f"{other.path.name} has no row for {counts[0]:,} of them")
-    if counts[1]:
-        made.notes.append(f"{counts[1]:,} rows of {other.path.name} have none here, left out")
+    name, (without, unused) = other.path.name, counts
+    if without:
+        made.notes.append(f"{name} has no row for {without:,} of them")
+    if unused:
+        made.notes.append(f"{unused:,} rows of {name} have none here, left out")
 
 
 def _refuse_twice(made: Rewrite, other: Source, on: str) -> None:
     """Two rows with one key: which would it be?"""
-    twice = made.database.all(
-        f"SELECT min(n), max(n) FROM (SELECT min(n, 2) AS two FROM ({other.keys([on])}) GROUP BY k "
-        "HAVING count(*) > 1 ORDER BY two[2] LIMIT 1), unnest(two) AS t(n)"
-    )[0]
-    if twice[0] is None:
-        return
-    lines = other.lines(twice)
-    shown = made.database.all(
-        f"SELECT {other.text(on)} FROM {other.view} OFFSET {twice[0]} LIMIT 1"
+    found = made.database.all(
+        f"SELECT min(n, 2) AS two FROM ({other.keys([on])}) GROUP BY k HAVING count(*) > 1 "
+        "ORDER BY two[2] LIMIT 1"
     )
-    fresh = f"unique{other.path.suffix}"
-    raise ManifestError(
-        f"{other.path}: {on} {unescaped(shown[0][0])!r} is in line {lines[twice[0]]} "
-        f"and in line {lines[twice[1]]}",
-        hint=f"python -m trainer.data dedupe {other.path} {fresh} --on {on}",
-    )
+    for [(first, second)] in found:
+        lines = other.lines([first, second])
+        query = f"SELECT {other.text(on)} FROM {other.view} OFFSET {first} LIMIT 1"
+        shown = unescaped(made.database.all(query)[0][0])
+        raise ManifestError(
+            f"{other.path}: {on} {shown!r} is in line {lines[first]} and in line {lines[second]}",
+            hint=f"python -m trainer.data dedupe {other.path} unique{other.path.suffix} --on {on}",
+        )
 
 
 def _refuse_bytes(other: Source, names: Sequence[str]) -> None:

@@ -7,11 +7,16 @@ python -m trainer.data stats manifest.csv stage1 --world 192 --epochs 3 --pictur
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from trainer.arguments import whole
 from trainer.config.load import load
@@ -20,10 +25,41 @@ from trainer.data.manifest.manifest import MAX_WRONG_ROWS, Manifest, ManifestErr
 from trainer.data.manifest.read import read_manifest
 from trainer.data.plan.buckets import Buckets
 from trainer.data.plan.data_plan import BucketUse, Cursor, DataPlan, uses
-from trainer.data.tools.manifest_stats import SIZES_SHOWN, UNITS, Epoch, Stats, describe
 from trainer.runlog.progress import RowProgress
 
+SIZES_SHOWN = 12
+UNITS = {
+    "frames": "frames",
+    "resolution": "pixels",
+    "aspect ratio": "height / width",
+    "rate": "frames/s",
+}
+_SHARES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 WARNINGS_SHOWN = 30
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What an epoch makes of the clips."""
+
+    epoch: int
+    clips: int  # that are in a bucket
+    microbatches: int
+    steps: int
+
+
+@dataclass(frozen=True)
+class Stats:
+    """All that is printed and drawn."""
+
+    rows: int
+    left_out: int
+    sizes: dict[str, int]  # height x width -> clips, most frequent first
+    spreads: dict[str, dict[str, float]]  # of columns as in UNITS: share -> quantile
+    unknown_fps: int
+    epochs: tuple[Epoch, ...] = ()
+    buckets: tuple[dict[str, Any], ...] = ()  # of the first epoch
+    warnings: tuple[str, ...] = ()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,9 +99,38 @@ def run(args: argparse.Namespace) -> int:
     if args.picture is not None:
         from trainer.data.tools.stats_picture import draw
 
-        draw(args.picture, manifest, stats)
+        sizes, rest = _largest(stats.sizes)
+        if rest:
+            sizes["others"] = rest
+        steps = {f"epoch {one.epoch}": one.steps for one in stats.epochs}
+        draw(args.picture, manifest, sizes, stats.buckets, steps)
         print(f"picture: {args.picture}", file=sys.stderr)
     return 1 if manifest.wrong else 0
+
+
+def describe(manifest: Manifest) -> Stats:
+    """Statistics that need no config."""
+    height, width = manifest.height.astype(np.int64), manifest.width.astype(np.int64)
+    sizes, counts = np.unique(height << 32 | width, return_counts=True)
+    order = np.argsort(-counts, kind="stable")
+    fps = manifest.fps[~np.isnan(manifest.fps)]
+    columns: tuple[NDArray[Any], ...] = (manifest.num_frames, height * width, height / width, fps)
+    named = zip(UNITS, columns, strict=True)
+    return Stats(
+        rows=len(manifest),
+        left_out=len(manifest.wrong),
+        sizes={
+            f"{s >> 32}x{s & 0xFFFFFFFF}": int(n)
+            for s, n in zip(sizes[order].tolist(), counts[order].tolist(), strict=True)
+        },
+        spreads={name: _quantiles(values) for name, values in named if len(values)},
+        unknown_fps=len(manifest) - len(fps),
+    )
+
+
+def _quantiles(values: NDArray[Any]) -> dict[str, float]:
+    found = np.quantile(values, _SHARES, method="nearest").tolist()
+    return dict(zip(map(str, _SHARES), found, strict=True))
 
 
 def _with_config(manifest: Manifest, args: argparse.Namespace) -> Stats:
@@ -73,28 +138,20 @@ def _with_config(manifest: Manifest, args: argparse.Namespace) -> Stats:
     buckets = Buckets.parse(config.bucket_config, config.bucket_semantics)
     plan = DataPlan(manifest, buckets, config.seed, frame_interval=config.dataset.frame_interval)
     epochs: list[Epoch] = []
-    lines: list[BucketUse] = []
+    first: list[BucketUse] = []
     for number in range(args.epoch, args.epoch + args.epochs):
         epoch = plan.epoch(number)
-        used = uses(epoch, buckets)
-        lines = lines or used
-        clips = sum(use.clips for use in used)
+        uses_here = uses(epoch, buckets)
+        first = first or uses_here
+        clips = sum(use.clips for use in uses_here)
         epochs.append(Epoch(number, clips, len(epoch), plan.steps(Cursor(number, 0), args.world)))
-    return replace(
-        describe(manifest),
-        epochs=tuple(epochs),
-        buckets=tuple(
-            {
-                **use.bucket._asdict(),
-                "name": use.bucket.name,
-                "clips": use.clips,
-                "microbatches": use.microbatches,
-                "left_out": use.left_out,
-            }
-            for use in lines
-        ),
-        warnings=tuple(warnings_of(lines, buckets, epochs)),
+    used = tuple(
+        {**use.bucket._asdict(), "name": use.bucket.name, "clips": use.clips}
+        | {"microbatches": use.microbatches, "left_out": use.left_out}
+        for use in first
     )
+    warnings = tuple(warnings_of(first, buckets, epochs))
+    return replace(describe(manifest), epochs=tuple(epochs), buckets=used, warnings=warnings)
 
 
 def warnings_of(lines: Sequence[BucketUse], buckets: Buckets, epochs: Sequence[Epoch]) -> list[str]:
@@ -115,22 +172,20 @@ def warnings_of(lines: Sequence[BucketUse], buckets: Buckets, epochs: Sequence[E
 def text(stats: Stats, world: int) -> str:
     """What is printed."""
     lines = [f"{stats.rows:,} clips" + (f", {stats.left_out:,} left out" if stats.left_out else "")]
-    lines.append(
-        f"{'':<14}{'least':>12}{'5 %':>12}{'25 %':>12}{'50 %':>12}"
-        f"{'75 %':>12}{'95 %':>12}{'most':>12}"
-    )
+    columns = ("least", "5 %", "25 %", "50 %", "75 %", "95 %", "most")
+    lines.append(" " * 14 + "".join(f"{column:>12}" for column in columns))
     for name, quantiles in stats.spreads.items():
         cells = "".join(f"{_short(value):>12}" for value in quantiles.values())
         lines.append(f"{name:<14}{cells}  {UNITS[name]}")
     if stats.unknown_fps:
         lines.append(f"rate unknown of {stats.unknown_fps:,}")
-    shown = list(stats.sizes.items())[:SIZES_SHOWN]
-    lines += ["", *(f"{size:<14}{count:>12,}{count / stats.rows:>8.1%}" for size, count in shown)]
-    if len(stats.sizes) > len(shown):
-        rest = sum(stats.sizes.values()) - sum(count for _, count in shown)
-        lines.append(
-            f"{len(stats.sizes) - len(shown):,} other sizes{rest:>12,}{rest / stats.rows:>8.1%}"
-        )
+    shown, rest = _largest(stats.sizes)
+    lines.append("")
+    for size, count in shown.items():
+        lines.append(f"{size:<14}{count:>12,}{count / stats.rows:>8.1%}")
+    if rest:
+        others = f"{len(stats.sizes) - len(shown):,} other sizes"
+        lines.append(f"{others}{rest:>12,}{rest / stats.rows:>8.1%}")
     if not stats.epochs:
         return "\n".join(lines)
     first = stats.epochs[0]
@@ -151,6 +206,12 @@ def text(stats: Stats, world: int) -> str:
             f"{one.steps:,} steps on {ranks}"
         )
     return "\n".join(lines)
+
+
+def _largest(sizes: dict[str, int]) -> tuple[dict[str, int], int]:
+    """The most frequent sizes, and how many clips have others."""
+    shown = dict(itertools.islice(sizes.items(), SIZES_SHOWN))
+    return shown, sum(sizes.values()) - sum(shown.values())
 
 
 def _short(value: float) -> str:
