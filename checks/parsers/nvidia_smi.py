@@ -258,6 +258,6 @@ def count_on_pci(section: Section | None) -> Maybe[int]:
 
 
 def _count_lines(text: str) -> Maybe[int]:
-    lines = re.sub(r"\A#devices\t\d+(\n|\Z)", "", text).splitlines()
+    lines = re.sub(r"\A#devices\t\d+(\r?\n|\Z)", "", text).splitlines()
     strange = [line for line in lines if not re.match(r"[0-9a-f]{4,8}:", line)]
     return unreadable(strange[0]) if strange else len(lines)

@@ -111,7 +111,7 @@ def test_replay_can_be_paused_sped_up_and_sought(tmp_path: Path) -> None:
     feed.faster(2.0)
     now[0] = 5.5
     assert steps(feed.drain()) == list(range(1, 20))
-    feed.seek(-5.0)
+    feed.seek_to(feed.now() - 5.0)
     again = feed.drain()
     assert isinstance(again[0], RunOpened)  # back means from the beginning
     assert steps(again) == list(range(1, 4))
