@@ -107,7 +107,7 @@ def build_vae(config: dict[str, Any]) -> nn.Module:
 def vae_encode(vae: Any, x: Tensor, noises: list[Tensor] | None = None) -> Tensor:
     """Upstream draws per micro batch of frames [N, C, H, W], then per chunk [B, C, T, H, W]."""
     if noises is None:
-        return vae.encode_mean(x)
+        return vae.encode_posterior(x).mean
     frames = torch.cat([noise for noise in noises if noise.ndim == 4])
     chunks = torch.cat([noise for noise in noises if noise.ndim == 5], dim=2)
     return vae.encode(x, noises=(frames, chunks))

@@ -136,12 +136,10 @@ def plan_clips(clips: int, seed: int) -> list[tuple[int, str]]:
 
 
 def make(out: Path, clips: int, seed: int, size: int = 64, frames: int = 8) -> bool:
-    """Render the data set into the folder `out`; False when it was there already.
-
-    `size`: the clip's height and width in pixels, a multiple of 16. `frames`: the length to train
-    on; files hold one more, as a clip must be longer than its bucket. Raises DigitsError for
-    parameters that do not fit and for a folder that is not ours.
-    """
+    """Render the data set into the folder `out`; False when it was there already. `size`: the
+    clip's height and width in pixels, a multiple of 16. `frames`: the length to train on; files
+    hold one more, as a clip must be longer than its bucket. Raises DigitsError for parameters that
+    do not fit and for a folder that is not ours."""
     if size % CANVAS or size < CANVAS:
         raise DigitsError(f"--size {size} is not a multiple of {CANVAS}")
     if clips < 1:

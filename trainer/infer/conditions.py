@@ -191,4 +191,4 @@ class ReferenceReader:
     @torch.no_grad()
     def encode(self, video_CTHW: Tensor) -> Tensor:
         """Latent [C, T, H, W] in fp32 of pixels in -1..1: the mean, without random draws."""
-        return self.vae.encode_mean(video_CTHW[None])[0].float()
+        return self.vae.encode_posterior(video_CTHW[None]).mean[0]

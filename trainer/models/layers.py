@@ -1,7 +1,6 @@
 """The parts of STDiT3. Names and shapes of parameters are Open-Sora 1.2's: its weights load.
 
-Every attention is one call of `attend`: no CUDA extension, and on an accelerator no explicit
-softmax (upstream has one where a sequence is shorter than its batch: every temporal block).
+Every attention is one call of `attend`, without upstream's explicit softmax of temporal blocks.
 """
 
 from __future__ import annotations
@@ -114,12 +113,10 @@ class CaptionEmbedder(nn.Module):
         self.drop_probability = drop_probability
 
     def forward(self, y_B1LC: Tensor, columns: Tensor | None = None) -> Tensor:
-        """[B, 1, L, D]. Drops only in training, by one draw per sample on the CPU.
-
-        A dropped caption keeps its own text mask, as upstream: the caller's mask stays valid.
-        `columns` (long) are the tokens wanted, default all; the others are not projected.
-        Raises ModelInputError when captions are dropped and L differs from the null text's length.
-        """
+        """[B, 1, L, D]. Drops only in training, by one draw per sample on the CPU. A dropped
+        caption keeps its own text mask, as upstream: the caller's mask stays valid. `columns`
+        (long) are the tokens wanted, default all; the others are not projected. Raises
+        ModelInputError when captions are dropped and L differs from the null text's length."""
         if self.training and self.drop_probability > 0:
             shape, null_shape = tuple(y_B1LC.shape[2:]), tuple(self.y_embedding.shape)
             if shape != null_shape:

@@ -86,13 +86,11 @@ def build_tiny_t5(
     feature_scale: float = 2.0,
     seed: int = 0,
 ) -> Path:
-    """Write a T5 encoder whose tokens are the words of `texts`, whole or not at all.
-
-    Untrained, it must not blur what it reads: embeddings of words are orthogonal (as far as d_model
-    allows) and the layers start small (`initializer_factor`). `feature_scale` is the RMS of what
-    comes out; with 2 to 4 a small STDiT finds the words soonest (1 is slower, 10 never did). The
-    same arguments give the same files.
-    """
+    """Write a T5 encoder whose tokens are the words of `texts`, whole or not at all. Untrained, it
+    must not blur what it reads: embeddings of words are orthogonal (as far as d_model allows) and
+    the layers start small (`initializer_factor`). `feature_scale` is the RMS of what comes out;
+    with 2 to 4 a small STDiT finds the words soonest (1 is slower, 10 never did). The same
+    arguments give the same files."""
     from tokenizers import Tokenizer, normalizers, pre_tokenizers, processors
     from tokenizers.models import WordLevel
     from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel

@@ -24,14 +24,6 @@ class Architecture:
     name: str
     options: dict[str, Any] = field(default_factory=dict)
 
-    def differences(self, wanted: Mapping[str, Any]) -> list[str]:
-        """Texts on the fields in which these weights differ from a model with `wanted`."""
-        return [
-            f"{name} {value} (model: {wanted[name]})"
-            for name, value in self.options.items()
-            if name in wanted and value != wanted[name]
-        ]
-
 
 def architecture_of(tensors: Mapping[str, Tensor]) -> Architecture:
     """Never raises: odd shapes make it less sure, in the end `unknown`."""

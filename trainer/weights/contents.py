@@ -35,7 +35,7 @@ def inspect(place: str) -> dict[str, Any]:
         "tensors": len(tensors),
         "parameters": _parameters(t for name, t in tensors.items() if name not in _BUFFERS),
         "bytes": total_bytes(tensors),
-        "dtypes": _dtypes(tensors.values()),
+        "dtypes": Counter(map(dtype_name, tensors.values())),
         "groups": _groups(tensors),
         "keys": {name: [dtype_name(t), *t.shape] for name, t in tensors.items()},
         "config": source.config,
@@ -51,12 +51,8 @@ def _groups(tensors: Mapping[str, Tensor]) -> list[dict[str, Any]]:
         members = [tensors[name] for name in names]
         row = {"prefix": prefix, "tensors": len(names), "parameters": _parameters(members)}
         example = {names[0]: list(members[0].shape)}
-        rows.append({**row, "dtypes": _dtypes(members), "example": example})
+        rows.append({**row, "dtypes": Counter(map(dtype_name, members)), "example": example})
     return rows
-
-
-def _dtypes(tensors: Iterable[Tensor]) -> dict[str, int]:
-    return dict(Counter(map(dtype_name, tensors)))
 
 
 def _parameters(tensors: Iterable[Tensor]) -> int:

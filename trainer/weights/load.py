@@ -64,13 +64,11 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: Place)
 def load_into(
     model: nn.Module, place: Place, *, ema: bool = False, allow_partial: bool = False
 ) -> LoadReport:
-    """Start a freshly built model from weights of any source; PixArt's are converted.
-
-    A model on the meta device gets its memory here, and random numbers (16 CPU seconds for an XL/2)
-    only where the source is not whole. `ema` takes a checkpoint's average if it has one. Raises
+    """Start a freshly built model from weights of any source; PixArt's are converted. A model on
+    the meta device gets its memory here, and random numbers (16 CPU seconds for an XL/2) only where
+    the source is not whole. `ema` takes a checkpoint's average if it has one. Raises
     CheckpointError, and leaves the model as it was, when less than 99 % of the tensors of either
-    side fit; with `allow_partial` what fits is taken.
-    """
+    side fit; with `allow_partial` what fits is taken."""
     weights, averaged = read_checkpoint(place, ema=ema)
     report, ready = compare(model, weights, str(place))
     if ema:
@@ -179,7 +177,11 @@ def _differences(found: architecture.Architecture, model: nn.Module) -> tuple[st
     if found.kind == architecture.PIXART:  # norms are new, rows and patches are converted
         for name in ("qk_norm", "model_max_length", "patch_size", "pred_sigma"):
             wanted.pop(name, None)
-    differences = found.differences(wanted)
+    differences = [
+        f"{name} {value} (model: {wanted[name]})"
+        for name, value in found.options.items()
+        if name in wanted and value != wanted[name]
+    ]
     return (f"the weights have {', '.join(differences)}",) if differences else ()
 
 

@@ -1,7 +1,4 @@
-"""Safetensors files written in the memory of one tensor, beside their place and renamed when whole.
-
-The library's save_file needs every tensor in memory at once and reports no progress.
-"""
+"""Safetensors files, whole or not at all, in the memory of one tensor (save_file: of all)."""
 
 from __future__ import annotations
 

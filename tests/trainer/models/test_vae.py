@@ -56,7 +56,7 @@ def test_latents_and_videos_have_the_sizes_that_were_promised(
     vae: OpenSoraVAE, frames: int
 ) -> None:
     video = clip(frames, 17, 30, batch=2)  # edges that are no multiple of 8
-    z = vae.encode_mean(video)
+    z = vae.encode_posterior(video).mean
     assert z.shape == (2, 4, *vae.latent_size((frames, 17, 30)))
     assert z.dtype == torch.float32
     assert vae.decode(z, frames).shape == (2, 3, frames, 16, 24)
@@ -64,8 +64,8 @@ def test_latents_and_videos_have_the_sizes_that_were_promised(
 
 def test_chunks_do_not_see_each_other(vae: OpenSoraVAE) -> None:
     video = clip(40)
-    whole = vae.encode_mean(video)
-    parts = [vae.encode_mean(video[:, :, a:b]) for a, b in ((0, 17), (17, 34), (34, 40))]
+    whole = vae.encode_posterior(video).mean
+    parts = [vae.encode_posterior(video[:, :, a:b]).mean for a, b in ((0, 17), (17, 34), (34, 40))]
     assert relative(torch.cat(parts, 2), whole) < 1e-5
     back = vae.decode(whole, 40)
     parts = [vae.decode(z, n) for z, n in zip(whole.split((5, 5, 2), 2), (17, 17, 6), strict=True)]
@@ -75,7 +75,7 @@ def test_chunks_do_not_see_each_other(vae: OpenSoraVAE) -> None:
 def test_a_video_can_be_one_chunk() -> None:
     vae = tiny_vae(dataclasses.replace(SETTINGS, micro_frame_size=None))
     assert vae.latent_size((40, 16, 24)) == (10, 2, 3)
-    assert vae.decode(vae.encode_mean(clip(40)), 40).shape[2] == 40
+    assert vae.decode(vae.encode_posterior(clip(40)).mean, 40).shape[2] == 40
 
 
 def test_published_sizes() -> None:
@@ -120,8 +120,8 @@ def test_a_large_frame_goes_in_strips_by_itself() -> None:
     small, large = tiny_vae(budget=MemoryBudget(2_000_000)), tiny_vae(budget=EVERYTHING)
     calls: list[tuple[int, ...]] = []
     small.spatial_vae.module.encode = lambda x: calls.append(x.shape)
-    want = large.encode_mean(image)
-    assert relative(small.encode_mean(image), want) < 1e-5
+    want = large.encode_posterior(image).mean
+    assert relative(small.encode_posterior(image).mean, want) < 1e-5
     assert calls == []  # the undivided network was not used
     assert relative(small.decode(want, 1), large.decode(want, 1)) < 1e-5
 
@@ -164,7 +164,13 @@ def test_strips_become_narrower_while_memory_runs_out(monkeypatch: pytest.Monkey
     monkeypatch.setattr(Strips, "moments", scarce)
     monkeypatch.setattr("trainer.models.vae.spatial.LEAST_BYTES", 1)
     image, vae = clip(1, 64, 64), tiny_vae(budget=MemoryBudget(100_000))
-    assert relative(vae.encode_mean(image), tiny_vae(budget=EVERYTHING).encode_mean(image)) < 1e-5
+    assert (
+        relative(
+            vae.encode_posterior(image).mean,
+            tiny_vae(budget=EVERYTHING).encode_posterior(image).mean,
+        )
+        < 1e-5
+    )
     assert widths == [6250, 3125, 1562]
 
 
@@ -200,7 +206,6 @@ def test_the_same_noise_whatever_fits_into_memory() -> None:
 def test_a_cached_posterior_stands_for_the_latents(vae: OpenSoraVAE) -> None:
     video = clip(5)
     posterior = vae.encode_posterior(video)
-    assert posterior.mean.equal(vae.encode_mean(video))
     assert posterior.mean.shape == posterior.logvar.shape == (1, 4, 2, 2, 3)
     # Noise of the frames left out, sampling is that of `encode`.
     noise = torch.randn(1, 4, 2, 2, 3)
@@ -217,8 +222,8 @@ def test_bf16_is_near_fp32() -> None:
     rough.spatial_vae.bfloat16()
     rough.temporal_vae.bfloat16()
     video = clip(21)
-    want = exact.encode_mean(video)
-    error = rough.encode_mean(video) - want
+    want = exact.encode_posterior(video).mean
+    error = rough.encode_posterior(video).mean - want
     assert error.square().mean().sqrt() < 0.03 * want.square().mean().sqrt()
     pixels = exact.decode(want, 21)
     back = rough.decode(want, 21)
@@ -236,8 +241,8 @@ def test_fp32_is_exact_against_fp64(filters: int, blocks: int, frames: int, heig
     double.spatial_vae.double()
     double.temporal_vae.double()
     video = clip(frames, height)
-    want = double.encode_mean(video)
-    assert relative(single.encode_mean(video), want) < 1e-5
+    want = double.encode_posterior(video).mean
+    assert relative(single.encode_posterior(video).mean, want) < 1e-5
     assert relative(single.decode(want, frames), double.decode(want, frames)) < 2e-5
 
 
@@ -259,7 +264,7 @@ def test_a_config_names_the_weights(vae: OpenSoraVAE, folder: Path) -> None:
     built = build_vae(config(from_pretrained=str(folder)))
     assert isinstance(built, OpenSoraVAE)
     assert built.settings == vae.settings
-    assert built.encode_mean(clip(5)).equal(vae.encode_mean(clip(5)))
+    assert built.encode_posterior(clip(5)).mean.equal(vae.encode_posterior(clip(5)).mean)
     assert not any(p.requires_grad for p in built.parameters())
     assert not built.training
 
@@ -289,8 +294,8 @@ def test_shift_scale_chunk_and_memory_of_the_config_win(folder: Path, vae: OpenS
     assert isinstance(built, OpenSoraVAE)
     assert built.budget.limit_bytes == 500_000_000
     assert built.latent_size((17, 16, 16))[0] == 5  # 2 + 2 + 1
-    z = vae.encode_mean(clip(5)) * vae.scale + vae.shift
-    assert relative(built.encode_mean(clip(5)), z / 2) < 1e-5
+    z = vae.encode_posterior(clip(5)).mean * vae.scale + vae.shift
+    assert relative(built.encode_posterior(clip(5)).mean, z / 2) < 1e-5
 
 
 def test_bf16_weights_keep_shift_and_scale(folder: Path, vae: OpenSoraVAE) -> None:
@@ -312,7 +317,9 @@ def test_attention_of_old_checkpoints_is_renamed(vae: OpenSoraVAE, tmp_path: Pat
     assert {k: v.shape for k, v in renamed.items()} == {k: v.shape for k, v in vae.state_dict().items()}  # fmt: skip
     save_vae(vae, tmp_path)
     save_file(weights, tmp_path / "model.safetensors")
-    assert load_vae(tmp_path).encode_mean(clip(1)).equal(vae.encode_mean(clip(1)))
+    assert (
+        load_vae(tmp_path).encode_posterior(clip(1)).mean.equal(vae.encode_posterior(clip(1)).mean)
+    )
 
 
 def test_weights_that_do_not_fit_are_refused(folder: Path, tmp_path: Path) -> None:

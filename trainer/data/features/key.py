@@ -1,7 +1,4 @@
-"""What features were made with: weights by their hash, and every setting that changes a number.
-
-A cache is used only by a run whose own key is the same; a difference is reported in words.
-"""
+"""What features were made with: weights by their hash, and every setting that changes a number."""
 
 from __future__ import annotations
 
@@ -56,7 +53,9 @@ def key_of(config: Config, text_folder: Path | None, hashes: Hashes) -> dict[str
     if vae.type == "identity":
         own["channels"] = vae.channels
     else:
-        files = _vae_files(vae.from_pretrained)
+        place = _local(vae.from_pretrained)
+        source = find_source(place) if place is not None else None
+        files = [*sorted(source.files), *source.path.glob("config.json")] if source else []
         own |= {"from_pretrained": vae.from_pretrained, "weights": hashes.of(files)}
         own |= {name: getattr(vae, name) for name in ("micro_frame_size", "scale", "shift")}
     words: dict[str, Any] = {"type": text.type, "model_max_length": text.model_max_length}
@@ -126,14 +125,6 @@ def encoder_width(place: str | None) -> int:
         return int(read_object(folder / "config.json")["d_model"]) if folder else 0
     except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise FeaturesError(f"{place} is not a folder of a T5 encoder: {error}") from None
-
-
-def _vae_files(place: str | None) -> list[Path]:
-    local = _local(place)
-    if local is None:
-        return []
-    source = find_source(local)
-    return [*sorted(source.files), *source.path.glob("config.json")]
 
 
 def _text_files(folder: Path | None) -> list[Path]:

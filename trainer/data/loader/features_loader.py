@@ -60,11 +60,9 @@ def build_loader(
     features: Features | None = None,
 ) -> Loader:
     """Batches for one rank from `cursor` on; `each` for each step, none short, none skipped.
-
     `workers` decoding processes, at least one; with `features` nothing is decoded, see
     `read_batch`. Raises TooFewClips when no epoch holds even one step; iterating raises
-    TooManyBadSamples and LoaderError.
-    """
+    TooManyBadSamples and LoaderError."""
     place = (plan, cursor, rank, world, workers, options or LoaderOptions(), each)
     loader = Loader(*place) if features is None else FeatureLoader(*place, features=features)
     loader.next_place()

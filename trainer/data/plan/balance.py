@@ -27,12 +27,10 @@ _RANKS, _STEPS = 4, 5  # words that keep these draws apart from the plan's
 
 @dataclass(frozen=True)
 class Balance:
-    """How an epoch's microbatches are put into steps.
-
-    `costs[cell]` is the cost of a bucket's microbatch (`classes`); those of equal cost may share
-    a step. `steps` is {epoch: (ranks, microbatches of each rank)}, from that epoch on: a run that
-    resumes with another number of ranks keeps the order of its epoch.
-    """
+    """How an epoch's microbatches are put into steps. `costs[cell]` is the cost of a bucket's
+    microbatch (`classes`); those of equal cost may share a step. `steps` is {epoch: (ranks,
+    microbatches of each rank)}, from that epoch on: a run that resumes with another number of ranks
+    keeps the order of its epoch."""
 
     window: int  # steps
     costs: tuple[int, ...]
@@ -87,12 +85,10 @@ def classes(costs: Iterable[float]) -> tuple[int, ...]:
 
 
 def balanced(costs: Ints, ranks: int, each: int, window: int, seed: int, epoch: int) -> Ints:
-    """A permutation of 0..N-1 whose consecutive steps have members of alike cost.
-
-    `costs` are `classes`. In a step of ranks * each the n-th microbatch of rank r stands at place
-    n * ranks + r, and ranks get alike sums. What does not fill a last group is the end of the given
-    order, untouched: no kind of microbatch is left out more often than others.
-    """
+    """A permutation of 0..N-1 whose consecutive steps have members of alike cost. `costs` are
+    `classes`. In a step of ranks * each the n-th microbatch of rank r stands at place n * ranks +
+    r, and ranks get alike sums. What does not fill a last group is the end of the given order,
+    untouched: no kind of microbatch is left out more often than others."""
     count, group = len(costs), ranks * each
     tail = count % group
     head = np.arange(count - tail)

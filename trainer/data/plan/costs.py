@@ -61,10 +61,9 @@ def costs_by_timing(
     buckets: list[Bucket], present: list[int], parts: Parts, engine: Engine, recompute: bool
 ) -> list[float]:
     """Seconds of a microbatch of each bucket: measured for those `present`, others by arithmetic.
-
     One aspect ratio of each resolution and length is measured, its others scale with their FLOP.
-    Collective. A rank times its share of the buckets where a forward pass involves no other rank.
-    """
+    Collective. A rank times its share of the buckets where a forward pass involves no other
+    rank."""
     measured = {(buckets[cell].resolution, buckets[cell].frames): cell for cell in present[::-1]}
     first = sorted(measured.values())
     mine = first[engine.rank :: engine.world] if engine.forward_is_local else first

@@ -187,12 +187,10 @@ class DataPlan:
 
 
 def content_ids(manifest: Manifest) -> NDArray[np.uint64]:
-    """64 bits for each row [N], which survive a change of the data set around it.
-
-    A clip is its path as the manifest writes it; where a path stands more than once, the n-th of
-    them. About 1 s of CPU a million; two of 10 million are equal by chance once in 370,000 data
-    sets (birthday bound).
-    """
+    """64 bits for each row [N], which survive a change of the data set around it. A clip is its
+    path as the manifest writes it; where a path stands more than once, the n-th of them. About 1 s
+    of CPU a million; two of 10 million are equal by chance once in 370,000 data sets (birthday
+    bound)."""
     names = (path.encode("utf-8", "surrogateescape") for path in manifest.paths)
     digests = b"".join(hashlib.blake2b(name, digest_size=8).digest() for name in names)
     ids = np.frombuffer(digests, "<u8").astype(np.uint64)
@@ -206,12 +204,10 @@ def content_ids(manifest: Manifest) -> NDArray[np.uint64]:
 
 
 def plan_once(ranks: Ranks, plan: DataPlan, epoch: int, ids: bool = False) -> list[str]:
-    """Plan an epoch once on each machine, with `ids` also `plan.content_ids` (collective).
-
-    Returns what to say where it could not be shared. The ranks' plans must be of equal inputs. Each
-    rank plans later epochs itself (0.7 s of processor time for 1.3 million rows): ranks would have
-    to meet for them, and one that has ended would keep the others waiting.
-    """
+    """Plan an epoch once on each machine, with `ids` also `plan.content_ids` (collective). Returns
+    what to say where it could not be shared. The ranks' plans must be of equal inputs. Each rank
+    plans later epochs itself (0.7 s of processor time for 1.3 million rows): ranks would have to
+    meet for them, and one that has ended would keep the others waiting."""
     content: NDArray[np.uint64] | None
     (made, content), notes = once(
         ranks, lambda: (plan.epoch(epoch), plan.content_ids if ids else None), "the data plan"

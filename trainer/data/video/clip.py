@@ -78,9 +78,9 @@ def read_window(path: str, window: Window, out_CTHW: NDArray[Any]) -> float:
     check_regular(path)
     try:
         if window.resize == "torch":
-            from trainer.data.video.upstream_resize import is_still, read_still
+            from trainer.data.video.upstream_resize import STILLS, read_still
 
-            if is_still(path):
+            if Path(path).suffix.lower() in STILLS:
                 if max(window.frames, window.expected) > 1:
                     raise ClipError(f"has 1 frame, the manifest says {window.expected}")
                 read_still(path, window, out_CTHW[:, 0])
@@ -178,22 +178,13 @@ def _index(stream: Any) -> _Index | None:
     return _Index(pairs[:, 0], len(pairs) - int(pairs[:, 1].sum()))
 
 
-def _regular_times(stream: Any, index: _Index | None) -> Times | None:
-    """Presentation times by a whole index of frames at equal distances."""
-    if index is None or stream.start_time is None:
-        return None
-    steps = np.diff(index.times)
-    regular = len(steps) > 0 and (steps == steps[0]).all() and steps[0] > 0
-    if not regular or index.shown < len(index.times):
-        return None
-    return stream.start_time + steps[0] * np.arange(index.shown), int(steps[0]) // 2
-
-
-def _times(container: Any, stream: Any, index: _Index | None) -> Times | None:
+def _times(container: Any, stream: Any, index: _Index | None, quick: bool) -> Times | None:
     """Presentation time of each frame in order, and how far a frame's may be off; None: unknown."""
-    if (regular := _regular_times(stream, index)) is not None:
-        return regular
-    if container.format.name in _GUESSED_TIMES:
+    if index is not None and stream.start_time is not None and index.shown == len(index.times):
+        steps = np.diff(index.times)
+        if len(steps) and steps[0] > 0 and (steps == steps[0]).all():
+            return stream.start_time + steps[0] * np.arange(index.shown), int(steps[0]) // 2
+    if quick or container.format.name in _GUESSED_TIMES:
         return None
     # Variable rate or no index: the packets are read once, not decoded.
     shown = (packet for packet in container.demux(stream) if packet.size and not packet.is_discard)
@@ -215,7 +206,7 @@ def _read(path: str, window: Window, out_CTHW: NDArray[Any], seek: bool, quick: 
         wanted = range(start, start + window.frames * step, step)
         times = None
         if seek:
-            times = _regular_times(stream, index) if quick else _times(container, stream, index)
+            times = _times(container, stream, index, quick)
             if times is None or (quick and not fps):
                 raise _CannotSeek
             pts, slack = times
@@ -256,12 +247,9 @@ def _at_times(container: Any, stream: Any, wanted: NDArray[np.int64], slack: int
 
 
 def _decoded(container: Any, stream: Any, wanted: NDArray[np.int64], slack: int) -> Iterator[Any]:
-    """Frames in order; of h264 only those that are wanted or that others refer to.
-
-    h264 marks each frame that no other refers to (nal_ref_idc 0), half of x264's: a window 10 s
-    behind its keyframe costs a third less. HEVC's mark means something else, other decoders have
-    none.
-    """
+    """Frames in order; of h264 only those that are wanted or that others refer to. h264 marks each
+    frame that no other refers to (nal_ref_idc 0), half of x264's: a window 10 s behind its keyframe
+    costs a third less. HEVC's mark means something else, other decoders have none."""
     context = stream.codec_context
     context.skip_frame = "DEFAULT"  # opening may have left it at "all"
     if context.name != "h264":

@@ -33,11 +33,9 @@ def write_mp4(
     tags: Mapping[str, str] | None = None,
 ) -> None:
     """Write RGB frames; each pixel becomes `upscale` x `upscale` (nearest). The file appears whole.
-
     The same frames, fps and tags give the same bytes on every processor. An odd side repeats its
     last row or column, as h264 needs even ones. Of `tags`, mp4 keeps title, artist, comment and the
-    like. Raises ValueError for an array that is no video and an fps below 1/1001, and OSError.
-    """
+    like. Raises ValueError for an array that is no video and an fps below 1/1001, and OSError."""
     if frames_THW3.ndim != 4 or frames_THW3.shape[-1] != 3 or not len(frames_THW3):
         raise ValueError(f"frames are [T, H, W, 3], not {list(frames_THW3.shape)}")
     rate = Fraction(fps).limit_denominator(1001) if 0 < fps < math.inf else Fraction(0)

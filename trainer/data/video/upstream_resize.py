@@ -10,7 +10,6 @@ frame. Rotation is applied, which upstream ignores: a bucket is chosen by the si
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -59,10 +58,6 @@ def read_still(path: str, window: Window, out_CHW: NDArray[Any]) -> None:
     top, left = round((tall - window.height) / 2), round((wide - window.width) / 2)
     pixels = pixels[top : top + window.height, left : left + window.width]
     _normalise(torch.from_numpy(pixels.transpose(2, 0, 1).copy()).float() / 255.0, out_CHW)
-
-
-def is_still(path: str) -> bool:
-    return Path(path).suffix.lower() in STILLS
 
 
 def _normalise(image_CHW: torch.Tensor, out_CHW: NDArray[Any]) -> None:

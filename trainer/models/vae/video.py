@@ -112,11 +112,9 @@ class OpenSoraVAE(nn.Module):
         noises: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """Latent fp32 [B, 4, Z, h, w] of pixels in -1..1, both posteriors sampled as upstream does.
-
-        Noise comes from `generator` (None: torch's own of the device), for all frames first,
-        then for the latent, or from `noises`, [B*T, 4, h, w] and [B, 4, Z, h, w]. Raises
-        ValueError, and OutOfMemory when one frame in strips does not fit.
-        """
+        Noise comes from `generator` (None: torch's own of the device), for all frames first, then
+        for the latent, or from `noises`, [B*T, 4, h, w] and [B, 4, Z, h, w]. Raises ValueError, and
+        OutOfMemory when one frame in strips does not fit."""
         self._check(video_BCTHW)
         spatial = self._frame_posterior(video_BCTHW)
         frames = spatial.at(noises[0]) if noises else spatial.sample(generator)
@@ -129,10 +127,6 @@ class OpenSoraVAE(nn.Module):
         spread (a standard deviation near 1e-3) would need the network once more."""
         self._check(video_BCTHW)
         return self._chunk_posterior(self._frame_posterior(video_BCTHW).mean, len(video_BCTHW))
-
-    def encode_mean(self, video_BCTHW: Tensor) -> Tensor:
-        """The posterior's mean alone: no chance in it."""
-        return self.encode_posterior(video_BCTHW).mean
 
     @torch.no_grad()
     def decode(self, z_BCZHW: Tensor, num_frames: int) -> Tensor:
