@@ -171,8 +171,6 @@ def _refuse_strangers() -> None:
     for name in ("checks", "trainer", "dashboards"):
         spec = find_spec(name)
         if spec is None or spec.origin is None or Path(spec.origin).resolve().parents[1] != home:
-            where = spec.origin if spec else "nowhere"
-            raise UsageError(
-                f"the package {name!r} comes from {where}, not from beside clusterctl in {home}",
-                hint="another distribution owns that name here; use a separate environment",
-            )
+            where = f"{spec.origin if spec else 'nowhere'}, not from beside clusterctl in {home}"
+            hint = "another distribution owns that name here; use a separate environment"
+            raise UsageError(f"the package {name!r} comes from {where}", hint=hint)

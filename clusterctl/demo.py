@@ -65,11 +65,9 @@ def run_demo(
 
     missing = [name for name in NEEDS if importlib.util.find_spec(name) is None]
     if missing:
-        raise UsageError(
-            f"the demo trains a model and this Python has no {', '.join(missing)}: "
-            f"{sys.executable}",
-            hint="run `make demo` in a checkout; it makes an environment that has them",
-        )
+        what = f"this Python has no {', '.join(missing)}: {sys.executable}"
+        hint = "run `make demo` in a checkout; it makes an environment that has them"
+        raise UsageError(f"the demo trains a model and {what}", hint=hint)
     outputs.mkdir(parents=True, exist_ok=True)
     progress = Progress(output)
 
@@ -79,7 +77,7 @@ def run_demo(
 
     with contextlib.ExitStack() as stack:
         # SIGTERM and a closed terminal end the demo as Ctrl-C does: through every cleanup.
-        stack.enter_context(handled_by(_interrupt, (signal.SIGTERM, signal.SIGHUP)))
+        stack.enter_context(handled_by(signal.default_int_handler, (signal.SIGTERM, signal.SIGHUP)))
         # 0700, for keys and the hostfile.
         folder = Path(tempfile.mkdtemp(prefix="clusterctl-demo-"))
         stack.callback(_undisturbed, shutil.rmtree, folder, ignore_errors=True)
@@ -128,10 +126,6 @@ def run_demo(
                 threading.Event().wait()
             output.note("")
         return result
-
-
-def _interrupt(_signal: int, _frame: object) -> None:
-    raise KeyboardInterrupt
 
 
 def _undisturbed(cleanup: Callable[..., object], *args: Any, **options: Any) -> None:

@@ -59,10 +59,8 @@ def read_hostfile(path: Path) -> list[Node]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise HostfileError(
-            f"hostfile {path} does not exist",
-            hint="write one node per line, see nodes.txt.example, or name another file",
-        ) from None
+        hint = "write one node per line, see nodes.txt.example, or name another file"
+        raise HostfileError(f"hostfile {path} does not exist", hint=hint) from None
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise HostfileError(f"hostfile {path} cannot be read: {why}") from None
@@ -84,10 +82,8 @@ def _check_foreign_hand(hostfile: Path, known_hosts: Path) -> None:
             continue  # a known_hosts file that does not exist yet trusts no host
         if why:
             action = "leave it out, or close the file to others"
-            raise HostfileError(
-                f"hostfile {hostfile}: known_hosts={known_hosts} is not taken: {why}",
-                hint=f"it replaces the user's own known_hosts; {action}",
-            )
+            text = f"hostfile {hostfile}: known_hosts={known_hosts} is not taken: {why}"
+            raise HostfileError(text, hint=f"it replaces the user's own known_hosts; {action}")
 
 
 def parse_hostfile(text: str, source: str = "hostfile") -> list[Node]:
@@ -274,9 +270,8 @@ def select(
         names = set(expand(text, flag))
         if strangers := names - known:
             hint = "clusterctl nodes lists what is"
-            raise HostfileError(
-                f"{flag}: {fold(sorted(strangers))} is not in the hostfile", hint=hint
-            )
+            text = f"{flag}: {fold(sorted(strangers))} is not in the hostfile"
+            raise HostfileError(text, hint=hint)
         kept = [node for node in kept if (node.name in names) == (flag == "-w")]
     if not kept:
         raise HostfileError("-w and -x leave no node")

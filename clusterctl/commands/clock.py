@@ -10,15 +10,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.errors import UsageError
 from clusterctl.output import Output
 from clusterctl.param_types import Number
-from clusterctl.settings import (
-    NO_FOLD,
-    NO_RECORD,
-    Settings,
-    cluster_command,
-    flag,
-    option,
-    watch_options,
-)
+from clusterctl.settings import NO_FOLD, NO_RECORD, Settings, cluster_command, option, watch_options
 
 if TYPE_CHECKING:
     from checks.facts import NodeFacts
@@ -34,7 +26,7 @@ LIMIT = "Milliseconds from the others, beyond the error bound, that are too many
 @cluster_command(
     "clock",
     option("--limit", "limit_ms", LIMIT, type=Number(0, min_open=True), default=10.0),
-    flag("--pairs", "Also each node against each other one, widest first."),
+    option("--pairs", "Also each node against each other one, widest first.", is_flag=True),
     watch_options(
         "Go on measuring; say at once when a clock is stepped.", interval_s=1.0, least_s=0.1
     ),

@@ -99,11 +99,9 @@ def _refuse_nothing(snapshot: JobSnapshot, pick: Pick) -> None:
         found = f"{len(snapshot.runs)} runs are there: {', '.join(snapshot.runs)}"
         raise UsageError(found, hint="name one: --run ID")
     for rank, names in snapshot.twice.items():
-        raise UsageError(
-            f"more than one job fits: rank {rank} runs on {' and on '.join(names)}",
-            hint="name one: --run ID, --user NAME, a --match that only fits one, "
-            "or -w for its nodes",
-        )
+        hint = "name one: --run ID, --user NAME, a --match that only fits one, or -w for its nodes"
+        where = " and on ".join(names)
+        raise UsageError(f"more than one job fits: rank {rank} runs on {where}", hint=hint)
     if not snapshot.procs and not snapshot.silent:
         others = sum(node.others for node in snapshot.nodes)
         hint = "--match finds jobs by their command lines, --run by the name of the run"

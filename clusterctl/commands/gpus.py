@@ -6,15 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.output import Output, local_time
-from clusterctl.settings import (
-    FILE,
-    NO_FOLD,
-    Settings,
-    cluster_command,
-    flag,
-    option,
-    watch_options,
-)
+from clusterctl.settings import FILE, NO_FOLD, Settings, cluster_command, option, watch_options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +23,7 @@ PROFILE = "What `preflight --record` wrote: GPUs per node; without it the majori
 
 @cluster_command(
     "gpus",
-    flag("--processes", PROCESSES),
+    option("--processes", PROCESSES, is_flag=True),
     watch_options(WATCH, interval_s=5.0, least_s=0.5),
     option("--profile", PROFILE, type=FILE, metavar="FILE"),
     NO_FOLD,

@@ -9,16 +9,8 @@ from typing import Any
 import click
 
 from clusterctl.errors import UsageError
+from clusterctl.jobs import processes
 from clusterctl.jobs.kill import Ended, Order, end, exit_code, processes_json, report_lines, to_json
-from clusterctl.jobs.processes import (
-    DEFAULT_MATCH,
-    NodeJob,
-    Pick,
-    look,
-    one_run,
-    others_lines,
-    plan_rows,
-)
 from clusterctl.nodes import counted
 from clusterctl.output import Output, clock, unreachable_json
 from clusterctl.param_types import Duration
@@ -38,13 +30,13 @@ FIRST = "What is sent first; KILL leaves no grace."
 PLAN_COLUMNS = ["NODES", "PROC", "RANKS", "OWNER", "WHAT", "GPU MEM", "AGE"]
 
 
-def make_pick(options: dict[str, Any]) -> Pick:
+def make_pick(options: dict[str, Any]) -> processes.Pick:
     """Raises `UsageError` for two ways at once or a bad expression."""
     match, runs, gpus = options["match"], options["runs"], options["gpus"]
     if sum((match is not None, bool(runs), gpus)) > 1:
         raise UsageError("--run, --match and --gpus exclude each other")
     if match is not None:
-        match = match or DEFAULT_MATCH
+        match = match or processes.DEFAULT_MATCH
         try:
             fits_all = re.search(match, "")
         except re.error as error:
@@ -54,7 +46,7 @@ def make_pick(options: dict[str, Any]) -> Pick:
             raise UsageError(f"--match {match!r} fits every process", hint=hint)
     user = options["user"]
     owner = None if user == "all" or (user is None and runs) else user or ""
-    return Pick(runs=tuple(runs), match=match, gpus=gpus, user=owner)
+    return processes.Pick(runs=tuple(runs), match=match, gpus=gpus, user=owner)
 
 
 def _signal(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
@@ -85,8 +77,8 @@ def command(settings: Settings, output: Output, yes: bool, dry_run: bool, **opti
     pick, sudo = make_pick(options), options["sudo"]
     order = Order(options["signal_name"], options["grace"])
     cluster = settings.cluster(output.sweep)
-    jobs, results = look(pick, cluster, sudo=sudo)
-    one_run(jobs, pick, every=options["every"])
+    jobs, results = processes.look(pick, cluster, sudo=sudo)
+    processes.one_run(jobs, pick, every=options["every"])
     count = sum(len(job.processes) for job in jobs)
     if not output.json:
         show_plan(output, jobs, pick)
@@ -102,9 +94,8 @@ def command(settings: Settings, output: Output, yes: bool, dry_run: bool, **opti
     silent = any(job.unreachable for job in jobs)
     code = exit_code(ended) if ended else 3 if silent else 0
     if output.json:
-        documents = to_json(ended) or [
-            {"node": job.node.name, **processes_json(job)} for job in jobs
-        ]
+        plan = [{"node": job.node.name, **processes_json(job)} for job in jobs]
+        documents = to_json(ended) or plan
         for document, result in zip(documents, results, strict=True):
             document["unreachable"] = unreachable_json(result)
         output.document("kill", dry_run=dry_run, exit_code=code, nodes=documents)
@@ -123,12 +114,12 @@ def command(settings: Settings, output: Output, yes: bool, dry_run: bool, **opti
     return code
 
 
-def show_plan(output: Output, jobs: list[NodeJob], pick: Pick) -> None:
+def show_plan(output: Output, jobs: list[processes.NodeJob], pick: processes.Pick) -> None:
     """Nodes with equal shares in one line; with -v every process."""
     found = [process for job in jobs for process in job.processes]
     if found and not output.quiet:
         rows = []
-        for row in plan_rows(jobs):
+        for row in processes.plan_rows(jobs):
             held = "-" if row.gpu_bytes is None else f"{row.gpu_bytes / (1 << 30):.0f} GiB"
             cells = [row.nodes, str(row.count), row.ranks or "-", row.owners, row.what]
             rows.append([*cells, held, clock(row.oldest_s)])
@@ -143,7 +134,7 @@ def show_plan(output: Output, jobs: list[NodeJob], pick: Pick) -> None:
             for one in job.processes:
                 who = f"{job.node.name}  pid {one.pid}  {one.label}"
                 output.line(f"  {who}  {one.state}  {one.user}  {one.program}")
-    for line in others_lines(jobs):
+    for line in processes.others_lines(jobs):
         output.note(line)
     for job in jobs:
         for note in job.notes:

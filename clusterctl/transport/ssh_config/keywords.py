@@ -9,15 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from clusterctl.transport.ssh_config.values import (
-    BadValue,
-    Hop,
-    one_of,
-    parse_jump,
-    port_number,
-    seconds,
-    whole_number,
-)
+from clusterctl.transport.ssh_config import values
 
 _DOMAIN = re.compile(r"[a-z0-9][a-z0-9._-]*", re.IGNORECASE | re.ASCII)
 Reader = Callable[[list[str], str], object]
@@ -37,30 +29,30 @@ def _one(read: Callable[[str], object]) -> Reader:
     def reader(words: list[str], rest: str) -> object:
         if len(words) != 1 or not words[0]:
             found = f"expected one value, got {len(words)}"
-            raise BadValue(f"{found}; quote a value that contains spaces")
+            raise values.BadValue(f"{found}; quote a value that contains spaces")
         return read(words[0])
 
     return reader
 
 
 def _choice(*choices: str) -> Reader:
-    return _one(lambda text: one_of(text, *choices))
+    return _one(lambda text: values.one_of(text, *choices))
 
 
 def _words(words: list[str], rest: str) -> list[str] | None:
     if not words:
         return None  # only a comment, which ssh reads as no value
     if not all(words):
-        raise BadValue("a value is empty")
+        raise values.BadValue("a value is empty")
     if len(words) > 1 and any(word.lower() == "none" for word in words):
-        raise BadValue("none must be the only value")
+        raise values.BadValue("none must be the only value")
     return words
 
 
 def _domains(words: list[str], rest: str) -> list[str] | None:
     for word in words:
         if not _DOMAIN.fullmatch(word) or ".." in word:
-            raise BadValue(f"{word!r} is not a domain")
+            raise values.BadValue(f"{word!r} is not a domain")
     return _words(words, rest)
 
 
@@ -69,18 +61,18 @@ def _rest(words: list[str], rest: str) -> str:
     return rest.lstrip(" \t=")
 
 
-def _jump(words: list[str], rest: str) -> tuple[Hop, ...]:
-    return parse_jump(rest.partition("#")[0].strip(" \t"))
+def _jump(words: list[str], rest: str) -> tuple[values.Hop, ...]:
+    return values.parse_jump(rest.partition("#")[0].strip(" \t"))
 
 
 def _user(user: str) -> str:
     if "%" in user or "${" in user:
-        raise BadValue(f"{user!r}: only some versions of ssh expand this; write the name")
+        raise values.BadValue(f"{user!r}: only some versions of ssh expand this; write the name")
     return user
 
 
 def _time(text: str) -> int | None:
-    return None if text == "none" else seconds(text)  # none leaves the value to a later line
+    return None if text == "none" else values.seconds(text)  # none leaves the value to a later line
 
 
 _flag, _word = _choice("yes", "no"), _one(str)
@@ -92,11 +84,11 @@ READERS: dict[str, Reader] = {
     **dict.fromkeys((*ALGORITHMS, *_NAMES, "ignoreunknown"), _word),
     **dict.fromkeys(_LISTS, _words),
     **dict.fromkeys(("canonicalizefallbacklocal", "identitiesonly"), _flag),
-    **dict.fromkeys(("canonicalizemaxdots", "requiredrsasize"), _one(whole_number)),
+    **dict.fromkeys(("canonicalizemaxdots", "requiredrsasize"), _one(values.whole_number)),
     "addressfamily": _choice("any", "inet", "inet6"),
     "canonicaldomains": _domains,
     "canonicalizehostname": _choice("yes", "no", "always"),
-    "port": _one(port_number),
+    "port": _one(values.port_number),
     "proxycommand": _rest,
     "proxyjump": _jump,
     "serveraliveinterval": _one(_time),
