@@ -22,7 +22,7 @@ from clusterctl.payload.launch.rendezvous import (
     probe_port,
 )
 from clusterctl.payload.prelude import emit, hold_lease, on_signals
-from clusterctl.payload.proc_files import read_stat
+from clusterctl.payload.proc_files import or_none, read_stat
 from clusterctl.payload.tools import (
     at_once,
     error_text,
@@ -52,7 +52,7 @@ class Rank:
         self.is_ready = threading.Event()
         self.beat_s = time.monotonic()
         self.phase = "start"
-        self.answers = {}  # type: dict  # id -> (event, box)
+        self.answers = {}  # type: dict  # id -> queue of its answer, or of None when it ends
         env = dict(tool_env(), **env)
         argv = [python, "-B", "-c", BOOT]
         self.child = start_tool(argv, env, stdin=subprocess.PIPE)  # type: Any
@@ -91,28 +91,29 @@ class Rank:
                 self.ready = message
                 self.is_ready.set()
             elif message["id"] in self.answers:
-                event, box = self.answers[message["id"]]
-                box.append(message)
-                event.set()
+                self.answers[message["id"]].put(message)
         self.child.wait()
         if not self.ready:
             self.ready = {"error": "ended: %s" % self.last_line()}
         self.is_ready.set()
-        for event, _ in list(self.answers.values()):
-            event.set()
+        for waiting in list(self.answers.values()):
+            waiting.put(None)
 
     def ask(self, order, timeout_s):
         """Its answer; without one, `error` and whether the process itself is at fault."""
-        event, box = threading.Event(), []  # type: threading.Event, list
-        self.answers[order["id"]] = (event, box)
+        waiting = queue.SimpleQueue()  # type: Any
+        self.answers[order["id"]] = waiting
         self.write(json.dumps(order).encode() + b"\n")
         started = time.monotonic()
-        event.wait(timeout_s)
+        try:
+            answer = waiting.get(timeout=timeout_s)
+        except queue.Empty:
+            answer = None
         # One that ends when the time is up may have been ended by its library for others' sake.
         early = time.monotonic() - started < 0.8 * order.get("timeout_s", timeout_s)
         self.answers.pop(order["id"], None)
-        if box:
-            return box[0]
+        if answer is not None:
+            return answer
         if self.child.poll() is not None:
             why = "its process ended (%s): %s" % (self.child.returncode, self.last_line())
             return {"error": why, "own": early, "phase": self.phase}
@@ -129,10 +130,7 @@ class Rank:
         return has_started and is_alive and self.phase == "idle"
 
     def kill(self):
-        try:
-            os.killpg(self.child.pid, signal.SIGKILL)
-        except OSError:
-            pass  # gone
+        or_none(os.killpg, self.child.pid, signal.SIGKILL)
         forget_tool(self.child)
 
 
@@ -143,15 +141,20 @@ def state_of(pid):
 
 
 def main():
-    woken, wake = os.pipe()
     # No lock may be taken in a handler: a thread is woken instead.
-    on_signals(lambda *_: os.write(wake, b"x"))
-    in_thread(lambda: (os.read(woken, 1), leave()))
+    ends = queue.SimpleQueue()  # type: Any
+    on_signals(lambda *_: ends.put(None))
+    in_thread(lambda: (ends.get(), leave()))
     # One thread starts all ranks and lives as long as this process: the kernel's death signal
     # follows the thread that forked, and a start from a dead mount must not block the lease.
     in_thread(start_forever)
     hold_lease(on_message=take_order, on_close=leave)
     threading.Event().wait()
+
+
+def start_forever():
+    for order in iter(starts.get, None):
+        start_ranks(order)
 
 
 def take_order(order):
@@ -160,11 +163,6 @@ def take_order(order):
         starts.put(order)
     else:
         in_thread(answer, order)
-
-
-def start_forever():
-    while True:
-        start_ranks(starts.get())
 
 
 def answer(order):
@@ -224,9 +222,8 @@ def work(order):
     def ask(pair):
         return pair[0].ask(dict(pair[1], id=order["id"]), order["timeout_s"])
 
-    pairs = list(zip(ranks, jobs))
-    answers = at_once(ask, pairs)
-    for (rank, _), found in zip(pairs, answers):
+    answers = at_once(ask, list(zip(ranks, jobs)))
+    for rank, found in zip(ranks, answers):
         if found.get("error") and not found.get("seconds"):
             rank.kill()
     return {"answers": answers}
@@ -235,11 +232,8 @@ def work(order):
 def listen(order):
     """Listen where ranks will meet; sends the word to each client."""
     listener = RendezvousListener(order["ports"], order["word"])
-    holder = ""
-    if listener.port is None:
-        holder = try_port(order["ports"][0])
-    else:
-        listeners.append(listener)
+    listeners.append(listener)
+    holder = "" if listener.port else try_port(order["ports"][0])
     return {"port": listener.port, "holder": holder, "addresses": own_addresses()}
 
 

@@ -10,6 +10,7 @@ import ctypes
 import json
 import os
 import queue
+import shutil
 import threading
 import time
 
@@ -19,7 +20,7 @@ from clusterctl.payload.jobs.processes import is_own, tags
 from clusterctl.payload.launch.ranks import END, Ranks, end_members, run_file
 from clusterctl.payload.launch.rendezvous import RendezvousListener, own_addresses, probe_port
 from clusterctl.payload.prelude import ARGS, hold_lease, on_signals
-from clusterctl.payload.proc_files import all_pids, read_bytes
+from clusterctl.payload.proc_files import all_pids, read_word
 from clusterctl.payload.tools import in_thread
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -117,8 +118,6 @@ def supervise():
 
 def run_ranks(order, shared):
     """Start the ranks and watch them until they have ended; returns what is left of them."""
-    import shutil
-
     ranks = Ranks(shared, writer, next_order)
     try:
         try:
@@ -178,15 +177,18 @@ def is_shared():
     """Whether the head's run directory is visible here; makes one if not. Raises OSError."""
     run_dir = ARGS["run_dir"]
     os.makedirs(run_dir, 0o700, exist_ok=True)
-    owners = [read_bytes(run_file(name)) for name in (".run-id", ".run-id-here")]
-    owners = [owner and owner.decode("utf-8", "replace").strip() for owner in owners]
+    owners = [read_word(run_file(name)) for name in (".run-id", ".run-id-here")]
     is_heads = owners[0] == ARGS["run"]
     # Of a run whose files the head cannot see the logs would be mixed with this one's.
     strangers = [run for run in owners if run not in (None, ARGS["run"])]
     if strangers and not is_heads:
         raise OSError("%s is not the head's and holds run %s" % (run_dir, strangers[0]))
     if ARGS["group"] and not is_heads:
-        open_to_group(run_dir, ARGS["group"])
+        try:
+            shutil.chown(run_dir, group=ARGS["group"])
+        except LookupError:
+            raise OSError("there is no group %s on this node" % ARGS["group"]) from None
+        os.chmod(run_dir, 0o2750)  # also for what is made in there
     folders = [run_file(name) for name in ("ranks", "stacks", "samples")]
     for folder in folders:
         os.makedirs(folder, exist_ok=True)
@@ -195,17 +197,6 @@ def is_shared():
         with open(run_file(".run-id-here"), "w") as file:
             file.write(ARGS["run"])
     return is_heads
-
-
-def open_to_group(folder, name):
-    """Let a group read the folder and what is made in there. Raises OSError."""
-    import grp
-
-    try:
-        os.chown(folder, -1, grp.getgrnam(name).gr_gid)
-    except KeyError:
-        raise OSError("there is no group %s on this node" % name) from None
-    os.chmod(folder, 0o2750)
 
 
 def start_order():

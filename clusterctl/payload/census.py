@@ -21,7 +21,7 @@ from clusterctl.payload.collect.gpus import (
     look_at_gpus,
     look_at_switches,
 )
-from clusterctl.payload.prelude import ARGS, emit, envelope, finish, hold_lease
+from clusterctl.payload.prelude import ARGS, emit, finish, hold_lease
 from clusterctl.payload.proc_files import read_text, read_times, read_word
 from clusterctl.payload.tools import call, together
 
@@ -40,34 +40,32 @@ def main():
     children = fork_children(min(4.0, timeout_s))
     if ARGS.get("pings"):
         hold_lease(on_message=lambda _: emit({"time_s": time.time()}))
-    tasks = [
-        partial(look_at_gpus, timeout_s, nvml, everything),
-        lambda: call("pci", lambda: list_pci("0x03"), 3.0),
-        lambda: call("nvidia_proc", list_nvidia_proc, 3.0),
-        lambda: call("meminfo", lambda: read_text("/proc/meminfo", 8192), 3.0),
-        lambda: call("loadavg", lambda: read_text("/proc/loadavg"), 3.0),
-        lambda: call("machine", describe_machine, 3.0),
-    ]
+    tasks = [partial(look_at_gpus, timeout_s, nvml, everything)]
     tasks += [partial(collect_child, name, child, timeout_s) for name, child in children.items()]
+    reads = {
+        "pci": partial(list_pci, "0x03"),
+        "nvidia_proc": list_nvidia_proc,
+        "meminfo": partial(read_text, "/proc/meminfo", 8192),
+        "loadavg": partial(read_text, "/proc/loadavg"),
+        "machine": describe_machine,
+    }
+    if everything or ARGS.get("launch"):
+        tasks += list_launch(timeout_s, reads, everything)
     if everything:
-        tasks += list_everything(timeout_s, started)
-    elif ARGS.get("launch"):
-        tasks += list_launch(timeout_s)
+        tasks += list_everything(timeout_s, started, reads)
     if ARGS.get("ports"):
         from clusterctl.payload.collect.ports import try_port
 
-        for port in ARGS["ports"]:
-            tasks.append(partial(call, "port:%d" % port, partial(try_port, port), 3.0))
+        reads.update({"port:%d" % port: partial(try_port, port) for port in ARGS["ports"]})
+    tasks += [partial(call, name, read, 3.0) for name, read in reads.items()]
     if ARGS.get("python"):
         from clusterctl.payload.collect.launch import ask_python
 
         tasks.append(partial(ask_python, ARGS["python"], timeout_s))
     together(tasks)
-    cpu_s = sum(os.times()[:4])
-    if not ARGS.get("pings"):
-        finish({"cpu_s": cpu_s})
-    emit(envelope(cpu_s=cpu_s))
-    threading.Event().wait()  # the lease answers, and ends us when stdin closes
+    finish({"cpu_s": sum(os.times()[:4])})
+    if ARGS.get("pings"):
+        threading.Event().wait()  # the lease answers, and ends us when stdin closes
 
 
 def fork_children(patience_s):
@@ -91,7 +89,8 @@ def fork_children(patience_s):
     return children
 
 
-def list_everything(timeout_s, started):
+def list_everything(timeout_s, started, reads):
+    """Tasks; what is only read goes into `reads`."""
     from clusterctl.payload.collect.clock import look_at_clock
     from clusterctl.payload.collect.fabric import look_at_fabric
     from clusterctl.payload.collect.kernel_log import look_at_kernel_log
@@ -99,45 +98,43 @@ def list_everything(timeout_s, started):
     from clusterctl.payload.collect.system import read_limits
 
     growth_s = ARGS.get("growth_s", 0.7)
-    tasks = [
-        lambda: call("began", lambda: "%(time_s).6f %(boottime_s).6f" % started, 2.0),
+    reads.update(began=lambda: "%(time_s).6f %(boottime_s).6f" % started, limits=read_limits)
+    return [
         partial(look_at_clock, timeout_s),
         partial(look_at_fabric, growth_s),
         partial(look_at_kernel_log, timeout_s, ARGS.get("sudo", False)),
         partial(call, "processes", partial(list_processes, growth_s), growth_s + 5.0),
-        lambda: call("limits", read_limits, 3.0),
         partial(look_at_switches, timeout_s),
     ]
-    return tasks + list_launch(timeout_s)
 
 
-def list_launch(timeout_s):
+def list_launch(timeout_s, reads, everything):
     """What a launch line is compared with, and no more: a launch waits for it."""
     from clusterctl.payload.collect.system import describe_system, look_at_network
 
     tasks = [partial(look_at_network, timeout_s, ARGS.get("names", ()))]  # type: list
-    tasks.append(lambda: call("system", describe_system, 3.0))
-    if not ARGS.get("everything"):
+    reads["system"] = describe_system
+    if not everything:
         from clusterctl.payload.collect.fabric import read_infiniband
 
-        tasks.append(lambda: call("ib", read_infiniband, 5.0))
+        tasks.append(partial(call, "ib", read_infiniband, 5.0))
     if ARGS.get("workdir"):
         from clusterctl.payload.collect.launch import ask_git
 
-        tasks.append(lambda: ask_git(ARGS["workdir"], timeout_s))
+        tasks.append(partial(ask_git, ARGS["workdir"], timeout_s))
     if ARGS.get("wandb"):
         from clusterctl.payload.collect.launch import find_wandb_login
 
-        tasks.append(lambda: call("wandb", find_wandb_login, 2.0))
+        reads["wandb"] = find_wandb_login
     return tasks
 
 
 def describe_machine():
     """key=value lines: what two names of one machine have in common, and its kind."""
     facts = {"kernel": os.uname().release, "cpus": str(os.cpu_count())}
+    facts.update(
+        {"ns_" + name: os.readlink("/proc/self/ns/" + name) for name in ("pid", "net", "uts")}
+    )
     machine_id = read_word("/etc/machine-id")
-    if machine_id is not None:  # containers have none
-        facts["machine_id"] = machine_id
-    for name in ("pid", "net", "uts"):
-        facts["ns_" + name] = os.readlink("/proc/self/ns/" + name)
+    facts.update({"machine_id": machine_id} if machine_id is not None else {})  # not in containers
     return "\n".join("%s=%s" % item for item in sorted(facts.items()))

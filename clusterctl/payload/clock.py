@@ -8,6 +8,7 @@ for each question takes longer than what is measured (1 ms against 0.04).
 
 import os
 import threading
+from functools import partial
 
 from clusterctl.payload.collect.clock import look_at_clock
 from clusterctl.payload.collect.processes import list_processes
@@ -35,12 +36,7 @@ def answer(message):
 
 
 def send_state():
-    timeout_s = ARGS.get("tool_timeout_s", 5.0)
-
-    def look_at_processes():
-        call("processes", lambda: list_processes(0.0), 5.0)
-
-    together([lambda: look_at_clock(timeout_s), look_at_processes])
+    look_at_processes = partial(call, "processes", partial(list_processes, 0.0), 5.0)
+    together([partial(look_at_clock, ARGS.get("tool_timeout_s", 5.0)), look_at_processes])
     call("began", lambda: "%(time_s).6f %(boottime_s).6f" % STARTED, 2.0)
-    node = dict(node_facts(), **read_times())
-    emit({"node": node, "sections": dict(SECTIONS), "cpu_s": sum(os.times()[:4])})
+    emit({"node": node_facts(), "sections": dict(SECTIONS), "cpu_s": sum(os.times()[:4])})

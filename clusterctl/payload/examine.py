@@ -11,7 +11,7 @@ import queue
 import subprocess
 import time
 
-from clusterctl.payload.files.ownership import planted
+from clusterctl.payload.files.ownership import refuse_planted
 from clusterctl.payload.prelude import ARGS, emit, hold_lease, leave, on_signals
 from clusterctl.payload.proc_files import as_text
 from clusterctl.payload.tools import in_thread, start_tool
@@ -26,10 +26,10 @@ def main():
     python, home = ARGS["python"], ARGS["home"]
     if not os.access(python, os.X_OK):
         fail("there is no %s here" % python)
-    for path in (python, home):
-        why = planted(path)
-        if why:
-            fail(why)
+    try:
+        refuse_planted(python, home)
+    except OSError as error:
+        fail(str(error))
     env = dict(os.environ, OMP_NUM_THREADS="1")
     if os.path.isdir(os.path.join(home, "trainer")):  # a checkout on a shared folder
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [home, env.get("PYTHONPATH")]))

@@ -5,8 +5,6 @@ from _frozen_importlib import ModuleSpec  # importlib.machinery would cost 2 ms 
 
 
 class Loader:
-    """Finder and loader of what is in `sources`."""
-
     def __init__(self, sources):
         self.sources = sources
         parents = {name.rsplit(".", depth)[0] for name in sources for depth in (1, 2, 3)}
@@ -14,30 +12,26 @@ class Loader:
 
     def find_spec(self, name, path=None, target=None):
         is_package = name in self.packages
-        if not is_package and name not in self.sources:
-            return None
-        return ModuleSpec(name, self, is_package=is_package)  # type: ignore[arg-type]
+        if is_package or name in self.sources:
+            return ModuleSpec(name, self, is_package=is_package)  # type: ignore[arg-type]
+        return None
 
     def create_module(self, spec):
         return None
 
     def exec_module(self, module):
-        name = module.__name__
-        if name in self.packages:
-            return
-        text = self.sources[name]
+        text = self.sources.get(module.__name__, "")
         if isinstance(text, bytes):
             import base64
             import zlib
 
             text = zlib.decompress(base64.b85decode(text))
-        file = name.replace(".", "/") + ".py"  # for tracebacks
+        file = module.__name__.replace(".", "/") + ".py"  # for tracebacks
         # At its first import: what is needed only at times is imported where it is needed.
         exec(compile(text, file, "exec", dont_inherit=True), module.__dict__)
 
 
 def play(sources, verb):
-    """Run `main` of the verb's module."""
     sys.meta_path.insert(0, Loader(sources))
     from clusterctl.payload.prelude import run
 

@@ -40,17 +40,9 @@ def leave(*_, code=0, grace_s=0.0):
     os._exit(code)
 
 
-def envelope(**data):
-    """The answer of a one-shot payload, with `data` on top."""
-    return dict(schema=1, verb=VERB, node=node_facts(), sections=dict(SECTIONS), **data)
-
-
 def finish(data):
-    """Send the envelope of a one-shot payload, `data` on top, and end the process."""
-    emit(envelope(**data))
-    # sys.exit would wait for threads that hang in a dead mount, and older interpreters abort at
-    # exit while a thread reads stdin.
-    os._exit(0)
+    """Send the answer of a one-shot payload: its node and sections, with `data` on top."""
+    emit(dict(schema=1, verb=VERB, node=node_facts(), sections=dict(SECTIONS), **data))
 
 
 def hold_lease(on_message=lambda message: None, on_close=lambda: leave(grace_s=1.0)):
@@ -90,4 +82,6 @@ def run(module):
     except BaseException:  # noqa: BLE001 - the head shows stderr
         sys.excepthook(*sys.exc_info())
         leave(code=1)
+    # sys.exit would wait for threads that hang in a dead mount, and older interpreters abort at
+    # exit while a thread reads stdin.
     os._exit(0)

@@ -12,6 +12,14 @@ def as_text(data):
     return data.decode("utf-8", "backslashreplace")
 
 
+def or_none(function, *args):
+    """What `function` returns; None where it raises OSError: gone, or not for this user."""
+    try:
+        return function(*args)
+    except OSError:
+        return None
+
+
 def read_text(path, limit=MAX_BYTES):
     with open(path, "rb") as file:
         return as_text(file.read(limit))
@@ -19,10 +27,8 @@ def read_text(path, limit=MAX_BYTES):
 
 def read_word(path, default=None, limit=MAX_BYTES):
     """As `read_text`, without white space at the ends; `default` where it cannot be read."""
-    try:
-        return read_text(path, limit).strip()
-    except OSError:
-        return default
+    text = or_none(read_text, path, limit)
+    return default if text is None else text.strip()
 
 
 def read_bytes(path, limit=MAX_BYTES):
@@ -36,23 +42,24 @@ def read_bytes(path, limit=MAX_BYTES):
 
 def names_in(folder):
     """Names in a folder, sorted; [] where it cannot be read."""
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return []
+    return sorted(or_none(os.listdir, folder) or ())
 
 
 def all_pids():
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
+def owner_of(pid):
+    """User id of a process; None when it is gone."""
+    found = or_none(os.stat, "/proc/%d" % pid)
+    return found.st_uid if found else None
+
+
 def open_links(pid):
     """What a process has open; [] for another user's, or where it has ended."""
     folder = "/proc/%d/fd" % pid
-    try:
-        return [os.readlink("%s/%s" % (folder, name)) for name in os.listdir(folder)]
-    except OSError:
-        return []
+    links = [or_none(os.readlink, "%s/%s" % (folder, name)) for name in names_in(folder)]
+    return list(filter(None, links))
 
 
 def environ_value(environ, name):
@@ -98,12 +105,10 @@ def user_name(uid):
 
 
 def node_facts():
-    """Name, boot, interpreter, clock and user of this node."""
-    return {
-        "hostname": os.uname().nodename,
-        "boot_id": read_word("/proc/sys/kernel/random/boot_id"),
-        "python": "%d.%d.%d" % sys.version_info[:3],
-        "time_s": time.time(),
-        "boottime_s": time.clock_gettime(time.CLOCK_BOOTTIME),
-        "user": user_name(os.getuid()),
-    }
+    return dict(
+        read_times(),
+        hostname=os.uname().nodename,
+        boot_id=read_word("/proc/sys/kernel/random/boot_id"),
+        python="%d.%d.%d" % sys.version_info[:3],
+        user=user_name(os.getuid()),
+    )

@@ -12,7 +12,7 @@ import stat
 import tarfile
 import time
 
-from clusterctl.payload.files.ownership import planted
+from clusterctl.payload.files.ownership import refuse_planted
 from clusterctl.payload.prelude import ARGS, finish
 
 STALE_S = 86400  # parts of a push that was killed so long ago are removed by the next one
@@ -30,9 +30,7 @@ def main():
 def prepare():
     """Where the data are to go, whether they already exist, and whether they fit."""
     named = os.path.join(os.path.expanduser("~"), os.path.expanduser(ARGS["dest"]))
-    why = planted(named)
-    if why:
-        return {"error": why}
+    refuse_planted(named)
     dest = os.path.realpath(named)
     parent, name = os.path.split(dest)
     folder = ARGS["folder"]
@@ -42,9 +40,12 @@ def prepare():
         return {"error": "%s is a %s on the node" % (dest, "file" if folder else "folder")}
     os.makedirs(parent, exist_ok=True)
     prefix = ".%s.clusterctl-" % name
-    for entry in os.scandir(parent):
-        if entry.name.startswith(prefix) and is_stale(entry.stat(follow_symlinks=False)):
-            remove(entry.path)
+    for name in os.listdir(parent):
+        if name.startswith(prefix):
+            found = os.lstat(os.path.join(parent, name))
+            # What others give such a name is not touched.
+            if found.st_uid == os.getuid() and time.time() - found.st_mtime > STALE_S:
+                remove(os.path.join(parent, name))
     part = os.path.join(parent, prefix + ARGS["token"])
     there = os.path.lexists(dest)
     if there and not folder and is_same(dest):
@@ -59,11 +60,6 @@ def prepare():
     return {"part": part, "dest": dest, "there": there, "same": False}
 
 
-def is_stale(found):
-    """A part of ours: what others give such a name is not touched."""
-    return found.st_uid == os.getuid() and time.time() - found.st_mtime > STALE_S
-
-
 def is_same(dest):
     """Whether the data already exist; another user could still change a file of theirs."""
     found = os.lstat(dest)
@@ -72,13 +68,11 @@ def is_same(dest):
 
 
 def drop():
-    """The transfer failed: leave no part of it."""
     remove(ARGS["part"])
     return {"error": None}
 
 
 def install():
-    """Check what has arrived and exchange it with what is there."""
     part, dest = ARGS["part"], ARGS["dest"]
     fresh = "%s.%s" % (part, os.urandom(8).hex())  # others can see `part` and take names like it
     try:
@@ -91,9 +85,8 @@ def install():
         os.mkdir(fresh, 0o700)
         with tarfile.open(part) as archive:
             if hasattr(tarfile, "tar_filter"):  # Python 3.12 warns without
-                archive.extractall(fresh, filter="tar")
-            else:
-                archive.extractall(fresh)
+                archive.extraction_filter = tarfile.tar_filter
+            archive.extractall(fresh)
         if os.path.lexists(dest):
             exchange(fresh, dest)
         else:

@@ -71,8 +71,8 @@ def leave(*_):
 
 def native():
     # The py-spy of the first samples may have been the head's: removed, and its name free to take.
-    path = ARGS.get("given") or ARGS["py_spy"]
-    if not path or not is_program(path) or not (path == ARGS.get("given") or is_trusted(path)):
+    path = ARGS["given"] or ARGS["py_spy"]
+    if not path or not is_program(path) or not (ARGS["given"] or is_trusted(path)):
         path = borrow_py_spy(len(ARGS["pids"]))
     return {"native": {str(pid): native_dump(path, pid) for pid in ARGS["pids"]}}
 
@@ -204,23 +204,19 @@ def ask_by_signal(rows, found):
     for row in rows:
         one = found.get(str(row["pid"]), {})
         refused = one.get("how") == "kernel" and one.get("error")
-        if not refused or one.get("state") in (None, "T", "D", "Z"):
-            continue
-        if not row["run"] or row["role"] not in ("trainer", "loader"):
-            continue
-        if not handles(row["pid"], signal.SIGUSR1) or "python" not in row["program"]:
-            continue
-        text = faulthandler_text(row)
-        if text:
-            one.update(how="faulthandler", text=text)
+        runs = one.get("state") not in (None, "T", "D", "Z")
+        is_ours = row["run"] and row["role"] in ("trainer", "loader") and "python" in row["program"]
+        if refused and runs and is_ours and handles(row["pid"], signal.SIGUSR1):
+            text = faulthandler_text(row["pid"])
+            one.update({"how": "faulthandler", "text": text} if text else {})
 
 
-def faulthandler_text(row):
+def faulthandler_text(pid):
     """What a process appends to its stderr after SIGUSR1; "" for nothing, or for no file."""
     try:
-        path = os.readlink("/proc/%d/fd/2" % row["pid"])
+        path = os.readlink("/proc/%d/fd/2" % pid)
         size = os.stat(path).st_size
-        os.kill(row["pid"], signal.SIGUSR1)
+        os.kill(pid, signal.SIGUSR1)
     except OSError:
         return ""
     deadline, text = time.monotonic() + FAULT_S, ""

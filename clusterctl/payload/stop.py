@@ -11,8 +11,8 @@ import signal
 import time
 
 from clusterctl.payload.jobs.heartbeats import handles, heartbeat
-from clusterctl.payload.jobs.job_processes import Seen, find_job, look_at_job, read_patiently
-from clusterctl.payload.jobs.processes import describe, process
+from clusterctl.payload.jobs.job_processes import find_job, look_at_job
+from clusterctl.payload.jobs.processes import describe
 from clusterctl.payload.jobs.terminate import Victim
 from clusterctl.payload.prelude import ARGS, finish
 from clusterctl.payload.tools import call
@@ -49,20 +49,18 @@ def stop():
     deadline = started + ARGS["timeout_s"]
     while any(victim.state() for victim in victims) and time.monotonic() < deadline:
         time.sleep(0.1)
+    saved = call("saved", lambda: newest_checkpoint(wall_s), 5.0)["out"] or None
+    shot, rest, _ = find_job(ARGS["pick"])
     left = []
     for victim in victims:
-        if victim.state():
-            facts = process(victim.pid)
-            row = describe(facts)
-            seen = Seen(facts, *read_patiently([victim.pid]).get(victim.pid, (0, b"", [])))
-            row["beat"] = heartbeat(seen, victim.pid, row["rank"])
+        if victim.state() and victim.pid in shot.seen:
+            row = describe(shot.facts[victim.pid])
+            row["beat"] = heartbeat(shot.seen[victim.pid], victim.pid, row["rank"])
             row["why"] = "would die of SIGTERM without saving" if victim.pid in refused else ""
             left.append(row)
-    saved = call("saved", lambda: newest_checkpoint(wall_s), 5.0)["out"] or None
-    rest = find_job(ARGS["pick"])
     return {
         "left": left,
-        "rest": len(rest[1]) - len(left),  # launchers and loaders on their way out
+        "rest": len(rest) - len(left),  # launchers and loaders on their way out
         "asked": len(victims) - len(refused),
         "gone": gone,
         "saved": saved,
@@ -77,7 +75,6 @@ def newest_checkpoint(since_s):
         for name in os.listdir(folder):
             path = os.path.join(folder, name)
             if SAVED.match(name) and os.path.exists(path + "/manifest.json"):
-                # The file server's clock may differ.
-                if os.stat(path).st_mtime >= since_s - 5:
-                    found.append((os.stat(path).st_mtime, path))
-    return max(found)[1] if found else ""
+                found.append((os.stat(path).st_mtime, path))
+    # The file server's clock may differ.
+    return max([pair for pair in found if pair[0] >= since_s - 5], default=(0, ""))[1]

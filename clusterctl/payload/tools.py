@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 
-from clusterctl.payload.proc_files import MAX_BYTES, as_text
+from clusterctl.payload.proc_files import MAX_BYTES, as_text, or_none
 
 SECTIONS = {}  # type: dict  # results by name
 
@@ -154,7 +154,6 @@ def _is_there(name, env):
 
 
 def _run_tool(argv, timeout_s, max_bytes, grace_s, newest, env=None, cwd="/"):
-    """(state, rc, out, err, truncated) of a tool."""
     deadline = time.monotonic() + timeout_s
     env = tool_env() if env is None else env
     if not _is_there(argv[0], env):
@@ -207,7 +206,6 @@ def _collect(child, deadline, max_bytes, newest):
 
 
 def _ends(child, timeout_s):
-    """Whether a tool ends in time."""
     import subprocess
 
     try:
@@ -222,10 +220,7 @@ def _kill_group(child, grace_s=0.0):
     has_ended = False
     for number, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, REAP_S)):
         if patience_s:
-            try:
-                os.killpg(child.pid, number)
-            except (ProcessLookupError, PermissionError):
-                pass  # gone, or another user's (sudo): the wait below shows
+            or_none(os.killpg, child.pid, number)  # gone, or another user's (sudo): the wait shows
             has_ended = _ends(child, patience_s)
     return has_ended
 

@@ -31,11 +31,12 @@ from clusterctl.payload.watching.gpus import Gpus
 from clusterctl.payload.watching.host import Host
 from clusterctl.payload.watching.kernel_log import KernelLog
 
-# A value is sent again when it differs by more than this from what was sent last.
-RESOLUTION = {"cpu": (0.01,), "load1": (0.2,), "mem": (256.0, 0.0)}
-RESOLUTION["g"] = (3.0, 2.0, 32.0, 1.0, 15.0, 0.0)  # of the columns GPU
-RELATIVE = {"l": 0.03, "net": 0.03}  # of the value, for what spans powers of ten
+SHARE = 0.03  # of the value, for rates, which span powers of ten
 SMALLEST = 0.05  # MB/s below which rates do not matter
+# A value is sent again when it differs by more than this from what was sent last.
+RESOLUTION = {"cpu": (0.01,), "load1": (0.2,), "mem": (256.0, 0.0), "net": (SHARE,)}
+RESOLUTION["g"] = (3.0, 2.0, 32.0, 1.0, 15.0, 0.0)  # of the columns GPU
+RESOLUTION["l"] = (SHARE, SHARE, 0.0)  # of the columns RATES
 SETTLE_S = 0.25  # first difference of counters, so that the first line has a cpu share
 FIRST_GPUS_S = 2.0  # the first line waits this long for the driver
 STEP_S = 0.005  # what counts as a jump of the clock; ntpd and chrony slew by 0.0005 a second
@@ -49,6 +50,7 @@ def main():
     hold_lease(on_message=answer)
     take_over(ARGS.get("session"), ARGS.get("node"))
     interval_s = min(60.0, max(0.1, float(ARGS.get("interval_s", 1.0))))
+    ping_s = ARGS.get("ping_s")
     gpus, host, log = Gpus(interval_s), Host(ARGS.get("paths") or []), KernelLog()
     for reader in (gpus, host.disks, log):
         in_thread(reader.read_forever)
@@ -65,18 +67,16 @@ def main():
         # One step from the time it was due, not from now: lines do not drift; after a pause
         # (laptop lid, SIGSTOP) missed lines are not caught up on.
         due = max(due + interval_s, time.monotonic())
-        end_without_head()
+        # A head that was cut off never closes stdin.
+        if ping_s and time.monotonic() - HEARD[0] > max(30.0, PINGS_MISSED * ping_s):
+            leave()
         number += 1
         now = dict(host.read(), **gpus.newest())
         if log.why:
             now["xlog"] = log.why
         line = {"n": number, "key" if number == 1 else "d": changes(sent, now)}
-        step = clock.step()
-        if step:
-            line["step"] = step
-        lines = log.new_lines()
-        if lines:
-            line["x"] = lines
+        events = {"step": clock.step(), "x": log.new_lines()}
+        line.update({name: value for name, value in events.items() if value})
         emit(line)
 
 
@@ -84,13 +84,6 @@ def answer(message):
     HEARD[0] = time.monotonic()
     if "ping" in message:
         emit({"pong": message["ping"], "t": time.time()})
-
-
-def end_without_head():
-    """A head that was cut off never closes stdin: end when it has been silent for too long."""
-    ping_s = ARGS.get("ping_s")
-    if ping_s and time.monotonic() - HEARD[0] > max(30.0, PINGS_MISSED * ping_s):
-        leave()
 
 
 def take_over(session, node):
@@ -114,18 +107,13 @@ def take_over(session, node):
             number = signal.SIGKILL if is_frozen else signal.SIGTERM
             if sent.get(number) != holder:
                 sent[number] = holder
-                end_watcher(holder, number)
+                pid, _, start = holder.partition(" ")
+                facts = process(int(pid)) if pid.isdigit() else None
+                if facts is not None and str(facts.start) == start and facts.pid != os.getpid():
+                    send([facts.pid], number)
             time.sleep(0.02)
     except OSError:
         return
-
-
-def end_watcher(holder, number):
-    """Signal the process that wrote "pid start" into our lock, if it still runs."""
-    pid, _, start = holder.partition(" ")
-    facts = process(int(pid)) if pid.isdigit() else None
-    if facts is not None and str(facts.start) == start and facts.pid != os.getpid():
-        send([facts.pid], number)
 
 
 def changes(sent, now):
@@ -141,32 +129,17 @@ def changes(sent, now):
 
 
 def differs(key, old, new):
-    if old == new:
-        return False
-    family = key.rstrip("0123456789") if key[-1].isdigit() and key != "load1" else key
-    steps, share = RESOLUTION.get(family), RELATIVE.get(family)
-    if steps is None and share is None:
-        return True
-    olds = old if isinstance(old, list) else [old]
-    news = new if isinstance(new, list) else [new]
-    if len(olds) != len(news):
-        return True
-    for index, (one, other) in enumerate(zip(olds, news)):
-        if one == other:
-            continue
-        if not (is_number(one) and is_number(other)):
-            return True
-        if steps is not None:
-            step = steps[index]
-        else:  # the third column is a count of errors
-            step = max(SMALLEST, share * abs(one)) if index < 2 else 0
-        if abs(one - other) > step:
-            return True
-    return False
+    family = key.rstrip("0123456789") if key != "load1" else key
+    olds, news = (value if isinstance(value, list) else [value] for value in (old, new))
+    if family not in RESOLUTION or len(olds) != len(news):
+        return old != new
+    return any(is_far(*three) for three in zip(olds, news, RESOLUTION[family]))
 
 
-def is_number(value):
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+def is_far(old, new, step):
+    if not (isinstance(old, (int, float)) and isinstance(new, (int, float))):
+        return old != new
+    return abs(old - new) > (max(SMALLEST, SHARE * abs(old)) if step == SHARE else step)
 
 
 class ClockSteps:

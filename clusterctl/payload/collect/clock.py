@@ -4,7 +4,7 @@ import os
 import stat
 import time
 
-from clusterctl.payload.proc_files import names_in, read_text
+from clusterctl.payload.proc_files import names_in, or_none, read_text
 from clusterctl.payload.tools import call, section
 
 LOG_FILES = 5000  # of /var/log that are read; what is deeper or more is archives and pods
@@ -52,12 +52,9 @@ def log_times(top):
             for name in names_in(folder)[: max(0, left)]:
                 left -= 1
                 path = folder + "/" + name
-                try:
-                    facts = os.lstat(path)
-                except OSError:
-                    continue  # it has gone
-                if stat.S_ISDIR(facts.st_mode):
+                facts = or_none(os.lstat, path)
+                if facts and stat.S_ISDIR(facts.st_mode):
                     below.append(path)
-                else:
+                elif facts:
                     yield facts.st_mtime
         folders = below

@@ -9,6 +9,7 @@ from clusterctl.payload.tools import call
 IB = "/sys/class/infiniband"
 IB_TOP = ("fw_ver", "board_id", "hca_type", "node_guid", "device/numa_node")
 IB_PORT = ("state", "phys_state", "rate", "link_layer", "lid", "sm_lid")
+GID = ("types", "ndevs")
 GIDS = 16  # entries of a GID table that are read; drivers keep 128 or 256, nearly all empty
 
 
@@ -38,9 +39,8 @@ def read_infiniband():
             for number in range(GIDS):
                 gid = values(top, ["%sgids/%d" % (here, number)])
                 if gid and gid[0].split("\t")[1].strip("0:"):
-                    names = ("types", "ndevs")
-                    more = ["%sgid_attrs/%s/%d" % (here, name, number) for name in names]
-                    lines += gid + values(top, more)
+                    attributes = [here + "gid_attrs/%s/%d" % (name, number) for name in GID]
+                    lines += gid + values(top, attributes)
     return "\n".join(lines)
 
 
@@ -51,11 +51,10 @@ def values(top, names):
 
 
 def counters(top, here):
-    found = []
-    for folder in (here + "counters", here + "hw_counters"):
-        names = names_in(top + "/" + folder)
-        found += values(top, ["%s/%s" % (folder, name) for name in names])
-    return found
+    folders = (here + "counters/", here + "hw_counters/")
+    return values(
+        top, [folder + name for folder in folders for name in names_in(top + "/" + folder)]
+    )
 
 
 def read_counters(started):

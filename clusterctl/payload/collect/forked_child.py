@@ -5,6 +5,7 @@ import select
 import signal
 import time
 
+from clusterctl.payload.proc_files import or_none
 from clusterctl.payload.tools import SECTIONS, error_text, result
 
 CHILD_LIFE_S = 60  # after which a child ends by itself
@@ -55,10 +56,7 @@ def collect_child(name, child, timeout_s):
         rc = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128
         found = ("ended", rc, b"" if rc else kept, kept if rc else b"")  # type: tuple
     else:
-        try:
-            os.killpg(pid, signal.SIGKILL)
-        except OSError:
-            pass  # it has just ended, or not yet its own session
+        or_none(os.killpg, pid, signal.SIGKILL)  # it may have ended, or not have its session yet
         found = ("timeout", None, kept, "no end in %g s, killed" % timeout_s)
     SECTIONS[name] = result(*found, started=started)
     return SECTIONS[name]

@@ -6,7 +6,9 @@ import re
 from clusterctl.payload.collect.forked_child import collect_child
 from clusterctl.payload.proc_files import (
     age_s,
+    as_text,
     environ_value,
+    owner_of,
     read_bytes,
     read_stat,
     read_text,
@@ -55,14 +57,10 @@ def describe_processes(text):
 
     lines = []
     for pid in sorted({int(number) for number in re.findall(r"\b\d{1,10}\b", text)}):
-        try:
-            uid = os.stat("/proc/%d" % pid).st_uid
-            words = read_text("/proc/%d/cmdline" % pid, 400).split("\0")
-        except OSError:
+        uid, line, stat = owner_of(pid), read_bytes("/proc/%d/cmdline" % pid, 400), read_stat(pid)
+        if uid is None or line is None or stat is None:
             continue  # a number that is no process (memory), or one that has just ended
-        stat = read_stat(pid)
-        if stat is None:
-            continue
+        words = as_text(line).split("\0")
         command = " ".join(hide_words(words)).strip()
         command = command.replace("\n", " ").replace("\t", " ")[:200]
         facts = (pid, uid, user_name(uid), age_s(stat[1][19]), command) + run_and_rank(pid)
@@ -71,7 +69,6 @@ def describe_processes(text):
 
 
 def run_and_rank(pid):
-    """What our launcher, or torchrun, wrote into a process's environment."""
     environ = read_bytes("/proc/%d/environ" % pid)
     if environ is None:
         return ("?", "?")  # of another user

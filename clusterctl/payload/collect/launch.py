@@ -4,7 +4,7 @@ import json
 import os
 import time
 
-from clusterctl.payload.proc_files import read_word
+from clusterctl.payload.proc_files import or_none, read_word
 from clusterctl.payload.tools import SECTIONS, result, section
 
 # Asks an environment for its versions without importing anything heavy: torch takes seconds,
@@ -70,10 +70,7 @@ for folder in folders:
         break
     except OSError:
         continue
-try:
-    from _json import encode_basestring_ascii as quote
-except ImportError:
-    from json import dumps as quote
+from _json import encode_basestring_ascii as quote
 def write(value):
     if isinstance(value, dict):
         return "{%s}" % ", ".join(quote(key) + ": " + write(value[key]) for key in value)
@@ -95,12 +92,9 @@ def measure_files(paths):
         if os.path.isdir(path):
             seen["is_folder"] = True
             for folder, _, names in os.walk(path, followlinks=True):
-                for name in names:
-                    try:
-                        seen["size"] += os.stat(os.path.join(folder, name)).st_size
-                        seen["files"] += 1
-                    except OSError:
-                        pass
+                found = [or_none(os.stat, os.path.join(folder, name)) for name in names]
+                seen["size"] += sum(one.st_size for one in found if one)
+                seen["files"] += len(list(filter(None, found)))
                 if seen["files"] > FILES:
                     seen["more"] = True
                     break

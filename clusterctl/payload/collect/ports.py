@@ -30,12 +30,9 @@ def try_port(port):
 def find_listener(port):
     """Process that listens on a port, as far as this user can see it."""
     wanted = ":%04X" % port
-    inodes = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for row in read_word(table, "", 4 << 20).splitlines()[1:]:
-            words = row.split()
-            if words[1].endswith(wanted) and words[3] == "0A":
-                inodes.add("socket:[%s]" % words[9])
+    tables = [read_word("/proc/net/" + name, "", 4 << 20) for name in ("tcp", "tcp6")]
+    rows = [row.split() for table in tables for row in table.splitlines()[1:]]
+    inodes = {"socket:[%s]" % row[9] for row in rows if row[1].endswith(wanted) and row[3] == "0A"}
     for pid in all_pids():
         if inodes.intersection(open_links(pid)):
             words = read_text("/proc/%d/cmdline" % pid, 200).split("\0")

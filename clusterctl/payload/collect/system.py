@@ -4,7 +4,7 @@ import os
 import re
 
 from clusterctl.payload.prelude import ARGS
-from clusterctl.payload.proc_files import read_word
+from clusterctl.payload.proc_files import or_none, read_word
 from clusterctl.payload.tools import call, section
 
 VARIABLES = """CUDA_LAUNCH_BLOCKING CUDA_INJECTION64_PATH NSIGHT_CUDA_DEBUGGER CUDA_AUTO_BOOST
@@ -20,12 +20,10 @@ def read_limits():
     for name in ("nofile", "nproc", "memlock"):
         limit = resource.getrlimit(getattr(resource, "RLIMIT_" + name.upper()))[0]
         lines.append("%s=%d" % (name, limit))
-    try:
-        found = os.statvfs("/dev/shm")
+    found = or_none(os.statvfs, "/dev/shm")
+    if found:
         lines.append("shm=%d" % (found.f_blocks * found.f_frsize))
         lines.append("shm_free=%d" % (found.f_bavail * found.f_frsize))
-    except OSError:
-        pass
     return "\n".join(lines)
 
 

@@ -29,7 +29,7 @@ PLAIN = """PROTO FRAME STOP MARK NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LO
 BINUNICODE SHORT_BINUNICODE BINUNICODE8 APPEND APPENDS BINPUT LONG_BINPUT MEMOIZE BINGET LONG_BINGET
 GLOBAL STACK_GLOBAL""".split()
 CONTAINERS = "EMPTY_LIST LIST EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_DICT".split()
-KEYED = ["SETITEM", "SETITEMS"]
+KEYED = {"SETITEM": -2, "SETITEMS": 0}  # where its keys begin on the stack
 
 
 class Opcodes(dict):
@@ -50,35 +50,27 @@ class PlainUnpickler(pickle._Unpickler):
         raise pickle.UnpicklingError(why % (module, name))
 
 
-def counted(load):
-    def load_container(self):
-        self.containers += 1
+def checked(name, load):
+    """`load` of an opcode that makes a container or fills a dict, after a check."""
+    is_container, first_key = name in CONTAINERS, KEYED.get(name)
+
+    def load_checked(self):
+        self.containers += is_container
         if self.containers > FLIGHT_CONTAINERS:
             raise pickle.UnpicklingError("more than %d lists" % FLIGHT_CONTAINERS)
-        load(self)
-
-    return load_container
-
-
-def with_text_keys(load, first):
-    """A tuple of tuples of tuples never ends being hashed, and holds the interpreter."""
-
-    def load_items(self):
-        if not all(isinstance(key, str) for key in self.stack[first::2]):
+        keys = () if first_key is None else self.stack[first_key::2]
+        # A tuple of tuples of tuples never ends being hashed, and holds the interpreter.
+        if not all(isinstance(key, str) for key in keys):
             raise pickle.UnpicklingError("a key that is no text")
         load(self)
 
-    return load_items
+    return load_checked
 
 
-for _name in PLAIN + CONTAINERS + KEYED:
+for _name in [*PLAIN, *CONTAINERS, *KEYED]:
     _code = ord(getattr(pickle, _name))
     _load = pickle._Unpickler.dispatch[_code]
-    if _name in CONTAINERS:
-        _load = counted(_load)
-    elif _name in KEYED:
-        _load = with_text_keys(_load, -2 if _name == "SETITEM" else 0)
-    PlainUnpickler.dispatch[_code] = _load
+    PlainUnpickler.dispatch[_code] = _load if _name in PLAIN else checked(_name, _load)
 
 
 def load_plain(data):
@@ -113,15 +105,13 @@ def newest(data):
 
 def shortened(row, left):
     short = {name: plain(row.get(name), left) for name in KEPT}
-    short["frames"] = []
     frames = row.get("frames")
     for frame in frames if isinstance(frames, (list, tuple)) else ():
         if isinstance(frame, dict):
             kept = {name: plain(frame.get(name), left) for name in ("name", "filename", "line")}
             if "/torch/" not in str(kept["filename"]):
-                short["frames"] = [kept]
-                break
-    return short
+                return dict(short, frames=[kept])
+    return dict(short, frames=[])
 
 
 def plain(value, left, depth=0):
@@ -141,10 +131,8 @@ def plain(value, left, depth=0):
 
 def flight_dump(one, rank):
     """{path, age_s, entries or error} of a rank's record; None where there is none."""
-    for name in FLIGHT_NAMES:
-        prefix = variable(one, name)
-        if not prefix or rank is None:
-            continue
+    prefixes = [variable(one, name) for name in FLIGHT_NAMES if rank is not None]
+    for prefix in filter(None, prefixes):
         path = "%s%d" % (prefix, rank)
         try:
             age_s = round(time.time() - os.stat(path).st_mtime, 1)

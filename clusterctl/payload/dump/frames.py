@@ -4,16 +4,23 @@ import threading
 
 from clusterctl.payload.dump.proc_tasks import read_file
 
+FLAGS = ("active", "owns_gil")
+
 
 class Table:
     """Frames [function, file, short file, line] and stacks (leaf first) of one node."""
 
     def __init__(self):
-        self.frames = []  # type: list
-        self.stacks = []  # type: list
-        self._frame_ids = {}  # type: dict
-        self._stack_ids = {}  # type: dict
+        self._frames, self._stacks = {}, {}  # type: dict, dict  # numbers of frames and of stacks
         self._lock = threading.Lock()
+
+    @property
+    def frames(self):
+        return [list(frame) for frame in self._frames]
+
+    @property
+    def stacks(self):
+        return [list(stack) for stack in self._stacks]
 
     def add(self, threads):
         """Rows [thread id, name, stack, active, owns_gil] of py-spy's output for one process."""
@@ -22,29 +29,22 @@ class Table:
 
     def _row(self, thread):
         stack = tuple(self._frame(frame) for frame in thread["frames"])
-        if stack not in self._stack_ids:
-            self._stack_ids[stack] = len(self.stacks)
-            self.stacks.append(list(stack))
+        number = self._stacks.setdefault(stack, len(self._stacks))
         tid = thread.get("os_thread_id") or thread["thread_id"]
-        flags = [bool(thread.get(name)) for name in ("active", "owns_gil")]
-        return [tid, thread.get("thread_name"), self._stack_ids[stack], *flags]
+        return [tid, thread.get("thread_name"), number, *(bool(thread.get(f)) for f in FLAGS)]
 
     def _frame(self, frame):
         short = frame.get("short_filename") or frame["filename"]
         key = (frame["name"], frame["filename"], short, frame["line"])
-        if key not in self._frame_ids:
-            self._frame_ids[key] = len(self.frames)
-            self.frames.append(list(key))
-        return self._frame_ids[key]
+        return self._frames.setdefault(key, len(self._frames))
 
     def leaves(self):
         """(file, line) of the innermost frame of every stack, once each, not of torch/_ops.py."""
-        found = {}
-        for stack in self.stacks:
-            frames = [self.frames[number] for number in stack]
+        found, frames = {}, self.frames
+        for stack in self._stacks:
             # torch/_ops.py calls whatever operator it was given.
-            own = [frame for frame in frames if not frame[1].endswith("torch/_ops.py")]
-            found.update({(path, line): True for _, path, _, line in own[:1]})
+            own = [number for number in stack if not frames[number][1].endswith("torch/_ops.py")]
+            found.update({(frames[number][1], frames[number][3]): True for number in own[:1]})
         return list(found)
 
 

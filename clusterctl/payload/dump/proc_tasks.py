@@ -5,7 +5,7 @@ import re
 import stat
 
 from clusterctl.payload.jobs.processes import is_frozen
-from clusterctl.payload.proc_files import names_in, read_stat, read_word
+from clusterctl.payload.proc_files import as_text, names_in, or_none, read_stat, read_word
 from clusterctl.payload.tools import section
 
 LOG_TAIL = 256 << 10
@@ -63,11 +63,8 @@ def open_files(pid, limit=8):
     """Open regular files of a process, without libraries, logs and devices; reads links only."""
     folder, found = "/proc/%d/fd" % pid, []  # type: str, list
     for name in sorted(names_in(folder), key=int):
-        try:
-            raw = os.readlink(os.fsencode("%s/%s" % (folder, name)))
-        except OSError:
-            continue
-        path = raw.decode("utf-8", "backslashreplace")  # a name need not be text
+        raw = or_none(os.readlink, os.fsencode("%s/%s" % (folder, name)))
+        path = as_text(raw or b"")  # a name need not be text
         odd = not path.startswith("/") or path.startswith(("/dev/", "/proc/", "/sys/", "/memfd:"))
         if not odd and not path.endswith((".py", ".so", ".log", " (deleted)")) and int(name) > 2:
             found.append(path)

@@ -11,6 +11,7 @@ import re
 import signal
 import stat
 import time
+from functools import partial
 
 from clusterctl.payload.dump.proc_tasks import stopped_tasks
 from clusterctl.payload.files.ownership import foreign_hand
@@ -21,7 +22,7 @@ from clusterctl.payload.tools import section, tool_env
 
 REPAIR_S = 1.0
 
-carried = []  # type: list  # of a py-spy that the head sent: its folder, or descriptor in memory
+carried = []  # type: list  # functions that remove a py-spy that the head sent
 passed_over = []  # type: list[str]  # which py-spy was not run, and why
 looking = {}  # type: dict  # process id -> threads that were stopped before the current dump
 
@@ -67,6 +68,7 @@ def is_trusted(path):
 def unpack_py_spy(data, parents=None):
     """Put a py-spy of the head into a private folder, or into memory where all are noexec."""
     import base64
+    import shutil
     import zlib
 
     program = zlib.decompress(base64.b64decode(data))
@@ -76,37 +78,28 @@ def unpack_py_spy(data, parents=None):
     for parent in parents:
         try:
             folder = new_folder("py-spy", (parent,))
-        except OSError:
-            continue
-        carried.append(folder)
-        path = folder + "/py-spy"
-        try:
+            carried.append(partial(shutil.rmtree, folder, ignore_errors=True))
+            path = folder + "/py-spy"
             with open(path, "wb") as file:
                 file.write(program)
             os.chmod(path, stat.S_IRWXU)
             if os.access(path, os.X_OK):  # False on a noexec mount
                 return path
         except OSError:
-            pass  # full, or over the quota
+            pass  # it allows none, is full, or over the quota
         remove_py_spy()
     if not hasattr(os, "memfd_create"):
         raise OSError("neither a temporary folder nor memory can hold a program here")
     descriptor = os.memfd_create("py-spy")
-    carried.append(descriptor)
+    carried.append(partial(os.close, descriptor))
     with open(descriptor, "wb", closefd=False) as file:
         file.write(program)
     return "/proc/%d/fd/%d" % (os.getpid(), descriptor)
 
 
 def remove_py_spy():
-    import shutil
-
     while carried:
-        one = carried.pop()
-        if isinstance(one, int):
-            os.close(one)
-        else:
-            shutil.rmtree(one, ignore_errors=True)
+        carried.pop()()
 
 
 def dump(py_spy, pid, limit_s, blocking=False, native=False):
@@ -119,8 +112,7 @@ def dump(py_spy, pid, limit_s, blocking=False, native=False):
     repaired = repair(pid, before)
     looking.pop(pid, None)
     if answer["state"] != "ended":
-        lines = answer["err"].strip().splitlines()
-        return None, lines[-1] if lines else answer["state"], repaired
+        return None, (answer["err"].strip().splitlines() or [answer["state"]])[-1], repaired
     if answer["rc"] != 0:
         return None, first_sentence(answer["err"]), repaired
     try:
@@ -138,22 +130,18 @@ def first_sentence(text):
 
 def repair(pid, before):
     """Wake threads that are stopped now and were not before; True if there were any."""
-    fresh = stopped_tasks(pid) - before
-    if not fresh:
-        return False
-    deadline = time.monotonic() + REPAIR_S
-    while fresh and time.monotonic() < deadline:
+    deadline, found = time.monotonic() + REPAIR_S, False
+    while stopped_tasks(pid) - before and time.monotonic() < deadline:
+        found = True
         try:
             os.kill(pid, signal.SIGCONT)
         except OSError:
             break
         time.sleep(0.01)
-        fresh = stopped_tasks(pid) - before
-    return True
+    return found
 
 
 def repair_all():
-    """Resume the targets of dumps that were cut off."""
     for pid, before in list(looking.items()):
         repair(pid, before)
 

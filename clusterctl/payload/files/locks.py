@@ -49,6 +49,5 @@ def lock_path(kind: str, *words: str) -> str:
 
 
 def drop_lock(lock: int, path: str) -> None:
-    """Remove a lock's file while it is held, then release it."""
     os.unlink(path)
     os.close(lock)

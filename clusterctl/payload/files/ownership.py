@@ -63,7 +63,6 @@ def refuse_planted(*paths: str) -> None:
 
 
 def _far_mounts() -> set[str]:
-    """Mount points of network drives."""
     found = set()
     with open("/proc/self/mountinfo", "rb") as file:
         for line in file.read().decode("utf-8", "surrogateescape").splitlines():

@@ -22,10 +22,8 @@ def has_host_pids():
     """Whether process ids are the driver's."""
     try:
         return os.readlink("/proc/self/ns/pid") == HOST_PIDS
-    except FileNotFoundError:
-        return True  # a kernel without such namespaces
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)  # a kernel without such namespaces
 
 
 def ask_nvidia_smi(query, header, timeout_s):
@@ -78,10 +76,10 @@ def gpu_holders():
 def memory_of(pids):
     """{pid: bytes of GPU memory}; None where unknown, 0 without a GPU."""
     held, _ = gpu_memory()
-    if held is not None:
-        return {pid: held.get(pid, 0) for pid in pids}
-    holders = device_holders()
-    return {pid: None if pid in holders or has_host_pids() else 0 for pid in pids}
+    if held is None:
+        unknown = pids if has_host_pids() else device_holders()
+        held = dict.fromkeys(unknown)
+    return {pid: held.get(pid, 0) for pid in pids}
 
 
 def prove_freed(ended, timeout_s):
@@ -99,8 +97,8 @@ def _left_of(ended, timeout_s):
     held, why = gpu_memory(timeout_s)
     rows = []
     for pid, size in sorted((held or {}).items()):
-        found = process(pid) if pid in ended else None
         # The kernel may have given the id to another process.
+        found = process(pid) if pid in ended else None
         if pid in ended and (found is None or found.state in "ZX"):
             rows.append({"pid": pid, "bytes": size})
     return rows, why
@@ -109,12 +107,10 @@ def _left_of(ended, timeout_s):
 def _left_in_container(timeout_s):
     """In a container: whether a GPU has more memory in use than the driver itself needs."""
     rows, why = ask_nvidia_smi("--query-gpu=memory.used", "memory.used", timeout_s)
-    if rows is None:
-        return [], why
-    if not all(words[0].isdigit() for words in rows):
-        return [], "nvidia-smi does not report the memory in use"
-    used = [int(words[0]) for words in rows]
-    if max(used, default=0) <= FREE_MIB:
-        return [], ""
-    why = "%d MiB are in use on a GPU, and nvidia-smi cannot name the processes of a container"
-    return [], why % max(used)
+    used = [words[0] for words in rows or ()]
+    if not all(map(str.isdigit, used)):
+        why = "nvidia-smi does not report the memory in use"
+    elif max(map(int, used), default=0) > FREE_MIB:
+        why = "%s MiB are in use on a GPU, and nvidia-smi cannot name the processes of a container"
+        why %= max(map(int, used))
+    return [], why

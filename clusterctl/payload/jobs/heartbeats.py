@@ -18,8 +18,8 @@ def handles(pid, number):
 
 def heartbeat(one, pid, rank):
     """{step, phase, age_s} of a trainer; None where it writes none."""
-    beat = _json_of(one, "%s.json" % rank)
-    if beat is None or beat.get("pid") != pid:
+    beat = _json_of(one, "%s.json" % rank) or {}
+    if beat.get("pid") != pid:
         return None  # of an attempt before this one
     step, phase = beat.get("step"), beat.get("phase")
     if type(step) is not int or not 0 <= step < 1 << 53 or not isinstance(phase, str):
@@ -29,10 +29,9 @@ def heartbeat(one, pid, rank):
 
 def clip(one, pid):
     """{path, age_s} of the file that a decoding process works on; None when it is idle."""
-    work = _json_of(one, "clip-%d.json" % pid)
-    if work is None or not isinstance(work.get("path"), str) or not work["path"]:
-        return None
-    return {"path": work["path"][:4096], "age_s": _age_s(work)}
+    work = _json_of(one, "clip-%d.json" % pid) or {}
+    path = work.get("path")
+    return {"path": path[:4096], "age_s": _age_s(work)} if path and isinstance(path, str) else None
 
 
 def _age_s(data):

@@ -18,7 +18,7 @@ from clusterctl.payload.jobs.processes import (
     variable,
 )
 from clusterctl.payload.jobs.roles import find_roles, program
-from clusterctl.payload.proc_files import age_s, read_bytes, read_word, user_name
+from clusterctl.payload.proc_files import age_s, owner_of, read_bytes, read_word, user_name
 from clusterctl.payload.tools import in_thread
 
 READ_S = 0.5  # for one process's command line: reading it may never return (state D)
@@ -35,7 +35,7 @@ GPU_DAEMONS = re.compile(
 BOOTSTRAP = b"i=sys.stdin.buffer;v=sys.version_info"  # of remote/payload.py: any head's payload
 ADOPTERS = "systemd init tini dumb-init docker-init catatonit conmon containerd-shim".split()
 NOTES = []  # type: list  # for the user: how the job was found
-JOB_NAMES = (b"MASTER_ADDR", b"MASTER_PORT", b"TORCHELASTIC_RUN_ID")
+JOB_NAMES = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
 
 Seen = collections.namedtuple("Seen", "facts uid environ words")
 
@@ -61,37 +61,30 @@ class Snapshot:
 
 def read_patiently(pids):
     """{pid: (uid, environ, words)}, b"" and [] where unreadable. A read that hangs is abandoned."""
-    todo = collections.deque(pids)
-    done = queue.Queue()  # type: Any
+    todo, done = iter(list(pids)), queue.Queue()  # type: Any, Any
     read = {}  # type: dict
-    while todo:
-        in_thread(_read_many, todo, done)
-        while True:
-            try:
-                item = done.get(timeout=READ_S)
-            except queue.Empty:
-                break  # it hangs
-            if item is None:
-                return read
-            read[item[0]] = item[1:]
-    return read
+    in_thread(_read_many, todo, done)
+    while True:
+        try:
+            pid, *found = done.get(timeout=READ_S)
+        except queue.Empty:
+            in_thread(_read_many, todo, done)  # it hangs: another thread reads the rest
+            continue
+        if pid is None:
+            return read
+        read[pid] = found
 
 
 def _read_many(todo, done):
-    while True:
-        try:
-            pid = todo.popleft()
-        except IndexError:
-            done.put(None)
-            return
+    for pid in todo:
         folder = "/proc/%d/" % pid
-        try:
-            uid = os.stat(folder).st_uid
-        except OSError:
+        uid = owner_of(pid)
+        if uid is None:
             continue  # gone
         done.put((pid, uid, b"", []))  # in case the next lines hang
         environ, line = read_bytes(folder + "environ") or b"", read_bytes(folder + "cmdline")
         done.put((pid, uid, environ, line.rstrip(b"\0").split(b"\0") if line else []))
+    done.put((None,))
 
 
 def find_job(pick, before=None):
@@ -138,11 +131,10 @@ def seed_test(pick, shot):
         holders, notes = gpu_holders()
         NOTES.extend(notes)
         return lambda pid, one: pid in holders and not GPU_DAEMONS.match(one.facts.command)
-    runs = pick.get("runs")
 
     def is_tagged(pid, one):
         run = variable(one, "CLUSTERCTL_RUN")
-        return run is not None and (not runs or run in runs)
+        return run is not None and (not pick["runs"] or run in pick["runs"])
 
     return is_tagged
 
@@ -167,7 +159,7 @@ def _orphans_of(shot, seeds):
 
 def signature(one):
     """What the processes of one torch job have in common; None outside of one."""
-    values = tuple(variable(one, name.decode()) for name in JOB_NAMES)
+    values = tuple(variable(one, name) for name in JOB_NAMES)
     if variable(one, "RANK") is None or values[1] is None:
         return None
     return (one.uid, *values)
@@ -190,10 +182,8 @@ def describe_job(shot, pids):
     """Rows for the head, one per process, in order of their start. Never arguments: secrets."""
     roles = find_roles(shot, pids)
     rows = []
-    for pid in sorted(pids, key=lambda pid: (shot.facts[pid].start, pid)):
-        one, found = shot.seen.get(pid), shot.facts[pid]
-        if one is None:
-            continue
+    for pid in sorted(pids & shot.seen.keys(), key=lambda pid: (shot.facts[pid].start, pid)):
+        one, found = shot.seen[pid], shot.facts[pid]
         row = {name: getattr(found, name) for name in ("pid", "ppid", "start", "state", "command")}
         row["role"], row["index"], row["rank"] = roles[pid]
         row.update(user=user_name(one.uid), program=program(one.words))

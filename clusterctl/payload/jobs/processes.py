@@ -14,6 +14,8 @@ from clusterctl.payload.proc_files import (
     age_s,
     all_pids,
     environ_value,
+    or_none,
+    owner_of,
     read_bytes,
     read_stat,
     read_word,
@@ -41,7 +43,6 @@ def process(pid):
 
 
 def start_of(pid):
-    """Start of a process; None when it is gone."""
     facts = process(pid)
     return facts.start if facts else None
 
@@ -62,7 +63,6 @@ def exit_code(wait_status):
 
 
 def exit_text(code):
-    """An exit code for people."""
     if code is None:
         return "ended, exit status unknown"
     if code < 0:
@@ -124,19 +124,13 @@ def members(run, node=None, root=None, without=()):
 
 def is_own(pid):
     """Whether it runs as this user: another user's process can have any tag."""
-    try:
-        return os.stat("/proc/%d" % pid).st_uid == os.getuid()
-    except OSError:
-        return False  # gone
+    return owner_of(pid) == os.getuid()
 
 
 def send(pids, number):
     """Signal processes; those that are gone or not ours are left out."""
     for pid in pids:
-        try:
-            os.kill(pid, number)
-        except (ProcessLookupError, PermissionError):
-            pass
+        or_none(os.kill, pid, number)
 
 
 def describe(facts):

@@ -1,5 +1,6 @@
 """What each process of a job is for, by environment, parents and names; the head corrects it."""
 
+import collections
 import re
 
 from clusterctl.payload.jobs.processes import rank_number, variable
@@ -51,16 +52,17 @@ def _role(shot, pid, one, roles):
         return ("launcher", None, None)
     if one.facts.command in SHELLS:
         return ("shell", None, rank)
-    if b"--multiprocessing-fork" in line and parent_role not in ("launcher", None):
-        return ("loader" if parent_role in ("trainer", "forkserver") else "helper", None, rank)
-    if b"--multiprocessing-fork" in line and parent_role is None and own_rank is not None:
+    is_spawned = b"--multiprocessing-fork" in line
+    if is_spawned and parent_role is None and own_rank is not None:
         return ("loader", None, rank)  # its trainer has died
     if parent_role in ("trainer", "forkserver"):
         # A fork carries its parent's command line; anything else was started for something.
         parent = shot.seen.get(one.facts.ppid)
         is_fork = parent is not None and parent.words == one.words
-        is_worker = one.facts.command.startswith("pt_data_worker")
+        is_worker = is_spawned or one.facts.command.startswith("pt_data_worker")
         return ("loader" if is_fork or is_worker else "helper", None, rank)
+    if is_spawned and parent_role not in ("launcher", None):
+        return ("helper", None, rank)
     if parent_role in ("loader", "helper", "tracker", "logger", "compiler"):
         return ("helper", None, rank)
     return ("trainer", None, rank)
@@ -68,14 +70,12 @@ def _role(shot, pid, one, roles):
 
 def _number_loaders(shot, roles):
     """Loaders in order of their start, as torch numbers them; ours have it in CLUSTERCTL_ROLE."""
-    families = {}  # type: dict
-    for pid, (role, index, _) in roles.items():
-        if role == "loader" and index is None:
-            families.setdefault(shot.facts[pid].ppid, []).append(pid)
-    for pids in families.values():
-        pids.sort(key=lambda pid: (shot.facts[pid].start, pid))
-        for index, pid in enumerate(pids):
-            roles[pid] = ("loader", index, roles[pid][2])
+    counts = collections.Counter()  # type: Any  # of a trainer's loaders
+    loaders = [pid for pid, (role, index, _) in roles.items() if role == "loader" and index is None]
+    for pid in sorted(loaders, key=lambda pid: (shot.facts[pid].start, pid)):
+        parent = shot.facts[pid].ppid
+        roles[pid] = ("loader", counts[parent], roles[pid][2])
+        counts[parent] += 1
 
 
 def program(words):

@@ -27,30 +27,27 @@ class Victim:
     def __init__(self, pid, start):
         self.pid, self.start = pid, start
         self.refused = None  # why it cannot be signalled
-        descriptor = _libc.syscall(PIDFD_OPEN, pid, 0)
-        self.descriptor = descriptor if descriptor >= 0 else None  # or the kernel has no pidfds
+        self.descriptor = _libc.syscall(PIDFD_OPEN, pid, 0)  # below 0: the kernel has no pidfds
         if start_of(pid) != start:
-            if self.descriptor is not None:
+            if self.descriptor >= 0:
                 os.close(self.descriptor)
             raise ProcessLookupError(pid)
 
     def send(self, number):
         try:
-            if self.descriptor is not None:
-                if _libc.syscall(PIDFD_SEND_SIGNAL, self.descriptor, number, None, 0) == 0:
-                    self.refused = None
-                    return
-                code = ctypes.get_errno()
-                if code != errno.ENOSYS:
-                    self.refused = os.strerror(code) if code != errno.ESRCH else None
-                    return
+            self.refused = None
+            code = errno.ENOSYS
+            if self.descriptor >= 0:
+                failed = _libc.syscall(PIDFD_SEND_SIGNAL, self.descriptor, number, None, 0)
+                code = ctypes.get_errno() if failed else 0
+            if code not in (0, errno.ENOSYS):
+                raise OSError(code, os.strerror(code))
             # An old kernel: between these two calls the id could become another process's.
-            if start_of(self.pid) == self.start:
+            if code and start_of(self.pid) == self.start:
                 os.kill(self.pid, number)
-                self.refused = None
         except ProcessLookupError:
             pass
-        except PermissionError as error:
+        except OSError as error:
             self.refused = error.strerror
 
     def state(self):
@@ -58,8 +55,7 @@ class Victim:
         found = process(self.pid)
         if found is None or found.start != self.start or found.state == "X":
             return None
-        has_ended = found.state == "Z" and len(names_in("/proc/%d/task" % self.pid)) <= 1
-        return None if has_ended else found.state
+        return None if is_zombie(found) else found.state
 
 
 class Ending:
@@ -130,23 +126,17 @@ class Ending:
             time.sleep(0.005)
 
     def _wait(self, alive, timeout_s):
-        """Until the first of them ends, or a while."""
         poller = select.poll()
         for victim in alive:
-            if victim.descriptor is not None:
+            if victim.descriptor >= 0:
                 poller.register(victim.descriptor, select.POLLIN)
         poller.poll(max(1.0, timeout_s * 1000))
         time.sleep(0.005)  # many end together: check all of them at once
 
     def survivors(self):
-        """Descriptions of what does not end."""
-        left = []
-        for victim in self.alive():
-            found = process(victim.pid)
-            if found is not None:
-                row = dict(describe(found), state=victim.state())
-                left.append(dict(row, why=why_alive(victim, row)))
-        return left
+        found = [(victim, process(victim.pid)) for victim in self.alive()]
+        rows = [(one, dict(describe(facts), state=one.state())) for one, facts in found if facts]
+        return [dict(row, why=why_alive(victim, row)) for victim, row in rows]
 
 
 def why_alive(victim, row):
@@ -166,10 +156,14 @@ def why_alive(victim, row):
 
 def zombies(keys):
     """Those of (pid, start) that have ended and wait for their parent to reap them."""
-    found = []
-    for pid, start in keys:
-        facts = process(pid)
-        if facts is not None and facts.start == start and facts.state == "Z":
-            if len(names_in("/proc/%d/task" % pid)) <= 1:
-                found.append({"pid": pid, "ppid": facts.ppid, "command": facts.command})
-    return found
+    found = [process(pid) for pid, _ in keys]
+    return [
+        {"pid": facts.pid, "ppid": facts.ppid, "command": facts.command}
+        for facts in found
+        if facts and (facts.pid, facts.start) in keys and is_zombie(facts)
+    ]
+
+
+def is_zombie(facts):
+    """Whether all threads of a process have ended, and its parent has not reaped it."""
+    return facts.state == "Z" and len(names_in("/proc/%d/task" % facts.pid)) <= 1

@@ -184,10 +184,9 @@ class Ranks:
 
     def send_files(self, to_the_end=False):
         log_bytes = LAST_BYTES if to_the_end else int(LOG_BYTES_PER_S * LOOK_S)
-        if ARGS["first_rank"] == 0:
-            text = self.telemetry.lines(LAST_BYTES, to_the_end)
-            if text:
-                self.emit({"type": "telemetry", "text": text})
+        text = self.telemetry.lines(LAST_BYTES, to_the_end) if ARGS["first_rank"] == 0 else ""
+        if text:
+            self.emit({"type": "telemetry", "text": text})
         for rank, log in self.logs.items():
             text = log.lines(log_bytes, to_the_end)
             if text:
@@ -240,7 +239,6 @@ class Follower:
 
 
 def tail(path):
-    """The last lines of a log."""
     try:
         with open(path, "rb") as file:
             start = max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES)

@@ -9,6 +9,7 @@ import os
 import socket
 import struct
 
+from clusterctl.payload.proc_files import or_none
 from clusterctl.payload.tools import in_thread
 
 PROBE_S = 3.0  # for one address, from one node
@@ -21,9 +22,14 @@ class RendezvousListener:
         self.port = None
         self._socket = None  # type: Any
         self._answer = word.encode() + b"\n"
+        both = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if both else socket.AF_INET
         for port in ports:
             try:
-                self._socket = listen(port)
+                # All addresses, as torch's store does; connections in TIME_WAIT do not matter.
+                self._socket = socket.create_server(
+                    ("", port), family=family, dualstack_ipv6=both, backlog=1024
+                )
             except OSError:
                 continue
             self.port = port
@@ -36,29 +42,16 @@ class RendezvousListener:
                 peer, _ = self._socket.accept()
             except OSError:
                 return
-            try:
-                peer.sendall(self._answer)
-                peer.close()
-            except OSError:
-                pass  # the client has gone
+            or_none(peer.sendall, self._answer)  # the client may have gone
+            peer.close()
 
     def close(self):
-        """Free the port."""
         if self._socket is not None:
-            try:
-                self._socket.shutdown(socket.SHUT_RDWR)  # close() would leave accept() waiting
-            except OSError:
-                pass
+            # close() alone would leave accept() waiting.
+            or_none(self._socket.shutdown, socket.SHUT_RDWR)
             self._socket.close()
             self._thread.join(1.0)
             self._socket = None
-
-
-def listen(port):
-    """All addresses of this node, as torch's store does; connections in TIME_WAIT do not matter."""
-    both = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if both else socket.AF_INET
-    return socket.create_server(("", port), family=family, dualstack_ipv6=both, backlog=1024)
 
 
 def probe_port(address, port, word):
@@ -75,10 +68,9 @@ def probe_port(address, port, word):
 
 def own_addresses():
     """Addresses of this node, likeliest first: as ssh reached it, its route, its name."""
-    connection = os.environ.get("SSH_CONNECTION", "").split()
-    found = [connection[2] if len(connection) == 4 else None, address_towards("192.0.2.1")]
-    found.append(socket.gethostname())
-    return [address for index, address in enumerate(found) if address not in [None, *found[:index]]]
+    found = os.environ.get("SSH_CONNECTION", "").split()[2:3]
+    found += [address_towards("192.0.2.1"), socket.gethostname()]
+    return list(dict.fromkeys(filter(None, found)))
 
 
 def address_towards(address):

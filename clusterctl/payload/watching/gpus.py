@@ -9,7 +9,7 @@ import threading
 import time
 
 from clusterctl.payload.jobs.processes import process, rank_number, tags
-from clusterctl.payload.proc_files import age_s, as_text, read_text, user_name
+from clusterctl.payload.proc_files import age_s, as_text, owner_of, read_text, user_name
 from clusterctl.payload.tools import error_text, forget_tool, start_tool
 from clusterctl.payload.watching.rows import CARD
 
@@ -257,9 +257,7 @@ class Cards:
         """(user, name, run, rank, age s); of another user only what everybody can see."""
         if facts is None:
             return "?", "?", "", None, None  # ended, or of another container
-        try:
-            user = user_name(os.stat("/proc/%d" % pid).st_uid)
-        except OSError:
-            user = "?"
+        uid = owner_of(pid)
         run, _, _, rank = tags(pid)
+        user = "?" if uid is None else user_name(uid)
         return user, facts.command, run or "", rank_number(rank), round(age_s(facts.start))

@@ -68,17 +68,14 @@ def memory_mib():
 
 
 class Link:
-    """A port of InfiniBand or a network card."""
-
     def __init__(self, kind, top):
-        self.kind, self.top = kind, top
-        self.state, self.gbps, self.losses = "?", None, None
+        self.top, self.kind = top, kind
+        self.facts = ["?", None, None]  # the columns of a LINK from its state on
         self.rates, self.errors = [None, None], None
         self._before = (0.0, [None, None])  # monotonic, bytes received and sent
         self._counts = []  # (monotonic, errors) of the last minute
 
     def set_rates(self, counts, now):
-        """`counts`: bytes received and sent."""
         before, self._before = self._before, (now, counts)
         seconds = now - before[0]
         self.rates = [None, None]
@@ -96,28 +93,25 @@ class Link:
         self.errors = errors - self._counts[0][1]
 
     def read_port(self, due, now):
+        counters = self.top + "/counters/"
         if due["states"]:
             self.kind = "eth" if read_word(self.top + "/link_layer") == "Ethernet" else "ib"
-            state = read_word(self.top + "/state") or "?"
-            self.state = state.split(":")[-1].strip().capitalize()
-            self.gbps = first_number(self.top + "/rate")
-            self.losses = self._counter("link_downed")
+            state = (read_word(self.top + "/state") or "?").split(":")[-1].strip().capitalize()
+            losses = counter(counters + "link_downed")
+            self.facts = [state, first_number(self.top + "/rate"), losses]
         if due["rates"]:
             # Counted in words of four bytes.
-            counts = [self._counter(name) for name in ("port_rcv_data", "port_xmit_data")]
+            counts = [counter(counters + name) for name in ("port_rcv_data", "port_xmit_data")]
             self.set_rates([None if count is None else 4 * count for count in counts], now)
         if due["errors"]:
-            self.set_errors(sum(self._counter(name) or 0 for name in ERROR_COUNTERS), now)
-
-    def _counter(self, name):
-        return counter(self.top + "/counters/" + name)
+            self.set_errors(sum(counter(counters + name) or 0 for name in ERROR_COUNTERS), now)
 
     def read_card(self, received, sent, errors, due, now):
         if due["states"]:
-            self.state = read_word(self.top + "/operstate") or "?"
             speed = first_number(self.top + "/speed")
-            self.gbps = speed / 1000 if speed and speed > 0 else None
-            self.losses = counter(self.top + "/carrier_down_count")
+            gbps = speed / 1000 if speed and speed > 0 else None
+            losses = counter(self.top + "/carrier_down_count")
+            self.facts = [read_word(self.top + "/operstate") or "?", gbps, losses]
         self.set_rates([received, sent], now)
         if due["errors"]:
             self.set_errors(errors, now)
@@ -154,7 +148,7 @@ class Links:
         links = sorted({**self._ports, **self._cards}.items())[:LINKS]
         answer = {"links": len(links)}  # type: dict
         for index, (name, link) in enumerate(links):
-            answer["L%d" % index] = [name, link.kind, link.state, link.gbps, link.losses]
+            answer["L%d" % index] = [name, link.kind, *link.facts]
             answer["l%d" % index] = link.rates + [link.errors]
         total = sum(rate for _, link in links for rate in link.rates if rate)
         answer["net"] = short(total) if counts is not None or self._ports else None

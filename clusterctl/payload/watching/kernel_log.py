@@ -6,6 +6,7 @@ import signal
 import subprocess
 import threading
 import time
+from functools import partial
 
 from clusterctl.payload.tools import forget_tool, start_tool
 
@@ -35,7 +36,7 @@ class KernelLog:
         with self._lock:
             found, self._found = self._found, []
         now = time.monotonic()
-        return [[round(now - line[0], 1)] + line[1:] for line in found[-LINES:]]
+        return [[round(now - line[0], 1)] + line[1:] for line in found]
 
     def read_forever(self):
         try:
@@ -65,10 +66,14 @@ class KernelLog:
             self._take(text.split("\n", 1)[0], stamp_s)
 
     def _follow_journal(self, why):
+        import ctypes
+
         self.why = "%s; journalctl shows no line of the kernel's log" % why
         argv = "journalctl -k -b -q -f -n 2000 --no-pager -o short-monotonic".split()
-        end_too = end_with_this_thread()
+        libc = ctypes.CDLL(None)
         try:
+            # It writes nothing, and so does not notice that its reader is gone.
+            end_too = partial(libc.prctl, 1, signal.SIGTERM)  # PR_SET_PDEATHSIG
             child = start_tool(argv, stderr=subprocess.DEVNULL, preexec_fn=end_too)
         except OSError as error:
             self.why = "%s; journalctl: %s" % (why, error.strerror)
@@ -90,27 +95,14 @@ class KernelLog:
         if self.why:
             self.why = ""
             self.first_answer.set()
-        found, off_bus = XID.search(text), OFF_BUS.search(text)
-        if found:
-            line = [found.group(1), int(found.group(2)), found.group(3).strip()[:TEXT]]
-        elif off_bus:
-            # Such a card may log no number (NVSentinel #155); 79 is the one for this.
-            line = [off_bus.group(1), 79, "GPU has fallen off the bus"]
-        else:
-            return
+        found = XID.search(text) or OFF_BUS.search(text)
         now = time.monotonic()
         # The kernel's stamps count like the monotonic clock, from boot, without suspends.
         at_s = now if stamp_s is None else min(now, stamp_s)
-        if now - at_s > RECENT_S:
+        if found is None or now - at_s > RECENT_S:
             return
+        # A card off the bus may log no number (NVSentinel #155); 79 is the one for this.
+        address, code, words = (*found.groups(), "79", "GPU has fallen off the bus")[:3]
         with self._lock:
-            self._found.append([at_s] + line)
+            self._found.append([at_s, address, int(code), words.strip()[:TEXT]])
             del self._found[:-LINES]
-
-
-def end_with_this_thread():
-    """For a tool that writes nothing, and so does not notice that its reader is gone."""
-    import ctypes
-
-    libc = ctypes.CDLL(None)
-    return lambda: libc.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG

@@ -173,7 +173,7 @@ def test_frozen_watcher_is_ended_by_the_next_one(tmp_path: Path) -> None:
         with watch(env, session=session, node="a") as second:
             watcher = Watcher(second)
             watcher.until(lambda: True)
-            assert first.wait(30) == -signal.SIGKILL
+            assert first.channel.wait(30) == -signal.SIGKILL
 
 
 TRY_ALL_SOCKETS = """
