@@ -27,35 +27,34 @@ class _Unused:
     """A class of a feature that is not offered: nothing is an instance of it."""
 
 
-def _refuse(*args: Any, **kwargs: Any) -> Any:
-    raise NotImplementedError("LoRA and GaLore are not offered by this engine")
+class _Placeholder(types.ModuleType):
+    """A module of such a feature: each of its names is that class."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__ = []  # a package
+
+    def __getattr__(self, name: str) -> type[_Unused]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Unused
 
 
-_PLACEHOLDERS: dict[str, dict[str, Any]] = {
-    "peft": {"PeftModel": _Unused, "PeftType": _Unused, "get_peft_model": _refuse},
-    "peft.utils": {},
-    "peft.utils.other": {"EMBEDDING_LAYER_NAMES": (), "check_file_exists_on_hf_hub": _refuse},
-    "peft.utils.save_and_load": {
-        "get_embedding_layer_name": _refuse,
-        "has_valid_embedding_base_layer": _refuse,
-    },
-    "galore_torch": {"GaLoreAdafactor": _Unused, "GaLoreAdamW": _Unused},
-    "bitsandbytes": {},
-    "bitsandbytes.optim": {},
-    "bitsandbytes.optim.optimizer": {"Optimizer2State": _Unused},
+_PLACEHOLDERS = {
+    "peft": ("utils", "utils.other", "utils.save_and_load"),
+    "galore_torch": (),
+    "bitsandbytes": ("optim", "optim.optimizer"),
 }
 
 
 @contextlib.contextmanager
 def _placeholders() -> Iterator[None]:
-    put: list[types.ModuleType] = []
-    for name, attributes in _PLACEHOLDERS.items():
-        top = sys.modules.get(name.partition(".")[0])
-        if top is None or top in put:
-            module = types.ModuleType(name)
-            module.__dict__.update(attributes, __path__=[])
-            sys.modules[name] = module
-            put.append(module)
+    put: dict[str, types.ModuleType] = {}
+    for top, parts in _PLACEHOLDERS.items():
+        if top not in sys.modules:
+            names = [top, *(f"{top}.{part}" for part in parts)]
+            put |= {name: _Placeholder(name) for name in names}
+    sys.modules.update(put)
     compile_ = torch.compile
 
     def plain(model: Any = None, **kwargs: Any) -> Any:
@@ -66,8 +65,8 @@ def _placeholders() -> Iterator[None]:
         yield
     finally:
         torch.compile = compile_
-        for module in put:
-            sys.modules.pop(module.__name__, None)
+        for name in put:
+            sys.modules.pop(name, None)
 
 
 def _names() -> types.SimpleNamespace:

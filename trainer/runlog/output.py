@@ -30,12 +30,14 @@ class _Handler(logging.Handler):
         write(f"{text}\n", sys.stdout if is_report else sys.stderr)
 
 
+_HANDLER = _Handler()
+
+
 def configure(level: int = logging.INFO) -> None:
-    """Set up the trainer's loggers, once a process; a second call changes the level only."""
+    """Set up the trainer's loggers; a second call changes the level only."""
     LOG.setLevel(level)
     LOG.propagate = False
-    if not any(isinstance(handler, _Handler) for handler in LOG.handlers):
-        LOG.addHandler(_Handler())
+    LOG.addHandler(_HANDLER)
 
 
 def report_error(error: TrainerError) -> int:

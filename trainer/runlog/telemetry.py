@@ -142,7 +142,7 @@ class Heartbeat:
     """Where a rank is, one line of JSON: written by the step loop, read by the node's agent."""
 
     def __init__(self, path: Path, rank: int) -> None:
-        self._path, self._rank, self._step = path, rank, 0
+        self._path, self._rank = path, rank
         with contextlib.suppress(OSError):  # as in `beat`
             path.parent.mkdir(parents=True, exist_ok=True)
 
@@ -152,22 +152,17 @@ class Heartbeat:
         directory = os.environ.get("CLUSTERCTL_HEARTBEATS")
         return cls(Path(directory) / f"{rank}.json", rank) if directory else None
 
-    def beat(self, phase: str, step: int | None = None) -> None:
+    def beat(self, phase: str, step: int) -> None:
         """Never raises: where it cannot be written, the agent sees an old one."""
-        self._step = self._step if step is None else step
-        data = {"rank": self._rank, "pid": os.getpid(), "step": self._step, "phase": phase}
+        data = {"rank": self._rank, "pid": os.getpid(), "step": step, "phase": phase}
         text = json.dumps({**data, "mono_s": time.monotonic()})
         part = self._path.with_suffix(".part")
         try:
             part.write_text(text)
             part.replace(self._path)
         except OSError:  # no space for a second file: overwrite the first
-            with contextlib.suppress(OSError):
-                fd = os.open(self._path, os.O_WRONLY)
-                try:
-                    _rewrite(fd, text)
-                finally:
-                    os.close(fd)
+            with contextlib.suppress(OSError), self._path.open("r+b") as file:
+                _rewrite(file.fileno(), text)
 
 
 @dataclass
@@ -201,13 +196,10 @@ class CurrentClip:
     @classmethod
     def from_environment(cls) -> CurrentClip | None:
         """Beside the heartbeats; without a launcher's agent there is none."""
-        directory = os.environ.get("CLUSTERCTL_HEARTBEATS")
-        if not directory:
-            return None
-        try:
-            return cls(Path(directory) / f"clip-{os.getpid()}.json")
-        except OSError:
-            return None  # decoding continues without
+        with contextlib.suppress(OSError):  # decoding continues without
+            if directory := os.environ.get("CLUSTERCTL_HEARTBEATS"):
+                return cls(Path(directory) / f"clip-{os.getpid()}.json")
+        return None
 
     def write(self, path: str) -> None:
         """An empty path: nothing to do."""

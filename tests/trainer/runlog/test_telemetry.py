@@ -133,7 +133,7 @@ def test_a_heartbeat_tells_step_and_phase(tmp_path: Path, monkeypatch: pytest.Mo
     heartbeat = Heartbeat.from_environment(1)
     assert heartbeat is not None
     heartbeat.beat("data", 7)
-    heartbeat.beat("forward")
+    heartbeat.beat("forward", 7)
     beat = json.loads((tmp_path / "beats" / "1.json").read_text())
     assert (beat["rank"], beat["pid"], beat["step"], beat["phase"]) == (1, os.getpid(), 7, "forward")  # fmt: skip
     assert [p.name for p in (tmp_path / "beats").iterdir()] == ["1.json"]
