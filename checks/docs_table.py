@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable, Sequence
+
 from checks.registry import Check
 from checks.runner import all_checks
 
@@ -21,27 +24,28 @@ SUBJECTS = {
 }
 
 
+HEAD = ("id", "what, and why", "how it is measured", "verdict", "fix")
+
+
 def render() -> str:
-    """Markdown: a section for each subject, a row for each check."""
-    lines: list[str] = []
-    subject = ""
-    for id, one in all_checks().items():
-        if id.split(".")[0] != subject:
-            subject = id.split(".")[0]
-            lines += ["", f"### {SUBJECTS[subject]}", ""]
-            lines += [
-                "| id | what, and why | how it is measured | verdict | fix |",
-                "|---|---|---|---|---|",
-            ]
-        lines.append("| " + " | ".join(_cells(one)) + " |")
-    return "\n".join(lines).strip() + "\n"
+    rows = ((SUBJECTS[id.split(".")[0]], _cells(one)) for id, one in all_checks().items())
+    return markdown(HEAD, rows)
 
 
 def _cells(one: Check) -> list[str]:
     what = f"{one.summary} {one.why}".strip()
     verdict = one.bad + ("" if one.advisory else " **stops a launch if unknown**")
-    cells = [f"`{one.id}`", what, one.how, verdict, f"{one.fix}"]
-    return [cell.replace("|", "\\|") for cell in cells]
+    return [f"`{one.id}`", what, one.how, verdict, one.fix]
+
+
+def markdown(head: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]]) -> str:
+    """A section for each title, with a table of its rows."""
+    begin = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    sections: dict[str, list[str]] = {}
+    for title, cells in rows:
+        line = " | ".join(cell.replace("|", "\\|") for cell in cells)
+        sections.setdefault(title, ["", f"### {title}", "", *begin]).append(f"| {line} |")
+    return "\n".join(itertools.chain(*sections.values())).strip() + "\n"
 
 
 if __name__ == "__main__":

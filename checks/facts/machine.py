@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from checks.facts.unknown import NOT_ASKED, Maybe, Unknown
+from checks.facts.unknown import NOT_ASKED, Maybe, Unknown, then
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,10 +159,9 @@ class Clock:
     @property
     def wall_minus_boot_s(self) -> Maybe[float]:
         """Changes only when the clock is stepped: slewing moves both."""
-        wall_s, boot_s = self.time_s, self.boottime_s
-        if isinstance(wall_s, Unknown):
-            return wall_s
-        return boot_s if isinstance(boot_s, Unknown) else wall_s - boot_s
+        return then(
+            self.time_s, lambda wall_s: then(self.boottime_s, lambda boot_s: wall_s - boot_s)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from checks.facts.machine import (
     System,
 )
 from checks.facts.network import Fabric, Network, Port
-from checks.facts.unknown import NOT_ASKED, Maybe, Unknown
+from checks.facts.unknown import NOT_ASKED, Maybe, Unknown, then
 
 GPUS_NOT_ASKED = GpuFacts("unreadable", NOT_ASKED.reason)
 
@@ -87,7 +87,7 @@ class NodeFacts:
 
     @property
     def boot_id(self) -> Maybe[str]:
-        return self.machine if isinstance(self.machine, Unknown) else self.machine.boot_id
+        return then(self.machine, lambda machine: machine.boot_id)
 
     @property
     def namespaces(self) -> str:

@@ -30,6 +30,11 @@ REASONS = {
 _VOLATILE, _AGGREGATE = "ECC Errors/Volatile/", "ECC Errors/Aggregate/"
 _SRAM = ("SRAM Uncorrectable", "SRAM Uncorrectable Parity", "SRAM Uncorrectable SEC-DED")
 
+
+def _in(block: str, *keys: str) -> tuple[str, ...]:
+    return tuple(block + key for key in keys)
+
+
 HEALTH_FIELDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "cuda": ("text", ("CUDA Version",)),
     "vbios": ("text", ("VBIOS Version",)),
@@ -39,23 +44,14 @@ HEALTH_FIELDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "mig": ("flag", ("MIG Mode/Current",)),
     "compute_mode": ("text", ("Compute Mode",)),
     "ecc": ("flag", ("ECC Mode/Current", "Ecc Mode/Current")),
-    "corrected_volatile": (
-        "total",
-        (f"{_VOLATILE}SRAM Correctable", f"{_VOLATILE}DRAM Correctable"),
-    ),
-    "uncorrected_volatile": (
-        "total",
-        tuple(_VOLATILE + key for key in ("DRAM Uncorrectable", *_SRAM)),
-    ),
-    "sram_uncorrected_aggregate": ("total", tuple(_AGGREGATE + key for key in _SRAM)),
+    "corrected_volatile": ("total", _in(_VOLATILE, "SRAM Correctable", "DRAM Correctable")),
+    "uncorrected_volatile": ("total", _in(_VOLATILE, "DRAM Uncorrectable", *_SRAM)),
+    "sram_uncorrected_aggregate": ("total", _in(_AGGREGATE, *_SRAM)),
     "sram_threshold_exceeded": ("flag", (f"{_AGGREGATE}SRAM Threshold Exceeded",)),
     "remapped_uncorrectable": ("whole", ("Remapped Rows/Uncorrectable Error",)),
     "remap_pending": ("flag", ("Remapped Rows/Pending",)),
     "remap_failure": ("flag", ("Remapped Rows/Remapping Failure Occurred",)),
-    "pages_pending": (
-        "flag",
-        ("Retired Pages/Pending Page Blacklist", "Retired Pages/Pending Page Retirement"),
-    ),
+    "pages_pending": ("flag", _in("Retired Pages/Pending Page ", "Blacklist", "Retirement")),
     "recovery_action": ("text", ("GPU Recovery Action",)),
     "reset_required": ("flag", ("GPU Reset Status/Reset Required",)),
     "power_default_w": (

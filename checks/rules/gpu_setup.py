@@ -1,4 +1,4 @@
-"""How GPUs are set and joined: modes, power limit, memory that nobody owns, PCIe, NVLink, NVSwitch."""
+"""How GPUs are set and joined: modes, power limit, PCIe, NVLink; memory that nobody owns."""
 
 from __future__ import annotations
 

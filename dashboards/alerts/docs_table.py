@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+from checks.docs_table import markdown
 from clusterctl.output import Output
 from dashboards.alerts.engine import RULES
 from dashboards.model.alert_book import Rule
 from dashboards.model.units import span
 
-HEAD = "| id | why | limit | begins, ends after | what to type next |"
+HEAD = ("id", "why", "limit", "begins, ends after", "what to type next")
 SUBJECTS = {
     "run": "The run",
     "loss": "The run",
@@ -24,22 +25,15 @@ SUBJECTS = {
 
 
 def render() -> str:
-    """Markdown: a section for each subject, a row for each alert."""
-    sections: dict[str, list[Rule]] = {}
-    for rule in RULES:
-        sections.setdefault(SUBJECTS[rule.id.partition(".")[0]], []).append(rule)
-    lines: list[str] = []
-    for title, rules in sections.items():
-        lines += ["", f"### {title}", ""]
-        lines += [HEAD, "|---|---|---|---|---|"]
-        for rule in rules:
-            id = f"`{rule.id}` {rule.severity.upper()}"
-            others = " or ".join(f"`{id}`" for id in rule.suppressed_by)
-            limit = rule.threshold + (f"; suppressed by {others}" if others else "")
-            times = ", ".join(span(s) if s else "at once" for s in (rule.after_s, rule.clear_s))
-            cells = [id, rule.meaning, limit, times, f"`{_command(rule)}`"]
-            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(lines).strip() + "\n"
+    return markdown(HEAD, ((SUBJECTS[rule.id.partition(".")[0]], _cells(rule)) for rule in RULES))
+
+
+def _cells(rule: Rule) -> list[str]:
+    others = " or ".join(f"`{id}`" for id in rule.suppressed_by)
+    limit = rule.threshold + (f"; suppressed by {others}" if others else "")
+    times = ", ".join(span(s) if s else "at once" for s in (rule.after_s, rule.clear_s))
+    id = f"`{rule.id}` {rule.severity.upper()}"
+    return [id, rule.meaning, limit, times, f"`{_command(rule)}`"]
 
 
 def show(output: Output) -> None:

@@ -81,10 +81,8 @@ class Decoder:
                 self._gpus[index] = self._gpu_tuple = None
                 if family == "h":
                     self._still.pop(index, None)
-        elif key == "gpus":
-            self._gpu_tuple = None
-        elif key == "links":
-            self._link_tuple = None
+        elif key in ("gpus", "links"):
+            self._gpu_tuple = self._link_tuple = None
         elif key == "csv":
             self._csv = parse_csv(str(value))
         elif key == "disks":
@@ -190,14 +188,13 @@ def _address(text: Any) -> str:
 
 
 _Still = tuple[str, float | None, float | None, int | None, tuple[int, int] | None]
-_UNKNOWN: _Still = ("", None, None, None, None)
 _ALL_INTS = {int}
 
 
 def _still(row: Any) -> _Still:
     """(name, limit, bytes, ECC errors, NVLinks): what a card reports once a minute."""
     if type(row) is not list or len(row) != len(CARD):
-        return _UNKNOWN
+        return "", None, None, None, None
     up, links = _whole(row[5]), _whole(row[6])
     nvlinks = None if up is None or links is None else (up, links)
     name = row[0] if isinstance(row[0], str) else ""

@@ -16,20 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import UsageError
-from dashboards.recording.file_format import (
-    BEGIN,
-    DEEP,
-    HISTORY,
-    KEY,
-    LATEST_S,
-    MAX_BYTES,
-    NODES,
-    OLD_MAGIC,
-    ROUND,
-    RUN,
-    Appender,
-    as_json,
-)
+from dashboards.recording import file_format
 
 MARK = b"\xc7BLK"
 HEAD = struct.Struct("<4scIIIIdd")  # mark, kind, checksum, lengths of three sections, times
@@ -45,10 +32,10 @@ Row = tuple[float, str, bytes]
 def old_rows(path: Path) -> Iterator[list[Row]]:
     """Rows of each block; an empty list for a damaged one. Raises `OSError`, `UsageError`."""
     with path.open("rb") as file:
-        if file.read(len(OLD_MAGIC)) != OLD_MAGIC:
+        if file.read(len(file_format.OLD_MAGIC)) != file_format.OLD_MAGIC:
             raise UsageError(f"{path} is not a recording of clusterctl 0.1")
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    at = len(OLD_MAGIC)
+    at = len(file_format.OLD_MAGIC)
     while (found := data.find(MARK, at)) >= 0:
         if found != at:
             yield []
@@ -68,14 +55,16 @@ def _block(data: mmap.mmap, at: int) -> tuple[list[Row], int]:
     follows = data[end : end + len(MARK)]
     if end > len(data):
         return [], at + 1 if data.find(MARK, at + 1) >= 0 else len(data)
-    if not MARK.startswith(follows) or not 0.0 <= first_s <= last_s <= LATEST_S:
+    if not MARK.startswith(follows) or not 0.0 <= first_s <= last_s <= file_format.LATEST_S:
         return [], at + 1
     if zlib.crc32(data[begin:end]) != checksum:
         return [], end
     texts = []
-    for length, name in zip(lengths, (RUN, NODES, HISTORY), strict=True):
+    for length, name in zip(
+        lengths, (file_format.RUN, file_format.NODES, file_format.HISTORY), strict=True
+    ):
         unpacker = zlib.decompressobj()
-        texts.append(unpacker.decompress(data[begin : begin + length], MAX_BYTES[name]))
+        texts.append(unpacker.decompress(data[begin : begin + length], file_format.MAX_BYTES[name]))
         begin += length
         if not unpacker.eof:
             return [], end
@@ -88,14 +77,24 @@ def _block(data: mmap.mmap, at: int) -> tuple[list[Row], int]:
 def _rows(kind: bytes, at_s: float, texts: Sequence[bytes]) -> list[Row]:
     head = json.loads(texts[0])
     if kind in (OLD_KEY, OLD_DEEP):
-        new = BEGIN if head.get("begins") else DEEP if kind == OLD_DEEP else KEY
-        key = [(new, as_json(_renamed(head))), (NODES, texts[1]), (HISTORY, texts[2])]
+        new = (
+            file_format.BEGIN
+            if head.get("begins")
+            else file_format.DEEP
+            if kind == OLD_DEEP
+            else file_format.KEY
+        )
+        key = [
+            (new, file_format.as_json(_renamed(head))),
+            (file_format.NODES, texts[1]),
+            (file_format.HISTORY, texts[2]),
+        ]
         return [(at_s, name, text) for name, text in key]
     rows: list[Row] = []
     for (now_s, of_run), of_nodes in zip(head, json.loads(texts[1]), strict=True):
         if of_run:
-            rows.append((float(now_s), RUN, as_json(of_run)))
-        rows.append((float(now_s), ROUND, as_json(of_nodes)))
+            rows.append((float(now_s), file_format.RUN, file_format.as_json(of_run)))
+        rows.append((float(now_s), file_format.ROUND, file_format.as_json(of_nodes)))
     return rows
 
 
@@ -125,12 +124,12 @@ def convert(old: Path, new: Path) -> None:
     appender = None
     for path in paths:
         for rows in old_rows(path):
-            appender = appender or Appender(new, 1 << 62)
+            appender = appender or file_format.Appender(new, 1 << 62)
             for row in rows:
                 appender.append(*row)
             if not rows:
-                appender.insert(0.0, ROUND, b"")  # damaged here too
-            elif rows[0][1] in (BEGIN, DEEP):
+                appender.insert(0.0, file_format.ROUND, b"")  # damaged here too
+            elif rows[0][1] in (file_format.BEGIN, file_format.DEEP):
                 appender.sync()
     if appender is None:
         raise UsageError(f"{old} holds no samples")

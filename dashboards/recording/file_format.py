@@ -15,6 +15,7 @@ import os
 import sqlite3
 import zlib
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -113,6 +114,22 @@ def list_rows(db: sqlite3.Connection, size: int) -> tuple[list[Row], int]:
     if rows:
         damaged += rows[-1].id - rows[0].id + 1 != len(rows)
     return rows, damaged
+
+
+def stretches(rows: Iterable[Row]) -> list[tuple[int, float]]:
+    """For each key (stretch, its end): within a stretch of the file time does not go back.
+
+    It does where a session followed another one after the clock was set back.
+    """
+    ends = [-1.0]
+    of_keys: list[int] = []
+    for row in rows:
+        if row.kind in KEYS:
+            if row.time_s < ends[-1]:
+                ends.append(-1.0)
+            of_keys.append(len(ends) - 1)
+        ends[-1] = max(ends[-1], row.time_s)
+    return [(stretch, ends[stretch]) for stretch in of_keys]
 
 
 def as_json(value: Any) -> bytes:

@@ -66,7 +66,7 @@ class Recorded:
             state = "is damaged: no part of it" if self._gaps else "holds no samples that"
             raise UsageError(f"{path} {state} can be read")
         self._last_id = rows[-1].id
-        self._stretches = _stretches(rows)
+        self._stretches = file_format.stretches(rows)
         self.first_s = min(key.time_s for key in self._keys)
         self.last_s = max(row.time_s for row in rows)
         self._damaged: set[int] = set()  # ids of rows, as they are found
@@ -280,22 +280,6 @@ class Recorded:
             if isinstance(sample, NodeSample):
                 place.known[name] = (sample, plain)
             yield sample
-
-
-def _stretches(rows: Sequence[file_format.Row]) -> list[tuple[int, float]]:
-    """For each key (stretch, its end): within a stretch of the file time does not go back.
-
-    It does where a session followed another one after the clock was set back.
-    """
-    ends = [-1.0]
-    of_keys: list[int] = []
-    for row in rows:
-        if row.kind in file_format.KEYS:
-            if row.time_s < ends[-1]:
-                ends.append(-1.0)
-            of_keys.append(len(ends) - 1)
-        ends[-1] = max(ends[-1], row.time_s)
-    return [(stretch, ends[stretch]) for stretch in of_keys]
 
 
 def _fields(about: dict[str, Any]) -> Fields:

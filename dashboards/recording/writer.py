@@ -19,18 +19,7 @@ from clusterctl.errors import UsageError
 from dashboards.model.ring_buffer import LAYOUT
 from dashboards.model.samples import Feed, NodeDown, NodeSample, Sample, Tick
 from dashboards.model.state import State, initial_state
-from dashboards.recording import codec
-from dashboards.recording.file_format import (
-    BEGIN,
-    DEEP,
-    HISTORY,
-    KEY,
-    NODES,
-    ROUND,
-    RUN,
-    Appender,
-    as_json,
-)
+from dashboards.recording import codec, file_format
 from dashboards.reduce import fold
 
 KEY_S = 30.0
@@ -52,7 +41,7 @@ class Recording:
         self.nodes, self.source = feed.nodes, feed.source
         self.note = ""
         try:
-            appender = Appender(path, limit_bytes)
+            appender = file_format.Appender(path, limit_bytes)
         except (OSError, UsageError) as error:
             raise UsageError(f"--record: {error}", hint=getattr(error, "hint", None)) from None
         self._writer = Writer(appender, feed.nodes, feed.source, interval_s)
@@ -103,7 +92,7 @@ class Writer:
     """Rounds of samples into rows; not for several threads."""
 
     def __init__(
-        self, appender: Appender, nodes: tuple[str, ...], source: str, interval_s: float
+        self, appender: file_format.Appender, nodes: tuple[str, ...], source: str, interval_s: float
     ) -> None:
         self._file = appender
         self._state = initial_state(nodes, now_s=0.0, interval_s=interval_s, source=source)
@@ -136,8 +125,8 @@ class Writer:
                 of_run.append(codec.encode(sample))
         self._state = fold(self._state, [*samples, Tick(now_s)])
         if of_run:
-            self._file.append(now_s, RUN, as_json(of_run))
-        self._file.append(now_s, ROUND, as_json(of_nodes))
+            self._file.append(now_s, file_format.RUN, file_format.as_json(of_run))
+        self._file.append(now_s, file_format.ROUND, file_format.as_json(of_nodes))
         if self._key_s is not None and 0 <= now_s - self._key_s < KEY_S:
             self._file.commit()
             return
@@ -181,9 +170,13 @@ class Writer:
             nodes[name] = parts
         self._known = known
         history = self._history(state, whole=begins)
-        self._file.append(now_s, BEGIN if begins else DEEP if deep else KEY, as_json(about))
-        self._file.append(now_s, NODES, as_json(nodes))
-        self._file.append(now_s, HISTORY, history)
+        self._file.append(
+            now_s,
+            file_format.BEGIN if begins else file_format.DEEP if deep else file_format.KEY,
+            file_format.as_json(about),
+        )
+        self._file.append(now_s, file_format.NODES, file_format.as_json(nodes))
+        self._file.append(now_s, file_format.HISTORY, history)
         self._file.sync()
         self._key_s, self._keys = now_s, self._keys + 1
 
@@ -203,7 +196,7 @@ class Writer:
             rows[name] = [ring.width, count]
             packed.append(ring.newest_bytes(count))
         about = {"whole": whole, "rows": rows, "columns": LAYOUT}
-        return as_json(about) + b"\n" + b"".join(packed)
+        return file_format.as_json(about) + b"\n" + b"".join(packed)
 
     def close(self) -> None:
         self._file.close()
