@@ -12,8 +12,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from clusterctl.errors import TransportError
 from clusterctl.remote.cluster import Answers, Cluster
@@ -61,8 +60,7 @@ class HeadClock:
         return best[1]
 
 
-@dataclass(frozen=True, slots=True)
-class Times:
+class Times(NamedTuple):
     """A node's answers: (sent, its time, received) in seconds, and its wall minus boot time."""
 
     samples: tuple[Triple, ...]
@@ -116,10 +114,7 @@ def receive_one(
 
 
 def collect_clocks(cluster: Cluster, head: HeadClock) -> Answers:
-    """Envelopes as the census's, with the sections about time.
-
-    Each has a `head` with `connect_s` and `samples`.
-    """
+    """As the census's envelopes, with the sections about time, `connect_s` and `samples`."""
     turns, timeout_s = threading.BoundedSemaphore(AT_ONCE), cluster.limits.command_s
 
     def talk(stream: PayloadStream, connect_s: float) -> dict[str, Any]:
@@ -144,5 +139,4 @@ def collect_clocks(cluster: Cluster, head: HeadClock) -> Answers:
 
 
 def clock_args(limits: Limits) -> dict[str, Any]:
-    """Arguments of the payload `clock`."""
     return {"tool_timeout_s": min(5.0, limits.command_s / 3)}

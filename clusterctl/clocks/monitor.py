@@ -1,7 +1,4 @@
-"""Watch clocks: a channel to each node stays open, and a step of a clock is reported at once.
-
-`Track` is what is known of one node, pure; `Watch` keeps the channels, one thread each.
-"""
+"""Watch clocks: a channel to each node stays open, and a step of a clock is reported at once."""
 
 from __future__ import annotations
 

@@ -13,18 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from checks.facts import (
-    NOT_ASKED,
-    Clock,
-    Fleet,
-    Machine,
-    Maybe,
-    NodeFacts,
-    Unknown,
-    known,
-    or_none,
-    to_json,
-)
+from checks.facts import NOT_ASKED, Clock, Fleet, Machine, Maybe, NodeFacts, Unknown, known, to_json
 from checks.finding import Finding, Verdict
 from checks.profile import Profile
 from checks.rules.time import clock_moves, middle_clock
@@ -111,13 +100,11 @@ def _pair(one: tuple[str, float, float], other: tuple[str, float, float]) -> Pai
 
 def read_clocks(results: Sequence[NodeResult[dict[str, Any]]]) -> tuple[NodeFacts, ...]:
     """Facts from the clock payload's envelopes."""
-    facts = []
-    for result in results:
-        one = read_node(result)
-        if result.value is not None:
-            one = dataclasses.replace(one, machine=_machine(result.value["node"]["boot_id"]))
-        facts.append(one)
-    return tuple(facts)
+    read = [(read_node(result), result.value) for result in results]
+    return tuple(
+        dataclasses.replace(one, machine=_machine(value["node"]["boot_id"])) if value else one
+        for one, value in read
+    )
 
 
 def _machine(boot_id: str | None) -> Machine:
@@ -211,8 +198,9 @@ def steered_by(clock: Clock) -> str:
     if isinstance(clock.sources, tuple) and clock.sources:
         chosen = [one for one in clock.sources if one.state in ("selected", "pps")]
         return f"ntpd: {chosen[0].address}" if chosen else "ntpd: nobody"
-    daemons = or_none(clock.daemons)
-    who = "daemons not known" if daemons is None else ", ".join(daemons) or "no daemon seen"
+    who = "daemons not known"
+    if not isinstance(clock.daemons, Unknown):
+        who = ", ".join(clock.daemons) or "no daemon seen"
     for value in (clock.kernel_synced, clock.ntp_synchronized):
         if isinstance(value, bool):
             return f"{who}; {'synchronised' if value else 'not synchronised'}"

@@ -151,19 +151,19 @@ def suggestion_lines(suggested: Sequence[Suggestion]) -> list[tuple[str, str]]:
             lines.append((f"{one.name}={one.value}  ({one.reason})", "set"))
         else:
             lines.append((f"{one.name} is left out: {one.reason}", "left out"))
-        lines += [(f"  {fold(names)}: {words}", "odd") for words, names in _by_words(one.odd)]
+        odd = grouped((words, node) for node, words in one.odd)
+        lines += [(f"  {fold(names)}: {words}", "odd") for words, names in odd.items()]
     return lines
 
 
 def unsure_lines(suggested: Sequence[Suggestion]) -> list[str]:
     """Nodes of which something is not known, each reason once, with the variables it concerns."""
-    pairs = [(one.name, item) for one in suggested for item in _by_words(one.unsure)]
-    found = grouped(((fold(nodes), why), name) for name, (why, nodes) in pairs)
+    found = grouped(
+        ((fold(nodes), why), one.name)
+        for one in suggested
+        for why, nodes in grouped((why, node) for node, why in one.unsure).items()
+    )
     return [f"{nodes}: unknown for {', '.join(of)}: {why}" for (nodes, why), of in found.items()]
-
-
-def _by_words(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, list[str]]]:
-    return list(grouped((words, node) for node, words in pairs).items())
 
 
 def suggestion_json(one: Suggestion) -> dict[str, Any]:

@@ -66,8 +66,7 @@ class Idle:
 def find_idle(nodes: Sequence[NodeFacts], limits: Profile) -> dict[str, Idle]:
     """By node name. A rank that hangs draws 100 W beside peers at 700 W, and the mean hides it.
 
-    Compared with its own node's GPUs where those work, else with all: a node that does nothing
-    among twenty that train is one, too.
+    Compared with its own node's GPUs where those work, else with all.
     """
     everything = [gpu for node in nodes for gpu in node.gpus.gpus]
     fleet_w, fleet_use = _working_w(everything, limits), _working_use(everything)

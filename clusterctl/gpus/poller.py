@@ -1,7 +1,4 @@
-"""Repeated census: each node is asked at its own pace over a connection that stays open.
-
-A node that hangs or dies keeps its row with the age of what is known; the others go on.
-"""
+"""Repeated census: a node that hangs or dies keeps its row with the age of what is known."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ STALE_INTERVALS = 3
 
 
 class Poller(Followers):
-    """The newest answer of each node."""
+    """The newest answer of each node, which is asked at its own pace over an open connection."""
 
     def __init__(self, cluster: Cluster, arguments: dict[str, Any], interval_s: float) -> None:
         super().__init__(cluster)

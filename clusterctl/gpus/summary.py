@@ -8,17 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from checks.facts import (
-    Fleet,
-    Gpu,
-    GpuFacts,
-    NodeFacts,
-    Unknown,
-    Unreached,
-    known,
-    or_none,
-    to_json,
-)
+from checks.facts import Gpu, GpuFacts, NodeFacts, Unknown, Unreached, known, or_none, to_json
 from checks.parsers.host import parse_census
 from checks.profile import Profile
 from checks.rules.gpu import expected_count
@@ -32,7 +22,6 @@ WAITING = "waiting"  # phase of a node whose first answer has not come yet
 
 
 def read_fleet(results: Sequence[NodeResult[dict[str, Any]]]) -> tuple[NodeFacts, ...]:
-    """Facts of the nodes from the messages of the census payload, in the given order."""
     return tuple(read_node(result) for result in results)
 
 
@@ -146,7 +135,8 @@ def take_census(nodes: Sequence[NodeFacts], limits: Profile) -> Census:
     """Judge the GPUs of each node against the fleet, or against what a profile recorded."""
     recorded = limits.expected.get("gpu.count_majority", "")
     by_profile = recorded.isdecimal() and len(recorded) < 6
-    expected = int(recorded) if by_profile else expected_count(Fleet(tuple(nodes)).reached)
+    reached = tuple(node for node in nodes if node.unreached is None)
+    expected = int(recorded) if by_profile else expected_count(reached)
     source = "the profile says" if by_profile else "most nodes have"
     idle = find_idle(nodes, limits)
     rows = tuple(_row(node, expected, source, limits, idle) for node in nodes)

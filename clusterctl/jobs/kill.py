@@ -127,7 +127,6 @@ def _bad_lines(one: Ended) -> list[str]:
 
 
 def to_json(ended: Sequence[Ended]) -> list[dict[str, Any]]:
-    """One object per node, in the hostfile's order."""
     return [
         {
             "node": one.job.node.name,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from itertools import groupby
 from typing import Any
 
@@ -29,14 +29,8 @@ class Pick:
     user: str | None = ""  # "": who logs in; None: any user
 
     def to_args(self, node: Node) -> dict[str, Any]:
-        return {
-            "runs": list(self.runs),
-            "match": self.match,
-            "gpus": self.gpus,
-            "user": self.user,
-            # Only of loopback nodes, which see each other's processes: others may be renamed.
-            "node": node.name if is_loopback(node) else None,
-        }
+        # Only of loopback nodes, which see each other's processes: others may be renamed.
+        return {**asdict(self), "node": node.name if is_loopback(node) else None}
 
     def words(self) -> str:
         """`run X`, `command lines that match /…/`: for messages."""
@@ -98,11 +92,7 @@ def look(
     pick: Pick, cluster: Cluster, *, verb: str = "kill", sudo: bool = False
 ) -> tuple[list[NodeJob], Answers]:
     """The job on every node, in the hostfile's order; touches nothing."""
-
-    def args(node: Node) -> dict[str, Any]:
-        return {"op": "look", "pick": pick.to_args(node)}
-
-    results = cluster.ask(verb, args, sudo=sudo)
+    results = cluster.ask(verb, lambda node: {"op": "look", "pick": pick.to_args(node)}, sudo=sudo)
     return read_jobs(results), results
 
 
@@ -132,8 +122,7 @@ def one_run(jobs: Sequence[NodeJob], pick: Pick, *, every: bool) -> None:
     """Refuse to guess between two runs. Raises `UsageError` that lists them."""
     if every or pick.runs or pick.match is not None or pick.gpus:
         return
-    found = {(p.run, job.node.name): None for job in jobs for p in job.processes if p.run}
-    runs = grouped(found)
+    runs = grouped({(p.run, job.node.name): None for job in jobs for p in job.processes if p.run})
     if len(runs) > 1:
         lines = "; ".join(f"{run} on {fold(names)}" for run, names in runs.items())
         hint = "name one: --run ID, or --all-runs"
@@ -155,13 +144,13 @@ class Row:
 
 def plan_rows(jobs: Sequence[NodeJob]) -> list[Row]:
     """Nodes with equal shares together, in the order of the first."""
-    groups: dict[tuple[str, str, int | None], list[NodeJob]] = {}
-    for job in jobs:
-        if job.processes:
-            held = _gpu_bytes(job)
-            gib = None if held is None else round(held / (1 << 30))
-            owners = ",".join(sorted({process.user for process in job.processes}))
-            groups.setdefault((_roles(job), owners, gib), []).append(job)
+
+    def share(job: NodeJob) -> tuple[str, str, int | None]:
+        held = _gpu_bytes(job)
+        owners = ",".join(sorted({process.user for process in job.processes}))
+        return _roles(job), owners, None if held is None else round(held / (1 << 30))
+
+    groups = grouped((share(job), job) for job in jobs if job.processes)
     rows = []
     for (roles, owners, _), members in groups.items():
         found = [process for job in members for process in job.processes]

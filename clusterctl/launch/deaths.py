@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 SETTLE_S = 1.5  # for other nodes' deaths to arrive, of which one may state the cause
+# For a likelier cause than one of this weight; an unseen end may have been a good one.
+WAITS_S = (0.0, 0.3, SETTLE_S, SETTLE_S, math.inf, SETTLE_S)
 SHOWN_LINES = 25
 
 # The trainer and most programs write "error: …"; the interpreter, C++ and CUDA the others.
@@ -91,11 +93,6 @@ class Death:
             return 2
         return 3 if blames_a_peer(self.error) else 1
 
-    @property
-    def settle_s(self) -> float:
-        """Seconds to wait for a likelier cause; an unseen end may have been a good one."""
-        return (0.0, 0.3, SETTLE_S, SETTLE_S, math.inf, SETTLE_S)[self.weight]
-
 
 def cause(deaths: Sequence[Death], now_s: float) -> Death | None:
     """The death that ended a run; None while the message of a likelier one may still come."""
@@ -103,4 +100,4 @@ def cause(deaths: Sequence[Death], now_s: float) -> Death | None:
         return None
     likeliest = min(deaths, key=lambda death: (death.weight, death.at_s))
     first_s = min(death.at_s for death in deaths)
-    return likeliest if now_s - first_s >= likeliest.settle_s else None
+    return likeliest if now_s - first_s >= WAITS_S[likeliest.weight] else None

@@ -57,7 +57,6 @@ class Variable:
 
     @property
     def shown(self) -> str:
-        """The value for files and screens."""
         return HIDDEN if self.is_hidden else hide(self.value)
 
     @property
@@ -132,9 +131,8 @@ def build(
     take(_defaults(device, run_dir), "default")
     take(PRESETS[preset], f"preset {preset}")
     take(facts or {}, "facts")
-    passed = [one for one in head if one.startswith(PASSED_PREFIXES)]
-    passed += [one for one in head if one == "TOKENIZERS_PARALLELISM"]
-    take({name: head[name] for name in passed}, "your environment")
+    prefixes = (*PASSED_PREFIXES, "TOKENIZERS_PARALLELISM")
+    take({name: head[name] for name in head if name.startswith(prefixes)}, "your environment")
     if device == "cpu":
         take({"CUDA_VISIBLE_DEVICES": ""}, "--device cpu")
     take(parse_assignments(assignments, head), BY_OPTION)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +141,7 @@ class Inspection:
         return {
             "headline": self.headline,
             "verdict": found.verdict.to_json() if found else None,
-            "clues": [clue.to_json() for clue in found.clues] if found else [],
+            "clues": [asdict(clue) for clue in found.clues] if found else [],
             "silent": [node.name for node in found.snapshot.silent] if found else [],
             "stacks": str(self.folder.relative_to(run_dir)) if self.folder else None,
             "error": self.error,

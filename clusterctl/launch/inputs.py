@@ -8,9 +8,8 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from clusterctl.errors import UsageError
 from clusterctl.launch import environment
@@ -23,9 +22,7 @@ KEPT = ("NCCL_", "GLOO_", "CUDA_", "TORCH_DISTRIBUTED_DEBUG", *_HUB, "WANDB_MODE
 _SHORT = {"data_path": ("dataset", "data_path"), "ckpt_path": ("model", "from_pretrained")}
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchLine:
-    config: str
+class LaunchLine(NamedTuple):
     files: tuple[str, ...]
     wandb: bool
 
@@ -59,12 +56,10 @@ def resolve(
     except (subprocess.CalledProcessError, ValueError, LookupError, TypeError, AttributeError):
         lines = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()
         raise UsageError(f"the config {config} cannot be read: {lines[-1]}") from None
-    return LaunchLine(config, tuple(files_of(data, workdir, env)), wandb)
+    return LaunchLine(tuple(files_of(data, workdir, env)), wandb)
 
 
-def read_words(
-    config: str, overrides: Sequence[str], *, workdir: Path, env: Mapping[str, str]
-) -> LaunchLine:
+def read_words(overrides: Sequence[str], *, workdir: Path, env: Mapping[str, str]) -> LaunchLine:
     """What the overrides alone say: the trainer would take seconds to read the config."""
     plain: dict[str, Any] = {}
     for word, following in zip(overrides, [*overrides[1:], ""], strict=False):
@@ -76,7 +71,7 @@ def read_words(
         if flag.startswith("--") and value and not value.startswith("--"):
             (plain.setdefault(part, {}) if part else plain)[key] = value
     files = tuple(files_of(plain, workdir, env))
-    return LaunchLine(config, files, plain.get("wandb") == "online")
+    return LaunchLine(files, plain.get("wandb") == "online")
 
 
 def files_of(config: Mapping[str, Any], workdir: Path, env: Mapping[str, str]) -> list[str]:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from clusterctl.errors import UsageError
 from clusterctl.launch.environment import Environment
@@ -51,8 +51,7 @@ def assign_ranks(nodes: Sequence[Node], slots: Mapping[str, int]) -> tuple[Share
     return tuple(shares)
 
 
-@dataclass(frozen=True, slots=True)
-class Rendezvous:
+class Rendezvous(NamedTuple):
     """Where the ranks meet: an address and a port of the first node."""
 
     address: str

@@ -164,12 +164,11 @@ def choose_address(
 
     `errors` holds for each node and address why the node cannot connect to it, or None.
     """
-
-    def cut_off(address: str) -> list[str]:
-        return [node.name for node in plan.nodes if errors[node.name][address] is not None]
-
-    best = min(addresses, key=lambda address: len(cut_off(address)))
-    names = cut_off(best)
+    cut_off = {
+        address: [node.name for node in plan.nodes if errors[node.name][address] is not None]
+        for address in addresses
+    }
+    best, names = min(cut_off.items(), key=lambda item: len(item[1]))
     if not names:
         return best
     why = f"{fold(names)} cannot reach the first node at {best}: {errors[names[0]][best]}"

@@ -9,8 +9,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
-from checks.facts import Fleet, LaunchNeeds, NodeFacts
+from checks.facts import Fleet, LaunchNeeds, NodeFacts, or_none
 from checks.finding import Report
 from checks.runner import run_checks
 from clusterctl.errors import UsageError
@@ -45,8 +46,7 @@ class LaunchOptions:
     share: str = ""  # a group that may read the run directory
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(NamedTuple):
     device: str
     slots: Mapping[str, int]
     report: Report | None  # None: the user skipped it
@@ -58,7 +58,7 @@ def prepare(cluster: Cluster, options: LaunchOptions) -> Prepared:
     port = options.master_port or PORT_RANGE[0]
     workdir, outputs = options.workdir.absolute(), str(options.outputs.absolute())
     env = kept_environment(options.env, options.nccl, facts=options.facts_env)
-    line = read_words(options.config, options.overrides, workdir=workdir, env=env)
+    line = read_words(options.overrides, workdir=workdir, env=env)
     args = {
         "tool_timeout_s": cluster.limits.tool_s,
         "python": options.python,
@@ -81,8 +81,7 @@ def prepare(cluster: Cluster, options: LaunchOptions) -> Prepared:
         min_free_bytes=options.min_free_bytes,
         master=nodes[0].name,
         env=env,
-        files=line.files,
-        wandb=line.wandb,
+        **line._asdict(),
         config=options.config,
     )
     # Without --master_port the agents look for a free one themselves.
@@ -94,24 +93,16 @@ def prepare(cluster: Cluster, options: LaunchOptions) -> Prepared:
 
 def choose_device(device: str, facts: Sequence[NodeFacts]) -> str:
     """`auto` is cuda if any node shows a sign of a GPU: a broken driver makes no CPU node."""
-    if device != "auto":
-        return device
-    return "cuda" if any(node.gpus.has_hardware for node in facts) else "cpu"
+    found = "cuda" if any(node.gpus.has_hardware for node in facts) else "cpu"
+    return found if device == "auto" else device
 
 
 def choose_slots(
     nodes: Sequence[Node], facts: Sequence[NodeFacts], ranks: int | None, device: str
 ) -> dict[str, int]:
     """Ranks of each node: the user's number, the hostfile's slots=, its GPUs, 1 on CPU."""
-    found = {node.name: node for node in facts}
-
-    def slots(node: Node) -> int:
-        if ranks or node.slots:
-            return ranks or node.slots or 1
-        count = found[node.name].gpus.count if node.name in found else 0
-        return count if device == "cuda" and isinstance(count, int) and count > 0 else 1
-
-    return {node.name: slots(node) for node in nodes}
+    gpus = {node.name: or_none(node.gpus.count) or 1 for node in facts} if device == "cuda" else {}
+    return {node.name: ranks or node.slots or gpus.get(node.name, 1) for node in nodes}
 
 
 def plan_launch(

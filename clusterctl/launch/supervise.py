@@ -113,12 +113,7 @@ class _Supervisor:
     def _agree(self) -> Rendezvous:
         """Wait for every agent's report, then find an address and port that all nodes reach."""
         plan, first, reports = self.plan, self.plan.master.name, self.reports
-
-        def check_first() -> None:  # at once, so that the later of two launches frees the nodes
-            if first in reports.hellos:
-                check_fitness(plan, first, reports.hellos[first])
-
-        self._wait_for(reports.hellos, "did not report", check_first)
+        self._wait_for(reports.hellos, "did not report")
         for node in plan.nodes:
             check_fitness(plan, node.name, reports.hellos[node.name])
         port = reports.hellos[first]["port"]
@@ -129,16 +124,15 @@ class _Supervisor:
         self._wait_for(reports.address_errors, "did not report whether they reach the first node")
         return Rendezvous(choose_address(plan, reports.addresses, reports.address_errors), port)
 
-    def _wait_for(
-        self, answers: Mapping[str, Any], what: str, check: Callable[[], None] = lambda: None
-    ) -> None:
-        """Until all nodes have answered. `check` may raise to give up."""
-        timeout_s = self.plan.timing.hello_s
+    def _wait_for(self, answers: Mapping[str, Any], what: str) -> None:
+        """Until all nodes have answered."""
+        timeout_s, first = self.plan.timing.hello_s, self.plan.master.name
         deadline = time.monotonic() + timeout_s
         while len(answers) < len(self.plan.shares):
             self._turn()
             self._check_stop()
-            check()
+            if first in self.reports.hellos:  # so that the later of two launches frees the nodes
+                check_fitness(self.plan, first, self.reports.hellos[first])
             if time.monotonic() > deadline:
                 late = [node.name for node in self.plan.nodes if node.name not in answers]
                 raise RunFailed(3, f"{fold(late)} {what} within {timeout_s:g} s")

@@ -1,7 +1,6 @@
 """The head's record of each node from the last look: clock and error counters, by boot.
 
-One JSON file in the user's state folder, rewritten as a whole. Checks find more with it and need
-it for nothing: a file that is missing or broken means that there was no last look.
+One JSON file in the user's state folder; a missing or broken one means that there was no last look.
 """
 
 from __future__ import annotations

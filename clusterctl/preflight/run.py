@@ -1,8 +1,7 @@
 """Ask every node what it is, judge the fleet: the library behind `preflight` and `launch`.
 
-One payload collects everything from a node. The channel stays open after its answer; eight
-questions for the time go over it and the shortest round trip counts. A head that talks to many
-nodes at once is itself slow to read its clock, which the error bound of each node includes.
+The channel of a node stays open after its answer, for questions for the time. A head that talks to
+many nodes at once is itself slow to read its clock, which the error bound of each node includes.
 """
 
 from __future__ import annotations
@@ -95,12 +94,14 @@ def collect(
 ) -> Iterable[NodeResult[dict[str, Any]]]:
     """Census envelopes with everything in them, as they arrive.
 
-    Each has a `head` beside its sections: `connect_s`, and `samples`, times in seconds as (sent,
-    the node's, received).
+    `head` has `connect_s`, and `samples`, times in seconds as (sent, the node's, received).
     """
     nvml = importlib.util.find_spec("pynvml") is not None
     timeout_s, tool_s = cluster.limits.command_s, cluster.limits.tool_s
     always = {"tool_timeout_s": tool_s, "everything": True, "nvml": nvml, "pings": PINGS}
+
+    def wanted(node: Node) -> dict[str, Any]:
+        return {**always, **args(node)}
 
     def talk(stream: PayloadStream, connect_s: float) -> dict[str, Any]:
         answer = stream.answer(timeout_s - (time.monotonic() - stream.started_s))
@@ -110,12 +111,7 @@ def collect(
         return {**answer, "noise": stream.noise, "head": head}
 
     return cluster.converse(
-        "census",
-        lambda node: {**always, **args(node)},
-        talk,
-        timeout_s=timeout_s,
-        nvml=nvml,
-        start_timeout_s=timeout_s,
+        "census", wanted, talk, timeout_s=timeout_s, nvml=nvml, start_timeout_s=timeout_s
     )
 
 

@@ -153,13 +153,7 @@ def diagnose(
     options = options or DumpOptions()
     started = time.monotonic()
     results = in_order(cluster.nodes, collect(cluster, pick, options))
-    snapshot = read_snapshot(
-        results,
-        sites or Sites(),
-        interval_s=options.interval_s,
-        samples=options.samples,
-        seconds=time.monotonic() - started,
-        taken_s=time.time(),
-        is_part=is_part,
-    )
+    about: dict[str, Any] = {"interval_s": options.interval_s, "samples": options.samples}
+    about |= {"seconds": time.monotonic() - started, "taken_s": time.time()}
+    snapshot = read_snapshot(results, sites or Sites(), is_part=is_part, **about)
     return Diagnosis(snapshot, judge(snapshot), clues(snapshot), results)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from checks.facts import NOT_ASKED
@@ -26,9 +26,6 @@ class Clue:
     text: str
     ranks: tuple[int, ...] = ()
     nodes: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, object]:
-        return asdict(self)
 
 
 class Timeout(NamedTuple):

@@ -36,7 +36,10 @@ def write_folder(
             text = process_text(proc)
             more = native.get(f"{proc.node} {proc.pid}")
             text += f"\nnative:\n{more}\n" if more else ""
-            _write(place / file_name(proc), text)
+            # `0064-loader7-5862.txt`: sorted by rank, and no two alike on one node.
+            rank = "norank" if proc.rank is None else f"{proc.rank:04d}"
+            index = "" if proc.index is None else str(proc.index)
+            _write(place / f"{rank}-{_safe(proc.role, 40)}{index}-{proc.pid}.txt", text)
     document = {"schema": 1, "command": "dump-stacks", **to_json(snapshot, verdict, clues)}
     _write(folder / "report.json", json.dumps(document) + "\n")
     _write(folder / "index.html", _page(document))
@@ -44,13 +47,6 @@ def write_folder(
 
 def _write(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8", errors="backslashreplace")
-
-
-def file_name(proc: Proc) -> str:
-    """`0064-loader7-5862.txt`: sorted by rank, and no two alike on one node."""
-    rank = "norank" if proc.rank is None else f"{proc.rank:04d}"
-    index = "" if proc.index is None else str(proc.index)
-    return f"{rank}-{_safe(proc.role, 40)}{index}-{proc.pid}.txt"
 
 
 def _safe(name: str, most: int = 200) -> str:

@@ -13,16 +13,7 @@ from clusterctl.nodes import fold, grouped
 from clusterctl.stacks import messages
 from clusterctl.stacks.model import STANDS, JobSnapshot, Proc, Progress
 from clusterctl.stacks.rules_waiting import all_wait, all_want_data, few_do_not_wait
-from clusterctl.stacks.verdict import (
-    Confidence,
-    Suspect,
-    Verdict,
-    VerdictKind,
-    confidence_of,
-    named,
-    silent_suspects,
-    suspect,
-)
+from clusterctl.stacks.verdict import Confidence, Suspect, Verdict, VerdictKind, named
 from clusterctl.stacks.wait_sites import Kind
 
 MOST = 0.75  # share of the ranks in one place from which on they wait there
@@ -72,7 +63,7 @@ def _moving(snapshot: JobSnapshot) -> Verdict:
     for p in [p for p in snapshot.procs if p.is_halted][:3]:
         evidence.append(f"but {p.label} ({p.node}) pid {p.pid}: {messages.halt_reason(p)}")
     if snapshot.silent:
-        names, suspects, reasons = silent_suspects(snapshot.silent)
+        names, suspects, reasons = _silent(snapshot)
         text = f"all {len(trainers)} visible ranks move; {names} did not answer."
         evidence += reasons
         check = [f"sshd or network of {names}"]
@@ -114,14 +105,14 @@ def _undecided(snapshot: JobSnapshot) -> Verdict:
     spins = first.progress == Progress.SPINNING
     doing = "uses CPU in the same functions," if spins else "is stuck in"
     text = f"{messages.names(trainers)} ({first.node}) {doing} {place}{messages.age(first)}."
-    suspects = [suspect(first, first.progress)]
+    suspects = [Suspect.of(first, first.progress)]
     return Verdict(VerdictKind.HANG, text, Confidence.MEDIUM, suspects, evidence, next_steps)
 
 
 def _no_rank(snapshot: JobSnapshot) -> Verdict:
     if not snapshot.silent:
         return Verdict(VerdictKind.UNKNOWN, "no rank runs on any node.", Confidence.LOW)
-    names, suspects, evidence = silent_suspects(snapshot.silent)
+    names, suspects, evidence = _silent(snapshot)
     text = f"{names} did not answer, and no rank runs on the other nodes."
     return Verdict(VerdictKind.SILENT, text, Confidence.LOW, suspects, evidence)
 
@@ -163,7 +154,7 @@ def who_is_halted(snapshot: JobSnapshot, waiting: Sequence[Proc]) -> Verdict | N
     others_wait = waiting or any(t.progress == Progress.STUCK for t in wait_data)
     if not causes or not (others_wait or stopped or len(causes) >= len(snapshot.alive)):
         return None
-    suspects = [suspect(p, messages.halt_reason(p)) for p in causes]
+    suspects = [Suspect.of(p, messages.halt_reason(p)) for p in causes]
     first = causes[0]
     rest = [p for p in waiting if p not in causes]
     others = f"; {messages.waits(rest)}" if rest else ""
@@ -198,7 +189,7 @@ def who_is_missing(snapshot: JobSnapshot, waiting: Sequence[Proc]) -> Verdict | 
         if waiting:
             rest = messages.waits(waiting)
             # Whole nodes may be missing from the hostfile.
-            confidence = confidence_of(len(missing), snapshot.world or 1)
+            confidence = Confidence.of(len(missing), snapshot.world or 1)
         else:
             rest = f"none of the others moves: {messages.places(trainers)}"
             confidence = Confidence.MEDIUM
@@ -214,7 +205,7 @@ def who_is_missing(snapshot: JobSnapshot, waiting: Sequence[Proc]) -> Verdict | 
 
 
 def _on_silent_nodes(snapshot: JobSnapshot, waiting: Sequence[Proc]) -> Verdict | None:
-    names, suspects, evidence = silent_suspects(snapshot.silent)
+    names, suspects, evidence = _silent(snapshot)
     ranks = f"rank{'s' * (len(snapshot.missing) > 1)} {fold_ranks(snapshot.missing)}"
     if waiting and len(waiting) == len(snapshot.alive):
         # MegaScale's rule: who does not answer is the first suspect.
@@ -234,3 +225,10 @@ def _home(snapshot: JobSnapshot, rank: int) -> str:
     near = min(snapshot.trainers, key=lambda p: abs((p.rank or 0) - rank), default=None)
     own = (proc.node for proc in snapshot.procs if proc.rank == rank)
     return next(own, f"{near.node}?" if near else "?")
+
+
+def _silent(snapshot: JobSnapshot) -> tuple[str, list[Suspect], list[str]]:
+    """(names, suspects, evidence) of nodes that did not answer."""
+    silent = snapshot.silent
+    suspects = [Suspect(n.name, None, "node", f"no answer: {n.silent}") for n in silent]
+    return fold([n.name for n in silent]), suspects, [f"{n.name}: {n.silent}" for n in silent[:4]]

@@ -1,14 +1,11 @@
-"""The text report: header, verdict, a line for each class of processes, next steps.
-
-A class is all processes in the same place; 24 nodes fit in 80x24.
-"""
+"""The text report: header, verdict, a line for each class of processes, next steps."""
 
 from __future__ import annotations
 
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from clusterctl.jobs.processes import fold_ranks
@@ -16,7 +13,7 @@ from clusterctl.nodes import counted, fold, grouped
 from clusterctl.stacks.evidence import Clue
 from clusterctl.stacks.model import JobSnapshot, Proc, Progress
 from clusterctl.stacks.verdict import Verdict
-from clusterctl.stacks.wait_sites import Kind, is_hidden
+from clusterctl.stacks.wait_sites import HIDDEN_THREADS, Kind
 
 Line = tuple[str, str | None]  # text and style
 MAX_CLASSES = 8
@@ -131,7 +128,7 @@ def lines(
         yield _fit(text, width), style
         if everything:
             for thread in one.first.threads:
-                if not is_hidden(thread.name):
+                if not HIDDEN_THREADS.search(thread.name):
                     yield f"       {thread.name or 'thread'}: {thread.stack.text(limit=6)}", "dim"
     if more:
         count = counted(sum(len(one.procs) for one in more), "process")
@@ -195,14 +192,13 @@ def _advice(rights: dict[str, Any], proc: Proc, py_spy: str | None) -> str:
 
 
 def to_json(snapshot: JobSnapshot, verdict: Verdict, clues: Sequence[Clue]) -> dict[str, Any]:
-    """All of it for --json."""
     return {
         "verdict": verdict.to_json(),
         "exit_code": verdict.exit_code,
         **_values(snapshot, ("world", "runs", "samples", "interval_s")),
         "seconds": round(snapshot.seconds, 3),
         "taken_s": snapshot.taken_s,
-        "clues": [clue.to_json() for clue in clues],
+        "clues": [asdict(clue) for clue in clues],
         "classes": [
             {
                 "who": one.who(),

@@ -7,16 +7,7 @@ from collections.abc import Sequence
 from clusterctl.nodes import grouped
 from clusterctl.stacks import messages
 from clusterctl.stacks.model import STANDS, JobSnapshot, Proc, Progress
-from clusterctl.stacks.verdict import (
-    SURE_S,
-    Confidence,
-    Suspect,
-    Verdict,
-    VerdictKind,
-    confidence_of,
-    named,
-    suspect,
-)
+from clusterctl.stacks.verdict import SURE_S, Confidence, Suspect, Verdict, VerdictKind, named
 from clusterctl.stacks.wait_sites import Kind
 
 
@@ -31,7 +22,7 @@ def few_do_not_wait(snapshot: JobSnapshot, waiting: Sequence[Proc]) -> Verdict |
     if not rest:
         return _unseen(waiting, unseen)
     suspects, busy = _descend(snapshot, rest)
-    confidence = confidence_of(len(rest), len(trainers))
+    confidence = Confidence.of(len(rest), len(trainers))
     evidence = [messages.facts(p) for p in rest]
     if unseen:
         why = unseen[0].error or "no reason given"
@@ -89,7 +80,7 @@ def _unseen(waiting: Sequence[Proc], unseen: Sequence[Proc]) -> Verdict:
 def _saving(
     saving: Sequence[Proc], waiting: Sequence[Proc], confidence: Confidence, evidence: list[str]
 ) -> Verdict:
-    who = [suspect(p, "saves a checkpoint") for p in saving]
+    who = [Suspect.of(p, "saves a checkpoint") for p in saving]
     first = saving[0]
     what = f"saves a checkpoint at {first.where(limit=1)}{messages.age(first)}"
     if first.state == "D":
@@ -115,7 +106,7 @@ def _descend(
             why = "works" if computes else trainer.progress
         if not blamed and not working:
             # For data: every loader is idle, or there is none; the fault is between them and it.
-            (working if computes else blamed).append(suspect(trainer, why))
+            (working if computes else blamed).append(Suspect.of(trainer, why))
         suspects += blamed
         busy += working
     return suspects, busy
@@ -126,15 +117,15 @@ def _judge_loaders(loaders: Sequence[Proc]) -> tuple[list[Suspect], list[Suspect
     blamed, working = [], []
     for loader in loaders:
         if loader.is_halted:
-            blamed.append(suspect(loader, messages.halt_reason(loader)))
+            blamed.append(Suspect.of(loader, messages.halt_reason(loader)))
         elif loader.kind in (Kind.IDLE, Kind.PUT):
             continue
         elif loader.progress in STANDS:
-            blamed.append(suspect(loader, loader.progress))
+            blamed.append(Suspect.of(loader, loader.progress))
         elif loader.progress == Progress.GONE:
-            blamed.append(suspect(loader, "has ended"))
+            blamed.append(Suspect.of(loader, "has ended"))
         else:
-            working.append(suspect(loader, "works"))
+            working.append(Suspect.of(loader, "works"))
     return blamed, [] if blamed else working
 
 
@@ -177,9 +168,9 @@ def _different(
     place, suspects = f"in {few[0][0]} at {few[0][1]}", []
     who, confidence = "there are two groups of the same size", Confidence.LOW
     if not tie:
-        suspects = [suspect(p, f"{place}, the others elsewhere") for p in few[1]]
+        suspects = [Suspect.of(p, f"{place}, the others elsewhere") for p in few[1]]
         who = f"{named(suspects)} ({suspects[0].node}) is {place}"
-        confidence = confidence_of(len(few[1]), count)
+        confidence = Confidence.of(len(few[1]), count)
     others = f"{len(many[1])} in {many[0][0]} at {many[0][1]}"
     text = f"ranks wait in different collectives: {who}; {others}."
     evidence = lines + messages.beat_lines(procs[0] for _, procs in ordered)

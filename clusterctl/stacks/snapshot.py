@@ -146,8 +146,8 @@ def _threads(
 def _acting(dumps: Sequence[tuple[Thread, ...]], pid: int, look: dict[str, Any]) -> list[Thread]:
     """The thread that shows what the process does, in each dump that has it.
 
-    That is the main one, or, while it is in a backward pass of a device, one of autograd's threads
-    that runs a hook in Python, first of all one that waits for peers.
+    The main one; while that is in a backward pass, a thread of autograd that runs a hook in Python,
+    first of all one that waits for peers.
     """
     if not dumps:
         return []

@@ -8,7 +8,7 @@ from enum import Enum
 
 from clusterctl.nodes import fold
 from clusterctl.stacks import messages
-from clusterctl.stacks.model import NodeView, Proc
+from clusterctl.stacks.model import Proc
 
 
 class VerdictKind(str, Enum):
@@ -42,6 +42,11 @@ class Confidence(str, Enum):
 
     __str__ = str.__str__
 
+    @classmethod
+    def of(cls, count: int, ranks: int) -> Confidence:
+        """High for suspects that are a small minority of the ranks."""
+        return cls.HIGH if count <= max(1, FEW * ranks) else cls.MEDIUM
+
 
 SURE_S = 10.0  # a rank that was in one place for less may just be slow
 FEW = 0.25  # suspects beyond this share of the ranks are not a minority
@@ -56,6 +61,10 @@ class Suspect:
     what: str  # role in words
     why: str
     proc: Proc | None = None
+
+    @classmethod
+    def of(cls, proc: Proc, why: str) -> Suspect:
+        return cls(proc.node, proc.rank, proc.role, why, proc)
 
     def to_json(self) -> dict[str, object]:
         proc = self.proc
@@ -89,22 +98,7 @@ class Verdict:
         return found | {"suspects": suspects, "evidence": self.evidence, "next": self.next_steps}
 
 
-def suspect(proc: Proc, why: str) -> Suspect:
-    return Suspect(proc.node, proc.rank, proc.role, why, proc)
-
-
-def silent_suspects(silent: Sequence[NodeView]) -> tuple[str, list[Suspect], list[str]]:
-    """(names, suspects, evidence) of nodes that did not answer."""
-    suspects = [Suspect(n.name, None, "node", f"no answer: {n.silent}") for n in silent]
-    return fold([n.name for n in silent]), suspects, [f"{n.name}: {n.silent}" for n in silent[:4]]
-
-
 def named(suspects: Sequence[Suspect]) -> str:
     """`ranks 3,5`, `rank 3 loader 1 (and 2 more)`, or nodes where no process was seen."""
     procs = [s.proc for s in suspects if s.proc]
     return messages.names(procs) if procs else fold([s.node for s in suspects])
-
-
-def confidence_of(count: int, ranks: int) -> Confidence:
-    """High for suspects that are a small minority of the ranks."""
-    return Confidence.HIGH if count <= max(1, FEW * ranks) else Confidence.MEDIUM

@@ -131,16 +131,12 @@ _WAITS = "acquire|wait|join|_wait_for_tstate_lock|__enter__|get|put"
 _LOCKS = r"^(threading|queue|multiprocessing/(synchronize|queues)|filelock)\b"
 LAST = Site(Kind.LOCK, _WAITS, _LOCKS, anywhere=False)
 
-_HIDDEN_THREADS = re.compile(
+# Threads that wait in every healthy process: counted, not shown.
+HIDDEN_THREADS = re.compile(
     r"QueueFeederThread|QueueManagerThread|ResourceSharer|pin_memory|Thread-\d+ \(_pin|tqdm"
     r"|TMonitor|wandb|pt_data_pin|asyncio_|ThreadPoolExecutor|MsgRouterThr|ChkStopThr|NetStatThr"
     r"|IntMsgThr|StreamThr|SystemMonitor"
 )
-
-
-def is_hidden(thread_name: str) -> bool:
-    """Threads that wait in every healthy process: counted, not shown."""
-    return bool(_HIDDEN_THREADS.search(thread_name))
 
 
 class Sites:

@@ -48,7 +48,6 @@ class Plan:
         return 256 << 20 if self.device == "cuda" else 1 << 20
 
     def device_names(self, node: str) -> list[str]:
-        """A device for each rank of a node."""
         count = self.devices[node]
         return [f"cuda:{at}" for at in range(count)] if self.device == "cuda" else ["cpu"] * count
 

@@ -30,8 +30,7 @@ def run_active(
 ) -> Active:
     """Carry out `plan`; names with an equal value in `machines` are one machine.
 
-    A node that is lost on the way is Unknown from then on; the others go on. The nodes are left
-    as they were.
+    A node that is lost on the way is Unknown from then on. The nodes are left as they were.
     """
     chosen = [node for node in cluster.nodes if node.name in plan.nodes]
     tests = set(plan.tests)

@@ -34,7 +34,7 @@ def test_line_is_split_as_a_shell_does() -> None:
     ],
 )  # fmt: skip
 def test_overrides_name_files(words: list[str], files: list[str], tmp_path: Path) -> None:
-    found = read_words("stage1", words, workdir=tmp_path, env={}).files
+    found = read_words(words, workdir=tmp_path, env={}).files
     assert list(found) == [
         one if one.startswith(("/", "~")) else str(tmp_path / one) for one in files
     ]
@@ -61,8 +61,8 @@ def test_secrets_stay_out_of_the_environment_that_is_kept(monkeypatch: pytest.Mo
 
 
 def test_wandb_is_asked_for_in_words(tmp_path: Path) -> None:
-    assert read_words("x", ["--wandb", "online"], workdir=tmp_path, env={}).wandb
-    assert not read_words("x", ["--wandb", "offline"], workdir=tmp_path, env={}).wandb
+    assert read_words(["--wandb", "online"], workdir=tmp_path, env={}).wandb
+    assert not read_words(["--wandb", "offline"], workdir=tmp_path, env={}).wandb
 
 
 @pytest.mark.slow  # the trainer imports torch to check a config
