@@ -90,8 +90,7 @@ class Plan:
         """Raise ConfigError where the path of one of these holds another request's video."""
         if self.options.overwrite:
             return
-        others = [job for job in jobs if self.state(job) is State.OTHER]
-        if others:
+        if others := [job for job in jobs if self.state(job) is State.OTHER]:
             raise ConfigError(
                 f"{others[0].path} already exists and is another video ({len(others)} of "
                 f"{len(jobs)}): made from another checkpoint, prompt, seed or size",

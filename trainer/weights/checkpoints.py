@@ -37,8 +37,7 @@ def find(path: Path) -> Path:
         raise CheckpointError(f"there is no checkpoint at {path}")
     if _NAME.fullmatch(path.name):
         raise CheckpointError(f"{path} is not complete: it has no {MANIFEST}", hint=others(path))
-    found = complete(path)
-    if not found:
+    if not (found := complete(path)):
         raise CheckpointError(f"{path} holds no complete checkpoint")
     pointer = path / LATEST
     name = pointer.read_text(errors="replace").strip() if pointer.is_file() else ""

@@ -54,8 +54,7 @@ def read_checkpoint(place: Place | Source, *, ema: bool = True) -> tuple[dict[st
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: Place) -> None:
     """Set all tensors of the model. Raises CheckpointError naming missing, extra or misshapen."""
     report, _ = compare(model, weights, str(source))
-    problems = _problems(report, (*report.missing, *report.new))
-    if problems:
+    if problems := _problems(report, (*report.missing, *report.new)):
         raise CheckpointError(f"{source} is not of this model: {problems}", hint=_hint(report))
     _give_memory(model, report)
     model.load_state_dict(dict(weights))

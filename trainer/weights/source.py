@@ -133,8 +133,7 @@ def _indexed(index: Path) -> Source:
     if outside or not names:
         raise CheckpointError(f"{index} names {outside[:1] or 'no files'}; shards lie beside it")
     files = tuple(folder / name for name in names)
-    missing = [file.name for file in files if not file.is_file()]
-    if missing:
+    if missing := [file.name for file in files if not file.is_file()]:
         raise CheckpointError(f"{folder} lacks {len(missing)} of {len(files)} shards: {missing[0]}")
     kind = "safetensors" if ".safetensors." in index.name else "bin"
     return Source(folder, f"{kind} folder with an index", files, table, _config(folder))

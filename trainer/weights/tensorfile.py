@@ -89,8 +89,7 @@ def _safetensors(path: Path, size: int, head: bytes, shapes_only: bool) -> dict[
 
 
 def _shape_of(piece: Any) -> Tensor:
-    dtype = DTYPES.get(piece.get_dtype())
-    if dtype is None:
+    if (dtype := DTYPES.get(piece.get_dtype())) is None:
         raise ValueError(f"its dtype {piece.get_dtype()} is not known here")
     return torch.empty(piece.get_shape(), dtype=dtype, device="meta")
 
@@ -148,8 +147,7 @@ def _unwrapped(path: Path, found: Any) -> dict[str, Tensor]:
     tensors = {name: value for name, value in items if isinstance(value, Tensor)}
     if not tensors or not all(isinstance(name, str) for name in tensors):
         raise CheckpointError(f"{path} holds no named tensors: it is not a model's weights")
-    odd = [name for name, tensor in tensors.items() if tensor.layout != torch.strided]
-    if odd:
+    if odd := [name for name, tensor in tensors.items() if tensor.layout != torch.strided]:
         raise CheckpointError(f"{path}: {odd[0]} is a sparse tensor; weights are dense")
     for prefix in _PREFIXES:
         if all(name.startswith(prefix) for name in tensors):

@@ -34,8 +34,7 @@ class Features:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        document = index.read_document(folder)
-        if document is None:
+        if (document := index.read_document(folder)) is None:
             text, hint = f"there is no feature cache at {folder}", _MAKE.format(folder=folder)
             if any(folder.glob("*.safetensors")):
                 text = f"{folder} is a feature cache that is not finished"
@@ -47,10 +46,8 @@ class Features:
         # 2 where mean and log-variance are kept, 1 of a sample or of a VAE that has no spread
         self.copies = 2 if self.key["latents"]["kind"] == index.POSTERIOR else 1
         self.text_channels: int = document["text_channels"]
-        # of the text encoder; captions behind a caption embedder have fewer
-        self.encoder_channels: int = document["encoder_channels"]
-        # of the longest caption; features are padded to it
-        self.max_tokens: int = self.key["text"]["model_max_length"]
+        self.encoder_channels: int = document["encoder_channels"]  # before a caption embedder
+        self.max_tokens: int = self.key["text"]["model_max_length"]  # features are padded to it
         self.latent_dtype = DTYPES[self.key["latents"]["dtype"]]
         self.text_dtype = DTYPES[document["text_dtype"]]
         self.files: list[tuple[str, int]] = [(str(n), int(b)) for n, b, _ in document["shards"]]

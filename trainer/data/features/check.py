@@ -20,18 +20,16 @@ from trainer.runlog.progress import RowProgress
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, help="made by encode")
-    parser.add_argument(
-        "--check", action="store_true", help="read every shard and compare its hash"
-    )
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("-q", "--quiet", action="store_true", help="no progress")
+    option = parser.add_argument
+    option("folder", type=Path, help="made by encode")
+    option("--check", action="store_true", help="read every shard and compare its hash")
+    option("--json", action="store_true")
+    option("-q", "--quiet", action="store_true", help="no progress")
 
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 1 when a shard is damaged."""
-    document = read_document(args.folder)
-    if document is None:
+    if (document := read_document(args.folder)) is None:
         raise FeaturesError(
             f"there is no finished feature cache at {args.folder}",
             hint="python -m trainer.data encode makes one",

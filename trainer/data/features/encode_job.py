@@ -65,8 +65,7 @@ def prepare(
         **shapes,
         "inputs": inputs,
     }
-    strays = sorted(out.glob(f"*-{document['job']:02d}-*.safetensors"))
-    if strays:
+    if strays := sorted(out.glob(f"*-{document['job']:02d}-*.safetensors")):
         raise FeaturesError(
             f"{out} holds {len(strays):,} shards that neither {DOCUMENT} nor {JOB} lists "
             f"({strays[0].name})",
@@ -187,8 +186,7 @@ def _index(
 
 def _repaired(out: Path) -> dict[str, Any] | None:
     """features.json, without shards that are gone or damaged: what was in them is made again."""
-    document = read_document(out)
-    if document is None:
+    if (document := read_document(out)) is None:
         return None
     whole = []
     for path, digest in [(out / name, digest) for name, _, digest in document["shards"]]:

@@ -154,8 +154,7 @@ def write_index(folder: Path, document: Mapping[str, Any], shards: Sequence[Path
 def read_document(folder: Path) -> dict[str, Any] | None:
     """features.json; None without a finished cache. Raises FeaturesError for another version."""
     path = folder / files.DOCUMENT
-    document = files.read_json(path)
-    if document is None:
+    if (document := files.read_json(path)) is None:
         return None
     if document.get("schema") != SCHEMA:
         version = document.get("schema")

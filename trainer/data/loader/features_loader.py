@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -76,9 +77,7 @@ def read_batch(
     Raises FeaturesError for what is missing or damaged, TooManyBadSamples when no spare is left."""
     start_s = time.thread_time()
     bucket, spares = task.bucket, iter(task.spares)
-    chosen: list[Clip] = []
-    latents: list[Tensor] = []
-    rates: list[float] = []
+    made: list[tuple[Clip, Tensor, float]] = []
     bad: list[Bad] = []
     for clip in task.clips:
         for candidate in itertools.chain([clip], spares):
@@ -93,13 +92,12 @@ def read_batch(
                 latent, file_fps = found
                 rate = microbatch.frame_rate(candidate, file_fps, task)
                 if rate:
-                    chosen.append(candidate)
-                    latents.append(latent)
-                    rates.append(rate)
+                    made.append((candidate, latent, rate))
                     break
             bad.append((candidate.row, candidate.path, reason or microbatch.NO_RATE))
         else:
             raise microbatch.too_many(microbatch.no_replacement(bucket), bad)
+    chosen, latents, rates = zip(*made, strict=True)
     latent_BPCZHW = torch.stack(latents)
     y, mask = _captions(chosen, features, shards)
     if pin:
@@ -110,11 +108,10 @@ def read_batch(
     return Batch.of(bucket, place, chosen, fps, **parts, bad=bad, decode_s=spent_s)
 
 
-def _captions(clips: list[Clip], features: Features, shards: Shards) -> tuple[Tensor, Tensor]:
+def _captions(clips: Sequence[Clip], features: Features, shards: Shards) -> tuple[Tensor, Tensor]:
     parts = []
     for clip in clips:
-        part = shards.text(clip.text)
-        if part is None:
+        if (part := shards.text(clip.text)) is None:
             raise features.lacks(f"the caption of {clip.path} ({clip.text[:60]!r})")
         parts.append(part)
     rows, length = len(parts), features.max_tokens

@@ -20,7 +20,6 @@ from trainer.data.plan.buckets import Buckets
 from trainer.data.plan.data_plan import SCHEMA, Cursor, DataPlan
 from trainer.errors import TrainerError
 
-ON_MISMATCH = ("fail", "reset", "remap", "force")
 Ids = NDArray[np.uint64]
 
 
@@ -80,8 +79,6 @@ def restore(
 ) -> Restored:
     """The position that a checkpoint's state and its `seen` ids stand for. Raises DataStateError
     when the state is damaged, and on "fail" naming the first difference."""
-    if on_mismatch not in ON_MISMATCH:
-        raise DataStateError(f"--data-state {on_mismatch!r}: {', '.join(ON_MISMATCH)}")
     _check_types(state)
     epoch, consumed = int(state["epoch"]), int(state["microbatches_consumed"])
     stored = state.get("left_out")

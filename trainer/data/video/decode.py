@@ -226,8 +226,7 @@ class Decoder:
         while b"\n" not in self._lines:
             if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
                 raise _NoAnswer(f"no answer within {self.clip_timeout_s:g} s")
-            data = os.read(fd, 1 << 16)
-            if not data:
+            if not (data := os.read(fd, 1 << 16)):
                 raise _dead(self.process)
             self._lines += data
         line, self._lines = self._lines.split(b"\n", 1)
