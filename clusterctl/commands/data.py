@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -44,17 +45,7 @@ Examples:
 @flag("--force", "Replace OUT if it exists.")
 @output_options
 def command(
-    settings: Settings,
-    output: Output,
-    verb: str,
-    manifest: Path,
-    out: Path | None,
-    root: Path | None,
-    python: str,
-    workers: int,
-    clip_timeout_s: float | None,
-    max_wrong_rows: int | None,
-    force: bool,
+    settings: Settings, output: Output, verb: str, manifest: Path, python: str, **options: Any
 ) -> int:
     """Probe or check every clip of a manifest on all nodes at once.
 
@@ -67,15 +58,17 @@ def command(
     if not Path(python).is_absolute():
         raise UsageError(f"--python {python} is not an absolute path")
     cluster = settings.cluster(output.sweep)
-    target = str(out or manifest.with_name(f"{manifest.stem}.{NAMES[verb]}{manifest.suffix}"))
-    timeout_s = clip_timeout_s or TIMEOUT_S[verb]
+    beside = manifest.with_name(f"{manifest.stem}.{NAMES[verb]}{manifest.suffix}")
+    target = str(options["out"] or beside)
+    timeout_s = options["clip_timeout_s"] or TIMEOUT_S[verb]
+    root, most_wrong = options["root"], options["max_wrong_rows"]
     words = [str(manifest), target, "--clip-timeout-s", f"{timeout_s:g}"]
     words += ["--root", str(root)] if root else []
-    words += ["--max-wrong-rows", str(max_wrong_rows)] if max_wrong_rows is not None else []
-    words += ["--force"] if force else []
+    words += [] if most_wrong is None else ["--max-wrong-rows", str(most_wrong)]
+    words += ["--force"] if options["force"] else []
     words += ["--quiet"] if output.quiet else []
     words += ["--json"] if output.json and verb == "check" else []
-    job = Job(verb, words, python, workers, timeout_s)
+    job = Job(verb, words, python, options["workers"], timeout_s)
     outcome = Spread(job, cluster).run(lambda text: output.warn(text, "warn"))
     if output.json:
         lost, mistakes = outcome.lost, outcome.mistakes

@@ -6,11 +6,15 @@ import json
 import time
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
 from clusterctl.output import Output, clock
 from clusterctl.settings import PATH, flag, option, output_options
+
+STEPS = "Fewer steps than the config's: quicker, and not good at it."
+SCORE = "Judge the sampled videos; the exit code then is the verdict."
 
 
 @click.command(
@@ -24,19 +28,11 @@ Examples:
 )
 @option("--outputs", "Folder of data set and run directory.", type=PATH, default=Path("outputs"))
 @option("--seed", "Of data and training.", type=click.IntRange(0), default=42)
-@option(
-    "--steps", "Fewer steps than the config's: quicker, and not good at it.", type=click.IntRange(1)
-)
-@option(
-    "--score/--no-score",
-    "Judge the sampled videos; the exit code then is the verdict.",
-    default=True,
-)
+@option("--steps", STEPS, type=click.IntRange(1))
+@option("--score/--no-score", SCORE, default=True)
 @flag("--keep", "Leave the nodes up at the end, until Ctrl-C.")
 @output_options
-def command(
-    output: Output, outputs: Path, seed: int, steps: int | None, score: bool, keep: bool
-) -> int:
+def command(output: Output, outputs: Path, **options: Any) -> int:
     """Two small nodes, a real training run over ssh, its videos and their score.
 
     Exit code 0 when the videos show what their prompts say, 1 when the score is too low for that.
@@ -44,7 +40,7 @@ def command(
     from clusterctl.demo import DIGIT_FLOOR, DIRECTION_FLOOR, run_demo
 
     started = time.monotonic()
-    result = run_demo(outputs, output, seed=seed, steps=steps, score=score, keep=keep)
+    result = run_demo(outputs, output, **options)
     code = 0 if result.is_good else 1
     if output.json:
         output.line(json.dumps(asdict(result)))
