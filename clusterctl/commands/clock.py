@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ["NODE", "OFFSET", "±", "STEP", "STEERED BY", "SOURCES", "FLAGS"]
 MOST_PAIRS = 20
+WATCH = "Go on measuring; say at once when a clock is stepped."
 LIMIT = "Milliseconds from the others, beyond the error bound, that are too many."
 
 
@@ -27,9 +28,7 @@ LIMIT = "Milliseconds from the others, beyond the error bound, that are too many
     "clock",
     option("--limit", "limit_ms", LIMIT, type=Number(0, min_open=True), default=10.0),
     option("--pairs", "Also each node against each other one, widest first.", is_flag=True),
-    watch_options(
-        "Go on measuring; say at once when a clock is stepped.", interval_s=1.0, least_s=0.1
-    ),
+    watch_options(WATCH, interval_s=1.0, least_s=0.1),
     NO_FOLD,
     NO_RECORD,
     examples="""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from typing import Any, TypeVar
 
@@ -86,6 +86,12 @@ class Followers:
             if not self.stop.is_set():
                 self.report(NodeResult(node, None, why, lasted_s))
             self.stop.wait(pauses.after(lasted_s))
+
+
+def start_thread(work: Callable[..., None], *args: Any) -> threading.Thread:
+    thread = threading.Thread(target=work, args=args, daemon=True)
+    thread.start()
+    return thread
 
 
 def join_all(threads: Sequence[threading.Thread], seconds: float) -> None:

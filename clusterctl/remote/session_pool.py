@@ -18,7 +18,7 @@ from clusterctl.nodes import Node
 from clusterctl.remote import payload
 from clusterctl.remote.cluster import Cluster
 from clusterctl.remote.fanout import Fanout
-from clusterctl.remote.followers import CLOSE_S, join_all
+from clusterctl.remote.followers import CLOSE_S, join_all, start_thread
 from clusterctl.remote.payload import PayloadStream
 from clusterctl.transport.base import Connection, Progress
 
@@ -151,16 +151,15 @@ class SessionPool:
         connection = self.cluster.transport.connect(node, self.cluster.limits, progress)
         try:
             progress.enter("start")
-            stream = payload.stream(
-                connection, self._verb, self._args(node), start_timeout_s=self._start_timeout_s
-            )
+            args, timeout_s = self._args(node), self._start_timeout_s
+            stream = payload.stream(connection, self._verb, args, start_timeout_s=timeout_s)
         except BaseException:
             connection.close()
             raise
         with self._lock:
             if not self._closed and node.name not in self.lost:
                 self._open[node.name] = (connection, stream)
-                threading.Thread(target=self._listen, args=(node.name, stream), daemon=True).start()
+                start_thread(self._listen, node.name, stream)
                 return
         _close(connection, stream, 0.0)  # too late
 
@@ -234,7 +233,7 @@ class SessionPool:
             opened = self._open.pop(name, None)
             self.lost.setdefault(name, "dropped")
         if opened is not None:
-            threading.Thread(target=_close, args=(*opened, 0.0), daemon=True).start()
+            start_thread(_close, *opened, 0.0)
 
     def close(self) -> None:
         """End all payloads at once; those that do not end in time are left to their lease."""
@@ -242,12 +241,7 @@ class SessionPool:
         with self._lock:
             self._closed = True
             opened, self._open = self._open, {}
-        threads = [
-            threading.Thread(target=_close, args=(*one, self._exit_s), daemon=True)
-            for one in opened.values()
-        ]
-        for thread in threads:
-            thread.start()
+        threads = [start_thread(_close, *one, self._exit_s) for one in opened.values()]
         join_all(threads, self._exit_s or CLOSE_S)
 
 

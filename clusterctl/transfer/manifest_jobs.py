@@ -12,7 +12,6 @@ import os
 import queue
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.remote.cluster import Cluster
+from clusterctl.remote.followers import start_thread
 from clusterctl.remote.session_pool import Inbox, NodeMessage, SessionPool
 from clusterctl.transfer.work_queue import Worker, WorkQueue
 
@@ -60,12 +60,6 @@ class Outcome:
         return self.code or (3 if self.lost else 0)
 
 
-def _start(work: Callable[..., None], *args: Any) -> threading.Thread:
-    thread = threading.Thread(target=work, args=args, daemon=True)
-    thread.start()
-    return thread
-
-
 class Spread:
     """One run of a verb over nodes."""
 
@@ -91,10 +85,10 @@ class Spread:
 
     def run(self, note: Callable[[str], None]) -> Outcome:
         """Blocks until the verb has ended; `note` gets a sentence when a node is lost."""
-        _start(self._connect)
+        start_thread(self._connect)
         for name in self._names:
             self._heard[name] = time.monotonic() + self._limits.total_s + 120
-            _start(self._send, name)
+            start_thread(self._send, name)
         table = Table(self._job, AHEAD * len(self._names), self._inbox)
         try:
             self._carry(table, note)
@@ -165,11 +159,8 @@ class Spread:
         """Nodes whose processes should have answered by now: each clip has its own limit there."""
         workers = self._work.workers.items()
         self._moved |= {name: now for name, worker in workers if not worker.open}
-        return [
-            name
-            for name, _ in workers
-            if now - self._moved.setdefault(name, now) > self._patience_s
-        ]
+        since = {name: self._moved.setdefault(name, now) for name, _ in workers}
+        return [name for name, moved in since.items() if now - moved > self._patience_s]
 
     def _take(
         self, node: str, data: dict[str, Any], note: Callable[[str], None]
@@ -220,9 +211,9 @@ class Table:
         self._inbox = inbox
         self._answers: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._printed: list[bytes] = []
-        _start(self._read_questions, questions_out)
-        _start(self._write_answers, answers_in)
-        self._reader = _start(self._read_output)
+        start_thread(self._read_questions, questions_out)
+        start_thread(self._write_answers, answers_in)
+        self._reader = start_thread(self._read_output)
 
     @property
     def out(self) -> str:
