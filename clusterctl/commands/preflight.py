@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -125,14 +126,8 @@ def _run(cluster: Cluster, output: Output, profile: Profile, options: dict[str, 
             return None
         question = f"Run these tests on {counted(len(made.nodes), 'node')}?"
         output.confirm(question, "nothing was tested", yes=options["yes"])
-        machines = plan.machines(fleet)
-        return run.run_active(
-            made,
-            cluster,
-            profile=profile,
-            machines=machines,
-            say=lambda text: output.note(text, "dim"),
-        )
+        machines, say = plan.machines(fleet), partial(output.note, style="dim")
+        return run.run_active(made, cluster, profile=profile, machines=machines, say=say)
 
     if not options["active"]:
         asked = [f"--check {id}" for id in checks if id.split(".")[0] == "active"]

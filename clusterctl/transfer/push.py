@@ -63,14 +63,13 @@ def make_plan(source: Path, dest: str) -> Plan:
 
 
 def _members(folder: Path) -> Iterator[Path]:
-    """Files and links in a folder, sorted. Raises `UsageError` for sockets, pipes and devices."""
+    """Files and links in a folder. Raises `UsageError` for sockets, pipes and devices."""
     for place, names, files in os.walk(folder):
-        names.sort()
-        for name in sorted([*files, *(n for n in names if (Path(place) / n).is_symlink())]):
-            path = Path(place) / name
-            if not (path.is_symlink() or path.is_file()):
+        for path in (Path(place, name) for name in [*names, *files]):
+            if path.is_symlink() or path.is_file():
+                yield path
+            elif not path.is_dir():
                 raise UsageError(f"{path} is neither a file, a folder nor a link")
-            yield path
 
 
 @dataclass(slots=True)
