@@ -12,24 +12,13 @@ from collections.abc import Mapping
 from checks.facts import NOT_ASKED, Fabric, Gid, IbPort, Maybe, Section, Unknown, then
 from checks.parsers.section import text_of, unreadable
 
-ERROR_COUNTERS = tuple(
-    [
-        "link_downed",
-        "link_error_recovery",
-        "symbol_error",
-        "port_rcv_errors",
-        "excessive_buffer_overrun_errors",
-        "local_link_integrity_errors",
-        "port_rcv_constraint_errors",
-        "port_xmit_constraint_errors",
-        "out_of_sequence",
-        "packet_seq_err",
-        "local_ack_timeout_err",
-        "rnr_nak_retry_err",
-        "roce_adp_retrans_to",
-        "req_remote_access_errors",
-    ]
-)
+ERROR_COUNTERS = (
+    "link_downed", "link_error_recovery", "symbol_error", "port_rcv_errors",
+    "excessive_buffer_overrun_errors", "local_link_integrity_errors",
+    "port_rcv_constraint_errors", "port_xmit_constraint_errors", "out_of_sequence",
+    "packet_seq_err", "local_ack_timeout_err", "rnr_nak_retry_err", "roce_adp_retrans_to",
+    "req_remote_access_errors"
+)  # fmt: skip
 """Counters whose growth matters; their values do not (a healthy capture has 14)."""
 
 _LINE = re.compile(r"^(?:/sys/class/infiniband/)?([\w.-]+)/(\S+)(?:\t| {2,})(.*)$")
