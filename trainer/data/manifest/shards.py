@@ -1,8 +1,4 @@
-"""A folder of small parquet files, read without its texts in memory; tools/shard.py writes it.
-
-Numbers are read whole. A path or caption is read with its row group when it is wanted, and the last
-groups are kept.
-"""
+"""A folder of small parquet files, read without its texts in memory: see tools/shard.py."""
 
 from __future__ import annotations
 

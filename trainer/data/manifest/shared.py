@@ -1,11 +1,9 @@
 """Something made once on each machine: one rank makes it, the others map its arrays into memory.
 
-If eight ranks read 1.3 million rows with captions, each holds the table and each spends the time.
-So local rank 0 pickles what it made with the buffers of its arrays apart, and writes these to a
-file in memory (/dev/shm; where that is too small, in the temporary folder). All ranks of the
-machine map the file, and its name is removed at once: the kernel frees the memory when the last
-rank ends, however it ends. Where any of it fails a rank makes the thing for itself, and the run
-reports it. Users: `read_once`, `plan_once`.
+Local rank 0 pickles what it made with the buffers of its arrays apart, and writes these to a file
+in memory (/dev/shm; where that is too small, in the temporary folder). All ranks of the machine map
+the file, and its name is removed at once: the kernel frees the memory when the last rank ends,
+however it ends. Where any of it fails a rank makes the thing for itself, and the run reports it.
 """
 
 from __future__ import annotations

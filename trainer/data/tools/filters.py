@@ -37,7 +37,7 @@ from trainer.data.tools.probe import SIZE
 
 _ORDER = ("<", "<=", ">", ">=")
 _CONDITION = re.compile(r"\s*(.+?)\s*(<=|>=|==|!=|!~|<|>|~)\s*(.*?)\s*", re.DOTALL)
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 # Patterns that Python and RE2 read alike; others run in Python.
 _PLAIN_PATTERN = re.compile(r"(?!.*\(\?)[A-Za-z0-9 _,;:'\"<>=/@#%&!~.*+|^()\[\]-]*")
 _KEPT = 1 << 14  # above the numbers of conditions
@@ -73,20 +73,17 @@ class Condition:
         if found is None:
             return None
         condition = cls(*found.groups())
-        is_order = condition.sign in _ORDER
-        if condition.value.startswith("'") or not (
-            condition.column in names or condition.column.isidentifier()
-        ):
+        column, value = condition.column, condition.value
+        if value.startswith("'") or not (column in names or column.isidentifier()):
             return None
-        if is_order and math.isnan(condition.number):
-            if not condition.value.isidentifier() or condition.value.casefold() in map(
-                str.casefold, names
-            ):
+        if condition.sign in _ORDER and math.isnan(condition.number):
+            is_column = value.casefold() in map(str.casefold, names)
+            if is_column or not value.isidentifier():
                 return None
-            raise ManifestError(f"--where {text!r}: {condition.value!r} is not a number")
+            raise ManifestError(f"--where {text!r}: {value!r} is not a number")
         if condition.sign in ("~", "!~"):
             try:
-                re.compile(condition.value)
+                re.compile(value)
             except re.error as error:
                 raise ManifestError(f"--where {text!r}: {error}") from None
         return condition
@@ -146,20 +143,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _bounds(args: argparse.Namespace) -> list[Condition]:
     """The conditions of the options but --where. Raises ManifestError for a value that is none."""
-    found = []
-    for name, column in BOUNDS.items():
-        for end, sign in (("min", ">="), ("max", "<=")):
-            given = getattr(args, f"{end}_{name}")
-            if given is not None:
-                found.append(Condition(column, sign, _bound(f"--{end}-{name}", column, given)))
-    if args.checked:
-        found.append(Condition(COLUMN, "==", GOOD))
-    return found
+    found = [
+        Condition(column, sign, _bound(f"--{end}-{name}", column, given))
+        for name, column in BOUNDS.items()
+        for end, sign in (("min", ">="), ("max", "<="))
+        if (given := getattr(args, f"{end}_{name}")) is not None
+    ]
+    return [*found, Condition(COLUMN, "==", GOOD)] if args.checked else found
 
 
 def _bound(option: str, column: str, given: str) -> str:
-    size = re.fullmatch(r"([\d.]+)([KMG])B?", given.upper()) if column == SIZE else None
-    if size:
+    size = re.fullmatch(r"([\d.]+)([KMG])B?", given.upper())
+    if size and column == SIZE:
         given = str(float(size[1]) * _UNITS[size[2]])
     elif column == "resolution" and math.isnan(floats([given])[0]):
         from trainer.data.plan.aspect import resolution

@@ -10,7 +10,6 @@ python -m trainer.data dedupe all.csv unique.csv --on text
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -88,7 +87,12 @@ def _join(args: argparse.Namespace, made: Rewrite) -> None:
         if not names:
             raise ManifestError(f"{path} has no column that is not there already")
         present += names
-        _refuse_bytes(other, names)
+        for name in names:
+            if "BLOB" in other.kind(name):
+                raise ManifestError(
+                    f"{path}: column {name!r} is binary, which merge --on cannot carry",
+                    hint="write it as text, or leave it out",
+                )
         _refuse_twice(made, other, args.on)
         _note_without_partner(made, first, other, args.on)
         beside.append(Columns(other, names, _partners(made, first, other, args.on)))
@@ -131,15 +135,6 @@ def _refuse_twice(made: Rewrite, other: Source, on: str) -> None:
             f"{other.path}: {on} {shown!r} is in line {lines[first]} and in line {lines[second]}",
             hint=f"python -m trainer.data dedupe {other.path} unique{other.path.suffix} --on {on}",
         )
-
-
-def _refuse_bytes(other: Source, names: Sequence[str]) -> None:
-    for name in names:
-        if "BLOB" in other.kind(name):
-            raise ManifestError(
-                f"{other.path}: column {name!r} is binary, which merge --on cannot carry",
-                hint="write it as text, or leave it out",
-            )
 
 
 def _choose(args: argparse.Namespace, made: Rewrite) -> int:

@@ -54,14 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("config", help="training config, a file or a short name")
     option("--ranks", type=whole(1), default=192, help="default 192")
     option("--windows", type=whole(), nargs="+", default=list(_WINDOWS), metavar="STEPS")
-    option(
-        "--accumulate",
-        type=whole(1),
-        nargs="*",
-        default=[],
-        metavar="N",
-        help="microbatches a rank and step",
-    )
+    each = "microbatches a rank and step"
+    option("--accumulate", type=whole(1), nargs="*", default=[], metavar="N", help=each)
     option("--rows", type=whole(1), default=1_000_000, help="clips of a stand-in")
     option("--epoch", type=whole(), default=0)
     option("--peak-tflops", type=above_0, default=989, help="of a GPU; default H100, bf16")
@@ -77,17 +71,19 @@ def run(args: argparse.Namespace) -> int:
     else:
         manifest = read_manifest(Path(args.data), config.dataset.root)
     report(manifest.wrong)
-    code = 1 if manifest.wrong else 0
     orders, peak = (args.ranks, args.windows, args.accumulate), args.peak_tflops * 1e12
     found = simulate(manifest, config, *orders, args.epoch, peak, args.cached)
     if args.json:
         print(json.dumps([asdict(outcome) for outcome in found]))
-        return code
+    else:
+        _print(args, len(manifest), found)
+    return 1 if manifest.wrong else 0
+
+
+def _print(args: argparse.Namespace, clips: int, found: Sequence[Outcome]) -> None:
     random = found[0]
-    print(
-        f"{len(manifest):,} clips, {random.steps:,} steps of {args.ranks} ranks "
-        f"in epoch {args.epoch}"
-    )
+    where = f"of {args.ranks} ranks in epoch {args.epoch}"
+    print(f"{clips:,} clips, {random.steps:,} steps {where}")
     print(f"{'order':<13}{'idle':>8}{'buckets a step':>17}{'epoch':>10}{'faster':>9}")
     for outcome in found:
         print(
@@ -99,7 +95,6 @@ def run(args: argparse.Namespace) -> int:
         "dataset.balance_window sets it.",
         file=sys.stderr,
     )
-    return code
 
 
 def simulate(
