@@ -88,8 +88,7 @@ def prompts() -> list[str]:
 
 
 def trajectory(direction: str, frames: int) -> list[tuple[int, int]]:
-    """Top left corner (y, x) of the digit's box in each frame, in logical pixels. It starts at the
-    edge it moves away from. More than 9 frames (positions) are a DigitsError."""
+    """Top left corner (y, x) of the digit in each frame. DigitsError for more than 9 frames."""
     most = CANVAS - BOX
     if not 1 <= frames <= most + 1:
         raise DigitsError(f"{frames} frames do not fit: the box has {most + 1} positions")
@@ -121,8 +120,7 @@ def encode(path: Path, clip: NDArray[np.float32], factor: int, fps: int = FPS) -
 
 
 def plan_clips(clips: int, seed: int) -> list[tuple[int, str]]:
-    """Train scan and direction of each clip: all 40 captions equally often (within one), shuffled.
-    A scan returns for the same caption only when every scan of its digit has been used."""
+    """Train scan and direction of each clip, shuffled: all 40 captions equally often."""
     labels = scans("train")[1]
     rng = np.random.default_rng(seed)
     pools = [

@@ -130,8 +130,7 @@ def plan_jobs(
 
 
 def identity(job: Job, settings: Settings, made_of: str) -> str:
-    """A short name of everything that decides a video's pixels; kept in its file. `made_of`
-    describes the weights and the model. Batch size and place in the plan are not in it."""
+    """A short name of what decides a video's pixels; `made_of` describes weights and model."""
     how = dataclasses.asdict(settings)
     del how["batch_size"], how["num_sample"]
     prompt = job.prompt

@@ -83,8 +83,7 @@ class EpochPlan:
         return digest.hexdigest()
 
     def substitutes(self, index: int, count: int) -> Ints:
-        """Up to `count` rows to train on in place of bad ones of microbatch `index`, best first.
-        They follow the microbatch in its bucket's order, around the end and up to its own rows."""
+        """Up to `count` rows that follow microbatch `index` in its bucket's order, cyclic."""
         batch = self[index]
         order = self.cell_orders[batch.cell]
         after = batch.first + len(batch.rows) + np.arange(min(count, len(order)))
