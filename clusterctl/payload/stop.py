@@ -15,6 +15,7 @@ from clusterctl.payload.jobs.job_processes import find_job, look_at_job
 from clusterctl.payload.jobs.processes import describe
 from clusterctl.payload.jobs.terminate import Victim
 from clusterctl.payload.prelude import ARGS, finish
+from clusterctl.payload.proc_files import or_none
 from clusterctl.payload.tools import call
 
 SAVED = re.compile(r"^epoch\d+-global_step\d+$")
@@ -35,12 +36,8 @@ def look():
 
 def stop():
     started, wall_s = time.monotonic(), time.time()
-    victims, gone = [], 0
-    for pid, start in ARGS["targets"]:
-        try:
-            victims.append(Victim(pid, start))
-        except ProcessLookupError:
-            gone += 1
+    found = [or_none(Victim, pid, start) for pid, start in ARGS["targets"]]
+    victims = list(filter(None, found))
     # SIGTERM would end a process that has lost its handler since the look.
     refused = [victim.pid for victim in victims if not handles(victim.pid, signal.SIGTERM)]
     for victim in victims:
@@ -62,7 +59,7 @@ def stop():
         "left": left,
         "rest": len(rest) - len(left),  # launchers and loaders on their way out
         "asked": len(victims) - len(refused),
-        "gone": gone,
+        "gone": len(found) - len(victims),
         "saved": saved,
         "seconds": round(time.monotonic() - started, 3),
     }

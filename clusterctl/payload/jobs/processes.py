@@ -43,8 +43,7 @@ def process(pid):
 
 
 def start_of(pid):
-    facts = process(pid)
-    return facts.start if facts else None
+    return getattr(process(pid), "start", None)
 
 
 def chain_above(pid):

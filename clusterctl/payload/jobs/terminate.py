@@ -12,7 +12,7 @@ import signal
 import time
 
 from clusterctl.payload.jobs.processes import describe, is_frozen, process, start_of
-from clusterctl.payload.proc_files import names_in
+from clusterctl.payload.proc_files import names_in, or_none
 
 PIDFD_OPEN, PIDFD_SEND_SIGNAL = 434, 424  # Linux 5.3 and 5.1; the same numbers on x86 and ARM
 LOOK_S = 0.1
@@ -27,6 +27,7 @@ class Victim:
     def __init__(self, pid, start):
         self.pid, self.start = pid, start
         self.refused = None  # why it cannot be signalled
+        self.last = None  # signal that it was sent
         self.descriptor = _libc.syscall(PIDFD_OPEN, pid, 0)  # below 0: the kernel has no pidfds
         if start_of(pid) != start:
             if self.descriptor >= 0:
@@ -69,7 +70,6 @@ class Ending:
     def __init__(self, approved, sweep):
         self.sweep = sweep
         self.victims = {}  # type: dict  # (pid, start) -> Victim
-        self.signalled = {}  # (pid, start) -> last signal
         self._take(approved)
         self.first = len(self.victims)
         # Those that had ended before, or whose id is another's now.
@@ -78,10 +78,8 @@ class Ending:
     def _take(self, keys):
         for pid, start in keys:
             if (pid, start) not in self.victims:
-                try:
-                    self.victims[(pid, start)] = Victim(pid, start)
-                except ProcessLookupError:
-                    pass
+                victim = or_none(Victim, pid, start)
+                self.victims.update({(pid, start): victim} if victim else {})
 
     def alive(self):
         return [victim for victim in self.victims.values() if victim.state() is not None]
@@ -100,13 +98,12 @@ class Ending:
                 if not alive:
                     return forced
                 for victim in alive:
-                    key = (victim.pid, victim.start)
-                    if self.signalled.get(key) != signal_number:
+                    if victim.last != signal_number:
+                        victim.last = signal_number
                         forced += signal_number == signal.SIGKILL
                         victim.send(signal_number)
                         if victim.state() == "T":
                             victim.send(signal.SIGCONT)  # a pending SIGTERM does not wake it
-                        self.signalled[key] = signal_number
                 if time.monotonic() >= deadline:
                     break
                 self._wait(alive, min(LOOK_S, deadline - time.monotonic()))
