@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from dashboards.model import units
 from dashboards.model.ring_buffer import NODE_COLUMNS
 from dashboards.model.samples import Gpu, NodeSample
-from dashboards.model.state import STALE_INTERVALS, NodeState, State
+from dashboards.model.state import NodeState, State
 from dashboards.model.thresholds import DEFAULT
 
 ALARM, STALE, UNKNOWN, MISSING = "!", "~", "-", "x"  # beside each colour
@@ -56,14 +56,6 @@ FOLDS: dict[str, Callable[[list[float]], float]] = {
 }  # fmt: skip
 
 
-def load_per_core(sample: NodeSample) -> float | None:
-    return sample.load1 / sample.cpus if sample.load1 is not None and sample.cpus else None
-
-
-def _network_mb_s(sample: NodeSample) -> float | None:
-    return None if sample.network_bytes_s is None else sample.network_bytes_s / 1e6
-
-
 def _percent_number(value: float) -> str:
     return f"{100 * value:.0f}"
 
@@ -80,8 +72,8 @@ METRICS = (
 NODE_METRICS = (
     Metric("cpu", "cpu", False, attrgetter("cpu"), "cpu", "cpu", units.percent, _percent_number, 1.0),
     Metric("memory", "memory", False, attrgetter("memory"), "memory", "memory", units.percent, _percent_number, 1.0),
-    Metric("load", "load per core", False, load_per_core, "load", "load", units.two_digits, _whole, None),
-    Metric("network", "network", False, _network_mb_s, "network_mb_s", "network_mb_s", lambda v: units.rate(v and v * 1e6), _whole, None, "total"),
+    Metric("load", "load per core", False, attrgetter("load_per_core"), "load", "load", units.two_digits, _whole, None),
+    Metric("network", "network", False, attrgetter("network_mb_s"), "network_mb_s", "network_mb_s", lambda v: units.rate(v and v * 1e6), _whole, None, "total"),
 )  # fmt: skip
 
 
@@ -109,7 +101,7 @@ def cells(node: NodeState, metric: Metric, state: State) -> list[Cell]:
     """One cell for each GPU that the node ever showed."""
     if node.sample is None or node.down is not None or node.sample.gpus is None:
         return [Cell(None, None, UNKNOWN)] * node.gpus_seen
-    stale = node.sample.at_s < _oldest_s(state)
+    stale = node.sample.at_s < state.oldest_s
     by_index = {gpu.index: gpu for gpu in node.sample.gpus}
 
     def cell(index: int) -> Cell:
@@ -132,7 +124,7 @@ def node_mark(node: NodeState, state: State) -> tuple[str, str]:
     sample = node.sample
     if sample is None:
         return (UNKNOWN, "waiting") if state.watches else ("", "")
-    if sample.at_s < _oldest_s(state):
+    if sample.at_s < state.oldest_s:
         return STALE, units.age(state.now_s - sample.at_s)
     if sample.gpus is None:
         return UNKNOWN, "GPUs ?"
@@ -140,11 +132,6 @@ def node_mark(node: NodeState, state: State) -> tuple[str, str]:
         return MISSING, f"GPU {','.join(map(str, gone))} gone"
     odd = [index for name, index in state.odd if name == node.name]
     return (ALARM, f"GPU {','.join(map(str, odd))}") if odd else ("", "")
-
-
-def _oldest_s(state: State) -> float:
-    """Time of the oldest reading that is not stale."""
-    return state.now_s - STALE_INTERVALS * state.interval_s
 
 
 def missing(node: NodeState) -> list[int]:
@@ -160,7 +147,7 @@ def missing(node: NodeState) -> list[int]:
 
 def fresh(nodes: Iterable[NodeState], state: State) -> list[NodeSample]:
     """Readings that are good now: of nodes that are neither silent nor stale."""
-    oldest_s = _oldest_s(state)
+    oldest_s = state.oldest_s
     samples = (node.sample for node in nodes if node.down is None)
     return [sample for sample in samples if sample is not None and sample.at_s >= oldest_s]
 
@@ -207,11 +194,9 @@ def usual_range(state: State, metric: Metric) -> tuple[float, float] | None:
 
 def node_value(sample: NodeSample, metric: Metric) -> float | None:
     """A node's one number: total power, mean share, highest temperature."""
-    return (
-        _folded(metric, map(metric.read, sample.gpus or ()))
-        if metric.of_gpu
-        else metric.read(sample)
-    )
+    if not metric.of_gpu:
+        return metric.read(sample)
+    return _folded(metric, map(metric.read, sample.gpus or ()))
 
 
 def _folded(metric: Metric, readings: Iterable[float | None]) -> float | None:

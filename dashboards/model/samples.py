@@ -125,6 +125,14 @@ class NodeSample:
         """Share of the node's memory that is used."""
         return share(self.memory_used_bytes, self.memory_total_bytes)
 
+    @property
+    def load_per_core(self) -> float | None:
+        return share(self.load1, self.cpus)
+
+    @property
+    def network_mb_s(self) -> float | None:
+        return None if self.network_bytes_s is None else self.network_bytes_s / 1e6
+
 
 @dataclass(frozen=True, slots=True)
 class NodeDown:

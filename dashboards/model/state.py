@@ -85,6 +85,11 @@ class State:
     watches: bool = True  # False: nodes are known from the run's plan only and give no readings
 
     @property
+    def oldest_s(self) -> float:
+        """Readings from before then are stale."""
+        return self.now_s - STALE_INTERVALS * self.interval_s
+
+    @property
     def has_gpus(self) -> bool:
         return any(node.gpus_seen for node in self.nodes.values())
 

@@ -176,7 +176,7 @@ def load_text(sample: NodeSample, digits: int) -> str:
 
 
 def load_style(sample: NodeSample, colors: Palette) -> Style:
-    return colors.warn if (fleet.load_per_core(sample) or 0.0) > 1.5 else colors.text
+    return colors.warn if (sample.load_per_core or 0.0) > 1.5 else colors.text
 
 
 def node_line(node: NodeState, width: int, colors: Palette) -> Line:
