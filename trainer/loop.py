@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from trainer.checkpoint import files as checkpoint
-from trainer.checkpoint.files import Position
 from trainer.data.loader.microbatch import Batch
 from trainer.data.plan import state as data_state
 from trainer.errors import CheckpointError, TrainerError
@@ -69,9 +68,9 @@ def save(run: Run, *, background: bool = True) -> None:
     """Begin a checkpoint of this moment, unless there is one (collective)."""
     if run.saved_at == run.step:
         return
-    position, average = Position(run.loader.cursor.epoch, run.step), run.ema.state_dict()
+    place, tensors = (run.loader.cursor.epoch, run.step), run.ema.state_dict()
     with run.clock.phase("checkpoint", run.step):
-        done = run.saver.save(position, average, _documents(run), background=background)
+        done = run.saver.save(*place, tensors, _documents(run), background=background)
     run.saved_at = run.step
     report(run, done)
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from trainer.checkpoint import files as checkpoint
-from trainer.checkpoint.files import Entries, Position
+from trainer.checkpoint.files import Entries
 from trainer.checkpoint.staging_buffer import PendingCopy, StagingBuffer
 from trainer.config.load import Config
 from trainer.engine.base import STATE, Engine, EngineState
@@ -60,7 +60,8 @@ class Saved:
 class _Save:
     """The one that is under way, as this rank sees it."""
 
-    position: Position
+    step: int
+    final: Path  # its folder
     part: Path  # the folder that it is made in
     documents: Documents
     shapes: Mapping[str, torch.Size]
@@ -124,7 +125,8 @@ class Saver:
 
     def save(
         self,
-        position: Position,
+        epoch: int,
+        step: int,
         average: Mapping[str, Tensor],
         documents: Documents,
         *,
@@ -138,7 +140,8 @@ class Saver:
         done = self.finish()
         began = time.perf_counter()
         state, weights = self._engine.state(), self._engine.weights_to_save() or {}
-        part = checkpoint.part_of(self._run_dir, position)
+        final = self._run_dir / f"epoch{epoch}-global_step{step}"
+        part = checkpoint.part_of(final)
         parts, average = (state.tensors, average) if state else ({}, {})
         # The average twice: for a while the whole of it lies beside its parts.
         stored = (*parts.values(), *average.values(), *average.values(), *weights.values())
@@ -151,7 +154,7 @@ class Saver:
                 shutil.rmtree(part, ignore_errors=True)  # frees a full disk
             raise checkpoint.refusal([f"rank 0: {error}"]) from None
         shapes = state.shapes if state else {}
-        save = _Save(position, part, documents, shapes, weights, began, notes=notes)
+        save = _Save(step, final, part, documents, shapes, weights, began, notes=notes)
         tensors = {f"state/{key}": value for key, value in parts.items()}
         tensors |= {f"average/{key}": value.reshape(-1) for key, value in average.items()}
         tensors |= {f"weights/{k}": v for k, v in weights.items() if not v.is_meta}
@@ -183,7 +186,7 @@ class Saver:
         while not save.copied.wait(_POLL_S):
             save.check_thread()
             if time.perf_counter() - began > self._wait_s:
-                save.fail(f"{save.position.name} was not copied in {self._wait_s:g} s")
+                save.fail(f"{save.final.name} was not copied in {self._wait_s:g} s")
         save.stall_s += time.perf_counter() - began
 
     def advance(self, statuses: Iterable[float]) -> list[Saved]:
@@ -207,11 +210,10 @@ class Saver:
                 self._start(save, lambda: self._seal(save, files))
         elif save.is_sealing and states[0] == _State.SEALED:
             self._save = None
-            path = self._run_dir / save.position.name
             seconds = time.perf_counter() - save.began
             notes = tuple(note for note in dict.fromkeys(save.notes) if note not in self._noted)
             self._noted.update(notes)
-            return [Saved(path, save.position.global_step, seconds, save.stall_s, notes)]
+            return [Saved(save.final, save.step, seconds, save.stall_s, notes)]
         return []
 
     def finish(self) -> list[Saved]:
@@ -219,7 +221,7 @@ class Saver:
         began, done = time.perf_counter(), []
         while (save := self._save) is not None:
             is_late = time.perf_counter() - began >= LIMIT_S
-            text = f"{save.position.name} is not written after {LIMIT_S / 60:.0f} minutes"
+            text = f"{save.final.name} is not written after {LIMIT_S / 60:.0f} minutes"
             late = self._engine.gather_errors(text if is_late else None)
             if late:
                 self._save = None
@@ -275,10 +277,10 @@ class Saver:
         # No file of them is open: NFS would keep it under another name, and the folder with it.
         shutil.rmtree(parts)
         written += checkpoint.write_documents(part, save.documents())
-        final = self._run_dir / save.position.name
-        save.notes += checkpoint.seal(part, final, {**files, **checkpoint.entries(part, written)})
+        files |= checkpoint.entries(part, written)
+        save.notes += checkpoint.seal(part, save.final, files)
         keep, every = self._config.keep_checkpoints, self._config.keep_every
-        save.notes += checkpoint.forget_old(final, keep, every)
+        save.notes += checkpoint.forget_old(save.final, keep, every)
         save.reach(_State.SEALED)
 
     def _abandon(self, save: _Save) -> None:

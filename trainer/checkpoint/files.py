@@ -13,7 +13,6 @@ import json
 import secrets
 import shutil
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -44,18 +43,6 @@ class Entry(TypedDict):
 
 
 Entries = dict[str, Entry]  # by the file's path in the checkpoint
-
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    """Where a checkpoint stands in its run."""
-
-    epoch: int
-    global_step: int
-
-    @property
-    def name(self) -> str:
-        return f"epoch{self.epoch}-global_step{self.global_step}"
 
 
 def refusal(failures: Iterable[str]) -> CheckpointError:
@@ -98,9 +85,9 @@ def _put_aside(path: Path) -> Path:
     return path.rename(aside)
 
 
-def part_of(run_dir: Path, position: Position) -> Path:
+def part_of(final: Path) -> Path:
     """The folder that a checkpoint is made in."""
-    return run_dir / f"{_ASIDE}{position.name}"
+    return final.with_name(f"{_ASIDE}{final.name}")
 
 
 def _shown(size: int) -> str:

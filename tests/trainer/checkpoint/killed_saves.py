@@ -22,7 +22,6 @@ import torch
 from tests.trainer.checkpoint.test_files import Rank, Together
 from trainer.checkpoint import files as checkpoint
 from trainer.checkpoint.async_saver import Saver
-from trainer.checkpoint.files import Position
 from trainer.config.load import Config
 from trainer.weights import checkpoints
 from trainer.weights.load import read_weights
@@ -40,7 +39,7 @@ def save_for_ever(folder: Path, step: int, told: int) -> None:
         model = {"w": torch.full((BYTES // 8,), float(step))}
         engine.weights = functools.partial(dict, model)
         documents = functools.partial(dict, {"a.json": step})
-        saver.save(Position(0, step), engine.average(), documents)
+        saver.save(0, step, engine.average(), documents)
         for saved in saver.finish():
             os.write(told, f"{saved.step}\n".encode())
 

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from trainer.checkpoint import files as checkpoint
 from trainer.checkpoint.async_saver import Saved, Saver
-from trainer.checkpoint.files import Position
 from trainer.checkpoint.staging_buffer import StagingBuffer
 from trainer.config.load import Config
 from trainer.engine.agreement import attempt
@@ -105,7 +104,7 @@ def save(run_dir: Path, step: int, *, sizes: tuple[int, ...] = (1000,), model: C
         engine.weights = model
         saver = Saver(run_dir, engine, Config(**options))  # type: ignore[arg-type]
         try:
-            done = saver.save(Position(0, step), engine.average(), lambda: {"a.json": step})
+            done = saver.save(0, step, engine.average(), lambda: {"a.json": step})
             (saved,) = [*done, *saver.finish()]
             results[rank] = saved.path
         except CheckpointError as error:
@@ -178,7 +177,7 @@ def undeletable(folder: Path) -> Iterator[None]:
 
 def saved_by(saver: Saver, step: int) -> Saved:
     """A checkpoint by one rank."""
-    done = saver.save(Position(0, step), Rank(Together(1), 0).average(), dict)
+    done = saver.save(0, step, Rank(Together(1), 0).average(), dict)
     (saved,) = [*done, *saver.finish()]
     return saved
 
@@ -229,7 +228,7 @@ def test_a_rank_whose_save_hangs_ends_all_within_the_limit(
         engine = Rank(group, rank)
         saver = Saver(tmp_path, engine, Config(process_group_timeout_s=1.0))  # type: ignore[arg-type]
         try:
-            saver.save(Position(0, 1), engine.average(), dict)
+            saver.save(0, 1, engine.average(), dict)
             saver.hold()
             if hangs == "write" and rank == 1:
                 saver._save.fail("No space left on device")  # type: ignore[union-attr]
@@ -421,7 +420,7 @@ def test_training_goes_on_while_a_checkpoint_is_copied_and_written(
     saver.hold()  # nothing to wait for
     engine.weights = lambda: model
     saver.prepare()
-    assert saver.save(Position(0, 1), average, lambda: {"a.json": 1}) == []
+    assert saver.save(0, 1, average, lambda: {"a.json": 1}) == []
     assert saver.is_copying  # forward and backward pass
     held = threading.Thread(target=saver.hold)
     held.start()
@@ -450,7 +449,7 @@ def test_weights_that_have_masters_are_written_from_those(tmp_path: Path, backgr
     meta = torch.empty((2, 3), dtype=torch.bfloat16, device="meta")
     saver = Saver(tmp_path, engine, Config())  # type: ignore[arg-type]
     engine.weights = lambda: {"w": meta, "buffer": torch.ones(2)}
-    done = saver.save(Position(0, 1), {"w": master}, dict, background=background)
+    done = saver.save(0, 1, {"w": master}, dict, background=background)
     (saved,) = done or saver.finish()
     found = read_weights(saved.path / "model")
     assert torch.equal(found["w"], master.view(2, 3).bfloat16())
