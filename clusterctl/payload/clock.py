@@ -26,12 +26,11 @@ def main():
 
 
 def answer(message):
-    op = message.get("op")
-    if op == "time":
+    if message["op"] == "time":
         emit(dict(read_times(), id=message.get("id")))
-    elif op == "boot":
+    elif message["op"] == "boot":
         emit({"boot_id": node_facts()["boot_id"]})
-    elif op == "state":
+    elif message["op"] == "state":
         in_thread(send_state)  # chronyc may hang
 
 

@@ -63,17 +63,14 @@ def describe_processes(text):
         words = as_text(line).split("\0")
         command = " ".join(hide_words(words)).strip()
         command = command.replace("\n", " ").replace("\t", " ")[:200]
-        facts = (pid, uid, user_name(uid), age_s(stat[1][19]), command) + run_and_rank(pid)
+        # What our launcher, or torchrun, wrote into its environment.
+        environ, run, rank = read_bytes("/proc/%d/environ" % pid), "?", "?"
+        if environ is not None:  # else of another user
+            values = [environ_value(environ, name) or "" for name in ("CLUSTERCTL_RUN", "RANK")]
+            run, rank = ["".join(value.split())[:100] or "-" for value in values]
+        facts = (pid, uid, user_name(uid), age_s(stat[1][19]), command, run, rank)
         lines.append("%d\t%d\t%s\t%.0f\t%s\t%s\t%s" % facts)
     return "\n".join(lines)
-
-
-def run_and_rank(pid):
-    environ = read_bytes("/proc/%d/environ" % pid)
-    if environ is None:
-        return ("?", "?")  # of another user
-    values = [environ_value(environ, name) or "" for name in ("CLUSTERCTL_RUN", "RANK")]
-    return tuple("".join(value.split())[:100] or "-" for value in values)
 
 
 def list_pci(pci_class):
