@@ -77,12 +77,10 @@ class Clocks:
 
 
 class Pair(NamedTuple):
-    """Two nodes that were measured, and by how many seconds one is ahead of the other."""
-
     ahead: str
     behind: str
     apart_s: float
-    error_s: float
+    error_s: float  # the sum of their error bounds
 
 
 def _measured(rows: Sequence[ClockRow]) -> list[tuple[str, float, float]]:

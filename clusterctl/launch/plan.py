@@ -118,11 +118,6 @@ class LaunchPlan:
     def master(self) -> Node:
         return self.shares[0].node
 
-    @property
-    def rendezvous(self) -> Rendezvous:
-        """The first choice; the supervisor takes the one that works."""
-        return Rendezvous(self.address, self.ports[0])
-
     def argv(self, share: Share, meet: Rendezvous) -> list[str]:
         """The command of a node. Static rendezvous and no restarts: the supervisor decides both."""
         options = {
@@ -159,6 +154,7 @@ class LaunchPlan:
 
     def to_json(self) -> dict[str, Any]:
         """The plan without secrets; commands are those of the first choice of address and port."""
+        meet = Rendezvous(self.address, self.ports[0])
         return {
             **_values(self, "run_id", "job_id", "config"),
             "run_dir": str(self.run_dir),
@@ -173,7 +169,7 @@ class LaunchPlan:
                 {
                     **_values(share.node, "name", "host", "port", "user"),
                     **_values(share, "node_rank", "first_rank", "slots"),
-                    "argv": hide_words(self.argv(share, self.rendezvous)),
+                    "argv": hide_words(self.argv(share, meet)),
                 }
                 for share in self.shares
             ],
@@ -181,7 +177,7 @@ class LaunchPlan:
 
     def render(self, *, commands: bool = True) -> Iterator[str]:
         """Lines for people. With `commands`, one per node to paste into a shell there."""
-        meet = self.rendezvous
+        meet = Rendezvous(self.address, self.ports[0])
         yield f"run        {self.run_id}"
         yield f"config     {shlex.join(hide_words(list(self.program)))}"
         readers = f", readable by group {self.share}" if self.share else ""

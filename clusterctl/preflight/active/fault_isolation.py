@@ -30,8 +30,6 @@ RESTARTS = 3  # of the test of all together, when a node is lost or named on the
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a round."""
-
     bad: frozenset[Group]  # failed, hung or far too slow; also earlier pairs, now seen to be slow
     named: Mapping[str, str] = field(default_factory=dict)  # nodes known to be the reason, and why
     lost: Mapping[str, str] = field(default_factory=dict)  # nodes that cannot be asked any more

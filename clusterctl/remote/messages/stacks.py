@@ -41,7 +41,7 @@ _pid = digits(1 << 32)
 
 
 def _anything(value: Any) -> Any:
-    """Of any shape: stacks/flight.py checks each value, and the line is bounded."""
+    """Of any shape: stacks/evidence.py checks each value, and the line is bounded."""
     return value
 
 
