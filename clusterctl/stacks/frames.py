@@ -122,7 +122,10 @@ class Book:
         return found
 
     def keep(self, frames: tuple[Frame, ...], source: str = "") -> Stack:
-        return self._stacks.setdefault((frames, source), Stack(frames, source))
+        key = (frames, source)
+        if key not in self._stacks:
+            self._stacks[key] = Stack(frames, source)
+        return self._stacks[key]
 
 
 _FAULT_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')

@@ -130,17 +130,17 @@ def _role(role: str, kind: Kind, stacks: Sequence[Stack]) -> str:
 def _threads(
     look: dict[str, Any], pid: int, stacks: Sequence[Stack], book: Book, sites: Sites
 ) -> tuple[Thread, ...]:
-    rows = [
-        (tid, name or "", stacks[number], gil)
+    found = [
+        Thread(tid, name or "", stacks[number], sites.kind(stacks[number]), gil)
         for tid, name, number, _active, gil in look.get("threads", ())
     ]
-    if not rows:
-        dumped = parse_faulthandler(look.get("text", ""))
-        # faulthandler names threads by address; the main thread comes last.
-        tids = [*range(-1, -len(dumped), -1), pid]
-        for tid, (name, frames) in zip(tids, dumped, strict=False):
-            rows.append((tid, name, book.keep(trim(frames)), False))
-    return tuple(Thread(tid, name, stack, sites.kind(stack), gil) for tid, name, stack, gil in rows)
+    dumped = [] if found else parse_faulthandler(look.get("text", ""))
+    # faulthandler names threads by address; the main thread comes last.
+    tids = [*range(-1, -len(dumped), -1), pid]
+    for tid, (name, frames) in zip(tids, dumped, strict=False):
+        stack = book.keep(trim(frames))
+        found.append(Thread(tid, name, stack, sites.kind(stack), False))
+    return tuple(found)
 
 
 def _acting(dumps: Sequence[tuple[Thread, ...]], pid: int, look: dict[str, Any]) -> list[Thread]:
@@ -166,8 +166,10 @@ def _acting(dumps: Sequence[tuple[Thread, ...]], pid: int, look: dict[str, Any])
 
 
 def _main(threads: Sequence[Thread], pid: int) -> Thread:
-    mains = (one for one in threads if one.tid == pid or one.name == "MainThread")
-    return next(mains, threads[0])
+    for thread in threads:
+        if thread.tid == pid or thread.name == "MainThread":
+            return thread
+    return threads[0]
 
 
 def _comm(look: dict[str, Any], name: str) -> str:
