@@ -1,7 +1,4 @@
-"""The one pure function that changes the state: `reduce(state, sample)`.
-
-No Textual, no clock, no IO.
-"""
+"""The one pure function that changes the state, `fold`: no Textual, no clock, no IO."""
 
 from __future__ import annotations
 
@@ -33,13 +30,8 @@ RECENT_EVENTS = 200
 SMOOTH_SHARE, SMOOTH_STEPS = 0.01, (5.0, 100.0)
 
 
-def reduce(state: State, sample: Sample) -> State:
-    """The state after one sample. Pure."""
-    return fold(state, (sample,))
-
-
 def fold(state: State, samples: Iterable[Sample]) -> State:
-    """The state after many samples; copies the table of nodes once per batch, not per sample."""
+    """The state after samples; copies the table of nodes once per batch, not per sample."""
     nodes: dict[str, NodeState] | None = None
     for sample in samples:
         if isinstance(sample, NodeSample | NodeDown):
@@ -193,10 +185,7 @@ def tick_parts(tick: Tick) -> tuple[Callable[[State], State], ...]:
         state = replace(state, now_s=tick.now_s)
         return replace(state, odd=odd_gpus(state))
 
-    def with_alerts(state: State) -> State:
-        return replace(state, alerts=after(state.alerts, state))
-
-    return with_time, with_alerts, _with_fleet_row
+    return with_time, lambda it: replace(it, alerts=after(it.alerts, it)), _with_fleet_row
 
 
 def _with_fleet_row(state: State) -> State:

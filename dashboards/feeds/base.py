@@ -1,6 +1,6 @@
 """Samples of a run directory that grows, and several feeds as one.
 
-`ssh.py` watches nodes, `replay.py` plays recordings, `simulation/demo_feed.py` simulates a cluster.
+`ssh.py` watches nodes, `replay.py` plays recordings, `simulation/cluster.py` simulates a cluster.
 """
 
 from __future__ import annotations

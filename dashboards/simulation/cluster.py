@@ -133,16 +133,9 @@ class Cluster:
         saves = (passed_s + 240) % (CHECKPOINT_STEPS * healthy.STEP_S + CHECKPOINT_S) < CHECKPOINT_S
         for number, name in enumerate(self.nodes, 1):
             slow = throttled.gpu if throttled and throttled.node == number else None
+            gpu = functools.partial(healthy.gpu, at_s=at_s, dip=dip, waits=waits, saves=saves)
             gpus = tuple(
-                healthy.gpu(
-                    index,
-                    at_s,
-                    self._draw(number * 64 + index),
-                    dip=dip,
-                    waits=waits,
-                    saves=saves,
-                    throttled=index == slow,
-                )
+                gpu(index, draw=self._draw(number * 64 + index), throttled=index == slow)
                 for index in range(self._gpus)
             )
             first_rank = (number - 1) * self._gpus

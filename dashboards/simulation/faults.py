@@ -12,26 +12,18 @@ from dataclasses import dataclass, replace
 from dashboards.model.samples import EventSample, Gpu, NodeDown, NodeSample, Xid
 from trainer.runlog.telemetry import Event
 
-KINDS = (
-    "power_drop",  # one GPU waits while the others compute
-    "stalled_steps",  # the whole run waits
-    "clock_step",  # the node's clock jumps by `size` seconds and stays there
-    "link_errors",  # `size` errors a minute on one InfiniBand port
-    "link_down",
-    "throttle",  # hot, clocks held down
-    "ecc",  # uncorrected memory errors, `size` of them
-    "xid",  # of number `size`
-    "disk_filling",  # /data goes from 71 % to 98 %
-    "wandb_unsent",  # the run tells that W&B does not take its figures
-    "node_dead",  # ssh does not answer, which is reported after `size` seconds
-    "node_silent",  # the stream is open and nothing comes
-    "gpu_lost",
-)
-
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """One fault between two times, in seconds of the cluster; `node` counts from 1."""
+    """One fault between two times, in seconds of the cluster; `node` counts from 1.
+
+    Kinds: power_drop (one GPU waits while the others compute), stalled_steps (the whole run waits),
+    clock_step (the node's clock jumps by `size` seconds and stays there), link_errors (`size` a
+    minute on one InfiniBand port), link_down, throttle (hot, clocks held down), ecc (`size`
+    uncorrected memory errors), xid (of number `size`), disk_filling (/data goes from 71 % to 98 %),
+    wandb_unsent (the run tells that W&B does not take its figures), node_dead (ssh does not answer,
+    reported after `size` seconds), node_silent (the stream is open, nothing comes), gpu_lost.
+    """
 
     kind: str
     node: int = 1

@@ -32,7 +32,6 @@ def names(nodes: int = NODES) -> tuple[str, ...]:
 
 
 def opening(nodes: tuple[str, ...], gpus: int, at_s: float) -> Iterator[RunOpened | EventSample]:
-    """The first samples of a run."""
     yield RunOpened(f"outputs/{RUN}", RUN, at_s, nodes, (gpus,) * len(nodes))
     text = f"{len(nodes) * gpus} ranks on {len(nodes)} nodes"
     yield EventSample(Event("start", text, time_s=at_s), at_s, "journal")
@@ -48,6 +47,8 @@ def step_record(
     loss = 0.36 + 0.62 * math.exp(-step / 420) + 0.09 * (draw() - 0.5)
     data, encode, optimizer = 0.21 * (0.6 + draw()), 1.10, 0.36
     compute = step_s - data - encode - optimizer - 0.06
+    seconds = {"data": data, "encode": encode, "forward": compute * 0.34}
+    seconds |= {"backward": compute * 0.66, "optimizer": optimizer}
     return StepRecord(
         step=step,
         steps_total=max(STEPS_TOTAL, step),
@@ -58,13 +59,7 @@ def step_record(
         grad_norm=0.6 + 0.3 * draw() + 2.0 * math.exp(-step / 150),
         lr=2.0e-4 * min(1.0, step / 1000),
         step_s=step_s,
-        seconds={
-            "data": data,
-            "encode": encode,
-            "forward": compute * 0.34,
-            "backward": compute * 0.66,
-            "optimizer": optimizer,
-        },
+        seconds=seconds,
         weight_norm=1204.0 + step / 100,
         idle_share=(0.36 if slow else 0.04) + 0.02 * draw(),
         slowest_rank=int(draw() * ranks) if waits_for is None else waits_for,

@@ -11,15 +11,20 @@ from dashboards.model.samples import (
     NodeDown,
     NodeSample,
     RunOpened,
+    Sample,
     StepSample,
     Tick,
 )
 from dashboards.model.state import State, initial_state
-from dashboards.reduce import fold, reduce
+from dashboards.reduce import fold
 from tests.dashboards.runs import record
 from trainer.runlog.telemetry import Event
 
 POWER = METRICS[0]
+
+
+def reduce(state: State, sample: Sample) -> State:
+    return fold(state, (sample,))
 
 
 def busy(node: str, at_s: float, count: int = 8, **changed: object) -> NodeSample:
