@@ -78,7 +78,6 @@ def _exported(rule: Rule) -> str:
 
 
 def render() -> str:
-    """The file for `rule_files`."""
     return HEAD + "".join([*map(_exported, RULES), *OWN])
 
 

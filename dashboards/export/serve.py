@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from wsgiref.simple_server import make_server as simple_server
 
 from prometheus_client import CollectorRegistry, generate_latest, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import ThreadingWSGIServer
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
@@ -148,15 +148,7 @@ def _served(host: str, port: int, registry: CollectorRegistry, output: Output) -
         thread.join(5.0)
 
 
-class Server(ThreadingMixIn, WSGIServer):
-    """A thread for each request: a client that sends nothing keeps no other waiting."""
-
-    daemon_threads = True
-
-
 class Request(WSGIRequestHandler):
-    """One request, without a line on the terminal."""
-
     timeout = REQUEST_S
 
     def log_message(self, format: str, *args: Any) -> None:
@@ -174,7 +166,8 @@ def make_server(host: str, port: int, registry: CollectorRegistry) -> WSGIServer
         return [FOREIGN.encode()]
 
     family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-    kind = type("Server", (Server,), {"address_family": family})
+    # A thread for each request: a client that sends nothing keeps no other waiting.
+    kind = type("Server", (ThreadingWSGIServer,), {"address_family": family})
     server: WSGIServer = simple_server(host, port, answer, kind, Request)
     return server
 
