@@ -11,12 +11,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from textual.app import SystemCommand
 from textual.binding import Binding, BindingType
 from textual.markup import escape
-from textual.notifications import SeverityLevel
 from textual.screen import Screen
 
 from clusterctl.printable import printable
@@ -33,7 +32,6 @@ from dashboards.tui.screens.node import NodeScreen
 from dashboards.tui.screens.run import RunScreen
 from dashboards.tui.screens.stacks import StacksScreen
 from dashboards.tui.widgets import palette
-from dashboards.tui.widgets.bars import ReplayBar
 
 SCRUB = 0.02  # of the whole recording
 MANY_NODES = 200  # above, a round is done in parts
@@ -43,8 +41,6 @@ LEAVE_S = 15.0  # after a signal; a recording takes up to 10 s to be closed
 
 
 class TopApp(Top):
-    """`clusterctl top` on a terminal, or in a browser."""
-
     CSS_PATH = "theme.tcss"
     TITLE = "clusterctl top"
     MODES: ClassVar = {
@@ -161,18 +157,9 @@ class TopApp(Top):
             self.notify(note, severity="error", timeout=20)
         return samples
 
-    def notify(
-        self,
-        message: str,
-        *,
-        title: str = "",
-        severity: SeverityLevel = "information",
-        timeout: float | None = None,
-        markup: bool = False,
-    ) -> None:
+    def notify(self, message: str, *, title: str = "", markup: bool = False, **how: Any) -> None:
         """As Textual's, but the text is never markup: it may come from a node."""
-        message, title = printable(message), printable(title)
-        super().notify(message, title=title, severity=severity, timeout=timeout, markup=False)
+        super().notify(printable(message), title=printable(title), markup=False, **how)
 
     def copy_to_clipboard(self, text: str) -> None:
         """As Textual's, without control characters."""
@@ -214,8 +201,9 @@ class TopApp(Top):
             by_s = part * (replay.last_s - replay.first_s) + intervals * self._interval_s
             self._play(lambda player: player.seek_to(replay.now() + by_s))
 
-    def on_replay_bar_seek(self, event: ReplayBar.Seek) -> None:
-        self._play(lambda player: player.seek_to(event.at_s))
+    def action_seek(self, part: float) -> None:
+        """To a part of the whole."""
+        self._play(lambda it: it.seek_to(it.first_s + part * (it.last_s - it.first_s)))
 
     def _play(self, change: Callable[[Player], None]) -> None:
         if self.replay is not None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 Row = list[tuple[str, int]]  # runs of equal layer; layer -1 is blank
@@ -129,12 +130,17 @@ def curve(
     """
     bits = [[0] * width for _ in range(height)]
     layers = [[BLANK] * width for _ in range(height)]
+
+    def put(x: int, y: int, layer: int) -> None:
+        if layers[y >> 2][x >> 1] != layer:
+            bits[y >> 2][x >> 1] = 0  # a thin line reads better than a fat one
+        bits[y >> 2][x >> 1] |= _BITS[x & 1][y & 3]
+        layers[y >> 2][x >> 1] = layer
+
     top = 4 * height - 1
     for x, value in dots:
         if math.isfinite(value) and 0 <= x < 2 * width:
-            y = top - round(scale.dots(value, height))
-            bits[y >> 2][x >> 1] |= _BITS[x & 1][y & 3]
-            layers[y >> 2][x >> 1] = 0
+            put(x, top - round(scale.dots(value, height)), 0)
     before: int | None = None
     for x, value in enumerate(values[: 2 * width]):
         if not math.isfinite(value):
@@ -146,23 +152,16 @@ def curve(
             # Up to the neighbour's height, in this column: a steep step stays one line.
             first, last = (before + 1, y) if before < y else (y, before - 1)
         for dot in range(first, last + 1):
-            if layers[dot >> 2][x >> 1] == 0:
-                bits[dot >> 2][x >> 1] = 0  # a thin line reads better than a fat one
-            bits[dot >> 2][x >> 1] |= _BITS[x & 1][dot & 3]
-            layers[dot >> 2][x >> 1] = 1
+            put(x, dot, 1)
         before = y
-    return [_runs(row_bits, row_layers) for row_bits, row_layers in zip(bits, layers, strict=True)]
+    return [_runs(zip(*row, strict=True)) for row in zip(bits, layers, strict=True)]
 
 
-def _runs(bits: Sequence[int], layers: Sequence[int]) -> Row:
-    row: Row = []
-    for bit, layer in zip(bits, layers, strict=True):
-        char = chr(0x2800 + bit) if bit else " "
-        if row and row[-1][1] == layer:
-            row[-1] = (row[-1][0] + char, layer)
-        else:
-            row.append((char, layer))
-    return row
+def _runs(cells: Iterable[tuple[int, int]]) -> Row:
+    return [
+        ("".join([chr(0x2800 + bit) if bit else " " for bit, _ in run]), layer)
+        for layer, run in itertools.groupby(cells, operator.itemgetter(1))
+    ]
 
 
 def resampled(

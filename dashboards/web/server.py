@@ -23,14 +23,15 @@ TITLE = "clusterctl top"
 FOREIGN = "this page may only be opened by an address or a name of its machine, and from itself\n"
 NO_WORD = "open the whole address that clusterctl top --web printed: a word of it is missing\n"
 STATIC = Path(textual_serve.__file__).parent / "static"
-PAGE = Template((Path(__file__).parent / "page.html").read_text(encoding="utf-8"))
+PAGE = Path(__file__).parent / "page.html"
 
 
 def page(host: str, word: str, font_size: str) -> str:
     """The one page there is; everything it loads comes from this server."""
     size = int(font_size) if re.fullmatch("[0-9]{1,2}", font_size) else 0
     size = size if 6 <= size <= 48 else 16
-    return PAGE.substitute(host=escape(host), word=escape(word), size=size)
+    template = Template(PAGE.read_text(encoding="utf-8"))
+    return template.substitute(host=escape(host), word=escape(word), size=size)
 
 
 class Server(TextualServer):

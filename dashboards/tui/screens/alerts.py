@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
 from rich.style import Style
@@ -51,9 +51,8 @@ class AlertList(Listing[Alert]):
         places = [place for place, alert in enumerate(self.listed) if _same(alert) == self._on]
         if places:
             self.at = places[0]
-        wide = f"{'last':<10}" if width >= 102 else ""
-        where = f"{'where':<{24 if width >= 102 else 16}}what"
-        text = f"    {'since':<10}{wide}{'for':<8}{'':<6}{'alert':<16}{where}"
+        last, wide = ("last      ", 24) if width >= 102 else ("", 16)
+        text = f"    since     {last}for     {'':<6}{'alert':<16}{'where':<{wide}}what"
         return [words((text, colors.dim))] if self.listed else []
 
     def rows(self, state: State, width: int, colors: Palette) -> list[Line]:
@@ -70,8 +69,7 @@ class AlertList(Listing[Alert]):
             style = text = colors.dim
             mark = " " if over else "m" if muted else "a"
         until = state.now_s if alert.cleared_s is None else alert.cleared_s
-        last = f"{clock(alert.last_s):<10}" if width >= 100 else ""
-        wide = 24 if width >= 100 else 16
+        last, wide = (f"{clock(alert.last_s):<10}", 24) if width >= 100 else ("", 16)
         where = self._short(alert.subject)
         where = where if len(where) < wide else where[: wide - 2] + "…"
         return words(
@@ -94,13 +92,11 @@ def _same(alert: Alert) -> tuple[object, ...]:
 
 
 class AlertDetail(Panel):
-    """Everything about the alert under the cursor."""
-
-    def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
+    def paint(self, state: State, width: int, height: int, colors: Palette) -> Iterator[Line]:
         alert = self.screen.query_one(AlertList).chosen()
         if alert is None:
             self.title("")
-            return []
+            return
         self.title(f"{alert.id}  {alert.subject}")
         entries: list[tuple[str, str, Style]] = [
             ("what", alert.text, colors.severity(alert.severity)),
@@ -108,17 +104,14 @@ class AlertDetail(Panel):
             ("seen", self._times(alert, state), colors.text),
             ("do", alert.command or units.UNKNOWN, colors.accent),
         ]
-        if is_muted(alert, state):
-            assert alert.muted_until_s is not None
+        if alert.muted_until_s is not None and is_muted(alert, state):
             entries.append(("muted", f"until {clock(alert.muted_until_s)}", colors.label))
         elif alert.acknowledged:
             entries.append(("ack", "you know of it: it is not counted any more", colors.label))
-        lines: list[Line] = []
         for name, text, style in entries:
             for piece in textwrap.wrap(text, max(20, width - 10)) or [""]:
-                lines.append(words((f" {name:<8}", colors.dim), (piece, style)))
+                yield words((f" {name:<8}", colors.dim), (piece, style))
                 name = ""
-        return lines
 
     def _times(self, alert: Alert, state: State) -> str:
         text = f"first {clock(alert.first_s)}, last {clock(alert.last_s)}"

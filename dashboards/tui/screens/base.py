@@ -184,13 +184,10 @@ class TopScreen(Screen[None]):
             self.query_one("#too-small", Static).update(text[:columns])
             return
         self.set_class(rows >= 32, "-tall")
-        self.set_class(columns >= 110, "-wide")
         self.call_after_refresh(self.again)
 
 
 class ListScreen(TopScreen):
-    """A screen with one widget to move in."""
-
     BINDINGS: ClassVar[list[BindingType]] = [
         ("up,k", "move(-1)"),
         ("down,j", "move(1)"),
@@ -216,8 +213,6 @@ class ListScreen(TopScreen):
 
 
 class FilterScreen(TopScreen):
-    """A screen with a line for a filter."""
-
     wanted = ""
 
     def filter_line(self, placeholder: str) -> Input:
@@ -234,7 +229,6 @@ class FilterScreen(TopScreen):
         self.filter()
 
     def filter(self) -> None:
-        """Show what fits `wanted`."""
         self.again()
 
     def on_input_submitted(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from textual.app import ComposeResult
@@ -21,29 +22,7 @@ from dashboards.tui.widgets.panel import plain
 
 MOST_LINES = 12
 NOTHING_IS_SAVED = "SIGTERM, 10 s later SIGKILL. Nothing is saved first: clusterctl stop does that."
-HELP = """\
-[b]Screens[/b]   1 cluster  2 node  3 run  4 alerts  5 stacks   esc back
-[b]Moving[/b]    arrows or h j k l, page up and down, enter in, mouse
-[b]Cluster[/b]   / filter   p metric   s sort: hostfile, value, state, outliers
-          o who is out of the fleet's range   enter the node
-          space mark a node   * all listed   esc drop filter, then marks
-          S stacks   P preflight   K kill   e copy: of marked nodes
-[b]Node[/b]      left right other nodes   up down GPUs   L logs   P preflight
-[b]Run[/b]       L log of the slowest rank   S stacks
-[b]Alerts[/b]    a acknowledge   m mute for an hour   enter go there
-          x those that are over
-[b]Stacks[/b]    enter look, then the full stack   S again   x idle ones, too
-          d save as text and page
-[b]Logs[/b]      left right ranks   d the kernel's   / only lines with   G end
-[b]Replay[/b]    space pause   + - speed   [ ] 2 %   , . one reading   home end
-[b]Anywhere[/b]  ctrl+p commands and themes   e copy   w picture (SVG)
-          K end processes: asks, Cancel is the default   q quit
-
-[b]Marks[/b]     [b]![/b] odd: alerts say why   [b]x[/b] missing: a GPU that was there
-          [b]~[/b] stale: no reading for three intervals, with its age
-          [b]-[/b] unknown: no answer, with the phase that failed
-          [b]*[/b] marked by you
-"""
+HELP = Path(__file__).parents[1] / "help.txt"
 
 
 class Dialog(ModalScreen[None]):
@@ -71,7 +50,7 @@ class Dialog(ModalScreen[None]):
             yield Static("", id="dialog-text", markup=False)
             with Horizontal(id="buttons"):
                 yield Button("Cancel", id="cancel", compact=True)
-                yield Button("", id="go", variant="error", compact=True, disabled=True)
+                yield Button("", id="go", variant="error", compact=True)
 
     def on_mount(self) -> None:
         where = fold(self._where) or "all nodes"
@@ -89,7 +68,6 @@ class Dialog(ModalScreen[None]):
         raise NotImplementedError
 
     def take(self, job: Job[Any]) -> None:
-        """Show how a job ended."""
         raise NotImplementedError
 
     def say(self, lines: Sequence[str]) -> None:
@@ -162,7 +140,7 @@ class KillDialog(Dialog):
         self.say([head, "", *lines, "", NOTHING_IS_SAVED])
         go = self.query_one("#go", Button)
         go.label = f"End {found.count} processes"
-        go.display, go.disabled = True, False
+        go.display = True
 
     def go(self) -> None:
         actions, found = self.top.actions, self._found
@@ -206,7 +184,7 @@ class HelpScreen(ModalScreen[None]):
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="help"):
-            yield Static(HELP, id="help-text")
+            yield Static(HELP.read_text(encoding="utf-8"), id="help-text")
 
     def on_mount(self) -> None:
         box = self.query_one("#help")
@@ -234,7 +212,6 @@ class ActingScreen(TopScreen):
             self.app.push_screen(PreflightDialog(nodes))
 
     def action_kill(self) -> None:
-        """The dialog that names what would be ended."""
         nodes = self.meant()
         if nodes is not None and self.top.readonly:
             self.notify("this view only looks: start it without --readonly", severity="warning")

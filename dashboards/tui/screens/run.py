@@ -58,7 +58,6 @@ class RunScreen(ActingScreen):
         return run.directory if run else ""
 
     def action_log(self) -> None:
-        """Of the slowest rank."""
         run = self.top.state.run
         if run is None:
             return

@@ -96,10 +96,6 @@ class ClassList(Listing[Class]):
     everything = False  # idle classes too
     _hidden = ""
 
-    def take(self, diagnosis: Diagnosis) -> None:
-        self.diagnosis = diagnosis
-        self.choose()
-
     def choose(self) -> None:
         """List again, after a new look or with other ones hidden."""
         if self.diagnosis is None:
@@ -205,8 +201,8 @@ class StacksScreen(ListScreen):
         if job is not self.panel.job:
             return  # an older one
         if job.value is not None:
-            self.panel.diagnosis = job.value
-            self.listing.take(job.value)
+            self.panel.diagnosis = self.listing.diagnosis = job.value
+            self.listing.choose()
             self.panel.job = None
         self.again()
 

@@ -22,8 +22,6 @@ WARN = re.compile(r"warn|timeout|timed out|retry|slow", re.IGNORECASE)
 
 
 class PageScreen(ListScreen):
-    """A screen with one long text to scroll."""
-
     BINDINGS: ClassVar[list[BindingType]] = [
         ("b", "page(-1)"),
         ("f", "page(1)"),
@@ -64,7 +62,6 @@ class TextScreen(PageScreen):
         self._heading, self._lines = heading, rows
 
     def on_mount(self) -> None:
-        super().on_mount()
         self.page.fill(self._lines)
 
     def prepare(self, state: State) -> None:
@@ -127,9 +124,7 @@ class LogScreen(FilterScreen, PageScreen):
         actions, run, rank, node = self.top.actions, self.top.state.run, self._rank, self._node
         if self._job is not None and not self._job.done and not self._job.cancelled:
             return
-        if actions is None:
-            self.page.fill([("there are no nodes to ask here", "dim")])
-        elif rank is not None and run is not None:
+        if rank is not None and run is not None:
             self._job = start_job(self, partial(actions.rank_log, run, rank), self._take)
         elif node is not None:
             self._job = start_job(self, partial(actions.kernel_log, node), self._take)

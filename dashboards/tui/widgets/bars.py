@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from rich.style import Style
 from textual.events import Click
-from textual.message import Message
 
 from dashboards.feeds.replay import Player
 from dashboards.model import units
@@ -35,8 +34,6 @@ def unheard(state: State) -> list[Alert]:
 
 
 class TopBar(Panel):
-    """Who, how many, how far, how old, what time: always there."""
-
     with_run = False  # where nothing else on the screen shows the run
 
     def looks_at(self, state: State) -> object:
@@ -103,8 +100,6 @@ def last_step_age(run: RunState, state: State) -> str:
 
 
 class RunStrip(Panel):
-    """The run in one line, for the screens that are about something else."""
-
     def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
         run = state.run
         if run is None:
@@ -141,7 +136,6 @@ def _loss(curve: Thin) -> str:
 
 
 def status_words(now: Figures, colors: Palette) -> Sequence[tuple[str, Style]]:
-    """The run's state in a word with its mark."""
     marks = {"waiting": UNKNOWN, "stalled": ALARM, "failed": ALARM}
     styles = {UNKNOWN: colors.dim, ALARM: colors.alarm}
     mark = marks.get(now.status, "")
@@ -189,13 +183,6 @@ class KeyBar(Panel):
 class ReplayBar(Panel):
     """One line above the keys; not there where nothing is played."""
 
-    class Seek(Message):
-        """The user wants to see another time."""
-
-        def __init__(self, at_s: float) -> None:
-            super().__init__()
-            self.at_s = at_s
-
     _bar = range(0)  # the columns of the bar
 
     def __init__(self, replay: Player | None, *, id: str) -> None:
@@ -225,9 +212,8 @@ class ReplayBar(Panel):
         self._bar = range(start, start + max(4, width - start - width_of(right)))
         return [left + gauge(part, len(self._bar), colors.good, colors) + right]
 
-    def on_click(self, event: Click) -> None:
-        offset, replay = event.get_content_offset(self), self._replay
-        if replay is not None and offset is not None and offset.x in self._bar:
+    async def on_click(self, event: Click) -> None:
+        offset = event.get_content_offset(self)
+        if offset is not None and offset.x in self._bar:
             part = (offset.x - self._bar.start) / max(1, len(self._bar) - 1)
-            at_s = replay.first_s + part * (replay.last_s - replay.first_s)
-            self.post_message(self.Seek(at_s))
+            await self.run_action(f"app.seek({part})")

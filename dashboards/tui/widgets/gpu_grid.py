@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from rich.segment import Segment
 from rich.style import Style
@@ -25,8 +26,6 @@ REVERSED = Style(reverse=True, bold=True)
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a number of nodes is laid out in a width and height."""
-
     columns: int
     rows: int  # in each column, without the heading
     block: int  # width of a column
@@ -88,8 +87,8 @@ class GpuGrid(Scrolled):
         self._label = max([3, *map(len, short.values())])
         return lay_out(max(1, nodes), self._gpus, self._label, width, height)
 
-    def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
-        prefix, short = fleet.short_names(state.nodes)
+    def paint(self, state: State, width: int, height: int, colors: Palette) -> Iterable[Line]:
+        prefix, _ = fleet.short_names(state.nodes)
         self.listed = fleet.arranged(state, self.metric, self.order, self.wanted)
         self._shape = shape = self._lay_out(state, len(self.listed), width, height)
         self._keep_cursor(height)
@@ -103,14 +102,18 @@ class GpuGrid(Scrolled):
         self.title(f"{prefix + '…  ' if prefix else ''}{title}", " · ".join(notes))
         if not self.listed:
             return [words((" no node has this name or mark", colors.dim))]
-        lines = [self._heading(shape, colors) * shape.columns]
-        for row in range(self._top, min(shape.rows, self._top + height - 1)):
-            line: Line = []
-            for node in self.listed[row :: shape.rows]:
-                block = self._block(node, short[node.name], state, colors)
-                line += fitted(block, shape.block, colors.text)
-            lines.append(line)
-        return lines
+        return [
+            self._heading(shape, colors) * shape.columns,
+            *self._rows(height - 1, state, colors),
+        ]
+
+    def _rows(self, height: int, state: State, colors: Palette) -> Iterator[Line]:
+        _, short = fleet.short_names(state.nodes)
+        shape = self._shape
+        for row in range(self._top, min(shape.rows, self._top + height)):
+            nodes = self.listed[row :: shape.rows]
+            blocks = [self._block(node, short[node.name], state, colors) for node in nodes]
+            yield list(chain(*(fitted(block, shape.block, colors.text) for block in blocks)))
 
     def _notes(self, *more: str) -> list[str]:
         """For below: marked nodes, also those that the filter hides, the order, and the filter."""

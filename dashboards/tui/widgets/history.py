@@ -57,8 +57,6 @@ def reach(node: NodeState) -> int:
 
 
 class FleetHistory(Panel):
-    """The whole fleet's metric over the last minutes, and its lowest and highest GPU."""
-
     metric: fleet.Metric = fleet.METRICS[0]
 
     def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
@@ -80,7 +78,6 @@ class FleetHistory(Panel):
     def _notes(
         self, state: State, samples: Sequence[NodeSample], width: int, colors: Palette
     ) -> list[Line]:
-        """Lowest and highest GPU, by name."""
         found = [
             (value, sample.node, gpu.index)
             for sample in samples

@@ -61,7 +61,6 @@ class Listing(Scrolled, Generic[T]):
         raise NotImplementedError
 
     def empty(self, colors: Palette) -> list[Line]:
-        """Lines to show where there are no rows."""
         return []
 
     def chosen(self) -> T | None:

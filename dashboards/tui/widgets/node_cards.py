@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from rich.segment import Segment
 
@@ -12,7 +13,7 @@ from dashboards.tui.braille import Scale, finite, nice_scale, spark
 from dashboards.tui.widgets.gpu_grid import GpuGrid, Layout
 from dashboards.tui.widgets.history import chart, load_text, memory_text, node_line, reach, shown
 from dashboards.tui.widgets.palette import SILENT, Palette
-from dashboards.tui.widgets.panel import Line, beside, fitted, gauge, spread, width_of, words
+from dashboards.tui.widgets.panel import Line, beside, gauge, spread, width_of, words
 
 CARD_HEIGHT, CARD_WIDTH = 5, 38
 SIDE = 30  # bars beside the chart
@@ -35,7 +36,7 @@ class NodeCards(GpuGrid):
 
     metric = fleet.NODE_METRICS[0]
 
-    def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
+    def paint(self, state: State, width: int, height: int, colors: Palette) -> Iterable[Line]:
         self.listed = fleet.arranged(state, self.metric, self.order, self.wanted)
         self._gpus = 0
         prefix, short = fleet.short_names(state.nodes)
@@ -49,9 +50,9 @@ class NodeCards(GpuGrid):
         columns = cards[0] if cards else max(1, width // ROW_WIDTH)
         rows = math.ceil(len(self.listed) / columns)
         self._shape = Layout(columns, rows, width // columns, 1)
-        lines: list[Line] = []
         if cards is not None:
             self._keep_cursor(height)
+            lines: list[Line] = []
             tall, wide, scale = cards[1], self._shape.block, self._scale(state)
             for row in range(rows):
                 nodes = self.listed[row::rows]
@@ -60,12 +61,7 @@ class NodeCards(GpuGrid):
             return lines
         self._keep_cursor(height + 1)
         self._label = max(map(len, short.values()))
-        for row in range(self._top, min(rows, self._top + height)):
-            line: Line = []
-            for node in self.listed[row::rows]:
-                line += self._row(node, short[node.name], state, colors)
-            lines.append(line)
-        return lines
+        return self._rows(height, state, colors)
 
     def _scale(self, state: State) -> Scale:
         """The same for all nodes, so that cards can be compared."""
@@ -130,26 +126,24 @@ class NodeCards(GpuGrid):
         used = memory_text(sample).replace("/", " of ")
         return [*lines, words((f"{'':<8}{used:>21}", colors.dim))]
 
-    def _row(self, node: NodeState, label: str, state: State, colors: Palette) -> Line:
+    def _block(self, node: NodeState, label: str, state: State, colors: Palette) -> Line:
         """A node in one line: name, cpu, memory, load, the metric's last minutes or its trouble."""
-        block = self._shape.block
         mark, why = fleet.node_mark(node, state)
         silent = mark in SILENT
         line = self._front(node, label, silent, colors)
         sample = node.sample
         if sample is None or node.down:
-            line += words((f"{mark} {why}" if mark else "not watched", colors.warn))
-            return fitted(line, block, colors.text)
+            return line + words((f"{mark} {why}" if mark else "not watched", colors.warn))
         for metric in fleet.NODE_METRICS[:2]:
             value = fleet.node_value(sample, metric)
             ink = colors.ink(value, hot=metric.key == "memory")
             line += words((f" {metric.title[:3]} ", colors.dim)) + gauge(value, 8, ink, colors)
             line += words((f"{units.percent(value):>5}", colors.text))
         line += words((f"  {shown(sample.load1, '.1f'):>5} ", colors.label))
-        room = block - width_of(line) - 1
+        room = self._shape.block - width_of(line) - 1
         if silent:
             line += words((f"{mark} {why}", colors.warn))
         elif room > 3:
             values = self._past(node, state, 2 * room)
             line += words((spark(values, self._scale(state)), colors.spark))
-        return fitted(line, block, colors.text)
+        return line

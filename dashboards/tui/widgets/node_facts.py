@@ -112,8 +112,6 @@ def disks_line(sample: NodeSample, width: int, colors: Palette) -> Line:
 
 
 class NodeLinks(NodePanel):
-    """Every port with its rates and errors."""
-
     def paint(self, state: State, width: int, height: int, colors: Palette) -> Iterator[Line]:
         sample = self.sample(state)
         links = sample.links if sample else None
@@ -138,8 +136,6 @@ class NodeLinks(NodePanel):
 
 
 class NodeDisks(NodePanel):
-    """Every file system with a bar."""
-
     def paint(self, state: State, width: int, height: int, colors: Palette) -> Iterator[Line]:
         sample = self.sample(state)
         disks = sample.disks if sample else None
@@ -160,8 +156,6 @@ class NodeDisks(NodePanel):
 
 
 class NodeProcesses(NodePanel):
-    """Processes on its GPUs."""
-
     def paint(self, state: State, width: int, height: int, colors: Palette) -> Iterator[Line]:
         sample = self.sample(state)
         found = sample.processes if sample else None

@@ -45,6 +45,17 @@ _SCHEMES = {  # (grounds of cells, of heat, cells as ink, heat as ink, alarm's g
 _ANSI_COOL = ("blue", "cyan", "cyan", "green", "bright_green")
 _ANSI_HEAT = ("blue", "cyan", "green", "yellow", "red")
 _ANSI_BARS = ("cyan", "blue", "green", "magenta", "yellow", "red", "default")
+_INKS = {  # (colour of the theme, how much of it, of sixteen colours, bold, dim of those)
+    "text": ("foreground", 1.0, "default", False, False),
+    "strong": ("foreground", 1.0, "default", True, False),
+    "dim": ("foreground", 0.5, "default", False, True),
+    "label": ("foreground", 0.68, "default", False, True),
+    "accent": ("accent", 1.0, "bright_cyan", True, False),
+    "good": ("success", 1.0, "green", False, False),
+    "warn": ("warning", 1.0, "yellow", True, False),
+    "bad": ("error", 1.0, "red", True, False),
+    "cursor": ("accent", 1.0, "bright_white", True, False),
+}
 LEVELS = 24
 SILENT = (UNKNOWN, STALE)  # marks of nodes without a reading now
 Rgb = tuple[int, int, int]
@@ -52,8 +63,6 @@ Rgb = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Palette:
-    """Every style that the panels use."""
-
     text: Style
     strong: Style
     dim: Style
@@ -113,17 +122,11 @@ def _many_colors(colors: tuple[str, ...], ground: Rgb, scheme: str) -> Palette:
     def ink(color: Rgb, part: float = 1.0, bold: bool = False) -> Style:
         return Style(color=Color.from_rgb(*_mix(ground, color, part)), bgcolor=behind, bold=bold)
 
+    theme = dict(zip(_NAMES.split(), map(_rgb, colors), strict=False))
+    inks = {name: ink(theme[of], part, bold) for name, (of, part, _, bold, _) in _INKS.items()}
     return Palette(
-        text=ink(foreground),
-        strong=ink(foreground, bold=True),
-        dim=ink(foreground, 0.5),
-        label=ink(foreground, 0.68),
-        accent=ink(accent, bold=True),
-        good=ink(success),
-        warn=ink(warning, bold=True),
+        **inks,
         alarm=Style(color=on_alarm, bgcolor=Color.from_rgb(*_rgb(alarm)), bold=True),
-        bad=ink(error, bold=True),
-        cursor=ink(accent, bold=True),
         chart=tuple(ink(_mix(primary, success, n / 11), 0.55 + 0.45 * n / 11) for n in range(12)),
         spark=ink(_mix(primary, success, 0.5), 0.8),
         faint=ink(primary, 0.75),
@@ -143,17 +146,10 @@ def _few_colors(plain: bool) -> Palette:
         return Style(color="default" if plain else name, bold=bold, dim=dim)
 
     cool, heat = tuple(map(ink, _ANSI_COOL)), tuple(map(ink, _ANSI_HEAT))
+    inks = {name: ink(of, bold, dim) for name, (_, _, of, bold, dim) in _INKS.items()}
     return Palette(
-        text=ink("default"),
-        strong=ink("default", bold=True),
-        dim=ink("default", dim=True),
-        label=ink("default", dim=True),
-        accent=ink("bright_cyan", bold=True),
-        good=ink("green"),
-        warn=ink("yellow", bold=True),
+        **inks,
         alarm=Style(color="default" if plain else "red", bold=True, reverse=True),
-        bad=ink("red", bold=True),
-        cursor=ink("bright_white", bold=True),
         chart=(ink("cyan"),),
         spark=ink("cyan"),
         faint=ink("blue", dim=plain),

@@ -22,8 +22,6 @@ from trainer.runlog.telemetry import StepRecord
 
 
 class RunHead(Panel):
-    """Name, state, progress, time of arrival, age of the data."""
-
     def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
         run = state.run
         if run is None:
@@ -102,8 +100,6 @@ class LossCurve(CurvePanel):
 
 
 class StepCurve(CurvePanel):
-    """Seconds a step."""
-
     NAME, COLUMN, STYLE, FROM_ZERO = "step time", 3, "accent", True
 
     def heading(self, last: StepRecord, now: Figures) -> tuple[str, str]:
@@ -120,7 +116,6 @@ def _without_outliers(values: list[float]) -> list[float]:
 
 
 def _labels(scale: Scale, rows: int) -> dict[int, str]:
-    """Values at top, middle and bottom."""
     labels = {0: units.number(scale.high), rows - 1: units.number(scale.low)}
     if rows >= 7:
         middle = rows // 2
@@ -139,8 +134,6 @@ def _step_axis(low: float, high: float, inner: int) -> str:
 
 
 class Events(Panel):
-    """What happened, newest first."""
-
     def looks_at(self, state: State) -> object:
         return state.run.events if state.run else None
 
@@ -182,11 +175,10 @@ class RunNodes(Panel):
                 continue
             if status in ("lost", "failed"):
                 mark, why = "!", status
-            style = colors.mark(mark, colors.good)
-            word = f"{mark} {why}" if mark else status or "ok"
+            style, word = colors.mark(mark, colors.good), status or "ok"
             if not status and (node is None or not state.watches):
-                style = colors.dim
-                word = word if mark else "not watched"
+                style, word = colors.dim, "not watched"
+            word = f"{mark} {why}" if mark else word
             between = f" {status} " if mark and status not in ("", why) else " "
             lines.append(words((f" {name} ", colors.text), (between, colors.label), (word, style)))
         if quiet:
@@ -232,16 +224,14 @@ class Phases(Panel):
 
 
 class RunFigures(Panel):
-    """Throughput and health in numbers."""
-
     def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
         run = state.run
         self.title("figures")
         if run is None or run.last is None:
             return [words((" no step yet", colors.dim))]
+        pairs = self._pairs(run, state, colors)
         entries = [
-            words((f" {name:<12}", colors.label), (text, style))
-            for name, text, style in self._pairs(run, state, colors)
+            words((f" {name:<12}", colors.label), (text, style)) for name, text, style in pairs
         ]
         if height >= len(entries) or width < 56:
             return entries
@@ -255,7 +245,7 @@ class RunFigures(Panel):
         idle, rank = now.idle_share, now.slowest_rank
         waits = (idle or 0) > 0.2 or (now.data_share or 0) > 0.2
         late = now.slowest_steps > 0.3 * now.window and (idle or 0) > 0.1
-        slowest = units.UNKNOWN
+        slowest = saved = units.UNKNOWN
         if rank is not None:
             place = run.place_of(rank)
             where = f" ({short_names(run.planned)[1][place[0]]}/{place[1]})" if place else ""
@@ -264,7 +254,6 @@ class RunFigures(Panel):
         speed = f"{units.percent(used)}  " if used is not None else ""
         if now.flops_s is not None:
             speed += f"{units.number(now.flops_s / 1e12)} TFLOP/s a rank"
-        saved = units.UNKNOWN
         if now.checkpoint is not None:
             step, at_s = now.checkpoint
             saved = f"step {step:,}, " if step is not None else ""
