@@ -88,7 +88,7 @@ class GpuGrid(Scrolled):
         return lay_out(max(1, nodes), self._gpus, self._label, width, height)
 
     def paint(self, state: State, width: int, height: int, colors: Palette) -> Iterable[Line]:
-        prefix, _ = fleet.short_names(state.nodes)
+        prefix, short = fleet.short_names(state.nodes)
         self.listed = fleet.arranged(state, self.metric, self.order, self.wanted)
         self._shape = shape = self._lay_out(state, len(self.listed), width, height)
         self._keep_cursor(height)
@@ -104,11 +104,12 @@ class GpuGrid(Scrolled):
             return [words((" no node has this name or mark", colors.dim))]
         return [
             self._heading(shape, colors) * shape.columns,
-            *self._rows(height - 1, state, colors),
+            *self._rows(height - 1, short, state, colors),
         ]
 
-    def _rows(self, height: int, state: State, colors: Palette) -> Iterator[Line]:
-        _, short = fleet.short_names(state.nodes)
+    def _rows(
+        self, height: int, short: dict[str, str], state: State, colors: Palette
+    ) -> Iterator[Line]:
         shape = self._shape
         for row in range(self._top, min(shape.rows, self._top + height)):
             nodes = self.listed[row :: shape.rows]

@@ -61,7 +61,7 @@ class NodeCards(GpuGrid):
             return lines
         self._keep_cursor(height + 1)
         self._label = max(map(len, short.values()))
-        return self._rows(height, state, colors)
+        return self._rows(height, short, state, colors)
 
     def _scale(self, state: State) -> Scale:
         """The same for all nodes, so that cards can be compared."""

@@ -112,7 +112,8 @@ class Panel(Widget):
             self._titles = text, note
             # As Content: a string would be read as markup.
             self.border_title, self.border_subtitle = plain(text), plain(note)
-            self._whole.clear()
+            inner = range(self.gutter.top, self.gutter.top + len(self._strips))
+            self._whole = {y: line for y, line in self._whole.items() if y in inner}
 
     def render_line(self, y: int) -> Strip:
         if y < len(self._strips):
