@@ -45,9 +45,9 @@ def command(settings: Settings, output: Output, list_all: bool, **options: Any) 
     130 after Ctrl-C, 0 after SIGTERM. docs/reference/alerts.md has the list.
     """
     if list_all:
-        from dashboards.alerts import docs_table
+        from dashboards.watch import rule_list
 
-        docs_table.show(output)
+        rule_list.show(output)
         return 0
     from dashboards.watch.lines import watch
 

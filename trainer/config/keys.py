@@ -2,7 +2,7 @@
 
 Names are those of Open-Sora 1.2 and 2.0 configs, so that the published stage files load. Keys of
 theirs that change nothing here are `harmless`, keys that cannot be honoured are `refused` with a
-sentence. docs/reference/configs.md is made from this file (`python -m trainer.config.docs`).
+sentence. docs/reference/configs.md is made from this file.
 """
 
 from __future__ import annotations

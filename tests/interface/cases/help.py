@@ -8,7 +8,7 @@ from tests.interface.shell import Shell
 
 TOOLS = (
     "train", "infer", "weights", "weights inspect", "weights convert", "bench", "evaluate", "pictures", "config",
-    "config.docs", "data", "data.digits",
+    "data", "data.digits",
 )  # fmt: skip
 VERBS = (
     "probe", "check", "filter", "merge", "difference", "intersect", "dedupe", "clean-captions", "convert", "shard",

@@ -50,14 +50,6 @@ def bad(shell: Shell) -> None:
         shell.run(f"{line} {name}.py")
 
 
-@case("trainer.config.docs.table")
-def table(shell: Shell) -> None:
-    """All keys of a config."""
-    shell.run("python -m trainer.config.docs")
-    shell.run("python -m trainer.config.docs --write missing.md")
-    shell.run("python -m trainer.config.docs more")
-
-
 @case("trainer.train.usage")
 def train(shell: Shell) -> None:
     """What train refuses before it begins."""

@@ -1,0 +1,185 @@
+"""The tables of docs/reference, made from the code. `python -m tests.reference_tables` writes them.
+
+A table stands between a document's two marks, or behind the first where there is no second.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import itertools
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from checks.registry import Check
+from checks.runner import all_checks
+from dashboards.alerts.engine import RULES
+from dashboards.model.alert_book import Rule
+from dashboards.model.units import span
+from trainer.allowed_values import allowed
+from trainer.config import keys
+from trainer.config.upstream import REFUSED, TYPES
+from trainer.models.stdit_config import STDiT3Config
+
+FOLDER = Path(__file__).parents[1] / "docs" / "reference"
+BEGIN, END = "<!-- table -->\n", "<!-- end of table -->\n"
+CHECK_SUBJECTS = {
+    "active": "Nodes made to work (only with `--active`)",
+    "fleet": "GPUs of all nodes",
+    "gpu": "GPUs",
+    "host": "The machine",
+    "ib": "InfiniBand and RoCE",
+    "launch": "The launch line",
+    "net": "Network",
+    "shell": "Shell",
+    "software": "Software",
+    "ssh": "The way in",
+    "storage": "Storage",
+    "time": "Time",
+}
+ALERT_SUBJECTS = {
+    "run": "The run",
+    "loss": "The run",
+    "wandb": "The run",
+    "gpu": "GPUs",
+    "node": "Nodes",
+    "clock": "Clocks",
+    "link": "The network between nodes",
+    "disk": "Disks",
+}
+# Prefix of the keys, their dataclass, heading.
+CONFIG_SECTIONS: tuple[tuple[str, Any, str], ...] = (
+    ("", keys.Config, "The run"),
+    ("dataset.", keys.DatasetConfig, "dataset"),
+    ("model.", keys.ModelConfig, "model"),
+    ("model.", STDiT3Config, "model: the network's own numbers"),
+    ("vae.", keys.VaeConfig, "vae"),
+    ("text_encoder.", keys.TextEncoderConfig, "text_encoder"),
+    ("scheduler.", keys.SchedulerConfig, "scheduler"),
+    ("sample.", keys.SampleConfig, "sample"),
+)
+_FIELD = re.compile(r"(\w+): .*?(?:  # (.*))?$")  # one line; name and comment
+
+
+def checks() -> str:
+    head = ("id", "what, and why", "how it is measured", "verdict", "fix")
+    return _by_subject(head, CHECK_SUBJECTS, {id: _check(one) for id, one in all_checks().items()})
+
+
+def _check(one: Check) -> list[str]:
+    what = f"{one.summary} {one.why}".strip()
+    verdict = one.bad + ("" if one.advisory else " **stops a launch if unknown**")
+    return [f"`{one.id}`", what, one.how, verdict, one.fix]
+
+
+def alerts() -> str:
+    head = ("id", "why", "limit", "begins, ends after", "what to type next")
+    return _by_subject(head, ALERT_SUBJECTS, {rule.id: _alert(rule) for rule in RULES})
+
+
+def _alert(rule: Rule) -> list[str]:
+    others = " or ".join(f"`{id}`" for id in rule.suppressed_by)
+    limit = rule.threshold + (f"; suppressed by {others}" if others else "")
+    times = ", ".join(span(s) if s else "at once" for s in (rule.after_s, rule.clear_s))
+    remote = f"'{rule.remote.format(part='PATH')}'" if rule.remote else ""
+    values = {"hosts": "nodes.txt", "nodes": "-w NODES", "run": "RUN", "remote": remote}
+    command = " ".join(rule.command.format(**values).split())
+    return [f"`{rule.id}` {rule.severity.upper()}", rule.meaning, limit, times, f"`{command}`"]
+
+
+def _by_subject(
+    head: Sequence[str], subjects: Mapping[str, str], rows: Mapping[str, Sequence[str]]
+) -> str:
+    """A section for each title, with the rows of its subjects, by ids like `gpu.driver`."""
+    begin = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    sections: dict[str, list[str]] = {}
+    for id, cells in rows.items():
+        title, line = subjects[id.split(".")[0]], " | ".join(map(_cell, cells))
+        sections.setdefault(title, ["", f"### {title}", "", *begin]).append(f"| {line} |")
+    return "\n".join(itertools.chain(*sections.values())).strip() + "\n"
+
+
+def configs() -> str:
+    """All keys, then what other spellings and refused keys there are."""
+    lines: list[str] = [""]
+    for prefix, cls, heading in CONFIG_SECTIONS:
+        lines += [f"### {heading}", "", f"{(cls.__doc__ or '').splitlines()[0]}", ""]
+        lines += ["| key | type | default | |", "| --- | --- | --- | --- |"]
+        for key, kind, default, comment in config_rows(prefix, cls):
+            lines.append(f"| `{key}` | {_cell(kind)} | `{default}` | {_cell(comment)} |")
+        lines.append("")
+    lines += _config_keys("Other spellings that are understood", "aliases", "means")
+    lines += _config_keys("Keys of published files that need nothing here", "harmless", "why")
+    lines += _config_keys("Keys that are refused", "refused", "why")
+    lines += ["### Type names", "", "| section | `type` in a file | here |", "| --- | --- | --- |"]
+    for section, names in TYPES.items():
+        lines += [f"| {section} | `{name}` | `{ours}` |" for name, ours in names.items()]
+        for name, why in REFUSED[section].items():
+            lines.append(f"| {section} | `{name}` | refused: {_cell(why)} |")
+    return "\n".join([*lines, "", ""])
+
+
+def config_rows(prefix: str, cls: Any) -> Iterator[tuple[str, str, str, str]]:
+    """Key, type, default, what it means; sections inside are not rows of their own."""
+    comments = _comments(cls)
+    for field in dataclasses.fields(cls):
+        if not field.metadata.get("settable", True) or str(field.type).endswith("Config"):
+            continue
+        rule = allowed(field)
+        kind = f"{field.type}, {rule.words}" if rule else str(field.type)
+        made = field.default_factory
+        default = field.default if made is dataclasses.MISSING else made()
+        yield f"{prefix}{field.name}", kind, repr(default), comments[field.name]
+
+
+def _comments(cls: type) -> dict[str, str]:
+    """Field -> the comment beside it, else the line above."""
+    found, above = {}, ""
+    for line in map(str.strip, inspect.getsource(cls).splitlines()):
+        if match := _FIELD.match(line):
+            found[match[1]] = match[2] or above
+        above = line[2:] if line.startswith("# ") else ""
+    return found
+
+
+def _config_keys(heading: str, attribute: str, column: str) -> Iterable[str]:
+    yield from [f"### {heading}", "", f"| key | {column} |", "| --- | --- |"]
+    for prefix, cls, _ in CONFIG_SECTIONS:
+        for key, text in getattr(cls, attribute, {}).items():
+            shown = f"`{text}`" if attribute == "aliases" else _cell(text)
+            yield f"| `{prefix}{key}` | {shown} |"
+    yield ""
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "alerts.md": alerts,
+    "checks.md": checks,
+    "configs.md": configs,
+}
+
+
+def updated(name: str, text: str) -> str:
+    """A document with its table made again. Raises ValueError without a mark."""
+    head, begin, rest = text.partition(BEGIN)
+    if not begin:
+        raise ValueError(f"{name} has no {BEGIN.strip()}")
+    _, end, tail = rest.partition(END)
+    return f"{head}{BEGIN}{TABLES[name]()}{end}{tail}"
+
+
+def main() -> int:
+    for name in TABLES:
+        path = FOLDER / name
+        path.write_text(updated(name, path.read_text(encoding="utf-8")), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
