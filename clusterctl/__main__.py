@@ -1,5 +1,7 @@
 """The entry point. Imports nothing of ours before Ctrl-C is handled."""
 
+from __future__ import annotations
+
 import signal
 import sys
 

@@ -1,5 +1,7 @@
 """One exception per cause, with exit code and hint. Imports nothing: every command loads it."""
 
+from __future__ import annotations
+
 
 class ClusterctlError(Exception):
     """An expected failure: `cli.py` prints the sentence and the hint, without a traceback."""

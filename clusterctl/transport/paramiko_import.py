@@ -4,6 +4,8 @@ paramiko needs invoke only for `Match exec` of its own ssh_config reader, which 
 importing it takes longer than paramiko itself (95 of 145 ms). fabric imports it where it is needed.
 """
 
+from __future__ import annotations
+
 import logging
 import sys
 
