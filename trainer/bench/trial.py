@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 
 from trainer.bench.shapes import Shape, model_options
 from trainer.config.load import Config
+from trainer.data.plan.costs import now
 from trainer.diffusion.rectified_flow import build_flow
 from trainer.models.flops import flops_by_part
 from trainer.models.plain import plain_forward
@@ -143,15 +143,15 @@ class Trainee:
     def step(self) -> tuple[float, ...]:
         """Seconds of forward, backward and optimizer."""
         z_BCTHW, kwargs = self._inputs
-        marks = [_now(self._device)]
+        marks = [now(self._device)]
         losses = self._flow.training_losses(self._call, z_BCTHW, kwargs, mask=self._mask_BT)
         loss = losses.mean()
-        marks.append(_now(self._device))
+        marks.append(now(self._device))
         loss.backward()
-        marks.append(_now(self._device))
+        marks.append(now(self._device))
         del losses, loss
         self._optimizer.step()
-        marks.append(_now(self._device))
+        marks.append(now(self._device))
         return tuple(after - before for before, after in itertools.pairwise(marks))
 
 
@@ -210,12 +210,6 @@ def _first_share(params: list[nn.Parameter], shards: int) -> Iterator[tuple[nn.P
         if left > 0:
             yield p, min(left, p.numel())
         left -= p.numel()
-
-
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
 
 
 def status_bytes(name: str) -> int:

@@ -8,7 +8,6 @@ file per rank), `lr_scheduler.json`, `running_states.json`, `sampler.json`, `see
 
 from __future__ import annotations
 
-import hashlib
 import json
 import secrets
 import shutil
@@ -22,7 +21,7 @@ from torch import Tensor
 
 from trainer.engine.shards import Shards
 from trainer.errors import CheckpointError
-from trainer.runlog.atomic_file import sync, write_synced
+from trainer.runlog.atomic_file import sha256_of, sync, write_synced
 from trainer.runlog.json_file import read_object
 from trainer.weights.checkpoints import LATEST, MANIFEST, OPTIMIZER, complete, others
 from trainer.weights.write import total_bytes, write_file, write_index
@@ -32,7 +31,6 @@ SCHEDULE, RUNNING, SAMPLER = "lr_scheduler.json", "running_states.json", "sample
 SEEN = "seen.npy"  # content ids of the clips of this epoch so far
 _ASIDE = ".tmp-"  # begins the names of folders that are being made, or deleted
 _OLD = f"{_ASIDE}old-"
-_CHUNK = 4 << 20
 
 
 class Entry(TypedDict):
@@ -147,16 +145,8 @@ def entries(part: Path, files: Iterable[Path]) -> Entries:
     for path in files:
         sync(path)
         name = str(path.relative_to(part))
-        found[name] = {"size": path.stat().st_size, "sha256": _sha256(path)}
+        found[name] = {"size": path.stat().st_size, "sha256": sha256_of(path)}
     return found
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def forget_old(newest: Path, keep: int, every: int = 0) -> list[str]:
@@ -186,7 +176,7 @@ def _problem(path: Path) -> str:
             return f"{file} is missing"
         if file.stat().st_size != size:
             return f"{file} has {file.stat().st_size:,} bytes, not {size:,}"
-        if _sha256(file) != digest:
+        if sha256_of(file) != digest:
             return f"{file} is damaged: its SHA-256 differs"
     return ""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import os
 import re
@@ -22,6 +21,7 @@ from trainer.infer.files import State, require_folder, state_of
 from trainer.infer.prompts import Prompt, parse_prompts
 from trainer.infer.request import Job, Settings, identity, plan_jobs, settings_of
 from trainer.runlog import telemetry
+from trainer.runlog.atomic_file import sha256_of
 from trainer.weights import checkpoints
 from trainer.weights.source import find_source
 
@@ -187,7 +187,7 @@ def _made_of(config: Config, checkpoint: Path | str, options: Options) -> str:
     """Which weights of which model, and what is done to the pixels after it."""
     manifest = Path(checkpoint) / checkpoints.MANIFEST
     if manifest.is_file():  # sizes and hashes of all its files, wherever it was moved
-        weights = hashlib.sha256(manifest.read_bytes()).hexdigest()
+        weights = sha256_of(manifest)
     else:
         source = find_source(checkpoint)
         average = source.average.files if source.average is not None else ()

@@ -8,10 +8,10 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import glob
+import hashlib
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -30,7 +30,17 @@ def write_synced(path: Path, text: str) -> None:
     sync(path)
 
 
-@contextmanager
+def sha256_of(path: Path, start: int = 0) -> str:
+    """SHA-256 (hex) of a file from byte `start` on."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        file.seek(start)
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
 def part_of(path: Path) -> Iterator[Path]:
     """A hidden file that is renamed to `path` at the end, or removed on failure. Raises OSError."""
     sweep(path)

@@ -21,7 +21,7 @@ from trainer.config import load as configuration
 from trainer.data.__main__ import main as data
 from trainer.data.features import check as features_check
 from trainer.data.features.cache import Features
-from trainer.data.features.files import FeaturesError, digest_of
+from trainer.data.features.files import FeaturesError
 from trainer.data.features.key import encoder_width
 from trainer.data.manifest import shards
 from trainer.data.manifest.manifest import Manifest
@@ -30,6 +30,7 @@ from trainer.data.plan.buckets import Buckets
 from trainer.errors import ConfigError, TrainerError
 from trainer.infer import __main__ as infer
 from trainer.infer.prompts import parse_prompts
+from trainer.runlog.atomic_file import sha256_of
 from trainer.runlog.json_file import MAX_DEPTH, parse, read_object
 from trainer.weights.contents import inspect
 from trainer.weights.load import read_weights
@@ -276,7 +277,7 @@ def test_an_index_whose_numbers_are_changed_is_used_or_one_sentence(made: Made) 
             for at in rng.integers(low, high, 3):
                 changed_bytes[at] = rng.integers(0, 256)
             index.write_bytes(changed_bytes)
-            path.write_text(json.dumps({**document, "index_sha256": digest_of(index)}))
+            path.write_text(json.dumps({**document, "index_sha256": sha256_of(index)}))
             try:
                 use(made)
             except FeaturesError:

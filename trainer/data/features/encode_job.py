@@ -21,6 +21,7 @@ from trainer.data.features.files import DOCUMENT, JOB, LATENTS, TEXTS, FeaturesE
 from trainer.data.features.index import SCHEMA, read_document, write_index
 from trainer.data.features.key import Hashes, key_of, refuse_other
 from trainer.data.manifest.manifest import Manifest
+from trainer.runlog.atomic_file import sha256_of
 
 _OWN = (  # parts of a key that come from the command line, in words
     ("captions", "embedder", "caption embedder"),
@@ -197,7 +198,7 @@ def _repaired(out: Path) -> dict[str, Any] | None:
         print(f"{path.name} is gone or damaged and is made again", file=sys.stderr)
         path.unlink(missing_ok=True)
     index, is_whole = out / str(document["index"]), len(whole) == len(document["shards"])
-    if is_whole and index.is_file() and files.digest_of(index) == document["index_sha256"]:
+    if is_whole and index.is_file() and sha256_of(index) == document["index_sha256"]:
         return document
     _index(out, document, whole)
     return read_document(out)

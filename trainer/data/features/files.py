@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from trainer.errors import TrainerError
 from trainer.runlog import atomic_file
-from trainer.runlog.atomic_file import part_of, sync
+from trainer.runlog.atomic_file import part_of, sha256_of, sync
 from trainer.runlog.json_file import parse, read_object
 
 LATENTS, TEXTS = "latents", "texts"
@@ -138,21 +138,11 @@ def verify(path: Path, header_digest: str) -> None:
     if header.digest != header_digest:
         raise damaged(path, "its header is not the one that was written")
     try:
-        digest = digest_of(path, header.data_at)
+        digest = sha256_of(path, header.data_at)
     except OSError as error:
         raise damaged(path, error.strerror or str(error)) from None
     if digest != header.meta.get("sha256"):
         raise damaged(path, "its bytes are not those that were written")
-
-
-def digest_of(path: Path, start: int = 0) -> str:
-    """SHA-256 (hex) of a file from byte `start` on."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        file.seek(start)
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def damaged(path: Path, why: str) -> FeaturesError:

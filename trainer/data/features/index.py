@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from trainer.data.features import files
 from trainer.data.features.files import LATENTS, NUMBERS, TEXTS, FeaturesError, Piece, damaged
 from trainer.data.features.units import Grid, Keys, Units, is_count, keys_of
+from trainer.runlog.atomic_file import sha256_of
 
 SCHEMA = 1
 POSTERIOR, SAMPLE, EXACT = "posterior", "sample", "exact"  # what a latent is
@@ -138,7 +139,7 @@ def write_index(folder: Path, document: Mapping[str, Any], shards: Sequence[Path
             "schema": SCHEMA,
             **document,
             "index": index.name,
-            "index_sha256": files.digest_of(index),
+            "index_sha256": sha256_of(index),
             "latents": len(tables[LATENTS]),
             "captions": len(tables[TEXTS]),
             "bytes": sum(size for _, size, _ in listed),
@@ -200,7 +201,7 @@ def read_index(folder: Path, document: Mapping[str, Any]) -> dict[str, Table]:
     """Both tables. Raises FeaturesError when the file is not the one that was written."""
     path, count = folder / str(document["index"]), len(document["shards"])
     header = files.read_header(path)
-    if files.digest_of(path) != document["index_sha256"]:
+    if sha256_of(path) != document["index_sha256"]:
         raise damaged(path, "its bytes are not those that were written")
     tables = {}
     for kind, names in COLUMNS.items():

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config.load import Config
-from trainer.data.features.files import FeaturesError, digest_of
+from trainer.data.features.files import FeaturesError
 from trainer.errors import CheckpointError
+from trainer.runlog.atomic_file import sha256_of
 from trainer.runlog.json_file import read_object
 from trainer.weights.source import HUB_ID, download, find_source
 
@@ -39,7 +40,7 @@ class Hashes:
             name = str(path.resolve())
             entry = self.known.get(name)
             if not entry or [facts.st_size, facts.st_mtime_ns] != entry[:2]:
-                entry = [facts.st_size, facts.st_mtime_ns, digest_of(path)]
+                entry = [facts.st_size, facts.st_mtime_ns, sha256_of(path)]
             self.seen[name] = list(entry)
             whole.update(str(entry[2]).encode())
         return whole.hexdigest()

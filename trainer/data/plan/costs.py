@@ -88,18 +88,19 @@ def _timed(bucket: Bucket, parts: Parts, engine: Engine, passes: int) -> float:
     number = torch.ones(bucket.batch_size, device=device)
     found = []
     for _ in range(1 + _REPEATS):
-        start = _now(device)
+        start = now(device)
         z_BCTHW = parts.vae.encode(to_signed(video))
         y, mask = parts.text.encode([""] * bucket.batch_size)
-        middle = _now(device)
+        middle = now(device)
         height, width = number * bucket.height, number * bucket.width
         sizes = {"fps": number * 24, "height": height, "width": width}
         engine.module(z_BCTHW, number * 500, y=y.to(device), mask=mask.to(device), **sizes)
-        found.append(middle - start + passes * (_now(device) - middle))
+        found.append(middle - start + passes * (now(device) - middle))
     return min(found[1:])
 
 
-def _now(device: torch.device) -> float:
+def now(device: torch.device) -> float:
+    """Seconds, when the device has done what it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
