@@ -33,7 +33,7 @@ TESTS = (
     "tests/clusterctl/test_cli.py",
     "tests/clusterctl/remote/test_payload.py",
     "tests/trainer/config/test_load.py",
-    "tests/trainer/test_environment.py",
+    "tests/trainer/test_command_line.py",
     "tests/trainer/data/video/test_mp4.py",
     "tests/trainer/data/video/test_containers.py",
     "tests/trainer/data/loader/test_dataset.py",

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.arguments import Parser
-from trainer.environment import TRAINING, command, require
+from trainer.command_line import TRAINING, Parser, command, require
 
 if __name__ == "__main__":  # before the imports that need them
     require(*TRAINING)

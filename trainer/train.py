@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,11 +20,10 @@ if __package__ in (None, ""):  # run as a file, as `colossalai run` does
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
     sys.path.remove(str(Path(__file__).resolve().parent))
 
-from trainer.arguments import Parser
+from trainer.command_line import INTERRUPTED, Parser, is_reporter, missing_packages
 from trainer.config import load as configuration
-from trainer.deadline import ends_after, threads_end
 from trainer.engine.agreement import in_words, is_lost
-from trainer.environment import INTERRUPTED, is_reporter, missing_packages
+from trainer.engine.joining import ends_after
 from trainer.errors import ConfigError, EngineError, TrainerError
 from trainer.runlog.output import LOG, all_is_out, report_error
 from trainer.runlog.run_dir import lock, make_run_dir
@@ -227,6 +227,17 @@ def _commit() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
+
+
+def threads_end(limit_s: float) -> bool:
+    """Wait for threads that the interpreter joins at its end; False when they still run."""
+    until = time.monotonic() + limit_s
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join(max(0.0, until - time.monotonic()))
+            if thread.is_alive():
+                return False
+    return True
 
 
 def _exit(code: int) -> NoReturn:

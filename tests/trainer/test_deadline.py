@@ -11,8 +11,9 @@ import pytest
 from tests.ports import free_port
 from tests.trainer.ranks import TINY, environment, fork, wait
 from trainer.data.digits import main as render
-from trainer.deadline import ends_after, threads_end
+from trainer.engine.joining import ends_after
 from trainer.errors import EngineError
+from trainer.train import threads_end
 
 pytestmark = pytest.mark.timeout(300)
 

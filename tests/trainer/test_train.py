@@ -18,8 +18,8 @@ import pytest
 from tests.trainer.ranks import REPO, TINY
 from trainer import build_run as assemble
 from trainer import train
+from trainer.command_line import is_reporter
 from trainer.data.digits import main as render
-from trainer.environment import is_reporter
 from trainer.errors import CheckpointError, ConfigError
 from trainer.runlog.telemetry import Event, StepRecord, read
 

@@ -6,12 +6,11 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from trainer.environment import TRAINING, command, require
+from trainer.command_line import TRAINING, Parser, above_0, command, require, whole
 
 if __name__ == "__main__":  # before the imports that need them
     require(*TRAINING)
 
-from trainer.arguments import Parser, above_0, whole
 from trainer.config import load as configuration
 from trainer.errors import ConfigError
 

@@ -6,9 +6,8 @@ import json
 import sys
 from collections.abc import Sequence
 
-from trainer.arguments import Parser
+from trainer.command_line import Parser, command
 from trainer.config.load import as_python, load, to_dict
-from trainer.environment import command
 
 
 @command

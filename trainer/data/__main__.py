@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from trainer.environment import command
+from trainer.command_line import command
 
 # verb -> (module with add_arguments(parser) and run(args) -> exit code, what it does). Modules are
 # imported for their own verb only: some need PyAV's processes, pyarrow, matplotlib or torch.

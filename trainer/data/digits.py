@@ -26,7 +26,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from trainer.environment import TRAINING, command, require
+from trainer.command_line import TRAINING, command, require
 
 if __name__ == "__main__":  # before the imports that need them
     require(*TRAINING)

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from trainer.environment import of_import
+from trainer.command_line import of_import
 from trainer.errors import TrainerError, one_line
 
 T = TypeVar("T")

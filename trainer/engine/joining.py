@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from trainer.deadline import ends_after
-from trainer.errors import EngineError
+from trainer.errors import EngineError, TrainerError
+from trainer.runlog.output import report_error
 
 MORE_S = 30.0  # beyond the limit that torch is given: where it notices itself it says more
 
@@ -26,6 +27,22 @@ def ranks_of_environment() -> tuple[int, int, int]:
         raise EngineError(f"RANK is set but not {', '.join(missing)}; start with torchrun")
     rank, world, local_rank = (int(os.environ[n]) for n in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     return rank, world, local_rank
+
+
+@contextmanager
+def ends_after(limit_s: float, error: TrainerError) -> Iterator[None]:
+    """End the process after `limit_s` seconds: no exception reaches a thread that waits in C."""
+    left = threading.Event()
+
+    def watch() -> None:
+        if not left.wait(limit_s):
+            os._exit(report_error(error))
+
+    threading.Thread(target=watch, name="deadline", daemon=True).start()
+    try:
+        yield
+    finally:
+        left.set()
 
 
 @contextmanager

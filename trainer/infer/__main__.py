@@ -11,10 +11,9 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from trainer.arguments import Parser, above_0, finite, whole
+from trainer.command_line import INTERRUPTED, Parser, above_0, command, finite, whole
 from trainer.config import load as configuration
 from trainer.config.load import Config
-from trainer.environment import INTERRUPTED, command
 from trainer.errors import ConfigError
 from trainer.runlog.json_file import read_object
 from trainer.runlog.output import LOG, configure

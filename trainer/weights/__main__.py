@@ -8,12 +8,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainer.environment import INTERRUPTED, TRAINING, command, require
+from trainer.command_line import INTERRUPTED, TRAINING, Parser, command, require
 
 if __name__ == "__main__":  # before the imports that need them
     require(*TRAINING)
 
-from trainer.arguments import Parser
 from trainer.runlog.output import LOG
 from trainer.runlog.progress import ByteProgress
 from trainer.weights.contents import as_lines, inspect

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trainer.arguments import whole
+from trainer.command_line import whole
 from trainer.data.features.files import DOCUMENT, JOB, FeaturesError
 from trainer.data.manifest.left_out import RESUME, report
 from trainer.errors import ConfigError

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainer.arguments import whole
+from trainer.command_line import whole
 from trainer.data.manifest.manifest import MAX_WRONG_ROWS, ManifestError, WrongRow
 
 _LISTED = 20  # wrong rows that are printed

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from trainer.arguments import above_0, whole
+from trainer.command_line import above_0, whole
 from trainer.data.manifest.left_out import RESUME
 from trainer.data.manifest.row_check import path_fault
 from trainer.data.video import helper_process

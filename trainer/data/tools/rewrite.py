@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from multiprocessing import resource_tracker
 from pathlib import Path
 
-from trainer.arguments import whole
 from trainer.captions import clean_caption
+from trainer.command_line import whole
 from trainer.data.manifest.computed import Cells, compute
 from trainer.data.manifest.left_out import add_options
 from trainer.data.manifest.rewrite import Rewrite, Rows, rewriting

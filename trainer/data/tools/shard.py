@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from trainer.arguments import whole
+from trainer.command_line import whole
 from trainer.data.manifest.left_out import add_options
 from trainer.data.manifest.manifest import REQUIRED, WrongRow
 from trainer.data.manifest.rewrite import Rewrite, Rows, rewriting

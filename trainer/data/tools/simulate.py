@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.arguments import above_0, whole
+from trainer.command_line import above_0, whole
 from trainer.config.load import Config, load
 from trainer.data.manifest.left_out import report
 from trainer.data.manifest.manifest import Manifest

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.arguments import whole
+from trainer.command_line import whole
 from trainer.config.load import load
 from trainer.data.manifest.left_out import report
 from trainer.data.manifest.manifest import MAX_WRONG_ROWS, Manifest, ManifestError

@@ -8,7 +8,7 @@ from argparse import ArgumentTypeError
 
 import pytest
 
-from trainer.arguments import above_0, finite, whole
+from trainer.command_line import above_0, finite, whole
 
 
 def test_numbers_that_are_meant_so() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.environment import READER_GONE, missing_packages
+from trainer.command_line import READER_GONE, missing_packages
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = (
