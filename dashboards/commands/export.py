@@ -5,6 +5,7 @@ On this machine only by default; with the board for Grafana and the rules.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -13,7 +14,9 @@ from clusterctl.errors import UsageError
 from clusterctl.output import Output
 from clusterctl.settings import Settings, cluster_command, option, source_options
 
-PRINTED = "The Grafana board or Prometheus' alerting rules on stdout; exports nothing."
+FOLDER = Path(__file__).parents[1] / "export"
+PRINTED = {"board": FOLDER / "clusterctl.json", "rules": FOLDER / "clusterctl-alerts.yml"}
+PRINT = "The Grafana board or Prometheus' alerting rules on stdout; exports nothing."
 
 
 @cluster_command(
@@ -30,7 +33,7 @@ PRINTED = "The Grafana board or Prometheus' alerting rules on stdout; exports no
         " - is stdout.",
         metavar="FILE",
     ),
-    option("--print", "printed", PRINTED, type=click.Choice(["board", "rules"])),
+    option("--print", "printed", PRINT, type=click.Choice([*PRINTED])),
     source_options,
     examples="""
   clusterctl export nodes.txt --listen 127.0.0.1:9839
@@ -47,10 +50,7 @@ def command(settings: Settings, output: Output, printed: str | None, **options: 
             hint="clusterctl watch --json has alerts, top --json figures",
         )
     if printed:
-        from dashboards.export import grafana_board, grafana_rules
-
-        module = grafana_board if printed == "board" else grafana_rules
-        output.line(module.render().rstrip("\n"))
+        output.line(PRINTED[printed].read_text(encoding="utf-8").rstrip("\n"))
         return 0
     from dashboards.export.serve import export
 

@@ -24,19 +24,20 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from clusterctl.cli import run
 from clusterctl.errors import UsageError
-from dashboards.export import grafana_board as board
-from dashboards.export import grafana_rules as rules
+from dashboards.commands.export import PRINTED
 from dashboards.export.metrics import METRICS
 from dashboards.export.serve import StateCollector, address, registry_of
 from dashboards.model.samples import Gpu, NodeDown, NodeSample, Tick
 from dashboards.model.state import initial_state
 from dashboards.reduce import fold
+from tests.dashboards import grafana_board as board
+from tests.dashboards import grafana_rules as rules
 from tests.dashboards.conftest import NOW, demo_state
 from tests.dashboards.feeds.test_feeds import until
 from tests.ports import free_port
 
+RULES_FILE = PRINTED["rules"]
 WAIT_S = 60.0  # a deadline for a loaded machine
-GRAFANA = Path(board.__file__).parent
 PROMETHEUS, PROMTOOL = shutil.which("prometheus"), shutil.which("promtool")
 needs_prometheus = pytest.mark.skipif(
     not PROMETHEUS or not PROMTOOL, reason="prometheus is not installed (make lab-tools)"
@@ -112,9 +113,9 @@ def test_names_follow_prometheus() -> None:
 
 
 def test_board_and_rules_are_what_the_list_makes() -> None:
-    for module in (board, rules):
-        text = (GRAFANA / module.FILE).read_text(encoding="utf-8")
-        assert text == module.render(), f"python -m {module.__name__} > dashboards/grafana/{module.FILE}"  # fmt: skip
+    for name, module in (("board", board), ("rules", rules)):
+        text = PRINTED[name].read_text(encoding="utf-8")
+        assert text == module.render(), f"python -m {module.__name__} writes it again"
 
 
 def test_board_asks_for_metrics_that_exist_and_every_panel_has_its_place() -> None:
@@ -304,7 +305,7 @@ def prometheus(directory: Path, target: str) -> Iterator[Callable[..., Any]]:
     config = directory / "prometheus.yml"
     config.write_text(
         f"global: {{scrape_interval: 1s, evaluation_interval: 1s}}\n"
-        f"rule_files: ['{GRAFANA / rules.FILE}']\n"
+        f"rule_files: ['{RULES_FILE}']\n"
         f"scrape_configs: [{{job_name: clusterctl, static_configs: [{{targets: ['{target}']}}]}}]\n"
     )
     child, port = _started(directory, config)
@@ -414,7 +415,7 @@ tests:
 
 @needs_prometheus
 def test_promtool_finds_the_rules_right_and_those_of_long_memory_fire(tmp_path: Path) -> None:
-    file = GRAFANA / rules.FILE
+    file = RULES_FILE
     for words, text in ((["check", "rules", str(file)], ""), (["test", "rules"], RULE_TESTS.format(file=file))):  # fmt: skip
         if text:
             (tmp_path / "test.yml").write_text(text)

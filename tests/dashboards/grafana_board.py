@@ -1,4 +1,4 @@
-"""The Grafana board, from the list of metrics: `python -m dashboards.export.grafana_board`."""
+"""The Grafana board, from the list of metrics: `python -m tests.dashboards.grafana_board` writes it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from dashboards.commands.export import PRINTED
 from dashboards.export.metrics import METRICS, PREFIX, Metric
 
-FILE = "clusterctl.json"
 WIDE, HIGH, ACROSS = 8, 7, 3  # in Grafana's units, of which 24 lie side by side
 SOURCE = {"type": "prometheus", "uid": "${source}"}
 SOURCES = {"name": "source", "label": "Data source", "type": "datasource", "query": "prometheus"}
@@ -119,4 +119,4 @@ def render() -> str:
 
 
 if __name__ == "__main__":
-    print(render(), end="")
+    PRINTED["board"].write_text(render(), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Prometheus' alerting rules: `python -m dashboards.export.grafana_rules` prints them.
+"""Prometheus' alerting rules: `python -m tests.dashboards.grafana_rules` writes them.
 
 The exporter decides how long something must last, as the screens do; Prometheus adds what needs a
 longer history, and whether the exporter runs.
@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 
 from dashboards.alerts.engine import RULES
+from dashboards.commands.export import PRINTED
 from dashboards.export.metrics import PREFIX
 from dashboards.model.alert_book import Rule
 
-FILE = "clusterctl-alerts.yml"
 SEVERITY = '{{ if eq $labels.severity "fail" }}critical{{ else }}warning{{ end }}'
 HEAD = """\
-# Made by `python -m dashboards.export.grafana_rules`; the ids are in docs/reference/alerts.md.
+# Made from the list of alerts; the ids are in docs/reference/alerts.md.
 groups:
   - name: clusterctl
     rules:
@@ -82,4 +82,4 @@ def render() -> str:
 
 
 if __name__ == "__main__":
-    print(render(), end="")
+    PRINTED["rules"].write_text(render(), encoding="utf-8")
