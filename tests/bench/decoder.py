@@ -136,7 +136,7 @@ def reader(way: str, args: argparse.Namespace) -> Callable[[str, int], None]:
     if way == "pure decoding":
         return lambda path, start: decode_only(path, start, frames)
     from trainer.data.video.clip import read_window
-    from trainer.data.video.window import Window
+    from trainer.data.video.decode import Window
 
     resize = way.partition(", ")[2] or "bilinear"
     kind = np.float32 if resize == "torch" else np.uint8

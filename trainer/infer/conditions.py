@@ -20,8 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainer.data.video.decode import Decoder
-from trainer.data.video.window import Window
+from trainer.data.video.decode import Decoder, Window
 from trainer.errors import ConfigError
 from trainer.infer.prompts import Prompt
 from trainer.infer.request import Settings

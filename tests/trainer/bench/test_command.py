@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from tests.trainer.bench import work as bench_work
 from trainer.bench import __main__ as bench
 from trainer.bench import child
+from trainer.bench.buckets import rates
 from trainer.bench.child import Kind, Outcome, try_in_child
-from trainer.bench.report import rates
 from trainer.bench.search import Budget, SearchStopped, largest_batch
 from trainer.bench.shapes import Shape, as_bucket_config, model_options, shapes_of
 from trainer.bench.trial import Measured, ShardedAdamW, Spec, run_trial

@@ -23,8 +23,7 @@ from trainer.config.keys import VaeConfig
 from trainer.errors import CheckpointError, ConfigError, OutOfMemory
 from trainer.models.memory import MemoryBudget, in_batches
 from trainer.models.vae.interface import IdentityVAE, Posterior
-from trainer.models.vae.spatial import modern_names
-from trainer.models.vae.tiled import Strips
+from trainer.models.vae.spatial import Strips, modern_names
 from trainer.models.vae.video import OpenSoraVAE, VideoVAESettings
 
 EVERYTHING = MemoryBudget(1 << 40)

@@ -27,7 +27,7 @@ from trainer.data.features.files import LATENTS, TEXTS, FeaturesError
 from trainer.data.features.index import text_key
 from trainer.data.features.units import keys_of, segments
 from trainer.data.manifest.left_out import RESUME
-from trainer.data.video.window import Window
+from trainer.data.video.decode import Window
 from trainer.engine.base import set_threads
 from trainer.runlog.progress import RowProgress
 from trainer.weights.tensorfile import DTYPES

@@ -19,8 +19,7 @@ from torch import Tensor
 from trainer.data.features.files import Piece, write
 from trainer.data.features.index import COLUMNS, EXACT, POSTERIOR
 from trainer.data.features.units import Grid
-from trainer.data.video.decode import Decoder, Reply
-from trainer.data.video.window import Window
+from trainer.data.video.decode import Decoder, Reply, Window
 from trainer.models.vae.interface import to_signed
 from trainer.weights.write import NAMES
 

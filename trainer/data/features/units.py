@@ -16,10 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.data.manifest.manifest import Manifest
-from trainer.data.plan.buckets import Buckets
-from trainer.data.plan.counter_rng import bits
+from trainer.data.plan.buckets import Buckets, bits
 
-_NAME = 7  # separates these random bits from others, see counter_rng.bits
+_NAME = 7  # separates these random bits from others, see `bits`
 _EDGE_BITS, _LENGTH_BITS = 20, 20
 
 Keys = NDArray[np.uint64]

@@ -17,11 +17,9 @@ import torch
 from torch import Tensor
 
 from trainer.data.manifest.manifest import SUFFIXES
-from trainer.data.plan.buckets import Bucket
-from trainer.data.plan.counter_rng import bits
+from trainer.data.plan.buckets import Bucket, bits
 from trainer.data.plan.data_plan import DataPlan
-from trainer.data.video.decode import IMAGE_FPS, Decoder
-from trainer.data.video.window import Window
+from trainer.data.video.decode import IMAGE_FPS, Decoder, Window
 from trainer.errors import TooManyBadSamples
 
 Bad = tuple[int, str, str]  # row, path, reason

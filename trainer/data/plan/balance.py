@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.data.plan.counter_rng import Ints, bits
+from trainer.data.plan.buckets import Ints, bits
 from trainer.errors import ConfigError
 
 WINDOWS = range(1, 65)  # steps

@@ -27,13 +27,15 @@ from numpy.typing import NDArray
 
 from trainer.data.manifest.manifest import Manifest
 from trainer.data.plan.aspect import Resolution, resolution
-from trainer.data.plan.counter_rng import Ints, uniform
 from trainer.errors import ConfigError
 
 AREA_SHARE = 0.8  # of a resolution's area that a clip must have
 SEMANTICS = ("open-sora-1.2", "open-sora-2")
 _BLOCK = 1 << 18  # rows placed at once: what a processor's cache holds
+_GOLDEN = 0x9E3779B97F4A7C15
+_WORD = (1 << 64) - 1
 
+Ints = NDArray[np.int64]
 Cells = NDArray[np.int32]
 Columns = tuple[Ints, Ints, Ints]  # length, height, width of rows
 Numbers = tuple[NDArray[np.float64], NDArray[np.float64]]  # two from 0 to 1 for each row
@@ -247,3 +249,32 @@ def _entry(where: str, value: Any) -> tuple[float, float | None, int]:
     elif int(batch_size) < 1:
         raise ConfigError(f"{where}: batch size {batch_size} is below 1")
     return float(keep), None if take is None else float(take), int(batch_size)
+
+
+# --- random numbers ---
+
+
+def bits(rows: Ints, *key: int) -> NDArray[np.uint64]:
+    """64 random bits for each row under this key; words of a key may be any integer.
+
+    A function of what they are for, not of what was drawn before: the same in any order and
+    process. SplitMix64's finaliser (Steele, Lea, Flood 2014) for every word of the key.
+    """
+    state = 0
+    for word in key:  # the key is the same for all rows: mixed once, in Python's integers
+        state = int(_mix(np.array([(state ^ (word & _WORD)) + _GOLDEN & _WORD], np.uint64))[0])
+    with np.errstate(over="ignore"):  # wrapping is the arithmetic meant
+        return _mix(rows.astype(np.uint64) * np.uint64(_GOLDEN) + np.uint64(state))
+
+
+def uniform(rows: Ints, *key: int) -> NDArray[np.float64]:
+    """A number in [0, 1) for each row, of 53 bits."""
+    return (bits(rows, *key) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    with np.errstate(over="ignore"):
+        words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        mixed: NDArray[np.uint64] = words ^ (words >> np.uint64(31))
+        return mixed

@@ -19,11 +19,10 @@ from numpy.typing import NDArray
 from trainer.data.manifest.manifest import Manifest
 from trainer.data.manifest.shared import Ranks, once
 from trainer.data.plan.balance import Balance
-from trainer.data.plan.buckets import Bucket, Buckets
-from trainer.data.plan.counter_rng import Ints, bits
+from trainer.data.plan.buckets import Bucket, Buckets, Ints, bits
 
 SCHEMA = 2  # goes up when the same inputs give another order
-_CLIPS, _ORDER, _CONTENT = 1, 2, 6  # words that keep draws apart, see counter_rng.bits
+_CLIPS, _ORDER, _CONTENT = 1, 2, 6  # words that keep draws apart, see buckets.bits
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,8 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.data.video.decode import Window
 from trainer.data.video.scale import Put, put
-from trainer.data.video.window import Window
 
 # libavformat looks in the streams' first frames for what an mp4's header says already: 15 of the
 # 17 CPU ms that opening a 720p clip takes. With these options it looks at nothing.

@@ -23,13 +23,12 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainer.data.video import helper_process
-from trainer.data.video.window import Window
 from trainer.errors import TrainerError
 
 _HELPER = "trainer.data.video.decode_process"
@@ -45,6 +44,23 @@ _LEFT_BEHIND = 16  # helpers at once: each keeps its memory until its file syste
 
 class DecoderBroken(TrainerError):
     """The helper cannot run at all (not one clip's fault); the text holds its last words."""
+
+
+class Window(NamedTuple):
+    """Frames `start`, `start` + `interval`, … of a file of >= `expected` frames; their size."""
+
+    start: int
+    frames: int
+    interval: int
+    height: int
+    width: int
+    expected: int
+    resize: str = "bilinear"  # "area": mean of what a pixel covers; "torch": upstream's, float32
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of its pixels: uint8 in 0..255, or with "torch" float32 in -1..1."""
+        return np.dtype(np.float32 if self.resize == "torch" else np.uint8)
 
 
 @dataclass(frozen=True, slots=True)

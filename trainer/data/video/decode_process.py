@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.data.video import helper_process
-from trainer.data.video.window import Window
+from trainer.data.video.decode import Window
 from trainer.runlog.telemetry import CurrentClip
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from av.video.reformatter import VideoReformatter
 from numpy.typing import NDArray
 
-from trainer.data.video.window import Window
+from trainer.data.video.decode import Window
 
 Put = Callable[[Any, Window, NDArray[Any]], None]
 

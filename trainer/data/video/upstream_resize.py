@@ -18,8 +18,8 @@ from av.video.reformatter import VideoReformatter
 from numpy.typing import NDArray
 from torch.nn.functional import interpolate
 
+from trainer.data.video.decode import Window
 from trainer.data.video.scale import ONE_THREAD, turns_of
-from trainer.data.video.window import Window
 
 # By their names upstream tells images from videos.
 STILLS = frozenset({".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"})

@@ -31,8 +31,7 @@ from trainer.data.loader.features_loader import build_loader, latents_of, read_b
 from trainer.data.loader.microbatch import Clip, Task, make_task
 from trainer.data.plan.buckets import Buckets
 from trainer.data.plan.data_plan import Cursor, content_ids
-from trainer.data.video.decode import Decoder
-from trainer.data.video.window import Window
+from trainer.data.video.decode import Decoder, Window
 from trainer.errors import TooManyBadSamples
 from trainer.models.text import TextEncoder
 from trainer.models.vae.interface import IdentityVAE

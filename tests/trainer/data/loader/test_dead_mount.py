@@ -17,8 +17,7 @@ from trainer.data.loader.dataset import LoaderOptions
 from trainer.data.loader.features_loader import build_loader
 from trainer.data.plan.data_plan import Cursor
 from trainer.data.video import decode
-from trainer.data.video.decode import Decoder, DecoderBroken
-from trainer.data.video.window import Window
+from trainer.data.video.decode import Decoder, DecoderBroken, Window
 from trainer.errors import TooManyBadSamples
 
 pytestmark = pytest.mark.skipif(why_no_fuse() is not None, reason=f"no FUSE: {why_no_fuse()}")

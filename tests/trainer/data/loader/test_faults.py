@@ -15,8 +15,7 @@ from tests.trainer.data.loader.test_dataset import FAST, damage, plan_of
 from trainer.data import digits
 from trainer.data.loader.features_loader import build_loader
 from trainer.data.plan.data_plan import Cursor
-from trainer.data.video.decode import Decoder
-from trainer.data.video.window import Window
+from trainer.data.video.decode import Decoder, Window
 
 X264 = {"preset": "ultrafast", "threads": "1"}
 

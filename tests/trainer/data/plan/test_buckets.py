@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from tests.trainer.data.rows import manifest_of, random_manifest, read_rows
 from tests.trainer.data.upstream_order import UpstreamBuckets, UpstreamPlan
 from trainer.data.plan.aspect import resolution, size_of
-from trainer.data.plan.buckets import Buckets
-from trainer.data.plan.counter_rng import bits, uniform
+from trainer.data.plan.buckets import Buckets, bits, uniform
 from trainer.data.plan.data_plan import Cursor, DataPlan
 from trainer.errors import ConfigError
 

@@ -13,8 +13,8 @@ from PIL import Image
 from tests.trainer.data.clips import frame_numbers, write_clip
 from trainer.data.tools.examiner import _check as check
 from trainer.data.video.clip import ClipError, probe, read_window
+from trainer.data.video.decode import Window
 from trainer.data.video.mp4 import write_mp4
-from trainer.data.video.window import Window
 
 ROOT = Path(__file__).parents[4]
 FRAMES = 60

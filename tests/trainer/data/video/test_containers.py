@@ -17,7 +17,7 @@ from PIL import Image
 from tests.trainer.data.clips import write_clip
 from trainer.data.tools.examiner import _check as check
 from trainer.data.video.clip import ClipError, probe, read_window, scaler
-from trainer.data.video.window import Window
+from trainer.data.video.decode import Window
 
 FRAMES, WINDOW, SIZE = 48, 4, (12, 16)
 X264 = {"preset": "veryfast", "threads": "1"}

@@ -16,9 +16,8 @@ import pytest
 
 from tests.trainer.checkpoint.test_files import small_disk
 from tests.trainer.data.clips import frame_numbers, write_clip
-from trainer.data.video.decode import Decoder, DecoderBroken
+from trainer.data.video.decode import Decoder, DecoderBroken, Window
 from trainer.data.video.decode_process import ClipCache
-from trainer.data.video.window import Window
 
 SHAPE = (3, 4, 24, 32)
 WINDOW = Window(2, 4, 1, 24, 32, 12)
@@ -141,7 +140,7 @@ def test_abort_from_another_thread_ends_a_waiting_decode(clips):
 
 def test_process_ends_with_its_owner_even_when_that_is_killed(clips, tmp_path):
     code = (
-        "import sys, time\nfrom trainer.data.video.decode import Decoder\nfrom trainer.data.video.window import Window\nd = Decoder()\n"
+        "import sys, time\nfrom trainer.data.video.decode import Decoder\nfrom trainer.data.video.decode import Window\nd = Decoder()\n"
         f"d.decode([({clips[0]!r}, Window(0, 4, 1, 24, 32, 12))], (3, 4, 24, 32))\n"
         "print(d.process.pid, flush=True)\ntime.sleep(600)\n"
     )

@@ -8,9 +8,8 @@ from PIL import Image
 
 from tests.trainer.data.clips import write_clip
 from trainer.data.video.clip import ClipError, read_window
-from trainer.data.video.decode import Decoder
+from trainer.data.video.decode import Decoder, Window
 from trainer.data.video.upstream_resize import cover
-from trainer.data.video.window import Window
 
 X264 = {"preset": "veryfast", "threads": "1", "crf": "10"}
 FRAMES = 6

@@ -16,8 +16,7 @@ from trainer.data.manifest.manifest import Manifest
 from trainer.data.plan.buckets import Buckets
 from trainer.data.plan.data_plan import DataPlan
 from trainer.data.video.clip import ClipError, read_window
-from trainer.data.video.decode import Decoder
-from trainer.data.video.window import Window
+from trainer.data.video.decode import Decoder, Window
 
 FRAMES = 60
 SHAPE = (3, 4, 24, 32)
