@@ -12,26 +12,13 @@ import subprocess
 import threading
 import time
 
+from clusterctl.payload import tools
 from clusterctl.payload.active_files import run_files
 from clusterctl.payload.collect.ports import try_port
 from clusterctl.payload.files.ownership import refuse_planted
-from clusterctl.payload.launch.rendezvous import (
-    RendezvousListener,
-    name_interface,
-    own_addresses,
-    probe_port,
-)
+from clusterctl.payload.launch import rendezvous
 from clusterctl.payload.prelude import emit, hold_lease, on_signals
 from clusterctl.payload.proc_files import or_none, read_stat
-from clusterctl.payload.tools import (
-    at_once,
-    error_text,
-    forget_tool,
-    in_thread,
-    kill_tools,
-    start_tool,
-    tool_env,
-)
 
 SILENT_S = 6.0  # a rank sends two beats a second, unless it gets no CPU
 BOOT = "import sys;i=sys.stdin.buffer;exec(compile(i.read(int(i.readline())),'active_rank','exec'))"
@@ -53,12 +40,12 @@ class Rank:
         self.beat_s = time.monotonic()
         self.phase = "start"
         self.answers = {}  # type: dict  # id -> queue of its answer, or of None when it ends
-        env = dict(tool_env(), **env)
+        env = dict(tools.tool_env(), **env)
         argv = [python, "-B", "-c", BOOT]
-        self.child = start_tool(argv, env, stdin=subprocess.PIPE)  # type: Any
+        self.child = tools.start_tool(argv, env, stdin=subprocess.PIPE)  # type: Any
         self.stderr = b""
-        in_thread(self._read)
-        in_thread(self._read_stderr)
+        tools.in_thread(self._read)
+        tools.in_thread(self._read_stderr)
         body = text.encode()
         self.write(b"%d\n" % len(body) + body + json.dumps({"device": device}).encode() + b"\n")
 
@@ -131,7 +118,7 @@ class Rank:
 
     def kill(self):
         or_none(os.killpg, self.child.pid, signal.SIGKILL)
-        forget_tool(self.child)
+        tools.forget_tool(self.child)
 
 
 def state_of(pid):
@@ -144,10 +131,10 @@ def main():
     # No lock may be taken in a handler: a thread is woken instead.
     ends = queue.SimpleQueue()  # type: Any
     on_signals(lambda *_: ends.put(None))
-    in_thread(lambda: (ends.get(), leave()))
+    tools.in_thread(lambda: (ends.get(), leave()))
     # One thread starts all ranks and lives as long as this process: the kernel's death signal
     # follows the thread that forked, and a start from a dead mount must not block the lease.
-    in_thread(start_forever)
+    tools.in_thread(start_forever)
     hold_lease(on_message=take_order, on_close=leave)
     threading.Event().wait()
 
@@ -162,14 +149,14 @@ def take_order(order):
     if order["op"] == "start":
         starts.put(order)
     else:
-        in_thread(answer, order)
+        tools.in_thread(answer, order)
 
 
 def answer(order):
     try:
         found = OPS[order["op"]](order)
     except Exception as error:  # noqa: BLE001 - order boundary: it becomes the answer
-        found = {"error": error_text(error)}
+        found = {"error": tools.error_text(error)}
     emit(dict(found, id=order["id"]), leave)
 
 
@@ -185,7 +172,7 @@ def start_ranks(order):
     env.update(order.get("env") or {})
     env.setdefault("GLOO_SOCKET_IFNAME", "auto")
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        name_interface(env, name, order.get("peer"))
+        rendezvous.name_interface(env, name, order.get("peer"))
     try:
         refuse_planted(order["python"])
         for device in wanted:
@@ -196,7 +183,7 @@ def start_ranks(order):
         emit({"id": order["id"], "error": why}, leave)
         return
     ranks.sort(key=lambda rank: wanted.index(rank.device))
-    in_thread(await_ranks, order)
+    tools.in_thread(await_ranks, order)
 
 
 def await_ranks(order):
@@ -222,7 +209,7 @@ def work(order):
     def ask(pair):
         return pair[0].ask(dict(pair[1], id=order["id"]), order["timeout_s"])
 
-    answers = at_once(ask, list(zip(ranks, jobs)))
+    answers = tools.at_once(ask, list(zip(ranks, jobs)))
     for rank, found in zip(ranks, answers):
         if found.get("error") and not found.get("seconds"):
             rank.kill()
@@ -231,16 +218,16 @@ def work(order):
 
 def listen(order):
     """Listen where ranks will meet; sends the word to each client."""
-    listener = RendezvousListener(order["ports"], order["word"])
+    listener = rendezvous.RendezvousListener(order["ports"], order["word"])
     listeners.append(listener)
     holder = "" if listener.port else try_port(order["ports"][0])
-    return {"port": listener.port, "holder": holder, "addresses": own_addresses()}
+    return {"port": listener.port, "holder": holder, "addresses": rendezvous.own_addresses()}
 
 
 def probe_ports(order):
     """`where` is a list of (address, port); why each cannot be reached, or null."""
-    word = order["word"]
-    return {"why": at_once(lambda where: probe_port(where[0], where[1], word), order["where"])}
+    probe, word = rendezvous.probe_port, order["word"]
+    return {"why": tools.at_once(lambda where: probe(*where, word), order["where"])}
 
 
 def stop_listening(_order):
@@ -273,6 +260,6 @@ def leave():
             rank.kill()
         for folder in list(folders):
             run_files("leave", {"do": "remove", "folder": folder}, 5.0)
-        kill_tools()
+        tools.kill_tools()
     finally:
         os._exit(0)

@@ -14,13 +14,8 @@ import threading
 import time
 from functools import partial
 
+from clusterctl.payload.collect import gpus
 from clusterctl.payload.collect.forked_child import collect_child, fork_child
-from clusterctl.payload.collect.gpus import (
-    list_nvidia_proc,
-    list_pci,
-    look_at_gpus,
-    look_at_switches,
-)
 from clusterctl.payload.prelude import ARGS, emit, finish, hold_lease
 from clusterctl.payload.proc_files import read_text, read_times, read_word
 from clusterctl.payload.tools import call, together
@@ -40,11 +35,11 @@ def main():
     children = fork_children(min(4.0, timeout_s))
     if ARGS.get("pings"):
         hold_lease(on_message=lambda _: emit({"time_s": time.time()}))
-    tasks = [partial(look_at_gpus, timeout_s, nvml, everything)]
+    tasks = [partial(gpus.look_at_gpus, timeout_s, nvml, everything)]
     tasks += [partial(collect_child, name, child, timeout_s) for name, child in children.items()]
     reads = {
-        "pci": partial(list_pci, "0x03"),
-        "nvidia_proc": list_nvidia_proc,
+        "pci": partial(gpus.list_pci, "0x03"),
+        "nvidia_proc": gpus.list_nvidia_proc,
         "meminfo": partial(read_text, "/proc/meminfo", 8192),
         "loadavg": partial(read_text, "/proc/loadavg"),
         "machine": describe_machine,
@@ -104,7 +99,7 @@ def list_everything(timeout_s, started, reads):
         partial(look_at_fabric, growth_s),
         partial(look_at_kernel_log, timeout_s, ARGS.get("sudo", False)),
         partial(call, "processes", partial(list_processes, growth_s), growth_s + 5.0),
-        partial(look_at_switches, timeout_s),
+        partial(gpus.look_at_switches, timeout_s),
     ]
 
 

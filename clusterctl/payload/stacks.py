@@ -17,26 +17,9 @@ import time
 import zlib
 from functools import partial
 
+from clusterctl.payload.dump import proc_tasks, py_spy
 from clusterctl.payload.dump.flight import flight_dump
 from clusterctl.payload.dump.frames import Table, source_lines
-from clusterctl.payload.dump.proc_tasks import (
-    kernel_lines,
-    log_lines,
-    open_files,
-    read_file,
-    task_facts,
-)
-from clusterctl.payload.dump.py_spy import (
-    dump,
-    find_py_spy,
-    is_program,
-    is_trusted,
-    passed_over,
-    remove_py_spy,
-    repair_all,
-    rights,
-    unpack_py_spy,
-)
 from clusterctl.payload.jobs.heartbeats import clip, handles, heartbeat
 from clusterctl.payload.jobs.job_processes import describe_job, find_job, machine
 from clusterctl.payload.jobs.processes import start_of
@@ -57,22 +40,22 @@ def main():
     try:
         report = native() if ARGS.get("op") == "native" else collect()
     finally:
-        remove_py_spy()  # before the head has the report and closes
+        py_spy.remove_py_spy()  # before the head has the report and closes
     packed = base64.b64encode(zlib.compress(json.dumps(report).encode(), 6)).decode()
     emit({"type": "report", "packed": packed})
 
 
 def leave(*_):
     kill_tools()
-    repair_all()
-    remove_py_spy()
+    py_spy.repair_all()
+    py_spy.remove_py_spy()
     os._exit(0)
 
 
 def native():
     # The py-spy of the first samples may have been the head's: removed, and its name free to take.
     path = ARGS["given"] or ARGS["py_spy"]
-    if not path or not is_program(path) or not (ARGS["given"] or is_trusted(path)):
+    if not path or not py_spy.is_program(path) or not (ARGS["given"] or py_spy.is_trusted(path)):
         path = borrow_py_spy(len(ARGS["pids"]))
     return {"native": {str(pid): native_dump(path, pid) for pid in ARGS["pids"]}}
 
@@ -81,7 +64,7 @@ def native_dump(path, pid):
     """(threads or None, error, whether a stopped thread was resumed) of one process."""
     if path is None:
         return None, no_py_spy(), False
-    threads, error, repaired = dump(path, pid, ARGS["limit_s"], native=True)
+    threads, error, repaired = py_spy.dump(path, pid, ARGS["limit_s"], native=True)
     if threads is None:
         return None, error, repaired
     shown = []
@@ -99,24 +82,24 @@ def collect():
     started = time.monotonic()
     shot, pids, strangers = find_job(ARGS["pick"])
     rows = describe_job(shot, pids)
-    py_spy = None
+    program = None
     if rows:
         # A job's environment may be on a mount that hangs.
-        find = partial(find_py_spy, rows, shot, ARGS.get("py_spy"))
-        py_spy = call("", lambda: find() or "", 3.0)["out"] or None
-        if py_spy is None and ARGS.get("carry"):
-            py_spy = borrow_py_spy(len(rows))
+        find = partial(py_spy.find_py_spy, rows, shot, ARGS.get("py_spy"))
+        program = call("", lambda: find() or "", 3.0)["out"] or None
+        if program is None and ARGS.get("carry"):
+            program = borrow_py_spy(len(rows))
     table = Table()
     samples = []
     started_s = time.monotonic()
     for number in range(ARGS["samples"] if rows else 0):
         wait_s = started_s + number * ARGS["interval_s"] - time.monotonic()
         time.sleep(max(0.0, wait_s))
-        samples.append(sample(rows, shot, table, py_spy, started))
+        samples.append(sample(rows, shot, table, program, started))
     for between in samples[1:-1]:
         between["processes"] = {pid: thinned(pid, one) for pid, one in between["processes"].items()}
     report = {"rows": rows, "others": len(strangers), "machine": machine(), "node": node_facts()}
-    report.update(py_spy=py_spy, rights=rights(), samples=samples)
+    report.update(py_spy=program, rights=py_spy.rights(), samples=samples)
     report.update(frames=table.frames, stacks=table.stacks, **surroundings(rows, shot, table))
     report["seconds"] = round(time.monotonic() - started, 3)
     return report
@@ -145,42 +128,42 @@ def borrow_py_spy(count):
     if answer.get("op") != "py-spy":
         return None
     try:
-        return unpack_py_spy(answer["data"])
+        return py_spy.unpack_py_spy(answer["data"])
     except OSError as error:
-        passed_over.append("the head's own: %s" % error)
+        py_spy.passed_over.append("the head's own: %s" % error)
         return None
 
 
 def no_py_spy():
-    return "; ".join(["no py-spy here"] + passed_over[:2])
+    return "; ".join(["no py-spy here"] + py_spy.passed_over[:2])
 
 
-def sample(rows, shot, table, py_spy, started):
+def sample(rows, shot, table, program, started):
     """One sample of every process: {pid: {facts, threads, how, error, repaired, at_s}}."""
     # Trainers first: a verdict needs them most if time runs out.
     order = {"trainer": 0, "loader": 1}
     rows = sorted(rows, key=lambda row: order.get(row["role"], 2))
     width = ARGS.get("width") or max(2, min(8, (os.cpu_count() or 2) // 2))
     at_s = time.monotonic()
-    ones = at_once(lambda row: look_at(row, shot, table, py_spy, started), rows, width)
+    ones = at_once(lambda row: look_at(row, shot, table, program, started), rows, width)
     found = {str(row["pid"]): one for row, one in zip(rows, ones) if one}
     ask_by_signal(rows, found)
     seconds = round(time.monotonic() - at_s, 3)
     return {"at_s": round(at_s - started, 3), "seconds": seconds, "processes": found}
 
 
-def look_at(row, shot, table, py_spy, started):
+def look_at(row, shot, table, program, started):
     pid = row["pid"]
     if start_of(pid) != row["start"]:
         return {"state": None}  # ended meanwhile
     at_s = time.monotonic()
-    one = task_facts(pid, deep=row["role"] in ("trainer", "loader")) or {"state": None}
+    one = proc_tasks.task_facts(pid, deep=row["role"] in ("trainer", "loader")) or {"state": None}
     one.update(at_s=round(at_s - started, 3), how="kernel", error="", repaired=False)
     one["beat"] = heartbeat(shot.seen[pid], pid, row["rank"]) if row["role"] == "trainer" else None
     one["clip"] = clip(shot.seen[pid], pid)
     if one["state"] in (None, "Z") or row["role"] in SKIPPED:
         return one
-    if py_spy is None:
+    if program is None:
         one["error"] = no_py_spy()
         return one
     left_s = ARGS["budget_s"] - (time.monotonic() - started)
@@ -188,7 +171,7 @@ def look_at(row, shot, table, py_spy, started):
         one["error"] = "out of time"
         return one
     limit_s = min(ARGS["limit_s"], left_s)
-    threads, error, repaired = dump(py_spy, pid, limit_s, ARGS.get("blocking", False))
+    threads, error, repaired = py_spy.dump(program, pid, limit_s, ARGS.get("blocking", False))
     one.update(error=error, repaired=repaired, dump_s=round(time.monotonic() - at_s, 3))
     if threads is not None:
         one.update(how="py-spy", threads=table.add(threads))
@@ -223,7 +206,7 @@ def faulthandler_text(pid):
     while time.monotonic() < deadline:
         time.sleep(0.02)
         try:
-            fresh = read_file(path, 1 << 18, size).decode("utf-8", "replace")
+            fresh = proc_tasks.read_file(path, 1 << 18, size).decode("utf-8", "replace")
         except OSError:
             return ""  # a pipe or a terminal
         if fresh and fresh == text and fresh.endswith("\n"):
@@ -242,9 +225,9 @@ def surroundings(rows, shot, table):
         return row["rank"], flight_dump(shot.seen[row["pid"]], row["rank"])
 
     parts = (  # name, deadline, pairs that are made within it
-        ("logs", 3.0, lambda: ((row["pid"], log_lines(row["pid"])) for row in trainers)),
+        ("logs", 3.0, lambda: ((row["pid"], proc_tasks.log_lines(row["pid"])) for row in trainers)),
         ("flight", 8.0, lambda: map(flight, trainers)),
-        ("open", 3.0, lambda: ((row["pid"], open_files(row["pid"])) for row in loaders)),
+        ("open", 3.0, lambda: ((row["pid"], proc_tasks.open_files(row["pid"])) for row in loaders)),
         ("source", 2.0, lambda: source_lines(table.leaves()).items()),
     )
     found = {part: {} for part, _, _ in parts}  # type: dict
@@ -260,7 +243,7 @@ def surroundings(rows, shot, table):
         call(part, work, timeout_s)
 
     def read_kernel():
-        kernel[:] = kernel_lines(time.clock_gettime(time.CLOCK_BOOTTIME))
+        kernel[:] = proc_tasks.kernel_lines(time.clock_gettime(time.CLOCK_BOOTTIME))
 
     together([partial(fill, *part) for part in parts] + [read_kernel] if rows else [])
     late = sorted(name for name, answer in SECTIONS.items() if answer["state"] == "timeout")

@@ -15,6 +15,7 @@ import re
 import threading
 import time
 import zlib
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from clusterctl.printable import printable
 from clusterctl.remote.messages.verbs import name_of, read_line
 from clusterctl.transport.base import Connection, Stream
 
-_IMPORT = re.compile(r"^ *from clusterctl\.payload\.([\w.]+) import", re.MULTILINE)
+_IMPORT = re.compile(r"^ *from clusterctl\.payload\.?([\w.]*) import ([\w, ]*)", re.MULTILINE)
 
 _FOLDER = Path(__file__).parents[1] / "payload"
 _building = threading.Lock()
@@ -52,10 +53,22 @@ def modules(verb: str) -> dict[str, str]:
     missing = {verb}
     while missing:
         name = missing.pop()
-        text = (_FOLDER / f"{name.replace('.', '/')}.py").read_text(encoding="utf-8")
-        found[name] = text
-        missing.update(set(_IMPORT.findall(text)) - found.keys())
+        found[name] = _path(name).read_text(encoding="utf-8")
+        missing |= set(_imports(found[name])) - found.keys()
     return {f"clusterctl.payload.{name}": text for name, text in sorted(found.items())}
+
+
+def _imports(text: str) -> Iterator[str]:
+    """Modules of the payload that a text imports, or from which it imports names."""
+    for module, names in _IMPORT.findall(text):
+        if module and _path(module).exists():
+            yield module
+        else:  # a package
+            yield from (f"{module}.{name}".lstrip(".") for name in names.split(", "))
+
+
+def _path(module: str) -> Path:
+    return _FOLDER / f"{module.replace('.', '/')}.py"
 
 
 def source(verb: str, nvml: bool = False) -> bytes:

@@ -3,18 +3,8 @@
 import os
 import re
 
+from clusterctl.payload import proc_files
 from clusterctl.payload.collect.forked_child import collect_child
-from clusterctl.payload.proc_files import (
-    age_s,
-    as_text,
-    environ_value,
-    owner_of,
-    read_bytes,
-    read_stat,
-    read_text,
-    read_word,
-    user_name,
-)
 from clusterctl.payload.tools import SECTIONS, call, section
 
 GPU_FIELDS = (
@@ -57,18 +47,20 @@ def describe_processes(text):
 
     lines = []
     for pid in sorted({int(number) for number in re.findall(r"\b\d{1,10}\b", text)}):
-        uid, line, stat = owner_of(pid), read_bytes("/proc/%d/cmdline" % pid, 400), read_stat(pid)
+        uid, stat = proc_files.owner_of(pid), proc_files.read_stat(pid)
+        line = proc_files.read_bytes("/proc/%d/cmdline" % pid, 400)
         if uid is None or line is None or stat is None:
             continue  # a number that is no process (memory), or one that has just ended
-        words = as_text(line).split("\0")
+        words = proc_files.as_text(line).split("\0")
         command = " ".join(hide_words(words)).strip()
         command = command.replace("\n", " ").replace("\t", " ")[:200]
         # What our launcher, or torchrun, wrote into its environment.
-        environ, run, rank = read_bytes("/proc/%d/environ" % pid), "?", "?"
+        environ, run, rank = proc_files.read_bytes("/proc/%d/environ" % pid), "?", "?"
         if environ is not None:  # else of another user
-            values = [environ_value(environ, name) or "" for name in ("CLUSTERCTL_RUN", "RANK")]
-            run, rank = ["".join(value.split())[:100] or "-" for value in values]
-        facts = (pid, uid, user_name(uid), age_s(stat[1][19]), command, run, rank)
+            tags = [proc_files.environ_value(environ, name) for name in ("CLUSTERCTL_RUN", "RANK")]
+            run, rank = ["".join((tag or "").split())[:100] or "-" for tag in tags]
+        user, age_s = proc_files.user_name(uid), proc_files.age_s(stat[1][19])
+        facts = (pid, uid, user, age_s, command, run, rank)
         lines.append("%d\t%d\t%s\t%.0f\t%s\t%s\t%s" % facts)
     return "\n".join(lines)
 
@@ -80,16 +72,17 @@ def list_pci(pci_class):
     lines = ["#devices\t%d" % len(addresses)]
     for address in addresses:
         top = folder + "/" + address
-        if read_word(top + "/vendor") == NVIDIA:
-            found = read_word(top + "/class", "")
+        if proc_files.read_word(top + "/vendor") == NVIDIA:
+            found = proc_files.read_word(top + "/class", "")
             if found.startswith(pci_class):  # else another class, or it has gone meanwhile
-                lines.append("%s %s %s" % (address, found, read_word(top + "/device", "")))
+                device = proc_files.read_word(top + "/device", "")
+                lines.append("%s %s %s" % (address, found, device))
     return "\n".join(lines)
 
 
 def list_nvidia_proc():
     """Driver version line, then the devices that the driver uses."""
-    version = read_text("/proc/driver/nvidia/version").splitlines()[0]
+    version = proc_files.read_text("/proc/driver/nvidia/version").splitlines()[0]
     return "\n".join([version] + sorted(os.listdir("/proc/driver/nvidia/gpus")))
 
 

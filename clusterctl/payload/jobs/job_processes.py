@@ -10,13 +10,7 @@ import os
 import queue
 import re
 
-from clusterctl.payload.jobs.processes import (
-    all_processes,
-    chain_above,
-    family,
-    rank_number,
-    variable,
-)
+from clusterctl.payload.jobs import processes
 from clusterctl.payload.jobs.roles import find_roles, program
 from clusterctl.payload.proc_files import age_s, owner_of, read_bytes, read_word, user_name
 from clusterctl.payload.tools import in_thread
@@ -44,7 +38,7 @@ class Snapshot:
     """All processes now; command lines and environments are read once per process."""
 
     def __init__(self, before=None):
-        self.facts = all_processes()
+        self.facts = processes.all_processes()
         known = before.seen if before else {}
         starts = {pid: seen.facts.start for pid, seen in known.items()}
         read = read_patiently(p for p, found in self.facts.items() if starts.get(p) != found.start)
@@ -56,7 +50,7 @@ class Snapshot:
                 self.seen[pid] = known[pid]._replace(facts=found)
 
     def tree(self, roots):
-        return family(self.facts, roots)
+        return processes.family(self.facts, roots)
 
 
 def read_patiently(pids):
@@ -91,7 +85,7 @@ def find_job(pick, before=None):
     """(snapshot, pids of the job, pids that the pick fits but that belong to others)."""
     shot = Snapshot(before)
     # Not the processes above us: `kill` may be typed in a shell of the run.
-    own = set(chain_above(os.getpid()))
+    own = set(processes.chain_above(os.getpid()))
     own.update(pid for pid, one in shot.seen.items() if _is_ours(one))
     seeds, strangers = set(), set()  # type: set, set
     owner = login_user() if pick.get("user") == "" else pick.get("user")
@@ -99,7 +93,7 @@ def find_job(pick, before=None):
     for pid, one in shot.seen.items():
         if pid in own or not fits(pid, one):
             continue
-        node = variable(one, "CLUSTERCTL_NODE")
+        node = processes.variable(one, "CLUSTERCTL_NODE")
         if pick.get("node") and node not in (None, pick["node"]):
             continue
         wanted = owner in (None, user_name(one.uid), str(one.uid))
@@ -133,7 +127,7 @@ def seed_test(pick, shot):
         return lambda pid, one: pid in holders and not GPU_DAEMONS.match(one.facts.command)
 
     def is_tagged(pid, one):
-        run = variable(one, "CLUSTERCTL_RUN")
+        run = processes.variable(one, "CLUSTERCTL_RUN")
         return run is not None and (not pick["runs"] or run in pick["runs"])
 
     return is_tagged
@@ -159,8 +153,8 @@ def _orphans_of(shot, seeds):
 
 def signature(one):
     """What the processes of one torch job have in common; None outside of one."""
-    values = tuple(variable(one, name) for name in JOB_NAMES)
-    if variable(one, "RANK") is None or values[1] is None:
+    values = tuple(processes.variable(one, name) for name in JOB_NAMES)
+    if processes.variable(one, "RANK") is None or values[1] is None:
         return None
     return (one.uid, *values)
 
@@ -188,8 +182,8 @@ def describe_job(shot, pids):
         row["role"], row["index"], row["rank"] = roles[pid]
         row.update(user=user_name(one.uid), program=program(one.words))
         for name in ("run", "node", "run_dir"):
-            row[name] = variable(one, "CLUSTERCTL_" + name.upper())
-        row["world"] = rank_number(variable(one, "WORLD_SIZE"))
+            row[name] = processes.variable(one, "CLUSTERCTL_" + name.upper())
+        row["world"] = processes.rank_number(processes.variable(one, "WORLD_SIZE"))
         row["age_s"] = round(age_s(found.start), 1)
         rows.append(row)
     return rows

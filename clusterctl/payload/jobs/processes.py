@@ -10,16 +10,7 @@ import os
 import signal
 import time
 
-from clusterctl.payload.proc_files import (
-    age_s,
-    all_pids,
-    environ_value,
-    or_none,
-    owner_of,
-    read_bytes,
-    read_stat,
-    read_word,
-)
+from clusterctl.payload import proc_files
 
 TAGS = ("CLUSTERCTL_RUN", "CLUSTERCTL_JOB", "CLUSTERCTL_NODE")
 TAG_BYTES = 200  # a run's id, a job's, a node's name are shorter
@@ -32,7 +23,7 @@ SIGNAL_NAMES = {number.value: number.name for number in signal.Signals}
 
 def process(pid):
     """Facts of /proc/PID/stat; None when it is gone. `start` (ticks) differs for a later one."""
-    found = read_stat(pid)
+    found = proc_files.read_stat(pid)
     if found is None:
         return None
     command, words = found
@@ -71,7 +62,8 @@ def exit_text(code):
 
 def tags(pid):
     """(run, job, node, rank) of a process, each None where its environment does not have it."""
-    environ = read_bytes("/proc/%d/environ" % pid, -1)  # None when gone, or of another user
+    environ = proc_files.read_bytes("/proc/%d/environ" % pid, -1)
+    # None: gone, or another user's.
     if environ is None or b"CLUSTERCTL_RUN=" not in environ:
         return (None,) * 4
     return tuple(short_value(environ, name) for name in (*TAGS, "RANK"))
@@ -79,7 +71,7 @@ def tags(pid):
 
 def short_value(environ, name, limit=TAG_BYTES):
     """A variable; None for one too long to be ours: any user can set any environment."""
-    value = environ_value(environ, name)
+    value = proc_files.environ_value(environ, name)
     return value if value is not None and len(value) <= limit else None
 
 
@@ -90,7 +82,7 @@ def rank_number(text):
 
 def all_processes():
     """{pid: Process} of what runs now."""
-    found = {pid: process(pid) for pid in all_pids()}
+    found = {pid: process(pid) for pid in proc_files.all_pids()}
     return {pid: facts for pid, facts in found.items() if facts}
 
 
@@ -123,18 +115,18 @@ def members(run, node=None, root=None, without=()):
 
 def is_own(pid):
     """Whether it runs as this user: another user's process can have any tag."""
-    return owner_of(pid) == os.getuid()
+    return proc_files.owner_of(pid) == os.getuid()
 
 
 def send(pids, number):
     """Signal processes; those that are gone or not ours are left out."""
     for pid in pids:
-        or_none(os.kill, pid, number)
+        proc_files.or_none(os.kill, pid, number)
 
 
 def describe(facts):
     """A process as it is reported when it should be gone: enough to go and look."""
-    waits_in = read_word("/proc/%d/wchan" % facts.pid)
+    waits_in = proc_files.read_word("/proc/%d/wchan" % facts.pid)
     return {
         "pid": facts.pid,
         "ppid": facts.ppid,
@@ -142,7 +134,7 @@ def describe(facts):
         "command": facts.command,  # never its arguments, they may hold secrets
         "waits_in": waits_in if waits_in not in ("", "0") else None,
         "rank": rank_number(tags(facts.pid)[3]),
-        "age_s": round(age_s(facts.start), 1),
+        "age_s": round(proc_files.age_s(facts.start), 1),
     }
 
 
@@ -173,12 +165,12 @@ def end_all(find, grace_s, kill_s=5.0, pause_s=0.1):
 
 def is_frozen(pid):
     """Whether the cgroup freezer (version 1 or 2) holds it."""
-    for line in read_word("/proc/%d/cgroup" % pid, "").splitlines():
+    for line in proc_files.read_word("/proc/%d/cgroup" % pid, "").splitlines():
         _, controllers, path = (line.split(":", 2) + ["", ""])[:3]
         if "freezer" in controllers.split(","):
-            state = read_word("/sys/fs/cgroup/freezer%s/freezer.state" % path)
+            state = proc_files.read_word("/sys/fs/cgroup/freezer%s/freezer.state" % path)
         else:
-            state = read_word("/sys/fs/cgroup%s/cgroup.freeze" % path)
+            state = proc_files.read_word("/sys/fs/cgroup%s/cgroup.freeze" % path)
         if state in ("FROZEN", "FREEZING", "1"):
             return True
     return False

@@ -9,15 +9,7 @@ import subprocess
 import time
 
 from clusterctl.payload.files.private import new_folder, own_folder
-from clusterctl.payload.jobs.processes import (
-    end_all,
-    exit_code,
-    exit_text,
-    members,
-    process,
-    send,
-    start_of,
-)
+from clusterctl.payload.jobs import processes
 from clusterctl.payload.launch.rendezvous import name_interface
 from clusterctl.payload.prelude import ARGS
 from clusterctl.payload.proc_files import as_text, read_bytes
@@ -35,7 +27,8 @@ END = {"op": "end"}  # the head has gone, or a signal asks the agent to end
 
 def end_members(grace_s):
     """End all processes of the run on this node; returns what is left."""
-    return end_all(lambda: members(ARGS["run"], ARGS["node"], os.getpid()), grace_s)
+    own = os.getpid()
+    return processes.end_all(lambda: processes.members(ARGS["run"], ARGS["node"], own), grace_s)
 
 
 def starter_log():
@@ -127,15 +120,15 @@ class Ranks:
                 # The rank's shell writes its process id before it becomes the rank's program.
                 text = read_bytes("%s/%d.pid" % (self.beats, rank)) or b""
                 if text.endswith(b"\n"):
-                    self.pids[rank] = (int(text), start_of(int(text)))
+                    self.pids[rank] = (int(text), processes.start_of(int(text)))
                     self.emit({"type": "rank", "rank": rank, "pid": int(text)})
         for rank, (pid, start) in self.pids.items():
             if rank in self.ended:
                 continue
-            facts = process(pid)
+            facts = processes.process(pid)
             if facts is not None and facts.start == start:
                 if facts.state in "ZX":
-                    self.report_ended(rank, exit_code(facts.exit_code))
+                    self.report_ended(rank, processes.exit_code(facts.exit_code))
                 continue
             # torchrun has reaped it; its log will have the exit code.
             gone_s = time.monotonic() - self.vanished.setdefault(rank, time.monotonic())
@@ -147,7 +140,8 @@ class Ranks:
     def report_ended(self, rank, code):
         self.ended[rank] = code
         self.vanished.pop(rank, None)
-        message = {"type": "rank_ended", "rank": rank, "code": code, "how": exit_text(code)}
+        how = processes.exit_text(code)
+        message = {"type": "rank_ended", "rank": rank, "code": code, "how": how}
         if code != 0:
             message["tail"] = tail(rank_log(rank))
         self.emit(message)
@@ -158,7 +152,7 @@ class Ranks:
             pid, status = os.waitpid(-1, os.WNOHANG)
             while pid:
                 if pid == self.child.pid:
-                    self.code = exit_code(status)
+                    self.code = processes.exit_code(status)
                     self.child.returncode = self.code  # Popen must not wait for it again
                 pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
@@ -168,7 +162,8 @@ class Ranks:
         """Send SIGTERM to the ranks alone, so that they can save, then end everything."""
         if grace_s > 0:
             keys = [key for rank, key in self.pids.items() if rank not in self.ended]
-            send([pid for pid, start in keys if start_of(pid) == start], signal.SIGTERM)
+            pids = [pid for pid, start in keys if processes.start_of(pid) == start]
+            processes.send(pids, signal.SIGTERM)
             deadline = time.monotonic() + grace_s
             while time.monotonic() < deadline and len(self.ended) < len(self.pids):
                 order = self.turn()

@@ -69,7 +69,8 @@ def test_payload_imports_the_standard_library_and_what_came_with_it(verb: str) -
             if isinstance(node, ast.Import):
                 imported = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
-                imported = [node.module]
+                inside = [f"{node.module}.{alias.name}" for alias in node.names]
+                imported = inside if set(inside) <= sent.keys() else [node.module]
             for module in imported:
                 known = module in sent or module.split(".")[0] in STDLIB | CARRIED
                 assert known, f"{name} imports {module}"
