@@ -61,15 +61,8 @@ def live_feed(
     # Only here: paramiko takes a quarter of a second to import.
     from dashboards.feeds.ssh import SshFeed
 
-    nodes = SshFeed(
-        settings.nodes(),
-        settings.transport(),
-        limits=settings.limits,
-        clock=clock,
-        interval_s=interval_s,
-        width=settings.width,
-        source=str(settings.hostfile),
-    )
+    cluster, source = settings.cluster(output.sweep), str(settings.hostfile)
+    nodes = SshFeed(cluster, clock=clock, interval_s=interval_s, source=source)
     return Together([nodes, run])
 
 

@@ -16,15 +16,15 @@ import random
 import threading
 import time
 import uuid
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from clusterctl.errors import TransportError
 from clusterctl.nodes import Node
 from clusterctl.remote import payload
+from clusterctl.remote.cluster import Cluster
 from clusterctl.remote.fanout import unreachable
 from clusterctl.remote.followers import Pauses, join_all
-from clusterctl.transport.base import Connection, Limits, Progress, Transport
+from clusterctl.transport.base import Connection, Progress
 from dashboards.feeds.gc_tuning import Seldom
 from dashboards.feeds.open_stream import BURST_BYTES, BYTES_S, GONE, OpenStream
 from dashboards.feeds.stream_reader import Pump
@@ -60,24 +60,13 @@ class SshFeed:
     """Watches nodes until closed. `drain()` gives at most one sample a node."""
 
     def __init__(
-        self,
-        nodes: Sequence[Node],
-        transport: Transport,
-        *,
-        limits: Limits,
-        clock: Clock,
-        interval_s: float = 1.0,
-        width: int = CONNECTORS,
-        source: str = "",
-        paths: Sequence[str] = (),
+        self, cluster: Cluster, *, clock: Clock, interval_s: float = 1.0, source: str = ""
     ) -> None:
-        """`paths` are directories on the nodes whose file systems matter."""
-        self._transport, self._limits, self._clock = transport, limits, clock
-        self._interval_s = interval_s
+        self._cluster, self._clock, self._interval_s = cluster, clock, interval_s
+        nodes = cluster.nodes
         self._args = {
             "interval_s": interval_s,
             "session": uuid.uuid4().hex[:16],
-            "paths": list(paths),
             "ping_s": PING_S * max(1.0, len(nodes) / (PINGS_A_SECOND * PING_S)),
         }
         self.nodes = tuple(node.name for node in nodes)
@@ -93,7 +82,7 @@ class SshFeed:
         self._closing: queue.SimpleQueue[OpenStream | None] = queue.SimpleQueue()
         self._pump = Pump(self._take, self._check)
         self._garbage = Seldom()
-        connectors = max(1, min(width, CONNECTORS, len(nodes)))
+        connectors = max(1, min(cluster.width, CONNECTORS, len(nodes)))
         work = [self._connect_forever] * connectors + [self._close_forever, self._ask_forever]
         self._threads = [threading.Thread(target=one, daemon=True) for one in work]
 
@@ -235,7 +224,9 @@ class SshFeed:
             progress = Progress("resolve")
             connection: Connection | None = None
             try:
-                connection = self._transport.connect(watched.node, self._limits, progress)
+                connection = self._cluster.transport.connect(
+                    watched.node, self._cluster.limits, progress
+                )
                 if not self._begin(watched, connection, progress):
                     connection.close()
                 continue

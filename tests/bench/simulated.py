@@ -21,6 +21,7 @@ from typing import Any
 from clusterctl.nodes import Node
 from clusterctl.remote import payload as ship
 from clusterctl.transport.base import Limits, Progress
+from tests.readable import on_readable
 
 GPUS, PORTS = 8, 8
 CHANGES = 64  # lines that each node says in turn
@@ -96,9 +97,6 @@ class SimulatedStream:
         self._out, self._into = out, into
         self._buffer = b""
 
-    def fileno(self) -> int:
-        return self._out
-
     def write(self, data: bytes) -> None:
         os.write(self._into, data)
 
@@ -116,19 +114,17 @@ class SimulatedStream:
         return line
 
     def read_some(self, limit: int) -> bytes:
-        if self._buffer:
-            data, self._buffer = self._buffer, b""
-            return data
+        data, self._buffer = self._buffer, b""
         try:
-            data = os.read(self._out, limit)
+            more = os.read(self._out, limit - len(data))
         except BlockingIOError:
-            return b""
-        if not data:
+            return data
+        if not data and not more:
             raise EOFError
-        return data
+        return data + more
 
     def on_readable(self, call: Callable[[], None]) -> None:
-        raise AssertionError("who has a descriptor is waited for by the kernel")
+        on_readable(self._out, call)
 
     def kill(self) -> None: ...
 

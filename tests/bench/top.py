@@ -24,7 +24,7 @@ from pathlib import Path
 
 from textual import events
 
-from clusterctl.transport.base import Limits
+from clusterctl.remote.cluster import Cluster
 from dashboards.feeds.base import steady_clock
 from dashboards.feeds.replay import Replay
 from dashboards.feeds.ssh import SshFeed
@@ -123,9 +123,8 @@ def fleet(count: int, seconds: int) -> None:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit[1], limit[1]))
     transport = Simulated(count, seconds + 60.0)
-    feed = SshFeed(
-        transport.nodes, transport, limits=Limits(), clock=steady_clock(), source="bench"
-    )
+    cluster = Cluster(transport.nodes, transport, width=32)
+    feed = SshFeed(cluster, clock=steady_clock(), source="bench")
     app = TopApp(feed)
     latencies: list[float] = []
 

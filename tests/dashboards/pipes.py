@@ -14,6 +14,7 @@ from clusterctl.errors import TransportError
 from clusterctl.nodes import Node
 from clusterctl.remote import payload as ship
 from clusterctl.transport.base import Limits, Progress
+from tests.readable import on_readable
 
 FLOOD = f"exec 3<&0; cat <&3 >/dev/null 3<&- & exec 3<&-; echo '{ship.MARKER}'; exec yes 'garbage garbage garbage garbage'"
 ONE_LINE_FLOOD = f"exec 3<&0; cat <&3 >/dev/null 3<&- & exec 3<&-; echo '{ship.MARKER}'; exec tr '\\0' x </dev/zero"
@@ -35,9 +36,6 @@ class PipeStream:
         self._descriptor = self.process.stdout.fileno()
         self._buffer = b""
         self.write(stdin)
-
-    def fileno(self) -> int:
-        return self._descriptor
 
     def write(self, data: bytes) -> None:
         assert self.process.stdin is not None
@@ -63,19 +61,17 @@ class PipeStream:
         return line
 
     def read_some(self, limit: int) -> bytes:
-        if self._buffer:
-            data, self._buffer = self._buffer[:limit], self._buffer[limit:]
-            return data
+        data, self._buffer = self._buffer, b""
         try:
-            data = os.read(self._descriptor, limit)
+            more = os.read(self._descriptor, limit - len(data))
         except BlockingIOError:
-            return b""
-        if not data:
+            return data
+        if not data and not more:
             raise EOFError
-        return data
+        return data + more
 
     def on_readable(self, call: Callable[[], None]) -> None:
-        raise AssertionError("who has a descriptor is waited for by the kernel")
+        on_readable(self._descriptor, call)
 
     def wait(self, timeout_s: float) -> int | None:
         try:

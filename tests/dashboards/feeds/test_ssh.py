@@ -15,6 +15,7 @@ import pytest
 from clusterctl.errors import TransportError
 from clusterctl.nodes import Node, read_hostfile
 from clusterctl.remote import payload as ship
+from clusterctl.remote.cluster import Cluster
 from clusterctl.transport.base import Limits, Progress, Transport
 from clusterctl.transport.loopback.nodes import LoopbackCluster
 from clusterctl.transport.paramiko_backend import ParamikoTransport
@@ -30,7 +31,8 @@ LIMITS = Limits(tcp_s=3.0, handshake_s=7.0)
 @contextmanager
 def watching(nodes: list[Node], transport: Transport) -> Iterator[tuple[SshFeed, Callable[[], dict[str, Sample]]]]:  # fmt: skip
     """A started feed, and a function that gives the newest sample of each node so far."""
-    feed = SshFeed(nodes, transport, limits=LIMITS, clock=steady_clock(), interval_s=0.2)
+    cluster = Cluster(nodes, transport, LIMITS, width=32)
+    feed = SshFeed(cluster, clock=steady_clock(), interval_s=0.2)
     newest: dict[str, Sample] = {}
 
     def look() -> dict[str, Sample]:
