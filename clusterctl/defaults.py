@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import os
 import stat
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,11 @@ import click
 
 from clusterctl.errors import UsageError
 from clusterctl.payload.files.ownership import changed_by_others
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 FILE = Path("clusterctl.toml")
 MAX_BYTES = 1 << 20
@@ -97,8 +103,6 @@ def _refuse_unknown(path: Path, where: str, keys: Iterable[str], known: Iterable
 
 def _read_toml(path: Path) -> dict[str, Any]:
     """The file's contents; nothing where there is no such file. Raises `UsageError`."""
-    from clusterctl import toml_file
-
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
@@ -116,6 +120,14 @@ def _read_toml(path: Path) -> dict[str, Any]:
         if found.st_size > MAX_BYTES:
             raise UsageError(f"{path} cannot be read: it is longer than {MAX_BYTES >> 20} MiB")
         try:
-            return toml_file.parse(file.read(MAX_BYTES).decode("utf-8"))
+            return parse_toml(file.read(MAX_BYTES).decode("utf-8"))
         except (OSError, ValueError) as error:
             raise UsageError(f"{path} cannot be read: {error}") from None
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Raises ValueError with the reason."""
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None

@@ -72,10 +72,10 @@ def read_profile(path: Path | None, severity: Mapping[str, str]) -> Profile:
     """The profile of a file, with the verdicts of --severity on top. Raises `UsageError`."""
     data: dict[str, Any] = {}
     if path is not None:
-        from clusterctl import toml_file
+        from clusterctl.defaults import parse_toml
 
         try:
-            data = toml_file.parse(path.read_text(encoding="utf-8"))
+            data = parse_toml(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
             raise UsageError(f"{path} cannot be read: {why}") from None

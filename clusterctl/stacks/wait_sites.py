@@ -184,10 +184,10 @@ class Sites:
 
 def read_sites(path: Path) -> list[Site]:
     """A user's table. Raises `UsageError` with the file and the mistake."""
-    from clusterctl import toml_file
+    from clusterctl.defaults import parse_toml
 
     try:
-        tables = toml_file.parse(path.read_text(encoding="utf-8")).get("site", [])
+        tables = parse_toml(path.read_text(encoding="utf-8")).get("site", [])
         return [_read_site(table) for table in tables]
     except (OSError, ValueError, TypeError, AttributeError, re.error) as error:
         reason = error.strerror if isinstance(error, OSError) else error
