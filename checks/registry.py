@@ -29,22 +29,24 @@ class Check:
     arguments: tuple[str, ...]
     advisory: bool  # to know it is good, not to know it stops no launch
     summary: str
-    why: str
-    bad: str  # when it warns and when it fails
-    how: str  # what is read on the node
-    fix: str  # of its findings that name no other
+    why: str = ""
+    bad: str = ""  # when it warns and when it fails
+    how: str = ""  # what is read on the node
+    fix: str = ""  # of its findings that name no other
 
 
 registry: dict[str, Check] = {}
 
 
-def check(id: str, scope: Scope = "node", *, advisory: bool = False) -> Callable[[RuleT], RuleT]:
+def check(
+    id: str, scope: Scope = "node", *, advisory: bool = False, **texts: str
+) -> Callable[[RuleT], RuleT]:
     """Register a function as the check `id` (`subject.name`).
 
     Its arguments are, by name: `node`, `fleet`, `limits` (the profile), `launch`, `active`,
     `expected` (the value in the profile, or None), and any field of `NodeFacts`: the check is
-    UNKNOWN or SKIP on a node where that is Unknown. Its docstring has a summary and lines `Why:`,
-    `Bad:` (when it warns and fails), `How:` (it measures), `Fix:` (of its findings).
+    UNKNOWN or SKIP on a node where that is Unknown. Without `texts`, the last fields of `Check`,
+    its docstring has them: a summary and lines `Why:`, `Bad:`, `How:`, `Fix:`.
     """
 
     def register(function: RuleT) -> RuleT:
@@ -52,12 +54,14 @@ def check(id: str, scope: Scope = "node", *, advisory: bool = False) -> Callable
             raise ValueError(f"two checks are called {id}")
         code = function.__code__
         arguments = code.co_varnames[: code.co_argcount]
-        doc = inspect.cleandoc(function.__doc__ or "")
-        summary, *parts = re.split(r"\s*^(Why|Bad|How|Fix): ", doc, flags=re.MULTILINE)
-        lines = dict(zip(parts[::2], parts[1::2], strict=True))
-        texts = (lines.get(key, "") for key in ("Why", "Bad", "How", "Fix"))
-        texts = (re.sub(r"\s*\n\s*", " ", text) for text in texts)
-        registry[id] = Check(id, scope, function, arguments, advisory, summary, *texts)
+        about = texts or _read_texts(inspect.cleandoc(function.__doc__ or ""))
+        registry[id] = Check(id, scope, function, arguments, advisory, **about)
         return function
 
     return register
+
+
+def _read_texts(doc: str) -> dict[str, str]:
+    summary, *parts = re.split(r"\s*^(Why|Bad|How|Fix): ", doc, flags=re.MULTILINE)
+    lines = zip(parts[::2], parts[1::2], strict=True)
+    return {"summary": summary} | {key.lower(): re.sub(r"\s*\n\s*", " ", t) for key, t in lines}

@@ -1,4 +1,7 @@
-"""How NCCL reads NCCL_IB_HCA and NCCL_SOCKET_IFNAME: `^` excludes, `=` is exact, `name:port`."""
+"""How NCCL reads NCCL_IB_HCA and NCCL_SOCKET_IFNAME: `^` excludes, `=` is exact, `name:port`.
+
+And what a node has for them: ports, entries of GID tables, interfaces.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import ipaddress
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from checks.facts import IbPort, Interface
+from checks.facts import NOT_ASKED, IbPort, Interface, Maybe, Network, Unknown, or_none
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,18 @@ def suggest_hca(ports: Sequence[IbPort]) -> str | None:
     return "=" + ",".join(port.name if several else port.device for port in chosen)
 
 
+def routable_gids(port: IbPort) -> set[int]:
+    """Indices of RoCE v2 entries for an IPv4 address: they route as the nodes' network does."""
+    found = set()
+    for gid in port.gids:
+        try:
+            if gid.type == "RoCE v2" and ipaddress.IPv6Address(gid.gid).ipv4_mapped is not None:
+                found.add(gid.index)
+        except ValueError:
+            continue
+    return found
+
+
 def usable_interfaces(interfaces: Sequence[Interface], value: str | None) -> list[Interface]:
     """Interfaces that NCCL would take, in its order: up, with an address that is not link-local.
 
@@ -77,6 +92,23 @@ def usable_interfaces(interfaces: Sequence[Interface], value: str | None) -> lis
         names = parse_list(value)
         return [one for one in usable if names.takes(one.name)]
     return [one for one in usable if one.name != "lo" and not one.name.startswith("docker")]
+
+
+def own_interface(network: Maybe[Network], address: str | None) -> Maybe[Interface]:
+    """By the address we reach it at, else by what its own name resolves to, else the only one."""
+    if isinstance(network, Unknown):
+        return network
+    if network.unlisted is not None:
+        return network.unlisted
+    usable = usable_interfaces(network.interfaces, None)
+    for wanted in (address, *(or_none(network.names.get("@", NOT_ASKED)) or ())):
+        for one in usable:
+            if wanted in {text.split("/")[0].split("%")[0] for text in one.addresses}:
+                return one
+    if len(usable) == 1:
+        return usable[0]
+    have = ", ".join(one.name for one in usable) or "none"
+    return Unknown(f"{address or 'its address'} is on no interface (there are: {have})")
 
 
 def subnet_of(interface: Interface) -> str | None:

@@ -7,26 +7,20 @@ taken and the others are named; what is not known is left out, and NCCL decides.
 from __future__ import annotations
 
 import dataclasses
-import ipaddress
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from checks.facts import (
-    NOT_ASKED,
-    Fabric,
-    Fleet,
-    Gid,
-    Interface,
-    Maybe,
-    NodeFacts,
-    Unknown,
-    known,
-    or_none,
-    then,
+from checks.facts import Fabric, Fleet, Maybe, NodeFacts, Unknown, known, then
+from checks.nccl.env_syntax import (
+    own_interface,
+    parse_list,
+    routable_gids,
+    subnet_of,
+    suggest_hca,
+    usable_interfaces,
 )
-from checks.nccl.env_syntax import parse_list, subnet_of, suggest_hca, usable_interfaces
 
 _NEAR = ("PIX", "PXB", "PHB", "NODE", "SYS")  # distances of `nvidia-smi topo -m`, nearest first
 NO_PORT = "no active InfiniBand or RoCE port"
@@ -53,34 +47,30 @@ def suggest(
     """
     if not fleet.reached:
         return ()
-    interface = socket_ifname(fleet, addresses)
-    common = (
-        *_gloo(interface),
+    interface = _socket_ifname(fleet, addresses)
+    common = [
         Suggestion("TOKENIZERS_PARALLELISM", "false", "it deadlocks in forked loader workers"),
         _threads(fleet, slots),
-    )
+    ]
+    if interface.value is not None and "," not in interface.value:
+        name, why = interface.value.removeprefix("="), "the same for gloo, which takes one name"
+        common.insert(0, Suggestion("GLOO_SOCKET_IFNAME", name, why))
     if fleet.device != "cuda":
-        return common
+        return tuple(common)
+    cards = [_ib_hca(fleet)]
+    if cards[0].name == "NCCL_IB_HCA" and cards[0].value is not None:
+        why = "PCIe writes of the cards need not wait for each other"
+        cards += [_gdr_level(fleet), Suggestion("NCCL_IB_PCI_RELAXED_ORDERING", "1", why)]
+        cards += _gid_index(fleet, cards[0].value)
     return (
         _p2p_level(fleet),
-        *_cards(fleet),
+        *cards,
         interface,
         Suggestion("NCCL_DEBUG", "WARN", "the reason of an error, not megabytes of log"),
         Suggestion("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1", "a failed collective ends the rank"),
         Suggestion("TORCH_NCCL_ENABLE_MONITORING", "1", "a watchdog that hangs ends the rank"),
         *common,
     )
-
-
-def _cards(fleet: Fleet) -> Iterator[Suggestion]:
-    """What depends on InfiniBand and RoCE cards."""
-    chosen = ib_hca(fleet)
-    yield chosen
-    if chosen.name == "NCCL_IB_HCA" and chosen.value is not None:
-        yield _gdr_level(fleet)
-        why = "PCIe writes of the cards need not wait for each other"
-        yield Suggestion("NCCL_IB_PCI_RELAXED_ORDERING", "1", why)
-        yield from _gid_index(fleet, chosen.value)
 
 
 def _most(values: Mapping[str, str]) -> str:
@@ -105,7 +95,7 @@ class _Values:
         return Suggestion(self._name, value, reason, tuple((odd or {}).items()), self.unsure)
 
 
-def ib_hca(fleet: Fleet) -> Suggestion:
+def _ib_hca(fleet: Fleet) -> Suggestion:
     """NCCL_IB_HCA by exact names, or NCCL_IB_DISABLE=1 where most nodes have no active port."""
 
     def read(node: NodeFacts) -> Maybe[str]:
@@ -139,16 +129,15 @@ def _why_these(fabric: Fabric, value: str) -> str:
     layer = "InfiniBand" if taken[0].link_layer == "InfiniBand" else "RoCE"
     text = f"{len(taken)} active {layer} port{'s' * (len(taken) != 1)}"
     text += f" at {', '.join(rates)} Gb/s" if rates else ""
-    others = (port for port in fabric.ports if port not in taken)
     left = [
         f"{port.name} ({port.link_layer if port.is_active else port.state})"
-        for port in others
-        if len(known((port.link_layer, port.state))) == 2
+        for port in fabric.ports
+        if port not in taken and len(known((port.link_layer, port.state))) == 2
     ]
     return text + (f"; not {', '.join(left)}" if left else "")
 
 
-def socket_ifname(fleet: Fleet, addresses: Mapping[str, str]) -> Suggestion:
+def _socket_ifname(fleet: Fleet, addresses: Mapping[str, str]) -> Suggestion:
     """NCCL_SOCKET_IFNAME: the interface that carries the address by which each node is reached.
 
     Exact names, because eno1 would also take eno10. Where nodes call it differently all names are
@@ -160,7 +149,7 @@ def socket_ifname(fleet: Fleet, addresses: Mapping[str, str]) -> Suggestion:
         return Suggestion(name, None, "all nodes are this machine")
     if fleet.one_machine and len({node.namespaces for node in reached}) == 1:
         return Suggestion(name, None, "all nodes are one machine")
-    found = {node.name: _interface(node, addresses.get(node.name)) for node in fleet.reached}
+    found = {n.name: own_interface(n.network, addresses.get(n.name)) for n in fleet.reached}
     own = {node: one for node, one in found.items() if not isinstance(one, Unknown)}
     values = _Values(name, fleet, lambda node: then(found[node.name], lambda one: one.name))
     if not own:
@@ -184,31 +173,6 @@ def socket_ifname(fleet: Fleet, addresses: Mapping[str, str]) -> Suggestion:
         return values.suggest(every, f"{where}: {who}", elsewhere)
     odd = {node: f"there it is {one}" for node, one in values.by_node.items() if one != best}
     return values.suggest(f"={best}", where, odd)
-
-
-def _interface(node: NodeFacts, address: str | None) -> Maybe[Interface]:
-    """By the address we reach it at, else by what its own name resolves to, else the only one."""
-    if isinstance(node.network, Unknown):
-        return node.network
-    if node.network.unlisted is not None:
-        return node.network.unlisted
-    usable = usable_interfaces(node.network.interfaces, None)
-    resolved = or_none(node.network.names.get("@", NOT_ASKED)) or ()
-    for one in (address, *resolved):
-        for interface in usable:
-            if one in {text.split("/")[0].split("%")[0] for text in interface.addresses}:
-                return interface
-    if len(usable) == 1:
-        return usable[0]
-    have = ", ".join(one.name for one in usable) or "none"
-    return Unknown(f"{address or 'its address'} is on no interface (there are: {have})")
-
-
-def _gloo(chosen: Suggestion) -> Iterator[Suggestion]:
-    """gloo takes one exact name, without `=`."""
-    if chosen.value is not None and "," not in chosen.value:
-        value = chosen.value.removeprefix("=")
-        yield Suggestion("GLOO_SOCKET_IFNAME", value, "the same for gloo, which takes one name")
 
 
 def _p2p_level(fleet: Fleet) -> Suggestion:
@@ -261,7 +225,7 @@ def _gdr_level(fleet: Fleet) -> Suggestion:
 
     values = _Values("NCCL_NET_GDR_LEVEL", fleet, read)
     by_node, no_module = values.by_node, "module nvidia_peermem is not loaded"
-    without = {node: no_module for node, level in by_node.items() if level == "peermem"}
+    without = {node: no_module for node in by_node if by_node[node] == "peermem"}
     if without and len(without) == len(by_node) and not values.unsure:
         return values.suggest(None, no_module)
     if without:
@@ -292,7 +256,7 @@ def _gid_index(fleet: Fleet, hca: str) -> Iterator[Suggestion]:
     ]
     if not ports:
         return
-    fits = [{gid.index for gid in port.gids if _is_ipv4(gid)} for _, port in ports]
+    fits = [routable_gids(port) for _, port in ports]
     everywhere = sorted(set.intersection(*fits))
     name = "NCCL_IB_GID_INDEX"
     if everywhere:
@@ -304,14 +268,6 @@ def _gid_index(fleet: Fleet, hca: str) -> Iterator[Suggestion]:
     odd = tuple((node, ", ".join(words)) for node, words in tables.items())
     why = "no index is RoCE v2 over IPv4 on every port; NCCL from 2.21 on finds one itself"
     yield Suggestion(name, None, why, odd if len({words for _, words in odd}) > 1 else ())
-
-
-def _is_ipv4(gid: Gid) -> bool:
-    """A RoCE v2 entry whose address is an IPv4 one, which routes as the nodes' network does."""
-    try:
-        return gid.type == "RoCE v2" and ipaddress.IPv6Address(gid.gid).ipv4_mapped is not None
-    except ValueError:
-        return False
 
 
 def _threads(fleet: Fleet, slots: Mapping[str, int]) -> Suggestion:

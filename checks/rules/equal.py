@@ -102,10 +102,9 @@ class _Shared(NamedTuple):
                 fleet, self.read, self.what, bad=self.bad, because=because, expected=expected
             )
 
-        verdict = "WARN" if self.bad is warn else "FAIL"
-        bad = f"Bad: {verdict} if it is not the majority's"
-        rule.__doc__ = f"{self.summary}\n\n{bad}\nHow: {self.how}\nFix: {self.fix}"
-        check(self.id, "fleet", advisory=self.bad is warn)(rule)
+        bad = f"{'WARN' if self.bad is warn else 'FAIL'} if it is not the majority's"
+        texts = {"summary": self.summary, "bad": bad, "how": self.how, "fix": self.fix}
+        check(self.id, "fleet", advisory=self.bad is warn, **texts)(rule)
 
 
 _ALL = (
