@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from trainer.config.load import Config
 from trainer.engine.agreement import agreed, attempt, common
-from trainer.engine.joining import ranks_of_environment
+from trainer.engine.joining import rank_of_run
 from trainer.engine.shards import Facts, Shards
 from trainer.errors import EngineError, TrainerError
 
@@ -61,7 +61,8 @@ class Engine(abc.ABC):
     _optimizer: Any
 
     def __init__(self) -> None:
-        self.rank, self.world, self.local_rank = ranks_of_environment()
+        own = rank_of_run()
+        self.rank, self.world, self.local_rank = own.rank, own.world, own.local_rank
         on_gpu = torch.cuda.is_available()
         self.device = torch.device("cuda", self.local_rank) if on_gpu else torch.device("cpu")
         # torch 2.13 renamed collectives; ColossalAI and we, for older torch, use the old names.

@@ -138,7 +138,8 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> int:
     if checkpoint is None:
         raise ConfigError("there are no weights", hint="--ckpt-path CHECKPOINT")
     # After the arguments: these import torch.
-    from trainer.infer.plan import Options, Rank, prepare
+    from trainer.engine.joining import Rank
+    from trainer.infer.plan import Options, prepare
     from trainer.infer.prompts import read_prompts
     from trainer.infer.run import carry_out
     from trainer.infer.sampling import counted

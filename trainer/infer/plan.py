@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
 from collections.abc import Sequence
 from contextlib import closing
@@ -45,32 +44,6 @@ class Options:
     overwrite: bool
     allow_partial: bool  # weights that give less than 99 % of the model
     run_dir: Path | None  # whose text encoder serves weights that have none beside them
-
-
-@dataclass(frozen=True, slots=True)
-class Rank:
-    """Which process of how many this is."""
-
-    rank: int = 0
-    world: int = 1
-    local: int = 0
-    on_host: int = 1  # processes on this machine
-
-    @classmethod
-    def from_environment(cls) -> Rank:
-        """From the variables of torchrun and our launcher; one process without them."""
-        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-        rank, world, local, on_host = map(os.environ.get, names)
-        if rank is None:
-            return cls()
-        try:
-            found = cls(int(rank), int(world or ""), int(local or "0"), int(on_host or world or ""))
-        except ValueError:
-            text = f"RANK is {rank!r} but WORLD_SIZE is {world!r}"
-            raise ConfigError(f"{text}; start with torchrun") from None
-        if not 0 <= found.rank < found.world:
-            raise ConfigError(f"RANK {found.rank} is not below WORLD_SIZE {found.world}")
-        return found
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,10 @@ import torch
 
 from trainer.components import build_parts
 from trainer.engine.base import set_threads
+from trainer.engine.joining import Rank
 from trainer.infer import files
 from trainer.infer.files import State
-from trainer.infer.plan import Plan, Rank
+from trainer.infer.plan import Plan
 from trainer.infer.prompts import Prompt
 from trainer.infer.request import Job
 from trainer.infer.sampling import Progress, Sampler
@@ -49,7 +50,7 @@ def carry_out(plan: Plan, rank: Rank, progress: Progress) -> list[Path]:
 def _make(plan: Plan, rank: Rank, todo: Sequence[Job], progress: Progress) -> list[Path]:
     device = torch.device("cpu")
     if torch.cuda.is_available():
-        device = torch.device(f"cuda:{rank.local % torch.cuda.device_count()}")
+        device = torch.device(f"cuda:{rank.local_rank % torch.cuda.device_count()}")
     LOG.info("loading the text encoder, the VAE and the model")
     set_threads(plan.config.threads, rank.on_host, device.type != "cpu")
     less = "a smaller text encoder or model, or dtype = bf16"

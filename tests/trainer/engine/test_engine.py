@@ -21,7 +21,7 @@ from tests.trainer.engine.engine_ranks import make_model
 from tests.trainer.ranks import environment, fork, wait
 from trainer.engine import base, joining, shards
 from trainer.engine.base import build_engine
-from trainer.errors import CheckpointError, EngineError
+from trainer.errors import CheckpointError, ConfigError, EngineError
 
 LIMIT_S = 300  # a guard, not a measure: machines may be busy
 pytestmark = pytest.mark.timeout(400)
@@ -236,8 +236,8 @@ def test_half_an_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("RANK", "0")
     for name in ("WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(EngineError, match="RANK is set but not WORLD_SIZE"):
-        joining.ranks_of_environment()
+    with pytest.raises(ConfigError, match="RANK is set but not WORLD_SIZE"):
+        joining.rank_of_run()
 
 
 def test_ranks_that_share_cores_get_one_thread_each(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,17 +13,16 @@ makes the same bytes; with more clips or other buckets it adds what is missing.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from trainer.command_line import whole
 from trainer.data.features.files import DOCUMENT, JOB, FeaturesError
 from trainer.data.manifest.left_out import RESUME, report
+from trainer.engine.joining import Rank, joining
 from trainer.errors import ConfigError
 
 T = TypeVar("T")
@@ -73,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     is_exact = config.vae.type == "identity"
     if args.sample and is_exact:
         raise FeaturesError("--sample is for a VAE that has a spread; identity has none")
-    ranks = _Ranks.of_environment()
+    ranks = _Ranks.from_environment("MASTER_ADDR", "MASTER_PORT")
     rank, world = ranks.rank, ranks.world
     root = Path(config.dataset.root) if config.dataset.root else None
     source = (Path(config.dataset.data_path), root, config.dataset.memory_efficient)
@@ -135,28 +134,8 @@ def _describe(out: Path) -> int:
     return len(document["bad"])
 
 
-@dataclass
-class _Ranks:
+class _Ranks(Rank):
     """The ranks of torchrun, or one alone."""
-
-    rank: int
-    world: int
-    local_rank: int
-
-    @classmethod
-    def of_environment(cls) -> _Ranks:
-        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-        try:
-            rank, world, local_rank = (int(os.environ.get(n, n == "WORLD_SIZE")) for n in names)
-        except ValueError:
-            raise FeaturesError(f"{', '.join(names)} must be numbers; torchrun sets them") from None
-        if not 0 <= rank < world:
-            raise FeaturesError(f"rank {rank} of {world}")
-        if world > 1 and not (os.environ.get("MASTER_ADDR") and os.environ.get("MASTER_PORT")):
-            raise FeaturesError(
-                "WORLD_SIZE is set without MASTER_ADDR and MASTER_PORT; use torchrun"
-            )
-        return cls(rank, world, local_rank)
 
     @contextmanager
     def joined(self) -> Iterator[None]:
@@ -168,8 +147,6 @@ class _Ranks:
         from datetime import timedelta
 
         import torch.distributed as dist
-
-        from trainer.engine.joining import joining
 
         with joining(_AGREE_S):
             dist.init_process_group("gloo", timeout=timedelta(seconds=_AGREE_S))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -12,23 +11,17 @@ from typing import Any
 import torch
 
 from trainer.config.load import Config
+from trainer.data.features import encode_work
 from trainer.data.features.cache import NETWORK_DTYPES
 from trainer.data.features.encode_plan import Options, Work
-from trainer.data.features.encode_work import (
-    SEGMENT_BYTES,
-    Ahead,
-    Decoded,
-    LatentMaker,
-    Segment,
-    ShardBuilder,
-    text_features,
-)
+from trainer.data.features.encode_work import Decoded, LatentMaker, Segment, ShardBuilder
 from trainer.data.features.files import LATENTS, TEXTS, FeaturesError
 from trainer.data.features.index import text_key
 from trainer.data.features.units import keys_of, segments
 from trainer.data.manifest.left_out import RESUME
 from trainer.data.video.decode import Window
 from trainer.engine.base import set_threads
+from trainer.engine.joining import Rank
 from trainer.runlog.progress import RowProgress
 from trainer.weights.tensorfile import DTYPES
 
@@ -56,14 +49,14 @@ class Maker:
         self._options, self._out = options, out
         self._device = torch.device("cpu")
         if torch.cuda.is_available():
-            self._device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+            self._device = torch.device("cuda", Rank.from_environment().local_rank)
         self._bad = 0
         self._progress = RowProgress(f"encode {out.name}", options.quiet)
 
     def make(self, shards: Sequence[Shard]) -> None:
         """Write each. Raises FeaturesError above the limit of bad clips; what is done stays."""
-        here = os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", "1"))
-        set_threads(self._config.threads, int(here), self._device.type == "cuda")
+        here = Rank.from_environment().on_host
+        set_threads(self._config.threads, here, self._device.type == "cuda")
         latents = [shard for shard in shards if shard[1] == LATENTS]
         texts = [shard for shard in shards if shard[1] == TEXTS]
         try:
@@ -91,7 +84,7 @@ class Maker:
         spans = [slice(*self._work.latent_shards[number]) for _, _, number in shards]
         total = sum(int(sizes[span].sum()) for span in spans)
         done = clips = 0
-        with Ahead(self._options.workers, self._config.dataset.clip_timeout_s) as ahead:
+        with encode_work.Ahead(self._options.workers, self._config.dataset.clip_timeout_s) as ahead:
             segments = ahead.run(self._segments(shards))
             for place, of_shard in groupby(segments, key=lambda one: one[0].shard):
                 held = []
@@ -130,7 +123,9 @@ class Maker:
                 size = int(units.height[unit]), int(units.width[unit])
                 each = 3 * size[0] * size[1] * (4 if resize == "torch" else 1)
                 span, stated = int(work.frames[row]), int(manifest.num_frames[row])
-                cuts = segments(work.grid, units.wanted(unit), span, each, SEGMENT_BYTES)
+                cuts = segments(
+                    work.grid, units.wanted(unit), span, each, encode_work.SEGMENT_BYTES
+                )
                 for lengths, first, stop in cuts:
                     times = first * interval, stop - first, interval
                     window = Window(*times, *size, stated, resize)
@@ -179,7 +174,7 @@ class Maker:
         for (path, _, _), span in zip(shards, spans, strict=True):
             captions = [manifest.texts[row] for row in rows[slice(*span)].tolist()]
             made: dict[int, torch.Tensor] = {}
-            for place, values in text_features(encoder, captions):
+            for place, values in encode_work.text_features(encoder, captions):
                 made[place] = values
                 done += 1
                 self._progress.at(done / total, done, ", captions")
