@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from checks.facts import Fleet, LaunchNeeds, NodeFacts
 from checks.nccl.recommend import Suggestion, suggest
+from checks.parsers.kernel_log import INTERESTING
 from clusterctl.errors import CouldNotFindOut, TransportError
 from clusterctl.gpus.summary import read_fleet
 from clusterctl.nodes import Node
@@ -29,8 +30,9 @@ def collect_fabric(
     With `memory` the error counters are compared with the last look's record, and written there.
     nvidia-smi is asked and not NVML, because only it tells how GPUs and cards are connected.
     """
-    args = {"everything": True, "tool_timeout_s": cluster.limits.tool_s, "sudo": sudo}
-    results = cluster.ask("census", {**args, "growth_s": growth_s, "names": ["@"]})
+    args = {"everything": True, "log": INTERESTING, "tool_timeout_s": cluster.limits.tool_s}
+    args |= {"sudo": sudo, "growth_s": growth_s, "names": ["@"]}
+    results = cluster.ask("census", args)
     facts = read_fleet(results)
     if memory:
         path = last_census.default_path().with_name(RECORD)

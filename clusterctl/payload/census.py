@@ -4,9 +4,9 @@ Arguments, all optional: tool_timeout_s; paths (disks to measure), python (an in
 ports (to try). With `launch` also what a launch is compared with: cards, network, variables,
 workdir (its commit), files, wandb. With `everything` also clock, kernel log, limits, mounts and
 processes, and growth_s (between two reads of growing counters), names (to resolve, "@" is the
-node's own), reach (address and port to connect to), token (a path to read), sudo, nvml. With
-`pings` it answers requests for the time after its report until stdin closes. Read-only. Sends raw
-text, which the head parses.
+node's own), reach (address and port to connect to), token (a path to read), log (an expression for
+the lines of the kernel's log to send), sudo, nvml. With `pings` it answers requests for the time
+after its report until stdin closes. Read-only. Sends raw text, which the head parses.
 """
 
 import os
@@ -88,16 +88,15 @@ def list_everything(timeout_s, started, reads):
     """Tasks; what is only read goes into `reads`."""
     from clusterctl.payload.collect.clock import look_at_clock
     from clusterctl.payload.collect.fabric import look_at_fabric
-    from clusterctl.payload.collect.kernel_log import look_at_kernel_log
     from clusterctl.payload.collect.processes import list_processes
-    from clusterctl.payload.collect.system import read_limits
+    from clusterctl.payload.collect.system import look_at_kernel_log, read_limits
 
     growth_s = ARGS.get("growth_s", 0.7)
     reads.update(began=lambda: "%(time_s).6f %(boottime_s).6f" % started, limits=read_limits)
     return [
         partial(look_at_clock, timeout_s),
         partial(look_at_fabric, growth_s),
-        partial(look_at_kernel_log, timeout_s, ARGS.get("sudo", False)),
+        partial(look_at_kernel_log, timeout_s, ARGS.get("sudo", False), ARGS.get("log", "")),
         partial(call, "processes", partial(list_processes, growth_s), growth_s + 5.0),
         partial(gpus.look_at_switches, timeout_s),
     ]

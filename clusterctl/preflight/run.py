@@ -17,6 +17,7 @@ from typing import Any
 
 from checks.facts import Active, Fleet, LaunchNeeds, NodeFacts
 from checks.finding import Finding, Report, Verdict
+from checks.parsers.kernel_log import INTERESTING
 from checks.profile import Profile
 from checks.runner import run_checks
 from clusterctl.errors import TransportError, UsageError
@@ -98,7 +99,8 @@ def collect(
     """
     nvml = importlib.util.find_spec("pynvml") is not None
     timeout_s, tool_s = cluster.limits.command_s, cluster.limits.tool_s
-    always = {"tool_timeout_s": tool_s, "everything": True, "nvml": nvml, "pings": PINGS}
+    always = {"tool_timeout_s": tool_s, "everything": True, "log": INTERESTING}
+    always |= {"nvml": nvml, "pings": PINGS}
 
     def wanted(node: Node) -> dict[str, Any]:
         return {**always, **args(node)}

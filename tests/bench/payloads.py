@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from checks.parsers.kernel_log import INTERESTING
 from clusterctl.remote import payload
 from tests.bench import tiny
 from tests.captures import fake_nvidia_smi as fake
@@ -28,6 +29,7 @@ from tests.captures import fake_nvidia_smi as fake
 RUN = "bench-payloads"
 PICK = {"runs": [RUN]}
 LAUNCH = {"launch": True, "cards": [], "variables": [], "network": True, "python": sys.executable}
+EVERYTHING = {"everything": True, "log": INTERESTING, "names": ["@"], "growth_s": 0.1}
 DUMP = {
     "pick": PICK, "samples": 2, "interval_s": 0.1, "limit_s": 20.0, "budget_s": 60.0,
     "py_spy": str(Path(sys.executable).with_name("py-spy")),
@@ -35,7 +37,7 @@ DUMP = {
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpus": ("census", {"tool_timeout_s": 10.0}),
     "launch's census": ("census", LAUNCH),
-    "preflight's census": ("census", {"everything": True, "names": ["@"], "growth_s": 0.1}),
+    "preflight's census": ("census", EVERYTHING),
     "clock": ("clock", {"tool_timeout_s": 5.0}),
     "kill, look": ("kill", {"op": "look", "pick": PICK}),
     "stop, look": ("stop", {"op": "look", "pick": PICK}),

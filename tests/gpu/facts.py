@@ -71,13 +71,15 @@ def raw(options: Options) -> dict[str, Any]:
 
 def census(options: Options, nvml: bool) -> dict[str, Any]:
     """The census payload on this machine, without ssh; its sections in OUT/raw."""
+    from checks.parsers.kernel_log import INTERESTING
     from clusterctl.nodes import Node
     from clusterctl.remote.cluster import Cluster
     from tests.clusterctl.payload.local import LocalConnection, LocalTransport
 
     transport: Any = LocalTransport({"here": LocalConnection()})
     cluster = Cluster([Node("here")], transport)
-    args = {"everything": True, "nvml": nvml, "growth_s": 0.1, "tool_timeout_s": 20.0}
+    args: dict[str, Any] = {"everything": True, "log": INTERESTING, "nvml": nvml}
+    args |= {"growth_s": 0.1, "tool_timeout_s": 20.0}
     (result,) = cluster.ask("census", args, timeout_s=50.0)
     if result.value is None:
         raise RuntimeError(str(result.unreachable))

@@ -1,12 +1,13 @@
-"""Census: limits, settings, interfaces, names and routes that programs of this user get."""
+"""Census: limits, settings, interfaces, names and routes of this user's programs; kernel log."""
 
 import os
 import re
 
 from clusterctl.payload.prelude import ARGS
 from clusterctl.payload.proc_files import or_none, read_word
-from clusterctl.payload.tools import call, section
+from clusterctl.payload.tools import SECTIONS, call, section
 
+LOG_LINES = 2000  # of the kernel's log that are sent
 VARIABLES = """CUDA_LAUNCH_BLOCKING CUDA_INJECTION64_PATH NSIGHT_CUDA_DEBUGGER CUDA_AUTO_BOOST
 CUDA_ENABLE_COREDUMP_ON_EXCEPTION CUDA_DEVICE_WAITS_ON_EXCEPTION CUDA_PROFILE COMPUTE_PROFILE
 OPENCL_PROFILE NCCL_DEBUG NCCL_P2P_DISABLE NCCL_SHM_DISABLE TORCH_DISTRIBUTED_DEBUG""".split()
@@ -82,3 +83,26 @@ def resolve(name):
     except OSError as error:
         return "error\t%s" % error
     return "\n".join(sorted({str(item[4][0]) for item in found}))
+
+
+def look_at_kernel_log(timeout_s, sudo, wanted):
+    """dmesg, else the journal, else dmesg by sudo.
+
+    Sends the lines in which `wanted` is found, after the number of all and the oldest of them.
+    """
+    ways = ["dmesg", "journalctl -k -b -q --no-pager -o short-monotonic", "sudo -n dmesg"]
+    first = None
+    for way in ways if sudo else ways[:2]:
+        # Of a longer log the newest lines are kept.
+        answer = section("kernel_log", way.split(), timeout_s, max_bytes=8 << 20, newest=True)
+        if answer["rc"] == 0 and answer["out"].strip():
+            lines = answer["out"].splitlines()[1 if answer.get("truncated") else 0 :]
+            kept = list(filter(re.compile(wanted).search, lines))
+            first = lines[0][:200]
+            if len(kept) > LOG_LINES:
+                kept = kept[-LOG_LINES:]
+                first, answer["truncated"] = kept[0][:200], True
+            answer["out"] = "#lines\t%d\n#first\t%s\n%s" % (len(lines), first, "\n".join(kept))
+            return
+        first = first or answer
+    SECTIONS["kernel_log"] = first

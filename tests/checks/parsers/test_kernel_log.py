@@ -10,7 +10,6 @@ from checks.facts import KernelLog, Unknown
 from checks.finding import Action, Verdict
 from checks.parsers import kernel_log as log
 from checks.reference.xid_codes import grade
-from clusterctl.payload.collect import kernel_log as collect_kernel_log
 from tests.checks.captures import recorded
 from tests.checks.sections import ended, lacking
 
@@ -95,10 +94,6 @@ def test_a_log_that_nobody_may_read_is_unknown_and_an_empty_one_is_not() -> None
     start = "#first\t[    0.000000] Linux version 6.8.0\n"
     quiet = log.parse_kernel_log(ended(f"#lines\t812\n{start}"), 1.0, NOW)
     assert quiet == KernelLog((), 812)
-
-
-def test_node_and_head_agree_on_what_is_interesting() -> None:
-    assert collect_kernel_log.INTERESTING == log.INTERESTING
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import pytest
 from checks.facts import Fleet, KernelLog, Unknown
 from checks.finding import Verdict
 from checks.parsers.host import parse_census
+from checks.parsers.kernel_log import INTERESTING
 from checks.runner import run_checks
 from clusterctl.payload.collect import clock as collect_clock
 from clusterctl.payload.collect import processes as collect_processes
@@ -24,7 +25,7 @@ from tests.clusterctl.payload.local import LocalConnection, LocalTransport, tool
 from tests.clusterctl.remote.test_payload import PYTHON38, needs_python38
 
 REFUSE = "echo 'dmesg: read kernel buffer failed: Operation not permitted' >&2; exit 1"
-FULL = {"everything": True, "growth_s": 0.02}
+FULL = {"everything": True, "growth_s": 0.02, "log": INTERESTING}
 
 
 def census(env: dict[str, str], **args: object):
