@@ -145,7 +145,7 @@ class ReferenceFiles:
     def length(self, path: str, where: str) -> int:
         """Frames of a video, 1 of an image. Raises ConfigError for what is neither."""
         if path not in self._lengths:
-            facts = self._decoder.probe(path)
+            facts = self._decoder.ask({"what": "probe", "path": path})
             _require_usable(path, where, facts.get("error"))
             self._lengths[path] = max(1, int(facts["num_frames"]))
         return self._lengths[path]

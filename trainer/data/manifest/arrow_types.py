@@ -80,19 +80,18 @@ def misfit_reason(fields: Sequence[pa.Field], found: str) -> str:
     return f"{one.name} {repr(unescaped(cell))[:60]} is not {what}"
 
 
-def check_cells(database: Database, source: Source, one: pa.Field) -> None:
-    """Raise ManifestError for a cell beside that does not fit: the row is another table's."""
-    if not source.is_csv or is_text(one.type):
+def check_cells(database: Database, source: Source, names: Sequence[str]) -> None:
+    """Raise ManifestError for a cell that does not fit where no row can be left out for it."""
+    if not source.is_csv:
         return
-    text = source.text(one.name)
+    fields = fields_of(database, source, names)
     wrong = database.all(
-        f"SELECT n, {text} FROM (SELECT *, row_number() OVER () - 1 AS n FROM {source.view}) "
-        f"WHERE {text} <> '' AND {value(source, one)} IS NULL LIMIT 1"
+        f"SELECT * FROM (SELECT row_number() OVER () - 1, {misfit(source, fields)} AS found "
+        f"FROM {source.view}) WHERE found IS NOT NULL LIMIT 1"
     )
-    for row, shown in wrong:
+    for row, found in wrong:
         raise ManifestError(
-            f"{source.path}: line {source.lines([row])[row]}: {one.name} "
-            f"{unescaped(shown)!r} is not a number",
+            f"{source.path}: line {source.lines([row])[row]}: {misfit_reason(fields, found)}",
             hint="correct it, or write a csv",
         )
 

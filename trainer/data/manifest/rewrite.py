@@ -18,15 +18,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from trainer.data.manifest import csv_lines
-from trainer.data.manifest.arrow_types import (
-    cast,
-    check_cells,
-    common,
-    fields_of,
-    misfit,
-    misfit_reason,
-    value,
-)
+from trainer.data.manifest.arrow_types import cast, common, fields_of, misfit, misfit_reason, value
 from trainer.data.manifest.database import BATCH_ROWS, Database
 from trainer.data.manifest.left_out import RESUME, check_limit, report
 from trainer.data.manifest.manifest import ManifestError, WrongRow, check_suffix
@@ -195,7 +187,6 @@ class Rewrite:
                 fields[one.name] = common(fields.get(one.name, one), one)
             for other in part.beside:
                 for one in fields_of(self.database, other.source, other.names):
-                    check_cells(self.database, other.source, one)
                     fields.setdefault(one.name, one)
         return pa.schema([fields[name] for name in names])
 

@@ -10,11 +10,8 @@ import argparse
 import itertools
 import json
 import os
-import select
-import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
@@ -25,8 +22,7 @@ from typing import IO, Any
 from trainer.command_line import above_0, whole
 from trainer.data.manifest.left_out import RESUME
 from trainer.data.manifest.row_check import path_fault
-from trainer.data.video import helper_process
-from trainer.errors import TrainerError
+from trainer.data.video.decode import Decoder, DecoderBroken
 from trainer.runlog.json_file import parse
 
 Cells = list[str]
@@ -34,129 +30,36 @@ Ask = Callable[[list[Cells]], Callable[[], list[Cells]]]  # see compute
 Question = dict[str, Any]
 Answer = dict[str, Any]
 
-START_TIMEOUT_S = 120.0  # importing PyAV from a cold, loaded network drive
-_ENDS_S = 2.0  # after SIGKILL; what still lives then sleeps in the kernel and is left behind
-
-
-class ExamineBroken(TrainerError):
-    """Files cannot be looked into at all (not one clip's fault); the text says why."""
-
-
-class Examiner:
-    """One examining process, started when first needed, replaced when it is late or dies."""
-
-    def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
-        self._process: subprocess.Popen[bytes] | None = None
-        self._text = b""
-        self._closed = False
-
-    def ask(self, question: Question) -> Answer:
-        """Raises ExamineBroken when the process cannot be started."""
-        for _ in range(2):
-            questions = self._started().stdin
-            assert questions is not None
-            try:
-                questions.write(json.dumps(question).encode() + b"\n")
-                break
-            except OSError:  # it died while it had no question: no clip's fault
-                self._end()
-        else:
-            raise ExamineBroken("the examining process dies as soon as it is started")
-        if answer := self._line(self._timeout_s):
-            return answer
-        code = self._end()
-        if answer is None:
-            return {"error": f"no answer within {self._timeout_s:g} s", "late": True}
-        ending = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-        return {"error": f"the examining process died of it: {ending}"}
-
-    def close(self) -> None:
-        """End the process, also from another thread and in the middle of a clip."""
-        self._closed = True
-        self._end()
-
-    def _started(self) -> subprocess.Popen[bytes]:
-        if self._closed:
-            raise ExamineBroken("examining was ended")
-        if self._process is not None:
-            return self._process
-        paths = [str(Path(__file__).resolve().parents[3]), os.environ.get("PYTHONPATH")]
-        python_path = os.pathsep.join(filter(None, paths))
-        with helper_process.signals_held():
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "trainer.data.tools.examiner", str(os.getpid())],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env={**os.environ, "PYTHONPATH": python_path, "OMP_NUM_THREADS": "1"},
-                bufsize=0,
-            )
-        self._text = b""
-        process, ready = self._process, self._line(START_TIMEOUT_S)
-        if not ready or "ready" not in ready:
-            self._end()
-            why = ready.get("failed", "it ended") if ready is not None else "it does not answer"
-            raise ExamineBroken(
-                f"the examining process does not start: {why}",
-                hint="it needs PyAV, see docs/guide/install.md",
-            )
-        return process
-
-    def _line(self, timeout_s: float) -> Answer | None:
-        """The next answer; {} when the process has ended, None when none comes in time."""
-        process = self._process
-        if process is None or process.stdout is None:
-            return {}
-        deadline = time.monotonic() + timeout_s
-        while b"\n" not in self._text:
-            try:
-                left_s = max(0.0, deadline - time.monotonic())
-                if not select.select([process.stdout], [], [], left_s)[0]:
-                    return None
-                data = os.read(process.stdout.fileno(), 1 << 16)
-            except (OSError, ValueError):  # closed by another thread
-                data = b""
-            if not data:
-                return {}
-            self._text += data
-        text, self._text = self._text.split(b"\n", 1)
-        return dict(json.loads(text))
-
-    def _end(self) -> int | None:
-        process, self._process = self._process, None
-        if process is None:
-            return None
-        process.kill()
-        with suppress(subprocess.TimeoutExpired):  # in a dead mount: it goes when the kernel can
-            process.wait(_ENDS_S)
-        for pipe in filter(None, (process.stdin, process.stdout)):
-            pipe.close()
-        return process.returncode
+_MEMORY_BYTES = 1 << 40  # no limit but the machine's: a clip too large to train on is not damaged
 
 
 class LocalPool:
-    """`workers` examining processes of this machine."""
+    """`workers` processes of this machine that read files, each started when first needed."""
 
     def __init__(self, workers: int, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
-        self._mine = threading.local()
-        self._all: list[Examiner] = []
+        self._all = [
+            Decoder(timeout_s, role="examine", memory_bytes=_MEMORY_BYTES) for _ in range(workers)
+        ]
+        self._idle = [*self._all]
         self._threads = ThreadPoolExecutor(workers, "examine")
 
     def ask(self, question: Question) -> Future[Answer]:
         return self._threads.submit(self._answer, question)
 
     def _answer(self, question: Question) -> Answer:
-        if not hasattr(self._mine, "examiner"):
-            self._mine.examiner = Examiner(self._timeout_s)
-            self._all.append(self._mine.examiner)
-        return dict(self._mine.examiner.ask(question))
+        decoder = self._idle.pop()  # there are as many as threads
+        try:
+            return decoder.ask(question)
+        finally:
+            self._idle.append(decoder)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
-        for examiner in self._all:
-            examiner.close()
+        for decoder in self._all:
+            decoder.abort()
         self._threads.shutdown(wait=True)
+        for decoder in self._all:
+            decoder.close()
 
 
 class ElsewherePool:
@@ -185,12 +88,13 @@ class ElsewherePool:
     def _listen(self, answers: IO[bytes]) -> None:
         assert self._open is not None
         try:
-            for line in answers:
-                answer = parse(line)
-                with self._lock:
-                    future = self._open.pop(answer.pop("id"), None)
-                if future is not None:
-                    future.set_result(answer)
+            with answers:
+                for line in answers:
+                    answer = parse(line)
+                    with self._lock:
+                        future = self._open.pop(answer.pop("id"), None)
+                    if future is not None:
+                        future.set_result(answer)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             pass  # no valid answer: the other side counts as gone
         finally:  # nothing may wait for an answer that never comes
@@ -199,9 +103,14 @@ class ElsewherePool:
             for future in left.values():
                 future.set_exception(_gone())
 
+    def close(self) -> None:
+        """No question follows; the other side ends the answers."""
+        with suppress(OSError):
+            self._questions.close()
 
-def _gone() -> ExamineBroken:
-    return ExamineBroken(
+
+def _gone() -> DecoderBroken:
+    return DecoderBroken(
         "no node is left that can read the files", hint=f"finished work is kept; {RESUME}"
     )
 
@@ -224,12 +133,14 @@ def add_pool_options(parser: argparse.ArgumentParser, clip_timeout_s: float) -> 
 @contextmanager
 def pool_of(args: argparse.Namespace) -> Iterator[tuple[LocalPool | ElsewherePool, int]]:
     """Who answers, and how many questions should be under way."""
+    pool: LocalPool | ElsewherePool
     if args.elsewhere:
         out, back, ahead = args.elsewhere
-        yield ElsewherePool(os.fdopen(out, "wb"), os.fdopen(back, "rb")), ahead
-        return
-    with closing(LocalPool(args.workers, args.clip_timeout_s)) as pool:
-        yield pool, max(256, 8 * args.workers)
+        pool = ElsewherePool(os.fdopen(out, "wb"), os.fdopen(back, "rb"))
+    else:
+        pool, ahead = LocalPool(args.workers, args.clip_timeout_s), max(256, 8 * args.workers)
+    with closing(pool):
+        yield pool, ahead
 
 
 def asking(

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from trainer.data.manifest.arrow_types import check_cells
 from trainer.data.manifest.left_out import add_options
 from trainer.data.manifest.manifest import ManifestError
 from trainer.data.manifest.rewrite import Columns, Rewrite, Rows, rewriting
@@ -93,6 +94,8 @@ def _join(args: argparse.Namespace, made: Rewrite) -> None:
                     f"{path}: column {name!r} is binary, which merge --on cannot carry",
                     hint="write it as text, or leave it out",
                 )
+        if made.out.suffix == ".parquet":
+            check_cells(made.database, other, names)
         _refuse_twice(made, other, args.on)
         _note_without_partner(made, first, other, args.on)
         beside.append(Columns(other, names, _partners(made, first, other, args.on)))

@@ -66,6 +66,7 @@ class ClipFacts:
     height: int
     width: int
     fps: float
+    bytes: int
 
 
 class _CannotSeek(Exception):
@@ -102,10 +103,10 @@ def read_window(path: str, window: Window, out_CTHW: NDArray[Any]) -> float:
 
 def probe(path: str) -> ClipFacts:
     """Length, size and rate from container and packet index; decodes the first frame only."""
-    check_regular(path)
+    size = check_regular(path).st_size
     try:
-        with open_clip(path) as container:
-            stream = video_stream(container)
+        with _open_clip(path) as container:
+            stream = _video_stream(container)
             fps = float(stream.average_rate or 0)
             index = _index(stream)
             # One pass: after a seek image2 (.jpg) gives no packet, and raw streams have no seek.
@@ -118,12 +119,34 @@ def probe(path: str) -> ClipFacts:
                     break
             if first is None:
                 raise ClipError("no frame")
-            height, width = first.height, first.width
-            if first.rotation % 180:
-                height, width = width, height
-            return ClipFacts(packets if index is None else index.shown, height, width, fps)
+            frames = packets if index is None else index.shown
+            return ClipFacts(frames, *_shown_size(first), fps, size)
     except (av.FFmpegError, OSError) as error:
         raise ClipError(_why(error)) from None
+
+
+def check(path: str) -> ClipFacts:
+    """Facts of a file of which every frame is decoded and counted."""
+    size = check_regular(path).st_size
+    try:
+        with _open_clip(path) as container:
+            stream = _video_stream(container)
+            frames, shown = 0, (0, 0)
+            for frame in container.decode(stream):
+                if frame.is_corrupt:
+                    raise ClipError(f"frame {frames} is damaged")
+                shown = shown if frames else _shown_size(frame)
+                frames += 1
+            if not frames:
+                raise ClipError("no frame")
+            return ClipFacts(frames, *shown, float(stream.average_rate or 0), size)
+    except (av.FFmpegError, OSError) as error:
+        raise ClipError(_why(error)) from None
+
+
+def _shown_size(frame: Any) -> tuple[int, int]:
+    """Height and width after rotation."""
+    return (frame.width, frame.height) if frame.rotation % 180 else (frame.height, frame.width)
 
 
 def check_regular(path: str) -> os.stat_result:
@@ -143,14 +166,14 @@ def _why(error: BaseException) -> str:
     return str(getattr(error, "strerror", None) or str(error) or type(error).__name__).strip()
 
 
-def open_clip(path: str, quick: bool = False) -> Any:
+def _open_clip(path: str, quick: bool = False) -> Any:
     """The container; `quick` reads the header only. Raises av.FFmpegError and OSError."""
     options = (_ONE_FILE if "%" in path else {}) | (_UNPROBED if quick else {})
     # Absolute: FFmpeg takes what stands before a colon for a protocol (http:, concat:).
     return av.open(str(Path(path).absolute()), options=options, **_ANY_TITLE)
 
 
-def video_stream(container: Any) -> Any:
+def _video_stream(container: Any) -> Any:
     """The stream to decode, on one thread. Raises ClipError where there is none."""
     if container.format.name in _LISTS:
         raise ClipError("a playlist of other files, not a clip")
@@ -196,8 +219,8 @@ def _times(container: Any, stream: Any, index: _Index | None, quick: bool) -> Ti
 
 def _read(path: str, window: Window, out_CTHW: NDArray[Any], seek: bool, quick: bool) -> float:
     put_frame = scaler(window.resize)
-    with open_clip(path, quick) as container:
-        stream = video_stream(container)
+    with _open_clip(path, quick) as container:
+        stream = _video_stream(container)
         fps = float(stream.average_rate or 0)
         index = _index(stream)
         if index is not None and index.shown < window.expected:

@@ -1,7 +1,7 @@
-"""Decoding with a deadline: a process of its own for PyAV, and the handle that loader code holds.
+"""Decoding with a deadline: a process of its own for PyAV, and the handle that its user holds.
 
-An FFmpeg call cannot be interrupted from Python, and a dead network mount blocks it. So each loader
-worker has one helper process (decode_process.py, without torch) that reads one clip at a time. One
+An FFmpeg call cannot be interrupted from Python, and a dead network mount blocks it. So each worker
+has one helper process (decode_process.py, without torch) that reads one clip at a time. One
 that misses the deadline or dies is killed and replaced, and only its clip is refused. Requests and
 replies are JSON lines over two pipes; pixels go through a shared memory file of a few clips.
 
@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,7 +43,7 @@ _LEFT_BEHIND = 16  # helpers at once: each keeps its memory until its file syste
 
 
 class DecoderBroken(TrainerError):
-    """The helper cannot run at all (not one clip's fault); the text holds its last words."""
+    """Clips cannot be read at all (not one clip's fault); the text says why."""
 
 
 class Window(NamedTuple):
@@ -150,11 +150,14 @@ class Decoder:
                 turn += 1
         return out, replies
 
-    def probe(self, path: str) -> dict[str, Any]:
-        """Facts of a file for a manifest, or {"error": why}."""
+    def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        """ClipFacts of {"what": "probe" or "check", "path": …}, or {"error": why}. Raises
+        DecoderBroken."""
+        if self.process is not None and self.process.poll() is not None:
+            self.close()  # it died while it had no question: no clip's fault
         self.start()
         try:
-            self._send({"path": path, "probe": True})
+            self._send(question)
             return self._receive(time.monotonic() + self.clip_timeout_s)
         except _NoAnswer as error:
             self.close()
@@ -175,7 +178,7 @@ class Decoder:
             self._left_behind.append(process)
 
     def abort(self) -> None:
-        """From another thread: make a `decode` that is under way raise DecoderBroken, for good."""
+        """From another thread: end what is under way; from now on DecoderBroken is raised."""
         self._aborted = True
         if (process := self.process) is not None:
             process.kill()
@@ -205,7 +208,7 @@ class Decoder:
             raise DecoderBroken(
                 f"{len(self._left_behind)} decoding processes were killed and cannot end: "
                 "they wait for a file system that does not answer",
-                hint="check the mounts of the clips; bad_samples.jsonl names those that were late",
+                hint="check the mounts of the clips; a run names late ones in bad_samples.jsonl",
             )
         paths = [str(Path(__file__).resolve().parents[3]), os.environ.get("PYTHONPATH")]
         environment = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"}
@@ -227,9 +230,12 @@ class Decoder:
             error = str(failure)
         if error is not None:
             self.close()
-            raise DecoderBroken(f"the decoding process does not start: {error}")
+            raise DecoderBroken(
+                f"the decoding process does not start: {error}",
+                hint="it needs PyAV, see docs/guide/install.md",
+            )
 
-    def _send(self, request: dict[str, Any]) -> None:
+    def _send(self, request: Mapping[str, Any]) -> None:
         try:
             self.process.stdin.write(json.dumps(request).encode() + b"\n")
         except (BrokenPipeError, ConnectionResetError):

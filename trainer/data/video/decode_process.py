@@ -107,8 +107,9 @@ def _answer_to(
     request: dict[str, Any], shared: _SharedPixels, cache: ClipCache, video: Any
 ) -> dict[str, Any]:
     path = request["path"]
-    if request.get("probe"):
-        return asdict(video.probe(path))
+    if "what" in request:
+        facts_of = {"probe": video.probe, "check": video.check}[request["what"]]
+        return asdict(facts_of(path))
     window = Window(*request["window"])
     shape = (3, window.frames, window.height, window.width)
     pixels = shared.view(request["at"], math.prod(shape), window.dtype).reshape(shape)

@@ -124,13 +124,13 @@ def test_killed_probe_leaves_no_process_and_asks_only_for_the_rest(tmp_path):
     rows = (made / digits.MANIFEST).read_text().splitlines()
     source = made / digits.MANIFEST
     hold = (
-        "import time\nfrom trainer.data.tools import file_probe as examine\n"
-        "real = examine.Examiner.ask\n"
+        "import time\nfrom trainer.data.video.decode import Decoder\n"
+        "real = Decoder.ask\n"
         "def ask(self, question):\n"
         "    if question['path'].endswith(LATE):\n"
         "        time.sleep(600)\n"
         "    return real(self, question)\n"
-        "examine.Examiner.ask = ask\n"
+        "Decoder.ask = ask\n"
     )
     late = rows[70].split(",")[0]
     process = subprocess.Popen(

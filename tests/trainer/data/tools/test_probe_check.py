@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,8 @@ from tests.trainer.data.clips import write_clip
 from tests.trainer.data.tables import rows_of
 from trainer.data.__main__ import main
 from trainer.data.manifest.read import read_manifest
-from trainer.data.tools import file_probe as examine
+from trainer.data.tools.file_probe import ElsewherePool
+from trainer.data.video.decode import Decoder, DecoderBroken
 
 PLAIN = {"codec": "libx264", "preset": "ultrafast", "threads": "1"}
 
@@ -105,43 +107,39 @@ def test_check_writes_the_reason_into_a_column_and_keeps_every_row(clips, tmp_pa
     assert list(read_manifest(good, clips).paths) == ["turned.mp4", "vfr.mp4"]
 
 
-def test_late_clip_is_given_up_and_its_process_replaced(clips):
+@pytest.fixture
+def decoder() -> Iterator[Decoder]:
+    decoder = Decoder(clip_timeout_s=60)
+    yield decoder
+    decoder.close()
+
+
+def test_late_clip_is_given_up_and_its_process_replaced(clips, decoder):
     """A process that sleeps (here: stopped) is what a dead mount looks like from outside."""
-    examiner = examine.Examiner(timeout_s=60.0)
-    try:
-        question = {"what": "probe", "path": str(clips / "good.mp4")}
-        assert examiner.ask(question)["num_frames"] == 12
-        first = examiner._process
-        assert first is not None
-        os.kill(first.pid, signal.SIGSTOP)
-        examiner._timeout_s = 0.5
-        assert examiner.ask(question) == {"error": "no answer within 0.5 s", "late": True}
-        assert first.poll() == -signal.SIGKILL
-        examiner._timeout_s = 60.0
-        assert examiner.ask(question)["num_frames"] == 12
-        assert examiner._process is not None
-        os.kill(examiner._process.pid, signal.SIGKILL)  # between two clips: no clip's fault
-        examiner._process.wait()
-        assert examiner.ask(question)["num_frames"] == 12
-    finally:
-        examiner.close()
+    question = {"what": "probe", "path": str(clips / "good.mp4")}
+    assert decoder.ask(question)["num_frames"] == 12
+    first = decoder.process
+    os.kill(first.pid, signal.SIGSTOP)
+    decoder.clip_timeout_s = 0.5
+    assert decoder.ask(question) == {"error": "no answer within 0.5 s"}
+    assert first.poll() == -signal.SIGKILL
+    decoder.clip_timeout_s = 60.0
+    assert decoder.ask(question)["num_frames"] == 12
+    os.kill(decoder.process.pid, signal.SIGKILL)  # between two clips: no clip's fault
+    os.waitid(os.P_PID, decoder.process.pid, os.WEXITED | os.WNOWAIT)
+    assert decoder.ask(question)["num_frames"] == 12
 
 
-def test_process_that_dies_of_a_clip_refuses_only_that_clip(clips):
-    examiner = examine.Examiner(timeout_s=60.0)
-    try:
-        question = {"what": "probe", "path": str(clips / "good.mp4")}
-        assert examiner.ask(question)["num_frames"] == 12
-        process = examiner._process
-        assert process is not None
-        os.kill(process.pid, signal.SIGSTOP)
-        killer = threading.Timer(0.5, lambda: os.kill(process.pid, signal.SIGKILL))
-        killer.start()
-        assert examiner.ask(question) == {"error": "the examining process died of it: signal 9"}
-        killer.join()
-        assert examiner.ask(question)["num_frames"] == 12
-    finally:
-        examiner.close()
+def test_process_that_dies_of_a_clip_refuses_only_that_clip(clips, decoder):
+    question = {"what": "probe", "path": str(clips / "good.mp4")}
+    assert decoder.ask(question)["num_frames"] == 12
+    process = decoder.process
+    os.kill(process.pid, signal.SIGSTOP)
+    killer = threading.Timer(0.5, lambda: os.kill(process.pid, signal.SIGKILL))
+    killer.start()
+    assert decoder.ask(question) == {"error": "the decoding process died: signal 9"}
+    killer.join()
+    assert decoder.ask(question)["num_frames"] == 12
 
 
 def test_too_many_unreadable_clips_stop_the_probe_and_keep_what_is_done(clips, tmp_path, capsys):
@@ -171,14 +169,15 @@ def test_too_many_unreadable_clips_stop_the_probe_and_keep_what_is_done(clips, t
 )
 def test_answers_that_make_no_sense_leave_nobody_waiting(line):
     out, back = os.pipe(), os.pipe()
-    pool = examine.ElsewherePool(os.fdopen(out[1], "wb"), os.fdopen(back[0], "rb"))
+    pool = ElsewherePool(os.fdopen(out[1], "wb"), os.fdopen(back[0], "rb"))
     future = pool.ask({"what": "probe", "path": "/a.mp4"})
     with os.fdopen(out[0], "rb") as asked, os.fdopen(back[1], "wb") as answers:
         assert json.loads(asked.readline())["path"] == "/a.mp4"
         answers.write(line.encode() + b"\n")
         answers.flush()
-        with pytest.raises(examine.ExamineBroken, match="no node is left"):
+        with pytest.raises(DecoderBroken, match="no node is left"):
             future.result(timeout=30)
+    pool.close()
 
 
 def test_python_without_av_says_what_is_missing(clips, tmp_path, monkeypatch, capsys):
@@ -189,5 +188,5 @@ def test_python_without_av_says_what_is_missing(clips, tmp_path, monkeypatch, ca
     words = ["probe", str(clips / "clips.csv"), str(tmp_path / "o.csv"), "--workers", "1", "-q"]
     assert main(words) == 1
     said = capsys.readouterr().err
-    assert "the examining process does not start: no PyAV here" in said
+    assert "the decoding process does not start: no PyAV here" in said
     assert "docs/guide/install.md" in said

@@ -277,7 +277,12 @@ def test_merge_on_a_column_puts_tables_side_by_side(do, tmp_path, suffix, capsys
     (tmp_path / "t.csv").write_text("path,score\nx,1\ny,2\nx,3\n")
     (tmp_path / "w.csv").write_text("path,file_size\nx,1\ny,many\n")
     assert do(f"merge a.{suffix} w.csv w.parquet --on path") == 2
-    assert "w.csv: line 3: file_size 'many' is not a number" in capsys.readouterr().err
+    assert "w.csv: line 3: file_size 'many' is not an integer" in capsys.readouterr().err
+    (tmp_path / "l.csv").write_bytes(b"path,sung\nx,ok\ny,caf\xe9\n")
+    assert do(f"merge a.{suffix} l.csv l.parquet --on path") == 2
+    assert r"l.csv: line 3: sung 'caf\udce9' is not UTF-8" in capsys.readouterr().err
+    assert not (tmp_path / "l.parquet").exists()
+    assert do(f"merge a.{suffix} l.csv l2.csv --on path") == 0
     assert do(f"merge a.{suffix} t.csv u.csv --on path") == 2
     assert "path 'x' is in line 2 and in line 4" in capsys.readouterr().err
 

@@ -11,8 +11,7 @@ import pytest
 from PIL import Image
 
 from tests.trainer.data.clips import frame_numbers, write_clip
-from trainer.data.tools.examiner import _check as check
-from trainer.data.video.clip import ClipError, probe, read_window
+from trainer.data.video.clip import ClipError, check, probe, read_window
 from trainer.data.video.decode import Window
 from trainer.data.video.mp4 import write_mp4
 
@@ -75,7 +74,7 @@ def test_a_title_that_is_not_utf8_refuses_no_clip(tmp_path):
     path.write_bytes(path.read_bytes().replace(b"PLAINTITLE", b"\xff\xfeABC\xe9\x80DE"[:10]))
     assert b"PLAINTITLE" not in path.read_bytes()
     assert probe(str(path)).num_frames == 4
-    assert check(str(path))["num_frames"] == 4
+    assert check(str(path)).num_frames == 4
     pixels, _ = read(path, frames=4, expected=4)
     assert np.abs(pixels.astype(int) - 90).max() < 8
 

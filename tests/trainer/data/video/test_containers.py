@@ -15,8 +15,7 @@ import pytest
 from PIL import Image
 
 from tests.trainer.data.clips import write_clip
-from trainer.data.tools.examiner import _check as check
-from trainer.data.video.clip import ClipError, probe, read_window, scaler
+from trainer.data.video.clip import ClipError, check, probe, read_window, scaler
 from trainer.data.video.decode import Window
 
 FRAMES, WINDOW, SIZE = 48, 4, (12, 16)
@@ -87,7 +86,7 @@ def test_length_and_every_window_are_those_of_plain_decoding(tmp_path: Path, nam
     path = write_clip(tmp_path / name, FRAMES, **CASES[name])
     frames = decoded(path)
     assert len(frames) == FRAMES
-    assert probe(str(path)).num_frames == check(str(path))["num_frames"] == FRAMES
+    assert probe(str(path)).num_frames == check(str(path)).num_frames == FRAMES
     assert wrong_windows(path, frames) == []
 
 
@@ -117,7 +116,7 @@ def test_frames_that_an_edit_list_hides_do_not_count(
     with av.open(str(path)) as container:
         assert any(entry.is_discard for entry in container.streams.video[0].index_entries)
     frames = decoded(path)
-    assert probe(str(path)).num_frames == check(str(path))["num_frames"] == len(frames)
+    assert probe(str(path)).num_frames == check(str(path)).num_frames == len(frames)
     assert wrong_windows(path, frames) == []
 
 
@@ -137,7 +136,7 @@ def test_a_still_picture_has_one_frame(
     tmp_path: Path, name: str, make: Callable[[Path, int], Path]
 ) -> None:
     path = make(tmp_path / name, 120)
-    assert probe(str(path)).num_frames == check(str(path))["num_frames"] == 1
+    assert probe(str(path)).num_frames == check(str(path)).num_frames == 1
     assert decoded(path)[0].mean() == pytest.approx(120, abs=4)
     pixels = np.zeros((3, 1, *SIZE), np.uint8)
     read_window(str(path), Window(0, 1, 1, *SIZE, 1), pixels)
@@ -170,7 +169,7 @@ def test_an_odd_name_means_the_file_of_that_name(
         large_picture(tmp_path / f"plain{suffix}", 200).rename(tmp_path / name)
     monkeypatch.chdir(tmp_path)
     for path in (f"{tmp_path}/{name}", name):
-        assert probe(path).num_frames == check(path)["num_frames"] == 1
+        assert probe(path).num_frames == check(path).num_frames == 1
         pixels = np.zeros((3, 1, *SIZE), np.uint8)
         read_window(path, Window(0, 1, 1, *SIZE, 1), pixels)
         assert pixels.mean() == pytest.approx(196, abs=12)

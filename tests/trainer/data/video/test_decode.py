@@ -184,15 +184,19 @@ def test_cache_is_bounded_and_drops_what_was_not_used_longest():
 
 
 def test_probe_gives_facts_or_a_reason(decoder, clips, tmp_path):
-    assert decoder.probe(clips[0]) | {"cpu_s": 0, "memory_bytes": 0} == {
+    assert decoder.ask({"what": "probe", "path": clips[0]}) | {"cpu_s": 0, "memory_bytes": 0} == {
         "num_frames": 12,
         "height": 48,
         "width": 64,
         "fps": 24.0,
+        "bytes": Path(clips[0]).stat().st_size,
         "cpu_s": 0,
         "memory_bytes": 0,
     }
-    assert decoder.probe(str(tmp_path / "none"))["error"] == "No such file or directory"
+    assert (
+        decoder.ask({"what": "probe", "path": str(tmp_path / "none")})["error"]
+        == "No such file or directory"
+    )
 
 
 def test_odd_file_names_arrive(decoder, tmp_path):
