@@ -49,13 +49,8 @@ T = TypeVar("T")
 
 def parse_census(name: str, envelope: Mapping[str, Any], *, loopback: bool = False) -> NodeFacts:
     """All facts of the census of one node."""
-    sections = read_sections(envelope)
-    node, head = envelope.get("node"), envelope.get("head")
-    who: Mapping[str, Any] = node if isinstance(node, dict) else {}
-    ours: Mapping[str, Any] = head if isinstance(head, dict) else {}
-    clock = parse_clock(sections, who, ours.get("samples"))
-    times = (clock, clock) if isinstance(clock, Unknown) else (clock.boottime_s, clock.time_s)
-    connect_s, boot_id = ours.get("connect_s"), _said(who, "boot_id")
+    sections, node, head = read_sections(envelope), envelope["node"], envelope.get("head", {})
+    boot_id, times = _said(node, "boot_id"), (node["boottime_s"], node["time_s"])
 
     def of(key: str, read: Callable[[str], Maybe[T]]) -> Maybe[T]:
         return parsed(sections.get(key), read)
@@ -63,10 +58,10 @@ def parse_census(name: str, envelope: Mapping[str, Any], *, loopback: bool = Fal
     return NodeFacts(
         name=name,
         loopback=loopback,
-        noise=str(envelope.get("noise") or ""),
-        hostname=_said(who, "hostname"),
-        user=_said(who, "user"),
-        python=_said(who, "python"),
+        noise=envelope.get("noise", ""),
+        hostname=_said(node, "hostname"),
+        user=_said(node, "user"),
+        python=_said(node, "python"),
         gpus=parse_all_gpus(sections),
         machine=of("machine", lambda text: _machine(text, boot_id)),
         memory=of("meminfo", _memory),
@@ -79,9 +74,9 @@ def parse_census(name: str, envelope: Mapping[str, Any], *, loopback: bool = Fal
             for port, section in sections_of(sections, "port:").items()
             if port.isdecimal()
         },
-        connect_s=connect_s if isinstance(connect_s, float) else NOT_ASKED,
+        connect_s=head.get("connect_s", NOT_ASKED),
         fabric=parse_fabric(sections.get("ib"), sections.get("ib_again")),
-        clock=clock,
+        clock=parse_clock(sections, *times, head.get("samples")),
         kernel_log=parse_kernel_log(sections.get("kernel_log"), *times),
         shell_limits=of("limits", read_limits),
         mounts=of("mounts", read_mounts),
@@ -132,9 +127,8 @@ def _unit_state(text: str) -> Maybe[str]:
     return word if word in known else unreadable(text)
 
 
-def _said(who: Mapping[str, Any], key: str) -> Maybe[str]:
-    value = who.get(key)
-    return value if isinstance(value, str) and value else Unknown(f"the node reported no {key}")
+def _said(node: Mapping[str, Any], key: str) -> Maybe[str]:
+    return node[key] or Unknown(f"the node reported no {key}")
 
 
 def _object(text: str) -> Maybe[dict[str, Any]]:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from checks.facts import (
     NOT_ASKED,
@@ -43,15 +42,19 @@ _NO_DAEMON = r"Request timed out|Connection refused|No association|command not f
 STA_UNSYNC = 0x40
 
 
-def parse_clock(sections: Sections, who: Mapping[str, Any], samples: Any = None) -> Maybe[Clock]:
+def parse_clock(
+    sections: Sections,
+    boot_s: float,
+    now_s: float,
+    samples: Iterable[tuple[float, float, float]] | None = None,
+) -> Maybe[Clock]:
     """The clock of a node; a part that could not be had is Unknown.
 
-    `samples` are the head's round trips: [sent, the node's time, received] in seconds.
+    `samples` are the head's round trips: (sent, the node's time, received) in seconds.
     """
     if "began" not in sections and "adjtimex" not in sections:
         return NOT_ASKED
     get = sections.get
-    now_s, boot_s = _seconds(who.get("time_s")), _seconds(who.get("boottime_s"))
     sources = then(_of_chronyc(get("chrony_sources")), read_sources)
     if isinstance(sources, Unknown) and "ntpq" in sections:
         sources = parse_peers(sections["ntpq"])
@@ -66,7 +69,7 @@ def parse_clock(sections: Sections, who: Mapping[str, Any], samples: Any = None)
         daemons=parsed(get("processes"), _daemons),
         clocksource=parsed(get("clocksource"), _clocksource),
         log_ahead_s=parsed(get("log_ahead"), _log_ahead),
-        exchange=NOT_ASKED if samples is None else best_exchange(_triples(samples)),
+        exchange=NOT_ASKED if samples is None else best_exchange(samples),
     )
 
 
@@ -221,25 +224,9 @@ def _log_ahead(text: str) -> Maybe[float]:
     return unreadable(text) if isinstance(ahead_s, Unknown) else ahead_s
 
 
-def _triples(samples: Any) -> Iterable[tuple[float, float, float]]:
-    for row in samples if isinstance(samples, (list, tuple)) else ():
-        is_row = isinstance(row, (list, tuple)) and len(row) == 3
-        if is_row and all(isinstance(value, float) for value in row):
-            yield row[0], row[1], row[2]
-
-
-def _seconds(value: Any) -> Maybe[float]:
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e12:
-        return float(value)
-    return Unknown("the node reported no time")
-
-
-def _moved(text: str, now_s: Maybe[float], boot_s: Maybe[float]) -> Maybe[float]:
+def _moved(text: str, now_s: float, boot_s: float) -> Maybe[float]:
     """How far the wall clock went against boot time while the payload ran."""
-    words = text.split()
-    if len(words) != 2 or isinstance(now_s, Unknown) or isinstance(boot_s, Unknown):
-        return Unknown("the time at the start was not reported")
-    started = known(map(parse_quantity, words))
+    started = known(map(parse_quantity, text.split()))
     if len(started) != 2:
         return Unknown("the time at the start cannot be read")
     return (now_s - boot_s) - (started[0] - started[1])

@@ -16,6 +16,7 @@ from checks.facts import (
     NodeFacts,
     PythonEnv,
     Unknown,
+    then,
 )
 from checks.finding import Finding, Lacks, fail, need, passed, skip, unknown, warn
 from checks.profile import Profile
@@ -51,11 +52,8 @@ def python_equal(fleet: Fleet) -> Iterable[Finding]:
     How: sys.version_info of the interpreter
     Fix: make the environments equal: one shared folder, or the same lock file on each node
     """
-    _need_software(fleet)
     minors = {_numbers(env.version) for env in _environments(fleet).values()}
-    read = _of_software(lambda env: env.version)
-    bad = fail if len(minors) > 1 else warn
-    return compare(fleet, read, "Python", bad=bad)
+    return _same(fleet, "Python", lambda env: env.version, bad=fail if len(minors) > 1 else warn)
 
 
 @check("software.torch_equal", "fleet")
@@ -66,7 +64,7 @@ def torch_equal(fleet: Fleet) -> Iterable[Finding]:
     How: torch's dist-info and version.py, without importing it
     Fix: make the environments equal: one shared folder, or the same lock file on each node
     """
-    return _package(fleet, "torch", missing=fail)
+    return _same(fleet, "torch", _torch_of, missing=fail)
 
 
 @check("software.colossalai_equal", "fleet")
@@ -77,7 +75,7 @@ def colossalai_equal(fleet: Fleet) -> Iterable[Finding]:
     How: its dist-info
     Fix: make the environments equal: one shared folder, or the same lock file on each node
     """
-    return _package(fleet, "colossalai", missing=warn)
+    return _same(fleet, "colossalai", lambda env: env.packages.get("colossalai"), missing=warn)
 
 
 @check("software.av_known_bad", "launch")
@@ -111,11 +109,7 @@ def nccl_equal(fleet: Fleet, expected: str | None) -> Iterable[Finding]:
     How: dist-info of nvidia-nccl-cu*
     Fix: make the environments equal: one shared folder, or the same lock file on each node
     """
-    _need_software(fleet)
-    anywhere = any(map(_nccl_of, _environments(fleet).values()))
-    nowhere = "not installed" if anywhere else None
-    read = _of_software(lambda env: _nccl_of(env) or nowhere)
-    return compare(fleet, read, "NCCL", expected=expected)
+    return _same(fleet, "NCCL", _nccl_of, expected=expected)
 
 
 def _nccl_of(env: PythonEnv) -> str:
@@ -177,18 +171,18 @@ def git_dirty(fleet: Fleet) -> Iterator[Finding]:
     How: git status --porcelain in the folder that the launch starts in
     Fix: git diff; commit or git stash
     """
-    return each(fleet, _judge_changes)
 
+    def judge(node: NodeFacts) -> Finding:
+        git = working_copy(node)
+        if git == NOT_ASKED or git is None:
+            return skip("no working copy")
+        changed = need(git).changed
+        if not changed:
+            return passed("nothing is changed")
+        count, shown = len(changed), ", ".join(changed[:2]) + (", ..." if len(changed) > 2 else "")
+        return warn(f"{count} changed file{'s' * (count != 1)}: {shown}", count, 0)
 
-def _judge_changes(node: NodeFacts) -> Finding:
-    git = working_copy(node)
-    if git == NOT_ASKED or git is None:
-        return skip("no working copy")
-    changed = need(git).changed
-    if not changed:
-        return passed("nothing is changed")
-    count, shown = len(changed), ", ".join(changed[:2]) + (", ..." if len(changed) > 2 else "")
-    return warn(f"{count} changed file{'s' * (count != 1)}: {shown}", count, 0)
+    return each(fleet, judge)
 
 
 def working_copy(node: NodeFacts) -> Maybe[GitState] | None:
@@ -201,19 +195,38 @@ def working_copy(node: NodeFacts) -> Maybe[GitState] | None:
     return None if no_tool or any(word in git.reason for word in absent) else git
 
 
-def _package(fleet: Fleet, name: str, missing: Callable[..., Finding]) -> Iterable[Finding]:
+def _same(
+    fleet: Fleet,
+    what: str,
+    value: Callable[[PythonEnv], str | None],
+    *,
+    bad: Callable[..., Finding] = fail,
+    missing: Callable[..., Finding] | None = None,
+    expected: str | None = None,
+) -> Iterable[Finding]:
+    """Findings about a value of all environments; `missing` is for one that none of them has.
+
+    Nodes whose interpreter is a finding already are left out.
+    """
     _need_software(fleet)
     envs = _environments(fleet)
-    if envs and all(env.packages.get(name) is None for env in envs.values()):
-        text = f"{name} is not installed"
-        return [missing(text, nodes=tuple(envs), fix=f"pip install {name}")]
-    return compare(fleet, _of_software(lambda env: _version(env, name)), name)
+    is_anywhere = any(map(value, envs.values()))
+    if missing and envs and not is_anywhere:
+        text = f"{what} is not installed"
+        return [missing(text, nodes=tuple(envs), fix=f"pip install {what}")]
+    nothing = "not installed" if is_anywhere else None
+
+    def read(node: NodeFacts) -> Maybe[str | None] | None:
+        if node.lacks_interpreter:
+            return None
+        return then(node.software, lambda env: value(env) or nothing)
+
+    return compare(fleet, read, what, bad=bad, expected=expected)
 
 
-def _version(env: PythonEnv, name: str) -> str:
-    version = env.packages.get(name) or "not installed"
-    cuda = env.torch_cuda if name == "torch" else None
-    return f"{version} (CUDA {cuda})" if cuda and "+" not in version else version
+def _torch_of(env: PythonEnv) -> str | None:
+    version, cuda = env.packages.get("torch"), env.torch_cuda
+    return f"{version} (CUDA {cuda})" if version and cuda and "+" not in version else version
 
 
 def _need_software(fleet: Fleet) -> None:
@@ -227,19 +240,6 @@ def _need_software(fleet: Fleet) -> None:
 def _environments(fleet: Fleet) -> dict[str, PythonEnv]:
     nodes = fleet.reached
     return {node.name: node.software for node in nodes if isinstance(node.software, PythonEnv)}
-
-
-def _of_software(
-    value: Callable[[PythonEnv], str | None],
-) -> Callable[[NodeFacts], Maybe[str] | None]:
-    """Reader for `compare` that leaves out nodes whose interpreter is a finding already."""
-
-    def read(node: NodeFacts) -> Maybe[str] | None:
-        if node.lacks_interpreter:
-            return None
-        return node.software if isinstance(node.software, Unknown) else value(node.software)
-
-    return read
 
 
 def _numbers(version: str) -> tuple[int, int]:

@@ -9,6 +9,9 @@ from checks.facts import GpuFacts, Machine, NodeFacts, PythonEnv, Section, Unkno
 from checks.parsers.nvidia_smi import parse_gpus
 from tests.captures.fake_nvidia_smi import capture, h100
 
+NODE = {"hostname": "n1", "user": "me", "python": "3.10.12", "boot_id": "b1", "time_s": 1.8e9, "boottime_s": 9e4}  # fmt: skip
+"""What a node says of itself beside the sections of its census."""
+
 
 def ended(out: str, rc: int = 0, err: str = "") -> Section:
     return Section("ended", rc, out, err, 0.1)

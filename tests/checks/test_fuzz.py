@@ -17,7 +17,7 @@ from checks.parsers import gpu_health, infiniband, kernel_log, machine, ntp, nvi
 from checks.parsers.host import parse_census
 from checks.runner import run_checks
 from tests.checks.captures import names, recorded
-from tests.checks.sections import ended
+from tests.checks.sections import NODE, ended
 
 Parser = Callable[[str], Any]
 PARSERS: dict[str, list[Parser]] = {
@@ -107,12 +107,7 @@ def test_any_sections_give_findings_and_no_fault_of_a_check() -> None:
                        "rc": random_.choice([0, 0, 0, 1]), "out": random_.choice(texts), "err": "", "seconds": 0.1}
                 for name in random_.sample(SECTIONS, 20)
             }  # fmt: skip
-            node = {
-                "hostname": f"n{number}",
-                "time_s": random_.choice([1.8e9, "x"]),
-                "boottime_s": 5.0,
-            }
-            envelope = {"sections": sections, "node": node, "head": {"samples": [[1.0, 2.0, 3.0]]}}
+            envelope = {"sections": sections, "node": NODE, "head": {"samples": [(1.0, 2.0, 3.0)]}}
             nodes.append(parse_census(f"n{number}", envelope))
         report = run_checks(Fleet(tuple(nodes)))
         assert not [one for one in report.findings if "fault in this check" in one.evidence]

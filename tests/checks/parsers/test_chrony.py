@@ -75,7 +75,7 @@ def test_no_daemon_is_unknown() -> None:
     text = recorded("chrony/no-daemon.tracking.txt")
     for section in (ended(text, 1), ended("506 Cannot talk to daemon\n", 1), lacking(), None):
         sent = {"began": ended(""), "chrony_tracking": section, "chrony_sources": section}
-        found = ntp.parse_clock({key: one for key, one in sent.items() if one}, {})
+        found = ntp.parse_clock({key: one for key, one in sent.items() if one}, 9e4, 1.8e9)
         assert isinstance(found.tracking, Unknown)
         assert isinstance(found.sources, Unknown)
 

@@ -112,10 +112,9 @@ def test_git_state() -> None:
 
 
 def test_clock_step_while_the_payload_ran() -> None:
-    who = {"time_s": 1000.0, "boottime_s": 50.0}
-    found = parse_clock({"began": ended("999.500000 46.500000")}, who)
+    found = parse_clock({"began": ended("999.500000 46.500000")}, 50.0, 1000.0)
     assert not isinstance(found, Unknown)
     assert found.moved_s == -3.0  # 950 now, 953 at the start
-    silent = parse_clock({"began": ended("x")}, {})
+    silent = parse_clock({"began": ended("x")}, 50.0, 1000.0)
     assert not isinstance(silent, Unknown)
     assert isinstance(silent.moved_s, Unknown)
