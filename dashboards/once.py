@@ -17,7 +17,7 @@ from dashboards.feeds.replay import Player
 from dashboards.model import fleet, units
 from dashboards.model.run_progress import figures, one_line
 from dashboards.model.samples import Feed, Tick
-from dashboards.model.state import NodeState, RunState, State, initial_state
+from dashboards.model.state import NodeState, RunState, State, state_of
 from dashboards.reduce import fold
 
 MARKS = ("", fleet.ALARM, fleet.STALE, fleet.UNKNOWN, fleet.MISSING)
@@ -31,9 +31,7 @@ def collect(feed: Feed, *, interval_s: float, patience_s: float) -> State:
     try:
         if isinstance(feed, Player):
             feed.seek_end()
-        state = initial_state(
-            feed.nodes, now_s=feed.now(), interval_s=interval_s, source=feed.source
-        )
+        state = state_of(feed, interval_s)
         deadline = time.monotonic() + patience_s
         while True:
             # Asked before draining: what settles it is then among the samples.

@@ -87,13 +87,12 @@ def _row_time(before_s: float, rows: int, at_s: float, step_s: float, interval_s
 
 def _row(sample: NodeSample, gpus_seen: int) -> list[float | None]:
     """A row of a node's history, in the order of NODE_COLUMNS, then GPU_COLUMNS of each GPU."""
-    network = sample.network_bytes_s
     by_index = {
         gpu.index: (gpu.power_w, gpu.util, gpu.memory, gpu.temperature_c, gpu.sm_mhz)
         for gpu in sample.gpus or ()
     }
     readings = [by_index.get(index, _NO_READING) for index in range(gpus_seen)]
-    row = [sample.cpu, sample.memory, sample.load1, None if network is None else network / 1e6]
+    row = [sample.cpu, sample.memory, sample.load1, sample.network_mb_s]
     for column in zip(*readings, strict=True) if readings else [()] * len(GPU_COLUMNS):
         known = [value for value in column if value is not None]
         row.append(sum(known) / len(known) if known else None)

@@ -44,11 +44,9 @@ def command(settings: Settings, output: Output, list_all: bool, **options: Any) 
     prints JSON lines. Exit code 1 when any began, 3 when a node gave no readings and nothing worse,
     130 after Ctrl-C, 0 after SIGTERM. docs/reference/alerts.md has the list.
     """
+    from dashboards.watch.lines import show_rules, watch
+
     if list_all:
-        from dashboards.watch import rule_list
-
-        rule_list.show(output)
+        show_rules(output)
         return 0
-    from dashboards.watch.lines import watch
-
     return watch(settings, output, **options)

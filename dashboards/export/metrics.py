@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from clusterctl.printable import printable
 from dashboards.alerts.rules.base import is_down, is_up
 from dashboards.model.alert_book import SEVERITIES
-from dashboards.model.fleet import fresh, missing
+from dashboards.model.fleet import missing
 from dashboards.model.run_progress import Figures, figures
 from dashboards.model.samples import Link, NodeSample
 from dashboards.model.state import RunState, State
@@ -55,7 +55,7 @@ def _parts(
     """A figure of each part of each node that gives readings."""
 
     def rows(state: State) -> Rows:
-        for node in fresh(state.nodes.values(), state):
+        for node in state.live():
             for part in parts(node) or ():
                 yield (node.node, *labels(part)), read(part)
 
@@ -82,7 +82,7 @@ def _of_last(name: str) -> Callable[[State], Rows]:
 
 def _ups(state: State) -> Iterator[tuple[tuple[str, ...], float | None]]:
     if state.watches:
-        there = {node.node for node in fresh(state.nodes.values(), state)}
+        there = {node.node for node in state.live()}
         yield from (((name,), float(name in there)) for name in state.nodes)
 
 
@@ -93,7 +93,7 @@ def _ages(state: State) -> Rows:
 def _missing(state: State) -> Rows:
     return (
         ((node.node,), float(len(missing(state.nodes[node.node]))))
-        for node in fresh(state.nodes.values(), state)
+        for node in state.live()
         if node.gpus is not None
     )
 

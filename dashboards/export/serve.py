@@ -29,8 +29,7 @@ from dashboards import select_feed as sources
 from dashboards.alerts.engine import HURRY_TICKS
 from dashboards.export.metrics import COUNTER, METRICS, PREFIX, values
 from dashboards.model.alert_book import AlertBook
-from dashboards.model.fleet import fresh
-from dashboards.model.state import State, initial_state
+from dashboards.model.state import State, state_of
 from dashboards.reduce import fold
 from dashboards.select_feed import ended_by_signals
 from dashboards.web.allowed_hosts import is_loopback, is_ours, our_names
@@ -93,8 +92,7 @@ def export(
         raise UsageError(f"--once: there is no folder {Path(once).parent}")
     with ended_by_signals() as ending:
         feed = sources.live_feed(settings, output, run_dir=run_dir, demo=demo, interval_s=interval)
-        state = initial_state(feed.nodes, now_s=feed.now(), interval_s=interval, source=feed.source)
-        state = replace(state, alerts=AlertBook(hurry=once is not None))
+        state = replace(state_of(feed, interval), alerts=AlertBook(hurry=once is not None))
         collector = StateCollector(state)
         registry = registry_of(collector)
         batches = sources.live_batches(
@@ -116,7 +114,7 @@ def export(
         if ending.is_set():
             return ending.exit_code or 130
         _write(once, registry, output)
-        silent = len(state.nodes) - len(fresh(state.nodes.values(), state)) if state.watches else 0
+        silent = state.count_silent()
         if silent:
             output.warn(f"{silent} of {len(state.nodes)} nodes give no readings", "warn")
         return 3 if silent else 0

@@ -22,7 +22,7 @@ ALARM, STALE, UNKNOWN, MISSING = "!", "~", "-", "x"  # beside each colour
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One thing to look at: how to read it and how to say it."""
+    """One figure of a GPU or node: how to read it and how to say it."""
 
     key: str
     title: str
@@ -145,13 +145,6 @@ def missing(node: NodeState) -> list[int]:
     return [index for index in range(node.gpus_seen) if index not in there]
 
 
-def fresh(nodes: Iterable[NodeState], state: State) -> list[NodeSample]:
-    """Readings that are good now: of nodes that are neither silent nor stale."""
-    oldest_s = state.oldest_s
-    samples = (node.sample for node in nodes if node.down is None)
-    return [sample for sample in samples if sample is not None and sample.at_s >= oldest_s]
-
-
 def past(node: NodeState, column: int, rows: int, state: State) -> list[float]:
     """The newest `rows` of one column up to now, oldest first; NaN where and since nothing came."""
     silent = min(rows, silent_rows(node, state))
@@ -180,7 +173,7 @@ RANGE_SIGMAS, RANGE_FLOOR = 4.0, 0.04
 
 def usual_range(state: State, metric: Metric) -> tuple[float, float] | None:
     """Where nearly all GPUs (nodes) lie: median and its absolute deviation. None for too few."""
-    samples = fresh(state.nodes.values(), state)
+    samples = state.live()
     gpus = (gpu for sample in samples for gpu in sample.gpus or ())
     found = map(metric.read, gpus if metric.of_gpu else samples)
     values = [value for value in found if value is not None]
@@ -206,7 +199,7 @@ def _folded(metric: Metric, readings: Iterable[float | None]) -> float | None:
 
 def fleet_row(state: State) -> list[float | None]:
     """One row of the fleet's history, in the order of FLEET_COLUMNS."""
-    samples = fresh(state.nodes.values(), state)
+    samples = state.live()
     gpus = [gpu for sample in samples for gpu in sample.gpus or ()]
     power, *row = (_folded(metric, map(metric.read, gpus)) for metric in METRICS)
     row += (_folded(metric, map(metric.read, samples)) for metric in NODE_METRICS)
@@ -295,4 +288,4 @@ def summarise(state: State) -> Summary:
     seen = sum(node.gpus_seen for node in nodes)
     answer = (node for node in nodes if node.sample is not None and node.down is None)
     gpus = sum(node.gpus_seen - len(missing(node)) for node in answer)
-    return Summary(len(nodes), len(fresh(nodes, state)), marks, gpus, seen, len(state.odd))
+    return Summary(len(nodes), len(state.live()), marks, gpus, seen, len(state.odd))

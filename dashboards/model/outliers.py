@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from checks.idle import working_power_w
-from dashboards.model.fleet import fresh
 from dashboards.model.ring_buffer import gpu_column
 from dashboards.model.samples import Gpu
 from dashboards.model.state import NodeState, State
@@ -27,7 +26,7 @@ def busy_power_w(gpus: Sequence[Gpu], limits: Limits) -> float | None:
 
 def odd_gpus(state: State) -> dict[tuple[str, int], str]:
     """(node, GPU) -> why it is odd."""
-    live = fresh(state.nodes.values(), state)
+    live = state.live()
     gpus = [(sample.node, gpu) for sample in live for gpu in sample.gpus or ()]
     middle = busy_power_w([gpu for _, gpu in gpus if gpu.power_w is not None], DEFAULT)
     low = 0.0 if middle is None else DEFAULT.idle_share * middle

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from dashboards.model.alert_book import AlertBook
 from dashboards.model.ring_buffer import FLEET_COLUMNS, NODE_COLUMNS, Ring, Thin
-from dashboards.model.samples import EventSample, NodeDown, NodeSample
+from dashboards.model.samples import EventSample, Feed, NodeDown, NodeSample
 from trainer.runlog.telemetry import StepRecord
 
 HISTORY_S = 3600.0
@@ -93,6 +93,16 @@ class State:
     def has_gpus(self) -> bool:
         return any(node.gpus_seen for node in self.nodes.values())
 
+    def live(self) -> list[NodeSample]:
+        """Readings that are good now: of nodes that are neither silent nor stale."""
+        oldest_s = self.oldest_s
+        samples = (node.sample for node in self.nodes.values() if node.down is None)
+        return [sample for sample in samples if sample is not None and sample.at_s >= oldest_s]
+
+    def count_silent(self) -> int:
+        """Nodes that are watched and give no readings now."""
+        return len(self.nodes) - len(self.live()) if self.watches else 0
+
 
 def new_node(name: str, limit: int) -> NodeState:
     """A node without readings, with a history of `limit` rows."""
@@ -118,3 +128,8 @@ def initial_state(
         history_step_s=step,
         watches=bool(nodes),
     )
+
+
+def state_of(feed: Feed, interval_s: float) -> State:
+    """The state before the first reading of a feed."""
+    return initial_state(feed.nodes, now_s=feed.now(), interval_s=interval_s, source=feed.source)

@@ -81,6 +81,10 @@ class Job(Generic[T]):
         return self
 
     @property
+    def is_running(self) -> bool:
+        return not self.done and not self.cancelled
+
+    @property
     def seconds(self) -> float:
         """How long it takes, or took."""
         return self._took_s if self.done else time.monotonic() - self._started

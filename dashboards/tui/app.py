@@ -21,7 +21,7 @@ from textual.screen import Screen
 from clusterctl.printable import printable
 from dashboards.feeds.replay import Player
 from dashboards.model.samples import Feed, Sample, Tick
-from dashboards.model.state import initial_state
+from dashboards.model.state import state_of
 from dashboards.operations.actions import Actions
 from dashboards.reduce import fold, tick_parts
 from dashboards.tui.screens.alerts import AlertsScreen
@@ -97,9 +97,7 @@ class TopApp(Top):
         self.animation_level = "none"
         for one in palette.OURS:
             self.register_theme(one)
-        self.state = initial_state(
-            feed.nodes, now_s=feed.now(), interval_s=interval_s, source=feed.source
-        )
+        self.state = state_of(feed, interval_s)
         few = plain or self.console.color_system in ("standard", None)
         self.theme = palette.FEW_COLORS if few else theme or palette.NIGHT.name
 

@@ -19,9 +19,8 @@ from dashboards import select_feed as sources
 from dashboards.alerts.engine import HURRY_TICKS, RULES, Change, after, changes, rules_of
 from dashboards.model import units
 from dashboards.model.alert_book import FAIL, SEVERITIES, Alert, AlertBook, Rule
-from dashboards.model.fleet import fresh
 from dashboards.model.samples import Restored, Sample, Tick
-from dashboards.model.state import State, initial_state
+from dashboards.model.state import State, initial_state, state_of
 from dashboards.recording.writer import Recording
 from dashboards.reduce import fold
 from dashboards.select_feed import Ending, ended_by_signals
@@ -81,9 +80,7 @@ def watch(
                     rounds_once_settled=HURRY_TICKS + 1 if once else None,
                     patience_s=sources.patience_s(settings.limits),
                 )
-                state = initial_state(
-                    feed.nodes, now_s=feed.now(), interval_s=interval, source=feed.source
-                )
+                state = state_of(feed, interval)
                 what = f"{len(feed.nodes)} nodes" if feed.nodes else "the run"
                 kinds = f"{len(rules_of(book))} kinds of alerts"
                 if not once:
@@ -121,6 +118,30 @@ def chosen(wanted: str | None, skipped: str | None) -> tuple[Rule, ...]:
     if not rules:
         raise UsageError("no alert is left to watch for")
     return tuple(rules)
+
+
+def show_rules(output: Output) -> None:
+    """All alerts with their limits."""
+    if output.json:
+        output.document(
+            "watch",
+            alerts=[
+                {
+                    "id": rule.id,
+                    "severity": rule.severity,
+                    "meaning": rule.meaning,
+                    "limit": rule.threshold,
+                    "begins_after_s": rule.after_s,
+                    "ends_after_s": rule.clear_s,
+                    "part_of": list(rule.suppressed_by),
+                }
+                for rule in RULES
+            ],
+        )
+        return
+    times = [(units.span(rule.after_s), units.span(rule.clear_s)) for rule in RULES]
+    rows = [[r.id, r.severity.upper(), *t, r.threshold] for r, t in zip(RULES, times, strict=True)]
+    output.table(["ALERT", "WORD", "BEGINS", "ENDS", "LIMIT"], rows, right=["BEGINS", "ENDS"])
 
 
 def _ids(text: str | None) -> set[str]:
@@ -204,7 +225,7 @@ class Lines:
         if damage and not output.json:
             output.warn(damage, "warn")
         active = [a for a in state.alerts.active if SEVERITIES.index(a.severity) >= self._least]
-        silent = len(state.nodes) - len(fresh(state.nodes.values(), state)) if state.watches else 0
+        silent = state.count_silent()
         code = self._worst or (3 if silent or damage else ending.exit_code)
         text = f"{self._fired} alert{'s' * (self._fired != 1)}, {len(active)} still there"
         text += f"; {silent} of {len(state.nodes)} nodes give no readings" if silent else ""

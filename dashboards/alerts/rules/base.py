@@ -14,7 +14,6 @@ from operator import attrgetter
 from typing import Any, Literal
 
 from dashboards.model.alert_book import Rule, RuleMemory, Unit
-from dashboards.model.fleet import fresh
 from dashboards.model.outliers import busy_power_w
 from dashboards.model.samples import Gpu, Link, NodeSample
 from dashboards.model.state import State
@@ -30,7 +29,7 @@ class RuleContext:
     def __init__(self, state: State, limits: Limits, memory: RuleMemory) -> None:
         self.state, self.limits, self.memory = state, limits, memory
         self.now_s, self.run = state.now_s, state.run
-        live = fresh(state.nodes.values(), state)
+        live = state.live()
         self.live: dict[str, NodeSample] = {sample.node: sample for sample in live}
 
     @cached_property

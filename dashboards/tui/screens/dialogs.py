@@ -76,7 +76,7 @@ class Dialog(ModalScreen[None]):
 
     def _tell(self) -> None:
         job = self._job
-        if job is not None and not job.done and not job.cancelled:
+        if job is not None and job.is_running:
             self.say([f"{job.watch.line() or 'begins'}  {job.seconds:.0f} s"])
 
     def start(self, doing: str, work: Callable[[Watch], object]) -> None:

@@ -44,7 +44,7 @@ class VerdictPanel(Panel):
 
     @property
     def is_looking(self) -> bool:
-        return self.job is not None and not self.job.done and not self.job.cancelled
+        return self.job is not None and self.job.is_running
 
     def lines_wanted(self, width: int) -> int:
         seen = self.diagnosis

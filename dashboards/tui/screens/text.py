@@ -122,7 +122,7 @@ class LogScreen(FilterScreen, PageScreen):
     def _read(self) -> None:
         """Ask for the end of the log, unless the last question is still open."""
         actions, run, rank, node = self.top.actions, self.top.state.run, self._rank, self._node
-        if self._job is not None and not self._job.done and not self._job.cancelled:
+        if self._job is not None and self._job.is_running:
             return
         if rank is not None and run is not None:
             self._job = start_job(self, partial(actions.rank_log, run, rank), self._take)

@@ -30,6 +30,7 @@ class Layout:
     rows: int  # in each column, without the heading
     block: int  # width of a column
     cell: int  # width of a GPU
+    tall: int = 1  # lines of a node
 
 
 def centred(text: str, width: int) -> str:
@@ -64,6 +65,7 @@ class GpuGrid(Scrolled):
     """The fleet. `cursor` is (node name, GPU)."""
 
     WHEEL = 0
+    _above = 1
     metric: fleet.Metric = fleet.METRICS[0]
     order = "hostfile"
     wanted = ""  # the filter
@@ -212,9 +214,8 @@ class GpuGrid(Scrolled):
             grounds = {fleet.MISSING: colors.bad, fleet.UNKNOWN: colors.dim}
             ground, text, mark = grounds.get(cell.mark, colors.text), cell.mark, " "
         else:
-            text = SPARKS[min(7, int(8 * (cell.level or 0.0)))]
-            if width > 2:
-                text = self._number(cell.value, width)
+            step = min(7, int(8 * (cell.level or 0.0)))
+            text = self._number(cell.value, width) if width > 2 else SPARKS[step]
             if cell.mark == fleet.ALARM:
                 ground = mark_style = colors.alarm
             elif cell.mark == fleet.STALE:
@@ -291,8 +292,9 @@ class GpuGrid(Scrolled):
     def point(self, x: int, y: int) -> bool:
         shape = self._shape
         column = min(shape.columns - 1, x // shape.block)
-        at = column * shape.rows + self._top + y - 1
-        is_node = y >= 1 and at < len(self.listed)
+        row = self._top + y // shape.tall
+        at = column * shape.rows + row
+        is_node = y >= 0 and row < shape.rows and at < len(self.listed)
         if is_node:
             self._place(at, (x - column * shape.block - self._label - 2) // shape.cell)
         return is_node

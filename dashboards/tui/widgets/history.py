@@ -63,7 +63,7 @@ class FleetHistory(Panel):
         metric, power = self.metric, self.metric.key == "power"
         values = state.fleet.column(FLEET_COLUMNS.index(metric.fleet_column), WINDOW)
         values = [value * 1000 for value in values] if power else values
-        samples = fleet.fresh(state.nodes.values(), state)
+        samples = state.live()
         name = f"{metric.name}, {'all' if metric.of_many == 'total' else metric.of_many}"
         value = f"  {metric.say(values[-1] if values else None)}"
         nodes = f" of {len(samples)} nodes"

@@ -35,6 +35,7 @@ class NodeCards(GpuGrid):
     """The fleet of machines without GPUs; moves like the grid."""
 
     metric = fleet.NODE_METRICS[0]
+    _above = 0
 
     def paint(self, state: State, width: int, height: int, colors: Palette) -> Iterable[Line]:
         self.listed = fleet.arranged(state, self.metric, self.order, self.wanted)
@@ -49,11 +50,12 @@ class NodeCards(GpuGrid):
         cards = lay_out_cards(len(self.listed), width, height)
         columns = cards[0] if cards else max(1, width // ROW_WIDTH)
         rows = math.ceil(len(self.listed) / columns)
-        self._shape = Layout(columns, rows, width // columns, 1)
+        tall = cards[1] if cards else 1
+        self._shape = Layout(columns, rows, width // columns, 1, tall)
         if cards is not None:
             self._keep_cursor(height)
             lines: list[Line] = []
-            tall, wide, scale = cards[1], self._shape.block, self._scale(state)
+            wide, scale = self._shape.block, self._scale(state)
             for row in range(rows):
                 nodes = self.listed[row::rows]
                 blocks = [(self._card(n, state, wide, tall, scale, colors), wide) for n in nodes]

@@ -230,6 +230,30 @@ def test_machines_without_gpus_get_cards_and_their_own_metrics() -> None:
     play(TopApp(cpu_cluster(NOW)), story, (80, 24))
 
 
+def test_click_on_any_line_of_a_card_selects_its_node() -> None:
+    async def story(app: TopApp, pilot: Pilot[None]) -> None:
+        cards = grid(app)
+        for name, number in (("demo-1", 1), ("demo-0", 0)):
+            for line in (0, cards._shape.tall - 1):
+                x, y = cards.gutter.left + 3, cards.gutter.top + number * cards._shape.tall + line
+                await pilot.click("#cards", offset=(x, y))
+                assert cards.cursor == (name, 0)
+
+    play(TopApp(cpu_cluster(NOW)), story, (80, 40))
+
+
+def test_click_on_a_line_selects_its_node_where_there_is_no_room_for_cards() -> None:
+    names = [f"node-{number:02d}" for number in range(40)]
+
+    async def story(app: TopApp, pilot: Pilot[None]) -> None:
+        await pilot.click("#cards", offset=(4, 1))
+        assert grid(app).cursor == ("node-00", 0)
+        await pilot.click("#cards", offset=(4, 4))
+        assert grid(app).cursor == ("node-03", 0)
+
+    play(TopApp(FixedFeed(names, [NodeSample(name, NOW, cpu=0.5) for name in names], NOW)), story)
+
+
 def test_state_changes_while_it_runs_reach_the_screen() -> None:
     feed = FixedFeed(["a", "b"], [NodeSample("a", 100.0, cpu=0.5, cpus=2)], 100.0)
 
