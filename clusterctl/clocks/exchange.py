@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from clusterctl.errors import TransportError
+from clusterctl.payload.proc_files import BOOTTIME, read_times
 from clusterctl.remote.cluster import Answers, Cluster
 from clusterctl.remote.fanout import in_order
 from clusterctl.remote.payload import PayloadStream
@@ -29,7 +30,6 @@ TURN_S = 1.0  # a node that hangs keeps nobody's turn longer than this
 
 Triple = tuple[float, float, float]
 _numbers = itertools.count(1)
-BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # a Mac has the second only
 
 
 class HeadClock:
@@ -51,13 +51,8 @@ class HeadClock:
 
     @staticmethod
     def _wall_minus_boot() -> float:
-        best = (math.inf, 0.0)
-        for _ in range(3):
-            before = time.clock_gettime(BOOTTIME)
-            wall_s = time.time()
-            after = time.clock_gettime(BOOTTIME)
-            best = min(best, (after - before, wall_s - (before + after) / 2))
-        return best[1]
+        now = read_times()
+        return now["time_s"] - now["boottime_s"]
 
 
 class Times(NamedTuple):

@@ -70,10 +70,9 @@ def command(
 def _measure(
     cluster: Cluster, output: Output, limits: Profile, use_record: bool
 ) -> tuple[Clocks, tuple[NodeFacts, ...], Answers]:
-    from pathlib import Path
-
     from clusterctl.clocks.exchange import HeadClock, collect_clocks
     from clusterctl.clocks.report import judge, read_clocks
+    from clusterctl.payload.proc_files import read_word
     from clusterctl.preflight import last_census
 
     head = HeadClock()
@@ -85,10 +84,7 @@ def _measure(
         facts, problem = last_census.compare(path, cluster.nodes, facts)
         if problem is not None:
             output.warn(f"the record for the next run cannot be written: {problem}")
-    try:
-        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        boot_id = None
+    boot_id = read_word("/proc/sys/kernel/random/boot_id")
     clocks = judge(facts, limits, head_boot_id=boot_id, head_moved_s=head.moved_s())
     return clocks, facts, results
 

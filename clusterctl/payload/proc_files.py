@@ -6,6 +6,7 @@ import time
 
 MAX_BYTES = 1 << 20
 TICKS = os.sysconf("SC_CLK_TCK")
+BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # a head may be a Mac
 
 
 def as_text(data):
@@ -80,16 +81,16 @@ def read_stat(task):
 
 def age_s(start):
     """Seconds since a process was started; `start` in ticks, as in its stat."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(start) / TICKS
+    return time.clock_gettime(BOOTTIME) - int(start) / TICKS
 
 
 def read_times():
     """Wall clock and seconds since boot, read with the shortest gap of three tries."""
     best = (float("inf"), 0.0, 0.0)
     for _ in range(3):
-        before = time.clock_gettime(time.CLOCK_BOOTTIME)
+        before = time.clock_gettime(BOOTTIME)
         wall_s = time.time()
-        after = time.clock_gettime(time.CLOCK_BOOTTIME)
+        after = time.clock_gettime(BOOTTIME)
         best = min(best, (after - before, wall_s, (before + after) / 2))
     return {"time_s": best[1], "boottime_s": best[2]}
 

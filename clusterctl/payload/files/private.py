@@ -70,10 +70,10 @@ def _check_owner(found: os.stat_result, uid: int) -> None:
         raise NotPrivate("belongs to user %d" % found.st_uid)
 
 
-def open_own(path: str, flags: int, mode: int = 0o600, uid: int | None = None) -> int:
+def open_own(path: str, flags: int, uid: int | None = None) -> int:
     """Open a regular file of this user, or of `uid`. Raises `NotPrivate` and OSError."""
     more = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe would let us wait
-    descriptor = os.open(path, flags | more, mode)
+    descriptor = os.open(path, flags | more, 0o600)
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):

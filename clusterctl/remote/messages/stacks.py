@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from clusterctl.remote.messages.decode import decode
+from clusterctl.remote.messages import verbs
 from clusterctl.remote.messages.shape import (
     Misshapen,
     by_key,
+    decode,
     digits,
     flag,
     items,
@@ -18,18 +19,6 @@ from clusterctl.remote.messages.shape import (
     table,
     text,
     whole,
-)
-from clusterctl.remote.messages.verbs import (
-    AGE_S,
-    BEAT,
-    JOB_ROW,
-    MACHINE,
-    NAME,
-    NODE,
-    PROCESSES,
-    RANKS,
-    SECONDS,
-    rows,
 )
 
 THREADS = 4096  # of one process
@@ -45,56 +34,57 @@ def _anything(value: Any) -> Any:
     return value
 
 
+_TASK = row(text(4), whole(0), whole(0), *[maybe(verbs.NAME)] * 2)
 _PROCESS = record(
     {"state": maybe(text(4))},
     {
-        "tasks": table(_pid, row(text(4), whole(0), whole(0), maybe(NAME), maybe(NAME)), THREADS),
-        "wchan": maybe(NAME),
+        "tasks": table(_pid, _TASK, THREADS),
+        "wchan": maybe(verbs.NAME),
         "syscall": maybe(text()),
         "stack": maybe(text(65536, lines=True)),
         "frozen": flag,
-        "at_s": SECONDS,
+        "at_s": verbs.SECONDS,
         "how": one_of("kernel", "py-spy", "faulthandler"),
         "error": text(),
         "repaired": flag,
-        "dump_s": SECONDS,
-        "beat": BEAT,
-        "clip": maybe(record({"path": text(8192), "age_s": AGE_S})),
-        "threads": items(row(whole(0), maybe(NAME), whole(0, STACKS), flag, flag), THREADS),
+        "dump_s": verbs.SECONDS,
+        "beat": verbs.BEAT,
+        "clip": maybe(record({"path": text(8192), "age_s": verbs.AGE_S})),
+        "threads": items(row(whole(0), maybe(verbs.NAME), whole(0, STACKS), flag, flag), THREADS),
         "text": text(1 << 18, lines=True),
     },
 )
-_SAMPLE = record(
-    {"at_s": SECONDS, "seconds": SECONDS, "processes": table(_pid, _PROCESS, PROCESSES)}
-)
+_TIMES = dict.fromkeys(("at_s", "seconds"), verbs.SECONDS)
+_SAMPLE = record({**_TIMES, "processes": table(_pid, _PROCESS, verbs.PROCESSES)})
 _FLIGHT = record(
-    {"path": text(8192), "age_s": AGE_S}, {"error": text(), "entries": items(_anything, STACKS)}
+    {"path": text(8192), "age_s": verbs.AGE_S},
+    {"error": text(), "entries": items(_anything, STACKS)},
 )
 _PARTS = record(
     {
-        "rows": rows(JOB_ROW),
-        "others": whole(0, PROCESSES),
-        "machine": MACHINE,
-        "node": NODE,
+        "rows": verbs.rows(verbs.JOB_ROW),
+        "others": whole(0, verbs.PROCESSES),
+        "machine": verbs.MACHINE,
+        "node": verbs.NODE,
         "py_spy": maybe(text(8192)),
         "rights": record({"uid": whole(0), "scope": maybe(whole()), "capable": flag}),
         "samples": items(_SAMPLE, SAMPLES),
         "frames": items(row(text(), text(), text(), whole()), STACKS),
         "stacks": items(items(whole(0, STACKS), 2000), STACKS),
-        "logs": table(_pid, items(text(), 100), PROCESSES),
-        "flight": table(digits(1 << 20), _FLIGHT, RANKS),
-        "kernel": items(row(AGE_S, text()), 100),
-        "kernel_cut_s": maybe(SECONDS),
-        "open": table(_pid, items(text(8192), 100), PROCESSES),
+        "logs": table(_pid, items(text(), 100), verbs.PROCESSES),
+        "flight": table(digits(1 << 20), _FLIGHT, verbs.RANKS),
+        "kernel": items(row(verbs.AGE_S, text()), 100),
+        "kernel_cut_s": maybe(verbs.SECONDS),
+        "open": table(_pid, items(text(8192), 100), verbs.PROCESSES),
         "source": table(text(8192), text(), 1000),
-        "late": items(NAME, 100),
-        "seconds": SECONDS,
+        "late": items(verbs.NAME, 100),
+        "seconds": verbs.SECONDS,
     }
 )
 _FRAME = record({"name": text(), "where": text(), "line": whole()})
 _THREAD = record({"tid": maybe(whole(0)), "name": text(), "frames": items(_FRAME, 2000)})
 _NATIVE = record(
-    {"native": table(_pid, row(maybe(items(_THREAD, THREADS)), text(), flag), PROCESSES)}
+    {"native": table(_pid, row(maybe(items(_THREAD, THREADS)), text(), flag), verbs.PROCESSES)}
 )
 
 

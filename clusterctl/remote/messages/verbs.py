@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from clusterctl.errors import TransportError
-from clusterctl.remote.messages.decode import decode
 from clusterctl.remote.messages.shape import (
     Shape,
     ascii_text,
     by_key,
+    decode,
     digits,
     either,
     flag,

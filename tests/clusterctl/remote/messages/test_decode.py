@@ -11,7 +11,7 @@ import pytest
 
 from clusterctl.errors import TransportError
 from clusterctl.remote.messages import shape
-from clusterctl.remote.messages.decode import STRUCTURE_BYTES, decode
+from clusterctl.remote.messages.shape import STRUCTURE_BYTES, decode
 from clusterctl.remote.messages.verbs import SHELL_BYTES, VERBS, read_line
 
 MIB = 1 << 20
