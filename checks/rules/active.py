@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,10 +14,6 @@ from checks.finding import Action, Finding, Verdict, fail, passed, skip, unknown
 from checks.profile import Profile
 from checks.reference.gpu_throughput import reached_tflops
 from checks.registry import check
-
-
-def _median(values: list[float]) -> float:
-    return sorted(values)[len(values) // 2]
 
 
 @check("active.matmul", "active")
@@ -60,7 +57,7 @@ def _judge_speed(
     if reached is not None and one.tflops < limits.active_floor_share * reached:
         floor = tflops(limits.active_floor_share * reached)
         return fail(f"{measured}, a {one.model} has at least {floor}", expected=floor)
-    median = _median(peers)
+    median = statistics.median_high(peers)
     share = one.tflops / median if median else 1.0
     fail_share = limits.active_tflops_fail_share if on_gpu else limits.active_cpu_fail_share
     is_slow = share < fail_share or (on_gpu and share < limits.active_tflops_warn_share)
@@ -208,7 +205,7 @@ def read(active: Active, limits: Profile) -> Iterator[Finding]:
         return
     speeds = {node: seen.read_bytes_s for node, seen in active.shared.items()}
     measured = known(speeds.values())
-    median = _median(measured) if len(measured) > 2 else 0.0
+    median = statistics.median_high(measured) if len(measured) > 2 else 0.0
     for node, speed in speeds.items():
         names = (node,)
         if isinstance(speed, Unknown) and "not what was written" in speed.reason:

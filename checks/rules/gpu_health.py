@@ -7,32 +7,27 @@ cannot read although it should is UNKNOWN.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+import statistics
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from checks.compare import each_node
 from checks.facts import NOT_ASKED, Fleet, Gpu, GpuFacts, GpuHealth, Maybe, Unknown, known
 from checks.finding import Action, Finding, fail, passed, skip, unknown, warn
 from checks.profile import Profile
-from checks.registry import check
+from checks.registry import Rule, check
 from checks.rules.gpu import need_answer, silent_others
 
 Judgement = Finding | Unknown | None  # None: the GPU is good
 
 
-def each_gpu(
-    good: str, field: str = ""
-) -> Callable[[Callable[..., Judgement]], Callable[[GpuFacts], Iterator[Finding]]]:
-    """Turn a judge of one GPU, or of one field of its health, into a rule, see `per_gpu`."""
+def each_gpu(good: str) -> Callable[[Callable[..., Judgement]], Rule]:
+    """Turn a judge of one GPU into a rule, see `per_gpu`."""
 
-    def decorate(judge: Callable[..., Judgement]) -> Callable[[GpuFacts], Iterator[Finding]]:
-        def judge_field(_gpu: Gpu, health: GpuHealth) -> Judgement:
-            value = getattr(health, field)
-            return value if isinstance(value, Unknown) else judge(value)
-
+    def decorate(judge: Callable[..., Judgement]) -> Rule:
         @functools.wraps(judge)
         def rule(gpus: GpuFacts) -> Iterator[Finding]:
-            return per_gpu(gpus, judge_field if field else judge, good)
+            return per_gpu(gpus, judge, good)
 
         return rule
 
@@ -103,19 +98,6 @@ def gpu_details(gpus: GpuFacts) -> Finding:
     if silent:
         return unknown(f"{len(silent)} of {count} GPUs: {silent[0]}", fix="nvidia-smi -q")
     return silent_others(gpus) or passed(f"{count} GPUs report their state")
-
-
-@check("gpu.ecc_mode", advisory=True)
-@each_gpu("ECC is on", "ecc")
-def ecc_mode(ecc: bool) -> Judgement:
-    """ECC is on.
-
-    Why: Without it a flipped bit is a wrong number in the weights, without an error.
-    Bad: FAIL if ECC is off
-    How: ECC mode of NVML or nvidia-smi -q
-    Fix: sudo nvidia-smi -e 1; reboot
-    """
-    return None if ecc else fail("ECC is off", action=Action.REBOOT)
 
 
 @check("gpu.ecc_errors", advisory=True)
@@ -189,8 +171,8 @@ def recovery(_gpu: Gpu, health: GpuHealth) -> Judgement:
 
 
 @check("gpu.throttle", advisory=True)
-@each_gpu("no slowdown", "throttle")
-def throttle(reasons: Sequence[str]) -> Judgement:
+@each_gpu("no slowdown")
+def throttle(_gpu: Gpu, health: GpuHealth) -> Judgement:
     """No GPU is slowed down by heat or power.
 
     Why: One slow GPU sets the pace of all: every step waits for it.
@@ -198,6 +180,9 @@ def throttle(reasons: Sequence[str]) -> Judgement:
     How: clocks event reasons, bit by bit: idle and power cap are harmless
     Fix: nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER; airflow, power supply
     """
+    reasons = health.throttle
+    if isinstance(reasons, Unknown):
+        return reasons
     if hard := [one for one in reasons if one in ("hw slowdown", "hw thermal", "power brake")]:
         text = f"slowed down: {', '.join(hard)}"
         return fail(text, ",".join(hard), action=Action.SERVICE)
@@ -215,8 +200,8 @@ def temperature(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
     Fix: fans, filters, the coolant's flow
     """
     gpus = [gpu for node in fleet.reached for gpu in node.gpus.gpus]
-    warm = sorted(known(gpu.temperature_c for gpu in gpus))
-    median = warm[len(warm) // 2] if len(warm) > 8 else None
+    warm = known(gpu.temperature_c for gpu in gpus)
+    median = statistics.median_high(warm) if len(warm) > 8 else None
 
     def judge(gpu: Gpu, health: GpuHealth) -> Judgement:
         left, now = health.margin_c, gpu.temperature_c

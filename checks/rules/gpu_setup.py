@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 from checks.compare import each_node, majority
 from checks.facts import (
@@ -24,41 +25,47 @@ from checks.rules.gpu import need_answer, silent_others
 from checks.rules.gpu_health import Judgement, each_gpu, first_unknown, per_gpu, unread
 
 
-@check("gpu.persistence", advisory=True)
-@each_gpu("persistence is on", "persistence")
-def persistence(is_on: bool) -> Judgement:
-    """The driver stays loaded while no program runs.
+class _Setting(NamedTuple):
+    """A check that every GPU has one value in a field of its health."""
 
-    Why: Else each start waits for its loading, and settings like the power limit are lost.
-    Bad: WARN if it is off
-    How: persistence mode
-    Fix: sudo nvidia-smi -pm 1
-    """
-    return None if is_on else warn("persistence is off")
+    id: str
+    field: str
+    good: object
+    passed: str
+    bad: Callable[[Any], Finding]
+    texts: dict[str, str]
 
+    def register(self) -> None:
+        def judge(_gpu: Gpu, health: GpuHealth) -> Judgement:
+            value = getattr(health, self.field)
+            if isinstance(value, Unknown):
+                return value
+            return None if value == self.good else self.bad(value)
 
-@check("gpu.mig", advisory=True)
-@each_gpu("MIG is off", "mig")
-def mig(is_on: bool) -> Judgement:
-    """No GPU is cut into instances: a rank wants a whole one.
+        def rule(gpus: GpuFacts) -> Iterator[Finding]:
+            return per_gpu(gpus, judge, self.passed)
 
-    Bad: FAIL if MIG is on
-    How: MIG mode
-    Fix: sudo nvidia-smi -mig 0
-    """
-    return fail("MIG is on") if is_on else None
+        check(self.id, "node", advisory=True, **self.texts)(rule)
 
 
-@check("gpu.compute_mode", advisory=True)
-@each_gpu("compute mode Default", "compute_mode")
-def compute_mode(mode: str) -> Judgement:
-    """More than one process may use a GPU: data loaders and NCCL's proxies do.
-
-    Bad: FAIL if it is exclusive or prohibited
-    How: compute mode
-    Fix: sudo nvidia-smi -c 0
-    """
-    return None if mode == "Default" else fail(f"compute mode {mode}", mode, "Default")
+_SETTINGS = (
+    _Setting("gpu.ecc_mode", "ecc", True, "ECC is on", lambda _: fail("ECC is off", action=Action.REBOOT),
+             {"summary": "ECC is on.", "why": "Without it a flipped bit is a wrong number in the weights, without an error.",
+              "bad": "FAIL if ECC is off", "how": "ECC mode of NVML or nvidia-smi -q", "fix": "sudo nvidia-smi -e 1; reboot"}),
+    _Setting("gpu.persistence", "persistence", True, "persistence is on", lambda _: warn("persistence is off"),
+             {"summary": "The driver stays loaded while no program runs.",
+              "why": "Else each start waits for its loading, and settings like the power limit are lost.",
+              "bad": "WARN if it is off", "how": "persistence mode", "fix": "sudo nvidia-smi -pm 1"}),
+    _Setting("gpu.mig", "mig", False, "MIG is off", lambda _: fail("MIG is on"),
+             {"summary": "No GPU is cut into instances: a rank wants a whole one.",
+              "bad": "FAIL if MIG is on", "how": "MIG mode", "fix": "sudo nvidia-smi -mig 0"}),
+    _Setting("gpu.compute_mode", "compute_mode", "Default", "compute mode Default",
+             lambda mode: fail(f"compute mode {mode}", mode, "Default"),
+             {"summary": "More than one process may use a GPU: data loaders and NCCL's proxies do.",
+              "bad": "FAIL if it is exclusive or prohibited", "how": "compute mode", "fix": "sudo nvidia-smi -c 0"}),
+)  # fmt: skip
+for _setting in _SETTINGS:
+    _setting.register()
 
 
 @check("gpu.memory_held", advisory=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator
 
 from checks.compare import each_node
@@ -177,8 +178,8 @@ def memory_equal(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
     How: MemTotal
     Fix: sudo dmidecode -t memory | grep -i size: a module is lost
     """
-    sizes = sorted(memory.total_bytes for memory in known(node.memory for node in fleet.reached))
-    median = sizes[len(sizes) // 2] if sizes else 0
+    memories = known(node.memory for node in fleet.reached)
+    median = statistics.median_high([one.total_bytes for one in memories]) if memories else 0
 
     def judge(_node: NodeFacts, memory: Memory) -> Finding:
         size = memory.total_bytes
