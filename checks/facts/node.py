@@ -96,7 +96,7 @@ class NodeFacts:
 
     @property
     def last_look(self) -> Previous | None:
-        """The record of the last census, if the node was not booted since."""
+        """The record of the previous census, if the node was not booted since."""
         before = self.previous
         if isinstance(before, Unknown) or before.boot_id != self.boot_id:
             return None

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from checks.facts import NOT_ASKED, GpuHealth, Maybe, NvLinks, Section, Unknown, then
+from checks.facts import GpuHealth, Maybe, NvLinks, Section, Unknown, then
 from checks.parsers.nvidia_smi import Values
-from checks.parsers.section import first_line, text_of
+from checks.parsers.section import first_line, parsed
 
 REASONS = {
     "Idle": "idle",
@@ -71,10 +71,9 @@ HEALTH_FIELDS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 def parse_details(section: Section | None) -> Maybe[Mapping[str, GpuHealth]]:
     """Health by short bus id (`18:00.0` in lower case, with the domain), from `nvidia-smi -q`."""
-    text = text_of(section, any_exit=True)  # one bad card makes its exit status bad
-    if section is None or isinstance(text, Unknown):
-        return text if isinstance(text, Unknown) else NOT_ASKED
-    return read_details(text, "" if section.rc == 0 else f"nvidia-smi -q: exit {section.rc}")
+    failed = f"nvidia-smi -q: exit {section.rc}" if section and section.rc else ""
+    # One bad card makes its exit status bad.
+    return parsed(section, lambda text: read_details(text, failed), any_exit=True)
 
 
 def bus_key(bus_id: str) -> str:

@@ -19,7 +19,7 @@ from checks.facts import (
     or_none,
     then,
 )
-from checks.parsers.section import parsed, rows_of, text_of, unreadable
+from checks.parsers.section import rows_of, text_of, unreadable
 
 # Cells without a value; the text is the reason.
 _NO_VALUE = re.compile(
@@ -233,20 +233,14 @@ class Owner(NamedTuple):
 
 def parse_owners(section: Section | None) -> dict[int, Owner]:
     """`pid, uid, user, age, command, run, rank` lines of the census; empty without any."""
-    owners = {}
-    for pid, _uid, user, age, command, *tags in rows_of(or_none(text_of(section)) or "", 5, 7):
+    owners: dict[int, Owner] = {}
+    for pid, _uid, user, age, command, run, rank in rows_of(or_none(text_of(section)) or "", 7):
         age_s = parse_quantity(age)
         if isinstance(age_s, Unknown) or not re.fullmatch(r"\d{1,10}", pid):
             continue
-        run, rank = tags or ("?", "?")
         number = int(rank) if re.fullmatch(r"\d{1,8}", rank) else None
-        owners[int(pid)] = Owner(
-            user,
-            age_s,
-            command,
-            HIDDEN if run == "?" else None if run == "-" else run,
-            HIDDEN if rank == "?" else number,
-        )
+        tags = (HIDDEN, HIDDEN) if run == "?" else (None if run == "-" else run, number)
+        owners[int(pid)] = Owner(user, age_s, command, *tags)
     return owners
 
 
@@ -254,10 +248,9 @@ def count_on_pci(section: Section | None) -> Maybe[int]:
     """NVIDIA display devices of the census's list of PCI addresses."""
     if section is not None and section.state == "missing":
         return Unknown("no PCI bus", is_absence=True)
-    return parsed(section, _count_lines)
-
-
-def _count_lines(text: str) -> Maybe[int]:
-    lines = re.sub(r"\A#devices\t\d+(\r?\n|\Z)", "", text).splitlines()
+    text = text_of(section)
+    if isinstance(text, Unknown):
+        return text
+    lines = [line for line in text.splitlines() if not line.startswith("#devices\t")]
     strange = [line for line in lines if not re.match(r"[0-9a-f]{4,8}:", line)]
     return unreadable(strange[0]) if strange else len(lines)

@@ -174,20 +174,20 @@ def subnet_manager(_node: NodeFacts, fabric: Fabric) -> Finding:
 def errors(node: NodeFacts, fabric: Fabric) -> Finding:
     """No error counter grows.
 
-    Bad: WARN if one grew since the last look or while we looked, FAIL if link_downed did
-    How: counters and hw_counters, two reads and the last look's record; a healthy port may show 14
+    Bad: WARN if one grew since the previous run or while we looked, FAIL if link_downed did
+    How: counters and hw_counters, two reads and the previous run's record; a healthy port may show 14
     Fix: the port's cable and transceiver; mlxlink -d DEVICE -c
     """
-    look = node.last_look
+    previous = node.last_look
     grown: list[tuple[str, str, int, str]] = []  # port, counter, count, when
     silent: dict[str, Unknown] = {}
     for port in fabric.ports:
-        before = {} if look is None else look.counters.get(port.name, {})
+        before = {} if previous is None else previous.counters.get(port.name, {})
         if why := _not_counted(port, before):
             silent[port.name] = why
         now = {} if isinstance(port.growth, Unknown) else port.growth
         grown += [(port.name, key, by, "while we looked") for key, by in now.items() if by > 0]
-        when = "" if look is None else f"in {look.age_s / 3600:.1f} h"
+        when = "" if previous is None else f"in {previous.age_s / 3600:.1f} h"
         grown += [
             (port.name, key, port.counters[key] - count, when)
             for key, count in before.items()
@@ -214,7 +214,7 @@ def _not_counted(port: IbPort, before: Mapping[str, int]) -> Unknown | None:
         return Unknown(f"{', '.join(lost[:3]) or 'they'} cannot be read")
     if not any(name in port.counters for name in ERROR_COUNTERS):
         return Unknown("it has none that counts errors", is_absence=True)
-    # A record of the last look is as good as a second read.
+    # A record of the previous run is as good as a second read.
     return port.growth if isinstance(port.growth, Unknown) and not before else None
 
 

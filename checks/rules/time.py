@@ -87,7 +87,7 @@ def clock_moves(node: NodeFacts, clock: Clock) -> list[tuple[float, str]]:
     before, now = node.last_look, clock.wall_minus_boot_s
     then = before.wall_minus_boot_s if before else NOT_ASKED
     if before and not isinstance(now, Unknown) and not isinstance(then, Unknown):
-        moves.append((now - then, f"since the last look, {ago(before.age_s)} ago"))
+        moves.append((now - then, f"since the previous run, {ago(before.age_s)} ago"))
     return moves
 
 
@@ -104,12 +104,12 @@ def step(node: NodeFacts, clock: Clock, limits: Profile) -> Finding:
 
     Why: A store or a watchdog that waits on a wall clock sees hours pass in a moment, or none.
     Bad: WARN if the clock moved over 10 ms, FAIL if it moved back over 100 ms
-    How: wall minus boot time at both ends of the look and in the last record; slewing keeps it
+    How: wall minus boot time at both ends of the check and in the last record; slewing keeps it
     Fix: sudo chronyc makestep  (no job running), and keep one time daemon
     """
     moves = clock_moves(node, clock)
     if not moves:
-        return unknown("the time at the start of the look is not known")
+        return unknown("the time at the start of the check is not known")
     moved_s, when = max(moves, key=lambda move: abs(move[0]))
     if abs(moved_s) <= limits.clock_step_warn_s and moved_s >= -limits.clock_step_fail_s:
         return passed("no step")

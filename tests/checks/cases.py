@@ -138,8 +138,8 @@ CASES: dict[str, list[Case]] = {
     ],
     "time.step": [
         bad("back while we looked", FAIL, **clock(moved_s=-2.5)),
-        bad("forward since the last look", WARN, previous=dataclasses.replace(before(), wall_minus_boot_s=1.8e9 - 9e4 - 1)),
-        bad("back since the last look", FAIL, previous=dataclasses.replace(before(), wall_minus_boot_s=1.8e9 - 9e4 + 1)),
+        bad("forward since the previous run", WARN, previous=dataclasses.replace(before(), wall_minus_boot_s=1.8e9 - 9e4 - 1)),
+        bad("back since the previous run", FAIL, previous=dataclasses.replace(before(), wall_minus_boot_s=1.8e9 - 9e4 + 1)),
     ],
     "time.log_ahead": [bad("written in the future", FAIL, **clock(log_ahead_s=30.0))],
     "time.sync": [
@@ -216,7 +216,7 @@ CASES: dict[str, list[Case]] = {
     "ib.subnet_manager": [bad("none", FAIL, fabric=h.fabric(h.port(0, state="INIT", lid=65535, sm_lid=0), h.port(1)))],
     "ib.errors": [
         bad("link_downed now", FAIL, fabric=h.fabric(h.port(0, growth={"link_downed": 1}), h.port(1))),
-        bad("symbols since the last look", WARN, previous=before(symbol_error=1)),
+        bad("symbols since the previous run", WARN, previous=before(symbol_error=1)),
     ],
     "ib.flaps": [
         bad("three times, as recorded", FAIL, kernel_log=log(recorded("dmesg/ib-link-flap.syslog").replace("Aug 17", "Nov 21"))),

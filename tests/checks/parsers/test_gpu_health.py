@@ -116,7 +116,7 @@ def test_nvml_answer_becomes_the_same_facts() -> None:
         "processes": [[77, 1 << 30]],
     }  # fmt: skip
     text = json.dumps({"driver": "565.57.01", "cuda": "12.7", "gpus": [row]})
-    owners = ended("77\t1000\talice\t60\tpython train.py")
+    owners = ended("77\t1000\talice\t60\tpython train.py\t?\t?")
     facts = parse_nvml(ended(text), owners)
     assert facts is not None
     (gpu,) = facts.gpus

@@ -106,7 +106,9 @@ def test_header_alone_is_no_gpu_and_silence_is_unreadable() -> None:
 
 
 def test_processes_have_owners_where_proc_shows_them() -> None:
-    owners = ended("88121\t1000\talice\t3700\tpython train.py\n88122\t1000\talice\tx\tbad line\n")
+    owners = ended(
+        "88121\t1000\talice\t3700\tpython train.py\t?\t?\n88122\t1000\talice\tx\tbad line\t?\t?\n"
+    )
     found = parse_processes(ended(capture("h100-sxm-x8.apps.csv")), owners)
     assert not isinstance(found, Unknown)
     assert len(found) == 8

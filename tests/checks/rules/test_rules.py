@@ -145,7 +145,7 @@ def test_gpu_count_majority() -> None:
 
 
 def test_gpu_busy_is_a_failure_for_a_launch_on_gpus_only() -> None:
-    owners = ended("88121\t1000\talice\t7300\tpython train.py\n")
+    owners = ended("88121\t1000\talice\t7300\tpython train.py\t?\t?\n")
     facts = parse_gpus(ended(h100()), ended(capture("h100-sxm-x8.apps.csv")), owners)
     busy = node("n1", gpus=facts)
     found = judge("gpu.busy", busy)["n1"]

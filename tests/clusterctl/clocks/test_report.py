@@ -94,8 +94,8 @@ def test_step_of_the_head_is_no_step_of_the_nodes() -> None:
     [
         (900.0, ()),
         (900.005, ()),
-        (902.5, ("moved back 2.500 s since the last look, 10 min ago",)),
-        (899.9, ("moved forward 100.0 ms since the last look, 10 min ago",)),
+        (902.5, ("moved back 2.500 s since the previous run, 10 min ago",)),
+        (899.9, ("moved forward 100.0 ms since the previous run, 10 min ago",)),
     ],
 )
 def test_step_since_the_last_look(then_s: float, flags: tuple[str, ...]) -> None:
