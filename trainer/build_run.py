@@ -41,7 +41,6 @@ from trainer.runlog.output import RUN
 from trainer.runlog.telemetry import Clock, Heartbeat
 from trainer.step import Run
 from trainer.weights import checkpoints
-from trainer.weights.checkpoints import EMA as EMA_FOLDER
 from trainer.weights.load import load_into, load_weights, read_checkpoint, read_weights
 
 _SHARED_WAIT_S = 10.0
@@ -178,12 +177,12 @@ def _parts(
 
 def _take_average(ema: EMA, engine: Engine, source: Path, updates: int) -> None:
     """Raises CheckpointError for an average of another model."""
-    averages = read_weights(source / EMA_FOLDER)
+    averages = read_weights(source / checkpoints.EMA)
     try:
         shards = {name: engine.part(name, averages[name]) for name, _ in engine.master_params()}
         ema.load_state_dict(shards, updates)
     except (KeyError, ValueError) as error:
-        raise CheckpointError(f"{source / EMA_FOLDER} is of another model: {error}") from None
+        raise CheckpointError(f"{source / checkpoints.EMA} is of another model: {error}") from None
 
 
 def _start(config: Config, parts: Parts, engine: Engine, journal: Journal) -> None:

@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 
 from trainer.checkpoint import files as checkpoint
-from trainer.checkpoint.files import Entries
 from trainer.checkpoint.staging_buffer import PendingCopy, StagingBuffer
 from trainer.config.load import Config
 from trainer.engine.base import STATE, Engine, EngineState
@@ -70,7 +69,7 @@ class _Save:
     stall_s: float = 0.0
     state: _State = _State.WORKING
     is_sealing: bool = False
-    entries: Entries | None = None  # of this rank's files
+    entries: checkpoint.Entries | None = None  # of this rank's files
     failure: str | None = None
     thread: threading.Thread | None = None
     copied: threading.Event = field(default_factory=threading.Event)  # or failed to
@@ -268,7 +267,7 @@ class Saver:
         save.entries = checkpoint.entries(save.part, written)
         save.reach(_State.WRITTEN)
 
-    def _seal(self, save: _Save, files: Entries) -> None:
+    def _seal(self, save: _Save, files: checkpoint.Entries) -> None:
         part, parts = save.part, save.part / checkpoint.AVERAGE_PARTS
         average = {name: torch.empty(shape, device="meta") for name, shape in save.shapes.items()}
         written = checkpoint.write_weights(part / EMA, average, parts)

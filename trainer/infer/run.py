@@ -11,7 +11,6 @@ from trainer.components import build_parts
 from trainer.engine.base import set_threads
 from trainer.engine.joining import Rank
 from trainer.infer import files
-from trainer.infer.files import State
 from trainer.infer.plan import Plan
 from trainer.infer.prompts import Prompt
 from trainer.infer.request import Job
@@ -33,14 +32,14 @@ def carry_out(plan: Plan, rank: Rank, progress: Progress) -> list[Path]:
     # Of the whole plan, never of what is finished: ranks look at different moments.
     mine = plan.jobs[rank.rank :: rank.world]
     states = {job.path: plan.state(job) for job in mine}
-    todo = [job for job in mine if states[job.path] is not State.FINISHED]
-    broken = [job for job in todo if states[job.path] is State.BROKEN]
+    todo = [job for job in mine if states[job.path] is not files.State.FINISHED]
+    broken = [job for job in todo if states[job.path] is files.State.BROKEN]
     if len(todo) < len(mine):
         LOG.info(f"{len(mine) - len(todo)} of {len(mine)} videos already exist")
     if broken:
         LOG.info(f"{broken[0].path.name} is incomplete and made again ({len(broken)} such)")
     made = _make(plan, rank, todo, progress) if todo else []
-    if all(plan.state(job) is State.FINISHED for job in plan.jobs):
+    if all(plan.state(job) is files.State.FINISHED for job in plan.jobs):
         sheet = plan.options.save_dir / SHEET
         if made or not sheet.is_file():
             _draw(plan, sheet)

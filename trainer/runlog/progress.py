@@ -5,13 +5,11 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO, TypeVar
 
 from trainer.runlog.output import write
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
+P = TypeVar("P", bound="ProgressLine")
 _ON_TERMINAL_S, _IN_LOG_S = 0.2, 10.0
 
 
@@ -45,7 +43,7 @@ class ProgressLine:
         write(f"\r\x1b[2K{text[:width]}" if self._live else text + "\n", self._stream)
         self._shown = self._live
 
-    def __enter__(self) -> Self:
+    def __enter__(self: P) -> P:
         return self
 
     def __exit__(self, *error: object) -> None:

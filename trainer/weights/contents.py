@@ -11,11 +11,8 @@ from torch import Tensor
 
 from trainer.errors import CheckpointError
 from trainer.runlog.json_file import read_object
-from trainer.weights.architecture import architecture_of
-from trainer.weights.report import by_prefix
+from trainer.weights import architecture, report, tensorfile, write
 from trainer.weights.source import Source, find_source
-from trainer.weights.tensorfile import dtype_name
-from trainer.weights.write import total_bytes
 
 _BUFFERS = ("y_embedder.y_embedding",)  # a state dict has it, its model does not count it
 
@@ -24,7 +21,7 @@ def inspect(place: str) -> dict[str, Any]:
     """What is at a place, as plain data. Raises CheckpointError for what cannot be read."""
     source = find_source(place)
     tensors = source.read(shapes_only=True)
-    found = architecture_of(tensors)
+    found = architecture.architecture_of(tensors)
     options = {k: list(v) if isinstance(v, tuple) else v for k, v in found.options.items()}
     return {
         "source": str(place),
@@ -34,10 +31,10 @@ def inspect(place: str) -> dict[str, Any]:
         "shapes_say": options,
         "tensors": len(tensors),
         "parameters": _parameters(t for name, t in tensors.items() if name not in _BUFFERS),
-        "bytes": total_bytes(tensors),
-        "dtypes": Counter(map(dtype_name, tensors.values())),
+        "bytes": write.total_bytes(tensors),
+        "dtypes": Counter(map(tensorfile.dtype_name, tensors.values())),
         "groups": _groups(tensors),
-        "keys": {name: [dtype_name(t), *t.shape] for name, t in tensors.items()},
+        "keys": {name: [tensorfile.dtype_name(t), *t.shape] for name, t in tensors.items()},
         "config": source.config,
         "run": _run_config(source),
         "average": None if source.average is None else _average(source.average),
@@ -47,11 +44,11 @@ def inspect(place: str) -> dict[str, Any]:
 def _groups(tensors: Mapping[str, Tensor]) -> list[dict[str, Any]]:
     """Tensors by prefix, numbered blocks as one, with counts, parameters and dtypes."""
     rows = []
-    for prefix, names in by_prefix(tensors).items():
+    for prefix, names in report.by_prefix(tensors).items():
         members = [tensors[name] for name in names]
         row = {"prefix": prefix, "tensors": len(names), "parameters": _parameters(members)}
-        example = {names[0]: list(members[0].shape)}
-        rows.append({**row, "dtypes": Counter(map(dtype_name, members)), "example": example})
+        dtypes = Counter(map(tensorfile.dtype_name, members))
+        rows.append({**row, "dtypes": dtypes, "example": {names[0]: list(members[0].shape)}})
     return rows
 
 

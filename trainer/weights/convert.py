@@ -11,9 +11,7 @@ import torch
 from torch import Tensor
 
 from trainer.errors import CheckpointError
-from trainer.weights import write
-from trainer.weights.architecture import PIXART, STDIT, architecture_of
-from trainer.weights.load import load_into, read_checkpoint
+from trainer.weights import architecture, load, write
 from trainer.weights.report import LoadReport
 from trainer.weights.source import find_source
 
@@ -45,7 +43,7 @@ def convert(
 ) -> LoadReport | None:
     """Write `target` whole or not at all; a report with `pixart`. Raises CheckpointError."""
     found = find_source(source)
-    tensors, _ = read_checkpoint(found, ema=ema)
+    tensors, _ = load.read_checkpoint(found, ema=ema)
     report, config = None, found.config
     if pixart:
         tensors, config, report = _from_pixart(source, tensors, seed, allow_partial)
@@ -58,7 +56,7 @@ def convert(
         if progress is not None:
             progress(done, total)
 
-    if not config and (model := architecture_of(tensors)).kind == STDIT:
+    if not config and (model := architecture.architecture_of(tensors)).kind == architecture.STDIT:
         config = {**_STDIT_CONFIG, **model.options}
     with write.whole_or_nothing(target, total, overwrite=overwrite) as part:
         if (to or target.suffix) in ("safetensors", ".safetensors"):
@@ -73,13 +71,13 @@ def _from_pixart(
 ) -> tuple[dict[str, Tensor], dict[str, Any], LoadReport]:
     from trainer.models.stdit import build_stdit
 
-    found = architecture_of(tensors)
-    if found.kind != PIXART:
+    found = architecture.architecture_of(tensors)
+    if found.kind != architecture.PIXART:
         raise CheckpointError(f"{source} is not a PixArt model: it looks like {found.name}")
     sizes = {name: v for name, v in found.options.items() if name not in _OTHER_THAN_PIXART}
     torch.manual_seed(seed)
     model = build_stdit("STDiT3", **sizes)
-    report = load_into(model, source, allow_partial=allow_partial)
+    report = load.load_into(model, source, allow_partial=allow_partial)
     fields = asdict(model.config)
     own = {name: fields[name] for name in fields if name in _ARCHITECTURE_FIELDS}
     return dict(model.state_dict()), {**_STDIT_CONFIG, **own}, report

@@ -14,7 +14,6 @@ from torch import Tensor
 from trainer.errors import CheckpointError
 from trainer.runlog.json_file import read_object
 from trainer.weights import checkpoints
-from trainer.weights.checkpoints import EMA, MODEL
 from trainer.weights.tensorfile import SUFFIXES, read_file
 
 # Beside a model's weights in folders that training programs write.
@@ -71,7 +70,7 @@ def find_source(place: str | os.PathLike[str]) -> Source:
 def _folder(folder: Path) -> Source:
     if not (folder / checkpoints.MANIFEST).is_file() and _is_ours(folder):
         folder = checkpoints.find(folder)
-    if (folder / MODEL).exists():
+    if (folder / checkpoints.MODEL).exists():
         return _checkpoint(folder)
     if (folder / "model_index.json").is_file():
         parts = sorted(p.name for p in folder.iterdir() if (p / "config.json").is_file())
@@ -110,12 +109,12 @@ def _is_ours(folder: Path) -> bool:
 
 
 def _checkpoint(folder: Path) -> Source:
-    inner = find_source(folder / MODEL)  # a file where Open-Sora saved without shards
+    inner = find_source(folder / checkpoints.MODEL)  # a file where Open-Sora saved without shards
     whose = "this trainer" if (folder / checkpoints.MANIFEST).is_file() else "Open-Sora"
     single = [folder / name for name in ("ema.safetensors", "ema.pt") if (folder / name).is_file()]
     average = None
-    if (folder / EMA).is_dir():
-        average = _folder(folder / EMA)
+    if (folder / checkpoints.EMA).is_dir():
+        average = _folder(folder / checkpoints.EMA)
     elif single:
         average = Source(single[0], "average of Open-Sora", (single[0],))
     return replace(inner, path=folder, layout=f"checkpoint of {whose}", average=average)

@@ -20,16 +20,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trainer.command_line import whole
-from trainer.data.features.files import DOCUMENT, JOB, FeaturesError
+from trainer.data.features.files import DOCUMENT, JOB, STORED, FeaturesError
 from trainer.data.manifest.left_out import RESUME, report
 from trainer.engine.joining import Rank, joining
 from trainer.errors import ConfigError
 
 T = TypeVar("T")
 OVERRIDES = True  # further words of the command line are keys of the config
-SHARD_MB = 128
 _AGREE_S = 1800.0  # rank 0 reads all weights through meanwhile
-_DTYPES = {"fp16": "F16", "bf16": "BF16", "fp32": "F32"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,14 +37,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = "keep one draw of each latent instead of mean and log-variance: half the bytes, no "
     option("--sample", action="store_true", help=what + "fresh noise in training")
     what = "of latents as stored (fp16; fp32 where pixels are the latents). Captions keep "
-    option("--latent-dtype", choices=sorted(_DTYPES), help=what + "the encoder's")
+    option("--latent-dtype", choices=sorted(STORED), help=what + "the encoder's")
     what = "keep captions behind the frozen caption embedder of --ckpt-path: "
     what += "1,152 numbers a token instead of 4,096"
     option("--caption-embedder", action="store_true", help=what)
     what = "encode only the first N frames of a clip"
     option("--max-frames", type=whole(1), metavar="N", help=what)
     what = "size of a shard, which a kill costs at most for each rank (%(default)s)"
-    option("--shard-mb", type=whole(1), default=SHARD_MB, metavar="MB", help=what)
+    option("--shard-mb", type=whole(1), default=128, metavar="MB", help=what)
     option("--workers", type=whole(), help="decoding processes a rank (num_workers)")
     what = "stop above this many clips that cannot be read (max_bad_samples)"
     option("--max-bad", type=whole(), metavar="N", help=what)
@@ -78,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     source = (Path(config.dataset.data_path), root, config.dataset.memory_efficient)
     options = Options(
         kind="exact" if is_exact else "sample" if args.sample else "posterior",
-        dtype=_DTYPES[args.latent_dtype or ("fp32" if is_exact else "fp16")],
+        dtype=STORED[args.latent_dtype or ("fp32" if is_exact else "fp16")],
         max_frames=args.max_frames,
         caption_embedder=args.caption_embedder,
         shard_bytes=args.shard_mb << 20,

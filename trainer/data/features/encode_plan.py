@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from trainer.config.load import Config
 from trainer.data.features import index
-from trainer.data.features.files import LATENTS, TEXTS, FeaturesError
+from trainer.data.features.files import LATENTS, NUMBERS, STORED, TEXTS, FeaturesError
 from trainer.data.features.key import encoder_width
 from trainer.data.features.units import Grid, Units, cut, find_units, frames_of, unit_bytes
 from trainer.data.manifest.manifest import Manifest
@@ -24,8 +24,6 @@ from trainer.data.plan.buckets import Buckets
 from trainer.data.plan.data_plan import content_ids
 from trainer.models.stdit_config import PRESETS, STDiT3Config
 
-_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
-_TEXT_DTYPES = {"bf16": "BF16", "fp32": "F32"}
 _HEAD_BYTES = 400  # of tables and header, for each entry
 
 
@@ -86,7 +84,7 @@ def work_of(config: Config, manifest: Manifest, out: Path, document: Mapping[str
     frames, ids = frames_of(manifest.num_frames, interval, most), content_ids(manifest)
     units = _missing(every, ids, frames, tables[LATENTS], bad)
     copies = 2 if latents["kind"] == index.POSTERIOR else 1
-    sizes = unit_bytes(units, frames, grid, copies * _BYTES[latents["dtype"]])
+    sizes = unit_bytes(units, frames, grid, copies * np.dtype(NUMBERS[latents["dtype"]]).itemsize)
     first: dict[int, int] = {}
     for row in np.unique(every.rows).tolist():
         first.setdefault(index.text_key(manifest.texts[row]), row)
@@ -95,7 +93,8 @@ def work_of(config: Config, manifest: Manifest, out: Path, document: Mapping[str
     # About; how many tokens a caption has only the encoder knows.
     tokens = [len(manifest.texts[row]) // 3 + 2 for row in rows.tolist()]
     tokens_most = np.minimum(np.array(tokens, np.int64), key["text"]["model_max_length"])
-    text_sizes = tokens_most * document["text_channels"] * _BYTES[document["text_dtype"]]
+    token_bytes = document["text_channels"] * np.dtype(NUMBERS[document["text_dtype"]]).itemsize
+    text_sizes = tokens_most * token_bytes
     latent_shards, text_shards = (cut(s, inputs["shard_bytes"]) for s in (sizes, text_sizes))
     of_texts = (rows, int(text_sizes.sum()), text_shards)
     return Work(manifest, grid, units, frames, ids, sizes, latent_shards, *of_texts)
@@ -162,7 +161,7 @@ def shapes_of(config: Config, options: Options) -> dict[str, Any]:
         "grid": grid,
         "encoder_channels": channels,
         "text_channels": stored,
-        "text_dtype": _TEXT_DTYPES[config.dtype],
+        "text_dtype": STORED[config.dtype],
     }
 
 

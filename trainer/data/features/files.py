@@ -36,6 +36,7 @@ NUMBERS = {  # dtypes of safetensors
     "I32": "<i4",
     "U32": "<u4",
 }
+STORED = {"fp16": "F16", "bf16": "BF16", "fp32": "F32"}  # by the names of configs and options
 _META = "trainer"
 _LARGEST_HEADER = 100 << 20  # safetensors' own limit
 

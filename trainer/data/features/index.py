@@ -19,7 +19,6 @@ from trainer.runlog.atomic_file import sha256_of
 
 SCHEMA = 1
 POSTERIOR, SAMPLE, EXACT = "posterior", "sample", "exact"  # what a latent is
-_STORED = ("F32", "F16", "BF16")
 _COUNTS = ("job", "latents", "captions", "bytes", "text_channels", "encoder_channels")
 # Columns of a shard's own table, those of eight bytes first, so that all are aligned; the index
 # adds shard and offset. `crc_at` points into `crc`.
@@ -169,7 +168,7 @@ def read_document(folder: Path) -> dict[str, Any] | None:
         for row in document["bad"]:
             int(row["id"], 16), int(row["height"]), int(row["width"]), str(row["reason"])
         Grid.of(document["grid"])
-        whole &= _is_key(document["key"]) and document["text_dtype"] in _STORED
+        whole &= _is_key(document["key"]) and document["text_dtype"] in files.STORED.values()
         whole &= all(type(document[n]) is int and document[n] >= 0 for n in _COUNTS)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         whole = False
@@ -193,7 +192,7 @@ def _is_key(key: Mapping[str, Any]) -> bool:
         and all(isinstance(digest, str | None) for digest in hashes)
         and all(map(is_count, counts if counts[2] is not None else counts[:2]))
         and latents["kind"] in (POSTERIOR, SAMPLE, EXACT)
-        and latents["dtype"] in _STORED
+        and latents["dtype"] in files.STORED.values()
     )
 
 
