@@ -116,9 +116,9 @@ class _Answers:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # A Ctrl-C may come anywhere, as a kill does: a few seconds of work are done again.
-        if kind is None or issubclass(kind, TrainerError):
-            self.flush()
-        self._file.close()
+        with self._file:
+            if kind is None or issubclass(kind, TrainerError):
+                self.flush()
 
     def add(self, answers: list[Cells]) -> None:
         for cells in answers:

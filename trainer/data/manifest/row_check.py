@@ -15,7 +15,7 @@ _LARGEST = 2**31 - 1
 _FASTEST = 10_000  # frames a second; above is a wrong cell, not a fast camera
 
 
-Column = Callable[[str], Any]  # from a name to a list of cells (csv) or an array of Arrow or numpy
+Column = Callable[[str], Any]  # from a name to a list of cells (csv) or an array of Arrow
 
 
 class RowCheck:
@@ -58,8 +58,9 @@ class RowCheck:
             return np.full(len(self.keep), np.nan, np.float32)
         numbers = floats(values)
         odd = ~((numbers > 0) & (numbers <= _FASTEST))
-        kind = getattr(values, "dtype", None) or getattr(values, "type", "")
-        if str(kind).startswith(("int", "uint", "float", "double", "halffloat")):
+        if str(getattr(values, "type", "")).startswith(
+            ("int", "uint", "float", "double", "halffloat")
+        ):
             odd &= ~np.isnan(numbers)  # NaN and null are not stated; a csv may have words there
         for index in np.flatnonzero(odd).tolist():
             shown = repr(_python(values[index]))[:60]
@@ -88,9 +89,8 @@ def path_fault(path: str | None) -> str:
 
 
 def _python(value: Any) -> Any:
-    """A value of Arrow or numpy as Python's own."""
-    value = value.as_py() if hasattr(value, "as_py") else value
-    return value.item() if isinstance(value, np.generic) else value
+    """A value of Arrow as Python's own."""
+    return value.as_py() if hasattr(value, "as_py") else value
 
 
 def floats(values: Any) -> NDArray[np.float64]:

@@ -122,8 +122,8 @@ class ShardReader:
         with _reading(self._folder):
             return pa.concat_arrays(parts)
 
-    def values(self, name: str, start: int, stop: int) -> Iterator[Any]:
-        """Values of rows start to stop - 1."""
+    def texts(self, name: str, start: int, stop: int) -> Iterator[str]:
+        """Of rows start to stop - 1; null is the empty text."""
         row = start
         while row < stop:
             shard = int(np.searchsorted(self._ends, row, side="right"))
@@ -133,7 +133,7 @@ class ShardReader:
                 array = self._group(shard, group, name)
             base = first + group * self._group_rows
             part = array.slice(row - base, min(stop, base + len(array)) - row)
-            yield from part.to_pylist()
+            yield from (text or "" for text in part.to_pylist())
             row += len(part)
 
     def _read_group(self, shard: int, group: int, name: str) -> Any:
@@ -158,7 +158,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 class ShardTexts(Texts):
-    """A column on disk; null is the empty text."""
+    """A column on disk."""
 
     def __init__(self, reader: ShardReader, name: str) -> None:
         self._reader, self._name = reader, name
@@ -167,4 +167,4 @@ class ShardTexts(Texts):
         return self._reader.rows
 
     def part(self, start: int, stop: int) -> list[str]:
-        return [text or "" for text in self._reader.values(self._name, start, stop)]
+        return list(self._reader.texts(self._name, start, stop))

@@ -15,6 +15,7 @@ import itertools
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -76,20 +77,21 @@ class _CannotSeek(Exception):
 def read_window(path: str, window: Window, out_CTHW: NDArray[Any]) -> float:
     """Fill `out_CTHW` [3, frames, height, width] with RGB; return frames a second, 0 if unknown.
     Raises ClipError for what is no video, damaged in the window or shorter than expected."""
-    check_regular(path)
     try:
         if window.resize == "torch":
             from trainer.data.video.upstream_resize import STILLS, read_still
 
             if Path(path).suffix.lower() in STILLS:
+                check_regular(path)
                 if max(window.frames, window.expected) > 1:
                     raise ClipError(f"has 1 frame, the manifest says {window.expected}")
-                read_still(path, window, out_CTHW[:, 0])
+                with _refusing():
+                    read_still(path, window, out_CTHW[:, 0])
                 return 0.0
         if path.lower().endswith(_INDEXED):
             try:
                 return _read(path, window, out_CTHW, seek=True, quick=True)
-            except (_CannotSeek, ClipError, av.FFmpegError):
+            except (_CannotSeek, ClipError):
                 pass  # the careful way below reports what is wrong
         try:
             return _read(path, window, out_CTHW, seek=window.start > 0, quick=False)
@@ -97,64 +99,49 @@ def read_window(path: str, window: Window, out_CTHW: NDArray[Any]) -> float:
             return _read(path, window, out_CTHW, seek=False, quick=False)
     except MemoryError:
         raise ClipError("needs more memory than dataset.worker_memory_mb allows") from None
-    except (av.FFmpegError, OSError) as error:
-        raise ClipError(_why(error)) from None
 
 
 def probe(path: str) -> ClipFacts:
     """Length, size and rate from container and packet index; decodes the first frame only."""
-    size = check_regular(path).st_size
-    try:
-        with _open_clip(path) as container:
-            stream = _video_stream(container)
-            fps = float(stream.average_rate or 0)
-            index = _index(stream)
-            # One pass: after a seek image2 (.jpg) gives no packet, and raw streams have no seek.
-            first, packets = None, 0
-            for packet in container.demux(stream):
-                packets += bool(packet.size and not packet.is_discard)
-                if first is None:
-                    first = next(iter(packet.decode()), None)
-                elif index is not None:
-                    break
+    with _opened(path) as (container, stream):
+        index = _index(stream)
+        # One pass: after a seek image2 (.jpg) gives no packet, and raw streams have no seek.
+        first, packets = None, 0
+        for packet in container.demux(stream):
+            packets += bool(packet.size and not packet.is_discard)
             if first is None:
-                raise ClipError("no frame")
-            frames = packets if index is None else index.shown
-            return ClipFacts(frames, *_shown_size(first), fps, size)
-    except (av.FFmpegError, OSError) as error:
-        raise ClipError(_why(error)) from None
+                first = next(iter(packet.decode()), None)
+            elif index is not None:
+                break
+        return _facts(path, stream, packets if index is None else index.shown, first)
 
 
 def check(path: str) -> ClipFacts:
     """Facts of a file of which every frame is decoded and counted."""
-    size = check_regular(path).st_size
-    try:
-        with _open_clip(path) as container:
-            stream = _video_stream(container)
-            frames, shown = 0, (0, 0)
-            for frame in container.decode(stream):
-                if frame.is_corrupt:
-                    raise ClipError(f"frame {frames} is damaged")
-                shown = shown if frames else _shown_size(frame)
-                frames += 1
-            if not frames:
-                raise ClipError("no frame")
-            return ClipFacts(frames, *shown, float(stream.average_rate or 0), size)
-    except (av.FFmpegError, OSError) as error:
-        raise ClipError(_why(error)) from None
+    first, frames = None, 0
+    with _opened(path) as (container, stream):
+        for frame in container.decode(stream):
+            if frame.is_corrupt:
+                raise ClipError(f"frame {frames} is damaged")
+            first = first or frame
+            frames += 1
+        return _facts(path, stream, frames, first)
 
 
-def _shown_size(frame: Any) -> tuple[int, int]:
-    """Height and width after rotation."""
-    return (frame.width, frame.height) if frame.rotation % 180 else (frame.height, frame.width)
+def _facts(path: str, stream: Any, frames: int, first: Any) -> ClipFacts:
+    if first is None:
+        raise ClipError("no frame")
+    height, width = first.height, first.width
+    if first.rotation % 180:
+        height, width = width, height
+    fps = float(stream.average_rate or 0)
+    return ClipFacts(frames, height, width, fps, check_regular(path).st_size)
 
 
 def check_regular(path: str) -> os.stat_result:
     """Refuse what is not a file: open on a FIFO blocks until somebody writes to it."""
-    try:
+    with _refusing():
         facts = Path(path).stat()
-    except OSError as error:
-        raise ClipError(_why(error)) from None
     if not stat.S_ISREG(facts.st_mode):
         raise ClipError("not a regular file")
     if facts.st_size == 0:
@@ -162,27 +149,33 @@ def check_regular(path: str) -> os.stat_result:
     return facts
 
 
-def _why(error: BaseException) -> str:
-    return str(getattr(error, "strerror", None) or str(error) or type(error).__name__).strip()
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Errors of FFmpeg and of the file system become ClipError."""
+    try:
+        yield
+    except (av.FFmpegError, OSError) as error:
+        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise ClipError(str(why).strip()) from None
 
 
-def _open_clip(path: str, quick: bool = False) -> Any:
-    """The container; `quick` reads the header only. Raises av.FFmpegError and OSError."""
+@contextmanager
+def _opened(path: str, quick: bool = False) -> Iterator[tuple[Any, Any]]:
+    """Container and video stream, on one thread; `quick` reads the header only. Raises ClipError,
+    also for an error of FFmpeg inside the block."""
+    check_regular(path)
     options = (_ONE_FILE if "%" in path else {}) | (_UNPROBED if quick else {})
     # Absolute: FFmpeg takes what stands before a colon for a protocol (http:, concat:).
-    return av.open(str(Path(path).absolute()), options=options, **_ANY_TITLE)
-
-
-def _video_stream(container: Any) -> Any:
-    """The stream to decode, on one thread. Raises ClipError where there is none."""
-    if container.format.name in _LISTS:
-        raise ClipError("a playlist of other files, not a clip")
-    if not container.streams.video:
-        raise ClipError("no video stream")
-    stream = container.streams.video[0]
-    stream.codec_context.thread_type = "NONE"
-    stream.codec_context.thread_count = 1
-    return stream
+    name = str(Path(path).absolute())
+    with _refusing(), av.open(name, options=options, **_ANY_TITLE) as container:
+        if container.format.name in _LISTS:
+            raise ClipError("a playlist of other files, not a clip")
+        if not container.streams.video:
+            raise ClipError("no video stream")
+        stream = container.streams.video[0]
+        stream.codec_context.thread_type = "NONE"
+        stream.codec_context.thread_count = 1
+        yield container, stream
 
 
 class _Index(NamedTuple):
@@ -219,8 +212,7 @@ def _times(container: Any, stream: Any, index: _Index | None, quick: bool) -> Ti
 
 def _read(path: str, window: Window, out_CTHW: NDArray[Any], seek: bool, quick: bool) -> float:
     put_frame = scaler(window.resize)
-    with _open_clip(path, quick) as container:
-        stream = _video_stream(container)
+    with _opened(path, quick) as (container, stream):
         fps = float(stream.average_rate or 0)
         index = _index(stream)
         if index is not None and index.shown < window.expected:

@@ -15,7 +15,7 @@ import time
 from collections import OrderedDict
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +32,7 @@ def serve(memory: int, cache_bytes: int, parent: int, memory_bytes: int, resize:
         memory_bytes = min(memory_bytes, most)
     resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, most))
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # as a rank does, for dump-stacks
-    replies = os.dup(1)
+    replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a codec prints must not stand between the replies
     try:
         from trainer.data.video import clip as video
@@ -132,10 +132,9 @@ def peak_bytes() -> int:
     return 0
 
 
-def _write(fd: int, answer: dict[str, Any]) -> None:
-    data = json.dumps(answer).encode() + b"\n"
-    while data:
-        data = data[os.write(fd, data) :]
+def _write(replies: IO[bytes], answer: dict[str, Any]) -> None:
+    replies.write(json.dumps(answer).encode() + b"\n")
+    replies.flush()
 
 
 if __name__ == "__main__":
