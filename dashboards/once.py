@@ -1,4 +1,4 @@
-"""One look at everything as text or JSON, without Textual: for pipes, scripts and cron.
+"""One reading of everything as text or JSON, without Textual: for pipes, scripts and cron.
 
 What nodes and runs say is made one printable line here: `Output` would keep its line ends.
 """
@@ -22,7 +22,7 @@ from dashboards.reduce import fold
 
 MARKS = ("", fleet.ALARM, fleet.STALE, fleet.UNKNOWN, fleet.MISSING)
 STATES = dict(zip(MARKS, ("ok", "alarm", "stale", "unknown", "missing"), strict=True))
-LOOK_S = 0.05
+POLL_S = 0.05
 
 
 def collect(feed: Feed, *, interval_s: float, patience_s: float) -> State:
@@ -39,7 +39,7 @@ def collect(feed: Feed, *, interval_s: float, patience_s: float) -> State:
             state = fold(state, [*feed.drain(), Tick(feed.now())])
             if settled or time.monotonic() > deadline:
                 return state
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
     finally:
         feed.close()
 

@@ -1,4 +1,4 @@
-"""What a command without screens looks at, and how it ends.
+"""What a command without screens reads, and how it ends.
 
 Nodes and a run, an invented cluster, or a recording; until Ctrl-C, SIGTERM or a closed terminal.
 """

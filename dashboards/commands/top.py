@@ -1,4 +1,4 @@
-"""Live view of the cluster and of the run; without a terminal, one look as text.
+"""Live view of the cluster and of the run; without a terminal, one reading as text.
 
 Watches every node over ssh and the newest run below outputs/. Reads only.
 """
@@ -30,7 +30,7 @@ PORT = click.IntRange(0, 65535)
     option("--replay", REPLAY, type=PATH, metavar="FILE"),
     option("--speed", SPEED, type=Number(0.1, 100_000)),
     option("--record", RECORD, type=FILE, metavar="FILE"),
-    flag("--once", "One look as text, then exit."),
+    flag("--once", "One reading as text, then exit."),
     option("--readonly/--no-readonly", READONLY, default=None),
     option("--theme", THEME, metavar="NAME"),
     flag("--web", "The same screens in a browser: pip install 'clusterctl[web]'."),
@@ -43,7 +43,7 @@ PORT = click.IntRange(0, 65535)
   clusterctl top --demo --web --theme clusterctl-blue-orange""",
 )
 def command(settings: Settings, output: Output, **options: Any) -> int:
-    """One look ends with 0 when all is well, 1 when a GPU is missing or odd or the run failed or
+    """One reading ends with 0 when all is well, 1 when a GPU is missing or odd or the run failed or
     stalls, 3 when a node could not be asked.
     """
     from dashboards.tui.top import top

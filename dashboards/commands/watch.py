@@ -28,7 +28,7 @@ TIMEOUT = "Seconds for one run of --exec, then it is killed."
     option("--replay", REPLAY, type=PATH, metavar="PATH"),
     option("--record", RECORD, type=FILE, metavar="FILE"),
     option("--for", "for_s", FOR, type=Duration(0, min_open=True)),
-    flag("--once", "One look of some readings, then exit."),
+    flag("--once", "A few readings, then exit."),
     option("--check", "wanted", CHECK, metavar="IDS"),
     option("--skip", "skipped", "Leave these alerts or subjects out.", metavar="IDS"),
     option("--severity", SEVERITY, type=click.Choice(["warn", "fail"]), default="warn"),

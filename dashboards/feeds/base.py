@@ -128,7 +128,7 @@ class RunDirFeed:
         self._newest_below = newest_below
         self._samples: queue.Queue[Sample] = queue.Queue(self.POLLS_AT_ONCE)
         self._stop = threading.Event()
-        self._looked = threading.Event()
+        self._was_read = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="run-dir", daemon=True)
         self._open: Path | None = None
         self._tails: list[tuple[Tail, str]] = []
@@ -142,7 +142,7 @@ class RunDirFeed:
         return self._clock()
 
     def settled(self) -> bool:
-        return self._looked.is_set()
+        return self._was_read.is_set()
 
     def close(self) -> None:
         self._stop.set()
@@ -161,7 +161,7 @@ class RunDirFeed:
                         break
                     except queue.Full:
                         pass
-            self._looked.set()
+            self._was_read.set()
             self._stop.wait(self._interval_s)
 
     def poll(self) -> list[Sample]:

@@ -32,8 +32,8 @@ class RuleMemory:
     """What rules must know of earlier ticks."""
 
     links: Mapping[Unit, int] = field(default_factory=dict)  # how often it was lost
-    were_up: frozenset[Unit] = frozenset()  # links that were up while we looked
-    were_busy: frozenset[Unit] = frozenset()  # GPUs that computed with the others while we looked
+    were_up: frozenset[Unit] = frozenset()  # links that were up in an earlier tick
+    were_busy: frozenset[Unit] = frozenset()  # GPUs that computed with the others then
     # (time, used bytes) of each file system, oldest first, at least some seconds apart.
     disks: Mapping[Unit, tuple[tuple[float, float], ...]] = field(default_factory=dict)
 

@@ -34,7 +34,7 @@ class Limits:
     # 5 % of a 30 TB disk are no reason to stop anybody.
     disk_left_bytes: float = _PREFLIGHT.disk_left_fail_gib * 2**30
     disk_soon_s: float = 7200.0  # full within this time at the pace of the last minutes
-    disk_looks_s: float = 1200.0  # that pace is taken over this time: several checkpoints
+    disk_pace_s: float = 1200.0  # that pace is taken over this time: several checkpoints
     disk_least_s: float = 120.0  # and over no less than this
     silent_s: float = 10.0  # a node without a reading for this long
     waiting_s: float = 30.0  # the same for one that never gave one: a thousand log in for 20 s

@@ -1,4 +1,4 @@
-"""What `clusterctl top` does with its options: choose the feed, then the screens or one look."""
+"""What `clusterctl top` does with its options: choose the feed, then the screens or one reading."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import click
 from clusterctl.errors import UsageError
 from clusterctl.output import Output
 from clusterctl.settings import Settings
-from dashboards import once as look
 from dashboards.feeds.base import steady_clock
 from dashboards.model.samples import Feed
+from dashboards.once import as_json, collect, exit_code, write
 from dashboards.select_feed import live_feed, patience_s, run_of
 
 
@@ -34,7 +34,7 @@ def top(
     host: str,
     port: int,
 ) -> int:
-    """Show the screens until the user leaves, or take one look; returns the exit code.
+    """Show the screens until the user leaves, or print one reading; returns the exit code.
 
     `readonly` None: only in a replay and in a browser. Raises `UsageError` for options that exclude
     each other, folders that hold no run, unknown themes and a `web` without textual-serve;
@@ -69,11 +69,11 @@ def top(
         return serve(arguments, host=host, port=port, say=output.note)
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
     if once or output.json or not (is_terminal or in_browser()):
-        return _look(feed, settings, output, interval)
+        return _print_once(feed, settings, output, interval)
     # Where a shell has exported these, Textual believes them and never notices a resize.
     for name in () if in_browser() else ("COLUMNS", "LINES"):
         os.environ.pop(name, None)
-    # Only here: one look as text must not load textual.
+    # Only here: one reading as text must not load textual.
     from dashboards.operations.actions import Actions, ClusterActions
     from dashboards.tui.app import TopApp, run
 
@@ -99,15 +99,15 @@ def in_browser() -> bool:
     return os.environ.get("TEXTUAL_DRIVER", "").endswith(":WebDriver")
 
 
-def _look(feed: Feed, settings: Settings, output: Output, interval: float) -> int:
-    """One look: as long as the slowest node may take, and not longer."""
-    state = look.collect(feed, interval_s=interval, patience_s=patience_s(settings.limits))
+def _print_once(feed: Feed, settings: Settings, output: Output, interval: float) -> int:
+    """One reading: as long as the slowest node may take, and not longer."""
+    state = collect(feed, interval_s=interval, patience_s=patience_s(settings.limits))
     note = getattr(feed, "note", "")  # of a recording that is damaged
-    code = look.exit_code(state) or (3 if note else 0)
+    code = exit_code(state) or (3 if note else 0)
     if output.json:
-        output.document("top", **{**look.as_json(state), "exit_code": code}, note=note)
+        output.document("top", **{**as_json(state), "exit_code": code}, note=note)
     else:
-        look.write(state, output)
+        write(state, output)
         if note:
             output.warn(note, "warn")
     return code

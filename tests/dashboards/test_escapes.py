@@ -103,7 +103,7 @@ def test_real_terminal_is_told_nothing_by_a_node(recording: Path) -> None:
     with terminal(*command) as (child, ours):
         data = read_until(child, ours, b"Stacks")
         os.write(ours, b"\x1b[F")  # the end of the recording
-        for key, words in ((b"2", b"driver"), (b"3", b"where a step goes"), (b"4", b"gpu.missing"), (b"5", b"looks at every process")):  # fmt: skip
+        for key, words in ((b"2", b"driver"), (b"3", b"where a step goes"), (b"4", b"gpu.missing"), (b"5", b"collects the stacks")):  # fmt: skip
             os.write(ours, key)
             data += read_until(child, ours, words)
         os.write(ours, b"q")

@@ -147,7 +147,7 @@ def keep(context: RuleContext) -> RuleMemory:
             past = earlier.disks.get((name, one.path), ())
             if not past or context.now_s - past[-1][0] >= DISK_EVERY_S:
                 new = (context.now_s, one.used_bytes)
-                disks[name, one.path] = _longer(past, new, context.limits.disk_looks_s)
+                disks[name, one.path] = _longer(past, new, context.limits.disk_pace_s)
     were_busy = _busy(context)
     if not (links or ups or disks) and were_busy is earlier.were_busy:
         return earlier

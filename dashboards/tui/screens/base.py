@@ -49,7 +49,7 @@ class Top(App[None]):
     readonly: bool
     replay: Player | None
     selected: tuple[str, int] | None = None  # (node, GPU) that all screens mean
-    to_look_at: Sequence[str] | None = None  # nodes whose stacks the user asked for, () all
+    to_collect: Sequence[str] | None = None  # nodes whose stacks the user asked for, () all
 
     def show(self) -> None:
         """The state on whatever screen is up; dialogs keep still."""

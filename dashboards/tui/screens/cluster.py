@@ -180,7 +180,7 @@ class ClusterScreen(FilterScreen, ListScreen, ActingScreen):
             ("Filter", "by name or mark (/)", "filter"),
             ("Outliers", "who stands out of the fleet (o)", "outliers"),
             ("Mark", "or unmark all that are listed (*)", "mark_all"),
-            ("Look at stacks", f"of processes on {where} (S)", "stacks"),
+            ("Dump stacks", f"of processes on {where} (S)", "stacks"),
             ("Preflight", f"all checks of {where if count else 'this node'} (P)", "preflight"),
             ("Kill", f"end the run on {where} (K)", "kill"),
         )

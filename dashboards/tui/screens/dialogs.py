@@ -113,7 +113,7 @@ class KillDialog(Dialog):
         actions, run = self.top.actions, self.top.state.run
         assert actions is not None
         work = partial(actions.find, run.directory if run else None, self._where)
-        self.start("looking for the run's processes;", work)
+        self.start("searching for the run's processes;", work)
 
     def take(self, job: Job[Any]) -> None:
         if job.error:
@@ -203,7 +203,7 @@ class ActingScreen(TopScreen):
     def action_stacks(self) -> None:
         nodes = self.meant()
         if nodes is not None:
-            self.top.to_look_at = nodes
+            self.top.to_collect = nodes
             self.app.switch_mode("stacks")
 
     def action_preflight(self) -> None:
@@ -214,6 +214,6 @@ class ActingScreen(TopScreen):
     def action_kill(self) -> None:
         nodes = self.meant()
         if nodes is not None and self.top.readonly:
-            self.notify("this view only looks: start it without --readonly", severity="warning")
+            self.notify("this view is read-only: start it without --readonly", severity="warning")
         elif nodes is not None:
             self.app.push_screen(KillDialog(nodes))

@@ -68,6 +68,6 @@ class RunScreen(ActingScreen):
     def commands(self) -> Commands:
         return (
             ("Log", "of the slowest rank (L)", "log"),
-            ("Look at stacks", "of all processes, now (S)", "stacks"),
+            ("Dump stacks", "of all processes, now (S)", "stacks"),
             ("Kill", "end the run on all nodes (K)", "kill"),
         )

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 STYLES = {"moving": "good", "busy": "warn", "no-answer": "warn", "unknown": "warn"}
 WHAT_IT_DOES = (
-    " looks at every process of the run on all nodes, twice, 2 s apart,",
+    " collects the stacks of all processes of the run, twice, 2 s apart,",
     " and says whom the others wait for. It stops nothing and leaves nothing there.",
 )
 
@@ -43,27 +43,27 @@ class VerdictPanel(Panel):
     diagnosis: Diagnosis | None = None
 
     @property
-    def is_looking(self) -> bool:
+    def is_collecting(self) -> bool:
         return self.job is not None and self.job.is_running
 
     def lines_wanted(self, width: int) -> int:
         seen = self.diagnosis
-        if seen is None or self.is_looking:
+        if seen is None or self.is_collecting:
             return 3
         return 1 + sum(len(_wrapped(text, width)) for text, _ in self._texts(seen))
 
     def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
         job, seen = self.job, self.diagnosis
-        if job is not None and self.is_looking:
+        if job is not None and self.is_collecting:
             self.title("stacks", "esc cancels")
             dots = "·" * (1 + int(job.seconds) % 3)
             progress = f" {job.seconds:.0f} s  {job.watch.line() or 'begins'}"
-            head = words((f" looking at every process, twice {dots}", colors.accent))
+            head = words((f" collecting the stacks of all processes, twice {dots}", colors.accent))
             return [head, words((progress, colors.text))]
         if job is not None and (job.cancelled or job.error):
             self.title("stacks")
             lines = _lines(job.error or "cancelled", width, colors.warn)
-            return [*lines, words((" enter looks again", colors.label))]
+            return [*lines, words((" enter collects again", colors.label))]
         if seen is None:
             self.title("stacks")
             head = words((" enter", colors.accent), (WHAT_IT_DOES[0], colors.text))
@@ -97,7 +97,7 @@ class ClassList(Listing[Class]):
     _hidden = ""
 
     def choose(self) -> None:
-        """List again, after a new look or with other ones hidden."""
+        """List again, after a new collection or with other ones hidden."""
         if self.diagnosis is None:
             return
         found = classes(self.diagnosis.snapshot, self.diagnosis.verdict)
@@ -157,7 +157,7 @@ class StacksScreen(ListScreen):
     TAB = "5"
     BINDINGS: ClassVar[list[BindingType]] = [
         ("enter", "enter", "stack"),
-        ("S,r", "look", "look"),
+        ("S,r", "collect", "dump"),
         ("x", "everything"),
         ("d", "save", "save"),
         ("e", "copy", "copy"),
@@ -184,12 +184,12 @@ class StacksScreen(ListScreen):
         fit(panel, 5 if listing.diagnosis is None else height)
 
     def on_screen_resume(self) -> None:
-        nodes, self.top.to_look_at = self.top.to_look_at, None
+        nodes, self.top.to_collect = self.top.to_collect, None
         if nodes is not None:
-            self.look(nodes)
+            self.collect(nodes)
 
-    def look(self, nodes: Sequence[str] = ()) -> None:
-        """Begin a look, at all nodes or at these; the one under way is given up."""
+    def collect(self, nodes: Sequence[str] = ()) -> None:
+        """Collect stacks of all nodes or these; a collection under way is cancelled."""
         if self.panel.job is not None:
             self.panel.job.cancel()
         run = self.top.state.run
@@ -209,13 +209,13 @@ class StacksScreen(ListScreen):
     def action_enter(self) -> None:
         one = self.listing.chosen()
         if one is None or self.panel.job is not None:
-            self.action_look()
+            self.action_collect()
         else:
             self.app.push_screen(TextScreen(one.who(), full_stacks(one)))
 
-    def action_look(self) -> None:
-        if not self.panel.is_looking:
-            self.look()
+    def action_collect(self) -> None:
+        if not self.panel.is_collecting:
+            self.collect()
 
     def action_everything(self) -> None:
         self.listing.everything = not self.listing.everything
@@ -237,7 +237,7 @@ class StacksScreen(ListScreen):
 
     def action_leave(self) -> None:
         job = self.panel.job
-        if job is not None and self.panel.is_looking:
+        if job is not None and self.panel.is_collecting:
             job.cancel()
             if self.panel.diagnosis is not None:
                 self.panel.job = None
@@ -255,7 +255,7 @@ class StacksScreen(ListScreen):
 
     def commands(self) -> Commands:
         return (
-            ("Look at stacks", "of all processes, now (S)", "look"),
+            ("Dump stacks", "of all processes, now (S)", "collect"),
             ("Save stacks", "a text for each, and index.html (d)", "save"),
         )
 

@@ -21,7 +21,7 @@ OVER, UNDER, UNKNOWN = "over", "under", "unknown"
 
 
 def made_up(seen: dict[Unit, str], id: str = "gpu.idle", **changed: object) -> Rule:
-    """A rule that sees what the dictionary says at the time of the look."""
+    """A rule that sees what the dictionary says at the time of the check."""
 
     def find(_: RuleContext) -> Iterable[Breach]:
         return [Breach(unit, "98 W") for unit, what in seen.items() if what == OVER]

@@ -26,11 +26,13 @@ Compare = Callable[..., bool]
 
 
 async def settled(pilot: Pilot[Any]) -> None:
-    """Until the look at stacks that goes on is over."""
+    """Until the collection of stacks that goes on is over."""
     deadline = time.monotonic() + 30
     screen = pilot.app.screen
     while (
-        isinstance(screen, StacksScreen) and screen.panel.is_looking and time.monotonic() < deadline
+        isinstance(screen, StacksScreen)
+        and screen.panel.is_collecting
+        and time.monotonic() < deadline
     ):
         await asyncio.sleep(0.05)
     await quiet(pilot)
@@ -124,4 +126,4 @@ def test_pictures_of_the_readme_are_those_of_this_version(
     if request.config.getoption("update_snapshots", default=False):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(taken)
-    assert path.read_text() == taken, "look at it, then: pytest --snapshot-update"
+    assert path.read_text() == taken, "check it, then: pytest --snapshot-update"

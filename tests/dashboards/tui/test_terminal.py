@@ -132,7 +132,7 @@ def test_no_screen_is_broken_at_any_size(terminal: Terminal) -> None:
             ("2", "1/24"),
             ("3", "where a step goes"),
             ("4", "first "),
-            ("5", "looks at every process"),
+            ("5", "collects the stacks"),
         ):
             terminal.keys(key)
             terminal.wait_for(text)

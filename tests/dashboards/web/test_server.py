@@ -201,7 +201,7 @@ def test_options_go_on_to_each_page() -> None:
     assert page_arguments(context) == words.split()
 
 
-def test_web_excludes_one_look(tmp_path: Path) -> None:
+def test_web_excludes_once(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "clusterctl", "top", "--demo", "--web", "--once"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
     assert done.returncode == 2
