@@ -19,6 +19,7 @@ from clusterctl.output import Output
 from clusterctl.settings import Settings
 from clusterctl.signal_handlers import handled_by
 from clusterctl.transport.base import Limits
+from dashboards.alerts.engine import HURRY_TICKS
 from dashboards.feeds.base import (
     RunDirFeed,
     Together,
@@ -88,31 +89,30 @@ def live_batches(
     feed: Feed,
     *,
     interval_s: float,
-    is_over: Callable[[], bool],
+    ending: Ending,
+    limits: Limits,
+    once: bool,
     for_s: float | None = None,
-    rounds_once_settled: int | None = None,
-    patience_s: float = math.inf,
 ) -> Batches:
-    """A round every `interval_s` until it is over.
+    """A round every `interval_s` until the ending is set.
 
-    `rounds_once_settled`: end after so many rounds from the time on when every source has answered
-    or failed once, which may take `patience_s`.
+    `once`: from when every source has answered or failed, only as many rounds as alerts need.
     """
     feed.start()
     try:
         begin = due = time.monotonic()
         end = begin + for_s if for_s is not None else math.inf
-        rounds = 0
-        while not is_over():
+        rounds = HURRY_TICKS + 1
+        while not ending.is_set():
             settled = feed.settled()
             yield [*feed.drain(), Tick(feed.now())]
             now = time.monotonic()
-            if rounds_once_settled is not None and (settled or now - begin > patience_s):
-                rounds += 1
-                if rounds > rounds_once_settled:
+            if once and (settled or now - begin > patience_s(limits)):
+                rounds -= 1
+                if rounds < 0:
                     return
             due = max(due + interval_s, now)
-            while not is_over() and (left_s := min(due, end) - time.monotonic()) > 0:
+            while not ending.is_set() and (left_s := min(due, end) - time.monotonic()) > 0:
                 time.sleep(min(NAP_S, left_s))
             if time.monotonic() >= end:
                 return

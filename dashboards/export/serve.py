@@ -26,7 +26,6 @@ from clusterctl.output import Output
 from clusterctl.payload.files.private import replace_file
 from clusterctl.settings import Settings
 from dashboards import select_feed as sources
-from dashboards.alerts.engine import HURRY_TICKS
 from dashboards.export.metrics import COUNTER, METRICS, PREFIX, values
 from dashboards.model.alert_book import AlertBook
 from dashboards.model.state import State, state_of
@@ -95,12 +94,9 @@ def export(
         state = replace(state_of(feed, interval), alerts=AlertBook(hurry=once is not None))
         collector = StateCollector(state)
         registry = registry_of(collector)
+        is_once, limits = once is not None, settings.limits
         batches = sources.live_batches(
-            feed,
-            interval_s=interval,
-            is_over=ending.is_set,
-            rounds_once_settled=None if once is None else HURRY_TICKS + 1,
-            patience_s=sources.patience_s(settings.limits),
+            feed, interval_s=interval, ending=ending, limits=limits, once=is_once
         )
         if once is None:
             with _served(host, port, registry, output):

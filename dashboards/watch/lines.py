@@ -16,7 +16,7 @@ from clusterctl.errors import UsageError
 from clusterctl.output import Output
 from clusterctl.settings import Settings
 from dashboards import select_feed as sources
-from dashboards.alerts.engine import HURRY_TICKS, RULES, Change, after, changes, rules_of
+from dashboards.alerts.engine import RULES, Change, after, changes, rules_of
 from dashboards.model import units
 from dashboards.model.alert_book import FAIL, SEVERITIES, Alert, AlertBook, Rule
 from dashboards.model.samples import Restored, Sample, Tick
@@ -75,10 +75,10 @@ def watch(
                 batches = sources.live_batches(
                     feed,
                     interval_s=interval,
-                    is_over=ending.is_set,
+                    ending=ending,
+                    limits=settings.limits,
+                    once=once,
                     for_s=for_s,
-                    rounds_once_settled=HURRY_TICKS + 1 if once else None,
-                    patience_s=sources.patience_s(settings.limits),
                 )
                 state = state_of(feed, interval)
                 what = f"{len(feed.nodes)} nodes" if feed.nodes else "the run"

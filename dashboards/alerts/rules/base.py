@@ -29,8 +29,9 @@ class RuleContext:
     def __init__(self, state: State, limits: Limits, memory: RuleMemory) -> None:
         self.state, self.limits, self.memory = state, limits, memory
         self.now_s, self.run = state.now_s, state.run
-        live = state.live()
-        self.live: dict[str, NodeSample] = {sample.node: sample for sample in live}
+        self.running = None if self.run is None or self.run.ended else self.run  # until it ends
+        self.planned = frozenset(self.running.planned if self.running else ())  # its nodes
+        self.live: dict[str, NodeSample] = {sample.node: sample for sample in state.live()}
 
     @cached_property
     def gpus(self) -> list[tuple[Unit, Gpu]]:
@@ -44,18 +45,15 @@ class RuleContext:
 
         A GPU without memory in use is rightly idle; a rank that hangs keeps its memory.
         """
-        limits, run = self.limits, self.run
         part = [
             (unit, gpu, gpu.power_w)
             for unit, gpu in self.gpus
             if gpu.power_w is not None
             and not gpu.error
-            and (gpu.memory_used_bytes is None or gpu.memory_used_bytes > limits.used_bytes)
+            and (gpu.memory_used_bytes is None or gpu.memory_used_bytes > self.limits.used_bytes)
+            and (not self.planned or unit[0] in self.planned)
         ]
-        if run is not None and run.planned and not run.ended:
-            planned = frozenset(run.planned)
-            part = [one for one in part if one[0][0] in planned]
-        middle = busy_power_w([gpu for _, gpu, _ in part], limits)
+        middle = busy_power_w([gpu for _, gpu, _ in part], self.limits)
         return part, math.nan if middle is None else middle
 
     def part(self, unit: Unit, parts: Parts) -> Any:

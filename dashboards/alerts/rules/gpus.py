@@ -18,11 +18,9 @@ def idle(context: RuleContext) -> Iterable[Breach]:
     notebook that holds memory is no rank.
     """
     part, middle = context.in_use
-    run = context.run
-    is_ours = run is not None and bool(run.planned) and not run.ended
     limit_w = context.limits.idle_share * middle
     for unit, _, power in part:
-        if power < limit_w and (is_ours or unit in context.memory.were_busy):
+        if power < limit_w and (context.planned or unit in context.memory.were_busy):
             yield Breach(unit, f"{power:.0f} W, the others {middle:.0f} W")
 
 

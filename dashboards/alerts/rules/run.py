@@ -19,8 +19,8 @@ FEW_STEPS = 5  # below this many the usual time of a step is not known
 
 def stalled(context: RuleContext) -> Iterable[Breach]:
     """No step for much longer than steps take, pauses for saving included."""
-    run, limits = context.run, context.limits
-    if run is None or run.ended:
+    run, limits = context.running, context.limits
+    if run is None:
         return
     if run.last is None or run.last_s is None:
         since_s = max((sample.at_s for sample in run.events), default=math.inf)
@@ -70,8 +70,8 @@ def failed(context: RuleContext) -> Iterable[Breach]:
 
 
 def bad_loss(context: RuleContext) -> Iterable[Breach]:
-    run = context.run
-    if run is None or run.ended:
+    run = context.running
+    if run is None:
         return
     for record in reversed(run.recent[-context.limits.window_steps :]):
         for name, value in (("loss", record.loss), ("gradient norm", record.grad_norm)):
@@ -82,8 +82,8 @@ def bad_loss(context: RuleContext) -> Iterable[Breach]:
 
 def spike(context: RuleContext) -> Iterable[Breach]:
     """The mean of the last losses far above what the losses before them scattered by."""
-    run, limits = context.run, context.limits
-    if run is None or run.ended:
+    run, limits = context.running, context.limits
+    if run is None:
         return
     losses = [record.loss for record in run.recent if math.isfinite(record.loss)]
     before, now = losses[: -limits.spike_steps][-200:], losses[-limits.spike_steps :]
@@ -101,8 +101,8 @@ def spike(context: RuleContext) -> Iterable[Breach]:
 
 
 def data_wait(context: RuleContext) -> Iterable[Breach]:
-    run, limits = context.run, context.limits
-    if run is None or run.ended:
+    run, limits = context.running, context.limits
+    if run is None:
         return
     window = run.recent[-limits.window_steps :]
     spent = sum(record.step_s for record in window)
@@ -114,8 +114,8 @@ def data_wait(context: RuleContext) -> Iterable[Breach]:
 
 def straggler(context: RuleContext) -> Iterable[Breach]:
     """One rank that the others wait for, step after step; named by its GPU where that is known."""
-    run, limits = context.run, context.limits
-    if run is None or run.ended:
+    run, limits = context.running, context.limits
+    if run is None:
         return
     window = run.recent[-limits.window_steps :]
     idle = [record.idle_share for record in window if record.idle_share is not None]
