@@ -227,7 +227,7 @@ def listen(order):
 def probe_ports(order):
     """`where` is a list of (address, port); why each cannot be reached, or null."""
     probe, word = rendezvous.probe_port, order["word"]
-    return {"why": tools.at_once(lambda where: probe(*where, word), order["where"])}
+    return {"why": tools.at_once(lambda where: probe(where[0], where[1], word), order["where"])}
 
 
 def stop_listening(_order):

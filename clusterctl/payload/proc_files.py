@@ -26,7 +26,7 @@ def read_text(path, limit=MAX_BYTES):
         return as_text(file.read(limit))
 
 
-def read_word(path, default=None, limit=MAX_BYTES):
+def read_word(path, default=None, limit=MAX_BYTES):  # type: (str, Any, int) -> Any
     """As `read_text`, without white space at the ends; `default` where it cannot be read."""
     text = or_none(read_text, path, limit)
     return default if text is None else text.strip()
@@ -84,7 +84,7 @@ def age_s(start):
     return time.clock_gettime(BOOTTIME) - int(start) / TICKS
 
 
-def read_times():
+def read_times():  # type: () -> dict[str, float]
     """Wall clock and seconds since boot, read with the shortest gap of three tries."""
     best = (float("inf"), 0.0, 0.0)
     for _ in range(3):

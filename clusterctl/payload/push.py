@@ -113,7 +113,7 @@ def exchange(fresh, dest):
     os.rename(aside, fresh)
 
 
-def digest(path):
+def digest(path):  # type: (Any) -> str
     total = hashlib.sha256()
     with open(path, "rb") as file:
         for block in iter(lambda: file.read(1 << 20), b""):

@@ -94,7 +94,7 @@ def session(
     connection: Connection, verb: str, args: Values, **options: Any
 ) -> Iterator[PayloadStream]:
     """`payload.stream`, whose end within the block is a `TransportError` with the reason."""
-    with payload.stream(connection, verb, args, **options) as stream:
+    with closing(payload.stream(connection, verb, args, **options)) as stream:
         try:
             yield stream
         except EOFError:

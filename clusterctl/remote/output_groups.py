@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import signal
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from clusterctl.nodes import fold, grouped
+from clusterctl.payload.jobs.processes import SIGNAL_NAMES
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,7 @@ def read_answer(node: str, envelope: dict[str, Any]) -> Answer:
         *output, last = err.splitlines() or [section["state"]]
         err, ending = "".join(f"{line}\n" for line in output), last or "not run"
     elif rc < 0:
-        names = {number.value: number.name for number in signal.Signals}
-        ending = f"signal {names.get(-rc, -rc)}"
+        ending = f"signal {SIGNAL_NAMES.get(-rc, -rc)}"
     truncated, noise = bool(section.get("truncated")), envelope.get("noise", "")
     return Answer(node, rc, out, err, ending, section["seconds"], truncated, noise)
 

@@ -115,7 +115,7 @@ def probe(
     """
     deadline = time.monotonic() + timeout_s
     options = {"nvml": nvml, "sudo": sudo}
-    with stream(connection, verb, args, **options, start_timeout_s=timeout_s) as held:
+    with closing(stream(connection, verb, args, **options, start_timeout_s=timeout_s)) as held:
         if not lease:
             held.channel.close_stdin()
         try:
@@ -199,12 +199,6 @@ class PayloadStream:
     def end_reason(self) -> str:
         last = _last_line(self.stderr_tail())
         return f"its payload ended: {last}" if last else "its payload ended"
-
-    def __enter__(self) -> PayloadStream:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def stream(

@@ -123,12 +123,6 @@ class SessionPool:
         self._closed, self._number = False, 0
         self._open: dict[str, tuple[Connection, PayloadStream]] = {}
 
-    def __enter__(self) -> SessionPool:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     @property
     def names(self) -> list[str]:
         """Nodes that can be asked, in the hostfile's order."""

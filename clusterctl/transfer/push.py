@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import os
 import secrets
@@ -13,10 +12,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from clusterctl.errors import TransportError, UsageError
 from clusterctl.nodes import Node
+from clusterctl.payload.push import digest
 from clusterctl.remote import payload
 from clusterctl.remote.cluster import Cluster
 from clusterctl.transport.base import Progress
@@ -89,8 +89,7 @@ def packed(plan: Plan) -> Iterator[Parcel]:
     with tempfile.TemporaryDirectory(prefix="clusterctl-push-") as scratch:
         try:
             path = _archive(plan, Path(scratch)) if plan.folder else plan.source
-            with path.open("rb") as file:
-                parcel = Parcel(plan, path, path.stat().st_size, _digest(file))
+            parcel = Parcel(plan, path, path.stat().st_size, digest(path))
         except OSError as error:
             raise UsageError(f"{plan.source} cannot be read: {error}") from None
         yield parcel
@@ -107,13 +106,6 @@ def _archive(plan: Plan, scratch: Path) -> Path:
     with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:
         archive.add(plan.source, arcname=".", filter=without_owner)
     return path
-
-
-def _digest(file: BinaryIO) -> str:
-    total = hashlib.sha256()
-    while block := file.read(1 << 20):
-        total.update(block)
-    return total.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

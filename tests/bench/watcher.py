@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 
 from clusterctl.remote import payload as ship
@@ -59,7 +60,7 @@ def node(seconds: int, compiler: str) -> str:
 
 def _watched(seconds: int, env: Mapping[str, str]) -> str:
     connection = LocalConnection(dict(env))
-    with ship.stream(connection, "watch", {"interval_s": 1.0}, nvml=True) as stream:  # type: ignore[arg-type]
+    with closing(ship.stream(connection, "watch", {"interval_s": 1.0}, nvml=True)) as stream:  # type: ignore[arg-type]
         pid = stream.channel.process.pid  # type: ignore[attr-defined]
         decoder = Decoder("n")
         sizes: list[int] = []

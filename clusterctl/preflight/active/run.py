@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import replace
 
 from checks.facts import NOT_ASKED, Active, Collectives, DoorSeen, Maybe, SharedSeen, Unknown
@@ -39,7 +40,7 @@ def run_active(
     speeds: dict[str, Speeds] = {}
     writer = write_error = ""
     collectives: Maybe[Collectives] = NOT_ASKED
-    with SessionPool(replace(cluster, nodes=chosen), exit_s=EXIT_S) as pool:
+    with closing(SessionPool(replace(cluster, nodes=chosen), exit_s=EXIT_S)) as pool:
         pool.gather()
         ports = PortProbe(pool, plan, machines)
         if tests & {"port", "allreduce"}:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -69,7 +70,7 @@ def test_trainer_of_another_user_does_not_look_into_videos(planted: Path, tmp_pa
     python = script(planted / "python", tmp_path / "it-ran")
     own(planted)
     args = {"python": str(python), "home": "/", "workers": 1, "clip_timeout_s": 5}
-    with ship.stream(LocalConnection(), "examine", args) as held:  # type: ignore[arg-type]
+    with closing(ship.stream(LocalConnection(), "examine", args)) as held:  # type: ignore[arg-type]
         answer = held.receive(20)
     assert answer is not None
     assert "is in a folder that is open to all" in answer["failed"]

@@ -11,7 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ def watch(
 ) -> Iterator[ship.PayloadStream]:
     connection = LocalConnection(env)
     args = {"interval_s": interval_s, **args}
-    with ship.stream(connection, "watch", args, nvml=nvml) as stream:  # type: ignore[arg-type]
+    with closing(ship.stream(connection, "watch", args, nvml=nvml)) as stream:  # type: ignore[arg-type]
         yield stream
 
 

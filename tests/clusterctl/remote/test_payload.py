@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -228,7 +229,7 @@ def test_stream_talks_both_ways_and_ends_with_its_lease(monkeypatch: pytest.Monk
         "    while True:\n"
         "        time.sleep(60)\n",
     )
-    with ship.stream(LocalConnection(), "test", {}) as stream:
+    with closing(ship.stream(LocalConnection(), "test", {})) as stream:
         assert stream.receive(0.05) is None
         stream.send({"a": 1})
         assert stream.receive(10) == {"echo": {"a": 1}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -93,7 +94,7 @@ def test_leaving_ends_an_exchange_that_is_under_way() -> None:
 
 def test_a_stream_that_ends_is_reported_with_the_last_line_of_its_stderr() -> None:
     cluster = Cluster([NODE], LocalTransport({"n1": LocalConnection()}))
-    with SessionPool(cluster, verb="examine", args=lambda node: {}) as pool:
+    with closing(SessionPool(cluster, verb="examine", args=lambda node: {})) as pool:
         pool.gather()
         assert pool.lost == {}
         messages: list[NodeMessage] = []

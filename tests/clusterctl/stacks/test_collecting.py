@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -164,7 +165,7 @@ def test_dump_that_is_cut_off_leaves_its_target_running(
         "pick": Pick((run_id,), user=None).to_args(HERE), "samples": 2, "interval_s": 0.1, "limit_s": 60.0,
         "budget_s": 60.0, "py_spy": py_spy,
     }  # fmt: skip
-    with ship.stream(LocalConnection(), "stacks", args) as held:
+    with closing(ship.stream(LocalConnection(), "stacks", args)) as held:
         wait_until(lambda: state(child.pid, start_of(child.pid)) == "T")
         held.channel.close_stdin()
         assert held.channel.wait(20.0) is not None

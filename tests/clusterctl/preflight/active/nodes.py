@@ -54,11 +54,11 @@ def is_listening(node: LabNode, port: int) -> bool:
         return probe.connect_ex((node.address, port)) == 0
 
 
-def gather(lab: Lab) -> SessionPool:
+def gather(lab: Lab) -> contextlib.closing[SessionPool]:
     pool = SessionPool(Cluster(hosts(lab), ParamikoTransport(), width=8), exit_s=EXIT_S)
     pool.gather()
     assert pool.lost == {}
-    return pool
+    return contextlib.closing(pool)
 
 
 def addresses(lab: Lab) -> dict[str, str]:
