@@ -8,23 +8,20 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from checks.facts import NOT_ASKED, Fleet, NodeFacts, Unknown
-from checks.finding import Finding, drafts, fail, need, passed, skip, unknown
+from checks.finding import Finding, Found, drafts, fail, need, passed, skip, unknown
 
 Reader = Callable[[NodeFacts], Any]
 """Gives a hashable value, `Unknown`, or None for a node that the comparison leaves out."""
 
 
 def each_node(
-    fleet: Fleet, fact: str, judge: Callable[[NodeFacts, Any], Finding | Iterable[Finding]]
+    fleet: Fleet, fact: str, judge: Callable[[NodeFacts, Any], Found]
 ) -> Iterator[Finding]:
     """What `judge(node, its fact)` finds; SKIP or UNKNOWN on nodes that lack the fact."""
-
     return each(fleet, lambda node: judge(node, need(getattr(node, fact))))
 
 
-def each(
-    fleet: Fleet, judge: Callable[[NodeFacts], Finding | Iterable[Finding]]
-) -> Iterator[Finding]:
+def each(fleet: Fleet, judge: Callable[[NodeFacts], Found]) -> Iterator[Finding]:
     """What `judge` finds about each node."""
     for node in fleet.reached:
         for found in drafts(judge, node):
@@ -80,13 +77,12 @@ def compare(
         seen = ", ".join(f"{value} on {len(nodes)}" for value, nodes in groups)
         yield bad(f"{what} differs without a majority: {seen}", nodes=tuple(values), fix=fix)
         return
-    right, source, others = expected, "profile", f"the profile says {expected}"
+    right, source, others, peers = expected, "profile", f"the profile says {expected}", ""
     if expected is None:
         right, source = str(most), "majority"
         others = f"{len(groups[0][1])} nodes have {right}"
-    peers = ""
-    if expected is None and len(groups) == 1:
-        peers = f" (all {len(values)} nodes)" if len(values) > 1 else " (one node, no peer)"
+        if len(groups) == 1:
+            peers = f" (all {len(values)} nodes)" if len(values) > 1 else " (one node, no peer)"
     for value, nodes in groups:
         if str(value) == right:
             yield passed(f"{what} {value}{peers}", value, nodes=tuple(nodes), source=source)

@@ -61,6 +61,9 @@ class Finding:
         return {**data, "verdict": self.verdict.value, "action": self.action.value}
 
 
+Found = Finding | Iterable[Finding]
+"""What a rule returns."""
+
 _all_but_nodes = operator.attrgetter(
     *(item.name for item in dataclasses.fields(Finding) if item.name != "nodes")
 )
@@ -102,7 +105,7 @@ class Lacks(Exception):
         self.finding = finding
 
 
-def drafts(rule: Callable[..., Finding | Iterable[Finding]], *facts: Any) -> list[Finding]:
+def drafts(rule: Callable[..., Found], *facts: Any) -> list[Finding]:
     """All that a rule finds; where it ends by `need`, that alone."""
     try:
         found = rule(*facts)
@@ -217,9 +220,8 @@ def override(
     changed = []
     for finding in findings:
         if finding.id in silenced and finding.verdict is not Verdict.PASS:
-            finding = dataclasses.replace(
-                finding, verdict=Verdict.SKIP, evidence=f"silenced: {finding.evidence}"
-            )
+            text = f"silenced: {finding.evidence}"
+            finding = dataclasses.replace(finding, verdict=Verdict.SKIP, evidence=text)
         elif finding.id in severity and finding.verdict in (Verdict.WARN, Verdict.FAIL):
             finding = dataclasses.replace(finding, verdict=severity[finding.id])
         changed.append(finding)

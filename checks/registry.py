@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from checks.finding import Finding
+from checks.finding import Found
 
 Scope = Literal["node", "launch", "fleet", "active"]
 """When a check runs. node: for each node. launch: for each node, only with `fleet.launch`.
 
 fleet: once. active: once, only with `fleet.active`.
 """
-Rule = Callable[..., Finding | Iterable[Finding]]
+Rule = Callable[..., Found]
 RuleT = TypeVar("RuleT", bound=Rule)
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import pkgutil
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 
 from checks import rules
 from checks.facts import NOT_ASKED, Fleet, NodeFacts, Unknown
-from checks.finding import Finding, Report, Verdict, drafts, lacking, override, skip, unknown
+from checks.finding import Finding, Found, Report, Verdict, drafts, lacking, override, skip, unknown
 from checks.profile import Profile
 from checks.registry import Check, registry
 
@@ -79,9 +79,7 @@ def _run(one: Check, fleet: Fleet, limits: Profile) -> Iterator[Finding]:
             yield dataclasses.replace(draft, id=one.id, nodes=nodes, fix=fix or None)
 
 
-def _call(
-    one: Check, fleet: Fleet, limits: Profile, node: NodeFacts
-) -> Finding | Iterable[Finding]:
+def _call(one: Check, fleet: Fleet, limits: Profile, node: NodeFacts) -> Found:
     if one.scope == "launch" and fleet.launch is None:
         return skip("nothing to launch was named")
     known = {

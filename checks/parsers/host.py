@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 from checks.facts import (
     NOT_ASKED,
-    Disk,
     Gpu,
     GpuFacts,
     GpuHealth,
@@ -68,7 +67,10 @@ def parse_census(name: str, envelope: Mapping[str, Any], *, loopback: bool = Fal
         load_1min=of("loadavg", lambda text: parse_quantity(text.split()[0])),
         software=of("python", lambda text: then(_object(text), _python)),
         interpreter=_interpreter(sections.get("python")),
-        disks={path: parsed(one, _disk) for path, one in sections_of(sections, "disk:").items()},
+        disks={
+            path: parsed(section, lambda text: then(_object(text), read_disk))
+            for path, section in sections_of(sections, "disk:").items()
+        },
         ports={
             int(port): parsed(section, _port)
             for port, section in sections_of(sections, "port:").items()
@@ -161,10 +163,6 @@ def _machine(text: str, boot_id: Maybe[str]) -> Machine:
         cpus=int(cpus) if cpus.isdecimal() and len(cpus) < 9 else Unknown("no number of CPUs"),
         namespaces=" ".join(found.get(f"ns_{name}", "") for name in ("net", "pid", "uts")),
     )
-
-
-def _disk(text: str) -> Maybe[Disk]:
-    return then(_object(text), read_disk)
 
 
 def _python(data: Mapping[str, Any]) -> Maybe[PythonEnv]:

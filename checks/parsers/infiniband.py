@@ -77,48 +77,51 @@ def _tree(text: str) -> dict[str, dict[str, str]]:
 
 
 def _port(
-    device: str,
-    files: Mapping[str, str],
-    number: int,
-    after: Maybe[Mapping[str, Mapping[str, str]]],
+    device: str, card: Mapping[str, str], number: int, after: Maybe[Mapping[str, Mapping[str, str]]]
 ) -> IbPort:
-    top = f"ports/{number}/"
-    counters = _counters(files, top)
+    folder = f"ports/{number}/"
+    files = _below(card, folder)
+    counters = _counters(files)
 
     def get(name: str) -> Maybe[str]:
-        return files.get(top + name) or Unknown(f"no {name} in sysfs")
+        return files.get(name) or Unknown(f"no {name} in sysfs")
 
     def about(name: str) -> Maybe[str]:
-        return files.get(name) or Unknown(f"no {name} in sysfs", is_absence=True)
+        return card.get(name) or Unknown(f"no {name} in sysfs", is_absence=True)
+
+    def growth(tree: Mapping[str, Mapping[str, str]]) -> Maybe[Mapping[str, int]]:
+        return _growth(counters, _counters(_below(tree.get(device, {}), folder)))
 
     return IbPort(
         device=device,
         port=number,
         state=then(get("state"), _word),
         phys_state=then(get("phys_state"), _word),
-        rate_gbps=parse_rate(files.get(top + "rate", "")),
+        rate_gbps=parse_rate(files.get("rate", "")),
         link_layer=get("link_layer"),
-        netdev=files.get("netdev") or Unknown("no network interface"),
-        lid=parse_number(files.get(top + "lid", "")),
-        sm_lid=parse_number(files.get(top + "sm_lid", "")),
+        netdev=card.get("netdev") or Unknown("no network interface"),
+        lid=parse_number(files.get("lid", "")),
+        sm_lid=parse_number(files.get("sm_lid", "")),
         counters=counters,
-        growth=then(after, lambda tree: _growth(counters, _counters(tree.get(device, {}), top))),
+        growth=then(after, growth),
         firmware=about("fw_ver"),
         guid=about("node_guid"),
         board_id=about("board_id"),
         model=about("hca_type"),
-        gids=_gids(files, top),
-        numa_node=parse_number(files.get("numa_node", "")),
+        gids=_gids(files),
+        numa_node=parse_number(card.get("numa_node", "")),
     )
 
 
-def _counters(files: Mapping[str, str], top: str) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for folder in (top + "counters/", top + "hw_counters/"):
-        of_folder = {key: text for key, text in files.items() if key.startswith(folder)}
-        values = {key.removeprefix(folder): parse_number(text) for key, text in of_folder.items()}
-        found |= {name: value for name, value in values.items() if isinstance(value, int)}
-    return found
+def _below(files: Mapping[str, str], folder: str) -> dict[str, str]:
+    """The files of a folder by their path in it."""
+    return {key.removeprefix(folder): v for key, v in files.items() if key.startswith(folder)}
+
+
+def _counters(files: Mapping[str, str]) -> dict[str, int]:
+    texts = _below(files, "counters/") | _below(files, "hw_counters/")
+    values = {name: parse_number(text) for name, text in texts.items()}
+    return {name: value for name, value in values.items() if isinstance(value, int)}
 
 
 def _growth(before: Mapping[str, int], now: Mapping[str, int]) -> Maybe[Mapping[str, int]]:
@@ -129,14 +132,13 @@ def _growth(before: Mapping[str, int], now: Mapping[str, int]) -> Maybe[Mapping[
     return {name: now[name] - before[name] for name in counted if now[name] >= before[name]}
 
 
-def _gids(files: Mapping[str, str], top: str) -> tuple[Gid, ...]:
+def _gids(files: Mapping[str, str]) -> tuple[Gid, ...]:
     found = []
-    for key, gid in files.items():
-        match = re.fullmatch(rf"{top}gids/(\d{{1,5}})", key)
-        if match and gid.strip("0:"):
-            kind = files.get(f"{top}gid_attrs/types/{match[1]}") or Unknown("no type in sysfs")
-            netdev = files.get(f"{top}gid_attrs/ndevs/{match[1]}") or Unknown("no interface")
-            found.append(Gid(int(match[1]), gid, kind, netdev))
+    for index, gid in _below(files, "gids/").items():
+        if re.fullmatch(r"\d{1,5}", index) and gid.strip("0:"):
+            kind = files.get(f"gid_attrs/types/{index}") or Unknown("no type in sysfs")
+            netdev = files.get(f"gid_attrs/ndevs/{index}") or Unknown("no interface")
+            found.append(Gid(int(index), gid, kind, netdev))
     return tuple(sorted(found, key=lambda one: one.index))
 
 

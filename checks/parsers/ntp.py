@@ -127,16 +127,12 @@ def read_sources(text: str) -> Maybe[tuple[TimeSource, ...]]:
 
 
 def _source(cells: list[str]) -> TimeSource:
-    state, stratum, poll_s = (
-        STATES.get(cells[1], cells[1]),
-        int(cells[3]),
-        2.0 ** min(int(cells[4]), 30),
-    )
+    state, poll_s = STATES.get(cells[1], cells[1]), 2.0 ** min(int(cells[4]), 30)
     last_rx, reach = int(cells[6]), int(cells[5], 8)
     seen: list[Maybe[float]] = [Unknown("it has never answered")] * 3
     if last_rx != NEVER:
         seen = [float(last_rx), _finite(cells[7]), _finite(cells[9])]
-    return TimeSource(cells[2], state, stratum, poll_s, reach, *seen)
+    return TimeSource(cells[2], state, int(cells[3]), poll_s, reach, *seen)
 
 
 def parse_peers(section: Section | None) -> Maybe[tuple[TimeSource, ...]]:

@@ -157,9 +157,7 @@ def packages_hash(env: PythonEnv) -> str:
 def _difference(mine: PythonEnv, others: PythonEnv) -> str:
     a, b = mine.installed, others.installed
     names = sorted(name for name in {*a, *b} if a.get(name) != b.get(name))
-    words = [
-        f"{name} {a.get(name, 'missing')} (others {b.get(name, 'without')})" for name in names[:3]
-    ]
+    words = (f"{n} {a.get(n, 'missing')} (others {b.get(n, 'without')})" for n in names[:3])
     return ", ".join(words) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from checks.compare import each, each_node, majority
-from checks.facts import Disk, Fleet, LaunchNeeds, Mount, NodeFacts, Unknown
+from checks.facts import Disk, Fleet, LaunchNeeds, Mount, NodeFacts, Unknown, known
 from checks.finding import Finding, fail, need, passed, skip, unknown, warn
 from checks.profile import Profile
 from checks.registry import check
@@ -108,10 +108,9 @@ def mounts_answer(mounts: Sequence[Mount]) -> Iterator[Finding]:
     lost = [(mount, mount.disk.reason) for mount in mounts if isinstance(mount.disk, Unknown)]
     dead = [(mount, reason) for mount, reason in lost if any(word in reason for word in _DEAD)]
     for mount, reason in dead:
-        yield fail(
-            f"{mount.path} ({mount.kind} from {mount.source}): {reason}",
-            fix=f"is its server up? sudo umount -l {mount.path}; sudo mount {mount.path}",
-        )
+        text = f"{mount.path} ({mount.kind} from {mount.source}): {reason}"
+        fix = f"is its server up? sudo umount -l {mount.path}; sudo mount {mount.path}"
+        yield fail(text, fix=fix)
     silent = [
         f"{mount.path}: {reason}"
         for mount, reason in lost
@@ -136,12 +135,9 @@ def mounts_equal(fleet: Fleet) -> Iterator[Finding]:
     How: mounts of nfs, lustre, fuse and the like: path and source
     Fix: sudo mount PATH; /etc/fstab
     """
-    known = {n.name: _shared(n.mounts) for n in fleet.reached if isinstance(n.mounts, tuple)}
-    common = {
-        path
-        for path in set[str]().union(*known.values())
-        if majority(path in paths for paths in known.values())
-    }
+    shared = [_shared(mounts) for mounts in known(node.mounts for node in fleet.reached)]
+    every = {path for paths in shared for path in paths}
+    common = {path for path in every if majority(path in paths for paths in shared)}
 
     def judge(_node: NodeFacts, mounts: Sequence[Mount]) -> Finding:
         missing = sorted(common - _shared(mounts))

@@ -46,7 +46,6 @@ DAMAGE: dict[str, Callable[[str], Section | None]] = {
     "other words": lambda text: envelopes.raw("Segmentation fault (core dumped)\n"),
     "no JSON": lambda text: envelopes.raw("[N/A]\n"),
     "wrong JSON": lambda text: envelopes.raw('{"path": [], "gpus": {}, "packages": 3}\n'),
-    "not a section": lambda text: {"state": "ended"},
 }  # fmt: skip
 
 # Said about what a section names, when it names something; here the GPUs have no process.
