@@ -146,7 +146,7 @@ _STACKS = either(
 )
 _CLIP_FACTS = {
     "error": text(),
-    **dict.fromkeys(("num_frames", "bytes"), _size),
+    **dict.fromkeys(("num_frames", "bytes", "memory_bytes"), _size),
     **dict.fromkeys(("height", "width"), whole(0, 1 << 20)),
     "fps": maybe(number(0, 1e9)),
     "cpu_s": SECONDS,
