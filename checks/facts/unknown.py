@@ -69,13 +69,9 @@ def to_json(value: Any) -> Any:
     if isinstance(value, Unknown):
         return None
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        data: dict[str, Any] = {}
-        reasons = {}
-        for item in dataclasses.fields(value):
-            content = getattr(value, item.name)
-            data[item.name] = to_json(content)
-            if isinstance(content, Unknown):
-                reasons[item.name] = content.reason
+        values = {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
+        reasons = {name: one.reason for name, one in values.items() if isinstance(one, Unknown)}
+        data = {name: to_json(one) for name, one in values.items()}
         return {**data, "unknown": reasons} if reasons else data
     if isinstance(value, Mapping):
         return {str(key): to_json(content) for key, content in value.items()}

@@ -27,6 +27,8 @@ REASONS = {
 }
 """Names of nvidia-smi for the bits of clocks_event_reasons, and ours."""
 
+_POWER = ("GPU Power Readings", "Power Readings")
+_OF_CLOCKS = ("Clocks Event Reasons/", "Clocks Throttle Reasons/")
 _VOLATILE, _AGGREGATE = "ECC Errors/Volatile/", "ECC Errors/Aggregate/"
 _SRAM = ("SRAM Uncorrectable", "SRAM Uncorrectable Parity", "SRAM Uncorrectable SEC-DED")
 
@@ -54,10 +56,7 @@ HEALTH_FIELDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "pages_pending": ("flag", _in("Retired Pages/Pending Page ", "Blacklist", "Retirement")),
     "recovery_action": ("text", ("GPU Recovery Action",)),
     "reset_required": ("flag", ("GPU Reset Status/Reset Required",)),
-    "power_default_w": (
-        "number",
-        ("GPU Power Readings/Default Power Limit", "Power Readings/Default Power Limit"),
-    ),
+    "power_default_w": ("number", tuple(f"{one}/Default Power Limit" for one in _POWER)),
     "pcie_width": ("whole", ("PCI/GPU Link Info/Link Width/Current",)),
     "pcie_width_max": ("whole", ("PCI/GPU Link Info/Link Width/Max",)),
     "pcie_gen": ("whole", ("PCI/GPU Link Info/PCIe Generation/Current",)),
@@ -120,10 +119,8 @@ def _health(words: Mapping[str, str], failed: str) -> GpuHealth:
 def _reasons(words: Mapping[str, str], get: Values) -> Maybe[tuple[str, ...]]:
     active: dict[str, bool] = {}
     for key, value in words.items():
-        head, _, name = key.partition("/")
-        reason = REASONS.get(name.rsplit("/", 1)[-1])
-        is_reason = reason and head in ("Clocks Event Reasons", "Clocks Throttle Reasons")
-        if reason and is_reason and value in ("Active", "Not Active"):
+        reason = REASONS.get(key.rsplit("/", 1)[-1]) if key.startswith(_OF_CLOCKS) else None
+        if reason and value in ("Active", "Not Active"):
             active[reason] = active.get(reason, False) or value == "Active"
     if not active:
         return get.missing("clocks event reasons")

@@ -25,15 +25,14 @@ REACHED_TFLOPS: tuple[tuple[str, float], ...] = (
     ("MI325X", 784.9),
     ("MI300X", 668.4),
 )
-OTHER_CARDS = ("NVL", "PCIe", "MIG")  # of the same chip with less power: no figure
+OTHER_CARDS = ("NVL", "PCIE", "MIG")  # of the same chip with less power: no figure
 
 
 def reached_tflops(model: str) -> float | None:
     """TFLOP/s that a device of this name can reach; None for other models."""
     words = model.upper()
     for name, tflops in REACHED_TFLOPS:
-        plain = name.upper()
-        if all(word in words for word in plain.split()):
-            others = [card.upper() for card in OTHER_CARDS if card.upper() not in plain]
+        if all(word in words for word in name.split()):
+            others = [card for card in OTHER_CARDS if card not in name]
             return None if any(card in words for card in others) else tflops
     return None

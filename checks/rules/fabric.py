@@ -175,7 +175,7 @@ def errors(node: NodeFacts, fabric: Fabric) -> Finding:
     """No error counter grows.
 
     Bad: WARN if one grew since the previous run or while we looked, FAIL if link_downed did
-    How: counters and hw_counters, two reads and the previous run's record; a healthy port may show 14
+    How: counters and hw_counters, twice, and the previous run's record; a healthy port may show 14
     Fix: the port's cable and transceiver; mlxlink -d DEVICE -c
     """
     previous = node.last_look

@@ -49,10 +49,7 @@ def _own_name(node: NodeFacts, network: Network) -> Finding:
 
 
 def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address.split("%")[0]).is_loopback
-    except ValueError:
-        return False
+    return ipaddress.ip_address(address.split("%")[0]).is_loopback
 
 
 @check("net.reachable")

@@ -8,6 +8,7 @@ that we compared checks time.
 from __future__ import annotations
 
 import functools
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -40,10 +41,8 @@ def middle_clock(offsets_s: Sequence[float]) -> float:
     The majority of clocks decides which is wrong; it may be the head's. Of two middles the one
     nearer to the head: with one node on either side only the head can decide.
     """
-    ordered = sorted([0.0, *offsets_s])
-    half = len(ordered) // 2
-    two = ordered[half - 1 : half + 1] if len(ordered) % 2 == 0 else [ordered[half]]
-    return min(two, key=abs)
+    clocks = [0.0, *offsets_s]
+    return min(statistics.median_low(clocks), statistics.median_high(clocks), key=abs)
 
 
 @check("time.skew", "fleet", advisory=True)
