@@ -53,12 +53,6 @@ def allowed(of: dataclasses.Field[Any]) -> Rule | None:
     return of.metadata.get(_RULE)
 
 
-def taken_from(kind: type[T], config: object) -> T:
-    """A dataclass made of those of its fields that `config` has, among others."""
-    fields = dataclasses.fields(kind)  # type: ignore[arg-type]
-    return kind(**{f.name: getattr(config, f.name) for f in fields if hasattr(config, f.name)})
-
-
 def require_allowed(kind: Any, values: Mapping[str, Any], name_of: Callable[[str], str]) -> None:
     """Raises ConfigError, with the field's `name_of`, for a value that it may not have."""
     for of in dataclasses.fields(kind):

@@ -21,7 +21,6 @@ from trainer.config.load import Config
 from trainer.data.features.cache import NETWORK_DTYPES, Features
 from trainer.data.features.captions import use_projected
 from trainer.data.features.key import Hashes, key_of, refuse_other, unseen
-from trainer.data.loader.dataset import LoaderOptions
 from trainer.data.loader.features_loader import NoText, NoVAE, build_loader
 from trainer.data.manifest.manifest import Manifest
 from trainer.data.manifest.shared import read_once
@@ -106,10 +105,9 @@ def assemble(
     for note in plan_once(engine, plan, cursor.epoch, ids=features is not None):
         journal.event("data", note)
     each, workers = config.accumulation_steps, config.num_workers
-    reading = (engine.rank, engine.world, workers, LoaderOptions.of(config))
-    loader = engine.together(
-        lambda: build_loader(plan, cursor, *reading, each=each, features=features)
-    )
+    reading = (engine.rank, engine.world, workers, config.dataset)
+    more: Any = {"each": each, "prefetch_factor": config.prefetch_factor, "features": features}
+    loader = engine.together(lambda: build_loader(plan, cursor, *reading, **more))
     if not len(loader) and (begin := loader.next_place(config.epochs)) is not None:
         left = f"less than a step is left of epoch {cursor.epoch}"
         journal.event("data", f"{left}: the data continue in epoch {begin.epoch}")

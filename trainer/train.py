@@ -80,13 +80,13 @@ def _train(config: configuration.Config, options: argparse.Namespace, argv: Sequ
     if config.dataset.data_path is None:
         hint = "--data-path FILE.csv; make one with python -m trainer.data.digits"
         raise ConfigError("there is no dataset", hint=hint)
-    from trainer.data.loader.dataset import LoaderOptions
+    from trainer.data.loader.dataset import require_below
     from trainer.diffusion.frame_masks import build_masks
     from trainer.engine.base import build_engine
 
     # Mistakes in these are reported before anything is made.
     build_masks(config.mask_ratios)
-    LoaderOptions.of(config).require_below(config.process_group_timeout_s)
+    require_below(config.dataset, config.process_group_timeout_s)
     heartbeat = Heartbeat.from_environment(int(os.environ.get("RANK", "0")))
     if heartbeat:
         heartbeat.beat("start", 0)

@@ -184,7 +184,7 @@ def workers(args: argparse.Namespace) -> None:
     import psutil
     import torch
 
-    from trainer.data.loader.dataset import LoaderOptions
+    from trainer.config.keys import DatasetConfig
     from trainer.data.loader.features_loader import build_loader
     from trainer.data.manifest.read import read_manifest
     from trainer.data.plan.buckets import Buckets
@@ -199,7 +199,7 @@ def workers(args: argparse.Namespace) -> None:
         read_manifest(manifest), Buckets.parse({args.resolution: {args.frames: (1.0, batch)}}), 1
     )
     before = psutil.Process().memory_info().rss
-    loader = build_loader(plan, Cursor(), 0, 1, args.workers, LoaderOptions(clip_timeout_s=120))
+    loader = build_loader(plan, Cursor(), 0, 1, args.workers, DatasetConfig(clip_timeout_s=120))
     torch.set_num_threads(1)
     began, spent, count, most, own = time.process_time(), 0.0, 0, 0, 0
     for given in loader:

@@ -16,16 +16,15 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 
-from trainer.allowed_values import taken_from
+from trainer.config.keys import DatasetConfig
 from trainer.data.loader.microbatch import Batch, Clip, Task, assemble, make_task
 from trainer.data.plan.data_plan import Cursor, DataPlan
-from trainer.data.video.decode import MEMORY_BYTES, START_TIMEOUT_S, Decoder, DecoderBroken
+from trainer.data.video.decode import START_TIMEOUT_S, Decoder, DecoderBroken
 from trainer.errors import ConfigError, TrainerError
 
 _EMPTY = 100  # epochs without a step, one after another: chance leaves out one, hardly so many
@@ -41,33 +40,20 @@ class TooFewClips(LoaderError):
     exit_code = 2
 
 
-@dataclass(frozen=True)
-class LoaderOptions:
-    clip_timeout_s: float = 30.0  # after that a clip is bad and its decoding process replaced
-    batch_timeout_s: float = 300.0  # after that the run stops
-    cache_decoded_mb: int = 0  # decoded clips each worker keeps; for small data sets
-    prefetch_factor: int | None = None  # batches ahead per worker; default 2
-    resize: str = "bilinear"  # libswscale's, or "area"; "torch": upstream's, float32, see scale.py
-    worker_memory_mb: int = MEMORY_BYTES >> 20  # of a decoding process, beside its cache
+def longest_wait_s(data: DatasetConfig) -> float:
+    """The limit of a batch and of its last clip; a worker that exceeds it is broken."""
+    return data.batch_timeout_s + 2 * data.clip_timeout_s + START_TIMEOUT_S
 
-    @property
-    def longest_wait_s(self) -> float:
-        """The limit of a batch and of its last clip; a worker that exceeds it is broken."""
-        return self.batch_timeout_s + 2 * self.clip_timeout_s + START_TIMEOUT_S
 
-    def require_below(self, group_s: float) -> None:
-        """Raise ConfigError when other ranks, which wait `group_s`, give up before a worker."""
-        if (longest := self.longest_wait_s) >= group_s:
-            raise ConfigError(
-                f"a rank may wait {longest:g} s for a batch (dataset.batch_timeout_s = "
-                f"{self.batch_timeout_s:g}, twice dataset.clip_timeout_s, {START_TIMEOUT_S:g} s to "
-                f"start), and the others wait for it only process_group_timeout_s = {group_s:g} s",
-                hint=f"--process-group-timeout-s {longest + 60:g}, or shorter limits for data",
-            )
-
-    @classmethod
-    def of(cls, config: Any) -> LoaderOptions:
-        return replace(taken_from(cls, config.dataset), prefetch_factor=config.prefetch_factor)
+def require_below(data: DatasetConfig, group_s: float) -> None:
+    """Raise ConfigError when other ranks, which wait `group_s`, give up before a worker."""
+    if (longest := longest_wait_s(data)) >= group_s:
+        raise ConfigError(
+            f"a rank may wait {longest:g} s for a batch (dataset.batch_timeout_s = "
+            f"{data.batch_timeout_s:g}, twice dataset.clip_timeout_s, {START_TIMEOUT_S:g} s to "
+            f"start), and the others wait for it only process_group_timeout_s = {group_s:g} s",
+            hint=f"--process-group-timeout-s {longest + 60:g}, or shorter limits for data",
+        )
 
 
 class Worker:
@@ -76,7 +62,7 @@ class Worker:
 
     def __init__(
         self,
-        options: LoaderOptions,
+        options: DatasetConfig,
         role: str,
         make: Callable[..., Batch],
         end: Callable[[], None],
@@ -94,7 +80,7 @@ class Worker:
 
     def take(self) -> Batch:
         """The batch of the oldest task; raises what went wrong with it."""
-        limit_s = self._options.longest_wait_s
+        limit_s = longest_wait_s(self._options)
         made, until = None, time.monotonic() + limit_s
         while made is None:
             working = self._thread.is_alive()
@@ -136,8 +122,9 @@ class Loader:
     rank: int
     world: int
     workers: int
-    options: LoaderOptions
+    options: DatasetConfig
     each: int = 1  # batches of this rank in a step
+    prefetch_factor: int | None = None  # batches ahead per worker; default 2
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world:
@@ -219,7 +206,7 @@ class Loader:
         roles = [f"loader {self.rank}.{number}" for number in range(max(1, self.workers))]
         self._workers = [self._worker(role) for role in roles]
         self._turns = itertools.cycle(self._workers)
-        for _ in range(self.options.prefetch_factor or 2):
+        for _ in range(self.prefetch_factor or 2):
             for worker in self._workers:
                 self._ask(worker)
 

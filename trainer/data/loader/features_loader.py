@@ -16,9 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from trainer.config.keys import DatasetConfig
 from trainer.data.features.cache import Features, Shards
 from trainer.data.loader import microbatch
-from trainer.data.loader.dataset import Loader, LoaderOptions, Worker
+from trainer.data.loader.dataset import Loader, Worker
 from trainer.data.loader.microbatch import Bad, Batch, Clip, Task
 from trainer.data.plan.data_plan import Cursor, DataPlan
 from trainer.models.vae.interface import Posterior
@@ -55,16 +56,17 @@ def build_loader(
     rank: int,
     world: int,
     workers: int,
-    options: LoaderOptions | None = None,
+    options: DatasetConfig | None = None,
     *,
     each: int = 1,
+    prefetch_factor: int | None = None,
     features: Features | None = None,
 ) -> Loader:
     """Batches for one rank from `cursor` on; `each` for each step, none short, none skipped.
     `workers` decoding processes, at least one; with `features` nothing is decoded, see
     `read_batch`. Raises TooFewClips when no epoch holds even one step; iterating raises
     TooManyBadSamples and LoaderError."""
-    place = (plan, cursor, rank, world, workers, options or LoaderOptions(), each)
+    place = (plan, cursor, rank, world, workers, options or DatasetConfig(), each, prefetch_factor)
     loader = Loader(*place) if features is None else FeatureLoader(*place, features=features)
     loader.next_place()
     return loader

@@ -22,11 +22,11 @@ from tests.trainer.data.features.feature_caches import (
 )
 from tests.trainer.data.rows import random_manifest
 from trainer.components import build_vae
+from trainer.config.keys import DatasetConfig
 from trainer.data.__main__ import main
 from trainer.data.features.cache import Features
 from trainer.data.features.files import FeaturesError
 from trainer.data.features.units import Grid, find_units, segments
-from trainer.data.loader.dataset import LoaderOptions
 from trainer.data.loader.features_loader import build_loader, latents_of, read_batch
 from trainer.data.loader.microbatch import Clip, Task, make_task
 from trainer.data.plan.buckets import Buckets
@@ -151,7 +151,7 @@ def test_batches_of_pixels_are_those_of_the_loader_bit_by_bit(tmp_path: Path) ->
     place = make_place(tmp_path, identity=True)
     out = tmp_path / "cache"
     assert place.encode(out) == 0
-    plan, options = place.plan(), LoaderOptions()
+    plan, options = place.plan(), DatasetConfig()
     plain = build_loader(plan, Cursor(), 0, 1, 1, options)
     cached = build_loader(plan, Cursor(), 0, 1, 2, options, features=open_cache(out))
     vae, count = IdentityVAE(1), 0
@@ -242,7 +242,7 @@ def test_a_rank_without_a_batch_has_one_of_zeros_to_end_its_step_with(
     place: Place, cache: Path
 ) -> None:
     features = open_cache(cache)
-    loader = build_loader(place.plan(), Cursor(), 0, 1, 1, LoaderOptions(), features=features)
+    loader = build_loader(place.plan(), Cursor(), 0, 1, 1, DatasetConfig(), features=features)
     empty, real = loader.stand_in(), next(iter(loader))
     loader.close()
     assert empty is not None

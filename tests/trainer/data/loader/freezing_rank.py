@@ -65,7 +65,7 @@ def control(clip: str) -> None:
 
 
 def rounds(manifest: str, clip: str, count: int) -> None:
-    from trainer.data.loader.dataset import LoaderOptions
+    from trainer.config.keys import DatasetConfig
     from trainer.data.loader.features_loader import build_loader
     from trainer.data.manifest.read import read_manifest
     from trainer.data.plan.buckets import Buckets
@@ -79,7 +79,7 @@ def rounds(manifest: str, clip: str, count: int) -> None:
         gc.disable()  # the decoders below live until a child or the end of the round collects them
         leave_decoders(clip)
         plan = DataPlan(read_manifest(Path(manifest)), buckets, number)
-        loader = build_loader(plan, Cursor(), 0, 1, 2, LoaderOptions(clip_timeout_s=60))
+        loader = build_loader(plan, Cursor(), 0, 1, 2, DatasetConfig(clip_timeout_s=60))
         batches, bad = 0, 0
         for batch in loader:
             batches, bad = batches + 1, bad + len(batch.bad)

@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from tests.trainer.data.video.test_decode import is_gone, wait_for
+from trainer.config.keys import DatasetConfig
 from trainer.data import digits
-from trainer.data.loader.dataset import LoaderError, LoaderOptions, TooFewClips, Worker
+from trainer.data.loader.dataset import LoaderError, TooFewClips, Worker
 from trainer.data.loader.features_loader import build_loader
 from trainer.data.manifest.read import read_manifest
 from trainer.data.plan.buckets import Buckets
@@ -23,7 +24,7 @@ from trainer.data.plan.data_plan import Cursor, DataPlan
 from trainer.errors import TooManyBadSamples
 
 CONFIG = {"16px": {8: (1.0, 4)}}
-FAST = LoaderOptions(clip_timeout_s=20, batch_timeout_s=60)
+FAST = DatasetConfig(clip_timeout_s=20, batch_timeout_s=60)
 
 
 @pytest.fixture(scope="module")
@@ -258,7 +259,7 @@ def test_a_worker_that_ended_without_a_word_is_noticed_at_once(folder, monkeypat
     began = time.monotonic()
     with pytest.raises(LoaderError, match="the thread that makes batches has ended"):
         next(iter(loader))
-    assert time.monotonic() - began < 30  # not FAST.longest_wait_s, 220 s
+    assert time.monotonic() - began < 30  # not the longest wait, 220 s
     loader.close()
 
 
@@ -313,10 +314,3 @@ def test_no_process_outlives_a_rank(folder, end):
     assert rank.wait(timeout=30) == (-signal.SIGKILL if end == "killed" else 0)
     rank.stdout.close()
     wait_for(lambda: all(is_gone(pid) for pid in pids), 20)
-
-
-def test_options_come_from_a_training_configuration():
-    from trainer.config.keys import Config, DatasetConfig
-
-    config = Config(dataset=DatasetConfig(clip_timeout_s=3, cache_decoded_mb=64), prefetch_factor=4)
-    assert LoaderOptions.of(config) == LoaderOptions(3, 300, 64, 4, "bilinear", 2048)

@@ -12,8 +12,8 @@ from tests.clusterctl.stacks.stalling_mount import GETATTR, LOOKUP, OPEN, READ
 from tests.lab.clip_mount import ClipMount, why_no_fuse
 from tests.trainer.data.loader.test_dataset import plan_of
 from tests.trainer.data.video.test_decode import is_gone, wait_for
+from trainer.config.keys import DatasetConfig
 from trainer.data import digits
-from trainer.data.loader.dataset import LoaderOptions
 from trainer.data.loader.features_loader import build_loader
 from trainer.data.plan.data_plan import Cursor
 from trainer.data.video import decode
@@ -22,7 +22,7 @@ from trainer.errors import TooManyBadSamples
 
 pytestmark = pytest.mark.skipif(why_no_fuse() is not None, reason=f"no FUSE: {why_no_fuse()}")
 
-OPTIONS = LoaderOptions(clip_timeout_s=3.0, batch_timeout_s=150)
+OPTIONS = DatasetConfig(clip_timeout_s=3.0, batch_timeout_s=150)
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def is_far(folder: Path, path: str) -> bool:
 def test_clips_of_a_mount_that_hangs_are_replaced_and_the_run_goes_on(mounted, opcode):
     folder, mount = mounted
     plan = plan_of(folder)
-    loader = build_loader(plan, Cursor(), 0, 1, 1, replace(OPTIONS, prefetch_factor=1))
+    loader = build_loader(plan, Cursor(), 0, 1, 1, OPTIONS, prefetch_factor=1)
     batches = iter(loader)
     before = [next(batches), next(batches)]  # the second is asked for before the mount hangs
     during = []
