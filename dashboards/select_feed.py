@@ -30,6 +30,7 @@ from dashboards.feeds.base import (
     timed_records,
 )
 from dashboards.model.samples import Feed, Restored, Sample, Tick
+from dashboards.model.state import INTERRUPTED
 from dashboards.recording.reader import Recorded
 from dashboards.simulation.cluster import DemoFeed
 from trainer.runlog.telemetry import FILE
@@ -187,9 +188,6 @@ def _rounds_of_run(run_dir: Path, interval_s: float = 1.0) -> Batches:
         batch.append(as_sample(record, at_s, source))
         last_s = at_s
     yield [*batch, Tick(now_s)]
-
-
-INTERRUPTED = 130
 
 
 class Ending:

@@ -28,7 +28,7 @@ from clusterctl.settings import Settings
 from dashboards import select_feed as sources
 from dashboards.export.metrics import COUNTER, METRICS, PREFIX, values
 from dashboards.model.alert_book import AlertBook
-from dashboards.model.state import State, state_of
+from dashboards.model.state import INTERRUPTED, State, state_of
 from dashboards.reduce import fold
 from dashboards.select_feed import ended_by_signals
 from dashboards.web.allowed_hosts import is_loopback, is_ours, our_names
@@ -108,7 +108,7 @@ def export(
             state = fold(state, batch)
         collector.show(state)
         if ending.is_set():
-            return ending.exit_code or 130
+            return ending.exit_code or INTERRUPTED
         _write(once, registry, output)
         silent = state.count_silent()
         if silent:

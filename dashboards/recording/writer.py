@@ -182,7 +182,6 @@ class Writer:
 
     def _history(self, state: State, *, whole: bool) -> bytes:
         """Rows of every ring since the last key: a line that says how many, then the rows."""
-        whole = whole or not self._rows
         rings = {name: (node.history, node.history_s) for name, node in state.nodes.items()}
         rings[""] = (state.fleet, state.fleet_s)
         rows: dict[str, list[int]] = {}

@@ -110,9 +110,8 @@ class KillDialog(Dialog):
     _started = False
 
     def begin(self) -> None:
-        actions, run = self.top.actions, self.top.state.run
-        assert actions is not None
-        work = partial(actions.find, run.directory if run else None, self._where)
+        run = self.top.state.run
+        work = partial(self.top.actions.find, run.directory if run else None, self._where)
         self.start("searching for the run's processes;", work)
 
     def take(self, job: Job[Any]) -> None:
@@ -143,12 +142,12 @@ class KillDialog(Dialog):
         go.display = True
 
     def go(self) -> None:
-        actions, found = self.top.actions, self._found
-        if actions is None or found is None or self._started:
+        found = self._found
+        if found is None or self._started:
             return
         self._started = True
         self.query_one("#go", Button).display = False
-        self.start(f"ending {found.count} processes;", partial(actions.end, found))
+        self.start(f"ending {found.count} processes;", partial(self.top.actions.end, found))
         self.cancel.label = "Leave it to work"
         self.cancel.focus()
 
@@ -166,7 +165,6 @@ class PreflightDialog(Dialog):
     HEADING = "Preflight of"
 
     def begin(self) -> None:
-        assert self.top.actions is not None
         self.start("asking;", partial(self.top.actions.preflight, self._where))
 
     def take(self, job: Job[Any]) -> None:
