@@ -77,19 +77,18 @@ class Manifest:
         """
         return _digest_to(self, 1 << 14)[-1] if len(self) else hashlib.sha256(b"0").hexdigest()
 
-    def marks(self, stride: int | None = None) -> tuple[int, list[str]]:
-        """Short hashes of the first stride, 2 x stride, … rows: where two data sets part.
-
-        Without `stride` one is chosen that gives at most 512 marks (4 KB in a state file).
-        """
-        if stride is None:
-            return self._own_marks
-        return stride, [mark[:8] for mark in _digest_to(self, stride)]
+    def marks(self, stride: int) -> list[str]:
+        """Short hashes of the first stride, 2 x stride, … rows: where two data sets part."""
+        return [mark[:8] for mark in _digest_to(self, stride)]
 
     @cached_property
-    def _own_marks(self) -> tuple[int, list[str]]:
-        """Kept: every checkpoint states them, and they take a pass over all rows."""
-        return self.marks(max(1, math.ceil(len(self) / _MARKS)))
+    def own_marks(self) -> tuple[int, list[str]]:
+        """A stride that gives at most 512 marks (4 KB in a state file), and the marks.
+
+        Kept: every checkpoint states them, and they take a pass over all rows.
+        """
+        stride = max(1, math.ceil(len(self) / _MARKS))
+        return stride, self.marks(stride)
 
 
 def _digest_to(manifest: Manifest, stride: int) -> list[str]:

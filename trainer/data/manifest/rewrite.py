@@ -22,7 +22,7 @@ from trainer.data.manifest.arrow_types import cast, common, fields_of, misfit, m
 from trainer.data.manifest.database import BATCH_ROWS, Database
 from trainer.data.manifest.left_out import RESUME, check_limit, report
 from trainer.data.manifest.manifest import ManifestError, WrongRow, check_suffix
-from trainer.data.manifest.sql import Source, unescaped_bytes
+from trainer.data.manifest.sql import Source, is_number, unescaped_bytes
 from trainer.data.manifest.table_io import ParquetTable, open_table
 from trainer.data.manifest.work_folder import WorkFolder
 from trainer.runlog.progress import RowProgress
@@ -253,7 +253,7 @@ def _values(columns: Columns, schema: pa.Schema) -> dict[str, str]:
 def _texts(database: Database, columns: Columns) -> Iterator[pa.RecordBatch]:
     """Columns as the cells of a csv, without quotes."""
     source, names = columns.source, columns.names
-    if source.is_csv or source.has_only_numbers_and_texts:
+    if all(kind == "VARCHAR" or is_number(kind) for kind in source.types):
         cells = {name: source.text(name) if name in source.names else "''" for name in names}
         yield from database.columns(columns.view, cells)
         return

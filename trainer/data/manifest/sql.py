@@ -74,10 +74,6 @@ class Source:
     def is_csv(self) -> bool:
         return self.schema is None
 
-    @property
-    def has_only_numbers_and_texts(self) -> bool:
-        return all(kind == "VARCHAR" or _is_number(kind) for kind in self.types)
-
     def column(self, name: str) -> str:
         return f"c{self.names.index(name)}"
 
@@ -99,7 +95,7 @@ class Source:
 
     def number(self, name: str) -> str:
         """SQL for a cell as DOUBLE; null where it is none."""
-        is_plain = self.kind(name) == "BOOLEAN" or _is_number(self.kind(name))
+        is_plain = self.kind(name) == "BOOLEAN" or is_number(self.kind(name))
         return f"TRY_CAST({self.column(name) if is_plain else self.text(name)} AS DOUBLE)"
 
     def key(self, names: Sequence[str]) -> str:
@@ -124,6 +120,6 @@ class Source:
             return {row: line for row, line in read if row in wanted}
 
 
-def _is_number(kind: str) -> bool:
+def is_number(kind: str) -> bool:
     whole = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT")
     return kind in ("DOUBLE", "FLOAT") or kind.removeprefix("U") in whole

@@ -58,7 +58,7 @@ def seen(plan: DataPlan, cursor: Cursor) -> Ids:
 
 
 def identity(plan: DataPlan) -> dict[str, Any]:
-    stride, marks = plan.manifest.marks()
+    stride, marks = plan.manifest.own_marks
     return {
         "schema": SCHEMA,
         "rows": len(plan.manifest),
@@ -153,7 +153,7 @@ def _hash(ids: Ids) -> str:
 def _row_difference(plan: DataPlan, state: Mapping[str, Any]) -> str:
     before, now = state["rows"], len(plan.manifest)
     stride, old = int(state["marks"]["stride"]), list(state["marks"]["hashes"])
-    new = plan.manifest.marks(stride)[1]
+    new = plan.manifest.marks(stride)
     pairs = enumerate(zip(old, new, strict=False))
     same = next((n for n, (was, now_) in pairs if was != now_), min(len(old), len(new)))
     first = min(same * stride, before, now)
