@@ -84,12 +84,9 @@ def _rows(kind: bytes, at_s: float, texts: Sequence[bytes]) -> list[Row]:
             if kind == OLD_DEEP
             else file_format.KEY
         )
-        key = [
-            (new, file_format.as_json(_renamed(head))),
-            (file_format.NODES, texts[1]),
-            (file_format.HISTORY, texts[2]),
-        ]
-        return [(at_s, name, text) for name, text in key]
+        state = file_format.as_json(_renamed(head))
+        names = (new, file_format.NODES, file_format.HISTORY)
+        return [(at_s, *row) for row in zip(names, (state, *texts[1:]), strict=True)]
     rows: list[Row] = []
     for (now_s, of_run), of_nodes in zip(head, json.loads(texts[1]), strict=True):
         if of_run:

@@ -48,9 +48,8 @@ class NodeCards(GpuGrid):
             text = "no node has this name or mark" if state.nodes else "no nodes are watched"
             return [words((" " + text, colors.dim))]
         cards = lay_out_cards(len(self.listed), width, height)
-        columns = cards[0] if cards else max(1, width // ROW_WIDTH)
+        columns, tall = cards or (max(1, width // ROW_WIDTH), 1)
         rows = math.ceil(len(self.listed) / columns)
-        tall = cards[1] if cards else 1
         self._shape = Layout(columns, rows, width // columns, 1, tall)
         if cards is not None:
             self._keep_cursor(height)
