@@ -88,15 +88,10 @@ def _reasons(made: Rewrite, rows: Rows) -> tuple[Counter[str], dict[str, list[st
     )
     for cells in made.database.rows(query):
         clip, result = map(unescaped, cells)
-        reason = group(result)
+        # Results that differ in numbers only are one reason in the report.
+        reason = " ".join("N" if word.strip(",").isdigit() else word for word in result.split())
         counts[reason] += 1
         if counts[reason] <= EXAMPLES:
             shown = clip if result == reason else f"{clip}: {result}"
             examples.setdefault(reason, []).append(shown)
     return counts, examples
-
-
-def group(result: str) -> str:
-    """Results that differ in numbers only are one reason in the report."""
-    words = ["N" if word.strip(",").isdigit() else word for word in result.split()]
-    return " ".join(words)
