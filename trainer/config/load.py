@@ -18,13 +18,11 @@ from typing import Any
 
 from trainer.config.build import build, coerce, parse_text, type_at
 from trainer.config.file import Tree, is_whole, read
-from trainer.config.keys import Config
+from trainer.config.keys import Config as Config  # others import it from here
 from trainer.config.upstream import translate
 from trainer.errors import ConfigError, nearest
 from trainer.models.checkpointing import GradCheckpoint
 from trainer.optim.lr_schedules import rate_of
-
-__all__ = ["CONFIGS", "Config", "as_python", "find", "from_dict", "load", "to_dict"]
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 

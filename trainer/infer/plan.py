@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trainer.captions import clean_caption
@@ -87,7 +86,7 @@ def prepare(
     chosen = tuple(_final(prompt, settings, clean) for prompt in chosen)
     if clean and settings.negative_prompt is not None:
         negative = clean_caption(settings.negative_prompt)
-        settings = dataclasses.replace(settings, negative_prompt=negative)
+        settings = replace(settings, negative_prompt=negative)
     name, save_dir = options.sample_name, options.save_dir
     jobs = plan_jobs(chosen, settings, save_dir, name, named_by_prompt=options.prompt_as_path)
     with closing(ReferenceFiles()) as reference_files:

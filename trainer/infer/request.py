@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from trainer.allowed_values import require_allowed
@@ -68,7 +67,7 @@ def settings_of(config: Config) -> Settings:
     if sample.num_frames is None or size is None:
         hint = "--num-frames 4s --resolution 240p --aspect-ratio 9:16, or --image-size 144 256"
         raise ConfigError("the size of the videos is not set", hint=hint)
-    names = {field.name for field in dataclasses.fields(Settings)}
+    names = {field.name for field in fields(Settings)}
     values = {name: value for name, value in vars(sample).items() if name in names} | {
         "height": size[0],
         "width": size[1],
@@ -131,7 +130,7 @@ def plan_jobs(
 
 def identity(job: Job, settings: Settings, made_of: str) -> str:
     """A short name of what decides a video's pixels; `made_of` describes weights and model."""
-    how = dataclasses.asdict(settings)
+    how = asdict(settings)
     del how["batch_size"], how["num_sample"]
     prompt = job.prompt
     files = [(path, Path(path).stat()) for path in prompt.references]

@@ -7,7 +7,6 @@ import json
 import shutil
 import struct
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +24,7 @@ _Dtypes = Mapping[str, torch.dtype]  # what tensors become; others stay what the
 _Wrote = Callable[[int], None]  # called with bytes
 
 
-def _ignore(_count: int) -> None:
-    pass
-
-
-@contextmanager
+@contextlib.contextmanager
 def whole_or_nothing(target: Path, need_bytes: int, *, overwrite: bool = False) -> Iterator[Path]:
     """A place beside `target` that becomes it at the end, or is removed. Raises CheckpointError."""
     if target.exists() and not overwrite:
@@ -70,7 +65,7 @@ def write_file(
     path: Path,
     tensors: _Tensors,
     dtypes: _Dtypes | None = None,
-    wrote: _Wrote = _ignore,
+    wrote: _Wrote = lambda _: None,
     metadata: Mapping[str, str] | None = None,
     read: Callable[[str], Tensor] | None = None,
 ) -> None:
@@ -96,11 +91,7 @@ def write_file(
 
 
 def write_folder(
-    folder: Path,
-    tensors: _Tensors,
-    config: Mapping[str, Any],
-    dtypes: _Dtypes,
-    wrote: _Wrote = _ignore,
+    folder: Path, tensors: _Tensors, config: Mapping[str, Any], dtypes: _Dtypes, wrote: _Wrote
 ) -> None:
     """config.json and model.safetensors, or shards with their index."""
     folder.mkdir()

@@ -101,7 +101,7 @@ def test_large_folders_come_in_shards_with_an_index(
 ) -> None:
     state = dict(noisy().state_dict())
     monkeypatch.setattr(write, "SHARD_BYTES", 100_000)
-    write_folder(tmp_path / "f", state, {}, dtypes_for(state, None))
+    write_folder(tmp_path / "f", state, {}, dtypes_for(state, None), lambda _: None)
     names = sorted(path.name for path in (tmp_path / "f").iterdir())
     assert "model-00001-of-00005.safetensors" in names
     assert "model.safetensors.index.json" in names
