@@ -26,7 +26,7 @@ from clusterctl.transport.base import Connection
 BARS = "▁▂▃▄▅▆▇█"
 PLAIN_BARS = "_.-=+*#@"  # for terminals that cannot show the others
 HISTORY = 40
-QUESTIONS = 4  # a look; over time the steps are what counts
+QUESTIONS = 4  # in a turn; over time the steps are what counts
 FLAT_S = 0.0005  # a wobble below this is drawn as a flat line
 STALE_LOOKS = 3
 

@@ -33,7 +33,7 @@ class ClockRow:
     node: str
     offset_s: Maybe[float]  # against the head
     error_s: Maybe[float]
-    moved_s: Maybe[float]  # of wall against boot time: while we looked, or since the last look
+    moved_s: Maybe[float]  # of wall against boot time: during this run, or since the previous one
     steered: str = "-"
     sources: str = "-"
     flags: tuple[str, ...] = ()

@@ -38,8 +38,8 @@ LIMIT = "Milliseconds from the others, beyond the error bound, that are too many
 def command(
     settings: Settings, output: Output, pairs: bool, watch: bool, no_fold: bool, **options: Any
 ) -> int:
-    """OFFSET is against this machine, STEP how far wall time moved against boot time while we
-    looked and since the last look. Exit code 1 when a clock is too far from the others, was stepped
+    """OFFSET is against this machine, STEP how far wall time moved against boot time during this
+    run and since the previous one. Exit code 1 when a clock is too far from the others, was stepped
     or is not steered as it should be, 3 when a node gave no answer.
     """
     from dataclasses import replace

@@ -1,6 +1,6 @@
 """Show InfiniBand and RoCE ports of all nodes, and what NCCL should use of them.
 
-Counters are read twice, and compared with the last look's record: only their growth says something.
+Counters are read twice and compared with those of the previous run: only growth means anything.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def collect_fabric(
 ) -> tuple[tuple[NodeFacts, ...], Answers]:
     """Facts of all nodes in order; counters are read twice, `growth_s` apart.
 
-    With `memory` the error counters are compared with the last look's record, and written there.
+    With `memory` the error counters are compared with the previous run's, and written for the next.
     nvidia-smi is asked and not NVML, because only it tells how GPUs and cards are connected.
     """
     args = {"everything": True, "log": INTERESTING, "tool_timeout_s": cluster.limits.tool_s}

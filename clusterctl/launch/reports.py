@@ -16,7 +16,7 @@ from clusterctl.remote.cluster import Cluster
 from clusterctl.remote.session_pool import NodeMessage
 from trainer.runlog import telemetry
 
-REAP_S = 15.0  # TERM, KILL and a look on each node
+REAP_S = 15.0  # TERM, KILL and a check on each node
 ASKED_TO_STOP = 130  # a rank's exit code after SIGTERM and a checkpoint (trainer.train)
 Lines = tuple[str, ...]
 

@@ -15,7 +15,7 @@ from clusterctl.payload.jobs.processes import chain_above, start_of
 from clusterctl.payload.jobs.terminate import Ending, zombies
 from clusterctl.payload.prelude import ARGS, finish
 
-KILL_S = 5.0  # from SIGKILL to the last look
+KILL_S = 5.0  # from SIGKILL to the last check
 GPU_FREE_S = 10.0  # for the driver to take the memory back
 
 

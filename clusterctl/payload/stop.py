@@ -38,7 +38,7 @@ def stop():
     started, wall_s = time.monotonic(), time.time()
     found = [or_none(Victim, pid, start) for pid, start in ARGS["targets"]]
     victims = list(filter(None, found))
-    # SIGTERM would end a process that has lost its handler since the look.
+    # SIGTERM would end a process that has lost its handler since then.
     refused = [victim.pid for victim in victims if not handles(victim.pid, signal.SIGTERM)]
     for victim in victims:
         if victim.pid not in refused:

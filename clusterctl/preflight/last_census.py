@@ -1,6 +1,6 @@
-"""The head's record of each node from the last look: clock and error counters, by boot.
+"""The head's record of each node from the previous run: clock and error counters, by boot.
 
-One JSON file in the user's state folder; a missing or broken one means that there was no last look.
+One JSON file in the user's state folder; a missing or broken one means that there was no run before.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def default_path() -> Path:
 def compare(
     path: Path, nodes: Sequence[Node], facts: Sequence[NodeFacts]
 ) -> tuple[tuple[NodeFacts, ...], OSError | None]:
-    """The facts of `nodes` with the record of the last look at each, which they then replace.
+    """The facts of `nodes` with the record of the previous run, which they then replace.
 
     Returns also the error that kept the record from being written.
     """

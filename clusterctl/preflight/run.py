@@ -50,7 +50,7 @@ def run_preflight(
 
     `needs` adds what a launch asks for. `sudo` tries `sudo -n` for what this user may not read,
     `workdir` is the launch's folder, `shared` must be one folder on all nodes, `memory` is the file
-    of the last look. `work` may make the nodes work once they are known (`--active`).
+    of the previous run. `work` may make the nodes work once they are known (`--active`).
     Raises `KeyError` for an unknown check id in `only` or `without`, `UsageError` when a token
     cannot be written into `shared`.
     """

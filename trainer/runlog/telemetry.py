@@ -112,7 +112,7 @@ class Writer:
 
 
 class Tail:
-    """Reads what was appended since the last look; `decoder` is for other files' lines."""
+    """Reads what was appended since the last call; `decoder` is for other files' lines."""
 
     def __init__(self, path: Path, decoder: Callable[[bytes], Record | None] = decode) -> None:
         self._path, self._offset, self._rest = path, 0, b""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -84,8 +85,8 @@ class Maker:
         spans = [slice(*self._work.latent_shards[number]) for _, _, number in shards]
         total = sum(int(sizes[span].sum()) for span in spans)
         done = clips = 0
-        with encode_work.Ahead(self._options.workers, self._config.dataset.clip_timeout_s) as ahead:
-            segments = ahead.run(self._segments(shards))
+        options = self._options.workers, self._config.dataset.clip_timeout_s
+        with closing(encode_work.decode_ahead(self._segments(shards), *options)) as segments:
             for place, of_shard in groupby(segments, key=lambda one: one[0].shard):
                 held = []
                 for unit, of_clip in groupby(of_shard, key=lambda one: one[0].unit):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from torch import Tensor
 from trainer.data.features.files import Piece, write
 from trainer.data.features.index import COLUMNS, EXACT, POSTERIOR
 from trainer.data.features.units import Grid
-from trainer.data.video.decode import Decoder, Reply, Window
+from trainer.data.video.decode import Decoder, DecoderPool, Reply, Window
 from trainer.models.vae.interface import to_signed
 from trainer.weights.write import NAMES
 
@@ -45,48 +46,31 @@ class Segment:
 Decoded = tuple[Segment, NDArray[Any], Reply]
 
 
-class Ahead:
-    """Decodes segments in order, some of them before they are asked for. A context manager."""
+def decode_ahead(
+    segments: Iterable[Segment], workers: int, clip_timeout_s: float
+) -> Generator[Decoded, None, None]:
+    """Pixels [3, T, H, W] of each segment, in order; some are decoded before they are asked for.
 
-    def __init__(self, workers: int, clip_timeout_s: float) -> None:
-        self._workers = max(1, workers)
-        self._timeout_s = clip_timeout_s
-        self._pool = ThreadPoolExecutor(self._workers, "encode")
-        self._mine = threading.local()
-        self._all: list[Decoder] = []
-
-    def __enter__(self) -> Ahead:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        for decoder in self._all:
-            decoder.abort()
-        self._pool.shutdown(wait=True)
-        for decoder in self._all:
-            decoder.close()
-
-    def run(self, segments: Iterable[Segment]) -> Iterator[Decoded]:
-        """Pixels [3, T, H, W] of each segment, as the decoder gives them. Raises DecoderBroken."""
-        waiting: deque[Future[Decoded]] = deque()
+    Raises DecoderBroken.
+    """
+    waiting: deque[Future[Decoded]] = deque()
+    with closing(DecoderPool(max(1, workers), clip_timeout_s, "encode")) as pool:
         for segment in segments:
-            waiting.append(self._pool.submit(self._decode, segment))
-            if len(waiting) > 2 * self._workers:
+            waiting.append(pool.submit(partial(_decode, segment)))
+            if len(waiting) > 2 * max(1, workers):
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
 
-    def _decode(self, segment: Segment) -> Decoded:
-        if not hasattr(self._mine, "decoder"):
-            self._mine.decoder = Decoder(self._timeout_s, role="encode")
-            self._all.append(self._mine.decoder)
-        window = segment.window
-        shape = (3, window.frames, window.height, window.width)
-        for _ in range(2):  # a disk that was busy once must not leave a clip out of all epochs
-            pixels, replies = self._mine.decoder.decode([(segment.path, window)], shape)
-            if not replies[0].error:
-                break
-        return segment, pixels[0], replies[0]
+
+def _decode(segment: Segment, decoder: Decoder) -> Decoded:
+    window = segment.window
+    shape = (3, window.frames, window.height, window.width)
+    for _ in range(2):  # a disk that was busy once must not leave a clip out of all epochs
+        pixels, replies = decoder.decode([(segment.path, window)], shape)
+        if not replies[0].error:
+            break
+    return segment, pixels[0], replies[0]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import IO, Any
 from trainer.command_line import above_0, whole
 from trainer.data.manifest.left_out import RESUME
 from trainer.data.manifest.row_check import path_fault
-from trainer.data.video.decode import Decoder, DecoderBroken
+from trainer.data.video.decode import DecoderBroken, DecoderPool
 from trainer.runlog.json_file import parse
 
 Cells = list[str]
@@ -33,33 +33,14 @@ Answer = dict[str, Any]
 _MEMORY_BYTES = 1 << 40  # no limit but the machine's: a clip too large to train on is not damaged
 
 
-class LocalPool:
-    """`workers` processes of this machine that read files, each started when first needed."""
+class LocalPool(DecoderPool):
+    """`workers` processes of this machine that read files."""
 
     def __init__(self, workers: int, timeout_s: float) -> None:
-        self._all = [
-            Decoder(timeout_s, role="examine", memory_bytes=_MEMORY_BYTES) for _ in range(workers)
-        ]
-        self._idle = [*self._all]
-        self._threads = ThreadPoolExecutor(workers, "examine")
+        super().__init__(workers, timeout_s, "examine", memory_bytes=_MEMORY_BYTES)
 
     def ask(self, question: Question) -> Future[Answer]:
-        return self._threads.submit(self._answer, question)
-
-    def _answer(self, question: Question) -> Answer:
-        decoder = self._idle.pop()  # there are as many as threads
-        try:
-            return decoder.ask(question)
-        finally:
-            self._idle.append(decoder)
-
-    def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        for decoder in self._all:
-            decoder.abort()
-        self._threads.shutdown(wait=True)
-        for decoder in self._all:
-            decoder.close()
+        return self.submit(lambda decoder: decoder.ask(question))
 
 
 class ElsewherePool:

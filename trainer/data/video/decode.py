@@ -20,10 +20,11 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +32,7 @@ from numpy.typing import NDArray
 from trainer.data.video import helper_process
 from trainer.errors import TrainerError
 
+T = TypeVar("T")
 _HELPER = "trainer.data.video.decode_process"
 _AHEAD = 4  # requests on their way: hides the turn-round, and always fits a pipe of 64 KiB
 _LONGEST_PATH = 4096  # bytes; Linux's own limit
@@ -266,3 +268,32 @@ def _dead(process: subprocess.Popen[bytes]) -> _NoAnswer:
         code = None
     ending = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
     return _NoAnswer(f"the decoding process died: {ending}")
+
+
+class DecoderPool:
+    """`workers` decoders, each with a thread of its own and a helper that starts when needed."""
+
+    def __init__(self, workers: int, timeout_s: float, role: str, **options: Any) -> None:
+        self._all = [Decoder(timeout_s, role=role, **options) for _ in range(workers)]
+        self._idle = [*self._all]
+        self._threads = ThreadPoolExecutor(workers, role)
+
+    def submit(self, work: Callable[[Decoder], T]) -> Future[T]:
+        """`work(decoder)` in one of the threads."""
+        return self._threads.submit(self._run, work)
+
+    def _run(self, work: Callable[[Decoder], T]) -> T:
+        decoder = self._idle.pop()  # there are as many as threads
+        try:
+            return work(decoder)
+        finally:
+            self._idle.append(decoder)
+
+    def close(self) -> None:
+        """End the helpers; what has not begun is cancelled."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for decoder in self._all:
+            decoder.abort()
+        self._threads.shutdown(wait=True)
+        for decoder in self._all:
+            decoder.close()
