@@ -104,11 +104,11 @@ TABLE: tuple[Site, ...] = (
     Site(Kind.COLLECTIVE, source=r"\.wait\(|\bwait_tensor\b", anywhere=False),
     # our trainer
     Site(Kind.WAIT_DATA, "take", r"trainer/data/(loader/)?dataset\.py$"),
-    Site(Kind.IDLE, "serve", r"trainer/data/(video/)?decode\.py$", inner="-"),
-    Site(Kind.WORK, "serve", r"trainer/data/(video/)?decode\.py$"),
+    Site(Kind.IDLE, "serve", r"trainer/data/(video/)?decode(_process)?\.py$", inner="-"),
+    Site(Kind.WORK, "serve", r"trainer/data/(video/)?decode(_process)?\.py$"),
     Site(Kind.CHECKPOINT, "", r"trainer/(checkpoint(/files)?|engine/shards)\.py$"),
     Site(Kind.CHECKPOINT, "save|_save.*", r"trainer/(loop|engine/.*)\.py$"),
-    Site(Kind.LOG, "", r"trainer/(tracking|runlog/wandb_logger)\.py$"),
+    Site(Kind.LOG, "", r"trainer/(tracking|journal)\.py$"),
     # the DataLoaders of torch and torchdata; without workers the rank itself works in fetch
     Site(Kind.WORK, "fetch", r"torch/utils/data/_utils/fetch\.py$"),
     Site(Kind.WAIT_DATA, "_next_data|_try_get_data|_get_data|__next__|_shutdown_workers", r"(torch/utils/data/dataloader|torchdata/stateful_dataloader/stateful_dataloader)\.py$"),

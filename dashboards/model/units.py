@@ -55,12 +55,7 @@ def offset(value: float) -> str:
 @_if_known
 def rate(bytes_s: float) -> str:
     """12 kB/s, 1.4 MB/s, 48 GB/s: decimal, as network speeds are."""
-    if bytes_s < 1e3:
-        return f"{bytes_s:.0f} B/s"
-    for limit, divisor, unit in ((1e6, 1e3, "kB/s"), (1e9, 1e6, "MB/s")):
-        if bytes_s < limit:
-            return f"{_three(bytes_s / divisor)} {unit}"
-    return f"{_three(bytes_s / 1e9)} GB/s"
+    return f"{bytes_s:.0f} B/s" if bytes_s < 1e3 else _decimal(bytes_s, " kB/s", " MB/s", " GB/s")
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -80,12 +75,7 @@ def number(value: float | None, digits: int = 3) -> str:
 @_if_known
 def count(value: float) -> str:
     """A whole number with separators; from 100,000 on as 123k, 1.2M, 3.4G."""
-    if value < 1e5:
-        return f"{value:,.0f}"
-    for limit, divisor, unit in ((1e6, 1e3, "k"), (1e9, 1e6, "M")):
-        if value < limit:
-            return f"{_three(value / divisor)}{unit}"
-    return f"{_three(value / 1e9)}G"
+    return f"{value:,.0f}" if value < 1e5 else _decimal(value, "k", "M", "G")
 
 
 @_if_known
@@ -114,6 +104,12 @@ def span(value: float) -> str:
     if whole < 86400:
         return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
     return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def _decimal(value: float, *units: str) -> str:
+    """Three digits in thousands, millions, ...; the last unit takes what is larger."""
+    power = min(len(units), max(1, math.floor(math.log10(max(value, 1))) // 3))
+    return f"{_three(value / 1000**power)}{units[power - 1]}"
 
 
 def _three(value: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,6 +46,28 @@ def stack(*frames: tuple[str, str], source: str = "") -> Stack:
 )  # fmt: skip
 def test_kinds(kind: str, frames: list[tuple[str, str]], source: str) -> None:
     assert Sites().kind(stack(*frames, source=source)) == kind
+
+
+def test_the_trainers_own_functions_are_where_the_table_says() -> None:
+    """A file of the trainer that is renamed must be renamed in the table too."""
+    from trainer import loop
+    from trainer.checkpoint import files
+    from trainer.data.loader.dataset import Loader
+    from trainer.data.video import decode_process
+    from trainer.engine.base import Engine
+    from trainer.journal import Wandb
+
+    def kind(function: Any, below: str = "") -> str:
+        code = function.__code__
+        inner = [(below, "/j/video.py")] if below else []
+        return Sites().kind(stack(*inner, (code.co_name, code.co_filename)))
+
+    assert kind(Loader.take) == "wait-data"
+    assert kind(decode_process.serve) == "loader-idle"
+    assert kind(decode_process.serve, "read_window") == "loader-work"
+    assert kind(files.seal) == kind(loop.save) == "checkpoint"
+    assert kind(Wandb.log) == "net-log"
+    assert kind(Engine.step) == "code"
 
 
 def test_text_puts_the_users_own_line_forward() -> None:
