@@ -8,25 +8,21 @@ screen for 0.1 s every other second (measured: ticks of 80 ms CPU, every second 
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 SELDOM = (20_000, 20, 20)
 
 
-class Seldom:
-    """From `begin` to `end`; what is there at the beginning is left out of all rounds."""
-
-    def __init__(self) -> None:
-        self._before: tuple[int, int, int] | None = None
-
-    def begin(self) -> None:
-        if self._before is None:
-            self._before = gc.get_threshold()
-            gc.collect()
-            gc.freeze()
-            gc.set_threshold(*SELDOM)
-
-    def end(self) -> None:
-        if self._before is not None:
-            gc.set_threshold(*self._before)
-            gc.unfreeze()
-            self._before = None
+@contextmanager
+def seldom_collected() -> Iterator[None]:
+    """What is there at the beginning of the block is left out of all rounds."""
+    before = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*SELDOM)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()

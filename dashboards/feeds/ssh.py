@@ -25,7 +25,7 @@ from clusterctl.remote.cluster import Cluster
 from clusterctl.remote.fanout import unreachable
 from clusterctl.remote.followers import Pauses, join_all
 from clusterctl.transport.base import Connection, Progress
-from dashboards.feeds.gc_tuning import Seldom
+from dashboards.feeds.gc_tuning import seldom_collected
 from dashboards.feeds.open_stream import BURST_BYTES, BYTES_S, GONE, OpenStream
 from dashboards.feeds.stream_reader import Pump
 from dashboards.feeds.watch_decoder import Decoder
@@ -81,14 +81,14 @@ class SshFeed:
         self._due_changed = threading.Condition()
         self._closing: queue.SimpleQueue[OpenStream | None] = queue.SimpleQueue()
         self._pump = Pump(self._take, self._check)
-        self._garbage = Seldom()
+        self._garbage = contextlib.ExitStack()
         connectors = max(1, min(cluster.width, CONNECTORS, len(nodes)))
         work = [self._connect_forever] * connectors + [self._close_forever, self._ask_forever]
         self._threads = [threading.Thread(target=one, daemon=True) for one in work]
 
     def start(self) -> None:
         if len(self._watched) > MANY:
-            self._garbage.begin()
+            self._garbage.enter_context(seldom_collected())
         self._pump.start()
         for thread in self._threads:
             thread.start()
@@ -108,7 +108,7 @@ class SshFeed:
     def close(self) -> None:
         """Close all streams: each payload sees its stdin close and exits."""
         self._stop.set()
-        self._garbage.end()
+        self._garbage.close()
         with self._due_changed:
             self._due_changed.notify_all()
         self._pump.close()

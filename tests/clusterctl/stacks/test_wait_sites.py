@@ -12,6 +12,7 @@ from clusterctl.payload.dump.frames import Table
 from clusterctl.stacks.frames import Book, Stack, make_frame, trim
 from clusterctl.stacks.wait_sites import Sites, read_sites
 
+ROOT = Path(__file__).parents[3]
 LIB = "/opt/env/lib/python3.11"
 TORCH = f"{LIB}/site-packages/torch"
 
@@ -52,7 +53,7 @@ def test_the_trainers_own_functions_are_where_the_table_says() -> None:
     """A file of the trainer that is renamed must be renamed in the table too."""
     from trainer import loop
     from trainer.checkpoint import files
-    from trainer.data.loader.dataset import Loader
+    from trainer.data.loader.dataset import Worker
     from trainer.data.video import decode_process
     from trainer.engine.base import Engine
     from trainer.journal import Wandb
@@ -60,9 +61,10 @@ def test_the_trainers_own_functions_are_where_the_table_says() -> None:
     def kind(function: Any, below: str = "") -> str:
         code = function.__code__
         inner = [(below, "/j/video.py")] if below else []
-        return Sites().kind(stack(*inner, (code.co_name, code.co_filename)))
+        path = f"{LIB}/site-packages/{Path(code.co_filename).relative_to(ROOT)}"
+        return Sites().kind(stack(*inner, (code.co_name, path)))
 
-    assert kind(Loader.take) == "wait-data"
+    assert kind(Worker.take) == "wait-data"
     assert kind(decode_process.serve) == "loader-idle"
     assert kind(decode_process.serve, "read_window") == "loader-work"
     assert kind(files.seal) == kind(loop.save) == "checkpoint"

@@ -2,16 +2,12 @@ from __future__ import annotations
 
 import gc
 
-from dashboards.feeds.gc_tuning import SELDOM, Seldom
+from dashboards.feeds.gc_tuning import SELDOM, seldom_collected
 
 
 def test_collector_is_as_before_afterwards() -> None:
     before = gc.get_threshold()
-    seldom = Seldom()
-    seldom.begin()
-    seldom.begin()
-    assert gc.get_threshold() == SELDOM
-    seldom.end()
-    seldom.end()
+    with seldom_collected():
+        assert gc.get_threshold() == SELDOM
     assert gc.get_threshold() == before
     assert gc.get_freeze_count() == 0
