@@ -7,7 +7,6 @@ seconds, degrees Celsius. All other packages import from `checks.facts`, not fro
 # mypy: implicit-reexport
 # ruff: noqa: F401, I001
 
-from __future__ import annotations
 from checks.facts.fleet import Active, BadLink, Collectives, DeviceSpeed, DoorSeen, SharedSeen
 from checks.facts.fleet import Fleet, LaunchNeeds
 from checks.facts.gpu import THROTTLE_REASONS, Gpu, GpuFacts, GpuHealth, GpuProcess, GpuState

@@ -45,37 +45,40 @@ def interpreter_exists(node: NodeFacts, limits: Profile, launch: LaunchNeeds) ->
 
 
 @check("software.python_equal", "fleet")
-def python_equal(fleet: Fleet) -> Iterable[Finding]:
+def python_equal(fleet: Fleet, expected: str | None) -> Iterable[Finding]:
     """The same Python: pickles and wheels depend on the minor number, the rest is a warning.
 
     Bad: WARN if the patch number differs, FAIL if the minor one does
     How: sys.version_info of the interpreter
     Fix: make the environments equal: one shared folder, or the same lock file on each node
     """
-    minors = {_numbers(env.version) for env in _environments(fleet).values()}
-    return _same(fleet, "Python", lambda env: env.version, bad=fail if len(minors) > 1 else warn)
+    versions = [*(env.version for env in _environments(fleet).values()), expected]
+    minors = {_numbers(version) for version in versions if version}
+    bad = fail if len(minors) > 1 else warn
+    return _same(fleet, "Python", lambda env: env.version, bad=bad, expected=expected)
 
 
 @check("software.torch_equal", "fleet")
-def torch_equal(fleet: Fleet) -> Iterable[Finding]:
+def torch_equal(fleet: Fleet, expected: str | None) -> Iterable[Finding]:
     """The same torch with the same CUDA: ranks of two versions hang or differ silently.
 
     Bad: FAIL if version or CUDA differ from the majority's
     How: torch's dist-info and version.py, without importing it
     Fix: make the environments equal: one shared folder, or the same lock file on each node
     """
-    return _same(fleet, "torch", _torch_of, missing=fail)
+    return _same(fleet, "torch", _torch_of, missing=fail, expected=expected)
 
 
 @check("software.colossalai_equal", "fleet")
-def colossalai_equal(fleet: Fleet) -> Iterable[Finding]:
+def colossalai_equal(fleet: Fleet, expected: str | None) -> Iterable[Finding]:
     """The same ColossalAI; without it only the engine of torch itself can run.
 
     Bad: WARN if it is nowhere, FAIL if it differs
     How: its dist-info
     Fix: make the environments equal: one shared folder, or the same lock file on each node
     """
-    return _same(fleet, "colossalai", lambda env: env.packages.get("colossalai"), missing=warn)
+    name = "colossalai"
+    return _same(fleet, name, lambda env: env.packages.get(name), missing=warn, expected=expected)
 
 
 @check("software.av_known_bad", "launch")

@@ -146,24 +146,6 @@ class Cluster:
                 yield spoilt
 
 
-def hour(
-    incidents: Sequence[Incident] = (),
-    *,
-    seed: int = 0,
-    nodes: int = NODES,
-    gpus: int = GPUS,
-    begin_s: float = BEGIN_S,
-    seconds: int = 3600,
-) -> Iterator[list[Sample]]:
-    """One list a second to test alerts with: records of the run, readings of nodes, the time."""
-    cluster = Cluster(
-        began_s=begin_s, incidents=incidents, nodes=nodes, gpus=gpus, seed=seed, first_step=2500
-    )
-    for second in range(seconds):
-        at_s = begin_s + second
-        yield [*cluster.until(at_s), *cluster.readings(at_s), Tick(at_s)]
-
-
 def noise(a: float, b: float) -> float:
     """0 to 1, the same for the same numbers."""
     value = (int(a * 8191) * 2654435761 + int(b * 127) * 40503 + 12345) & 0xFFFFFFFF

@@ -1,6 +1,6 @@
 """Faults of a cluster, as changes of its nodes' readings. Pure.
 
-For the demo and for the hour that alerts are tested with: each incident changes only what the real
+For the demo and for tests of alerts: each incident changes only what the real
 fault changes, so that a rule which fires for something else is seen.
 """
 
@@ -40,20 +40,6 @@ class Incident:
             passed %= self.every_s
         return passed if 0 <= passed < self.end_s - self.begin_s else None
 
-
-TEN = (
-    Incident("power_drop", 4, 3, 300, 480),
-    Incident("clock_step", 5, 0, 600, 900, size=2.5),
-    Incident("link_errors", 11, 0, 960, 1200, size=12),
-    Incident("throttle", 9, 6, 1260, 1500),
-    Incident("ecc", 20, 1, 1560, 3600, size=2),
-    Incident("xid", 13, 5, 1860, 3600, size=74),
-    Incident("disk_filling", 14, 0, 2100, 2500),
-    Incident("stalled_steps", 1, 0, 2580, 2760),
-    Incident("wandb_unsent", 1, 0, 2880, 3060, size=240),
-    Incident("node_dead", 17, 0, 3180, 3420, size=10),
-)
-"""One of each kind that an alert exists for, apart from each other, within an hour."""
 
 XID_TEXT = {
     74.0: "pid=88127, name=python3, NVLink: fatal error detected on link 7(0x10000, 0x0, 0x0)",

@@ -28,13 +28,13 @@ from dashboards.operations.actions import Actions
 from dashboards.recording.file_format import Appender
 from dashboards.recording.writer import Writer
 from dashboards.reduce import fold
-from dashboards.simulation.cluster import hour
 from dashboards.simulation.faults import Incident
 from dashboards.simulation.healthy import names
 from dashboards.tui.app import TopApp
 from tests.dashboards.conftest import NOW
 from tests.dashboards.hostile import ESCAPES, hostile, obeyed
 from tests.dashboards.runs import FixedFeed
+from tests.dashboards.simulated_hour import hour
 from trainer.runlog.telemetry import Event
 
 INCIDENTS = (Incident("gpu_lost", 1, 1, 5, 40), Incident("throttle", 2, 1, 5, 40), Incident("node_dead", 3, 0, 10, 40))  # fmt: skip

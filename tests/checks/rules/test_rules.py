@@ -214,6 +214,26 @@ def test_environments_are_compared_with_the_majority(id: str, other, expected: V
     assert run_checks(Fleet(tuple(same)), only=[id]).findings[0].verdict is SKIP
 
 
+@pytest.mark.parametrize(
+    ("id", "recorded", "verdict"),
+    [
+        ("software.torch_equal", "2.8.0+cu128", FAIL),
+        ("software.colossalai_equal", "0.4.0", FAIL),
+        ("software.python_equal", "3.10.1", FAIL),
+        ("software.python_equal", "3.11.99", WARN),
+    ],
+)
+def test_a_version_that_all_share_differs_from_the_recorded_one(
+    id: str, recorded: str, verdict: Verdict
+) -> None:
+    fleet = Fleet((node("n1"), node("n2")), needs())
+    (found,) = run_checks(fleet, Profile(expected={id: recorded}), only=[id]).findings
+    assert (found.verdict, found.expected, found.source) == (verdict, recorded, "profile")
+    agreed = found.value or ""
+    (found,) = run_checks(fleet, Profile(expected={id: agreed}), only=[id]).findings
+    assert found.verdict is PASS
+
+
 def test_package_that_is_nowhere() -> None:
     bare = [node(n, software=environment(torch=None, colossalai=None)) for n in ("n1", "n2")]
     assert verdict("software.torch_equal", *bare) is FAIL

@@ -15,10 +15,10 @@ from typing import Any
 from dashboards.model.samples import Tick
 from dashboards.recording.file_format import HISTORY, Appender
 from dashboards.recording.writer import Writer
-from dashboards.simulation.cluster import hour
 from dashboards.simulation.faults import Incident
 from dashboards.simulation.healthy import names
 from tests.dashboards.recording.rows import Row, read_rows, write_rows
+from tests.dashboards.simulated_hour import hour
 
 SECONDS = 34  # a key at the beginning and after 30 s
 INCIDENTS = (

@@ -28,11 +28,12 @@ from dashboards.recording import writer as record
 from dashboards.recording.file_format import DEEP, ROUND, Appender
 from dashboards.recording.writer import Recording, Writer
 from dashboards.reduce import fold
-from dashboards.simulation.cluster import BEGIN_S, hour
+from dashboards.simulation.cluster import BEGIN_S
 from dashboards.simulation.faults import Incident
 from dashboards.simulation.healthy import names
 from tests.dashboards.feeds.test_feeds import until
 from tests.dashboards.recording.rows import change_row, damage_row, read_rows, write_rows
+from tests.dashboards.simulated_hour import hour
 
 INCIDENTS = (
     Incident("node_dead", 3, 0, 20, 70),
