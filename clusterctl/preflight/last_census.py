@@ -1,6 +1,6 @@
 """The head's record of each node from the previous run: clock and error counters, by boot.
 
-One JSON file in the user's state folder; a missing or broken one means that there was no run before.
+One JSON file in the state folder of the user; a missing or broken one means that nothing is known.
 """
 
 from __future__ import annotations
