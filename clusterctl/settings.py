@@ -130,7 +130,7 @@ def _one_source(values: Values) -> None:
 RUN = "Run directory. Default: the one below outputs/ that was written last."
 source_options = with_options(
     option("--run", "--run-dir", "run_dir", RUN, type=PATH, metavar="DIR"),
-    flag("--demo", "An invented cluster of 24 nodes."),
+    flag("--demo", "A simulated cluster of 24 nodes."),
     option("--interval", "Seconds between readings.", type=Duration(0.2, 60), default=1.0),
     prepare=_one_source,
 )

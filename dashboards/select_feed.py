@@ -1,6 +1,6 @@
 """What a command without screens reads, and how it ends.
 
-Nodes and a run, an invented cluster, or a recording; until Ctrl-C, SIGTERM or a closed terminal.
+Nodes and a run, a simulated cluster, or a recording; until Ctrl-C, SIGTERM or a closed terminal.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Batches = Iterator[list[Sample]]
 def live_feed(
     settings: Settings, output: Output, *, run_dir: Path | None, demo: bool, interval_s: float
 ) -> Feed:
-    """Nodes of the hostfile and the run directory, or the invented cluster.
+    """Nodes of the hostfile and the run directory, or the simulated cluster.
 
     Raises `HostfileError` when there is neither a hostfile nor a run, `UsageError` for a folder
     that holds no run.

@@ -1,4 +1,4 @@
-"""Compare the clocks of all nodes, and see who steers them.
+"""Compare the clocks of all nodes, and show what steers them.
 
 Offsets come from exchanges over the open ssh channel, with their error bound.
 """

@@ -49,8 +49,8 @@ def command(
 ) -> int:
     """Probe or check every clip of a manifest on all nodes at once.
 
-    probe makes a whole manifest from path and text; check decodes every clip and writes what came
-    of it into the column `check`. Files must have the same path on every node. Exit code 1
+    probe makes a whole manifest from path and text; check decodes every clip and writes the result
+    into the column `check`. Files must have the same path on every node. Exit code 1
     when rows were left out or clips are bad, 3 when a node was lost.
     """
     from clusterctl.transfer.manifest_jobs import Job, Spread

@@ -13,7 +13,7 @@ import click
 from clusterctl.output import Output, clock
 from clusterctl.settings import PATH, flag, option, output_options
 
-STEPS = "Fewer steps than the config's: quicker, and not good at it."
+STEPS = "Training steps. Default: the configuration's; fewer make worse videos."
 SCORE = "Judge the sampled videos; the exit code then is the verdict."
 
 
@@ -30,7 +30,7 @@ Examples:
 @option("--seed", "Of data and training.", type=click.IntRange(0), default=42)
 @option("--steps", STEPS, type=click.IntRange(1))
 @option("--score/--no-score", SCORE, default=True)
-@flag("--keep", "Leave the nodes up at the end, until Ctrl-C.")
+@flag("--keep", "Keep the nodes running at the end, until Ctrl-C.")
 @output_options
 def command(output: Output, outputs: Path, **options: Any) -> int:
     """Two small nodes, a real training run over ssh, its videos and their score.

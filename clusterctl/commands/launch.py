@@ -83,7 +83,7 @@ _launch_options = with_options(
     click.option("--master_addr", "--master-addr", metavar="ADDRESS", help="Where ranks meet. Default: the first node."),
     click.option("--master_port", "--master-port", type=click.IntRange(1, 65535), help="Default: a free one of 29500-29999."),
     click.option("--device", type=click.Choice(["auto", "cuda", "cpu"]), default="auto", show_default=True, help="auto: cuda where any node has a GPU."),
-    click.option("--env", "env", multiple=True, metavar="K[=V]", help="A variable for every rank; repeat it for more. Without =V it has the value of your environment: secrets so."),
+    click.option("--env", "env", multiple=True, metavar="K[=V]", help="A variable for every rank; repeat it for more. Without =V the value is that of your environment; give secrets in this way."),
     click.option("--nccl", default="none", show_default=True, metavar="PRESET", help="NCCL environment: h100-ib, ethernet, none."),
     click.option("--env-from-facts", is_flag=True, help="Work the NCCL environment out from the nodes, as clusterctl env prints it."),
     click.option("--python", default=lambda: sys.executable, show_default="this one", metavar="PATH", help="Interpreter on the nodes."),

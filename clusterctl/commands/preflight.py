@@ -46,7 +46,7 @@ _needs_options = with_options(
     click.option("--min-free", "min_free_gib", type=Number(0), default=20.0, show_default=True, help="GiB that must be free in --outputs."),
     click.option("--check", "checks", metavar="IDS", multiple=True, callback=_ids, help="Only these checks or subjects: gpu,ssh.reachable. (--only names nodes.)"),
     click.option("--skip", "--skip-check", "skipped", metavar="IDS", multiple=True, callback=_ids, help="Leave these checks or subjects out."),
-    click.option("--severity", "severity", metavar="ID=WORD", multiple=True, help="Another verdict for a check that is not content: warn, fail, skip."),
+    click.option("--severity", "severity", metavar="ID=WORD", multiple=True, help="Another verdict for a check that did not pass: warn, fail, skip."),
     click.option("--profile", type=FILE, metavar="FILE", help="Thresholds and expected values; without it the majority is right."),
     click.option("--record", type=FILE, metavar="FILE", help="Write what all nodes agree on as a profile."),
     click.option("--write-good", type=FILE, metavar="FILE", help="Write a hostfile of the nodes that may go."),

@@ -16,7 +16,7 @@ from clusterctl.settings import FILE, PATH, Settings, cluster_command, flag, opt
 REPLAY = "Play a recording or a run directory again, back and forth; connects to nothing."
 SPEED = "How many times faster a replay runs. Default: 1, for a run directory 10."
 RECORD = "Record all that is shown, for --replay; appends to an existing file."
-READONLY = "Take away what ends processes. Default: only in a replay and in a browser."
+READONLY = "Remove the key that ends processes. Default: only in a replay and in a browser."
 THEME = (
     "Colours: clusterctl, clusterctl-blue-orange (for colour-blind eyes), clusterctl-day,"
     " or one of textual's."

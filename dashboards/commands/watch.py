@@ -14,7 +14,7 @@ from clusterctl.param_types import Duration
 from clusterctl.settings import FILE, PATH, Settings, cluster_command, flag, option, source_options
 
 REPLAY = "A recording or a run directory instead of now, without waiting."
-RECORD = "Also write down everything, for top --replay FILE in the morning."
+RECORD = "Also record all readings, for top --replay FILE."
 FOR = "How long: 90, 10m, 8h. Default: until Ctrl-C or SIGTERM."
 CHECK = "Only these alerts or subjects: gpu,clock.step. (--only names nodes.)"
 SEVERITY = "Lowest severity that is reported and counts for the exit code."

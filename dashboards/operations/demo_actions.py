@@ -96,7 +96,7 @@ class DemoActions(Actions):
         count, last = len(nodes), nodes[-1]
         head = f"GO: 87 checks on {count} node{'s' * (count > 1)}, 1 warn"
         row = f"WARN     gpu.power_limit  {last}: 650 W, the others 700 W"
-        note = "(the demo: this answer is invented)"
+        note = "(the demo: this answer is simulated)"
         return [head, "", row, "", f"fix {last}: nvidia-smi -pl 700", "", note]
 
     def find(self, directory: str | None, nodes: Sequence[str], watch: Watch) -> Ending:
