@@ -282,10 +282,14 @@ class Summary:
 
 
 def summarise(state: State) -> Summary:
-    nodes = state.nodes.values()
-    marks = Counter(node_mark(node, state)[0] for node in nodes)
+    marks: Counter[str] = Counter()
+    gpus = seen = 0
+    for node in state.nodes.values():
+        mark = node_mark(node, state)[0]
+        marks[mark] += 1
+        seen += node.gpus_seen
+        if node.sample is not None and node.down is None:
+            # A node that has another mark, or none, has all of them.
+            gpus += node.gpus_seen - (len(missing(node)) if mark in (MISSING, STALE) else 0)
     del marks[""]
-    seen = sum(node.gpus_seen for node in nodes)
-    answer = (node for node in nodes if node.sample is not None and node.down is None)
-    gpus = sum(node.gpus_seen - len(missing(node)) for node in answer)
-    return Summary(len(nodes), len(state.live()), marks, gpus, seen, len(state.odd))
+    return Summary(len(state.nodes), len(state.live()), marks, gpus, seen, len(state.odd))

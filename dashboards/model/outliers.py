@@ -34,6 +34,8 @@ def odd_gpus(state: State) -> dict[tuple[str, int], str]:
     for name, gpu in gpus:
         power, temperature = gpu.power_w, gpu.temperature_c
         is_low = power is not None and power < low
+        if not is_low and (temperature is None or temperature < DEFAULT.hot_c):
+            continue  # nearly all, nearly always
         if is_low and _low_for_long(state.nodes[name], gpu.index, low):
             odd[name, gpu.index] = f"{power:.0f} W, the others {middle:.0f} W"
         elif temperature is not None and temperature >= DEFAULT.hot_c:

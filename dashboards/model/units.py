@@ -11,8 +11,8 @@ UNKNOWN = "-"
 
 def _if_known(text: Callable[[float], str]) -> Callable[[float | None], str]:
     @functools.wraps(text)
-    def shown(value: float | None) -> str:
-        return UNKNOWN if value is None or not math.isfinite(value) else text(value)
+    def shown(value: float | None, isfinite: Callable[[float], bool] = math.isfinite) -> str:
+        return text(value) if value is not None and isfinite(value) else UNKNOWN
 
     return shown
 

@@ -36,8 +36,11 @@ class RuleContext:
     @cached_property
     def gpus(self) -> list[tuple[Unit, Gpu]]:
         """All GPUs that have a reading now."""
-        pairs = ((name, gpu) for name, node in self.live.items() for gpu in node.gpus or ())
-        return [((name, gpu_part(gpu.index)), gpu) for name, gpu in pairs]
+        return [
+            ((name, gpu_part(gpu.index)), gpu)
+            for name, node in self.live.items()
+            for gpu in node.gpus or ()
+        ]
 
     @cached_property
     def in_use(self) -> tuple[Powers, float]:

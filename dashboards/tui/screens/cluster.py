@@ -67,9 +67,10 @@ class ClusterScreen(FilterScreen, ListScreen, ActingScreen):
     movable = grid
 
     def prepare(self, state: State) -> None:
-        self._marked.intersection_update(state.nodes)
+        if self._marked:
+            self._marked.intersection_update(state.nodes)
         grid, has_gpus, height = self.query_one("#grid", GpuGrid), state.has_gpus, 0
-        for one in self.query(GpuGrid):
+        for one in (grid, self.query_one("#cards", GpuGrid)):  # by id: a query walks all widgets
             one.marked, one.wanted = self._marked, self.wanted
             one.set_class((one is grid) != has_gpus, "-off")
         if has_gpus and self.size.height >= 20:

@@ -6,7 +6,6 @@ import functools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 from rich.segment import Segment
 from rich.style import Style
@@ -114,9 +113,11 @@ class GpuGrid(Scrolled):
     ) -> Iterator[Line]:
         shape = self._shape
         for row in range(self._top, min(shape.rows, self._top + height)):
-            nodes = self.listed[row :: shape.rows]
-            blocks = [self._block(node, short[node.name], state, colors) for node in nodes]
-            yield list(chain(*(fitted(block, shape.block, colors.text) for block in blocks)))
+            line: Line = []
+            for node in self.listed[row :: shape.rows]:
+                block = self._block(node, short[node.name], state, colors)
+                line += fitted(block, shape.block, colors.text)
+            yield line
 
     def _notes(self, *more: str) -> list[str]:
         """For below: marked nodes, also those that the filter hides, the order, and the filter."""

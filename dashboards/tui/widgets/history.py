@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from rich.segment import Segment
 from rich.style import Style
@@ -200,7 +199,7 @@ def node_spark(node: NodeState, metric: fleet.Metric, width: int, state: State) 
     """
     column, ring = fleet.node_column(node, metric), node.history
     high = metric.full_scale or 1.0
-    newest = replace(ring, chunks=()).column(column)
+    newest = Ring(ring.width, CHUNK, ring.code, tail=ring.tail).column(column)
     newest += [math.nan] * min(2 * width, fleet.silent_rows(node, state))
     text = spark(newest, Scale(0.0, high))
     for chunk in reversed(ring.chunks):
