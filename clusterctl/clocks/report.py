@@ -1,4 +1,4 @@
-"""Clocks of a cluster: each node against the head and against the others, steps, and what steers them.
+"""Clocks of a cluster: each node against the head and the others, steps, and what steers them.
 
 Offsets are positive where a clock is ahead. A node is judged by its distance from the middle of
 all clocks, the head's among them: most clocks decide whose clock is wrong.
