@@ -11,8 +11,8 @@ UNKNOWN = "-"
 
 def _if_known(text: Callable[[float], str]) -> Callable[[float | None], str]:
     @functools.wraps(text)
-    def shown(value: float | None, isfinite: Callable[[float], bool] = math.isfinite) -> str:
-        return text(value) if value is not None and isfinite(value) else UNKNOWN
+    def shown(value: float | None) -> str:
+        return UNKNOWN if value is None or not math.isfinite(value) else text(value)
 
     return shown
 
@@ -108,8 +108,8 @@ def span(value: float) -> str:
 
 def _decimal(value: float, *units: str) -> str:
     """Three digits in thousands, millions, ...; the last unit takes what is larger."""
-    power = min(len(units), max(1, math.floor(math.log10(max(value, 1))) // 3))
-    return f"{_three(value / 1000**power)}{units[power - 1]}"
+    thousands = min(len(units), max(1, math.floor(math.log10(max(value, 1))) // 3))
+    return f"{_three(value / 1000**thousands)}{units[thousands - 1]}"
 
 
 def _three(value: float) -> str:

@@ -28,7 +28,7 @@ class STDiT3Config:
     qk_norm: bool = True
     only_train_temporal: bool = False
     freeze_y_embedder: bool = False
-    skip_y_embedder: bool = False  # text comes projected and packed, from a feature cache
+    skip_y_embedder: bool = False  # text comes projected and packed; no command makes it so
     # Upstream's switches for optional CUDA builds, in published configs; they change nothing.
     enable_flash_attn: bool = False
     enable_layernorm_kernel: bool = False
