@@ -15,19 +15,21 @@ from tests.lab import Lab, why_not
 
 Cluster = Lab | LoopbackCluster
 
-# The files that take longest are begun first: a worker that begins one of them last leaves the other
-# workers idle. (`make test` keeps this order; xdist's own begins with the files of most tests.)
+# What takes longest computes. Begun last, one of these files would leave the other workers idle; begun
+# all at once, they would share two cores. (`make test` keeps the order of the items; xdist's own begins
+# with the files of most tests.)
 LONGEST = (
-    "bench/test_tiny",
-    "trainer/test_loop",
-    "dashboards/tui/test_terminal",
     "clusterctl/test_demo",
-    "clusterctl/commands/test_launch",
-    "trainer/data/loader/test_dead_mount",
-    "trainer/data/loader/test_dataset",
-    "clusterctl/launch/test_supervise",
-    "dashboards/tui/test_screens",
+    "trainer/test_loop",
+    "bench/test_tiny",
+    "trainer/test_ends",
+    "gpu/test_gpu_scripts",
+    "trainer/data/tools/test_verbs",
+    "trainer/test_failing_calls",
+    "test_venv",
+    "trainer/data/features/test_encode",
 )
+AS_LONG_AS = 10  # files
 
 
 # A deadline for each example says how busy the machine is, not whether the code is right.
@@ -42,8 +44,18 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    place = {Path(__file__).parent / f"{name}.py": number for number, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: place.get(item.path, len(place)))
+    """Files that compute, the longest first, are dealt evenly among those that mostly wait."""
+    here = Path(__file__).parent
+    paths = list(dict.fromkeys(item.path for item in items))
+    longest = [path for name in LONGEST if (path := here / f"{name}.py") in paths]
+    rest = [path for path in paths if path not in longest]
+    computing = longest + [path for path in rest if here / "trainer" in path.parents]
+    waiting = [path for path in rest if here / "trainer" not in path.parents]
+    places: dict[Path, float] = {}
+    for group in (computing, waiting):
+        sizes = [AS_LONG_AS if path in longest else 1 for path in group]
+        places |= {path: sum(sizes[:n]) / sum(sizes) for n, path in enumerate(group)}
+    items.sort(key=lambda item: places[item.path])
 
 
 def pytest_report_header() -> str:

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from clusterctl.transport.loopback.nodes import make_key
+from tests.lab.init import wait_until_up
 
 HERE = Path(__file__).parent
 REPO = HERE.parents[1]
@@ -303,6 +304,8 @@ class Lab:
             node.tell("connected")
         for node in self.nodes:
             node.answer()
+        for link in [*(node.link for node in self.nodes), self.bridge]:
+            wait_until_up(link)
         self.known_hosts.write_text(
             "".join(f"{address} ssh-ed25519 {key}\n" for address, key in self.known.items())
         )

@@ -62,6 +62,17 @@ def make_place(config):
 def set_up_network(config):
     commands = f"link set lo up\naddr add {config['address']}/24 dev eth0\nlink set eth0 up\n"
     subprocess.run(["ip", "-batch", "-"], input=commands.encode(), check=True)
+    wait_until_up("eth0")
+
+
+def wait_until_up(link):
+    """The kernel sees that a cable is connected up to 1 s late, and drops what is sent until then."""
+    folder, deadline = Path("/sys/class/net") / link, time.monotonic() + 10
+    # To read `carrier` makes newer kernels look at once.
+    while (folder / "carrier").read_text() != "1\n" or (folder / "operstate").read_text() != "up\n":
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{link} does not come up")
+        time.sleep(0.005)
 
 
 def start_sshd(config):
@@ -176,4 +187,5 @@ def main():
         reap()
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -90,7 +90,7 @@ SLOW = pytest.mark.slow
     ],
 )
 def test_flood_holds_up_no_stop_and_fills_neither_memory_nor_disk(bench, message, seconds) -> None:  # noqa: F811
-    plan = bench.plan(WAIT)
+    plan = bench.plan(WAIT, timing=replace(QUICK, grace_s=1.0))
     before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     launch = HostileLaunch(plan, forever(message))
     wait_until(lambda: launch.log(0), 15)

@@ -27,12 +27,13 @@ from tests.trainer.data.features.feature_caches import (
 from tests.trainer.ranks import environment
 from trainer.config.load import Config
 from trainer.data.__main__ import main
-from trainer.data.features import encode_job, encode_work
+from trainer.data.features import encode_job
 from trainer.data.features import files as features_files
 from trainer.data.features.cache import Features
 from trainer.data.features.encode_plan import Options, work_of
 from trainer.data.features.files import FeaturesError, sweep
 from trainer.data.manifest.manifest import Manifest
+from trainer.data.video import decode
 from trainer.data.video.decode import Decoder
 from trainer.runlog.atomic_file import part_of
 
@@ -72,7 +73,7 @@ def _one_decoder(monkeypatch: pytest.MonkeyPatch, _decoder: Decoder) -> None:
 
         def close(self) -> None: ...
 
-    monkeypatch.setattr(encode_work, "Decoder", Borrowed)
+    monkeypatch.setattr(decode, "Decoder", Borrowed)
     monkeypatch.setattr(os, "fsync", lambda _: None)  # no power cut here, and disks may be busy
 
 
