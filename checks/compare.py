@@ -1,4 +1,4 @@
-"""Rules over several nodes: each with a fact that all have, or all with a value that they share."""
+"""Decorators for rules that compare nodes: one fact of each, or one value that all share."""
 
 from __future__ import annotations
 

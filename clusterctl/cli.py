@@ -48,7 +48,7 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         from clusterctl.defaults import load_defaults
 
-        _refuse_strangers()
+        _refuse_foreign_packages()
         name, command, rest = super().resolve_command(ctx, args)
         if name is not None:
             ctx.default_map = {name: load_defaults(name, COMMANDS, _load)}
@@ -162,7 +162,7 @@ def _prepare_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def _refuse_strangers() -> None:
+def _refuse_foreign_packages() -> None:
     """`checks` and `trainer` are names that other distributions install too."""
     from importlib.util import find_spec
     from pathlib import Path

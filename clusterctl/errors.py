@@ -24,7 +24,7 @@ class HostfileError(UsageError):
 
 
 class CouldNotFindOut(ClusterctlError):
-    """The question was right, the answer could not be had; never shown as good."""
+    """The question was right, the answer could not be read; never shown as good."""
 
     exit_code = 3
 

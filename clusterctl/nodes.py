@@ -67,17 +67,17 @@ def read_hostfile(path: Path) -> list[Node]:
     nodes = parse_hostfile(text, str(path))
     trusted = {value for node in nodes for key, value in node.labels if key == KNOWN_HOSTS}
     for known_hosts in sorted(trusted):
-        _check_foreign_hand(path, Path(known_hosts).expanduser())
+        _check_owners(path, Path(known_hosts).expanduser())
     return nodes
 
 
-def _check_foreign_hand(hostfile: Path, known_hosts: Path) -> None:
+def _check_owners(hostfile: Path, known_hosts: Path) -> None:
     """Raise `HostfileError` when another user could have written which host keys are good."""
-    from clusterctl.payload.files.ownership import foreign_hand
+    from clusterctl.payload.files.ownership import why_untrusted
 
     for path in (hostfile, known_hosts):
         try:
-            why = foreign_hand(str(path))
+            why = why_untrusted(str(path))
         except OSError:
             continue  # a known_hosts file that does not exist yet trusts no host
         if why:

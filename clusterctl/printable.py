@@ -1,7 +1,7 @@
 """Text of others made safe to print: names, output and messages of nodes, of processes, of files.
 
-A terminal obeys what it is sent: an escape sequence in a process name sets the window title, fills
-the clipboard or hides a line (CWE-150). What cannot be printed is shown as Python would write it.
+A terminal interprets what it is sent: an escape sequence in a process name sets the window title,
+fills the clipboard or hides a line (CWE-150). What cannot be printed is shown as Python writes it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LINES = re.compile(f"[{_UNSAFE}]")
 
 
 def printable(text: str, *, lines: bool = False) -> str:
-    r"""`text` without anything that a terminal obeys: `\x1b`, `\u202e` stand for the characters.
+    r"""`text` without what a terminal interprets: `\x1b`, `\u202e` stand for the characters.
 
     Newlines and tabs are kept with `lines`, and a carriage return before a newline falls away;
     without `lines` they are shown as `\n` and `\t`, so that the result is one line. Colours are

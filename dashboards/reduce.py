@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from dashboards.alerts.engine import after
-from dashboards.model.fleet import fleet_row
+from dashboards.model.fleet_table import fleet_row
 from dashboards.model.outliers import odd_gpus
 from dashboards.model.ring_buffer import GPU_COLUMNS, NAN, Ring
 from dashboards.model.samples import (

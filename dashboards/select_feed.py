@@ -20,7 +20,7 @@ from clusterctl.settings import Settings
 from clusterctl.signal_handlers import handled_by
 from clusterctl.transport.base import Limits
 from dashboards.alerts.engine import HURRY_TICKS
-from dashboards.feeds.base import (
+from dashboards.feeds.run_dir import (
     RunDirFeed,
     Together,
     as_sample,

@@ -36,7 +36,7 @@ TESTS = (
     "tests/trainer/test_command_line.py",
     "tests/trainer/data/video/test_mp4.py",
     "tests/trainer/data/video/test_containers.py",
-    "tests/trainer/data/loader/test_dataset.py",
+    "tests/trainer/data/loader/test_loader.py",
     "tests/trainer/data/video/test_decode.py",
     "tests/trainer/data/video/test_helper_process.py",
     "tests/trainer/data/video/test_clip.py",

@@ -1,4 +1,4 @@
-"""A run made of its config: parts, data, engine, schedule, average; fresh or from a checkpoint."""
+"""A run made of its config: parts, data, engine, schedule, EMA; fresh or from a checkpoint."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from trainer.checkpoint.async_saver import Saver
 from trainer.components import TINY_T5, Parts, build_parts, make_tiny_text_encoder
 from trainer.config.load import Config
 from trainer.data.features.cache import NETWORK_DTYPES, Features
-from trainer.data.features.captions import use_projected
 from trainer.data.features.key import Hashes, key_of, refuse_other, unseen
-from trainer.data.loader.features_loader import NoText, NoVAE, build_loader
+from trainer.data.features.projected_captions import use_projected
+from trainer.data.loader.build_loader import NoText, NoVAE, build_loader
 from trainer.data.manifest.manifest import Manifest
 from trainer.data.manifest.shared import read_once
 from trainer.data.plan import state as data_state_of
@@ -237,10 +237,12 @@ def require_shared(run_dir: Path, engine: Engine) -> None:
     # os.path's never raises; NFS may know of a new file later
     while not (seen := os.path.exists(mark)) and time.monotonic() < deadline:  # noqa: PTH110
         time.sleep(0.05)
-    blind = [host for host, sees in engine.gather_objects((socket.gethostname(), seen)) if not sees]
+    without_it = [
+        host for host, sees in engine.gather_objects((socket.gethostname(), seen)) if not sees
+    ]
     engine.run_on_rank0(lambda: mark.unlink(missing_ok=True))
-    if blind:
-        ranks = f"{len(blind)} of {engine.world} ranks ({', '.join(sorted(set(blind)))})"
+    if without_it:
+        ranks = f"{len(without_it)} of {engine.world} ranks ({', '.join(sorted(set(without_it)))})"
         text = f"{run_dir} of rank 0 cannot be seen by {ranks}"
         hint = "--outputs or --run-dir on a shared filesystem"
         needed = "checkpoints need a folder that all nodes share"

@@ -17,8 +17,8 @@ from torch import Tensor
 from trainer.checkpoint.async_saver import Saved, Saver
 from trainer.components import Parts
 from trainer.config.load import Config
-from trainer.data.loader.dataset import Loader
-from trainer.data.loader.features_loader import latents_of
+from trainer.data.loader.build_loader import latents_of
+from trainer.data.loader.loader import Loader
 from trainer.data.loader.microbatch import Batch, leave_out_bad
 from trainer.data.plan.data_plan import DataPlan
 from trainer.engine.agreement import agreed, attempt

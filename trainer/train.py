@@ -23,7 +23,7 @@ if __package__ in (None, ""):  # run as a file, as `colossalai run` does
 from trainer.command_line import INTERRUPTED, Parser, is_reporter, missing_packages
 from trainer.config import load as configuration
 from trainer.engine.agreement import in_words, is_lost
-from trainer.engine.joining import ends_after
+from trainer.engine.process_group import ends_after
 from trainer.errors import ConfigError, EngineError, TrainerError
 from trainer.runlog.output import LOG, all_is_out, report_error
 from trainer.runlog.run_dir import lock, make_run_dir
@@ -80,7 +80,7 @@ def _train(config: configuration.Config, options: argparse.Namespace, argv: Sequ
     if config.dataset.data_path is None:
         hint = "--data-path FILE.csv; make one with python -m trainer.data.digits"
         raise ConfigError("there is no dataset", hint=hint)
-    from trainer.data.loader.dataset import require_below
+    from trainer.data.loader.loader import require_below
     from trainer.diffusion.frame_masks import build_masks
     from trainer.engine.base import build_engine
 

@@ -1,13 +1,13 @@
 """What is known about nodes: frozen facts that parsers make and rules read.
 
-A value that could not be had is `Unknown` with its reason, never 0 and never a guess. Bytes, watts,
-seconds, degrees Celsius. All other packages import from `checks.facts`, not from its files.
+A value that could not be read is `Unknown` with its reason, never 0 and never a guess. Bytes,
+watts, seconds, degrees Celsius. All other packages import from `checks.facts`, not from its files.
 """
 
 # mypy: implicit-reexport
 # ruff: noqa: F401, I001
 
-from checks.facts.fleet import Active, BadLink, Collectives, DeviceSpeed, DoorSeen, SharedSeen
+from checks.facts.fleet import Active, BadLink, Collectives, DeviceSpeed, PortSeen, SharedSeen
 from checks.facts.fleet import Fleet, LaunchNeeds
 from checks.facts.gpu import THROTTLE_REASONS, Gpu, GpuFacts, GpuHealth, GpuProcess, GpuState
 from checks.facts.gpu import NvLinks

@@ -44,13 +44,13 @@ class Collectives:
 
 
 @dataclass(frozen=True, slots=True)
-class DoorSeen:
+class PortSeen:
     """The port where ranks meet, opened on one node, and which nodes reached it."""
 
     port: int | None  # None: it could not be opened
     holder: str = ""  # why
-    heard: tuple[str, ...] = ()
-    deaf: Mapping[str, str] = field(default_factory=dict)  # nodes that did not reach it, and why
+    reached_by: tuple[str, ...] = ()
+    failed_from: Mapping[str, str] = field(default_factory=dict)  # node -> why it did not reach it
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Active:
     device: Literal["cuda", "cpu"]
     speeds: Mapping[str, Maybe[tuple[DeviceSpeed, ...]]] = field(default_factory=dict)
     collectives: Maybe[Collectives] = NOT_ASKED
-    doors: Mapping[str, Maybe[DoorSeen]] = field(default_factory=dict)
+    meeting_ports: Mapping[str, Maybe[PortSeen]] = field(default_factory=dict)
     shared: Mapping[str, SharedSeen] = field(default_factory=dict)
     writer: str = ""  # the node that wrote into the shared folder
     write_error: str = ""

@@ -1,4 +1,4 @@
-"""A value that could not be had, with its reason; and the raw text that values are made from."""
+"""A value that could not be read, with its reason; and the raw text that values are made from."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ S = TypeVar("S")
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """A value that could not be had, and why; or there is none (`is_absence`)."""
+    """A value that could not be read, and why; or there is none (`is_absence`)."""
 
     reason: str
     is_absence: bool = field(default=False, compare=False)  # this card, driver or machine has none

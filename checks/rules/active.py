@@ -136,26 +136,28 @@ def port(active: Active) -> Iterator[Finding]:
         for the first node, connect; two more where that fails
     Fix: the firewall's line on that node; or another --master-port
     """
-    if len(active.doors) < 2:
+    if len(active.meeting_ports) < 2:
         yield skip("there is no other node")
         return
-    for node, seen in active.doors.items():
+    for node, seen in active.meeting_ports.items():
         names = (node,)
         if isinstance(seen, Unknown):
             yield unknown(seen, nodes=names)
         elif seen.port is None:
             text = f"the port cannot be listened on: {seen.holder}"
             yield fail(text, nodes=names, fix="end its holder, or another --master-port")
-        elif seen.deaf and not seen.heard:
-            why = next(iter(seen.deaf.values()))
-            text = f"port {seen.port} is closed to all who tried, {', '.join(seen.deaf)}: {why}"
+        elif seen.failed_from and not seen.reached_by:
+            why = next(iter(seen.failed_from.values()))
+            text = (
+                f"port {seen.port} is closed to all who tried, {', '.join(seen.failed_from)}: {why}"
+            )
             fix = f"sudo iptables -S on {node}; the line that lets the nodes reach port {seen.port}"
             yield fail(text, nodes=names, fix=fix)
-        elif seen.deaf:
-            for other, reason in seen.deaf.items():
+        elif seen.failed_from:
+            for other, reason in seen.failed_from.items():
                 text = f"{other} cannot reach port {seen.port} of {node}, others can: {reason}"
                 yield fail(text, nodes=(other,), fix=f"routes and firewall from {other} to {node}")
-        elif seen.heard:
+        elif seen.reached_by:
             yield passed(f"port {seen.port} answers", nodes=names)
         else:
             yield unknown("no other node could try its port", nodes=names)

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from checks.facts import Unknown
-from checks.parsers.ntp import best_exchange
+from checks.parsers.clock import best_exchange
 from checks.profile import Profile
 from checks.rules.time import middle_clock
 from clusterctl.clocks.exchange import HeadClock, ask_time, clock_args, receive_one
@@ -20,7 +20,7 @@ from clusterctl.nodes import Node, counted
 from clusterctl.output import Cell, Output, local_time
 from clusterctl.remote.cluster import Cluster, session
 from clusterctl.remote.fanout import NodeResult
-from clusterctl.remote.followers import Followers
+from clusterctl.remote.node_threads import Followers
 from clusterctl.transport.base import Connection
 
 BARS = "▁▂▃▄▅▆▇█"

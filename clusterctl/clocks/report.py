@@ -18,8 +18,8 @@ from checks.finding import Finding, Verdict
 from checks.profile import Profile
 from checks.rules.time import clock_moves, middle_clock
 from checks.runner import run_checks
-from clusterctl.gpus.summary import read_node
 from clusterctl.nodes import counted, fold, grouped
+from clusterctl.remote.facts import read_node
 from clusterctl.remote.fanout import NodeResult
 
 HEAD = "(this machine)"
@@ -254,7 +254,7 @@ def cells(rows: Sequence[ClockRow]) -> list[str]:
 
 
 def to_document(clocks: Clocks, nodes: Sequence[NodeFacts], pairs: bool) -> dict[str, Any]:
-    """Everything for --json; a value that could not be had is null."""
+    """Everything for --json; a value that could not be read is null."""
     widest = clocks.widest()
     document: dict[str, Any] = {
         "limit_s": clocks.limit_s,

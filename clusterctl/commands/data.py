@@ -53,7 +53,7 @@ def command(
     into the column `check`. Files must have the same path on every node. Exit code 1
     when rows were left out or clips are bad, 3 when a node was lost.
     """
-    from clusterctl.transfer.manifest_jobs import Job, Spread
+    from clusterctl.manifests.verbs import Job, Spread
 
     if not Path(python).is_absolute():
         raise UsageError(f"--python {python} is not an absolute path")

@@ -39,8 +39,9 @@ def command(
     nvidia-smi gave no answer.
     """
     from clusterctl.gpus.poller import Poller, repeat
-    from clusterctl.gpus.summary import read_fleet, take_census, to_document
-    from clusterctl.preflight.export import read_profile
+    from clusterctl.gpus.summary import take_census, to_document
+    from clusterctl.preflight.files import read_profile
+    from clusterctl.remote.facts import read_fleet
 
     view = View(output, read_profile(options["profile"], {}), processes, no_fold)
     cluster = settings.cluster(output.sweep)

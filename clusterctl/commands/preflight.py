@@ -81,21 +81,21 @@ def command(
     """
     from checks.runner import record as recorded
     from clusterctl.nodes import hostfile_line
-    from clusterctl.preflight import export
+    from clusterctl.preflight import files
 
     if options["explain"] or options["list_all"]:
         return _explain(output, options["explain"])
-    limits = export.read_profile(options["profile"], _severities(options["severity"]))
+    limits = files.read_profile(options["profile"], _severities(options["severity"]))
     cluster = settings.cluster(output.sweep)
     nodes = cluster.nodes
     report = _run(cluster, output, limits, options)
     good = [hostfile_line(node) for node in nodes if node.name in report.good_nodes]
     if write_good is not None:
-        export.write(write_good, "".join(f"{line}\n" for line in good))
+        files.write(write_good, "".join(f"{line}\n" for line in good))
     if options["junit"] is not None:
-        export.write(options["junit"], export.junit(report))
+        files.write(options["junit"], files.junit(report))
     if record is not None:
-        export.write(record, export.profile_text(recorded(report)))
+        files.write(record, files.profile_text(recorded(report)))
     _show(output, report)
     if write_good is not None:
         output.note(f"{counted(len(good), 'node')} written to {write_good}")

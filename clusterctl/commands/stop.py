@@ -7,7 +7,7 @@ from typing import Any
 from clusterctl.commands.kill import ALL_RUNS, make_pick, pick_options, show_plan
 from clusterctl.jobs.kill import processes_json
 from clusterctl.jobs.processes import look, one_run
-from clusterctl.jobs.stop import left_lines, refuse_deaf, request, saved_paths, trainers
+from clusterctl.jobs.stop import left_lines, refuse_without_handler, request, saved_paths, trainers
 from clusterctl.nodes import counted
 from clusterctl.output import Output, unreachable_json
 from clusterctl.param_types import Duration
@@ -42,7 +42,7 @@ def command(
         show_plan(output, jobs, pick)
     answers: Answers = []
     if ranks:
-        refuse_deaf(jobs)
+        refuse_without_handler(jobs)
     if ranks and not dry_run:
         nodes = sum(bool(trainers(job)) for job in jobs)
         what = f"{counted(ranks, 'rank')} on {counted(nodes, 'node')}"

@@ -10,11 +10,11 @@ from checks.facts import Fleet, LaunchNeeds, NodeFacts
 from checks.nccl.recommend import Suggestion, suggest
 from checks.parsers.kernel_log import INTERESTING
 from clusterctl.errors import CouldNotFindOut, TransportError
-from clusterctl.gpus.summary import read_fleet
 from clusterctl.nodes import Node
 from clusterctl.output import unreachable_lines
 from clusterctl.preflight import last_census
 from clusterctl.remote.cluster import Answers, Cluster
+from clusterctl.remote.facts import read_fleet
 from clusterctl.remote.fanout import Fanout
 from clusterctl.transport.base import Progress
 

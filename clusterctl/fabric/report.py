@@ -177,7 +177,7 @@ def suggestion_json(one: Suggestion) -> dict[str, Any]:
 
 
 def to_document(report: FabricReport, nodes: Sequence[NodeFacts]) -> dict[str, Any]:
-    """Everything for --json; a value that could not be had is null."""
+    """Everything for --json; a value that could not be read is null."""
     return {
         "nodes": [
             {**to_json(row), "unreachable": to_json(node.unreached), "fabric": to_json(node.fabric)}

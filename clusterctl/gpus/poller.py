@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from checks.facts import NodeFacts
-from clusterctl.gpus.summary import WAITING, Census, read_node
+from clusterctl.gpus.summary import WAITING, Census
 from clusterctl.nodes import Node
 from clusterctl.remote import payload
 from clusterctl.remote.cluster import Cluster
+from clusterctl.remote.facts import read_node
 from clusterctl.remote.fanout import NodeResult
-from clusterctl.remote.followers import Followers
+from clusterctl.remote.node_threads import Followers
 from clusterctl.transport.base import Connection, Unreachable
 
 STALE_INTERVALS = 3

@@ -8,32 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from checks.facts import Gpu, GpuFacts, NodeFacts, Unknown, Unreached, known, or_none, to_json
-from checks.parsers.host import parse_census
+from checks.facts import Gpu, GpuFacts, NodeFacts, Unknown, known, or_none, to_json
 from checks.profile import Profile
 from checks.rules.gpu import expected_count
 from checks.rules.gpu_health import unread
 from clusterctl.gpus.outliers import Idle, Place, coldest_and_hottest, find_idle, idle_words
 from clusterctl.gpus.processes import list_processes
-from clusterctl.nodes import counted, fold, grouped, is_loopback
-from clusterctl.remote.fanout import NodeResult
+from clusterctl.nodes import counted, fold, grouped
 
 WAITING = "waiting"  # phase of a node whose first answer has not come yet
-
-
-def read_fleet(results: Sequence[NodeResult[dict[str, Any]]]) -> tuple[NodeFacts, ...]:
-    return tuple(read_node(result) for result in results)
-
-
-def read_node(result: NodeResult[dict[str, Any]]) -> NodeFacts:
-    """Facts of one node; one that gave no answer is `unreached`."""
-    node = result.node
-    if result.value is not None:
-        return parse_census(node.name, result.value, loopback=is_loopback(node))
-    why = result.unreachable
-    assert why is not None
-    unreached = Unreached(**dataclasses.asdict(why))
-    return NodeFacts(node.name, loopback=is_loopback(node), unreached=unreached)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +217,7 @@ def _held(facts: GpuFacts, limits: Profile) -> list[str]:
 
 
 def to_document(census: Census, nodes: Sequence[NodeFacts]) -> dict[str, Any]:
-    """All per-GPU data for --json; a value that could not be had is null, its reason beside it."""
+    """All per-GPU data for --json; a value that could not be read is null, its reason beside it."""
     return {
         "gpus": census.gpus,
         "expected": census.expected,

@@ -18,12 +18,12 @@ def trainers(job: NodeJob) -> list[Process]:
     return [process for process in job.processes if process.role == "trainer"]
 
 
-def refuse_deaf(jobs: Sequence[NodeJob]) -> None:
+def refuse_without_handler(jobs: Sequence[NodeJob]) -> None:
     """Raises `ClusterctlError` when a rank would die of SIGTERM instead of saving."""
-    deaf = [(job.node.name, p) for job in jobs for p in trainers(job) if not p.raw.get("asks")]
-    if deaf:
-        names = fold(dict.fromkeys(name for name, _ in deaf))
-        ranks = fold_ranks(p.rank for _, p in deaf if p.rank is not None) or "of unknown number"
+    without = [(job.node.name, p) for job in jobs for p in trainers(job) if not p.raw.get("asks")]
+    if without:
+        names = fold(dict.fromkeys(name for name, _ in without))
+        ranks = fold_ranks(p.rank for _, p in without if p.rank is not None) or "of unknown number"
         raise ClusterctlError(
             f"rank {ranks} on {names} has no handler for SIGTERM: it would end without saving",
             hint="nothing was asked to stop; clusterctl kill ends it as it is",

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import UsageError
-from clusterctl.payload.files.ownership import planted
+from clusterctl.payload.files.ownership import made_by_others
 from trainer.runlog.run_dir import make_run_dir
 
 RUN_FILE = ".run-id"  # an agent that finds its run's id in here works on the shared directory
@@ -105,7 +105,7 @@ def claim_run_dir(outputs: Path, label: str, share: str = "") -> Path:
     `UsageError` without such a group, or when `outputs` cannot be written or may be replaced.
     """
     gid = group_id(share) if share else None
-    if why := planted(str(outputs)):
+    if why := made_by_others(str(outputs)):
         raise UsageError(f"no run directory is made in {outputs}: {why}")
     try:
         if not outputs.is_dir():
@@ -153,7 +153,7 @@ def _locked(path: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def furnish(run_dir: Path, run_id: str, plan: Mapping[str, Any]) -> None:
+def write_layout(run_dir: Path, run_id: str, plan: Mapping[str, Any]) -> None:
     """Make the folders, plan.json and the file by which agents recognise a shared directory."""
     for name in FOLDERS:
         (run_dir / name).mkdir(exist_ok=True)

@@ -15,13 +15,13 @@ from checks.facts import Fleet, LaunchNeeds, NodeFacts, or_none
 from checks.finding import Report
 from checks.runner import run_checks
 from clusterctl.errors import UsageError
-from clusterctl.gpus.summary import read_fleet
 from clusterctl.launch import environment
 from clusterctl.launch.inputs import kept_environment, read_words
 from clusterctl.launch.plan import PORT_RANGE, LaunchPlan, Timing, assign_ranks, new_run_id
 from clusterctl.launch.run_dir import claim_run_dir, find_config, model_label
 from clusterctl.nodes import Node
 from clusterctl.remote.cluster import Cluster
+from clusterctl.remote.facts import read_fleet
 from trainer.runlog.run_dir import next_run_dir
 
 PORT_CHOICES = 20

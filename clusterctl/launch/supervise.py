@@ -10,10 +10,16 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from clusterctl.launch import journal
+from clusterctl.launch.agent_messages import (
+    Lines,
+    Reports,
+    check_fitness,
+    choose_address,
+    prove_gone,
+)
 from clusterctl.launch.hang import Inspection
 from clusterctl.launch.plan import LaunchPlan, Rendezvous
-from clusterctl.launch.reports import Lines, Reports, check_fitness, choose_address, prove_gone
-from clusterctl.launch.run_dir import furnish
+from clusterctl.launch.run_dir import write_layout
 from clusterctl.launch.state import NodeState, RunFailed, RunResult, RunState
 from clusterctl.nodes import fold
 from clusterctl.remote.cluster import Cluster
@@ -68,7 +74,7 @@ class _Supervisor:
 
     def run(self) -> RunResult:
         plan = self.plan
-        furnish(plan.run_dir, plan.run_id, plan.to_json())
+        write_layout(plan.run_dir, plan.run_id, plan.to_json())
         self.journal.write("plan", f"{plan.world_size} ranks on {len(plan.shares)} nodes")
         facts: dict[str, Any] = {}
         try:
@@ -120,7 +126,7 @@ class _Supervisor:
         # The hostfile's name may be an alias that only the head's ssh_config knows.
         others = [] if plan.address_fixed else reports.hellos[first]["addresses"]
         reports.addresses = list(dict.fromkeys([plan.address, *others]))
-        self.agents.send_all({"op": "knock", "addresses": reports.addresses, "port": port})
+        self.agents.send_all({"op": "probe", "addresses": reports.addresses, "port": port})
         self._wait_for(reports.address_errors, "did not report whether they reach the first node")
         return Rendezvous(choose_address(plan, reports.addresses, reports.address_errors), port)
 

@@ -13,9 +13,9 @@ import threading
 import time
 
 from clusterctl.payload import tools
-from clusterctl.payload.active_files import run_files
+from clusterctl.payload.active_shared_folder import run_files
 from clusterctl.payload.collect.ports import try_port
-from clusterctl.payload.files.ownership import refuse_planted
+from clusterctl.payload.files.ownership import refuse_made_by_others
 from clusterctl.payload.launch import rendezvous
 from clusterctl.payload.prelude import emit, hold_lease, on_signals
 from clusterctl.payload.proc_files import or_none, read_stat
@@ -174,7 +174,7 @@ def start_ranks(order):
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         rendezvous.name_interface(env, name, order.get("peer"))
     try:
-        refuse_planted(order["python"])
+        refuse_made_by_others(order["python"])
         for device in wanted:
             if device not in [rank.device for rank in ranks]:
                 ranks.append(Rank(order["python"], order["text"], device, env))
@@ -247,8 +247,8 @@ def files(order):
     return answer
 
 
-OPS = {"work": work, "files": files, "door": listen, "close_doors": stop_listening}
-OPS["knock"] = probe_ports
+OPS = {"work": work, "files": files, "listen": listen, "close_ports": stop_listening}
+OPS["probe"] = probe_ports
 
 
 def leave():

@@ -15,7 +15,7 @@ import threading
 import time
 
 from clusterctl.payload.files.locks import drop_lock, lock_path, take_lock
-from clusterctl.payload.files.ownership import refuse_planted
+from clusterctl.payload.files.ownership import refuse_made_by_others
 from clusterctl.payload.jobs.processes import is_own, tags
 from clusterctl.payload.launch.ranks import END, Ranks, end_members, run_file
 from clusterctl.payload.launch.rendezvous import RendezvousListener, own_addresses, probe_port
@@ -97,7 +97,7 @@ def supervise():
     os.umask(0o027 if ARGS["group"] else 0o077)
     refused = "no job can be started here"
     try:
-        refuse_planted(ARGS["python"], ARGS["workdir"])
+        refuse_made_by_others(ARGS["python"], ARGS["workdir"])
         busy = same_job()
         refused = "no run directory can be made"
         shared = is_shared()
@@ -192,7 +192,7 @@ def is_shared():
     folders = [run_file(name) for name in ("ranks", "stacks", "samples")]
     for folder in folders:
         os.makedirs(folder, exist_ok=True)
-    refuse_planted(*folders)
+    refuse_made_by_others(*folders)
     if not is_heads:
         with open(run_file(".run-id-here"), "w") as file:
             file.write(ARGS["run"])
@@ -203,11 +203,11 @@ def start_order():
     """Answer the head until it sends start; None when it sends something else, or nothing."""
     while True:
         order = next_order(ARGS["lease_s"])
-        if order is None or order["op"] not in ("ping", "knock", "start"):
+        if order is None or order["op"] not in ("ping", "probe", "start"):
             return None
         if order["op"] == "start":
             return order
-        if order["op"] == "knock":
+        if order["op"] == "probe":
             port, names = order["port"], order["addresses"]
             errors = {name: probe_port(name, port, ARGS["word"]) for name in names}
-            emit({"type": "knocked", "errors": errors})
+            emit({"type": "probed", "errors": errors})

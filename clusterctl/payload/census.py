@@ -35,7 +35,7 @@ def main():
     children = fork_children(min(4.0, timeout_s))
     if ARGS.get("pings"):
         hold_lease(on_message=lambda _: emit({"time_s": time.time()}))
-    tasks = [partial(gpus.look_at_gpus, timeout_s, nvml, everything)]
+    tasks = [partial(gpus.collect_gpus, timeout_s, nvml, everything)]
     tasks += [partial(collect_child, name, child, timeout_s) for name, child in children.items()]
     reads = {
         "pci": partial(gpus.list_pci, "0x03"),
@@ -86,27 +86,29 @@ def fork_children(patience_s):
 
 def list_everything(timeout_s, started, reads):
     """Tasks; what is only read goes into `reads`."""
-    from clusterctl.payload.collect.clock import look_at_clock
-    from clusterctl.payload.collect.fabric import look_at_fabric
+    from clusterctl.payload.collect.clock import collect_clock
+    from clusterctl.payload.collect.fabric import collect_fabric
+    from clusterctl.payload.collect.kernel_log import collect_kernel_log
     from clusterctl.payload.collect.processes import list_processes
-    from clusterctl.payload.collect.system import look_at_kernel_log, read_limits
+    from clusterctl.payload.collect.system import read_limits
 
     growth_s = ARGS.get("growth_s", 0.7)
     reads.update(began=lambda: "%(time_s).6f %(boottime_s).6f" % started, limits=read_limits)
     return [
-        partial(look_at_clock, timeout_s),
-        partial(look_at_fabric, growth_s),
-        partial(look_at_kernel_log, timeout_s, ARGS.get("sudo", False), ARGS.get("log", "")),
+        partial(collect_clock, timeout_s),
+        partial(collect_fabric, growth_s),
+        partial(collect_kernel_log, timeout_s, ARGS.get("sudo", False), ARGS.get("log", "")),
         partial(call, "processes", partial(list_processes, growth_s), growth_s + 5.0),
-        partial(gpus.look_at_switches, timeout_s),
+        partial(gpus.collect_switches, timeout_s),
     ]
 
 
 def list_launch(timeout_s, reads, everything):
     """What a launch line is compared with, and no more: a launch waits for it."""
-    from clusterctl.payload.collect.system import describe_system, look_at_network
+    from clusterctl.payload.collect.network import collect_network
+    from clusterctl.payload.collect.system import describe_system
 
-    tasks = [partial(look_at_network, timeout_s, ARGS.get("names", ()))]  # type: list
+    tasks = [partial(collect_network, timeout_s, ARGS.get("names", ()))]  # type: list
     reads["system"] = describe_system
     if not everything:
         from clusterctl.payload.collect.fabric import read_infiniband

@@ -10,7 +10,7 @@ import os
 import threading
 from functools import partial
 
-from clusterctl.payload.collect.clock import look_at_clock
+from clusterctl.payload.collect.clock import collect_clock
 from clusterctl.payload.collect.processes import list_processes
 from clusterctl.payload.prelude import ARGS, emit, hold_lease
 from clusterctl.payload.proc_files import node_facts, read_times
@@ -35,7 +35,7 @@ def answer(message):
 
 
 def send_state():
-    look_at_processes = partial(call, "processes", partial(list_processes, 0.0), 5.0)
-    together([partial(look_at_clock, ARGS.get("tool_timeout_s", 5.0)), look_at_processes])
+    collect_processes = partial(call, "processes", partial(list_processes, 0.0), 5.0)
+    together([partial(collect_clock, ARGS.get("tool_timeout_s", 5.0)), collect_processes])
     call("began", lambda: "%(time_s).6f %(boottime_s).6f" % STARTED, 2.0)
     emit({"node": node_facts(), "sections": dict(SECTIONS), "cpu_s": sum(os.times()[:4])})

@@ -11,7 +11,7 @@ import queue
 import subprocess
 import time
 
-from clusterctl.payload.files.ownership import refuse_planted
+from clusterctl.payload.files.ownership import refuse_made_by_others
 from clusterctl.payload.prelude import ARGS, emit, hold_lease, leave, on_signals
 from clusterctl.payload.proc_files import as_text
 from clusterctl.payload.tools import in_thread, start_tool
@@ -27,7 +27,7 @@ def main():
     if not os.access(python, os.X_OK):
         fail("there is no %s here" % python)
     try:
-        refuse_planted(python, home)
+        refuse_made_by_others(python, home)
     except OSError as error:
         fail(str(error))
     env = dict(os.environ, OMP_NUM_THREADS="1")

@@ -10,7 +10,7 @@ import os
 import signal
 import time
 
-from clusterctl.payload.jobs.job_processes import NOTES, Snapshot, find_job, login_user, look_at_job
+from clusterctl.payload.jobs.find_job import NOTES, Snapshot, find_job, login_user, take_snapshot
 from clusterctl.payload.jobs.processes import chain_above, start_of
 from clusterctl.payload.jobs.terminate import Ending, zombies
 from clusterctl.payload.prelude import ARGS, finish
@@ -24,7 +24,7 @@ def main():
 
 
 def look(pick):
-    _, found = look_at_job(pick)
+    _, found = take_snapshot(pick)
     rows = found["rows"]
     if rows:
         from clusterctl.payload.jobs.gpu_holders import memory_of

@@ -12,7 +12,7 @@ import stat
 import tarfile
 import time
 
-from clusterctl.payload.files.ownership import refuse_planted
+from clusterctl.payload.files.ownership import refuse_made_by_others
 from clusterctl.payload.prelude import ARGS, finish
 
 STALE_S = 86400  # parts of a push that was killed so long ago are removed by the next one
@@ -30,7 +30,7 @@ def main():
 def prepare():
     """Where the data are to go, whether they already exist, and whether they fit."""
     named = os.path.join(os.path.expanduser("~"), os.path.expanduser(ARGS["dest"]))
-    refuse_planted(named)
+    refuse_made_by_others(named)
     dest = os.path.realpath(named)
     parent, name = os.path.split(dest)
     folder = ARGS["folder"]

@@ -18,10 +18,10 @@ import zlib
 from functools import partial
 
 from clusterctl.payload.dump import proc_tasks, py_spy
-from clusterctl.payload.dump.flight import flight_dump
+from clusterctl.payload.dump.flight_recorder import flight_dump
 from clusterctl.payload.dump.frames import Table, source_lines
+from clusterctl.payload.jobs.find_job import describe_job, find_job, machine
 from clusterctl.payload.jobs.heartbeats import clip, handles, heartbeat
-from clusterctl.payload.jobs.job_processes import describe_job, find_job, machine
 from clusterctl.payload.jobs.processes import start_of
 from clusterctl.payload.prelude import ARGS, emit, hold_lease, on_signals
 from clusterctl.payload.proc_files import node_facts
@@ -56,7 +56,7 @@ def native():
     # The py-spy of the first samples may have been the head's: removed, and its name free to take.
     path = ARGS["given"] or ARGS["py_spy"]
     if not path or not py_spy.is_program(path) or not (ARGS["given"] or py_spy.is_trusted(path)):
-        path = borrow_py_spy(len(ARGS["pids"]))
+        path = receive_py_spy(len(ARGS["pids"]))
     return {"native": {str(pid): native_dump(path, pid) for pid in ARGS["pids"]}}
 
 
@@ -88,7 +88,7 @@ def collect():
         find = partial(py_spy.find_py_spy, rows, shot, ARGS.get("py_spy"))
         program = call("", lambda: find() or "", 3.0)["out"] or None
         if program is None and ARGS.get("carry"):
-            program = borrow_py_spy(len(rows))
+            program = receive_py_spy(len(rows))
     table = Table()
     samples = []
     started_s = time.monotonic()
@@ -118,7 +118,7 @@ def thinned(pid, one):
     return dict(short, threads=threads) if threads else short
 
 
-def borrow_py_spy(count):
+def receive_py_spy(count):
     """The head's py-spy, until this payload ends; None when it has none for this machine."""
     emit({"type": "found", "processes": count, "machine": os.uname().machine})
     try:

@@ -10,8 +10,8 @@ import re
 import signal
 import time
 
+from clusterctl.payload.jobs.find_job import find_job, take_snapshot
 from clusterctl.payload.jobs.heartbeats import handles, heartbeat
-from clusterctl.payload.jobs.job_processes import find_job, look_at_job
 from clusterctl.payload.jobs.processes import describe
 from clusterctl.payload.jobs.terminate import Victim
 from clusterctl.payload.prelude import ARGS, finish
@@ -26,7 +26,7 @@ def main():
 
 
 def look():
-    shot, found = look_at_job(ARGS["pick"])
+    shot, found = take_snapshot(ARGS["pick"])
     for row in found["rows"]:
         if row["role"] == "trainer":
             row["asks"] = handles(row["pid"], signal.SIGTERM)

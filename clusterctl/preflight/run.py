@@ -21,10 +21,10 @@ from checks.parsers.kernel_log import INTERESTING
 from checks.profile import Profile
 from checks.runner import run_checks
 from clusterctl.errors import TransportError, UsageError
-from clusterctl.gpus.summary import read_node
 from clusterctl.nodes import Node, counted, fold, grouped
 from clusterctl.preflight import last_census
 from clusterctl.remote.cluster import Cluster
+from clusterctl.remote.facts import read_node
 from clusterctl.remote.fanout import NodeResult
 from clusterctl.remote.payload import PayloadStream
 

@@ -86,7 +86,7 @@ def _source(verb: str, nvml: bool) -> bytes:
             raise FileNotFoundError("pynvml (nvidia-ml-py) is not installed beside clusterctl")
         packed = zlib.compress(Path(spec.origin).read_bytes(), 9)
         carried["pynvml"] = base64.b85encode(packed)
-    loader = (_FOLDER / "loader.py").read_text(encoding="utf-8")
+    loader = (_FOLDER / "module_loader.py").read_text(encoding="utf-8")
     return f"{loader}\nplay({carried!r}, {verb!r})\n".encode()
 
 

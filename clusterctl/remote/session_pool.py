@@ -18,7 +18,7 @@ from clusterctl.nodes import Node
 from clusterctl.remote import payload
 from clusterctl.remote.cluster import Cluster
 from clusterctl.remote.fanout import Fanout
-from clusterctl.remote.followers import CLOSE_S, join_all, start_thread
+from clusterctl.remote.node_threads import CLOSE_S, join_all, start_thread
 from clusterctl.remote.payload import PayloadStream
 from clusterctl.transport.base import Connection, Progress
 
@@ -30,8 +30,8 @@ WAITING_BYTES = 8 << 20  # of one node; one message more is let in
 _NEEDED = {
     "start": ("ranks",),
     "work": ("answers",),
-    "door": ("port", "addresses"),
-    "knock": ("why",),
+    "listen": ("port", "addresses"),
+    "probe": ("why",),
     "write": ("seconds",),
     "watch": ("seen_s",),
     "read": ("bytes", "seconds"),
@@ -40,7 +40,7 @@ _NEEDED = {
     "group": ("reduce_s",),
 }
 # Lists of equal length: one of the answer, one of its order.
-_PAIRS = {"start": ("ranks", "devices"), "work": ("answers", "orders"), "knock": ("why", "where")}
+_PAIRS = {"start": ("ranks", "devices"), "work": ("answers", "orders"), "probe": ("why", "where")}
 Answer = dict[str, Any]
 
 

@@ -22,7 +22,7 @@ from clusterctl.remote.cluster import Cluster
 from clusterctl.remote.fanout import NodeResult, in_order
 from clusterctl.remote.messages.stacks import read_report
 from clusterctl.remote.payload import PayloadStream
-from clusterctl.stacks.evidence import Clue, clues
+from clusterctl.stacks.clues import Clue, clues
 from clusterctl.stacks.files import write_folder
 from clusterctl.stacks.judge import judge
 from clusterctl.stacks.model import JobSnapshot

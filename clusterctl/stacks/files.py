@@ -13,7 +13,7 @@ from typing import Any
 from clusterctl.errors import UsageError
 from clusterctl.jobs.processes import label
 from clusterctl.nodes import grouped
-from clusterctl.stacks.evidence import Clue
+from clusterctl.stacks.clues import Clue
 from clusterctl.stacks.model import JobSnapshot, Proc
 from clusterctl.stacks.report import to_json
 from clusterctl.stacks.verdict import Verdict

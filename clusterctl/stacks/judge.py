@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from clusterctl.jobs.processes import fold_ranks
 from clusterctl.nodes import fold, grouped
-from clusterctl.stacks import messages
+from clusterctl.stacks import wording
 from clusterctl.stacks.model import STANDS, JobSnapshot, Proc, Progress
 from clusterctl.stacks.rules_waiting import all_wait, all_want_data, few_do_not_wait
 from clusterctl.stacks.verdict import Confidence, Suspect, Verdict, VerdictKind, named
@@ -61,7 +61,7 @@ def _moving(snapshot: JobSnapshot) -> Verdict:
         passed = f"step {first} to {last} in {seconds:.1f} s"
         evidence.append(f"heartbeats of {len(steps)} ranks: {passed}")
     for p in [p for p in snapshot.procs if p.is_halted][:3]:
-        evidence.append(f"but {p.label} ({p.node}) pid {p.pid}: {messages.halt_reason(p)}")
+        evidence.append(f"but {p.label} ({p.node}) pid {p.pid}: {wording.halt_reason(p)}")
     if snapshot.silent:
         names, suspects, reasons = _silent(snapshot)
         text = f"all {len(trainers)} visible ranks move; {names} did not answer."
@@ -81,30 +81,30 @@ def _undecided(snapshot: JobSnapshot) -> Verdict:
     if all(p.kind == Kind.UNKNOWN for p in trainers):
         text = f"no stack of any rank could be read: {first.error or 'no reason given'}."
         next_steps = ["see below for what to allow, or --sudo"]
-        evidence = [messages.facts(p) for p in trainers[:2]]
+        evidence = [wording.facts(p) for p in trainers[:2]]
         return Verdict(VerdictKind.UNKNOWN, text, low, [], evidence, next_steps)
     if any(p.progress not in STANDS for p in trainers):
         still = [p for p in trainers if not p.has_moved]
         ranks = fold_ranks(p.rank for p in still if p.rank is not None)
         others = f"rank {ranks} did not in {snapshot.interval_s:g} s: too short to decide"
         text = f"{count - len(still)} of {count} ranks moved, {others}."
-        evidence = messages.evidence(still[:3], still[:2])
+        evidence = wording.evidence(still[:3], still[:2])
         return Verdict(VerdictKind.BUSY, text, low, [], evidence, again)
     place = first.where(limit=2)
     if count > 1 and all(p.progress == Progress.SPINNING for p in trainers):
         text = f"all {count} ranks compute in {place}: a long step, or an endless one."
-        evidence = messages.evidence([first], [first])
+        evidence = wording.evidence([first], [first])
         return Verdict(VerdictKind.BUSY, text, low, [], evidence, again)
-    evidence = messages.evidence(trainers[:4], trainers[:2])
-    next_steps = messages.next_for(first)
+    evidence = wording.evidence(trainers[:4], trainers[:2])
+    next_steps = wording.next_for(first)
     if count > 1:  # no suspects when all would be
-        places = f"{messages.UNSHOWN}: {messages.places(trainers)}{messages.age(first)}"
+        places = f"{wording.UNSHOWN}: {wording.places(trainers)}{wording.age(first)}"
         text = f"all {count} ranks are stuck, {places}."
         next_steps.append("--interval 30, and the ranks' own logs")
         return Verdict(VerdictKind.HANG, text, low, [], evidence, next_steps)
     spins = first.progress == Progress.SPINNING
     doing = "uses CPU in the same functions," if spins else "is stuck in"
-    text = f"{messages.names(trainers)} ({first.node}) {doing} {place}{messages.age(first)}."
+    text = f"{wording.names(trainers)} ({first.node}) {doing} {place}{wording.age(first)}."
     suspects = [Suspect.of(first, first.progress)]
     return Verdict(VerdictKind.HANG, text, Confidence.MEDIUM, suspects, evidence, next_steps)
 
@@ -154,13 +154,13 @@ def who_is_halted(snapshot: JobSnapshot, waiting: Sequence[Proc]) -> Verdict | N
     others_wait = waiting or any(t.progress == Progress.STUCK for t in wait_data)
     if not causes or not (others_wait or stopped or len(causes) >= len(snapshot.alive)):
         return None
-    suspects = [Suspect.of(p, messages.halt_reason(p)) for p in causes]
+    suspects = [Suspect.of(p, wording.halt_reason(p)) for p in causes]
     first = causes[0]
     rest = [p for p in waiting if p not in causes]
-    others = f"; {messages.waits(rest)}" if rest else ""
-    at = f" at {messages.where(first)}" if first.stack.frames else ""
-    how = f"{messages.halt_reason(first)}{at}{others}"
-    text = f"{messages.culprit(first, named(suspects))} ({first.node}) {how}."
+    others = f"; {wording.waits(rest)}" if rest else ""
+    at = f" at {wording.where(first)}" if first.stack.frames else ""
+    how = f"{wording.halt_reason(first)}{at}{others}"
+    text = f"{wording.culprit(first, named(suspects))} ({first.node}) {how}."
     if first.in_storage:
         next_step = "sudo dmesg and the mount of that file"
     elif first.state == "T":
@@ -168,7 +168,7 @@ def who_is_halted(snapshot: JobSnapshot, waiting: Sequence[Proc]) -> Verdict | N
         next_step = f"find out what stopped it; {wake}"
     else:
         next_step = "thaw its cgroup" if first.is_frozen else "look at that node's kernel log"
-    evidence = messages.evidence(causes[:4], causes) + messages.doubt(rest)
+    evidence = wording.evidence(causes[:4], causes) + wording.doubt(rest)
     return Verdict(VerdictKind.HANG, text, Confidence.HIGH, suspects, evidence, [next_step])
 
 
@@ -187,14 +187,14 @@ def who_is_missing(snapshot: JobSnapshot, waiting: Sequence[Proc]) -> Verdict | 
         suspects = [Suspect(_home(snapshot, r), r, "trainer", "no process of it") for r in missing]
         nodes = fold(list(dict.fromkeys(s.node for s in suspects)))
         if waiting:
-            rest = messages.waits(waiting)
+            rest = wording.waits(waiting)
             # Whole nodes may be missing from the hostfile.
             confidence = Confidence.of(len(missing), snapshot.world or 1)
         else:
-            rest = f"none of the others moves: {messages.places(trainers)}"
+            rest = f"none of the others moves: {wording.places(trainers)}"
             confidence = Confidence.MEDIUM
         text = f"rank {ranks} ({nodes}) has ended; {rest}."
-        evidence += messages.doubt(waiting)
+        evidence += wording.doubt(waiting)
         end = f"the end of ranks/{missing[0]}.log; clusterctl kill"
         next_steps = [end, "or its node is not in this hostfile"]
         return Verdict(VerdictKind.HANG, text, confidence, suspects, evidence, next_steps)
@@ -210,7 +210,7 @@ def _on_silent_nodes(snapshot: JobSnapshot, waiting: Sequence[Proc]) -> Verdict 
     if waiting and len(waiting) == len(snapshot.alive):
         # MegaScale's rule: who does not answer is the first suspect.
         kind, next_step = VerdictKind.HANG, f"reach {names} another way; clusterctl nodes"
-        text = f"{names} did not answer, so {ranks} may hang there; {messages.waits(waiting)}."
+        text = f"{names} did not answer, so {ranks} may hang there; {wording.waits(waiting)}."
     elif _all_move(snapshot):
         kind, next_step = VerdictKind.SILENT, f"sshd or network of {names}; training continues"
         others = f"all {len(snapshot.alive)} other ranks move, so {ranks} must, too"

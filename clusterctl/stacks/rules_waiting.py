@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from clusterctl.nodes import grouped
-from clusterctl.stacks import messages
+from clusterctl.stacks import wording
 from clusterctl.stacks.model import STANDS, JobSnapshot, Proc, Progress
 from clusterctl.stacks.verdict import SURE_S, Confidence, Suspect, Verdict, VerdictKind, named
 from clusterctl.stacks.wait_sites import Kind
@@ -23,28 +23,28 @@ def few_do_not_wait(snapshot: JobSnapshot, waiting: Sequence[Proc]) -> Verdict |
         return _unseen(waiting, unseen)
     suspects, busy = _descend(snapshot, rest)
     confidence = Confidence.of(len(rest), len(trainers))
-    evidence = [messages.facts(p) for p in rest]
+    evidence = [wording.facts(p) for p in rest]
     if unseen:
         why = unseen[0].error or "no reason given"
-        evidence.append(f"{messages.names(unseen)}: no stack could be read ({why})")
+        evidence.append(f"{wording.names(unseen)}: no stack could be read ({why})")
     if unseen or not all(p.waits_for_peers for p in waiting):
         confidence = Confidence.MEDIUM
-    evidence = messages.doubt(waiting) + evidence[:4] + messages.beat_lines(rest)
+    evidence = wording.doubt(waiting) + evidence[:4] + wording.beat_lines(rest)
     blamed = [s.proc for s in suspects if s.proc]
-    evidence += [messages.facts(p) for p in blamed if p not in rest]
+    evidence += [wording.facts(p) for p in blamed if p not in rest]
     if all(p.saves for p in rest):
         return _saving(rest, waiting, confidence, evidence)
     if not suspects:
         where = busy[0].proc.where(limit=2) if busy[0].proc else "?"
-        waits = f"{messages.waits(waiting)}. Slow, or just late."
+        waits = f"{wording.waits(waiting)}. Slow, or just late."
         text = f"{named(busy)} ({busy[0].node}) still works at {where}; {waits}"
         next_steps = ["--watch, or more time between samples: --interval 30"]
         return Verdict(VerdictKind.BUSY, text, Confidence.LOW, busy, evidence, next_steps)
     own = [p for p in blamed if p.role == "trainer" and p.kind != Kind.WAIT_DATA]
     if 2 * len(own) > len(trainers):  # no suspects when most would be
-        places = f"{messages.UNSHOWN}: {messages.places(own)}{messages.age(own[0])}"
-        text = f"{messages.waits(waiting)}; {len(own)} others are stuck, {places}."
-        next_steps = [*messages.next_for(own[0]), "--interval 30, and the ranks' own logs"]
+        places = f"{wording.UNSHOWN}: {wording.places(own)}{wording.age(own[0])}"
+        text = f"{wording.waits(waiting)}; {len(own)} others are stuck, {places}."
+        next_steps = [*wording.next_for(own[0]), "--interval 30, and the ranks' own logs"]
         return Verdict(VerdictKind.HANG, text, Confidence.LOW, [], evidence, next_steps)
     first = blamed[0]
     spins = first.progress == Progress.SPINNING
@@ -55,24 +55,24 @@ def few_do_not_wait(snapshot: JobSnapshot, waiting: Sequence[Proc]) -> Verdict |
         evidence.append(f"it was seen there for only {stood_s:.0f} s: use --interval 30 to be sure")
     if any(p.progress == Progress.MOVING for p in rest):
         confidence = Confidence.LOW if confidence == Confidence.MEDIUM else Confidence.MEDIUM
-    what = f"has not moved: {messages.where(first)}"
+    what = f"has not moved: {wording.where(first)}"
     if spins:
         what = f"uses CPU in {first.where(limit=1)} in all samples, for long or without end"
-    who_ = messages.culprit(first, named(suspects))
+    who_ = wording.culprit(first, named(suspects))
     if first.role != "trainer" and len(suspects) > 1:
         who_ += f" (and {len(suspects) - 1} more)"
-    text = f"{who_} ({first.node}) {what}{messages.age(first)}; {messages.waits(waiting)}."
-    next_steps = messages.next_for(first)
+    text = f"{who_} ({first.node}) {what}{wording.age(first)}; {wording.waits(waiting)}."
+    next_steps = wording.next_for(first)
     return Verdict(VerdictKind.HANG, text, confidence, suspects, evidence, next_steps)
 
 
 def _unseen(waiting: Sequence[Proc], unseen: Sequence[Proc]) -> Verdict:
     """All visible ranks wait; the others may wait, too."""
-    which = f"{messages.names(unseen)} ({unseen[0].node})"
+    which = f"{wording.names(unseen)} ({unseen[0].node})"
     why = unseen[0].error or "no reason given"
     could_wait = f"no stack of {which} could be read, so it may wait, too: {why}"
-    text = f"{messages.waits(waiting)}; {could_wait}."
-    evidence = messages.evidence(unseen[:4], unseen)
+    text = f"{wording.waits(waiting)}; {could_wait}."
+    evidence = wording.evidence(unseen[:4], unseen)
     next_steps = ["see below for what to allow, or --sudo; --dump-timeout"]
     return Verdict(VerdictKind.UNKNOWN, text, Confidence.LOW, [], evidence, next_steps)
 
@@ -82,10 +82,10 @@ def _saving(
 ) -> Verdict:
     who = [Suspect.of(p, "saves a checkpoint") for p in saving]
     first = saving[0]
-    what = f"saves a checkpoint at {first.where(limit=1)}{messages.age(first)}"
+    what = f"saves a checkpoint at {first.where(limit=1)}{wording.age(first)}"
     if first.state == "D":
         what += ", asleep in the kernel" + (f" ({first.wchan})" if first.wchan else "")
-    text = f"{named(who)} ({first.node}) {what}; {messages.waits(waiting)}."
+    text = f"{named(who)} ({first.node}) {what}; {wording.waits(waiting)}."
     next_steps = ["wait for the save, or check its disk; --watch shows when it continues"]
     return Verdict(VerdictKind.WAITING, text, confidence, who, evidence, next_steps)
 
@@ -117,7 +117,7 @@ def _judge_loaders(loaders: Sequence[Proc]) -> tuple[list[Suspect], list[Suspect
     blamed, working = [], []
     for loader in loaders:
         if loader.is_halted:
-            blamed.append(Suspect.of(loader, messages.halt_reason(loader)))
+            blamed.append(Suspect.of(loader, wording.halt_reason(loader)))
         elif loader.kind in (Kind.IDLE, Kind.PUT):
             continue
         elif loader.progress in STANDS:
@@ -142,7 +142,7 @@ def all_wait(snapshot: JobSnapshot, waiting: Sequence[Proc]) -> Verdict | None:
     (operation, caller, _), _ = ordered[0]
     where = f"all {len(waiting)} ranks wait in {operation} at {caller}"
     text = f"{where}; stacks alone do not show which one is missing."
-    evidence = messages.evidence(waiting[:1], waiting[:1])
+    evidence = wording.evidence(waiting[:1], waiting[:1])
     next_steps = [
         "the flight recorder's counters, if shown below: a rank that has not joined is behind",
         "ncclras on a node (NCCL 2.24 or newer): silent ranks, counters that differ",
@@ -158,7 +158,7 @@ def _different(
     lines = []
     for (operation, caller, step), procs in reversed(ordered):
         at_step = f", step {step}" if step is not None else ""
-        lines.append(f"{messages.names(procs)} in {operation} at {caller}{at_step}")
+        lines.append(f"{wording.names(procs)} in {operation} at {caller}{at_step}")
     few, many = ordered[0], ordered[-1]
     tie = len(few[1]) == len(ordered[1][1])
     steps = {key[2] for key, _ in ordered}
@@ -173,7 +173,7 @@ def _different(
         confidence = Confidence.of(len(few[1]), count)
     others = f"{len(many[1])} in {many[0][0]} at {many[0][1]}"
     text = f"ranks wait in different collectives: {who}; {others}."
-    evidence = lines + messages.beat_lines(procs[0] for _, procs in ordered)
+    evidence = lines + wording.beat_lines(procs[0] for _, procs in ordered)
     cause = "find what made one rank take another branch before these lines"
     next_steps = [f"{cause} (an empty batch, an early return)"]
     return Verdict(VerdictKind.DESYNC, text, confidence, suspects, evidence, next_steps)
@@ -190,12 +190,12 @@ def all_want_data(snapshot: JobSnapshot) -> Verdict | None:
     waits = f"all {len(wanting)} ranks wait for data"
     if not suspects:
         text = f"{waits}, and their loaders work: data loading is slow."
-        evidence = [messages.facts(first)]
+        evidence = [wording.facts(first)]
         next_steps = ["more loader workers, or a faster place for the data"]
         return Verdict(VerdictKind.BUSY, text, Confidence.MEDIUM, busy[:8], evidence, next_steps)
-    place = f"{messages.where(first)}{messages.age(first)}"
+    place = f"{wording.where(first)}{wording.age(first)}"
     text = f"{waits}; {named(suspects)} ({first.node}): {place}."
     confidence = Confidence.MEDIUM if len(wanting) > 1 else Confidence.HIGH
-    evidence = messages.evidence(blamed[:4], wanting[:2])
-    next_steps = messages.next_for(first)
+    evidence = wording.evidence(blamed[:4], wanting[:2])
+    next_steps = wording.next_for(first)
     return Verdict(VerdictKind.DATA, text, confidence, suspects, evidence, next_steps)

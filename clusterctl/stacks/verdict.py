@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from clusterctl.nodes import fold
-from clusterctl.stacks import messages
+from clusterctl.stacks import wording
 from clusterctl.stacks.model import Proc
 
 
@@ -101,4 +101,4 @@ class Verdict:
 def named(suspects: Sequence[Suspect]) -> str:
     """`ranks 3,5`, `rank 3 loader 1 (and 2 more)`, or nodes where no process was seen."""
     procs = [s.proc for s in suspects if s.proc]
-    return messages.names(procs) if procs else fold([s.node for s in suspects])
+    return wording.names(procs) if procs else fold([s.node for s in suspects])

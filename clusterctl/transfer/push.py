@@ -132,7 +132,7 @@ class _Counted(io.FileIO):
 
 def deliver(parcel: Parcel, cluster: Cluster, node: Node, progress: Progress) -> Delivery:
     """Copy the parcel to one node. Raises `TransportError` when the node cannot be reached."""
-    from clusterctl.transport import fabric
+    from clusterctl.transport import fabric_library
     from clusterctl.transport.channels import ParamikoConnection
 
     plan = parcel.plan
@@ -153,7 +153,7 @@ def deliver(parcel: Parcel, cluster: Cluster, node: Node, progress: Progress) ->
             return Delivery("same")
         if not isinstance(connection, ParamikoConnection):
             raise TransportError("channel", "this transport carries no files")
-        handed = fabric.over(connection, node, STALL_S)
+        handed = fabric_library.over(connection, node, STALL_S)
         progress.enter("command")
         try:
             with _Counted(parcel, node.name) as file:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from clusterctl.printable import printable
 from dashboards.alerts.rules.base import is_down, is_up
 from dashboards.model.alert_book import SEVERITIES
-from dashboards.model.fleet import missing
+from dashboards.model.fleet_table import missing
 from dashboards.model.run_progress import Figures, figures
 from dashboards.model.samples import Link, NodeSample
 from dashboards.model.state import RunState, State

@@ -1,4 +1,4 @@
-"""Collect cyclic garbage seldom while a large fleet is watched.
+"""Collect cyclic garbage less often while a large fleet is watched.
 
 States and samples hold no cycles: all of them go when nothing points to them any more. Python's
 collector walks through them none the less, and with 1,000 nodes of 8 GPUs one full round stops the
@@ -15,7 +15,7 @@ SELDOM = (20_000, 20, 20)
 
 
 @contextmanager
-def seldom_collected() -> Iterator[None]:
+def collecting_rarely() -> Iterator[None]:
     """What is there at the beginning of the block is left out of all rounds."""
     before = gc.get_threshold()
     gc.collect()

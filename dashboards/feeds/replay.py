@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dashboards.feeds.base import as_sample, opened, timed_records
+from dashboards.feeds.run_dir import as_sample, opened, timed_records
 from dashboards.model.samples import Clock, Restored, Sample, Tick
 from dashboards.recording.reader import Place, Recorded
 

@@ -23,11 +23,11 @@ from clusterctl.nodes import Node
 from clusterctl.remote import payload
 from clusterctl.remote.cluster import Cluster
 from clusterctl.remote.fanout import unreachable
-from clusterctl.remote.followers import Pauses, join_all
+from clusterctl.remote.node_threads import Pauses, join_all
 from clusterctl.transport.base import Connection, Progress
-from dashboards.feeds.gc_tuning import seldom_collected
+from dashboards.feeds.gc_tuning import collecting_rarely
 from dashboards.feeds.open_stream import BURST_BYTES, BYTES_S, GONE, OpenStream
-from dashboards.feeds.stream_reader import Pump
+from dashboards.feeds.stream_reader import StreamReader
 from dashboards.feeds.watch_decoder import Decoder
 from dashboards.model.samples import Clock, NodeDown, NodeSample, Sample
 
@@ -80,7 +80,7 @@ class SshFeed:
         self._due = [(0.0, next(self._order), watched) for watched in self._watched]
         self._due_changed = threading.Condition()
         self._closing: queue.SimpleQueue[OpenStream | None] = queue.SimpleQueue()
-        self._pump = Pump(self._take, self._check)
+        self._reader = StreamReader(self._take, self._check)
         self._garbage = contextlib.ExitStack()
         connectors = max(1, min(cluster.width, CONNECTORS, len(nodes)))
         work = [self._connect_forever] * connectors + [self._close_forever, self._ask_forever]
@@ -88,8 +88,8 @@ class SshFeed:
 
     def start(self) -> None:
         if len(self._watched) > MANY:
-            self._garbage.enter_context(seldom_collected())
-        self._pump.start()
+            self._garbage.enter_context(collecting_rarely())
+        self._reader.start()
         for thread in self._threads:
             thread.start()
 
@@ -111,7 +111,7 @@ class SshFeed:
         self._garbage.close()
         with self._due_changed:
             self._due_changed.notify_all()
-        self._pump.close()
+        self._reader.close()
         with self._lock:
             for watched in self._watched:
                 if watched.open is not None:
@@ -202,7 +202,7 @@ class SshFeed:
             self._due_changed.notify()
 
     def _let_go(self, watched: _Watched, open_: OpenStream) -> None:
-        self._pump.remove((watched, open_))
+        self._reader.remove((watched, open_))
         self._closing.put(open_)
 
     def _close_forever(self) -> None:
@@ -264,7 +264,7 @@ class SshFeed:
         if is_closed:
             open_.close()
         else:
-            self._pump.add((watched, open_), stream)
+            self._reader.add((watched, open_), stream)
             self._ask(open_)
         return True
 
@@ -281,7 +281,7 @@ class SshFeed:
 
     def _ask(self, open_: OpenStream) -> None:
         question = next(self._order)
-        self._pump.hurry(HURRY_S)
+        self._reader.hurry(HURRY_S)
         open_.asked = (question, time.time())
         with contextlib.suppress(*GONE):  # the pump gets the error too
             open_.stream.send({"ping": question})

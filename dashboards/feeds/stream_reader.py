@@ -18,7 +18,7 @@ ROUND_S = 0.04
 CHECK_S = 0.5  # how often `check` is called
 
 
-class Pump:
+class StreamReader:
     """Calls `take(key, data, wall_s, error)` from its thread: data and the wall clock when the
     last of it came, or the error that ended the stream. Its owner then closes the stream.
     """

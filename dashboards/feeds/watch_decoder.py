@@ -11,8 +11,8 @@ from typing import Any
 from checks.facts import THROTTLE_REASONS, or_none
 from checks.parsers.nvidia_smi import parse_quantity, read_rows
 from clusterctl.errors import TransportError
+from clusterctl.payload.watching.columns import CARD, DISK, GPU, LINK, PROCESS, RATES, XID
 from clusterctl.payload.watching.gpus import SMI_QUERY
-from clusterctl.payload.watching.rows import CARD, DISK, GPU, LINK, PROCESS, RATES, XID
 from clusterctl.remote.messages.verbs import read_line
 from dashboards.model.samples import Disk, Gpu, Link, NodeSample, Process, Xid
 

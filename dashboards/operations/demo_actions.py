@@ -64,7 +64,7 @@ _worker_loop torch/utils/data/_utils/worker.py 275
 _DECODE = _stack("""
 read av/container/input.pyx 173
 decode_clip trainer/data/video/clip.py 88
-__getitem__ trainer/data/loader/dataset.py 141
+__getitem__ trainer/data/loader/loader.py 141
 fetch torch/utils/data/_utils/fetch.py 52
 _worker_loop torch/utils/data/_utils/worker.py 349
 """)

@@ -3,7 +3,7 @@
 Every JSON list begins with a word for its type: a dataclass's name, "" a tuple, "{}" a mapping,
 "set" a frozenset, "b" bytes. So a JSON object is always a difference: {"3": …} changes the fourth
 place. Only the classes named here are ever made, and only with what their fields may hold
-(`fields.py`): a file from elsewhere can bring neither code nor a text in place of a number.
+(`validation.py`): a file from elsewhere can bring neither code nor a text in place of a number.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from dashboards.model import alert_book, ring_buffer, samples, state
 from dashboards.model.thresholds import Limits
-from dashboards.recording.fields import is_sound, tests
+from dashboards.recording.validation import is_sound, tests
 from trainer.runlog import telemetry
 
 MODULES = (samples, state, alert_book, ring_buffer, telemetry)

@@ -22,7 +22,7 @@ from clusterctl.errors import UsageError
 from dashboards.model.ring_buffer import FLEET_COLUMNS, LAYOUT, Ring
 from dashboards.model.samples import NodeReport, NodeSample, RunReport, Sample, Tick
 from dashboards.model.state import HISTORY_S, NodeState, RunState, State, new_node
-from dashboards.recording import codec, fields, file_format
+from dashboards.recording import codec, file_format, validation
 from dashboards.reduce import fold
 
 HALF_BYTES = 2
@@ -143,17 +143,17 @@ class Recorded:
         about, parts_of = self._read(key.id, key.kind), self._read(key.id + 1, file_format.NODES)
         names_of = _fields(about)
         nodes, known = {}, {}
-        values: dict[str, Any] = {"now_s": fields.checked_time(about["now_s"])}
+        values: dict[str, Any] = {"now_s": validation.checked_time(about["now_s"])}
         for name, value in about["state"].items():
             # A part of another version is left out rather than the whole.
             with contextlib.suppress(*_BROKEN):
-                values[name] = fields.checked(State, name, codec.decode(value, names_of))
+                values[name] = validation.checked(State, name, codec.decode(value, names_of))
         state = State(**values)
         limit = -(-int(HISTORY_S) // max(1, int(state.history_step_s)))
         rings = self._rings(number, limit)
         for name, parts in parts_of.items():
             given = {
-                key: fields.checked(NodeState, key, codec.decode(value, names_of))
+                key: validation.checked(NodeState, key, codec.decode(value, names_of))
                 for key, value in parts.items()
                 if key in NodeState.__dataclass_fields__
             }
@@ -175,7 +175,7 @@ class Recorded:
         key = self._keys[first]
         try:
             deep = about if first == number else self._read(key.id, key.kind)
-            run = fields.checked(State, "run", codec.decode(deep["run"], _fields(deep)))
+            run = validation.checked(State, "run", codec.decode(deep["run"], _fields(deep)))
         except _BROKEN:
             if first == number:
                 raise
@@ -223,7 +223,7 @@ class Recorded:
         rows, at = {}, 0
         for name, (width, count) in about["rows"].items():
             size = HALF_BYTES * width * count
-            if not (0 < width <= fields.MOST_COLUMNS and count >= 0 and at + size <= len(data)):
+            if not (0 < width <= validation.MOST_COLUMNS and count >= 0 and at + size <= len(data)):
                 raise ValueError("rows that are not there")
             rows[name] = (width, data[at : at + size])
             at += size
@@ -260,7 +260,7 @@ class Recorded:
             elif kind == file_format.ROUND:
                 samples += self._of_nodes(place, file_format.from_json(text))
                 place.row += 1
-                return fields.checked_time(time_s), samples
+                return validation.checked_time(time_s), samples
             place.row += 1
         return None
 

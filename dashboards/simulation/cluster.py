@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from dashboards.model.samples import Clock, EventSample, Sample, StepSample, Tick
 from dashboards.simulation import healthy
-from dashboards.simulation.faults import Incident, spoil, unsent
+from dashboards.simulation.faults import Incident, apply_faults, unsent
 from dashboards.simulation.healthy import CHECKPOINT_S, CHECKPOINT_STEPS, GPUS, NODES
 from trainer.runlog.telemetry import Event, StepRecord
 
@@ -141,9 +141,11 @@ class Cluster:
             first_rank = (number - 1) * self._gpus
             sample = healthy.reading(name, at_s, self._draw(number), passed_s, gpus, first_rank)
             found = [(one, one.since(passed_s)) for one in self._by_node[number]]
-            spoilt = spoil(sample, [(one, since) for one, since in found if since is not None])
-            if spoilt is not None:
-                yield spoilt
+            faulty = apply_faults(
+                sample, [(one, since) for one, since in found if since is not None]
+            )
+            if faulty is not None:
+                yield faulty
 
 
 def noise(a: float, b: float) -> float:

@@ -53,7 +53,7 @@ def unsent(steps: int, step: int, at_s: float) -> EventSample:
     return EventSample(Event("tracking", text, {"unsent": steps}, step, at_s), at_s)
 
 
-def spoil(
+def apply_faults(
     sample: NodeSample, found: Iterable[tuple[Incident, float]], interval_s: float = 1.0
 ) -> NodeSample | NodeDown | None:
     """What the node gives under its incidents; None for nothing.
@@ -88,14 +88,14 @@ def spoil(
             sample = replace(sample, xids=(*(sample.xids or ()), line))
         else:
             gpus = [
-                _spoilt(one, incident) if one.index == incident.gpu else one
+                _with_fault(one, incident) if one.index == incident.gpu else one
                 for one in sample.gpus or ()
             ]
             sample = replace(sample, gpus=tuple(gpu for gpu in gpus if gpu is not None))
     return sample
 
 
-def _spoilt(gpu: Gpu, incident: Incident) -> Gpu | None:
+def _with_fault(gpu: Gpu, incident: Incident) -> Gpu | None:
     if incident.kind == "gpu_lost":
         return None
     if incident.kind == "power_drop":

@@ -11,7 +11,7 @@ import click
 from clusterctl.errors import UsageError
 from clusterctl.output import Output
 from clusterctl.settings import Settings
-from dashboards.feeds.base import steady_clock
+from dashboards.feeds.run_dir import steady_clock
 from dashboards.model.samples import Feed
 from dashboards.once import as_json, collect, exit_code, write
 from dashboards.select_feed import live_feed, patience_s, run_of

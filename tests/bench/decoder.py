@@ -185,7 +185,7 @@ def workers(args: argparse.Namespace) -> None:
     import torch
 
     from trainer.config.keys import DatasetConfig
-    from trainer.data.loader.features_loader import build_loader
+    from trainer.data.loader.build_loader import build_loader
     from trainer.data.manifest.read import read_manifest
     from trainer.data.plan.buckets import Buckets
     from trainer.data.plan.data_plan import Cursor, DataPlan

@@ -25,8 +25,8 @@ from pathlib import Path
 from textual import events
 
 from clusterctl.remote.cluster import Cluster
-from dashboards.feeds.base import steady_clock
 from dashboards.feeds.replay import Replay
+from dashboards.feeds.run_dir import steady_clock
 from dashboards.feeds.ssh import SshFeed
 from dashboards.model.samples import NodeSample, Sample, Tick
 from dashboards.model.state import State, initial_state

@@ -10,8 +10,8 @@ from checks.facts import (
     BadLink,
     Collectives,
     DeviceSpeed,
-    DoorSeen,
     Fleet,
+    PortSeen,
     SharedSeen,
     Unknown,
 )
@@ -32,7 +32,7 @@ GOOD = Active(
     device="cuda",
     speeds={name: speeds() for name in h.NAMES},
     collectives=Collectives(tuple(h.NAMES), rounds=3, pair_bytes_s=4.2e10),
-    doors={name: DoorSeen(29500, heard=("n1",)) for name in h.NAMES},
+    meeting_ports={name: PortSeen(29500, reached_by=("n1",)) for name in h.NAMES},
     shared={name: SharedSeen(0.1, 2e9) for name in h.NAMES},
     writer="n1",
 )
@@ -65,10 +65,10 @@ CASES: dict[str, list[tuple[str, Verdict, Fleet]]] = {
         ("lost", UNKNOWN, with_collectives(unknown={"n3": "lost in the all-reduce"})),
     ],
     "active.port": [
-        ("closed to all", FAIL, at("doors", DoorSeen(29500, deaf={"n4": "no answer in 3 s", "n1": "no answer in 3 s"}))),
-        ("held", FAIL, at("doors", DoorSeen(None, "Address already in use by pid 7: python"))),
-        ("lost", UNKNOWN, at("doors", LOST)),
-        ("nobody tried", UNKNOWN, at("doors", DoorSeen(29500))),
+        ("closed to all", FAIL, at("meeting_ports", PortSeen(29500, failed_from={"n4": "no answer in 3 s", "n1": "no answer in 3 s"}))),
+        ("held", FAIL, at("meeting_ports", PortSeen(None, "Address already in use by pid 7: python"))),
+        ("lost", UNKNOWN, at("meeting_ports", LOST)),
+        ("nobody tried", UNKNOWN, at("meeting_ports", PortSeen(29500))),
     ],
     "active.token": [
         ("not seen", FAIL, at("shared", SharedSeen(Unknown("not seen within 10 s"), Unknown("not seen")))),

@@ -31,7 +31,7 @@ from checks.facts import (
 )
 from checks.finding import Verdict
 from checks.parsers import gpu_health, kernel_log
-from checks.parsers.ntp import read_sources, read_tracking
+from checks.parsers.clock import read_sources, read_tracking
 from tests.checks import active_cases
 from tests.checks import healthy as h
 from tests.checks.captures import recorded

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from checks.facts import Fleet, LaunchNeeds, NodeFacts
-from checks.parsers.host import parse_census
+from checks.parsers.census import parse_census
 from tests.captures import fake_nvidia_smi as fake
 from tests.checks import healthy
 from tests.checks.captures import recorded

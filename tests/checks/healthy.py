@@ -34,7 +34,7 @@ from checks.facts import (
     TimeSource,
     Unknown,
 )
-from checks.parsers.host import parse_all_gpus
+from checks.parsers.census import parse_all_gpus
 from tests.captures import fake_nvidia_smi as fake
 from tests.checks.sections import ended, environment, machine
 

@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 
 from checks.facts import Fleet, Unknown, to_json
-from checks.parsers import gpu_health, infiniband, kernel_log, machine, ntp, nvidia_smi
-from checks.parsers.host import parse_census
+from checks.parsers import clock, gpu_health, infiniband, kernel_log, machine, nvidia_smi
+from checks.parsers.census import parse_census
 from checks.runner import run_checks
 from tests.checks.captures import names, recorded
 from tests.checks.sections import NODE, ended
 
 Parser = Callable[[str], Any]
 PARSERS: dict[str, list[Parser]] = {
-    "chrony": [ntp.read_tracking, ntp.read_sources],
-    "ntp": [ntp.read_peers, ntp.read_timedatectl, ntp.read_adjtimex],
+    "chrony": [clock.read_tracking, clock.read_sources],
+    "ntp": [clock.read_peers, clock.read_timedatectl, clock.read_adjtimex],
     "infiniband": [lambda text: infiniband.parse_sysfs(text, text)],
     "nvlink": [gpu_health.read_nvlinks],
     "topo": [gpu_health.read_topology],
@@ -64,7 +64,7 @@ def test_damaged_output_gives_facts_or_unknown(name: str) -> None:
 def test_cut_tracking_never_looks_healthy(name: str) -> None:
     text = recorded(name).rstrip()
     for end in range(len(text) - 12):
-        found = ntp.read_tracking(text[:end])
+        found = clock.read_tracking(text[:end])
         assert isinstance(found, Unknown) or not found.leap.startswith("Normal"), text[:end]
 
 

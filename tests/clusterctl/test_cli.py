@@ -180,4 +180,4 @@ def test_foreign_package_named_checks_is_refused_with_its_path(tmp_path: Path, m
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "checks", raising=False)
     with pytest.raises(UsageError, match="checks"):
-        cli._refuse_strangers()
+        cli._refuse_foreign_packages()

@@ -12,7 +12,7 @@ import pytest
 
 from clusterctl.cli import run
 from dashboards import select_feed as sources
-from dashboards.feeds import base as feeds
+from dashboards.feeds import run_dir as feeds
 from dashboards.model.samples import Tick
 from dashboards.model.state import initial_state
 from dashboards.reduce import fold

@@ -178,7 +178,7 @@ def _way(nvml: bool) -> str:
 
 
 def _facts(options: Options, nvml: bool) -> Any:
-    from checks.parsers.host import parse_census
+    from checks.parsers.census import parse_census
 
     path: Path = options.out / "raw" / f"{_way(nvml)}.json"
     if not path.is_file():

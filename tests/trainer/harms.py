@@ -17,7 +17,7 @@ import torch
 
 from trainer import build_run as assemble
 from trainer import loop
-from trainer.data.loader import dataset
+from trainer.data.loader import loader
 from trainer.data.manifest.manifest import ManifestError
 from trainer.diffusion.rectified_flow import RectifiedFlow
 
@@ -94,7 +94,7 @@ def full_disk() -> Iterator[None]:
 @contextlib.contextmanager
 def _no_task(error: Exception) -> Iterator[None]:
     """From the sixth task of rank 1 on."""
-    plain, calls = dataset.make_task, [0]
+    plain, calls = loader.make_task, [0]
 
     def failing(*args: Any) -> Any:
         calls[0] += 1
@@ -102,7 +102,7 @@ def _no_task(error: Exception) -> Iterator[None]:
             raise error
         return plain(*args)
 
-    with mock.patch.object(dataset, "make_task", failing):
+    with mock.patch.object(loader, "make_task", failing):
         yield
 
 

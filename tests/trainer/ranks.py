@@ -158,19 +158,19 @@ def _runs(folder: Path) -> None:
 
     from tests.trainer import harms
     from trainer import train as command
-    from trainer.data.loader import dataset
+    from trainer.data.loader import loader
 
     done, rows, seen, tensors = [], [], [], []
-    plain = dataset.Loader.__iter__
+    plain = loader.Loader.__iter__
 
-    def recorded(self: dataset.Loader) -> Iterator[dataset.Batch]:
+    def recorded(self: loader.Loader) -> Iterator[loader.Batch]:
         for batch in plain(self):
             rows.append([int(row) for row in batch.rows])
             seen.append((self.cursor.epoch, self.cursor.consumed))
             tensors.append(_digest(batch))
             yield batch
 
-    dataset.Loader.__iter__ = recorded  # type: ignore[method-assign]
+    loader.Loader.__iter__ = recorded  # type: ignore[method-assign]
     for words, port in json.loads((folder / "runs.json").read_text()):
         os.environ["MASTER_PORT"] = str(port)
         rows, seen, tensors = [], [], []

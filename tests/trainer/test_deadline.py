@@ -11,7 +11,7 @@ import pytest
 from tests.ports import free_port
 from tests.trainer.ranks import TINY, environment, fork, wait
 from trainer.data.digits import main as render
-from trainer.engine.joining import ends_after
+from trainer.engine.process_group import ends_after
 from trainer.errors import EngineError
 from trainer.train import threads_end
 

@@ -19,7 +19,7 @@ from trainer.bench.shapes import Shape, as_bucket_config, shapes_of
 from trainer.bench.trial import OURS, PHASES, PLAIN, Measured, Spec, run_trial
 from trainer.config.load import Config
 from trainer.errors import ConfigError
-from trainer.models.checkpointing import GradCheckpoint
+from trainer.models.activation_checkpointing import GradCheckpoint
 from trainer.models.stdit_config import PRESETS, STDiT3Config
 from trainer.runlog.gpu_peaks import peak_flops
 from trainer.runlog.output import LOG

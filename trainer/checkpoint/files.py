@@ -1,4 +1,4 @@
-"""A run's checkpoints on disk: written beside their place, synced, sealed by a manifest, renamed.
+"""Writes, seals, verifies and removes checkpoints: beside their place, synced, manifest, renamed.
 
 `epoch{E}-global_step{G}/` holds `model/` and `ema/` (safetensors with an index), `optimizer/` (one
 file per rank), `lr_scheduler.json`, `running_states.json`, `sampler.json`, `seen.npy` and, last,

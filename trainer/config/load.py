@@ -21,7 +21,7 @@ from trainer.config.file import Tree, is_whole, read
 from trainer.config.keys import Config as Config  # others import it from here
 from trainer.config.upstream import translate
 from trainer.errors import ConfigError, nearest
-from trainer.models.checkpointing import GradCheckpoint
+from trainer.models.activation_checkpointing import GradCheckpoint
 from trainer.optim.lr_schedules import rate_of
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"

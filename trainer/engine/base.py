@@ -1,6 +1,6 @@
 """The interface between a training step and the library that spreads it over ranks.
 
-A loop needs seven verbs: setup, wrap, backward, step, state, load, close, and `master_params`,
+A loop needs these methods: setup, wrap, backward, step, state, load, close, and `master_params`,
 which the EMA follows. Collectives are here: every engine does them with torch.distributed.
 """
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from trainer.config.load import Config
 from trainer.engine.agreement import agreed, attempt, common
-from trainer.engine.joining import rank_of_run
+from trainer.engine.process_group import rank_of_run
 from trainer.engine.shards import Facts, Shards
 from trainer.errors import EngineError, TrainerError
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from trainer.config.load import Config
 from trainer.engine.base import Engine
 from trainer.engine.colossal_import import import_colossalai, use_cpu
-from trainer.engine.joining import joining
+from trainer.engine.process_group import joining
 from trainer.engine.shards import Shards, part_of
 from trainer.errors import EngineError
 

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from trainer.config.load import Config
 from trainer.engine.base import Engine
-from trainer.engine.joining import joining
+from trainer.engine.process_group import joining
 from trainer.engine.shards import Shards
 from trainer.errors import EngineError
 

@@ -138,8 +138,8 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> int:
     if checkpoint is None:
         raise ConfigError("there are no weights", hint="--ckpt-path CHECKPOINT")
     # After the arguments: these import torch.
-    from trainer.engine.joining import Rank
-    from trainer.infer.plan import Options, prepare
+    from trainer.engine.process_group import Rank
+    from trainer.infer.prepare import Options, prepare
     from trainer.infer.prompts import read_prompts
     from trainer.infer.run import carry_out
     from trainer.infer.sampling import counted

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from trainer.data.video.decode import Decoder, Window
 from trainer.errors import ConfigError
+from trainer.infer.jobs import Settings
 from trainer.infer.prompts import Prompt
-from trainer.infer.request import Settings
 from trainer.models.vae.interface import VideoVAE, to_signed
 
 # C channels · T,H,W frames, height, width: of latents, of pixels in a Window

@@ -9,11 +9,11 @@ import torch
 
 from trainer.components import build_parts
 from trainer.engine.base import set_threads
-from trainer.engine.joining import Rank
+from trainer.engine.process_group import Rank
 from trainer.infer import files
-from trainer.infer.plan import Plan
+from trainer.infer.jobs import Job
+from trainer.infer.prepare import Plan
 from trainer.infer.prompts import Prompt
-from trainer.infer.request import Job
 from trainer.infer.sampling import Progress, Sampler
 from trainer.models import memory
 from trainer.models.text import TextEncoder

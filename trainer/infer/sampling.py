@@ -17,7 +17,7 @@ from trainer.components import Parts
 from trainer.errors import ConfigError
 from trainer.infer import conditions
 from trainer.infer.conditions import Group
-from trainer.infer.request import Job, Settings
+from trainer.infer.jobs import Job, Settings
 from trainer.models import memory
 
 # B batch · C channels · T,H,W frames, height, width; of latents unless stated

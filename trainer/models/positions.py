@@ -1,4 +1,4 @@
-"""Where a token stands: its frame as a rotation of queries and keys, its place as an added wave.
+"""Position embeddings of a token: rotary over frames, sinusoidal over places in a frame.
 
 `fp32-exact` is the definition. `bf16-compat` is what Open-Sora 1.2's bf16 runs saw, also those of
 the published weights: frequencies, angles, sizes and frame rates in 8 bits (angles off by up to

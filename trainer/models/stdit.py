@@ -19,8 +19,8 @@ from torch.utils.checkpoint import checkpoint
 
 from trainer.errors import ConfigError, nearest
 from trainer.models import layers, positions
+from trainer.models.activation_checkpointing import GradCheckpoint, block_bytes
 from trainer.models.attention import short_keys
-from trainer.models.checkpointing import GradCheckpoint, block_bytes
 from trainer.models.compiling import require_compiler
 from trainer.models.fused import Rotation, add_gated, norm_modulate, wide
 from trainer.models.inputs import check_inputs, frame_mask, real_columns, repeated, unpacked

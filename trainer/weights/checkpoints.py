@@ -1,4 +1,4 @@
-"""The checkpoints of a run on disk: which are complete, and which one a path means.
+"""Which checkpoints of a run are complete, and which one a path means.
 
 `epoch{E}-global_step{G}/` is complete when it has a manifest; `latest` in the run directory names
 the newest one. trainer.checkpoint.files writes them.

@@ -1,4 +1,4 @@
-"""One file of tensors, safetensors or torch pickle: known by content, never run, mapped."""
+"""One file of tensors, safetensors or torch pickle: never unpickled as code, memory-mapped."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ LOG_FILES = 5000  # of /var/log that are read; what is deeper or more is archive
 CLOCKSOURCE = "/sys/devices/system/clocksource/clocksource0/current_clocksource"
 
 
-def look_at_clock(timeout_s):
+def collect_clock(timeout_s):
     call("clocksource", lambda: read_text(CLOCKSOURCE), 2.0)
     kernel = call("adjtimex", read_adjtimex, 2.0)
     call("log_ahead", newest_log, 3.0)

@@ -13,7 +13,7 @@ GID = ("types", "ndevs")
 GIDS = 16  # entries of a GID table that are read; drivers keep 128 or 256, nearly all empty
 
 
-def look_at_fabric(growth_s):
+def collect_fabric(growth_s):
     started = time.monotonic()
     if call("ib", read_infiniband, 5.0)["state"] == "ended":
         time.sleep(growth_s)

@@ -15,7 +15,7 @@ NVIDIA = "0x10de"  # vendor on PCI
 PROCESS_FIELDS = "gpu_uuid,pid,used_memory,process_name"
 
 
-def look_at_gpus(timeout_s, nvml=None, deep=False):
+def collect_gpus(timeout_s, nvml=None, deep=False):
     """`nvml` is a child that reads NVML; with `deep` nvidia-smi adds health, links and topology."""
     if nvml is not None:
         answer = collect_child("nvml", nvml, timeout_s)
@@ -86,6 +86,6 @@ def list_nvidia_proc():
     return "\n".join([version] + sorted(os.listdir("/proc/driver/nvidia/gpus")))
 
 
-def look_at_switches(timeout_s):
+def collect_switches(timeout_s):
     if "\n" in call("nvswitch", lambda: list_pci("0x0680"), 3.0)["out"]:
         section("fabric_manager", ["systemctl", "is-active", "nvidia-fabricmanager"], timeout_s)

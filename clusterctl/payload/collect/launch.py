@@ -112,9 +112,9 @@ def ask_python(python, timeout_s):
 
 def is_refused(name, path):
     """Whether another user may have made what the head names; then the section has the reason."""
-    from clusterctl.payload.files.ownership import planted
+    from clusterctl.payload.files.ownership import made_by_others
 
-    why = planted(path)
+    why = made_by_others(path)
     if why:
         SECTIONS[name] = result("error", None, b"", why, started=time.monotonic())
     return bool(why)

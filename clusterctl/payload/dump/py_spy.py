@@ -14,7 +14,7 @@ import time
 from functools import partial
 
 from clusterctl.payload.dump.proc_tasks import stopped_tasks
-from clusterctl.payload.files.ownership import foreign_hand
+from clusterctl.payload.files.ownership import why_untrusted
 from clusterctl.payload.files.private import new_folder
 from clusterctl.payload.jobs.processes import variable
 from clusterctl.payload.proc_files import read_word
@@ -57,7 +57,7 @@ def is_program(path):
 def is_trusted(path):
     """Whether only root and this user could have made it; the reason otherwise is noted."""
     try:
-        why = foreign_hand(path)
+        why = why_untrusted(path)
     except OSError as error:
         why = str(error)
     if why:

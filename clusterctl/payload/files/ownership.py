@@ -14,7 +14,7 @@ class NotPrivate(OSError):
     """Another user of this machine made or changed, or could change, what a path names."""
 
 
-def foreign_hand(path: str) -> str:
+def why_untrusted(path: str) -> str:
     """Why another user than root could have made or changed `path`, a folder or link on the way."""
     for at, found, _ in _way(path):
         why = changed_by_others(found)
@@ -37,12 +37,12 @@ def changed_by_others(found: os.stat_result) -> str:
     return ""
 
 
-def planted(path: str) -> str:
+def made_by_others(path: str) -> str:
     """Which part of `path` another user made in a world-writable folder; "" for none.
 
-    Weaker than `foreign_hand`: folders of a project's group or of another owner are fine. Of a path
-    that does not exist the existing part counts. Does not touch network drives: a dead one would
-    never answer, and their files are the same everywhere.
+    Weaker than `why_untrusted`: folders of a project's group or of another owner are fine. Of a
+    path that does not exist the existing part counts. Does not touch network drives: a dead one
+    would never answer, and their files are the same everywhere.
     """
     try:
         for at, found, above in _way(path, _far_mounts()):
@@ -54,10 +54,10 @@ def planted(path: str) -> str:
     return ""
 
 
-def refuse_planted(*paths: str) -> None:
-    """Raises `NotPrivate` for a path that `planted` objects to."""
+def refuse_made_by_others(*paths: str) -> None:
+    """Raises `NotPrivate` for a path that `made_by_others` objects to."""
     for path in paths:
-        why = planted(path)
+        why = made_by_others(path)
         if why:
             raise NotPrivate(why)
 

@@ -11,7 +11,7 @@ import os
 import stat
 from collections.abc import Callable
 
-from clusterctl.payload.files.ownership import NotPrivate, foreign_hand
+from clusterctl.payload.files.ownership import NotPrivate, why_untrusted
 
 # On the machine, never on a shared folder: a stalled mount must not look like a stalled rank.
 LOCAL = ("/dev/shm", "/tmp")
@@ -42,7 +42,7 @@ def _first(places: list[tuple[str, str]], make: Callable[[str], None], failure: 
     for parent, name in places:
         path = os.path.join(parent, name)
         try:
-            why = foreign_hand(parent)
+            why = why_untrusted(parent)
             if why:
                 raise NotPrivate(why)
             make(path)

@@ -11,7 +11,7 @@ import time
 from clusterctl.payload.jobs.processes import process, rank_number, tags
 from clusterctl.payload.proc_files import age_s, as_text, owner_of, read_text, user_name
 from clusterctl.payload.tools import error_text, forget_tool, start_tool
-from clusterctl.payload.watching.rows import CARD
+from clusterctl.payload.watching.columns import CARD
 
 SMI_QUERY = (
     "index,name,power.draw,enforced.power.limit,utilization.gpu,memory.used,memory.total,"
@@ -152,7 +152,7 @@ class Cards:
     def __init__(self, pynvml):
         self._nv = pynvml
         self._handles = {}  # type: dict
-        self._rows = {}  # index -> its CARD of rows.py
+        self._rows = {}  # index -> its CARD of columns.py
         self._due = {}  # type: dict
         self._processes = None
         self._known = {}  # (pid, start) -> what does not change of a process
@@ -179,7 +179,7 @@ class Cards:
                     row[4] = ask(lambda: nv.nvmlDeviceGetTotalEccErrors(handle, 1, 0))
                 if links:
                     row[5:] = self._ask_links(handle)
-                answer["g%d" % index] = [  # a GPU of rows.py
+                answer["g%d" % index] = [  # a GPU of columns.py
                     ask(lambda: round(nv.nvmlDeviceGetPowerUsage(handle) / 1000)),
                     ask(lambda: nv.nvmlDeviceGetUtilizationRates(handle).gpu),
                     ask(lambda: nv.nvmlDeviceGetMemoryInfo(handle).used >> 20),
@@ -231,7 +231,7 @@ class Cards:
         return [sum(states), len(states)] if states else [None, None]
 
     def _ask_processes(self, count):
-        """A PROCESS of rows.py for each holder of memory; None if unknown."""
+        """A PROCESS of columns.py for each holder of memory; None if unknown."""
         found, asked, list_of = [], False, self._nv.nvmlDeviceGetComputeRunningProcesses
         for index in range(count):
             try:

@@ -227,7 +227,7 @@ class Disks:
         return self._asked
 
     def _ask(self, path):
-        """A DISK of rows.py; what only root may use counts as used."""
+        """A DISK of columns.py; what only root may use counts as used."""
         if time.monotonic() - self._hung.get(path, -HUNG_AGAIN_S) < HUNG_AGAIN_S:
             return [path, None, None, ""]
         answer = section("", ["stat", "-f", "-c", "%S %b %a", path], DISK_TIMEOUT_S)

@@ -46,7 +46,7 @@ def try_links(
         size = len(groups[0])
         what = counted(len(groups), "pair") if size == 2 else f"{size} nodes together"
         say(f"all-reduce: round {rounds.count + 1}, {what}")
-        outcome = rounds.play(groups)
+        outcome = rounds.run_round(groups)
 
 
 class Rounds:
@@ -62,7 +62,7 @@ class Rounds:
         self._usable: set[str] = set()  # nodes whose ranks are known to be usable
         self._named: dict[str, str] = {}  # nodes that this round proves bad, and why
 
-    def play(self, groups: list[Group]) -> Outcome:
+    def run_round(self, groups: list[Group]) -> Outcome:
         """One round: all groups at once, each with a store on its first node."""
         self.count += 1
         self._named = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 
-from checks.facts import DoorSeen, Maybe, Unknown
+from checks.facts import Maybe, PortSeen, Unknown
 from clusterctl.nodes import Node, grouped
 from clusterctl.preflight.active.plan import Plan
 from clusterctl.remote.session_pool import SessionPool
@@ -26,7 +26,7 @@ class PortProbe:
         # listener -> prober -> an error or None for each address
         self._errors: dict[str, dict[str, list[str | None]]] = {}
 
-    def test(self) -> dict[str, Maybe[DoorSeen]]:
+    def test(self) -> dict[str, Maybe[PortSeen]]:
         """What was found out about each node's port."""
         self._open()
         try:
@@ -37,12 +37,12 @@ class PortProbe:
             self._probe(ring)
             again = {}
             for name in ring:
-                if not self._heard(name) or self._deaf(name):
+                if not self._reached(name) or self._unreached(name):
                     tried = self._errors.get(name, {})
                     again[name] = [one for one in self._others(name) if one not in tried][:2]
             self._probe(again)
         finally:
-            self._pool.ask({name: {"op": "close_doors"} for name in self._ports}, 5.0)
+            self._pool.ask({name: {"op": "close_ports"} for name in self._ports}, 5.0)
         return {name: self._seen(name) for name in self._plan.nodes}
 
     def addresses(self, nodes: Sequence[Node]) -> dict[str, str]:
@@ -65,7 +65,7 @@ class PortProbe:
             ports = [self._plan.port + turn]
             if turn:  # a second name of one machine proves nothing about the port itself
                 ports += [self._plan.port + turn + more for more in (1000, 2000, 3000)]
-            orders[name] = {"op": "door", "ports": ports, "word": self._word}
+            orders[name] = {"op": "listen", "ports": ports, "word": self._word}
         answers = self._pool.ask(orders, 5.0)
         hosts = {node.name: node.address for node in self._pool.cluster.nodes}
         for name in [name for name in self._plan.nodes if name in answers]:
@@ -92,23 +92,23 @@ class PortProbe:
         orders = {}
         for other, addresses in targets.items():
             where = [[address, self._ports[name]] for name, address in addresses]
-            orders[other] = {"op": "knock", "word": self._word, "where": where}
+            orders[other] = {"op": "probe", "word": self._word, "where": where}
         answers = self._pool.ask(orders, PROBE_S)
         for other, addresses in targets.items():
             whys = answers.get(other, {}).get("why", ())  # lost: nothing is known about the ports
             for (name, _), why in zip(addresses, whys, strict=False):
                 self._errors.setdefault(name, {}).setdefault(other, []).append(why)
 
-    def _heard(self, name: str) -> list[str]:
+    def _reached(self, name: str) -> list[str]:
         return [other for other, whys in self._errors.get(name, {}).items() if None in whys]
 
-    def _deaf(self, name: str) -> dict[str, str]:
+    def _unreached(self, name: str) -> dict[str, str]:
         tries = self._errors.get(name, {})
         return {other: str(whys[0]) for other, whys in tries.items() if None not in whys}
 
-    def _seen(self, name: str) -> Maybe[DoorSeen]:
+    def _seen(self, name: str) -> Maybe[PortSeen]:
         if name not in self._addresses:
             return Unknown(f"could not be asked: {self._pool.lost.get(name, 'no answer')}")
         if name not in self._ports:
-            return DoorSeen(None, self._holders[name])
-        return DoorSeen(self._ports[name], "", tuple(self._heard(name)), self._deaf(name))
+            return PortSeen(None, self._holders[name])
+        return PortSeen(self._ports[name], "", tuple(self._reached(name)), self._unreached(name))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
 
-from checks.facts import NOT_ASKED, Active, Collectives, DoorSeen, Maybe, SharedSeen, Unknown
+from checks.facts import NOT_ASKED, Active, Collectives, Maybe, PortSeen, SharedSeen, Unknown
 from checks.profile import Profile
 from clusterctl.nodes import counted
 from clusterctl.preflight.active.collectives import try_links
@@ -35,7 +35,7 @@ def run_active(
     """
     chosen = [node for node in cluster.nodes if node.name in plan.nodes]
     tests = set(plan.tests)
-    doors: dict[str, Maybe[DoorSeen]] = {}
+    meeting_ports: dict[str, Maybe[PortSeen]] = {}
     shared: dict[str, SharedSeen] = {}
     speeds: dict[str, Speeds] = {}
     writer = write_error = ""
@@ -45,7 +45,7 @@ def run_active(
         ports = PortProbe(pool, plan, machines)
         if tests & {"port", "allreduce"}:
             say("ports: each node listens, the next one connects")
-            doors = ports.test()
+            meeting_ports = ports.test()
         if "token" in tests and plan.shared is not None:
             say(f"token: {plan.nodes[0]} writes into {plan.shared}, all others read")
             shared, writer, write_error = try_shared(pool, plan)
@@ -66,8 +66,8 @@ def run_active(
             shares = {"cuda": profile.active_link_share, "cpu": profile.active_cpu_link_share}
             share = shares[plan.device]
             collectives = try_links(pool, plan, addresses, unable, share, say)
-    doors = doors if "port" in tests else {}
-    return Active(plan.device, speeds, collectives, doors, shared, writer, write_error)
+    meeting_ports = meeting_ports if "port" in tests else {}
+    return Active(plan.device, speeds, collectives, meeting_ports, shared, writer, write_error)
 
 
 def try_shared(pool: SessionPool, plan: Plan) -> tuple[dict[str, SharedSeen], str, str]:

@@ -200,7 +200,7 @@ _AGENT = either(
             "port": maybe(whole(1, 65535)),
             "addresses": _addresses,
         },
-        "knocked": {"errors": table(NAME, maybe(text()), 64)},
+        "probed": {"errors": table(NAME, maybe(text()), 64)},
         "failed": {"text": text()},
         "started": {"pid": _pid},
         "rank": {"rank": _rank, "pid": _pid},

@@ -10,7 +10,7 @@ from textual.containers import Horizontal
 from textual.widget import Widget
 
 from clusterctl.nodes import fold
-from dashboards.model.fleet import METRICS, NODE_METRICS, ORDERS
+from dashboards.model.fleet_table import METRICS, NODE_METRICS, ORDERS
 from dashboards.model.state import State
 from dashboards.tui.screens.base import Commands, FilterScreen, ListScreen, fit, following
 from dashboards.tui.screens.dialogs import ActingScreen

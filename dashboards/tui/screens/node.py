@@ -9,12 +9,12 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
 from textual.widget import Widget
 
-from dashboards.model.fleet import METRICS
+from dashboards.model.fleet_table import METRICS
 from dashboards.model.state import State
 from dashboards.tui.screens.base import BACK, Commands, fit, following
 from dashboards.tui.screens.dialogs import ActingScreen
 from dashboards.tui.screens.text import LogScreen
-from dashboards.tui.widgets.node_facts import NodeDisks, NodeFacts, NodeLinks, NodeProcesses
+from dashboards.tui.widgets.node_details import NodeDetails, NodeDisks, NodeLinks, NodeProcesses
 from dashboards.tui.widgets.node_panels import NodeChart, NodeGpus, NodeHead, NodePanel
 
 
@@ -38,7 +38,7 @@ class NodeScreen(ActingScreen):
     def body(self) -> Iterable[Widget]:
         yield NodeHead(id="node-head")
         yield NodeGpus(id="node-gpus")
-        yield NodeFacts(id="node-facts")
+        yield NodeDetails(id="node-facts")
         with Horizontal(id="node-more"):
             yield NodeProcesses(id="node-processes")
             yield NodeLinks(id="node-links")
@@ -74,7 +74,7 @@ class NodeScreen(ActingScreen):
                 boxes = disks = 0
         fit(self.query_one("#node-more"), boxes)
         fit(self.query_one("#node-disks"), disks)
-        facts = self.query_one(NodeFacts)
+        facts = self.query_one(NodeDetails)
         facts.with_boxes = bool(boxes)
         lines = facts.lines_wanted(state)
         fit(facts, lines)

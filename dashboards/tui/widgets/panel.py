@@ -1,4 +1,4 @@
-"""The ground of all widgets here: lines painted from the state, only changed ones redrawn.
+"""The base class of all widgets here: lines painted from the state, only changed ones redrawn.
 
 `render_line` and not Textual's tables: 24x8 coloured cells cost 6 ms a tick so, 82 ms as a
 DataTable. Every Segment gets a Style: one without crashes the app under NO_COLOR (Textual 8.2.8).

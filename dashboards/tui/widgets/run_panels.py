@@ -9,7 +9,7 @@ from rich.segment import Segment
 from rich.style import Style
 
 from dashboards.model import units
-from dashboards.model.fleet import node_mark, short_names
+from dashboards.model.fleet_table import node_mark, short_names
 from dashboards.model.run_progress import Figures, figures, is_bad, mfu, one_line
 from dashboards.model.state import RunState, State
 from dashboards.tui import braille

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from checks.facts import Unknown
-from checks.parsers import ntp
+from checks.parsers import clock
 from checks.parsers.section import parsed
 from tests.checks.captures import recorded
 from tests.checks.sections import ended, lacking
@@ -16,13 +16,13 @@ STATES = ("good", "bigoffset", "falseticker", "backwards", "unreachable", "unsyn
 
 
 def tracking(name: str):
-    found = ntp.read_tracking(recorded(f"chrony/{name}.tracking.csv"))
+    found = clock.read_tracking(recorded(f"chrony/{name}.tracking.csv"))
     assert not isinstance(found, Unknown), found
     return found
 
 
 def sources(name: str):
-    found = ntp.read_sources(recorded(f"chrony/{name}.sources.csv"))
+    found = clock.read_sources(recorded(f"chrony/{name}.sources.csv"))
     assert not isinstance(found, Unknown), found
     return found
 
@@ -49,7 +49,7 @@ def test_csv_is_read_with_the_meaning_of_the_words(name: str) -> None:
     assert found.frequency_ppm == pytest.approx(float(frequency[1]) * sign[frequency[2]], abs=1e-3)
     assert f"Leap status     : {found.leap}" in words
     assert f"Stratum         : {found.stratum}" in words
-    states = {state: mark for mark, state in ntp.STATES.items()}
+    states = {state: mark for mark, state in clock.STATES.items()}
     table = recorded(f"chrony/{name}.sources.txt")
     for one in sources(name):
         mark = re.escape(states[one.state])
@@ -75,13 +75,13 @@ def test_no_daemon_is_unknown() -> None:
     text = recorded("chrony/no-daemon.tracking.txt")
     for section in (ended(text, 1), ended("506 Cannot talk to daemon\n", 1), lacking(), None):
         sent = {"began": ended(""), "chrony_tracking": section, "chrony_sources": section}
-        found = ntp.parse_clock({key: one for key, one in sent.items() if one}, 9e4, 1.8e9)
+        found = clock.parse_clock({key: one for key, one in sent.items() if one}, 9e4, 1.8e9)
         assert isinstance(found.tracking, Unknown)
         assert isinstance(found.sources, Unknown)
 
 
 def test_ntpq_peers_are_both_falsetickers_and_one_is_silent() -> None:
-    found = ntp.parse_peers(ended(recorded("ntp/ntpq-pn.txt")))
+    found = clock.parse_peers(ended(recorded("ntp/ntpq-pn.txt")))
     assert not isinstance(found, Unknown)
     assert [(one.address, one.state) for one in found] == [
         ("10.99.0.1", "falseticker"), ("10.99.0.3", "falseticker"), ("10.99.0.77", "unreachable"),
@@ -91,7 +91,7 @@ def test_ntpq_peers_are_both_falsetickers_and_one_is_silent() -> None:
 
 
 def test_ntpq_without_a_daemon_exits_0_and_is_unknown() -> None:
-    found = ntp.parse_peers(ended(recorded("ntp/ntpq-no-daemon.txt"), 0))
+    found = clock.parse_peers(ended(recorded("ntp/ntpq-no-daemon.txt"), 0))
     assert isinstance(found, Unknown)
     assert "timed out" in found.reason
 
@@ -102,21 +102,21 @@ def test_ntpq_without_a_daemon_exits_0_and_is_unknown() -> None:
      ("", 0, None), ("NTPSynchronized=ja\n", 0, None), ("NTPSynchronized=yes\n", 1, None)],
 )  # fmt: skip
 def test_timedatectl(text: str, rc: int, expected: bool | None) -> None:
-    found = parsed(ended(text, rc), ntp.read_timedatectl)
+    found = parsed(ended(text, rc), clock.read_timedatectl)
     assert (None if isinstance(found, Unknown) else found) is expected
 
 
 def test_adjtimex_bit() -> None:
-    assert ntp.read_adjtimex("state=0 status=8193 maxerror=1 esterror=1") is True
-    assert ntp.read_adjtimex("state=5 status=64 maxerror=1 esterror=1") is False
-    assert isinstance(ntp.read_adjtimex(""), Unknown)
+    assert clock.read_adjtimex("state=0 status=8193 maxerror=1 esterror=1") is True
+    assert clock.read_adjtimex("state=5 status=64 maxerror=1 esterror=1") is False
+    assert isinstance(clock.read_adjtimex(""), Unknown)
 
 
 def test_shortest_round_trip_counts_and_a_head_that_steps_back_does_not() -> None:
     samples = [(100.0, 100.35, 100.2), (200.0, 200.051, 200.002), (300.0, 300.0, 299.0)]
-    found = ntp.best_exchange(samples)
+    found = clock.best_exchange(samples)
     assert not isinstance(found, Unknown)
     assert (found.offset_s, found.error_s, found.samples) == (
         pytest.approx(0.050), pytest.approx(0.001), 2,
     )  # fmt: skip
-    assert isinstance(ntp.best_exchange([]), Unknown)
+    assert isinstance(clock.best_exchange([]), Unknown)

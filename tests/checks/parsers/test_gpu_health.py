@@ -8,7 +8,7 @@ import pytest
 
 from checks.facts import GpuHealth, Unknown
 from checks.parsers import gpu_health as parse
-from checks.parsers.host import parse_all_gpus
+from checks.parsers.census import parse_all_gpus
 from checks.parsers.nvml import parse_nvml
 from tests.captures import fake_nvidia_smi as fake
 from tests.checks.captures import recorded

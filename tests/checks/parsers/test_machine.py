@@ -7,8 +7,8 @@ import sys
 
 from checks.facts import Blocked, Disk, FileSeen, GitState, Unknown
 from checks.parsers import machine as parse
-from checks.parsers.host import parse_census
-from checks.parsers.ntp import parse_clock
+from checks.parsers.census import parse_census
+from checks.parsers.clock import parse_clock
 from checks.parsers.section import parsed
 from clusterctl.remote import payload as ship
 from tests.checks.sections import ended, lacking

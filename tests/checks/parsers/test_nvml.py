@@ -10,7 +10,7 @@ import pynvml
 import pytest
 
 from checks.facts import Fleet, GpuHealth, Unknown
-from checks.parsers.host import parse_all_gpus
+from checks.parsers.census import parse_all_gpus
 from checks.parsers.nvml import parse_nvml
 from checks.runner import run_checks
 from clusterctl.payload.collect import nvml as collect_nvml

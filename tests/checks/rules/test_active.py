@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from checks.facts import Collectives, DoorSeen, SharedSeen, Unknown
+from checks.facts import Collectives, PortSeen, SharedSeen, Unknown
 from checks.finding import Verdict
 from checks.reference.gpu_throughput import reached_tflops
 from checks.runner import all_checks, run_checks
@@ -39,8 +39,8 @@ def test_a_bad_link_names_both_ends_and_one_to_leave_out() -> None:
 
 
 def test_a_node_that_one_other_cannot_reach_is_not_closed_to_all() -> None:
-    door = DoorSeen(29500, heard=("n1",), deaf={"n4": "No route to host"})
-    ((verdict, nodes, words),) = bad(cases.at("doors", door), "active.port")
+    seen_port = PortSeen(29500, reached_by=("n1",), failed_from={"n4": "No route to host"})
+    ((verdict, nodes, words),) = bad(cases.at("meeting_ports", seen_port), "active.port")
     assert (verdict, nodes) == ("FAIL", ("n4",))
     assert "n4 cannot reach port 29500 of n3, others can: No route to host" in words
 
@@ -75,7 +75,7 @@ def test_when_the_writer_cannot_write_nobody_else_is_blamed() -> None:
 
 def test_tests_that_had_nothing_to_do_are_skipped_not_passed() -> None:
     active = dataclasses.replace(
-        cases.GOOD, writer="", shared={}, doors={}, collectives=Unknown("one node has nobody to sum with")
+        cases.GOOD, writer="", shared={}, meeting_ports={}, collectives=Unknown("one node has nobody to sum with")
     )  # fmt: skip
     report = run_checks(cases.fleet(active), only=["active"], without=["active.matmul"])
     assert {one.verdict for one in report.findings} == {Verdict.SKIP}

@@ -1,4 +1,4 @@
-"""Each rule with a good and a bad fact, and with one that could not be had."""
+"""Each rule with a good and a bad fact, and with one that could not be read."""
 
 from __future__ import annotations
 

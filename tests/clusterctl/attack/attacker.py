@@ -124,7 +124,7 @@ def walk(top):
             read(os.path.join(folder, name))
 
 
-def look_at_processes():
+def collect_processes():
     counts["looks"] += 1
     for pid in os.listdir("/proc"):
         if pid.isdigit():
@@ -178,7 +178,7 @@ try:
         race_names(turn)
         race_sockets()
         if turn % 10 == 0:
-            look_at_processes()
+            collect_processes()
             race_ports()
             for place in asked["spare"]:
                 walk(place)

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from checks.facts import Clock, Exchange, Machine, NodeFacts, Previous, Unknown, Unreached
-from checks.parsers.ntp import read_sources, read_tracking
+from checks.parsers.clock import read_sources, read_tracking
 from checks.profile import Profile
 from checks.rules.time import middle_clock
 from clusterctl.clocks import exchange as clock_talk
@@ -16,7 +16,7 @@ from clusterctl.clocks.monitor import Alarm, Lost, Sample, Screen, Track, sparkl
 from clusterctl.clocks.report import HEAD, cells, folded, judge, signed, span, steered_by
 from clusterctl.output import Output
 from clusterctl.payload import watch
-from clusterctl.remote.followers import Pauses
+from clusterctl.remote.node_threads import Pauses
 from tests.lab.equipment import CAPTURES
 
 LIMITS = Profile()

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.cli import run
-from clusterctl.transfer import manifest_jobs as data
+from clusterctl.manifests import verbs as data
 from tests.clusterctl.commands.local_cluster import LocalCluster, patch
 from trainer.data import digits
 from trainer.data.__main__ import main as tools

@@ -41,8 +41,8 @@ class HostileLaunch(Launch):
                 yield b"{}\n"
                 return
             yield line(HELLO)
-            knock = wait_for(orders, "knock")
-            yield line({"type": "knocked", "errors": dict.fromkeys(knock["addresses"])})
+            probe = wait_for(orders, "probe")
+            yield line({"type": "probed", "errors": dict.fromkeys(probe["addresses"])})
             wait_for(orders, "start")
             yield from map(line, BEGUN)
             yield from flood
@@ -111,7 +111,7 @@ def test_flood_holds_up_no_stop_and_fills_neither_memory_nor_disk(bench, message
 @pytest.mark.parametrize(
     ("message", "words"),
     [
-        ({"type": "knocked", "errors": {"elsewhere": None}}, "it tried addresses that were not requested"),
+        ({"type": "probed", "errors": {"elsewhere": None}}, "it tried addresses that were not requested"),
         ({"type": "rank", "rank": 0, "pid": 9}, "it sends data of rank 0, which is not its own"),
         ({"type": "rank", "rank": 1, "pid": 9}, "rank 1 started twice"),
         ({"type": "telemetry", "text": "{}\n"}, "telemetry of a rank 0 that is not its own"),
@@ -147,8 +147,8 @@ def test_agents_are_kept_while_a_slow_node_is_waited_for(bench) -> None:  # noqa
         while time.monotonic() - begun < 4.0:  # longer than two leases
             wait_for(orders, "ping")
         yield line(HELLO)
-        knock = wait_for(orders, "knock")
-        yield line({"type": "knocked", "errors": dict.fromkeys(knock["addresses"])})
+        probe = wait_for(orders, "probe")
+        yield line({"type": "probed", "errors": dict.fromkeys(probe["addresses"])})
         wait_for(orders, "start")
         yield from map(line, BEGUN)
         yield line({"type": "rank_ended", "rank": 1, "code": 0, "how": "exit code 0"})

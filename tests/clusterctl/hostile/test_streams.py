@@ -18,8 +18,9 @@ import pytest
 from checks.profile import Profile
 from clusterctl.errors import TransportError
 from clusterctl.launch import supervise as supervising
+from clusterctl.launch.agent_messages import prove_gone
 from clusterctl.launch.plan import LaunchPlan, Timing
-from clusterctl.launch.reports import prove_gone
+from clusterctl.manifests import verbs as data
 from clusterctl.nodes import Node
 from clusterctl.output import Output
 from clusterctl.preflight.active import run as active_run
@@ -30,7 +31,6 @@ from clusterctl.remote.cluster import Cluster
 from clusterctl.remote.fanout import Fanout
 from clusterctl.remote.messages.verbs import read_line
 from clusterctl.remote.session_pool import NodeMessage, SessionPool
-from clusterctl.transfer import manifest_jobs as data
 from clusterctl.transfer import push
 from clusterctl.transport.base import Limits
 from dashboards import once
@@ -208,9 +208,9 @@ def test_active(times: int, monkeypatch) -> None:
             told: dict[str, Any] = {
                 "start": lambda o: {"ranks": [{"torch": "2.6", "model": "cpu", "device": "cpu"}] * len(o["devices"])},
                 "work": lambda o, one=one: {"answers": [one] * len(o["orders"])},
-                "door": lambda o: {"port": o["ports"][0], "holder": "", "addresses": ["10.0.0.1"]},
-                "knock": lambda o: {"why": [None] * len(o["where"])},
-                "close_doors": lambda o: {},
+                "listen": lambda o: {"port": o["ports"][0], "holder": "", "addresses": ["10.0.0.1"]},
+                "probe": lambda o: {"why": [None] * len(o["where"])},
+                "close_ports": lambda o: {},
                 "files": lambda o: {"seconds": 0.1, "seen_s": 0.1, "bytes": 1 << 20},
             }[order["op"]](order)  # fmt: skip
             yield {"id": order["id"], **told}
@@ -268,8 +268,8 @@ def test_launch(times: int, tmp_path: Path, monkeypatch) -> None:
         first = args["first_rank"]
         yield {"type": "hello", "shared": False, "cores": 2, "python_found": True, "workdir_found": True, "same_job": [], "port": 29500, "addresses": ["10.0.0.1"]}  # fmt: skip
         while (order := next_order(orders, 1.0)) is not None and order["op"] != "none":
-            if order["op"] == "knock":
-                yield {"type": "knocked", "errors": dict.fromkeys(order["addresses"])}
+            if order["op"] == "probe":
+                yield {"type": "probed", "errors": dict.fromkeys(order["addresses"])}
             if order["op"] == "start":
                 break
         yield {"type": "started", "pid": 5}

@@ -45,7 +45,7 @@ class Agent:
         self.args = {
             "run": self.run_id,
             "job": f"job-{self.run_id}",
-            "word": "knock-knock",
+            "word": "who-is-it",
             "group": "",
             "node": "here",
             "run_dir": str(self.run_dir),
@@ -256,12 +256,12 @@ def test_door_is_open_to_the_run_only_and_shut_before_the_start(agent, tmp_path:
         assert hello["port"] == ports[1]
         assert socket.gethostname() in hello["addresses"]
         with socket.create_connection(("127.0.0.1", ports[1]), 5) as anybody:
-            assert anybody.recv(200) == b"knock-knock\n"  # and nothing of the run
+            assert anybody.recv(200) == b"who-is-it\n"  # and nothing of the run
         for port in (*ports, 1):
-            one.send(op="knock", addresses=["127.0.0.1", "no.such.host.invalid"], port=port)
+            one.send(op="probe", addresses=["127.0.0.1", "no.such.host.invalid"], port=port)
             if port == ports[0]:
                 taken.accept()[0].sendall(b"220 some other service\n")
-            errors = one.hear("knocked")["errors"]
+            errors = one.hear("probed")["errors"]
             assert errors["no.such.host.invalid"]
             assert (errors["127.0.0.1"] is None) == (port == ports[1])
     one.send(op="stop", grace_s=0)
@@ -288,7 +288,7 @@ def test_heartbeats_lie_where_no_other_user_can_put_or_read_anything(agent, tmp_
         pid = one.start(WAIT, tmp_path)
         beats = Path(variables(pid)["CLUSTERCTL_HEARTBEATS"])
         assert one.run_id not in str(beats)
-        assert trust.foreign_hand(str(beats)) == ""
+        assert trust.why_untrusted(str(beats)) == ""
         assert beats.stat().st_mode & 0o077 == 0
         assert beats.parent.stat().st_mode & 0o077 == 0
         assert victim.read_text() == "precious"

@@ -14,7 +14,7 @@ import pytest
 
 from checks.facts import Fleet, KernelLog, Unknown
 from checks.finding import Verdict
-from checks.parsers.host import parse_census
+from checks.parsers.census import parse_census
 from checks.parsers.kernel_log import INTERESTING
 from checks.runner import run_checks
 from clusterctl.payload.collect import clock as collect_clock

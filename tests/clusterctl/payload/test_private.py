@@ -11,7 +11,7 @@ import pytest
 from clusterctl.payload.files import ownership as trust
 from clusterctl.payload.files import private
 from clusterctl.payload.files.locks import drop_lock, take_lock
-from clusterctl.payload.files.ownership import NotPrivate, foreign_hand, planted
+from clusterctl.payload.files.ownership import NotPrivate, made_by_others, why_untrusted
 from clusterctl.payload.files.private import new_folder, open_own, own_folder, replace_file
 
 NOBODY = 65534
@@ -148,19 +148,19 @@ def test_foreign_hand_sees_modes_and_links_on_the_way(tmp_path: Path) -> None:
     program.chmod(0o755)
     (tmp_path / "link").symlink_to("bin/../bin")
     through = str(tmp_path / "link" / "py-spy")
-    assert foreign_hand(through) == ""
+    assert why_untrusted(through) == ""
     program.chmod(0o757)
-    assert foreign_hand(through) == f"{program} can be changed by other users (mode 0757)"
+    assert why_untrusted(through) == f"{program} can be changed by other users (mode 0757)"
     program.chmod(0o755)
     program.parent.chmod(0o777)
-    assert str(program.parent) in foreign_hand(through)
+    assert str(program.parent) in why_untrusted(through)
     program.parent.chmod(0o1777)  # others add names there, and cannot take ours away
-    assert foreign_hand(through) == ""
+    assert why_untrusted(through) == ""
     with pytest.raises(FileNotFoundError):
-        foreign_hand(str(tmp_path / "missing"))
+        why_untrusted(str(tmp_path / "missing"))
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(OSError, match="too many links"):
-        foreign_hand(str(tmp_path / "loop" / "x"))
+        why_untrusted(str(tmp_path / "loop" / "x"))
 
 
 @needs_root
@@ -170,17 +170,19 @@ def test_what_another_user_owns_is_theirs_and_planted_only_where_anybody_can_wri
     project = tmp_path / "project"
     (project / "trainer").mkdir(parents=True)
     os.chown(project, NOBODY, NOBODY)
-    assert f"{project} belongs to user 65534" in foreign_hand(str(project / "trainer"))
-    assert planted(str(project / "trainer")) == ""  # a folder of another owner, on a disk of theirs
+    assert f"{project} belongs to user 65534" in why_untrusted(str(project / "trainer"))
+    assert (
+        made_by_others(str(project / "trainer")) == ""
+    )  # a folder of another owner, on a disk of theirs
     tmp_path.chmod(0o1777)
-    assert "open to all" in planted(str(project / "trainer"))
+    assert "open to all" in made_by_others(str(project / "trainer"))
     (tmp_path / "mine").symlink_to(project)
-    assert "open to all" in planted(str(tmp_path / "mine"))
+    assert "open to all" in made_by_others(str(tmp_path / "mine"))
     os.lchown(tmp_path / "mine", NOBODY, NOBODY)
     (tmp_path / "real").mkdir()
-    assert planted(str(tmp_path / "real")) == ""
-    assert planted(str(tmp_path / "real" / "not-there")) == ""
-    assert "open to all" in planted(str(project / "not" / "there"))
+    assert made_by_others(str(tmp_path / "real")) == ""
+    assert made_by_others(str(tmp_path / "real" / "not-there")) == ""
+    assert "open to all" in made_by_others(str(project / "not" / "there"))
 
 
 def test_network_drives_are_not_touched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -191,6 +193,6 @@ def test_network_drives_are_not_touched(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setattr(os, "lstat", lambda path: (asked.append(str(path)), lstat(path))[1])
     monkeypatch.setattr(trust, "_far_mounts", lambda: {str(drive)})
     (tmp_path / "link").symlink_to(drive / "venv")
-    assert planted(str(tmp_path / "link" / "bin")) == ""
+    assert made_by_others(str(tmp_path / "link" / "bin")) == ""
     assert str(tmp_path / "link") in asked
     assert [path for path in asked if path.startswith(str(drive))] == []

@@ -79,7 +79,7 @@ def test_payload_imports_the_standard_library_and_what_came_with_it(verb: str) -
 
 def modules(verb: str) -> list[tuple[str, str]]:
     """(name, text) of all that is run on a node for a verb."""
-    loader = Path(prelude.__file__).with_name("loader.py").read_text()
+    loader = Path(prelude.__file__).with_name("module_loader.py").read_text()
     return [("loader", loader), *ship.modules(verb).items()]
 
 

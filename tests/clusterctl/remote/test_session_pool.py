@@ -13,7 +13,7 @@ from clusterctl.errors import TransportError
 from clusterctl.nodes import Node
 from clusterctl.remote.cluster import Cluster
 from clusterctl.remote.fanout import NodeResult
-from clusterctl.remote.followers import Followers, Pauses
+from clusterctl.remote.node_threads import Followers, Pauses
 from clusterctl.remote.session_pool import NodeMessage, SessionPool
 from clusterctl.transport.base import Connection
 from tests.clusterctl.payload.local import LocalConnection, LocalTransport

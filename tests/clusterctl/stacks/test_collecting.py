@@ -25,8 +25,8 @@ from clusterctl.payload.jobs.processes import rank_number
 from clusterctl.remote import payload as ship
 from clusterctl.remote.cluster import Cluster
 from clusterctl.remote.fanout import NodeResult
+from clusterctl.stacks.clues import clues
 from clusterctl.stacks.diagnose import DumpOptions, collect, collect_native
-from clusterctl.stacks.evidence import clues
 from clusterctl.stacks.files import native_text
 from clusterctl.stacks.model import NodeView, Proc
 from clusterctl.stacks.report import permission_lines
@@ -192,7 +192,7 @@ def test_native_frames_of_a_suspect_are_had_without_leaving_it_stopped(
 def kernel_log(
     folder: Path, count: int, first_s: float, last_s: float, last: str, uptime_s: float
 ) -> dict[str, str]:
-    """A PATH with a dmesg of `count` dull lines between two ages, then `last`."""
+    """A PATH with a dmesg of `count` left_out lines between two ages, then `last`."""
     folder.mkdir()
     with (folder / "log").open("w") as file:
         for number in range(count):

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from clusterctl.stacks.evidence import clues
+from clusterctl.stacks.clues import clues
 from clusterctl.stacks.judge import judge
 from clusterctl.stacks.report import lines
 from clusterctl.stacks.snapshot import read_snapshot

@@ -53,7 +53,7 @@ def test_the_trainers_own_functions_are_where_the_table_says() -> None:
     """A file of the trainer that is renamed must be renamed in the table too."""
     from trainer import loop
     from trainer.checkpoint import files
-    from trainer.data.loader.dataset import Worker
+    from trainer.data.loader.loader import Worker
     from trainer.data.video import decode_process
     from trainer.engine.base import Engine
     from trainer.journal import Wandb

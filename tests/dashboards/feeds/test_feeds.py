@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dashboards.feeds.base import RunDirFeed, Together, newest_run
 from dashboards.feeds.replay import ReplayFeed
+from dashboards.feeds.run_dir import RunDirFeed, Together, newest_run
 from dashboards.model.samples import EventSample, RunOpened, Sample, StepSample
 from dashboards.simulation.cluster import DemoFeed
 from tests.dashboards.runs import BEGAN, FixedFeed, journal, record, write_run

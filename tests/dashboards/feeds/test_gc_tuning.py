@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import gc
 
-from dashboards.feeds.gc_tuning import SELDOM, seldom_collected
+from dashboards.feeds.gc_tuning import SELDOM, collecting_rarely
 
 
 def test_collector_is_as_before_afterwards() -> None:
     before = gc.get_threshold()
-    with seldom_collected():
+    with collecting_rarely():
         assert gc.get_threshold() == SELDOM
     assert gc.get_threshold() == before
     assert gc.get_freeze_count() == 0

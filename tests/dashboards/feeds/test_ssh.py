@@ -19,7 +19,7 @@ from clusterctl.remote.cluster import Cluster
 from clusterctl.transport.base import Limits, Progress, Transport
 from clusterctl.transport.loopback.nodes import LoopbackCluster
 from clusterctl.transport.paramiko_backend import ParamikoTransport
-from dashboards.feeds.base import steady_clock
+from dashboards.feeds.run_dir import steady_clock
 from dashboards.feeds.ssh import SshFeed
 from dashboards.model.samples import NodeDown, NodeSample, Sample
 from tests.dashboards.feeds.test_feeds import until

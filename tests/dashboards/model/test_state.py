@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from dashboards.model.fleet import METRICS, cells, node_mark, past
+from dashboards.model.fleet_table import METRICS, cells, node_mark, past
 from dashboards.model.ring_buffer import FLEET_COLUMNS, NODE_COLUMNS, gpu_column
 from dashboards.model.samples import (
     EventSample,

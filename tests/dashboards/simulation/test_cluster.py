@@ -32,12 +32,12 @@ def test_same_seed_gives_the_same_hour_and_another_seed_another() -> None:
 
 @pytest.mark.parametrize("kind", NODE_KINDS)
 def test_incident_changes_its_own_node_while_it_lasts(kind: str) -> None:
-    spoilt = played(Incident(kind, 2, 1, 10, 20, size=74))
+    faulty = played(Incident(kind, 2, 1, 10, 20, size=74))
     healthy = played()
-    assert of(spoilt, 1) == of(healthy, 1) or kind == "throttle"  # which slows the whole run down
-    before = [s for s in of(spoilt, 2) if s.at_s < BEGIN_S + 10]
+    assert of(faulty, 1) == of(healthy, 1) or kind == "throttle"  # which slows the whole run down
+    before = [s for s in of(faulty, 2) if s.at_s < BEGIN_S + 10]
     assert before == [s for s in of(healthy, 2) if s.at_s < BEGIN_S + 10]
-    during = [s for s in of(spoilt, 2) if BEGIN_S + 10 <= s.at_s < BEGIN_S + 20]
+    during = [s for s in of(faulty, 2) if BEGIN_S + 10 <= s.at_s < BEGIN_S + 20]
     assert during != [s for s in of(healthy, 2) if BEGIN_S + 10 <= s.at_s < BEGIN_S + 20]
 
 

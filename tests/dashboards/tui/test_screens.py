@@ -26,7 +26,7 @@ from dashboards.tui.screens.run import RunScreen
 from dashboards.tui.screens.stacks import StacksScreen
 from dashboards.tui.screens.text import LogScreen, TextScreen, ink
 from dashboards.tui.widgets.bars import unheard
-from dashboards.tui.widgets.node_facts import disks_line
+from dashboards.tui.widgets.node_details import disks_line
 from dashboards.tui.widgets.palette import _few_colors
 from dashboards.tui.widgets.panel import safe, words
 from tests.dashboards.conftest import NOW

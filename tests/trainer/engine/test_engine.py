@@ -19,7 +19,7 @@ from tests.ports import free_port
 from tests.trainer.engine import engine_ranks
 from tests.trainer.engine.engine_ranks import make_model
 from tests.trainer.ranks import environment, fork, wait
-from trainer.engine import base, joining, shards
+from trainer.engine import base, process_group, shards
 from trainer.engine.base import build_engine
 from trainer.errors import CheckpointError, ConfigError, EngineError
 
@@ -214,7 +214,7 @@ def test_a_rank_that_never_comes_is_an_error_after_the_limit_not_a_hang(tmp_path
 
 
 def second_of_two() -> None:
-    joining.MORE_S = 0.5
+    process_group.MORE_S = 0.5
     build_engine("colossal").setup(1, 2.0)
 
 
@@ -237,7 +237,7 @@ def test_half_an_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     for name in ("WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ConfigError, match="RANK is set but not WORLD_SIZE"):
-        joining.rank_of_run()
+        process_group.rank_of_run()
 
 
 def test_ranks_that_share_cores_get_one_thread_each(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from trainer.data.video.mp4 import read_mp4, write_mp4
 from trainer.errors import CheckpointError, ConfigError
 from trainer.infer import __main__ as infer
 from trainer.infer import files
-from trainer.infer.request import settings_of
+from trainer.infer.jobs import settings_of
 from trainer.models import memory
 from trainer.weights import __main__ as weights
 from trainer.weights.load import read_weights

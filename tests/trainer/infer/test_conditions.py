@@ -29,8 +29,8 @@ from trainer.infer.conditions import (
     place_references,
     snap,
 )
+from trainer.infer.jobs import Job, Settings, settings_of
 from trainer.infer.prompts import parse_prompts
-from trainer.infer.request import Job, Settings, settings_of
 from trainer.infer.sampling import Sampler
 from trainer.models.stdit import build_stdit
 from trainer.models.vae.interface import IdentityVAE

@@ -11,8 +11,8 @@ import pytest
 from trainer.config import load as configuration
 from trainer.errors import ConfigError
 from trainer.infer.__main__ import length
+from trainer.infer.jobs import plan_jobs, settings_of
 from trainer.infer.prompts import Prompt, Scores, parse_prompts, read_prompts
-from trainer.infer.request import plan_jobs, settings_of
 from trainer.infer.sampling import generator_of
 from trainer.runlog.output import configure
 

@@ -13,8 +13,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from tests.trainer.models.stdit_cases import batch, small_model
 from trainer.errors import ConfigError, EngineError
 from trainer.models import compiling
+from trainer.models.activation_checkpointing import GradCheckpoint, block_bytes
 from trainer.models.attention import short_keys
-from trainer.models.checkpointing import GradCheckpoint, block_bytes
 from trainer.models.offloading import to_host
 from trainer.models.stdit import STDiT3, STDiT3Config
 

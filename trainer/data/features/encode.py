@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from trainer.command_line import whole
 from trainer.data.features.files import DOCUMENT, JOB, STORED, FeaturesError
 from trainer.data.manifest.left_out import RESUME, report
-from trainer.engine.joining import Rank, joining
+from trainer.engine.process_group import Rank, joining
 from trainer.errors import ConfigError
 
 T = TypeVar("T")

@@ -157,7 +157,7 @@ def _key(
     key["latents"] = options.latents
     key["captions"] = {"embedder": None}
     if options.caption_embedder:
-        from trainer.data.features.captions import embedder_hash, load_embedder
+        from trainer.data.features.projected_captions import embedder_hash, load_embedder
 
         dtype = NETWORK_DTYPES[config.dtype]
         embedder = load_embedder(config, shapes["encoder_channels"], dtype)

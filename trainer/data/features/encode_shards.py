@@ -1,4 +1,4 @@
-"""Shards of a job, one after another: clips are decoded ahead over their borders."""
+"""Shards of a job, one after another: decoding continues across their borders."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trainer.data.features.units import keys_of, segments
 from trainer.data.manifest.left_out import RESUME
 from trainer.data.video.decode import Window
 from trainer.engine.base import set_threads
-from trainer.engine.joining import Rank
+from trainer.engine.process_group import Rank
 from trainer.runlog.progress import RowProgress
 from trainer.weights.tensorfile import DTYPES
 
@@ -165,7 +165,7 @@ class Maker:
         dtype = NETWORK_DTYPES[self._config.dtype]
         encoder: Any = build_text_encoder(self._config, self._out, dtype).to(self._device)
         if self._document["key"]["captions"]["embedder"] is not None:
-            from trainer.data.features.captions import ProjectingEncoder, load_embedder
+            from trainer.data.features.projected_captions import ProjectingEncoder, load_embedder
 
             embedder = load_embedder(self._config, encoder.channels, dtype)
             encoder = ProjectingEncoder(encoder, embedder.to(self._device))

@@ -1,9 +1,10 @@
 """The order of an epoch, and where a run stands in it.
 
 An epoch is one global list of microbatches: a pure function of (dataset fingerprint, bucket
-configuration, seed, epoch), the same for every number of ranks. A step of W ranks takes the next W
-of them, rank r the r-th. So a position is one number, and a run may go on with another W. What does
-not fill a bucket's last microbatch, or a last step, is left out of this epoch.
+configuration, seed, epoch), whatever the number of ranks. balance.py then puts microbatches of
+equal cost into one step, by the ranks of a step; a resumed run keeps its epoch's order. A step of
+W ranks takes the next W, rank r the r-th: a position is one number, and a run may go on
+with another W. What does not fill a bucket's last microbatch, or a last step, is left out.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from checks.facts import Active, DoorSeen
+from checks.facts import Active, PortSeen
 from clusterctl.preflight.active.port_probe import PortProbe
 from clusterctl.preflight.active.run import try_shared
 from clusterctl.remote.session_pool import SessionPool
@@ -45,14 +45,14 @@ def pool(lab: Lab) -> Iterator[SessionPool]:
 
 
 def test_doors_of_good_nodes_are_reached_and_closed_again(pool: SessionPool, lab: Lab) -> None:
-    doors = PortProbe(pool, make_plan(lab), {})
-    seen = doors.test()
+    meeting_ports = PortProbe(pool, make_plan(lab), {})
+    seen = meeting_ports.test()
     for name in lab.names:
-        door = seen[name]
-        assert isinstance(door, DoorSeen)
-        assert (door.port, dict(door.deaf)) == (PORT, {})
-        assert len(door.heard) == (3 if name == "node-1" else 1)  # all knock at the first
-    assert doors.addresses(hosts(lab)) == addresses(lab)
+        seen_port = seen[name]
+        assert isinstance(seen_port, PortSeen)
+        assert (seen_port.port, dict(seen_port.failed_from)) == (PORT, {})
+        assert len(seen_port.reached_by) == (3 if name == "node-1" else 1)  # all probe the first
+    assert meeting_ports.addresses(hosts(lab)) == addresses(lab)
     assert not any(is_listening(node, PORT) for node in lab.nodes)
 
 
@@ -64,11 +64,11 @@ def test_a_blocked_port_is_named_and_two_more_have_tried(pool: SessionPool, lab:
         seen = PortProbe(pool, make_plan(lab), {}).test()
     finally:
         node.exec(f"ip rule del {rule}".split())
-    door = seen["node-3"]
-    assert isinstance(door, DoorSeen)
-    assert door.heard == ()
-    assert len(door.deaf) == 3
-    found = [row for row in verdicts(Active("cpu", doors=seen)) if row[0] == "active.port"]
+    seen_port = seen["node-3"]
+    assert isinstance(seen_port, PortSeen)
+    assert seen_port.reached_by == ()
+    assert len(seen_port.failed_from) == 3
+    found = [row for row in verdicts(Active("cpu", meeting_ports=seen)) if row[0] == "active.port"]
     assert found == [("active.port", ("node-3",))]
 
 
@@ -86,11 +86,11 @@ def test_a_port_that_somebody_holds_is_named_with_its_holder(pool: SessionPool, 
         for pid in running(node, "socket.create_server"):
             os.kill(pid, signal.SIGKILL)
         process.wait(10)
-    door = seen["node-2"]
-    assert isinstance(door, DoorSeen)
-    assert door.port is None
-    assert "in use" in door.holder
-    assert all(isinstance(seen[name], DoorSeen) for name in lab.names)
+    seen_port = seen["node-2"]
+    assert isinstance(seen_port, PortSeen)
+    assert seen_port.port is None
+    assert "in use" in seen_port.holder
+    assert all(isinstance(seen[name], PortSeen) for name in lab.names)
 
 
 def test_a_shared_folder_is_seen_read_and_left_empty(pool: SessionPool, lab: Lab) -> None:
@@ -129,7 +129,9 @@ def test_a_folder_that_cannot_be_written_says_so(pool: SessionPool, lab: Lab) ->
 def test_nothing_is_left_when_the_pool_closes(lab: Lab) -> None:
     others = {node.name: set(running(node, PAYLOAD)) for node in lab.nodes}
     with gather(lab) as pool:
-        pool.ask({name: {"op": "door", "ports": [PORT + 1], "word": "w"} for name in lab.names}, 20)
+        pool.ask(
+            {name: {"op": "listen", "ports": [PORT + 1], "word": "w"} for name in lab.names}, 20
+        )
         assert all(is_listening(node, PORT + 1) for node in lab.nodes)
         assert all(set(running(node, PAYLOAD)) > others[node.name] for node in lab.nodes)
     for node in lab.nodes:
@@ -142,11 +144,11 @@ def test_a_node_that_freezes_costs_the_others_the_deadline_and_no_more(lab: Lab)
         node = lab.nodes[1]
         node.freeze()
         try:
-            answers = pool.ask({name: {"op": "close_doors"} for name in lab.names}, 1.0)
+            answers = pool.ask({name: {"op": "close_ports"} for name in lab.names}, 1.0)
             assert set(pool.lost) == {"node-2"}
             assert pool.lost["node-2"] == "no answer in 4 s"
             assert set(answers) == set(lab.names) - {"node-2"}
-            again = pool.ask({name: {"op": "close_doors"} for name in pool.names}, 20.0)
+            again = pool.ask({name: {"op": "close_ports"} for name in pool.names}, 20.0)
             assert set(again) == set(answers)
         finally:
             node.thaw()

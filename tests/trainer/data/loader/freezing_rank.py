@@ -66,7 +66,7 @@ def control(clip: str) -> None:
 
 def rounds(manifest: str, clip: str, count: int) -> None:
     from trainer.config.keys import DatasetConfig
-    from trainer.data.loader.features_loader import build_loader
+    from trainer.data.loader.build_loader import build_loader
     from trainer.data.manifest.read import read_manifest
     from trainer.data.plan.buckets import Buckets
     from trainer.data.plan.data_plan import Cursor, DataPlan

@@ -10,11 +10,11 @@ import pytest
 
 from tests.clusterctl.stacks.stalling_mount import GETATTR, LOOKUP, OPEN, READ
 from tests.lab.clip_mount import ClipMount, why_no_fuse
-from tests.trainer.data.loader.test_dataset import plan_of
+from tests.trainer.data.loader.test_loader import plan_of
 from tests.trainer.data.video.test_decode import is_gone, wait_for
 from trainer.config.keys import DatasetConfig
 from trainer.data import digits
-from trainer.data.loader.features_loader import build_loader
+from trainer.data.loader.build_loader import build_loader
 from trainer.data.plan.data_plan import Cursor
 from trainer.data.video import decode
 from trainer.data.video.decode import Decoder, DecoderBroken, Window

@@ -11,9 +11,9 @@ import pytest
 from PIL import Image
 
 from tests.trainer.data.clips import write_clip
-from tests.trainer.data.loader.test_dataset import FAST, damage, plan_of
+from tests.trainer.data.loader.test_loader import FAST, damage, plan_of
 from trainer.data import digits
-from trainer.data.loader.features_loader import build_loader
+from trainer.data.loader.build_loader import build_loader
 from trainer.data.plan.data_plan import Cursor
 from trainer.data.video.decode import Decoder, Window
 
@@ -46,7 +46,7 @@ def index_first(path: Path) -> bytes:
     return data
 
 
-def spoil(path: Path, kind: str) -> None:
+def apply_faults(path: Path, kind: str) -> None:
     """Make of a clip of 9 frames one that cannot be used."""
     path.unlink()
     if kind == "cut in a packet":
@@ -96,7 +96,7 @@ def broken(folder, tmp_path):
         if kind in ("missing", "empty", "fifo", "short", "noise"):
             damage(plan, row, kind)
         else:
-            spoil(Path(plan.manifest.locate(row)), kind)
+            apply_faults(Path(plan.manifest.locate(row)), kind)
     unusual = {kind: order[1 + 3 * place] for place, kind in enumerate(GOOD)}
     for kind, row in unusual.items():
         path = Path(plan.manifest.locate(row))

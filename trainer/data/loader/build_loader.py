@@ -19,7 +19,7 @@ from torch import Tensor
 from trainer.config.keys import DatasetConfig
 from trainer.data.features.cache import Features, Shards
 from trainer.data.loader import microbatch
-from trainer.data.loader.dataset import Loader, Worker
+from trainer.data.loader.loader import Loader, Worker
 from trainer.data.loader.microbatch import Bad, Batch, Clip, Task
 from trainer.data.plan.data_plan import Cursor, DataPlan
 from trainer.models.vae.interface import Posterior

@@ -48,7 +48,7 @@ def parse_clock(
     now_s: float,
     samples: Iterable[tuple[float, float, float]] | None = None,
 ) -> Maybe[Clock]:
-    """The clock of a node; a part that could not be had is Unknown.
+    """The clock of a node; a part that could not be read is Unknown.
 
     `samples` are the head's round trips: (sent, the node's time, received) in seconds.
     """

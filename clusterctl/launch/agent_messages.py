@@ -1,4 +1,4 @@
-"""What agents report: whether their nodes can run the ranks, and how these go and end."""
+"""What agents report: whether their nodes can run the ranks, and how the ranks progress and end."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Reports:
             node.shared, node.text = message["shared"], "ready"
             if not node.shared:
                 self.journal.write("unshared", "its logs come over the wire", node=name)
-        elif kind == "knocked":
+        elif kind == "probed":
             if message["errors"].keys() != set(self.addresses):
                 self._fail_lost(name, "it tried addresses that were not requested")
             self.address_errors[name] = message["errors"]

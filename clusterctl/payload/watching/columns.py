@@ -1,4 +1,4 @@
-"""Columns of the rows of payload `watch`, for its readers: names in each line would double it."""
+"""Columns of the rows of payload `watch`: a line has no names, which would double its length."""
 
 # What changes every second. trouble_bits: NVML's throttle reasons that mean trouble.
 GPU = "power_w util_percent used_mib temperature_c sm_mhz trouble_bits".split()

@@ -24,6 +24,7 @@ from checks.facts import (
     Unknown,
     then,
 )
+from checks.parsers.clock import parse_clock
 from checks.parsers.gpu_health import bus_key, parse_details, read_nvlinks, read_topology
 from checks.parsers.infiniband import parse_fabric
 from checks.parsers.kernel_log import parse_kernel_log
@@ -38,7 +39,6 @@ from checks.parsers.machine import (
     read_system,
     read_wandb,
 )
-from checks.parsers.ntp import parse_clock
 from checks.parsers.nvidia_smi import count_on_pci, parse_gpus, parse_quantity
 from checks.parsers.nvml import parse_nvml
 from checks.parsers.section import Sections, parsed, read_sections, sections_of, unreadable

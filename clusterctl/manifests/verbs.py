@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from clusterctl.manifests.work_queue import Worker, WorkQueue
 from clusterctl.remote.cluster import Cluster
-from clusterctl.remote.followers import start_thread
+from clusterctl.remote.node_threads import start_thread
 from clusterctl.remote.session_pool import Inbox, NodeMessage, SessionPool
-from clusterctl.transfer.work_queue import Worker, WorkQueue
 
 SILENT_S = 30.0  # a node sends a sign of life every 2 s
 SLEPT_S = 3.0  # between two rounds: longer only when this program did not run

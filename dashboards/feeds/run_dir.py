@@ -1,4 +1,4 @@
-"""Samples of a run directory that grows, and several feeds as one.
+"""Samples of a run directory that grows; several feeds as one.
 
 `ssh.py` watches nodes, `replay.py` plays recordings, `simulation/cluster.py` simulates a cluster.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dashboards.model.samples import Clock, EventSample, Feed, RunOpened, Sample, StepSample
-from dashboards.recording.fields import MOST_RANKS, is_sound
+from dashboards.recording.validation import MOST_RANKS, is_sound
 from trainer.runlog.telemetry import FILE, Event, Record, StepRecord, Tail, decode
 
 JOURNAL = "events.jsonl"  # the launcher's, beside the trainer's telemetry

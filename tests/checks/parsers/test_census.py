@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checks.facts import Disk, Memory, NodeFacts, Port, PythonEnv, Unknown, to_json
-from checks.parsers.host import parse_census
+from checks.parsers.census import parse_census
 from clusterctl.remote import payload as ship
 from tests.checks.sections import NODE
 from tests.clusterctl.payload.local import LocalConnection

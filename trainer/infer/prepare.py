@@ -16,8 +16,8 @@ from trainer.config.load import Config, to_dict
 from trainer.errors import ConfigError
 from trainer.infer.conditions import ReferenceFiles, groups_of
 from trainer.infer.files import State, require_folder, state_of
+from trainer.infer.jobs import Job, Settings, identity, plan_jobs, settings_of
 from trainer.infer.prompts import Prompt, parse_prompts
-from trainer.infer.request import Job, Settings, identity, plan_jobs, settings_of
 from trainer.runlog import telemetry
 from trainer.runlog.atomic_file import sha256_of
 from trainer.weights import checkpoints

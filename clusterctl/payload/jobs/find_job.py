@@ -165,7 +165,7 @@ def machine():
     return "%s %s" % (boot_id, os.readlink("/proc/self/ns/pid"))
 
 
-def look_at_job(pick):
+def take_snapshot(pick):
     """(snapshot, {rows, others, machine}) of a job, as the head gets it."""
     shot, pids, strangers = find_job(pick)
     rows, others = describe_job(shot, pids), describe_job(shot, strangers)

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.payload.dump.flight import flight_dump, load_plain, newest
-from clusterctl.stacks.evidence import clues, compare, parse_completed, parse_watchdog, read_dump
+from clusterctl.payload.dump.flight_recorder import flight_dump, load_plain, newest
+from clusterctl.stacks.clues import clues, compare, parse_completed, parse_watchdog, read_dump
 from tests.clusterctl.stacks.made import cluster, snapshot
 from tests.ports import free_port
 

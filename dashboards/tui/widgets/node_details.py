@@ -20,7 +20,7 @@ FULL_DISK, NEARLY_FULL_DISK = 0.95, 0.85
 COULD_NOT_FIND_OUT = " could not find out"
 
 
-class NodeFacts(NodePanel):
+class NodeDetails(NodePanel):
     """Links, disks, Xid and alerts, each in as few lines as there is room for."""
 
     with_boxes = False  # links and disks have panels of their own

@@ -5,7 +5,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clusterctl.transfer.work_queue import MAX_MISTAKES, WorkQueue
+from clusterctl.manifests.work_queue import MAX_MISTAKES, WorkQueue
 
 
 def question(number: int) -> dict:

@@ -31,7 +31,7 @@ class Loader:
         exec(compile(text, file, "exec", dont_inherit=True), module.__dict__)
 
 
-def play(sources, verb):
+def run_verb(sources, verb):
     sys.meta_path.insert(0, Loader(sources))
     from clusterctl.payload.prelude import run
 

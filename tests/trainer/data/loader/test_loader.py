@@ -16,8 +16,8 @@ import torch
 from tests.trainer.data.video.test_decode import is_gone, wait_for
 from trainer.config.keys import DatasetConfig
 from trainer.data import digits
-from trainer.data.loader.dataset import LoaderError, TooFewClips, Worker
-from trainer.data.loader.features_loader import build_loader
+from trainer.data.loader.build_loader import build_loader
+from trainer.data.loader.loader import LoaderError, TooFewClips, Worker
 from trainer.data.manifest.read import read_manifest
 from trainer.data.plan.buckets import Buckets
 from trainer.data.plan.data_plan import Cursor, DataPlan
@@ -289,7 +289,7 @@ RANK = """
 import sys, time
 import psutil
 from trainer.data.plan.buckets import Buckets
-from trainer.data.loader.features_loader import build_loader
+from trainer.data.loader.build_loader import build_loader
 from trainer.data.manifest.read import read_manifest
 from trainer.data.plan.data_plan import Cursor, DataPlan
 plan = DataPlan(read_manifest(sys.argv[1]), Buckets.parse({"16px": {8: (1.0, 4)}}), 5)

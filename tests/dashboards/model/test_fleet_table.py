@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from dashboards.model.fleet import (
+from dashboards.model.fleet_table import (
     METRICS,
     NODE_METRICS,
     arranged,
