@@ -204,7 +204,8 @@ def _python(module: str, *words: object) -> str:
         out, err = child.communicate()
     except BaseException:
         with handled_by(signal.SIG_IGN):
-            os.killpg(child.pid, signal.SIGKILL)
+            if child.poll() is None:  # it may end while communicate() handles the interrupt
+                os.killpg(child.pid, signal.SIGKILL)
             # An interrupt at the start of communicate() lets a second one fail.
             for pipe in (child.stdout, child.stderr):
                 if pipe:

@@ -14,13 +14,13 @@ from typing import Any
 from clusterctl.output import Cell, Output
 from clusterctl.printable import printable
 from dashboards.feeds.replay import Player
-from dashboards.model import fleet_table, units
+from dashboards.model import table, units
 from dashboards.model.run_progress import figures, one_line
 from dashboards.model.samples import Feed, Tick
 from dashboards.model.state import NodeState, RunState, State, state_of
 from dashboards.reduce import fold
 
-MARKS = ("", fleet_table.ALARM, fleet_table.STALE, fleet_table.UNKNOWN, fleet_table.MISSING)
+MARKS = ("", table.ALARM, table.STALE, table.UNKNOWN, table.MISSING)
 STATES = dict(zip(MARKS, ("ok", "alarm", "stale", "unknown", "missing"), strict=True))
 POLL_S = 0.05
 
@@ -46,11 +46,11 @@ def collect(feed: Feed, *, interval_s: float, patience_s: float) -> State:
 
 def exit_code(state: State) -> int:
     """1 something is wrong, 3 something is unknown and nothing is worse, 0 all is well."""
-    marks = {fleet_table.node_mark(node, state)[0] for node in state.nodes.values()}
+    marks = {table.node_mark(node, state)[0] for node in state.nodes.values()}
     run = figures(state.run, state.now_s).status if state.run else ""
-    if marks & {fleet_table.ALARM, fleet_table.MISSING} or run in ("failed", "stalled"):
+    if marks & {table.ALARM, table.MISSING} or run in ("failed", "stalled"):
         return 1
-    return 3 if marks & {fleet_table.UNKNOWN, fleet_table.STALE} else 0
+    return 3 if marks & {table.UNKNOWN, table.STALE} else 0
 
 
 def write(state: State, output: Output) -> None:
@@ -68,21 +68,17 @@ def _write_nodes(state: State, output: Output) -> None:
     numbers = [*gpu_columns, "CPU", "LOAD", "MEM GiB", "NET"]
     rows: list[list[str | Cell]] = []
     for node in state.nodes.values():
-        mark, why = fleet_table.node_mark(node, state)
-        style = {"": "good", fleet_table.STALE: "warn", fleet_table.UNKNOWN: "warn"}.get(
-            mark, "bad"
-        )
+        mark, why = table.node_mark(node, state)
+        style = {"": "good", table.STALE: "warn", table.UNKNOWN: "warn"}.get(mark, "bad")
         row: list[str | Cell] = [node.name, Cell(f"{mark} {why}" if mark else "ok", style)]
         sample = None if node.down else node.sample
         if sample is None:
             rows.append(row + ["-"] * len(numbers))
             continue
         if gpu_columns:
-            gpus = node.gpus_seen - len(fleet_table.missing(node))
+            gpus = node.gpus_seen - len(table.missing(node))
             row.append("-" if sample.gpus is None else str(gpus))
-            row += [
-                metric.say(fleet_table.node_value(sample, metric)) for metric in fleet_table.METRICS
-            ]
+            row += [metric.say(table.node_value(sample, metric)) for metric in table.METRICS]
         memory = f"{units.gib(sample.memory_used_bytes)}/{units.gib(sample.memory_total_bytes)}"
         row += [units.percent(sample.cpu), units.number(sample.load1, 2), memory]
         rows.append([*row, units.rate(sample.network_bytes_s)])
@@ -125,7 +121,7 @@ def _write_run(run: RunState, state: State, output: Output) -> None:
 def verdict(state: State) -> str:
     parts = []
     if state.watches:
-        summary = fleet_table.summarise(state)
+        summary = table.summarise(state)
         parts.append(f"{summary.answering} of {summary.nodes} nodes answer")
         if summary.gpus_seen:
             parts.append(f"{summary.gpus}/{summary.gpus_seen} GPUs, {summary.odd} odd")
@@ -150,7 +146,7 @@ def as_json(state: State) -> dict[str, Any]:
 
 
 def _node_json(node: NodeState, state: State) -> dict[str, Any]:
-    mark, why = fleet_table.node_mark(node, state)
+    mark, why = table.node_mark(node, state)
     reading = asdict(node.sample) if node.sample is not None else {}
     reading.pop("node", None)
     down = node.down
@@ -159,7 +155,7 @@ def _node_json(node: NodeState, state: State) -> dict[str, Any]:
         "state": STATES[mark],
         "why": why,
         "age_s": node.age_s(state.now_s),
-        "missing_gpus": fleet_table.missing(node),
+        "missing_gpus": table.missing(node),
         "unreachable": {"phase": down.phase, "message": down.message} if down else None,
         "reading": reading or None,
     }

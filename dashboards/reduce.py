@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from dashboards.alerts.engine import after
-from dashboards.model.fleet_table import fleet_row
 from dashboards.model.outliers import odd_gpus
 from dashboards.model.ring_buffer import GPU_COLUMNS, NAN, Ring
 from dashboards.model.samples import (
@@ -22,6 +21,7 @@ from dashboards.model.samples import (
     Tick,
 )
 from dashboards.model.state import INTERRUPTED, NodeState, RunState, State, new_node
+from dashboards.model.table import fleet_row
 
 RECENT_STEPS = 600
 RECENT_EVENTS = 200

@@ -237,12 +237,12 @@ def require_shared(run_dir: Path, engine: Engine) -> None:
     # os.path's never raises; NFS may know of a new file later
     while not (seen := os.path.exists(mark)) and time.monotonic() < deadline:  # noqa: PTH110
         time.sleep(0.05)
-    without_it = [
+    lacking = [
         host for host, sees in engine.gather_objects((socket.gethostname(), seen)) if not sees
     ]
     engine.run_on_rank0(lambda: mark.unlink(missing_ok=True))
-    if without_it:
-        ranks = f"{len(without_it)} of {engine.world} ranks ({', '.join(sorted(set(without_it)))})"
+    if lacking:
+        ranks = f"{len(lacking)} of {engine.world} ranks ({', '.join(sorted(set(lacking)))})"
         text = f"{run_dir} of rank 0 cannot be seen by {ranks}"
         hint = "--outputs or --run-dir on a shared filesystem"
         needed = "checkpoints need a folder that all nodes share"

@@ -50,7 +50,7 @@ class PortSeen:
     port: int | None  # None: it could not be opened
     holder: str = ""  # why
     reached_by: tuple[str, ...] = ()
-    failed_from: Mapping[str, str] = field(default_factory=dict)  # node -> why it did not reach it
+    failed: Mapping[str, str] = field(default_factory=dict)  # node -> why it did not reach it
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,15 +146,13 @@ def port(active: Active) -> Iterator[Finding]:
         elif seen.port is None:
             text = f"the port cannot be listened on: {seen.holder}"
             yield fail(text, nodes=names, fix="end its holder, or another --master-port")
-        elif seen.failed_from and not seen.reached_by:
-            why = next(iter(seen.failed_from.values()))
-            text = (
-                f"port {seen.port} is closed to all who tried, {', '.join(seen.failed_from)}: {why}"
-            )
+        elif seen.failed and not seen.reached_by:
+            why = next(iter(seen.failed.values()))
+            text = f"port {seen.port} is closed to all who tried, {', '.join(seen.failed)}: {why}"
             fix = f"sudo iptables -S on {node}; the line that lets the nodes reach port {seen.port}"
             yield fail(text, nodes=names, fix=fix)
-        elif seen.failed_from:
-            for other, reason in seen.failed_from.items():
+        elif seen.failed:
+            for other, reason in seen.failed.items():
                 text = f"{other} cannot reach port {seen.port} of {node}, others can: {reason}"
                 yield fail(text, nodes=(other,), fix=f"routes and firewall from {other} to {node}")
         elif seen.reached_by:

@@ -41,7 +41,7 @@ def command(
     from clusterctl.gpus.poller import Poller, repeat
     from clusterctl.gpus.summary import take_census, to_document
     from clusterctl.preflight.files import read_profile
-    from clusterctl.remote.facts import read_fleet
+    from clusterctl.remote.facts import read_node
 
     view = View(output, read_profile(options["profile"], {}), processes, no_fold)
     cluster = settings.cluster(output.sweep)
@@ -51,7 +51,7 @@ def command(
         with Poller(cluster, args, interval_s) as poller:
             return repeat(poller, interval_s, for_s, view.again)
     results = cluster.ask("census", args)
-    facts = read_fleet(results)
+    facts = tuple(map(read_node, results))
     census = take_census(facts, view.limits)
     if output.json:
         output.document("gpus", **to_document(census, facts))

@@ -14,7 +14,7 @@ from clusterctl.nodes import Node
 from clusterctl.output import unreachable_lines
 from clusterctl.preflight import last_census
 from clusterctl.remote.cluster import Answers, Cluster
-from clusterctl.remote.facts import read_fleet
+from clusterctl.remote.facts import read_node
 from clusterctl.remote.fanout import Fanout
 from clusterctl.transport.base import Progress
 
@@ -33,7 +33,7 @@ def collect_fabric(
     args = {"everything": True, "log": INTERESTING, "tool_timeout_s": cluster.limits.tool_s}
     args |= {"sudo": sudo, "growth_s": growth_s, "names": ["@"]}
     results = cluster.ask("census", args)
-    facts = read_fleet(results)
+    facts = tuple(map(read_node, results))
     if memory:
         path = last_census.default_path().with_name(RECORD)
         facts, _ = last_census.compare(path, cluster.nodes, facts)

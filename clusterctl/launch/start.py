@@ -21,7 +21,7 @@ from clusterctl.launch.plan import PORT_RANGE, LaunchPlan, Timing, assign_ranks,
 from clusterctl.launch.run_dir import claim_run_dir, find_config, model_label
 from clusterctl.nodes import Node
 from clusterctl.remote.cluster import Cluster
-from clusterctl.remote.facts import read_fleet
+from clusterctl.remote.facts import read_node
 from trainer.runlog.run_dir import next_run_dir
 
 PORT_CHOICES = 20
@@ -69,7 +69,7 @@ def prepare(cluster: Cluster, options: LaunchOptions) -> Prepared:
         "files": list(line.files),
         "wandb": line.wandb,
     }
-    facts = read_fleet(cluster.ask("census", args))
+    facts = tuple(map(read_node, cluster.ask("census", args)))
     device = choose_device(options.device, facts)
     slots = choose_slots(nodes, facts, options.ranks, device)
     needs = LaunchNeeds(

@@ -10,14 +10,8 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from clusterctl.launch import journal
-from clusterctl.launch.agent_messages import (
-    Lines,
-    Reports,
-    check_fitness,
-    choose_address,
-    prove_gone,
-)
 from clusterctl.launch.hang import Inspection
+from clusterctl.launch.node_reports import Lines, Reports, check_fitness, choose_address, prove_gone
 from clusterctl.launch.plan import LaunchPlan, Rendezvous
 from clusterctl.launch.run_dir import write_layout
 from clusterctl.launch.state import NodeState, RunFailed, RunResult, RunState

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 from checks.facts import NodeFacts, Unreached
 from checks.parsers.census import parse_census
 from clusterctl.nodes import is_loopback
 from clusterctl.remote.fanout import NodeResult
-
-
-def read_fleet(results: Sequence[NodeResult[dict[str, Any]]]) -> tuple[NodeFacts, ...]:
-    return tuple(read_node(result) for result in results)
 
 
 def read_node(result: NodeResult[dict[str, Any]]) -> NodeFacts:

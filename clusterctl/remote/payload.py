@@ -87,7 +87,7 @@ def _source(verb: str, nvml: bool) -> bytes:
         packed = zlib.compress(Path(spec.origin).read_bytes(), 9)
         carried["pynvml"] = base64.b85encode(packed)
     loader = (_FOLDER / "module_loader.py").read_text(encoding="utf-8")
-    return f"{loader}\nplay({carried!r}, {verb!r})\n".encode()
+    return f"{loader}\nrun_verb({carried!r}, {verb!r})\n".encode()
 
 
 def request(verb: str, args: dict[str, Any], *, nvml: bool = False) -> bytes:

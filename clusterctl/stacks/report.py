@@ -66,7 +66,7 @@ def _order(proc: Proc) -> tuple[int, int, str, int]:
     return (proc.rank if proc.rank is not None else 1 << 30, proc.index or 0, proc.node, proc.pid)
 
 
-def is_uninteresting(one: Class) -> bool:
+def is_quiet(one: Class) -> bool:
     """Classes of every healthy job: idle loaders, launchers, trackers."""
     first = one.first
     if one.suspect or first.state in ("T", "D") or first.role == "trainer":
@@ -74,10 +74,10 @@ def is_uninteresting(one: Class) -> bool:
     return first.role != "loader" or first.kind in (Kind.IDLE, Kind.PUT, Kind.HELPER)
 
 
-def hidden_line(left_out: Sequence[Class], snapshot: JobSnapshot) -> str:
+def hidden_line(quiet: Sequence[Class], snapshot: JobSnapshot) -> str:
     """`3,071 loaders idle, 24 launchers, 6,500 helper threads hidden (--all)`."""
     counts: Counter[str] = Counter()
-    for one in left_out:
+    for one in quiet:
         counts[f"{one.first.role}s{' idle' * (one.first.role == 'loader')}"] += len(one.procs)
     threads = sum(max(0, len(p.threads) - 1) for p in snapshot.procs)
     parts = [f"{count:,} {word}" for word, count in counts.most_common()]
@@ -107,8 +107,8 @@ def lines(
 ) -> Iterator[Line]:
     """The report. `width` 0 does not cut lines (a pipe)."""
     found = classes(snapshot, verdict)
-    left_out = [one for one in found if not everything and is_uninteresting(one)]
-    shown = [one for one in found if one not in left_out]
+    quiet = [one for one in found if not everything and is_quiet(one)]
+    shown = [one for one in found if one not in quiet]
     more = [] if everything else shown[MAX_CLASSES:]
     shown = shown[: len(shown) - len(more)]
 
@@ -133,7 +133,7 @@ def lines(
     if more:
         count = counted(sum(len(one.procs) for one in more), "process")
         yield f"   and {counted(len(more), 'more class')} of {count} (--all)", "dim"
-    if hidden := hidden_line(left_out, snapshot):
+    if hidden := hidden_line(quiet, snapshot):
         yield f"   {hidden}", "dim"
     limit = None if everything else 3
     for text in verdict.evidence[: None if verbose else limit]:

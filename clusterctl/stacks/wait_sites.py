@@ -103,7 +103,7 @@ TABLE: tuple[Site, ...] = (
     Site(Kind.RENDEZVOUS, source=r"\b\w*store\w*\.(get|multi_get|wait|barrier)\(", anywhere=False),
     Site(Kind.COLLECTIVE, source=r"\.wait\(|\bwait_tensor\b", anywhere=False),
     # our trainer
-    Site(Kind.WAIT_DATA, "take", r"trainer/data/(loader/)?dataset\.py$"),
+    Site(Kind.WAIT_DATA, "take", r"trainer/data/(loader/)?(dataset|loader)\.py$"),
     Site(Kind.IDLE, "serve", r"trainer/data/(video/)?decode(_process)?\.py$", inner="-"),
     Site(Kind.WORK, "serve", r"trainer/data/(video/)?decode(_process)?\.py$"),
     Site(Kind.CHECKPOINT, "", r"trainer/(checkpoint(/files)?|engine/shards)\.py$"),

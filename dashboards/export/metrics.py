@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 from clusterctl.printable import printable
 from dashboards.alerts.rules.base import is_down, is_up
 from dashboards.model.alert_book import SEVERITIES
-from dashboards.model.fleet_table import missing
 from dashboards.model.run_progress import Figures, figures
 from dashboards.model.samples import Link, NodeSample
 from dashboards.model.state import RunState, State
+from dashboards.model.table import missing
 
 PREFIX = "clusterctl_"
 GAUGE, COUNTER = "gauge", "counter"
@@ -91,11 +91,8 @@ def _ages(state: State) -> Rows:
 
 
 def _missing(state: State) -> Rows:
-    return (
-        ((node.node,), float(len(missing(state.nodes[node.node]))))
-        for node in state.live()
-        if node.gpus is not None
-    )
+    answered = (node.node for node in state.live() if node.gpus is not None)
+    return (((name,), float(len(missing(state.nodes[name])))) for name in answered)
 
 
 def _phases(state: State) -> Rows:

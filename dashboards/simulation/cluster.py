@@ -140,10 +140,8 @@ class Cluster:
             )
             first_rank = (number - 1) * self._gpus
             sample = healthy.reading(name, at_s, self._draw(number), passed_s, gpus, first_rank)
-            found = [(one, one.since(passed_s)) for one in self._by_node[number]]
-            faulty = apply_faults(
-                sample, [(one, since) for one, since in found if since is not None]
-            )
+            since = [(one, one.since(passed_s)) for one in self._by_node[number]]
+            faulty = apply_faults(sample, [(one, at) for one, at in since if at is not None])
             if faulty is not None:
                 yield faulty
 

@@ -65,7 +65,7 @@ CASES: dict[str, list[tuple[str, Verdict, Fleet]]] = {
         ("lost", UNKNOWN, with_collectives(unknown={"n3": "lost in the all-reduce"})),
     ],
     "active.port": [
-        ("closed to all", FAIL, at("meeting_ports", PortSeen(29500, failed_from={"n4": "no answer in 3 s", "n1": "no answer in 3 s"}))),
+        ("closed to all", FAIL, at("meeting_ports", PortSeen(29500, failed={"n4": "no answer in 3 s", "n1": "no answer in 3 s"}))),
         ("held", FAIL, at("meeting_ports", PortSeen(None, "Address already in use by pid 7: python"))),
         ("lost", UNKNOWN, at("meeting_ports", LOST)),
         ("nobody tried", UNKNOWN, at("meeting_ports", PortSeen(29500))),

@@ -207,3 +207,16 @@ def test_ctrl_c_as_a_step_starts_is_an_interrupt_and_ends_the_step(monkeypatch) 
     with pytest.raises(KeyboardInterrupt):
         demo._python("http.server", "0")
     assert started[0].returncode == -signal.SIGKILL
+
+
+def test_ctrl_c_as_a_step_ends_is_an_interrupt(monkeypatch) -> None:
+    """communicate() waits a moment for the step after an interrupt, and the step may end in it."""
+    from clusterctl import demo
+
+    def interrupted(self: subprocess.Popen[str], *_: object) -> None:
+        self.wait()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess.Popen, "_communicate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        demo._python("platform")

@@ -12,8 +12,8 @@ from dashboards import once
 from dashboards.model.samples import EventSample, NodeDown, NodeSample, RunOpened, Sample, Tick
 from dashboards.model.state import State, initial_state
 from dashboards.reduce import fold
-from tests.dashboards.model.test_fleet_table import seconds
 from tests.dashboards.model.test_state import busy
+from tests.dashboards.model.test_table import seconds
 from tests.dashboards.runs import cpu_cluster, write_run
 from trainer.runlog.telemetry import Event
 

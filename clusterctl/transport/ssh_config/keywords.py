@@ -61,10 +61,6 @@ def _rest(words: list[str], rest: str) -> str:
     return rest.lstrip(" \t=")
 
 
-def _jump(words: list[str], rest: str) -> tuple[values.Hop, ...]:
-    return values.parse_jump(rest.partition("#")[0].strip(" \t"))
-
-
 def _user(user: str) -> str:
     if "%" in user or "${" in user:
         raise values.BadValue(f"{user!r}: only some versions of ssh expand this; write the name")
@@ -90,7 +86,7 @@ READERS: dict[str, Reader] = {
     "canonicalizehostname": _choice("yes", "no", "always"),
     "port": _one(values.port_number),
     "proxycommand": _rest,
-    "proxyjump": _jump,
+    "proxyjump": lambda _, rest: values.parse_jump(rest.partition("#")[0].strip(" \t")),
     "serveraliveinterval": _one(_time),
     "stricthostkeychecking": _choice("yes", "no", "ask", "off", "accept-new"),
     "user": _one(_user),

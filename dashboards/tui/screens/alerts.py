@@ -15,8 +15,8 @@ from clusterctl.nodes import fold
 from dashboards.alerts import engine
 from dashboards.model import units
 from dashboards.model.alert_book import Alert
-from dashboards.model.fleet_table import short_names
 from dashboards.model.state import State
+from dashboards.model.table import short_names
 from dashboards.tui.screens.base import BACK, Commands, ListScreen
 from dashboards.tui.widgets.bars import is_muted
 from dashboards.tui.widgets.listing import Listing

@@ -10,8 +10,8 @@ from textual.containers import Horizontal
 from textual.widget import Widget
 
 from clusterctl.nodes import fold
-from dashboards.model.fleet_table import METRICS, NODE_METRICS, ORDERS
 from dashboards.model.state import State
+from dashboards.model.table import METRICS, NODE_METRICS, ORDERS
 from dashboards.tui.screens.base import Commands, FilterScreen, ListScreen, fit, following
 from dashboards.tui.screens.dialogs import ActingScreen
 from dashboards.tui.screens.text import LogScreen

@@ -9,8 +9,8 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
 from textual.widget import Widget
 
-from dashboards.model.fleet_table import METRICS
 from dashboards.model.state import State
+from dashboards.model.table import METRICS
 from dashboards.tui.screens.base import BACK, Commands, fit, following
 from dashboards.tui.screens.dialogs import ActingScreen
 from dashboards.tui.screens.text import LogScreen

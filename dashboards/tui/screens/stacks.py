@@ -14,17 +14,10 @@ from textual.binding import BindingType
 from textual.widget import Widget
 
 from clusterctl.stacks.files import process_text
-from clusterctl.stacks.report import (
-    Class,
-    classes,
-    header,
-    hidden_line,
-    is_uninteresting,
-    permission_lines,
-)
+from clusterctl.stacks.report import Class, classes, header, hidden_line, is_quiet, permission_lines
 from dashboards.model import units
-from dashboards.model.fleet_table import short_names
 from dashboards.model.state import State
+from dashboards.model.table import short_names
 from dashboards.operations.background import Job
 from dashboards.tui.screens.base import Commands, ListScreen, fit, start_job
 from dashboards.tui.screens.text import TextScreen
@@ -108,11 +101,9 @@ class ClassList(Listing[Class]):
         if self.diagnosis is None:
             return
         found = classes(self.diagnosis.snapshot, self.diagnosis.verdict)
-        self.listed = [one for one in found if self.everything or not is_uninteresting(one)]
-        left_out = [one for one in found if one not in self.listed]
-        self._hidden = hidden_line(left_out, self.diagnosis.snapshot).replace(
-            "(--all)", "(x shows)"
-        )
+        self.listed = [one for one in found if self.everything or not is_quiet(one)]
+        quiet = [one for one in found if one not in self.listed]
+        self._hidden = hidden_line(quiet, self.diagnosis.snapshot).replace("(--all)", "(x shows)")
         self.at = 0
 
     def heading(self, state: State, width: int, colors: Palette) -> list[Line]:

@@ -11,10 +11,10 @@ from textual.events import Click
 from dashboards.feeds.replay import Player
 from dashboards.model import units
 from dashboards.model.alert_book import Alert
-from dashboards.model.fleet_table import ALARM, MISSING, STALE, UNKNOWN, Summary, summarise
 from dashboards.model.ring_buffer import Downsampled
 from dashboards.model.run_progress import Figures, figures
 from dashboards.model.state import RunState, State
+from dashboards.model.table import ALARM, MISSING, STALE, UNKNOWN, Summary, summarise
 from dashboards.tui.braille import nice_scale, resampled, spark
 from dashboards.tui.widgets.palette import Palette
 from dashboards.tui.widgets.panel import Line, Panel, clock, crop, gauge, spread, width_of, words

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from rich.segment import Segment
 from rich.style import Style
 
-from dashboards.model import fleet_table, units
+from dashboards.model import table, units
 from dashboards.model.state import NodeState, State
 from dashboards.tui.braille import SPARKS
 from dashboards.tui.widgets.history import node_spark
@@ -65,7 +65,7 @@ class GpuGrid(Scrolled):
 
     WHEEL = 0
     _above = 1
-    metric: fleet_table.Metric = fleet_table.METRICS[0]
+    metric: table.Metric = table.METRICS[0]
     order = "hostfile"
     wanted = ""  # the filter
     only_outliers = False  # those within the fleet's usual range step back
@@ -83,19 +83,17 @@ class GpuGrid(Scrolled):
         return self._lay_out(state, len(state.nodes), width, height).rows + 1
 
     def _lay_out(self, state: State, nodes: int, width: int, height: int) -> Layout:
-        _, short = fleet_table.short_names(state.nodes)
+        _, short = table.short_names(state.nodes)
         self._gpus = max((node.gpus_seen for node in state.nodes.values()), default=0)
         self._label = max([3, *map(len, short.values())])
         return lay_out(max(1, nodes), self._gpus, self._label, width, height)
 
     def paint(self, state: State, width: int, height: int, colors: Palette) -> Iterable[Line]:
-        prefix, short = fleet_table.short_names(state.nodes)
-        self.listed = fleet_table.arranged(state, self.metric, self.order, self.wanted)
+        prefix, short = table.short_names(state.nodes)
+        self.listed = table.arranged(state, self.metric, self.order, self.wanted)
         self._shape = shape = self._lay_out(state, len(self.listed), width, height)
         self._keep_cursor(height)
-        usual = self._usual = (
-            fleet_table.usual_range(state, self.metric) if self.only_outliers else None
-        )
+        usual = self._usual = table.usual_range(state, self.metric) if self.only_outliers else None
         limits = " to ".join(map(self.metric.say, usual)) if usual else ""
         outliers = f"outliers: {f'not {limits}' if usual else 'too few readings'}"
         notes = self._notes(*[outliers] * self.only_outliers)
@@ -159,18 +157,18 @@ class GpuGrid(Scrolled):
         return fitted(words((text, colors.dim)), shape.block, colors.dim)
 
     def _block(self, node: NodeState, label: str, state: State, colors: Palette) -> Line:
-        mark, why = fleet_table.node_mark(node, state)
+        mark, why = table.node_mark(node, state)
         silent = mark in SILENT
         line = self._front(node, label, silent, colors)
         line += self._tiles(node, mark, state, colors)
         sample = None if node.down else node.sample
-        value = None if sample is None else fleet_table.node_value(sample, self.metric)
+        value = None if sample is None else table.node_value(sample, self.metric)
         total = self.metric.say(value).removesuffix(" MHz")
-        style = colors.dim if mark == fleet_table.STALE else colors.mark(mark, colors.text)
+        style = colors.dim if mark == table.STALE else colors.mark(mark, colors.text)
         room = self._shape.block - width_of(line)
         if room < TAIL + 14:
             if silent:
-                text = why if mark == fleet_table.UNKNOWN else why + mark
+                text = why if mark == table.UNKNOWN else why + mark
                 return line + words((f"{text[: TAIL - 1]:>{TAIL - 1}} ", style))
             short_total = total.replace(" kW", "k").replace(" W", "")
             return line + words((f"{short_total:>{TAIL - 3}}", colors.text), (f"{mark:>2} ", style))
@@ -197,33 +195,31 @@ class GpuGrid(Scrolled):
                 value = metric.read(gpu)
                 if value is None or gpu.index != index:
                     break
-                step = int((fleet_table.level(value, metric, gpu) or 0.0) * len(ramp))
+                step = int((table.level(value, metric, gpu) or 0.0) * len(ramp))
                 ground = ramp[min(len(ramp) - 1, step)]
                 line += tile(self._number(value, width), width, ground, " ", colors.text)
             else:
                 return line
             line.clear()
-        shown = fleet_table.cells(node, metric, state)
-        shown += [fleet_table.Cell(None, None, " ")] * (self._gpus - len(shown))
+        shown = table.cells(node, metric, state)
+        shown += [table.Cell(None, None, " ")] * (self._gpus - len(shown))
         for index, cell in enumerate(shown):
             line += self._cell(cell, width, index == on, colors)
         return line
 
-    def _cell(
-        self, cell: fleet_table.Cell, width: int, at: bool, colors: Palette
-    ) -> tuple[Segment, ...]:
+    def _cell(self, cell: table.Cell, width: int, at: bool, colors: Palette) -> tuple[Segment, ...]:
         """A tile and behind it the mark or a gap."""
         ground = colors.cell(cell.level, self.metric.key == "temperature")
         mark_style, mark = colors.text, cell.mark or " "
         if cell.value is None:
-            grounds = {fleet_table.MISSING: colors.bad, fleet_table.UNKNOWN: colors.dim}
+            grounds = {table.MISSING: colors.bad, table.UNKNOWN: colors.dim}
             ground, text, mark = grounds.get(cell.mark, colors.text), cell.mark, " "
         else:
             step = min(7, int(8 * (cell.level or 0.0)))
             text = self._number(cell.value, width) if width > 2 else SPARKS[step]
-            if cell.mark == fleet_table.ALARM:
+            if cell.mark == table.ALARM:
                 ground = mark_style = colors.alarm
-            elif cell.mark == fleet_table.STALE:
+            elif cell.mark == table.STALE:
                 ground = mark_style = colors.dim
             elif self._usual is not None:
                 low, high = self._usual
@@ -234,7 +230,7 @@ class GpuGrid(Scrolled):
                     ground = mark_style = colors.warn
         if at:
             ground = ground + REVERSED
-            mark_style = ground if cell.mark == fleet_table.ALARM else mark_style
+            mark_style = ground if cell.mark == table.ALARM else mark_style
         return tile(text, width, ground, mark, mark_style)
 
     def _number(self, value: float, width: int) -> str:

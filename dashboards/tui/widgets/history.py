@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from rich.segment import Segment
 from rich.style import Style
 
-from dashboards.model import fleet_table, units
+from dashboards.model import table, units
 from dashboards.model.ring_buffer import CHUNK, FLEET_COLUMNS, NODE_COLUMNS, Ring, gpu_column
 from dashboards.model.samples import Gpu, NodeSample
 from dashboards.model.state import NodeState, State
@@ -56,7 +56,7 @@ def reach(node: NodeState) -> int:
 
 
 class FleetHistory(Panel):
-    metric: fleet_table.Metric = fleet_table.METRICS[0]
+    metric: table.Metric = table.METRICS[0]
 
     def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
         metric, power = self.metric, self.metric.key == "power"
@@ -85,7 +85,7 @@ class FleetHistory(Panel):
         ]
         if not found:
             return []
-        _, short = fleet_table.short_names(state.nodes)
+        _, short = table.short_names(state.nodes)
         parts = []
         for name, (value, node, index) in ((" low ", min(found)), ("  high ", max(found))):
             gpu = f"{short[node]}/{index} {self.metric.say(value)}"
@@ -96,7 +96,7 @@ class FleetHistory(Panel):
 class Selected(Panel):
     """The GPU or node under the cursor: its figures, why it is odd, its last minutes."""
 
-    metric: fleet_table.Metric = fleet_table.METRICS[0]
+    metric: table.Metric = table.METRICS[0]
     cursor: tuple[str, int] | None = None
 
     def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
@@ -114,7 +114,7 @@ class Selected(Panel):
         column = NODE_COLUMNS.index("cpu")
         if node.gpus_seen:
             column = gpu_column(index, self.metric.column)
-        values = fleet_table.past(node, column, reach(node), state)
+        values = table.past(node, column, reach(node), state)
         full = self.metric.full_scale or 1.0
         if self.metric.is_scaled:
             full = max([full, *finite(values)])
@@ -124,7 +124,7 @@ class Selected(Panel):
     def _figures(
         self, state: State, node: NodeState, gpu: Gpu | None, index: int, colors: Palette
     ) -> list[Line]:
-        mark, why = fleet_table.node_mark(node, state)
+        mark, why = table.node_mark(node, state)
         width = self.content_size.width
         if node.down is not None:
             phase = (f"{mark} {node.down.phase}: ", colors.warn)
@@ -191,16 +191,16 @@ def node_line(node: NodeState, width: int, colors: Palette) -> Line:
     return next((line for line in forms if width_of(line) <= width), cpu)
 
 
-def node_spark(node: NodeState, metric: fleet_table.Metric, width: int, state: State) -> str:
+def node_spark(node: NodeState, metric: table.Metric, width: int, state: State) -> str:
     """The metric up to now in `width` characters of two readings; blank where nothing came.
 
     History is in chunks that never change, so the text of a chunk is cached. The curve moves by
     whole characters, without flicker.
     """
-    column, ring = fleet_table.node_column(node, metric), node.history
+    column, ring = table.node_column(node, metric), node.history
     high = metric.full_scale or 1.0
     newest = Ring(ring.width, CHUNK, ring.code, tail=ring.tail).column(column)
-    newest += [math.nan] * min(2 * width, fleet_table.silent_rows(node, state))
+    newest += [math.nan] * min(2 * width, table.silent_rows(node, state))
     text = spark(newest, Scale(0.0, high))
     for chunk in reversed(ring.chunks):
         if len(text) >= width:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from rich.segment import Segment
 
-from dashboards.model import fleet_table, units
+from dashboards.model import table, units
 from dashboards.model.state import NodeState, State
 from dashboards.tui.braille import Scale, finite, nice_scale, spark
 from dashboards.tui.widgets.gpu_grid import GpuGrid, Layout
@@ -34,13 +34,13 @@ def lay_out_cards(nodes: int, width: int, height: int) -> tuple[int, int] | None
 class NodeCards(GpuGrid):
     """The fleet of machines without GPUs; moves like the grid."""
 
-    metric = fleet_table.NODE_METRICS[0]
+    metric = table.NODE_METRICS[0]
     _above = 0
 
     def paint(self, state: State, width: int, height: int, colors: Palette) -> Iterable[Line]:
-        self.listed = fleet_table.arranged(state, self.metric, self.order, self.wanted)
+        self.listed = table.arranged(state, self.metric, self.order, self.wanted)
         self._gpus = 0
-        prefix, short = fleet_table.short_names(state.nodes)
+        prefix, short = table.short_names(state.nodes)
         many = len(self.listed) > 4
         prefix = f"{prefix}…  " if prefix and many else ""
         self.title(prefix + self.metric.title, " · ".join(self._notes()))
@@ -74,7 +74,7 @@ class NodeCards(GpuGrid):
         return nice_scale(values, from_zero=True)
 
     def _past(self, node: NodeState, state: State, rows: int) -> list[float]:
-        values = fleet_table.past(node, fleet_table.node_column(node, self.metric), rows, state)
+        values = table.past(node, table.node_column(node, self.metric), rows, state)
         if self.metric.key == "load" and node.sample is not None and node.sample.cpus:
             return [value / node.sample.cpus for value in values]
         return values
@@ -83,7 +83,7 @@ class NodeCards(GpuGrid):
         self, node: NodeState, state: State, width: int, height: int, scale: Scale, colors: Palette
     ) -> list[Line]:
         here = self._is_here(node)
-        mark, why = fleet_table.node_mark(node, state)
+        mark, why = table.node_mark(node, state)
         head = words(
             ("▸ " if here else "  ", colors.cursor),
             (node.name, colors.cursor if here else colors.strong),
@@ -113,14 +113,14 @@ class NodeCards(GpuGrid):
         if sample is None:
             return []
         lines = []
-        for metric in fleet_table.NODE_METRICS:
+        for metric in table.NODE_METRICS:
             own = colors.strong if metric.key == self.metric.key else colors.label
             line = words((f"{metric.title.split(' ')[0]:<8}", own))
-            value = fleet_table.node_value(sample, metric)
+            value = table.node_value(sample, metric)
             if metric.key == "network":
                 lines.append(line + words((f"{metric.say(value):>21}", colors.text)))
                 continue
-            part = value if metric.key == "load" else fleet_table.level(value, metric)
+            part = value if metric.key == "load" else table.level(value, metric)
             text = load_text(sample, 2) if metric.key == "load" else metric.say(value)
             line += gauge(part, 12, colors.ink(part, hot=metric.key == "memory"), colors)
             lines.append(line + words((f" {text:>8}", colors.text)))
@@ -129,14 +129,14 @@ class NodeCards(GpuGrid):
 
     def _block(self, node: NodeState, label: str, state: State, colors: Palette) -> Line:
         """A node in one line: name, cpu, memory, load, the metric's last minutes or its trouble."""
-        mark, why = fleet_table.node_mark(node, state)
+        mark, why = table.node_mark(node, state)
         silent = mark in SILENT
         line = self._front(node, label, silent, colors)
         sample = node.sample
         if sample is None or node.down:
             return line + words((f"{mark} {why}" if mark else "not watched", colors.warn))
-        for metric in fleet_table.NODE_METRICS[:2]:
-            value = fleet_table.node_value(sample, metric)
+        for metric in table.NODE_METRICS[:2]:
+            value = table.node_value(sample, metric)
             ink = colors.ink(value, hot=metric.key == "memory")
             line += words((f" {metric.title[:3]} ", colors.dim)) + gauge(value, 8, ink, colors)
             line += words((f"{units.percent(value):>5}", colors.text))

@@ -8,18 +8,10 @@ from rich.segment import Segment
 from rich.style import Style
 
 from dashboards.model import units
-from dashboards.model.fleet_table import (
-    METRICS,
-    NODE_METRICS,
-    Metric,
-    level,
-    missing,
-    node_mark,
-    past,
-)
 from dashboards.model.ring_buffer import NODE_COLUMNS, gpu_column
 from dashboards.model.samples import Gpu, NodeSample, Process
 from dashboards.model.state import NodeState, State
+from dashboards.model.table import METRICS, NODE_METRICS, Metric, level, missing, node_mark, past
 from dashboards.tui.braille import Scale, binned, finite, spark
 from dashboards.tui.widgets.history import (
     chart,

@@ -16,7 +16,7 @@ from textual.app import App
 from textual.theme import BUILTIN_THEMES, Theme
 
 from clusterctl.errors import UsageError
-from dashboards.model.fleet_table import STALE, UNKNOWN
+from dashboards.model.table import STALE, UNKNOWN
 
 # From dark to light along one path that colour-blind eyes can follow as well (blue to
 # yellow-green); heat goes on to red, where a number near its limit is bad.

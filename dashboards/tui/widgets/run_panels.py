@@ -9,9 +9,9 @@ from rich.segment import Segment
 from rich.style import Style
 
 from dashboards.model import units
-from dashboards.model.fleet_table import node_mark, short_names
 from dashboards.model.run_progress import Figures, figures, is_bad, mfu, one_line
 from dashboards.model.state import RunState, State
+from dashboards.model.table import node_mark, short_names
 from dashboards.tui import braille
 from dashboards.tui.braille import BLANK, Scale, finite, nice_scale, resampled
 from dashboards.tui.widgets.bars import last_step_age, progress_bar, status_words

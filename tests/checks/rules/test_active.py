@@ -39,7 +39,7 @@ def test_a_bad_link_names_both_ends_and_one_to_leave_out() -> None:
 
 
 def test_a_node_that_one_other_cannot_reach_is_not_closed_to_all() -> None:
-    seen_port = PortSeen(29500, reached_by=("n1",), failed_from={"n4": "No route to host"})
+    seen_port = PortSeen(29500, reached_by=("n1",), failed={"n4": "No route to host"})
     ((verdict, nodes, words),) = bad(cases.at("meeting_ports", seen_port), "active.port")
     assert (verdict, nodes) == ("FAIL", ("n4",))
     assert "n4 cannot reach port 29500 of n3, others can: No route to host" in words

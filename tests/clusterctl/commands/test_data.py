@@ -201,7 +201,7 @@ def test_nobody_is_lost_while_this_program_was_stopped(clips, tmp_path, want):
 
     python, out = second(tmp_path, "second"), tmp_path / "out.csv"
     with LoopbackCluster(["node-1", "node-2"], tmp_path / "loop", {"NODE": "node-1"}) as nodes:
-        code = "import sys; from clusterctl import cli; from clusterctl.transfer import manifest_jobs as data; data.SILENT_S = 3.5; sys.exit(cli.run(sys.argv[1:]))"  # fmt: skip
+        code = "import sys; from clusterctl import cli; from clusterctl.manifests import verbs as data; data.SILENT_S = 3.5; sys.exit(cli.run(sys.argv[1:]))"  # fmt: skip
         words = [sys.executable, "-c", code, "data", "probe", str(nodes.hostfile)]
         words += [str(clips / digits.MANIFEST), "--out", str(out), "--python", python]
         process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

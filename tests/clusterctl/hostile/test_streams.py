@@ -18,7 +18,7 @@ import pytest
 from checks.profile import Profile
 from clusterctl.errors import TransportError
 from clusterctl.launch import supervise as supervising
-from clusterctl.launch.agent_messages import prove_gone
+from clusterctl.launch.node_reports import prove_gone
 from clusterctl.launch.plan import LaunchPlan, Timing
 from clusterctl.manifests import verbs as data
 from clusterctl.nodes import Node

@@ -17,7 +17,7 @@ NOBODY = 65534
 
 
 @pytest.fixture
-def made_by_others(tmp_path: Path) -> Path:
+def planted(tmp_path: Path) -> Path:
     """A folder of another user's in a place like /tmp, where the head has its own of that name."""
     folder = tmp_path / "tmp" / "project"
     folder.mkdir(parents=True)

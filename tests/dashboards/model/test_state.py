@@ -3,7 +3,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from dashboards.model.fleet_table import METRICS, cells, node_mark, past
 from dashboards.model.ring_buffer import FLEET_COLUMNS, NODE_COLUMNS, gpu_column
 from dashboards.model.samples import (
     EventSample,
@@ -16,6 +15,7 @@ from dashboards.model.samples import (
     Tick,
 )
 from dashboards.model.state import State, initial_state
+from dashboards.model.table import METRICS, cells, node_mark, past
 from dashboards.reduce import fold
 from tests.dashboards.runs import record
 from trainer.runlog.telemetry import Event

@@ -50,7 +50,7 @@ def test_doors_of_good_nodes_are_reached_and_closed_again(pool: SessionPool, lab
     for name in lab.names:
         seen_port = seen[name]
         assert isinstance(seen_port, PortSeen)
-        assert (seen_port.port, dict(seen_port.failed_from)) == (PORT, {})
+        assert (seen_port.port, dict(seen_port.failed)) == (PORT, {})
         assert len(seen_port.reached_by) == (3 if name == "node-1" else 1)  # all probe the first
     assert meeting_ports.addresses(hosts(lab)) == addresses(lab)
     assert not any(is_listening(node, PORT) for node in lab.nodes)
@@ -67,7 +67,7 @@ def test_a_blocked_port_is_named_and_two_more_have_tried(pool: SessionPool, lab:
     seen_port = seen["node-3"]
     assert isinstance(seen_port, PortSeen)
     assert seen_port.reached_by == ()
-    assert len(seen_port.failed_from) == 3
+    assert len(seen_port.failed) == 3
     found = [row for row in verdicts(Active("cpu", meeting_ports=seen)) if row[0] == "active.port"]
     assert found == [("active.port", ("node-3",))]
 

@@ -4,7 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from dashboards.model.fleet_table import (
+from dashboards.model.outliers import odd_gpus
+from dashboards.model.ring_buffer import gpu_column
+from dashboards.model.samples import NodeDown, NodeSample, Tick
+from dashboards.model.state import State, initial_state
+from dashboards.model.table import (
     METRICS,
     NODE_METRICS,
     arranged,
@@ -14,10 +18,6 @@ from dashboards.model.fleet_table import (
     summarise,
     usual_range,
 )
-from dashboards.model.outliers import odd_gpus
-from dashboards.model.ring_buffer import gpu_column
-from dashboards.model.samples import NodeDown, NodeSample, Tick
-from dashboards.model.state import State, initial_state
 from dashboards.reduce import fold
 from tests.dashboards.model.test_state import busy
 
