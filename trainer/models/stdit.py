@@ -129,7 +129,7 @@ class STDiT3(nn.Module):
     def enable_grad_checkpoint(
         self, what: GradCheckpoint | bool | int | str = True, offload: bool = False
     ) -> None:
-        """`what` as GradCheckpoint has it; `offload` keeps the rest on the host. Raises ConfigError."""
+        """`what` as in GradCheckpoint; `offload` keeps the rest on the host. Raises ConfigError."""
         self.grad_checkpoint, self.offload = GradCheckpoint.parse(what), offload
 
     def recomputed_blocks(self, batch: int, latent: Size, text_tokens: int) -> frozenset[int]:
