@@ -38,9 +38,13 @@ hypothesis.settings.load_profile("no deadline")
 
 
 def pytest_configure() -> None:
-    """Ctrl-C reaches what tests start: a shell without job control begins `make test &` deaf to it."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Signals reach what tests start: a shell without job control and nohup begin programs deaf to them."""
+    for number, handler in (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGHUP, signal.SIG_DFL),
+    ):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

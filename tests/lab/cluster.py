@@ -146,6 +146,12 @@ class LabNode:
 
     def restore(self) -> None:
         _ip(f"link set {self.link} up")
+        wait_until_up(self.link)
+        state = [f"/sys/class/net/eth0/{name}" for name in ("carrier", "operstate")]
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while (seen := self.exec(["cat", *state]).stdout) != "1\nup\n":
+            if time.monotonic() > deadline:
+                raise LabError(f"eth0 of {self.name} does not come up: {seen!r}")
 
     def die(self) -> None:
         """Power loss: all its processes are gone at once and nobody is told."""
@@ -259,6 +265,7 @@ class Lab:
         self.known: dict[str, str] = {}
         self.authorized = ""
         self.subnet = _take_subnet()
+        self._is_stopped = False
         self.names = [f"node-{index + 1}" for index in range(count)]
         self.nodes = [LabNode(self, index, name) for index, name in enumerate(self.names)]
 
@@ -318,7 +325,10 @@ class Lab:
         )
 
     def stop(self) -> None:
-        """End the nodes and remove the bridge. Idempotent."""
+        """End the nodes and remove the bridge. Once: its names may be another lab's by then."""
+        if self._is_stopped:
+            return
+        self._is_stopped = True
         atexit.unregister(self.stop)
         for node in self.nodes:
             node.stop()
@@ -342,9 +352,12 @@ def _take_subnet() -> int:
     _remove_orphans()
     for subnet in range(256):
         name, address = f"cclab{subnet}", ipaddress.ip_address(f"10.231.{subnet}.1")
+        # A bridge without an address of its own takes the lowest of its ports, and forgets its
+        # neighbours, the permanent ones too, whenever that becomes another.
+        mac = f"02:cb:00:{subnet:02x}:00:01"
         done = subprocess.run(
-            ["ip", "link", "add", name, "type", "bridge"], capture_output=True, text=True,
-            timeout=20, check=False,
+            ["ip", "link", "add", name, "address", mac, "type", "bridge"], capture_output=True,
+            text=True, timeout=20, check=False,
         )  # fmt: skip
         if done.returncode == 0:
             alias = f"clusterctl-lab:{os.getpid()}:{_started(os.getpid())}"
