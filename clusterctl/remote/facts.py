@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import asdict
 from typing import Any
 
 from checks.facts import NodeFacts, Unreached
@@ -18,5 +18,4 @@ def read_node(result: NodeResult[dict[str, Any]]) -> NodeFacts:
         return parse_census(node.name, result.value, loopback=is_loopback(node))
     why = result.unreachable
     assert why is not None
-    unreached = Unreached(**dataclasses.asdict(why))
-    return NodeFacts(node.name, loopback=is_loopback(node), unreached=unreached)
+    return NodeFacts(node.name, loopback=is_loopback(node), unreached=Unreached(**asdict(why)))

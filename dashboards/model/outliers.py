@@ -6,29 +6,25 @@ from collections.abc import Sequence
 
 from checks.idle import working_power_w
 from dashboards.model.ring_buffer import gpu_column
-from dashboards.model.samples import Gpu
 from dashboards.model.state import NodeState, State
 from dashboards.model.thresholds import DEFAULT, Limits
 
 ODD_ROWS = 5  # one low reading between two kernels is normal
 
 
-def busy_power_w(gpus: Sequence[Gpu], limits: Limits) -> float | None:
-    """Median power of GPUs of which each has one; None while they are not busy."""
-    return working_power_w(
-        [gpu.power_w or 0.0 for gpu in gpus],
-        gpus[0].power_limit_w if gpus else None,
-        fewest=limits.idle_peers,
-        share=limits.busy_share,
-        else_w=limits.busy_w,
-    )
+def busy_power_w(watts: Sequence[float], limit_w: float | None, limits: Limits) -> float | None:
+    """Median power of GPUs with such a power limit; None while they are not busy."""
+    peers, share = limits.idle_peers, limits.busy_share
+    return working_power_w(watts, limit_w, fewest=peers, share=share, else_w=limits.busy_w)
 
 
 def odd_gpus(state: State) -> dict[tuple[str, int], str]:
     """(node, GPU) -> why it is odd."""
     live = state.live()
     gpus = [(sample.node, gpu) for sample in live for gpu in sample.gpus or ()]
-    middle = busy_power_w([gpu for _, gpu in gpus if gpu.power_w is not None], DEFAULT)
+    powers_w = [power for _, gpu in gpus if (power := gpu.power_w) is not None]
+    limit_w = next((gpu.power_limit_w for _, gpu in gpus if gpu.power_w is not None), None)
+    middle = busy_power_w(powers_w, limit_w, DEFAULT)
     low = 0.0 if middle is None else DEFAULT.idle_share * middle
     odd = {}
     for name, gpu in gpus:

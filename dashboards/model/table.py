@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os.path
 import statistics
@@ -130,7 +131,7 @@ def node_mark(node: NodeState, state: State) -> tuple[str, str]:
         return UNKNOWN, "GPUs ?"
     if gone := missing(node):
         return MISSING, f"GPU {','.join(map(str, gone))} gone"
-    odd = [index for name, index in state.odd if name == node.name]
+    odd = [index for name, index in state.odd if name == node.name] if state.odd else ()
     return (ALARM, f"GPU {','.join(map(str, odd))}") if odd else ("", "")
 
 
@@ -249,12 +250,16 @@ def _matches(node: NodeState, state: State, terms: Iterable[str]) -> bool:
 SHORT_NAME = 8  # characters; names up to here are shown whole
 
 
-def short_names(names: Iterable[str]) -> tuple[str, dict[str, str]]:
+def short_names(names: Iterable[str]) -> tuple[str, Mapping[str, str]]:
     """(what all names begin with, name -> the rest): ml-64-node-001 becomes 001.
 
     Cuts only before a number or after a separator, and leaves something of every name.
     """
-    names = list(names)
+    return _shortened(tuple(names))
+
+
+@functools.lru_cache(4)  # several widgets ask at every tick
+def _shortened(names: tuple[str, ...]) -> tuple[str, Mapping[str, str]]:
     if len(names) < 2 or max(map(len, names)) <= SHORT_NAME:
         return "", {name: name for name in names}
     low = min(names)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from operator import attrgetter
 from typing import Any, Literal
 
@@ -36,11 +36,8 @@ class RuleContext:
     @cached_property
     def gpus(self) -> list[tuple[Unit, Gpu]]:
         """All GPUs that have a reading now."""
-        return [
-            ((name, gpu_part(gpu.index)), gpu)
-            for name, node in self.live.items()
-            for gpu in node.gpus or ()
-        ]
+        gpus = ((name, gpu) for name, node in self.live.items() for gpu in node.gpus or ())
+        return [(gpu_unit(name, gpu.index), gpu) for name, gpu in gpus]
 
     @cached_property
     def in_use(self) -> tuple[Powers, float]:
@@ -56,7 +53,8 @@ class RuleContext:
             and (gpu.memory_used_bytes is None or gpu.memory_used_bytes > self.limits.used_bytes)
             and (not self.planned or unit[0] in self.planned)
         ]
-        middle = busy_power_w([gpu for _, gpu, _ in part], self.limits)
+        limit_w = part[0][1].power_limit_w if part else None
+        middle = busy_power_w([power for _, _, power in part], limit_w, self.limits)
         return part, math.nan if middle is None else middle
 
     def part(self, unit: Unit, parts: Parts) -> Any:
@@ -69,11 +67,16 @@ UNKNOWN = frozenset(["", "?", "unknown"])  # could not be read, or the driver do
 UP = frozenset(["active", "up", "linkup", "Active", "ACTIVE", "LinkUp"])
 # 20 minutes of every file system of 1,000 nodes are some ten thousand numbers.
 DISK_EVERY_S = 60.0
-_PARTS = tuple(f"GPU {index}" for index in range(64))
 
 
+@lru_cache(64)
 def gpu_part(index: int) -> str:
-    return _PARTS[index] if 0 <= index < len(_PARTS) else f"GPU {index}"
+    return f"GPU {index}"
+
+
+@lru_cache(1 << 16)  # of every GPU at every tick
+def gpu_unit(node: str, index: int) -> Unit:
+    return node, gpu_part(index)
 
 
 Parts = Literal["gpus", "links", "disks"]

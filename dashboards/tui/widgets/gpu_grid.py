@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.segment import Segment
@@ -109,7 +109,7 @@ class GpuGrid(Scrolled):
         ]
 
     def _rows(
-        self, height: int, short: dict[str, str], state: State, colors: Palette
+        self, height: int, short: Mapping[str, str], state: State, colors: Palette
     ) -> Iterator[Line]:
         shape = self._shape
         for row in range(self._top, min(shape.rows, self._top + height)):
