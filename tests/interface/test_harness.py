@@ -182,6 +182,6 @@ def test_a_shell_leaves_the_process_as_it_was(capfd: pytest.CaptureFixture[str])
 
 def test_a_traceback_is_recorded_and_not_hidden() -> None:
     with shell() as one:
-        one.patches.setattr("trainer.config.load.load", lambda *_: 1 / 0)
+        one.patches.setattr("trainer.config.__main__.load", lambda *_: 1 / 0)
         done = one.run("python -m trainer.config show demo")
     assert (done.code, done.err) == (1, "Traceback …\nZeroDivisionError: division by zero\n")
