@@ -38,7 +38,7 @@ hypothesis.settings.load_profile("no deadline")
 
 
 def pytest_configure() -> None:
-    """Signals reach what tests start: a shell without job control and nohup begin programs deaf to them."""
+    """Signals reach what tests start: a shell without job control and nohup begin programs that ignore them."""
     for number, handler in (
         (signal.SIGINT, signal.default_int_handler),
         (signal.SIGHUP, signal.SIG_DFL),
