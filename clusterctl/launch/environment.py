@@ -57,10 +57,10 @@ class Variable:
 
     @property
     def shown(self) -> str:
-        return HIDDEN if self.is_quiet else hide(self.value)
+        return HIDDEN if self.is_hidden else hide(self.value)
 
     @property
-    def is_quiet(self) -> bool:
+    def is_hidden(self) -> bool:
         """By its name, or because it comes from --env, where it may be any secret."""
         return self.origin == BY_OPTION or is_secret(self.name)
 
@@ -79,7 +79,7 @@ class Environment:
 
     def redact(self, text: str) -> str:
         """`text` without the values of secrets: a rank's last lines may quote them."""
-        hidden = [variable.value for variable in self.variables if variable.is_quiet]
+        hidden = [variable.value for variable in self.variables if variable.is_hidden]
         long = [value for value in hidden if len(value) >= SHORTEST]
         for value in sorted(long, key=len, reverse=True):  # one may be a part of another
             text = text.replace(value, HIDDEN)
