@@ -107,7 +107,7 @@ def gpu_column(index: int, metric: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Downsampled:
+class Thin:
     """A whole curve: rows whose first value grows (the step), each for `stride` that were added.
 
     When it is full, pairs of rows are averaged.
@@ -119,7 +119,7 @@ class Downsampled:
     pending: tuple[tuple[float, ...], ...] = field(default=())
     last_x: float = -1.0
 
-    def add(self, *row: float) -> Downsampled:
+    def add(self, *row: float) -> Thin:
         """With one row more. A smaller first value (a resumed run) drops the rows behind it."""
         thin = self
         if row[0] <= self.last_x:
@@ -146,11 +146,11 @@ class Downsampled:
         # Full floats: a step number above 2,048 does not fit into 11 bits.
         return Ring(self.width, THIN_ROWS + CHUNK, "f")
 
-    def _rebuilt(self, rows: list[tuple[float, ...]], stride: int) -> Downsampled:
+    def _rebuilt(self, rows: list[tuple[float, ...]], stride: int) -> Thin:
         kept = self._empty()
         for row in rows:
             kept = kept.append(row)
-        return Downsampled(self.width, stride, kept, (), rows[-1][0] if rows else -1.0)
+        return Thin(self.width, stride, kept, (), rows[-1][0] if rows else -1.0)
 
 
 def _mean(rows: Sequence[tuple[float, ...]]) -> tuple[float, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dashboards.model.alert_book import AlertBook
-from dashboards.model.ring_buffer import FLEET_COLUMNS, NODE_COLUMNS, Downsampled, Ring
+from dashboards.model.ring_buffer import FLEET_COLUMNS, NODE_COLUMNS, Ring, Thin
 from dashboards.model.samples import EventSample, Feed, NodeDown, NodeSample
 from trainer.runlog.telemetry import StepRecord
 
@@ -43,7 +43,7 @@ class RunState:
     last: StepRecord | None = None
     last_s: float | None = None  # head's clock when `last` was seen
     recent: tuple[StepRecord, ...] = ()
-    curve: Downsampled = field(default=Downsampled(4))  # step, loss, smoothed loss, step_s
+    curve: Thin = field(default=Thin(4))  # step, loss, smoothed loss, step_s
     smooth: float = 0.0
     smooth_weight: float = 0.0
     events: tuple[EventSample, ...] = ()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from dashboards.model.alert_book import SEVERITIES
-from dashboards.model.ring_buffer import CHUNK, LARGEST, Downsampled, Ring
+from dashboards.model.ring_buffer import CHUNK, LARGEST, Ring, Thin
 
 MOST_GPUS = 64  # as in watch_decoder
 MOST_RANKS = 1 << 20
@@ -24,7 +24,7 @@ LARGEST_INT = 1 << 53
 Test = Callable[[Any], bool]
 
 # A loss or a curve may be NaN or infinite; a reading is known or None.
-_NOT_FINITE = frozenset(["StepRecord", "Event", "RunState", "Downsampled"])
+_NOT_FINITE = frozenset(["StepRecord", "Event", "RunState", "Thin"])
 # What is used as a count or a size: (least, most).
 _RANGES: Mapping[tuple[str, str], tuple[float, float]] = {
     ("Gpu", "index"): (0, MOST_GPUS - 1),
@@ -32,8 +32,8 @@ _RANGES: Mapping[tuple[str, str], tuple[float, float]] = {
     ("StepRecord", "world"): (0, MOST_RANKS),
     ("RunOpened", "ranks"): (0, MOST_RANKS),
     ("RunState", "ranks"): (0, MOST_RANKS),
-    ("Downsampled", "width"): (4, 4),
-    ("Downsampled", "stride"): (1, LARGEST_INT),
+    ("Thin", "width"): (4, 4),
+    ("Thin", "stride"): (1, LARGEST_INT),
     ("State", "history_step_s"): (0.1, SECONDS),
     ("State", "interval_s"): (0.1, SECONDS),
 }
@@ -51,7 +51,7 @@ def _agrees(value: Any) -> bool:
     """Whether the fields of a dataclass fit together."""
     if type(value) is Ring:
         return _is_whole(value)
-    if type(value) is Downsampled:
+    if type(value) is Thin:
         rows_fit = all(len(row) == value.width for row in value.pending)
         return rows_fit and (value.kept is None or value.kept.width == value.width)
     severity = getattr(value, "severity", "")

@@ -11,7 +11,7 @@ from textual.events import Click
 from dashboards.feeds.replay import Player
 from dashboards.model import units
 from dashboards.model.alert_book import Alert
-from dashboards.model.ring_buffer import Downsampled
+from dashboards.model.ring_buffer import Thin
 from dashboards.model.run_progress import Figures, figures
 from dashboards.model.state import RunState, State
 from dashboards.model.table import ALARM, MISSING, STALE, UNKNOWN, Summary, summarise
@@ -128,7 +128,7 @@ class RunStrip(Panel):
 
 
 @functools.lru_cache(1)  # it is drawn again only after a step
-def _loss(curve: Downsampled) -> str:
+def _loss(curve: Thin) -> str:
     """The whole smoothed loss in 24 characters."""
     points = [(row[0], row[2]) for row in curve.rows()]
     values = resampled(points, 48, points[0][0], points[-1][0])

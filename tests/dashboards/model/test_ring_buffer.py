@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dashboards.model.ring_buffer import CHUNK, NAN, THIN_ROWS, Downsampled, Ring
+from dashboards.model.ring_buffer import CHUNK, NAN, THIN_ROWS, Ring, Thin
 
 
 def filled(count: int, width: int = 2, limit: int = 120) -> Ring:
@@ -61,7 +61,7 @@ def test_column_that_is_not_there_is_empty() -> None:
 
 
 def test_thinned_run_keeps_its_ends_and_its_mean() -> None:
-    thin = Downsampled(2)
+    thin = Thin(2)
     for step in range(1, 20_001):
         thin = thin.add(float(step), 1.0 if step % 2 else 3.0)
     rows = thin.rows()
@@ -72,7 +72,7 @@ def test_thinned_run_keeps_its_ends_and_its_mean() -> None:
 
 
 def test_thinned_run_forgets_what_a_resume_does_again() -> None:
-    thin = Downsampled(2)
+    thin = Thin(2)
     for step in range(1, 101):
         thin = thin.add(float(step), 9.0)
     for step in range(51, 61):
@@ -84,5 +84,5 @@ def test_thinned_run_forgets_what_a_resume_does_again() -> None:
 
 
 def test_thinned_mean_ignores_unknown() -> None:
-    thin = Downsampled(2, stride=2).add(1.0, NAN).add(2.0, 4.0)
+    thin = Thin(2, stride=2).add(1.0, NAN).add(2.0, 4.0)
     assert thin.rows() == [(1.5, 4.0)]
