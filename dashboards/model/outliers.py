@@ -21,21 +21,21 @@ def busy_power_w(watts: Sequence[float], limit_w: float | None, limits: Limits) 
 def odd_gpus(state: State) -> dict[tuple[str, int], str]:
     """(node, GPU) -> why it is odd."""
     live = state.live()
-    gpus = [(sample.node, gpu) for sample in live for gpu in sample.gpus or ()]
-    powers_w = [power for _, gpu in gpus if (power := gpu.power_w) is not None]
-    limit_w = next((gpu.power_limit_w for _, gpu in gpus if gpu.power_w is not None), None)
-    middle = busy_power_w(powers_w, limit_w, DEFAULT)
+    measured = [gpu for sample in live for gpu in sample.gpus or () if gpu.power_w is not None]
+    limit_w = measured[0].power_limit_w if measured else None
+    middle = busy_power_w([gpu.power_w or 0.0 for gpu in measured], limit_w, DEFAULT)
     low = 0.0 if middle is None else DEFAULT.idle_share * middle
     odd = {}
-    for name, gpu in gpus:
-        power, temperature = gpu.power_w, gpu.temperature_c
-        is_low = power is not None and power < low
-        if not is_low and (temperature is None or temperature < DEFAULT.hot_c):
-            continue  # nearly all, nearly always
-        if is_low and _low_for_long(state.nodes[name], gpu.index, low):
-            odd[name, gpu.index] = f"{power:.0f} W, the others {middle:.0f} W"
-        elif temperature is not None and temperature >= DEFAULT.hot_c:
-            odd[name, gpu.index] = f"{temperature:.0f} °C"
+    for sample in live:
+        for gpu in sample.gpus or ():
+            power, temperature = gpu.power_w, gpu.temperature_c
+            is_low = power is not None and power < low
+            if not is_low and (temperature is None or temperature < DEFAULT.hot_c):
+                continue  # nearly all, nearly always
+            if is_low and _low_for_long(state.nodes[sample.node], gpu.index, low):
+                odd[sample.node, gpu.index] = f"{power:.0f} W, the others {middle:.0f} W"
+            elif temperature is not None and temperature >= DEFAULT.hot_c:
+                odd[sample.node, gpu.index] = f"{temperature:.0f} °C"
     return odd
 
 
