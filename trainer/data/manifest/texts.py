@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import compress, pairwise
+from itertools import accumulate, compress, pairwise
 from typing import Any, overload
 
 import numpy as np
@@ -52,27 +53,33 @@ class Unread(Texts):
 
 
 class PackedTexts(Texts):
-    """Strings as their bytes in one array and their ends [rows + 1, from 0]."""
+    """Strings in parts, each its bytes in one array and its ends [rows + 1, from 0]."""
 
-    def __init__(self, data: NDArray[np.uint8], ends: NDArray[np.int64]) -> None:
-        self._data, self._ends = data, ends
+    def __init__(self, parts: Sequence[tuple[NDArray[np.uint8], NDArray[np.int64]]]) -> None:
+        self._parts = parts
+        self._starts = [0, *accumulate(len(ends) - 1 for _, ends in parts)]  # rows before each
 
     def __len__(self) -> int:
-        return len(self._ends) - 1
+        return self._starts[-1]
 
     def part(self, start: int, stop: int) -> list[str]:
-        ends = self._ends[start : stop + 1].tolist()
-        data = self._data[ends[0] : ends[-1]].tobytes()
-        bounds = pairwise(end - ends[0] for end in ends)
-        return [data[a:b].decode("utf-8", "surrogateescape") for a, b in bounds]
+        found: list[str] = []
+        at = bisect_right(self._starts, start) - 1
+        while len(found) < stop - start:
+            first, (packed, all_ends) = self._starts[at], self._parts[at]
+            ends = all_ends[max(0, start - first) : stop - first + 1].tolist()
+            data = packed[ends[0] : ends[-1]].tobytes()
+            bounds = pairwise(end - ends[0] for end in ends)
+            found += [data[a:b].decode("utf-8", "surrogateescape") for a, b in bounds]
+            at += 1
+        return found
 
 
 class Packer:
     """Collects the strings of a `PackedTexts`."""
 
     def __init__(self) -> None:
-        self._data = bytearray()
-        self._lengths: list[NDArray[Any]] = [np.zeros(1, np.int64)]
+        self._parts: list[tuple[NDArray[np.uint8], NDArray[np.int64]]] = []
 
     def add(self, column: Any, keep: NDArray[np.bool_]) -> None:
         """Those strings of a list, or of a column of Arrow (a null is empty), that `keep` marks."""
@@ -80,21 +87,18 @@ class Packer:
             texts = column if keep.all() else compress(column, keep.tolist())
             # surrogateescape: file names are bytes
             encoded = [text.encode("utf-8", "surrogateescape") for text in texts]
-            self._data += b"".join(encoded)
-            self._lengths.append(np.fromiter(map(len, encoded), np.int64, len(encoded)))
+            ends = np.fromiter(accumulate(map(len, encoded), initial=0), np.int64)
+            self._parts.append((np.asarray(memoryview(b"".join(encoded))), ends))
             return
         import pyarrow as pa
 
         array = column.cast(pa.large_binary()).fill_null(b"")
         array = array if keep.all() else array.filter(pa.array(keep))
         if len(array):
-            _, ends, data = array.buffers()
-            own = np.frombuffer(ends, np.int64)[array.offset : array.offset + len(array) + 1]
-            if own[-1] > own[0]:
-                self._data += memoryview(data)[own[0] : own[-1]]
-            self._lengths.append(np.diff(own))
+            _, own, data = array.buffers()
+            ends = np.frombuffer(own, np.int64)[array.offset : array.offset + len(array) + 1]
+            packed = np.frombuffer(data, np.uint8) if data else np.zeros(0, np.uint8)
+            self._parts.append((packed[ends[0] : ends[-1]], ends - ends[0]))
 
     def texts(self) -> PackedTexts:
-        self._data += b"\0"  # an array of no bytes cannot be made
-        ends = np.cumsum(np.concatenate(self._lengths), dtype=np.int64)
-        return PackedTexts(np.frombuffer(self._data, np.uint8), ends)
+        return PackedTexts(self._parts)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +17,7 @@ from trainer.data.manifest import shared
 from trainer.data.manifest.manifest import Manifest, ManifestError
 from trainer.data.manifest.read import read_manifest
 from trainer.data.manifest.shared import read_once
-from trainer.data.manifest.texts import PackedTexts
+from trainer.data.manifest.texts import Packer
 from trainer.data.plan.balance import Balance
 from trainer.data.plan.buckets import Buckets
 from trainer.data.plan.data_plan import DataPlan, content_ids, plan_once
@@ -194,14 +195,24 @@ def test_a_file_that_a_killed_run_left_is_removed_later(tmp_path, monkeypatch):
     assert sorted(tmp_path.iterdir()) == sorted([other, made])
 
 
-@given(st.lists(st.binary(max_size=6)), st.integers(-9, 9), st.integers(-9, 9), st.sampled_from([1, 2, -1]))  # fmt: skip
-def test_mapped_texts_are_a_list_of_texts(raw, start, stop, step):
-    texts = [one.decode("utf-8", "surrogateescape") for one in raw]
-    ends = np.cumsum([0, *map(len, raw)])
-    mapped = PackedTexts(np.frombuffer(b"".join(raw) + b"\0", np.uint8), ends)
-    assert list(mapped) == texts
-    assert mapped[start:stop:step] == texts[start:stop:step]
+@given(
+    st.lists(st.lists(st.binary(max_size=6), max_size=4), max_size=4),
+    st.integers(-9, 9),
+    st.integers(-9, 9),
+    st.sampled_from([1, 2, -1]),
+    st.booleans(),
+)
+def test_packed_texts_are_a_list_of_texts(batches, start, stop, step, is_arrow):
+    packer, texts = Packer(), []
+    for raw in batches:
+        batch = [one.decode("utf-8", "surrogateescape") for one in raw]
+        keep = np.array([not text.startswith("a") for text in batch], bool)
+        packer.add(pa.array(raw, pa.binary()) if is_arrow else batch, keep)
+        texts += [text for text in batch if not text.startswith("a")]
+    packed = packer.texts()
+    assert list(packed) == texts
+    assert packed[start:stop:step] == texts[start:stop:step]
     for at in range(-len(texts), len(texts)):
-        assert mapped[at] == texts[at]
+        assert packed[at] == texts[at]
     with pytest.raises(IndexError):
-        mapped[len(texts)]
+        packed[len(texts)]
