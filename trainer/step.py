@@ -272,9 +272,11 @@ def _encode(run: Run, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
             video = to_signed(batch.video.to(device, non_blocking=True))
             z_BCTHW = run.parts.vae.encode(video)
             conditions["y"], conditions["mask"] = run.parts.text.encode(batch.text)
-    return z_BCTHW, {
-        name: value.to(device, non_blocking=True) for name, value in conditions.items()
-    }
+    mask_BL = conditions.pop(
+        "mask"
+    )  # stays on the host, where its values can be read without waiting
+    moved = {name: value.to(device, non_blocking=True) for name, value in conditions.items()}
+    return z_BCTHW, {**moved, "mask": mask_BL}
 
 
 def _memory(engine: Engine) -> float:

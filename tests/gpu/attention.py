@@ -154,7 +154,7 @@ def _kernel(kind: str, kernel: str, lengths: list[int], device: str) -> Callable
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     if kernel == "ours":
-        from tests.gpu.frames_attention import frames_attention, is_usable
+        from trainer.models.attention.frames import frames_attention, is_usable
 
         def ours(q: Any, k: Any, v: Any) -> Any:
             if not is_usable(q):

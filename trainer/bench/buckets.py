@@ -18,6 +18,7 @@ from trainer.bench.search import Budget, SearchStopped, largest_batch
 from trainer.bench.shapes import Shape, as_bucket_config, shapes_of
 from trainer.bench.trial import OURS, PHASES, PLAIN, Measured, Spec, run_trial
 from trainer.config.load import Config
+from trainer.device import choose_device
 from trainer.errors import ConfigError
 from trainer.models.activation_checkpointing import GradCheckpoint
 from trainer.models.stdit_config import PRESETS, STDiT3Config
@@ -150,7 +151,7 @@ class Bench:
 
 def _device(wanted: str | None) -> str:
     if wanted is None:
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        return choose_device().type
     kind = wanted.split(":")[0]
     if kind not in ("cpu", "cuda") or (kind == "cuda" and not torch.cuda.is_available()):
         raise ConfigError(f"device {wanted!r} is not available")

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainer.config.load import Config
+from trainer.device import choose_device
 from trainer.engine.agreement import agreed, attempt, common
 from trainer.engine.process_group import rank_of_run
 from trainer.engine.shards import Facts, Shards
@@ -63,8 +64,7 @@ class Engine(abc.ABC):
     def __init__(self) -> None:
         own = rank_of_run()
         self.rank, self.world, self.local_rank = own.rank, own.world, own.local_rank
-        on_gpu = torch.cuda.is_available()
-        self.device = torch.device("cuda", self.local_rank) if on_gpu else torch.device("cpu")
+        self.device = choose_device(self.local_rank)
         # torch 2.13 renamed collectives; ColossalAI and we, for older torch, use the old names.
         warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)
 

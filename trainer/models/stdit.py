@@ -20,7 +20,9 @@ from torch.utils.checkpoint import checkpoint
 from trainer.errors import ConfigError, nearest
 from trainer.models import layers, positions
 from trainer.models.activation_checkpointing import GradCheckpoint, block_bytes
-from trainer.models.attention import short_keys
+from trainer.models.attention.calls import Packed, pack, packs_text
+from trainer.models.attention.short import short_keys
+from trainer.models.attention.table import Table
 from trainer.models.compiling import require_compiler
 from trainer.models.fused import Rotation, add_gated, norm_modulate, wide
 from trainer.models.inputs import check_inputs, frame_mask, real_columns, repeated, unpacked
@@ -28,6 +30,7 @@ from trainer.models.offloading import to_host
 from trainer.models.stdit_config import PRESETS, STDiT3Config
 
 Size = tuple[int, int, int]  # frames, rows, columns
+MOST_PROGRAMS = 64  # of compiled blocks, which share one code object; torch's default is 8
 # B batch · C channels · T,H,W latent frames, height, width (after patchify: T frames of tokens)
 # S tokens of a frame · L text tokens · D width · F 1 or T: one modulation per clip or per frame
 
@@ -57,8 +60,8 @@ class STDiT3Block(nn.Module):
     def forward(
         self,
         x_BTSD: Tensor,
-        y_BLD: Tensor,
-        keep_BL: Tensor | None,
+        y: Tensor,
+        real: Tensor | Packed | None,
         t_BF6D: Tensor,
         rotation: Rotation | None,
     ) -> Tensor:
@@ -67,7 +70,7 @@ class STDiT3Block(nn.Module):
         branch = self.attn(norm_modulate(x_BTSD, shift, scale), self.temporal, rotation)
         x_BTSD = add_gated(x_BTSD, branch, self._kept(gate))
         # quirk: the text branch has neither norm nor gate
-        x_BTSD = x_BTSD + self.cross_attn(x_BTSD, y_BLD, keep_BL)
+        x_BTSD = x_BTSD + self.cross_attn(x_BTSD, y, real)
         branch = self.mlp(norm_modulate(x_BTSD, shift_mlp, scale_mlp))
         return add_gated(x_BTSD, branch, self._kept(gate_mlp))
 
@@ -105,7 +108,7 @@ class STDiT3(nn.Module):
         self.config = config
         width, patch = config.hidden_size, config.patch_size
         self.grad_checkpoint, self.offload = GradCheckpoint(), False
-        self.positions = positions.EXACT
+        self.positions, self.table = positions.EXACT, Table()
         self.rope = positions.RotaryFrequencies(width // config.num_heads)
         self.x_embedder = layers.PatchEmbed(patch, config.in_channels, width)
         self.t_embedder = layers.ScalarEmbedder(width)
@@ -147,9 +150,22 @@ class STDiT3(nn.Module):
             raise ConfigError(f"positions must be one of {known}; not {mode!r}")
         self.positions = mode
 
-    def compile_blocks(self, backend: str = "inductor") -> None:
-        """torch.compile each block: seconds instead of minutes, shared by blocks of a kind. Each
-        new batch shape compiles. Raises EngineError where the compiler is missing."""
+    def use_attention(self, table: Table) -> None:
+        """Choose kernels by `table` where the model runs on an accelerator."""
+        self.table = table
+        for block in self.blocks():
+            block.attn.table = block.cross_attn.table = table
+
+    def compile_blocks(self, backend: Any = "inductor") -> None:
+        """torch.compile each block: seconds instead of minutes, shared by blocks of a kind.
+
+        The third shape of a batch on uses a program for all sizes; the 248 shapes of stage 1 need
+        12. Raises EngineError where the compiler is missing, and RuntimeError above MOST_PROGRAMS.
+        """
+        # Above the limit torch goes on uncompiled without a word, or ends in the backward pass of
+        # a block that is recomputed (pytorch's CheckpointError: other tensors were saved).
+        torch._dynamo.config.recompile_limit = MOST_PROGRAMS
+        torch._dynamo.config.fail_on_recompile_limit_hit = True
         if backend == "inductor":
             require_compiler("cuda" if torch.cuda.is_available() else "cpu")
         for block in self.blocks():
@@ -205,26 +221,27 @@ class STDiT3(nn.Module):
             t0_BD = self.t_embedder(torch.zeros_like(timestep_B)) + fps_BD
             # Chosen once per frame here, so a block modulates in a single pass.
             t_BF6D = torch.where(x_mask_BT[:, :, None, None], t_BF6D, self._modulation(t0_BD))
-        y_BLD, keep_BL = self._text(y, mask, batch, dtype)
+        text, real = self._text(y, mask, batch, x_BTSD)
 
-        x_BTSD = self._run_blocks(x_BTSD, y_BLD, keep_BL, t_BF6D, (frames, rows, columns))
+        x_BTSD = self._run_blocks(x_BTSD, text, real, t_BF6D, (frames, rows, columns))
         x_BTSD = self.final_layer(x_BTSD, t_BD, t0_BD, x_mask_BT)
         order = "b t (h w) (p q r c) -> b c (t p) (h q) (w r)"
         out = rearrange(x_BTSD, order, h=grid[1], p=pt, q=ph, r=pw)
         return out[:, :, :frames, :rows, :columns].to(wide(dtype))
 
     def _run_blocks(
-        self, x_BTSD: Tensor, y_BLD: Tensor, keep_BL: Tensor | None, t_BF6D: Tensor, latent: Size
+        self, x_BTSD: Tensor, y: Tensor, real: Tensor | Packed | None, t_BF6D: Tensor, latent: Size
     ) -> Tensor:
         rotation = self.rope(x_BTSD.shape[1], self.positions)
         recomputed: frozenset[int] = frozenset()
         if learns := torch.is_grad_enabled():
-            recomputed = self.recomputed_blocks(len(x_BTSD), latent, y_BLD.shape[1])
+            length = real.keys if isinstance(real, Packed) else y.shape[1]
+            recomputed = self.recomputed_blocks(len(x_BTSD), latent, length)
         # Without random numbers in the blocks there is no generator state to keep for recomputing.
         keep_rng = self.training and self.config.drop_path > 0
         with to_host(self.parameters()) if learns and self.offload else nullcontext():
             for index, block in enumerate(self.blocks()):
-                inputs = (x_BTSD, y_BLD, keep_BL, t_BF6D, rotation if block.temporal else None)
+                inputs = (x_BTSD, y, real, t_BF6D, rotation if block.temporal else None)
                 if index in recomputed:
                     x_BTSD = checkpoint(
                         block, *inputs, use_reentrant=False, preserve_rng_state=keep_rng
@@ -249,18 +266,26 @@ class STDiT3(nn.Module):
         return rearrange(self.t_block(t_BD), "b (six d) -> b 1 six d", six=6)
 
     def _text(
-        self, y: Tensor, mask: Tensor | Sequence[int] | None, batch: int, dtype: torch.dtype
-    ) -> tuple[Tensor, Tensor | None]:
-        """Text of the model's width and which of its tokens are real (None: all)."""
+        self, y: Tensor, mask: Tensor | Sequence[int] | None, batch: int, x_BTSD: Tensor
+    ) -> tuple[Tensor, Tensor | Packed | None]:
+        """Text of the model's width, and which of its tokens are real (None: all)."""
+        device, dtype = x_BTSD.device, x_BTSD.dtype
+        packs = packs_text(device, dtype, self.table, y.shape[-2])
         if self.config.skip_y_embedder:
             assert mask is not None  # checked: as many lengths as clips
-            return unpacked(y.to(dtype), [int(length) for length in mask])
-        columns = keep_BL = None
-        if mask is not None:
-            # quirk: a caption dropped for the null text keeps its own mask
-            columns, keep_BL = real_columns(repeated(torch.as_tensor(mask) != 0, batch))
-        y_BLD = self.y_embedder(y.to(dtype), columns).squeeze(1)
-        return y_BLD, None if keep_BL is None else keep_BL.to(y.device, non_blocking=True)
+            y_BLD, keep_BL = unpacked(y.to(dtype), [int(length) for length in mask])
+        else:
+            columns = keep_BL = None
+            if mask is not None:
+                # quirk: a caption dropped for the null text keeps its own mask
+                keep_BL = repeated(torch.as_tensor(mask) != 0, batch)
+                packs = packs and keep_BL.device.type == "cpu"
+                if not packs:
+                    columns, keep_BL = real_columns(keep_BL)
+            y_BLD = self.y_embedder(y.to(dtype), columns).squeeze(1)
+        if packs and keep_BL is not None:
+            return pack(y_BLD, keep_BL, x_BTSD.shape[1] * x_BTSD.shape[2])
+        return y_BLD, None if keep_BL is None else keep_BL.to(device, non_blocking=True)
 
     def _initialize(self) -> None:
         """Upstream's start: Xavier, temporal blocks as identity, frame rate without effect."""

@@ -60,8 +60,8 @@ class TextEncoder:
 
     @torch.no_grad()
     def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Features [B, 1, L, C] in the encoder's dtype, 0 of padding, and mask int64 [B, L], 1 =
-        real token. L is `max_length`: longer captions are cut."""
+        """Features [B, 1, L, C] in the encoder's dtype, 0 of padding, and int64 mask
+        [B, L] on the host, 1 = real token. L is `max_length`: longer captions are cut."""
         tokens = self.tokenizer(
             list(texts),
             max_length=self.max_length,
@@ -69,11 +69,12 @@ class TextEncoder:
             truncation=True,
             return_attention_mask=True,
             return_tensors="pt",
-        ).to(self.model.device)
+        )
         mask_BL = tokens["attention_mask"]
-        y_BLC = self.model(input_ids=tokens["input_ids"], attention_mask=mask_BL).last_hidden_state
+        ids, mask = (tokens[name].to(self.model.device) for name in ("input_ids", "attention_mask"))
+        y_BLC = self.model(input_ids=ids, attention_mask=mask).last_hidden_state
         rest = self.max_length - mask_BL.shape[1]
-        y_BLC = F.pad(y_BLC * mask_BL[:, :, None].to(y_BLC), (0, 0, 0, rest))
+        y_BLC = F.pad(y_BLC * mask[:, :, None].to(y_BLC), (0, 0, 0, rest))
         return y_BLC[:, None], F.pad(mask_BL, (0, rest))
 
 
