@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from trainer.bench.trial import Measured, status_bytes
+from trainer.bench.peaks import status_bytes
 from trainer.errors import one_line
 from trainer.models import memory
 
@@ -42,7 +42,7 @@ class Outcome:
     """What the work returned, or why it did not in `reason`."""
 
     kind: Kind
-    measured: Measured | None = None
+    measured: Any = None  # of a training step: trial.Measured
     reason: str = ""
 
 
