@@ -32,6 +32,7 @@ from trainer.data.plan.data_plan import Cursor, DataPlan, plan_once
 from trainer.engine.agreement import agreed
 from trainer.engine.base import Engine, set_threads
 from trainer.errors import CheckpointError, ConfigError
+from trainer.fits import fit_buckets
 from trainer.journal import Journal
 from trainer.optim.ema import EMA
 from trainer.optim.lr_schedules import Schedule
@@ -72,6 +73,7 @@ def assemble(
     if features is not None:
         engine.together(lambda: use_projected(features, parts.model, NETWORK_DTYPES[config.dtype]))
     model = engine.wrap(parts.model.train(), config)
+    fit_buckets(config, engine, parts, plan, journal)
     schedule = Schedule(engine, config)
     if taken is not None:
         engine.load(taken.path / checkpoints.OPTIMIZER)

@@ -48,6 +48,12 @@ def available_bytes(device: torch.device) -> int:
     return min([_meminfo("MemAvailable"), *_cgroup_free()])
 
 
+def card_bytes(device: torch.device) -> int:
+    """What of an accelerator is torch's or free: all but contexts, NCCL and other processes."""
+    free, _total = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device)
+
+
 def _meminfo(name: str) -> int:
     return int(Path("/proc/meminfo").read_text().split(f"{name}:")[1].split()[0]) * 1024
 

@@ -21,12 +21,12 @@ from trainer.errors import ConfigError, nearest
 from trainer.models import layers, positions
 from trainer.models.activation_checkpointing import GradCheckpoint, block_bytes
 from trainer.models.attention.calls import Packed, pack, packs_text
-from trainer.models.attention.short import short_keys
 from trainer.models.attention.table import Table
 from trainer.models.compiling import require_compiler
 from trainer.models.fused import Rotation, add_gated, norm_modulate, wide
 from trainer.models.inputs import check_inputs, frame_mask, real_columns, repeated, unpacked
 from trainer.models.offloading import to_host
+from trainer.models.peak import kernels_used
 from trainer.models.stdit_config import PRESETS, STDiT3Config
 
 Size = tuple[int, int, int]  # frames, rows, columns
@@ -138,10 +138,12 @@ class STDiT3(nn.Module):
     def recomputed_blocks(self, batch: int, latent: Size, text_tokens: int) -> frozenset[int]:
         """Blocks that run a second time for latents of that size: even spatial, odd temporal."""
         frames, rows, columns = self._grid(latent)
-        weight = self.x_embedder.proj.weight
-        shape = (batch, frames, rows * columns, text_tokens)
-        size = block_bytes(self.config, *shape, weight.element_size(), short_keys(weight))
-        return self.grad_checkpoint.blocks(self.config.depth, size)
+        config, weight = self.config, self.x_embedder.proj.weight
+        keys, item = (frames, rows * columns, text_tokens), weight.element_size()
+        head = config.hidden_size // config.num_heads
+        kernels = kernels_used(self.table, weight.device.type, item, head, *keys)
+        size = block_bytes(config, batch, *keys, item, kernels)
+        return self.grad_checkpoint.blocks(config.depth, size, latent)
 
     def use_positions(self, mode: str) -> None:
         """One of `positions.POSITIONS`. Raises ConfigError."""

@@ -14,8 +14,8 @@ from tests.trainer.models.stdit_cases import batch, small_model
 from trainer.errors import ConfigError, EngineError
 from trainer.models import compiling
 from trainer.models.activation_checkpointing import GradCheckpoint, block_bytes
-from trainer.models.attention.short import short_keys
 from trainer.models.offloading import to_host
+from trainer.models.peak import kernels_used
 from trainer.models.stdit import STDiT3, STDiT3Config
 
 MASK = torch.tensor([[True, False, True, True]] * 2)
@@ -89,7 +89,9 @@ def test_the_bytes_of_a_block_are_those_it_saves(dtype: torch.dtype, qk_norm: bo
     x = torch.randn(2, frames, places, 48, dtype=dtype, requires_grad=True)
     y = torch.randn(2, text, 48, dtype=dtype)
     t = torch.randn(2, 1, 6, 48, dtype=dtype)
-    size = block_bytes(model.config, 2, frames, places, text, x.element_size(), short_keys(x))
+    item = x.element_size()
+    kernels = kernels_used(model.table, "cpu", item, 12, frames, places, text)
+    size = block_bytes(model.config, 2, frames, places, text, item, kernels)
     for block, counted in zip(model.blocks()[:2], (size.spatial, size.temporal), strict=True):
         inputs = (y, t, *model.rope(frames), *block.parameters())
         saved = saved_bytes(block, (x, y, None, t, model.rope(frames)), inputs)
