@@ -135,7 +135,8 @@ def test_what_does_not_fit_at_all_is_refused_in_one_sentence() -> None:
     assert caught.value.on_all_ranks
     assert "\n" not in text
     assert "bucket 144p 34f" in text
-    assert f"{limit / 1e6:.1f} MB for a rank: a batch of 1 would fit" in text
+    shown = f"{limit / 1e9:.1f} GB" if limit >= 1e9 else f"{limit / 1e6:.1f} MB"
+    assert f"{shown} for a rank: a batch of 1 would fit" in text
     assert "bucket_config['144p'][34]" in hint
     assert "offload_activations" in hint
     assert "grad_checkpoint" in hint
