@@ -27,7 +27,7 @@ from trainer.models.attention import calls, frames, short
 from trainer.models.attention.table import Table
 from trainer.models.fused import split_heads
 
-# B batch · T frames · S places · L caption tokens · N heads · E width of a head · I queries · K keys
+# B batch · T frames · S places · L caption tokens · N heads · E width of a head · I queries
 _REPEATS, _NEW_SHAPES = 7, 3
 _ENOUGH_S = 2.0  # of timed calls
 _CPU = "the CPU's own kernel"
@@ -223,7 +223,7 @@ class _Names(TorchDispatchMode):
 
 
 def _few(shape: AttentionShape, part: Tensor) -> Tensor:
-    """Of the first clip: one frame, 32 places, or a caption; one head. fp64 of all would not fit."""
+    """Of the first clip one frame, 32 places, or a caption; one head. All would not fit in fp64."""
     if part.ndim == 3:  # packed
         part = part[None, : shape.text]
     part = part[:1, ..., :1, :]

@@ -1,4 +1,4 @@
-"""How many bytes a measurement holds and takes at most: the allocator's on a GPU, else the process's."""
+"""Bytes that a measurement holds, and its peak: of the allocator on a GPU, else of the process."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def print_table(rows: Sequence[Row], peak: float | None) -> None:
     compared = [path for path in OTHERS if any(row.path == path for row in rows)]
     names = ["bucket", *(["path"] if compared else []), "batch", "tokens", *PHASES, "step s"]
     names += ["first s", "tokens/s", "TFLOP/s", *([] if peak is None else ["MFU"]), "again"]
-    names += ["peak MB", *(f"faster than {path}" for path in compared)]
+    names += ["peak MB", "predicted MB", *(f"faster than {path}" for path in compared)]
     lines = []
     for row in rows:
         measured = row.outcome.measured
@@ -137,7 +137,7 @@ def _print_encoders(rows: Sequence[Row]) -> None:
 def print_columns(
     names: Sequence[str], lines: Sequence[Mapping[str, str]], left: Sequence[str] = ()
 ) -> None:
-    """Columns without boxes, the same on a terminal and in a pipe; `left` ones begin at the left."""
+    """Columns without boxes, the same on a terminal and in a pipe; `left` ones are left-aligned."""
     from rich.console import Console
     from rich.table import Table
 
@@ -167,6 +167,7 @@ def _cells(measured: Measured, tokens: int, peak: float | None) -> dict[str, str
         "MFU": "-" if mfu is None else f"{100 * mfu:.1f}%",
         "again": f"+{100 * recompute:.0f}%",
         "peak MB": f"{measured.peak_bytes / 1e6:,.0f}",
+        "predicted MB": "-" if measured.predicted_mb is None else f"{measured.predicted_mb:,.0f}",
     }
 
 

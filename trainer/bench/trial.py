@@ -24,6 +24,7 @@ from trainer.data.plan.costs import now
 from trainer.diffusion.rectified_flow import build_flow
 from trainer.models.attention.table import read_table
 from trainer.models.flops import flops_by_part
+from trainer.models.peak import State, predicted_peak
 from trainer.models.plain import plain_forward
 from trainer.models.stdit import STDiT3, build_stdit
 from trainer.optim.ema import EMA
@@ -66,6 +67,7 @@ class Measured:
     recompute_flops: int  # what checkpointing runs a second time
     first_s: float  # the very first step: with compiling, planning, loading of kernels
     compiled_blocks: dict[str, int]  # spatial and temporal ones
+    predicted_mb: float | None = None  # of `predicted_peak`, of our path
 
     @property
     def model_flops(self) -> int:
@@ -109,6 +111,7 @@ def run_trial(spec: Spec, progress: Callable[[int, int], None]) -> Measured:
         recompute_flops=parts.recompute(trainee.recomputed),
         first_s=first_s,
         compiled_blocks=trainee.compiled_blocks(),
+        predicted_mb=trainee.predicted_mb(spec),
     )
 
 
@@ -149,6 +152,15 @@ class Trainee:
             kind: sum(block._compiled_call_impl is not None for block in blocks)
             for kind, blocks in kinds.items()
         }
+
+    def predicted_mb(self, spec: Spec) -> float | None:
+        """Tensors at the fullest moment of our step, from shapes alone, 10^6 bytes."""
+        if spec.path != OURS:
+            return None
+        # Gradients are whole here, and no collective has a bucket of them.
+        state = State(world=spec.shards, plugin="zero1", reduce_bucket=0)
+        sizes = spec.shape.batch_size, spec.shape.latent, spec.text_tokens
+        return predicted_peak(self.model, *sizes, state, masked=spec.masked).total / 1e6
 
     def _plain(
         self, fused: bool, x: Tensor, t: Tensor, num_frames: Any = None, **kwargs: Any

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from tests.trainer.bench import work as bench_work
 from trainer.bench import __main__ as bench
 from trainer.bench import child
+from trainer.bench.buckets import Bench
 from trainer.bench.child import Kind, Outcome, try_in_child
 from trainer.bench.rows import Row, print_table, rates
 from trainer.bench.search import Budget, SearchStopped, largest_batch
@@ -141,6 +142,21 @@ def test_compiled_blocks_are_counted_by_kind() -> None:
     assert trainee.compiled_blocks() == {"spatial": 0, "temporal": 0}
     trainee.model.compile_blocks(backend="eager")
     assert trainee.compiled_blocks() == {"spatial": 1, "temporal": 1}
+
+
+def test_the_predicted_peak_is_of_this_batch_and_of_the_ranks_share() -> None:
+    once = replace(SPEC, warmup=0, steps=1)
+    alone = run_trial(once, print)
+    assert alone.predicted_mb is not None
+    large = run_trial(replace(once, shape=replace(SHAPE, batch_size=64)), print)
+    assert large.predicted_mb is not None
+    # A token of fp32 keeps more than its 32 values in each of the two blocks.
+    assert large.predicted_mb - alone.predicted_mb > 62 * 12 * 32 * 4 * 2 / 1e6
+    share = run_trial(replace(once, shards=2), print)
+    assert share.predicted_mb is not None
+    # Master weight, two moments and EMA, in fp32, of the other half.
+    assert alone.predicted_mb - share.predicted_mb == pytest.approx(8 * alone.parameters / 1e6, 0.2)
+    assert run_trial(replace(once, path="plain"), print).predicted_mb is None
 
 
 def test_the_attention_table_of_the_config_is_used(tmp_path: Path) -> None:
@@ -358,6 +374,16 @@ def test_the_table_says_how_much_faster_than_each_path(capsys: pytest.CaptureFix
     assert ours.split()[-2:] == ["3.00x", "2.00x"]
     assert plain.split()[-2:] == ["-", "-"]
     assert "2.000" in ours.split()  # the first step
+
+
+def test_what_is_compiled_is_said_below_the_table() -> None:
+    args, _ = bench._parser().parse_known_args(["demo", "--compile", "--device", "cpu"])
+    figures = replace(measured(), compiled_blocks={"spatial": 28, "temporal": 28})
+    rows = [Row(SHAPE, "ours", 100, Outcome(Kind.MEASURED, figures))]
+    notes = Bench(args, configuration.load("demo"))._notes(rows)
+    assert "compiled: 28 spatial and 28 temporal blocks of ours; embedders" in notes
+    args.compile = False
+    assert "compiled" not in Bench(args, configuration.load("demo"))._notes(rows)
 
 
 def test_the_command_searches_and_prints_a_bucket_config(
