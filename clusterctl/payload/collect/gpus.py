@@ -18,7 +18,7 @@ PROCESS_FIELDS = "gpu_uuid,pid,used_memory,process_name"
 def collect_gpus(timeout_s, nvml=None, deep=False):
     """`nvml` is a child that reads NVML; with `deep` nvidia-smi adds health, links and topology.
 
-    Topology is nvidia-smi's in any case: NVML does not say how far GPUs and network cards are apart.
+    Topology is nvidia-smi's in any case: NVML does not know how far GPUs are from network cards.
     """
 
     def ask(name, *words):

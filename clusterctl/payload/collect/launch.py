@@ -135,7 +135,7 @@ def ask_python(python, timeout_s):
 
 
 def ask_torch(python, timeout_s, signs=DRIVER):
-    """How many GPUs torch can use, else why none; importing it takes seconds, so only with a driver."""
+    """How many GPUs torch can use, else why none. Its import takes seconds: only with a driver."""
     if any(map(os.path.exists, signs)) and not is_refused("torch", python):
         section("torch", [python, "-B", "-c", TORCH_CODE], 2 * timeout_s)
 

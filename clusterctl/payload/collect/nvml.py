@@ -89,7 +89,7 @@ def memory_info(nv, handle):
 
 
 def sram_threshold(nv, handle):
-    """1 where the card counted so many SRAM errors that NVIDIA replaces it (driver 550 or newer)."""
+    """1 where the card has counted too many SRAM errors in its life (driver 550 or newer)."""
     status = nv.c_nvmlEccSramErrorStatus_v1_t()
     nv.nvmlDeviceGetSramEccErrorStatus(handle, nv.byref(status))
     return int(status.bThresholdExceeded)

@@ -100,8 +100,12 @@ class Plan:
         if "allreduce" in self.tests and not self.has_sums:
             yield "all-reduce  skipped: one node with one device has none to sum with", 0, 0
         if self.has_sums and self.shared_nodes:
-            line = f"all-reduce  {self.bytes >> 20} MiB inside each node: 1 round, {MOST_INSIDE} at most"
-            yield line, 3.0, MOST_INSIDE * (self.group_limit_s(max(self.devices.values())) + 10)
+            line = f"{self.bytes >> 20} MiB inside each node: 1 round, {MOST_INSIDE} at most"
+            yield (
+                f"all-reduce  {line}",
+                3.0,
+                MOST_INSIDE * (self.group_limit_s(max(self.devices.values())) + 10),
+            )
         if self.has_sums and count > 1:
             rounds, most = len(ring_rounds(self.nodes)) + 1, most_rounds(count)
             line = f"{rounds} rounds, {most} at most to name one fault"
