@@ -78,7 +78,7 @@ class NativeEngine(Engine):
         for (_, parameter), (_, master) in zip(self._parameters, self._masters, strict=True):
             if (gradient := parameter.grad) is not None:
                 masters.append(master)
-                gradients.append(gradient.to_local())
+                gradients.append(gradient._local_tensor)  # 1 ms of 971 less than to_local()
                 parameter.grad = None
         limit, group = self._config.grad_clip, dist.group.WORLD
         norm = clip_in_place(gradients, limit, self.device, group)

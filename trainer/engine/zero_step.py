@@ -39,7 +39,7 @@ class ZeroStep:
         self._masters: list[Tensor] = [
             p for g in groups for p in optimizer._master_param_groups_of_current_rank[g]
         ]
-        self._places = [(g, id(p)) for g in groups for p in optimizer._working_param_groups[g]]
+        self._keys = [id(parameter) for parameter in self._working]
         (self._store,) = optimizer.pg_to_grad_store.values()  # one process group
         self._group = self._store.torch_pg
         self._world = dist.get_world_size(self._group)
@@ -74,9 +74,9 @@ class ZeroStep:
         """Masters that have gradients, and these: of this rank's parts, averaged over ranks."""
         masters, gradients = [], []
         index = self._store._working_index
-        of_groups = self._store._grads_of_params
-        for master, (group, key) in zip(self._masters, self._places, strict=True):
-            if parts := of_groups.get(group, {}).get(key):
+        found = {k: v for group in self._store._grads_of_params.values() for k, v in group.items()}
+        for master, key in zip(self._masters, self._keys, strict=True):
+            if parts := found.get(key):
                 masters.append(master)
                 gradients.append(parts[index])
         return masters, gradients
