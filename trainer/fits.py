@@ -45,7 +45,7 @@ class Rank:
     encoding_bytes: int  # what these two take at most while they run
 
     def bytes(self, bucket: Bucket, batch: int, blocks: int) -> int:
-        """Of a step over `batch` clips of a bucket whose first `blocks` are recomputed, at least."""
+        """Of a step over `batch` clips of a bucket whose first `blocks` at least run twice."""
         model, latent = self.parts.model, latent_of(self.parts, bucket)
         setting = replace(model.grad_checkpoint, at_least={latent: blocks})
         peak = predicted_peak(

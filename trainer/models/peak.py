@@ -21,9 +21,7 @@ from trainer.models.activation_checkpointing import (
     Size,
     block_bytes,
 )
-from trainer.models.attention import frames as few_frames
-from trainer.models.attention.short import MOST_KEYS
-from trainer.models.attention.table import Table
+from trainer.models.kernels import kernels_used
 
 if TYPE_CHECKING:
     from trainer.models.stdit import STDiT3
@@ -136,23 +134,6 @@ def grid(latent: Size, patch: Size) -> Size:
     """Tokens of a latent along frames, rows and columns."""
     t, h, w = (-(-size // p) for size, p in zip(latent, patch, strict=True))
     return t, h, w
-
-
-def kernels_used(
-    table: Table, device: str, itemsize: int, head_width: int, frames: int, places: int, text: int
-) -> Kernels:
-    """Which kernels attend on a device ("cuda", "cpu"), as attention/calls.py chooses them."""
-    if device == "cpu":
-        short = MOST_KEYS if itemsize > 2 else 0
-        return Kernels(
-            *("products" if keys <= short else "flash" for keys in (places, frames, text))
-        )
-    temporal = table.choose("temporal", frames)
-    if temporal == "frames":
-        fits = frames <= few_frames.MOST_FRAMES and head_width <= few_frames.MOST_WIDTH
-        if not fits or head_width % 8:
-            temporal = "products"
-    return Kernels(table.choose("spatial", places), temporal, table.choose("text", text))
 
 
 def _backward_bytes(

@@ -25,8 +25,8 @@ from trainer.models.attention.table import Table
 from trainer.models.compiling import require_compiler
 from trainer.models.fused import Rotation, add_gated, norm_modulate, wide
 from trainer.models.inputs import check_inputs, frame_mask, real_columns, repeated, unpacked
+from trainer.models.kernels import kernels_used
 from trainer.models.offloading import to_host
-from trainer.models.peak import kernels_used
 from trainer.models.stdit_config import PRESETS, STDiT3Config
 
 Size = tuple[int, int, int]  # frames, rows, columns
@@ -241,8 +241,11 @@ class STDiT3(nn.Module):
             recomputed = self.recomputed_blocks(len(x_BTSD), latent, length)
         # Without random numbers in the blocks there is no generator state to keep for recomputing.
         keep_rng = self.training and self.config.drop_path > 0
-        with to_host(self.parameters()) if learns and self.offload else nullcontext():
+        host = to_host(x_BTSD.device, 2 * self.config.depth) if learns and self.offload else None
+        with host or nullcontext():
             for index, block in enumerate(self.blocks()):
+                if host is not None:
+                    host.begin(block.parameters)
                 inputs = (x_BTSD, y, real, t_BF6D, rotation if block.temporal else None)
                 if index in recomputed:
                     x_BTSD = checkpoint(

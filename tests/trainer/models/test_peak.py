@@ -14,7 +14,8 @@ from tests.trainer.models.stdit_cases import batch, small_model
 from trainer.models import stdit
 from trainer.models.attention import calls, frames
 from trainer.models.attention.table import Table
-from trainer.models.peak import Peak, State, kernels_used, predicted_peak
+from trainer.models.kernels import kernels_used
+from trainer.models.peak import Peak, State, predicted_peak
 from trainer.models.stdit import STDiT3, build_stdit
 
 # B batch · I queries · K keys · N heads · E width of a head
