@@ -40,6 +40,7 @@ from trainer.resume import Source, place_note, read_source, stated_place, take_o
 from trainer.runlog.output import RUN
 from trainer.runlog.telemetry import Clock, Heartbeat
 from trainer.step import Run
+from trainer.warm_up import WarmUp
 from trainer.weights import checkpoints
 from trainer.weights.load import load_into, load_weights, read_checkpoint, read_weights
 
@@ -135,10 +136,25 @@ def assemble(
         run_dir=run_dir,
         clock=Clock(heartbeat),
         model=model,
+        warm_up=_warm_up(config, parts, engine),
         step=counted.get("global_step", 0),
         samples=counted.get("samples", 0),
         bad_clips=set(taken.bad_clips) if taken is not None and counted else set(),
         saved_at=counted["global_step"] if in_place else -1,
+    )
+
+
+def _warm_up(config: Config, parts: Parts, engine: Engine) -> WarmUp | None:
+    """Where a new shape costs more than its passes: on an accelerator, and with torch.compile."""
+    if engine.device.type == "cpu" and not config.compile:
+        return None
+    return WarmUp(
+        parts.model,
+        parts.flow,
+        engine,
+        parts.vae.latent_size,
+        compiled=config.compile,
+        has_masks=any(parts.masks.ratios.values()),
     )
 
 

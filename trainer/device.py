@@ -41,6 +41,20 @@ def choose_device(local_rank: int = 0, wanted: str | None = None) -> torch.devic
     return torch.device("cuda", local_rank)
 
 
+def be_deterministic() -> None:
+    """Let torch choose kernels that give the same bits in every run, before CUDA starts.
+
+    Flash attention's backward pass then adds in a fixed order, cuDNN attends no more, cuBLAS keeps
+    to one workspace, and inductor does not choose by timing. An operation without such a kernel
+    raises RuntimeError. https://docs.pytorch.org/docs/stable/notes/randomness.html
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    os.environ.setdefault("TORCHINDUCTOR_DETERMINISTIC", "1")
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # a pass over each new tensor
+    torch.backends.cudnn.benchmark = False
+
+
 def _reason() -> str:
     """Why there is no CUDA, in torch's words."""
     if torch.version.cuda is None:

@@ -33,6 +33,7 @@ from trainer.models.vae.interface import to_signed
 from trainer.optim.ema import EMA
 from trainer.optim.lr_schedules import Schedule
 from trainer.runlog.telemetry import PHASES, Clock, StepRecord
+from trainer.warm_up import WarmUp
 
 
 @dataclass
@@ -51,6 +52,7 @@ class Run:
     run_dir: Path
     clock: Clock
     model: torch.nn.Module
+    warm_up: WarmUp | None = None
     step: int = 0  # optimizer steps taken over the whole run
     samples: int = 0
     bad_clips: set[str] = field(default_factory=set)  # paths; on all ranks those of all ranks

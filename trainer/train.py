@@ -81,6 +81,7 @@ def _train(config: configuration.Config, options: argparse.Namespace, argv: Sequ
         hint = "--data-path FILE.csv; make one with python -m trainer.data.digits"
         raise ConfigError("there is no dataset", hint=hint)
     from trainer.data.loader.loader import require_below
+    from trainer.device import be_deterministic
     from trainer.diffusion.frame_masks import build_masks
     from trainer.engine.base import build_engine
 
@@ -90,6 +91,8 @@ def _train(config: configuration.Config, options: argparse.Namespace, argv: Sequ
     heartbeat = Heartbeat.from_environment(int(os.environ.get("RANK", "0")))
     if heartbeat:
         heartbeat.beat("start", 0)
+    if config.deterministic:
+        be_deterministic()
     engine = build_engine(config.engine)
     engine.setup(config.seed, config.process_group_timeout_s)
     with contextlib.ExitStack() as leaving, contextlib.ExitStack() as closing:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.trainer.models.stdit_cases import batch, small_model
 from trainer import device
-from trainer.device import choose_device
+from trainer.device import be_deterministic, choose_device
 from trainer.errors import EngineError
 
 OLD = "The NVIDIA driver on your system is too old (found version 12020)."
@@ -74,3 +76,21 @@ def test_a_cpu_build_of_torch_beside_a_driver_is_a_cpu(monkeypatch: pytest.Monke
     device._DRIVER.write_text("NVRM version: 580.65")
     monkeypatch.setattr(torch.version, "cuda", None)
     assert choose_device() == torch.device("cpu")
+
+
+def test_deterministic_kernels_are_asked_for_and_a_step_has_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    monkeypatch.delenv("TORCHINDUCTOR_DETERMINISTIC", raising=False)
+    filled = torch.utils.deterministic.fill_uninitialized_memory
+    try:
+        be_deterministic()
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+        assert os.environ["TORCHINDUCTOR_DETERMINISTIC"] == "1"
+        assert torch.are_deterministic_algorithms_enabled()
+        model = small_model()  # an operation without such a kernel would raise
+        model(**batch()).sum().backward()
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.utils.deterministic.fill_uninitialized_memory = filled

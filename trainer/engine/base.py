@@ -83,6 +83,10 @@ class Engine(abc.ABC):
     def wrap(self, model: nn.Module, config: Config) -> nn.Module:
         """Take over the model and make its optimizer; call the returned module from then on."""
 
+    @abc.abstractmethod
+    def twin(self, model: nn.Module) -> nn.Module:
+        """A second, small model for passes alone, as `wrap` left the first (collective)."""
+
     def passing(self, *, is_last: bool) -> AbstractContextManager[None]:
         """Around a microbatch's passes; collectives may wait for the one that `is_last`."""
         return nullcontext()

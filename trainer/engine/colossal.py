@@ -69,6 +69,10 @@ class ColossalEngine(Engine):
             self._update = ZeroStep(self._optimizer, config.grad_clip)
         return self._model
 
+    def twin(self, model: nn.Module) -> nn.Module:
+        dtype = next(self.module.parameters()).dtype
+        return model.to(self.device, dtype)
+
     def _plugin(self, config: Config) -> Any:
         on_gpu = self.device.type == "cuda"
         if config.plugin == "ddp":

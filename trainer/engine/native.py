@@ -49,6 +49,14 @@ class NativeEngine(Engine):
             text = f"plugin {config.plugin} is ColossalAI's; the native engine shards everything"
             raise EngineError(text, hint='engine = "colossal", or leave plugin out')
         self._config, self._dtype = config, _DTYPES[config.dtype]
+        self._model = self.twin(model)
+        self._parameters = self._trained()
+        # This rank's rows as plain tensors: of 971 DTensors an update takes 110 ms, of these 8 ms.
+        self._masters = [(name, p.to_local().detach()) for name, p in self._parameters]
+        self._optimizer = self._adamw([master for _, master in self._masters])
+        return self._model
+
+    def twin(self, model: nn.Module) -> nn.Module:
         model = model.to(self.device, torch.float32)
         policy = MixedPrecisionPolicy(
             param_dtype=self._dtype,
@@ -61,11 +69,6 @@ class NativeEngine(Engine):
             for layer in layers:
                 shard(layer)
         shard(model)
-        self._model = model
-        self._parameters = self._trained()
-        # This rank's rows as plain tensors: of 971 DTensors an update takes 110 ms, of these 8 ms.
-        self._masters = [(name, p.to_local().detach()) for name, p in self._parameters]
-        self._optimizer = self._adamw([master for _, master in self._masters])
         return model
 
     def backward(self, loss: Tensor, *, is_last: bool = True) -> None:
