@@ -31,6 +31,7 @@ from trainer.data.plan.costs import costs_by_arithmetic, costs_by_timing, write_
 from trainer.data.plan.data_plan import Cursor, DataPlan, plan_once
 from trainer.engine.agreement import agreed
 from trainer.engine.base import Engine, set_threads
+from trainer.engine.device_clock import clock_for
 from trainer.errors import CheckpointError, ConfigError
 from trainer.fits import fit_buckets
 from trainer.journal import Journal
@@ -38,9 +39,9 @@ from trainer.optim.ema import EMA
 from trainer.optim.lr_schedules import Schedule
 from trainer.resume import Source, place_note, read_source, stated_place, take_over
 from trainer.runlog.output import RUN
-from trainer.runlog.telemetry import Clock, Heartbeat
+from trainer.runlog.telemetry import Heartbeat
 from trainer.step import Run
-from trainer.warm_up import WarmUp
+from trainer.warm_up import warm_up_for
 from trainer.weights import checkpoints
 from trainer.weights.load import load_into, load_weights, read_checkpoint, read_weights
 
@@ -134,27 +135,13 @@ def assemble(
         journal=journal,
         saver=saver,
         run_dir=run_dir,
-        clock=Clock(heartbeat),
+        clock=clock_for(engine, heartbeat),
         model=model,
-        warm_up=_warm_up(config, parts, engine),
+        warm_up=warm_up_for(config, parts, engine),
         step=counted.get("global_step", 0),
         samples=counted.get("samples", 0),
         bad_clips=set(taken.bad_clips) if taken is not None and counted else set(),
         saved_at=counted["global_step"] if in_place else -1,
-    )
-
-
-def _warm_up(config: Config, parts: Parts, engine: Engine) -> WarmUp | None:
-    """Where a new shape costs more than its passes: on an accelerator, and with torch.compile."""
-    if engine.device.type == "cpu" and not config.compile:
-        return None
-    return WarmUp(
-        parts.model,
-        parts.flow,
-        engine,
-        parts.vae.latent_size,
-        compiled=config.compile,
-        has_masks=any(parts.masks.ratios.values()),
     )
 
 

@@ -29,7 +29,7 @@ def choose_device(local_rank: int = 0, wanted: str | None = None) -> torch.devic
     if not torch.cuda.is_available():
         raise EngineError(
             f"torch {torch.__version__} cannot use a GPU here: {_reason()}",
-            hint="clusterctl preflight compares driver and CUDA; TRAINER_DEVICE=cpu trains on the CPU",
+            hint="clusterctl preflight says why; TRAINER_DEVICE=cpu trains on the CPU",
         )
     if local_rank >= count:
         shown = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -51,7 +51,8 @@ def be_deterministic() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     os.environ.setdefault("TORCHINDUCTOR_DETERMINISTIC", "1")
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # a pass over each new tensor
+    # A pass over each new tensor otherwise.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False
 
 

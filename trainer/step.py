@@ -59,12 +59,6 @@ class Run:
     saved_at: int = -1
     stop_requested: bool = False
 
-    def __post_init__(self) -> None:
-        if self.engine.device.type == "cuda":
-            local = self.engine.forward_is_local
-            clock = DeviceClock(self.clock.heartbeat, forward_is_local=local)
-            self.clock, self.engine.on_computed = clock, clock.mark_computed
-
     @property
     def steps_total(self) -> int:
         """Where this run ends; exact for the epoch at hand, an estimate for later ones."""

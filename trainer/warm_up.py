@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from trainer.components import Parts
+from trainer.config.load import Config
 from trainer.data.plan.buckets import Bucket
 from trainer.data.plan.costs import now
 from trainer.diffusion.rectified_flow import RectifiedFlow
@@ -67,7 +69,7 @@ class WarmUp:
     ) -> Warmed | None:
         """Warm up shapes of `buckets` that are new (collective); None when there are none.
 
-        `show` is told shapes done and in all. Raises what a pass over such a batch raises.
+        `show` gets the shapes done and their number. Raises what a pass over such a batch raises.
         """
         new: dict[tuple[int, Size], Bucket] = {}
         for bucket in buckets:
@@ -152,3 +154,17 @@ class WarmUp:
 def _random_numbers_kept(device: torch.device) -> Iterator[None]:
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         yield
+
+
+def warm_up_for(config: Config, parts: Parts, engine: Engine) -> WarmUp | None:
+    """For an accelerator and for torch.compile; elsewhere a new shape costs nothing extra."""
+    if engine.device.type == "cpu" and not config.compile:
+        return None
+    return WarmUp(
+        parts.model,
+        parts.flow,
+        engine,
+        parts.vae.latent_size,
+        compiled=config.compile,
+        has_masks=any(parts.masks.ratios.values()),
+    )

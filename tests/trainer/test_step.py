@@ -16,7 +16,7 @@ from tests.trainer.engine.simulated_device import Device
 from trainer import step as step_module
 from trainer.engine.device_clock import DeviceClock
 from trainer.runlog.telemetry import Clock, StepRecord
-from trainer.step import Run, Share, step
+from trainer.step import Share, step
 
 
 class SimulatedEngine:
@@ -135,21 +135,3 @@ def test_the_loss_stays_on_the_device_until_the_end_of_the_step() -> None:
     assert (share.loss.device, share.loss.dtype) == (meta, torch.float64)
     assert share.figures.samples == 6
     assert math.isclose(share.figures.flops, 6.0)
-
-
-@pytest.mark.parametrize("kind", ["cuda", "cpu"])
-def test_a_run_on_a_gpu_has_the_device_s_clock_and_its_engine_marks_it(kind: str) -> None:
-    engine: Any = SimpleNamespace(
-        device=torch.device(kind), forward_is_local=False, on_computed=None
-    )
-    given = Clock(None)
-    names = ("config", "parts", "plan", "loader", "ema", "schedule", "journal", "saver", "run_dir")
-    parts: dict[str, Any] = dict.fromkeys((*names, "model"))
-    run = Run(engine=engine, clock=given, **parts)
-    if kind == "cpu":
-        assert run.clock is given
-        assert engine.on_computed is None
-    else:
-        assert isinstance(run.clock, DeviceClock)
-        assert not run.clock.forward_is_local
-        assert engine.on_computed == run.clock.mark_computed

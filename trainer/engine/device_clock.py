@@ -15,7 +15,8 @@ from typing import Any, Protocol
 
 import torch
 
-from trainer.runlog.telemetry import PHASES, Clock
+from trainer.engine.base import Engine
+from trainer.runlog.telemetry import PHASES, Clock, Heartbeat
 
 
 class TimingEvent(Protocol):
@@ -82,3 +83,12 @@ class DeviceClock(Clock):
         event.record()
         self._used.append(event)
         return event
+
+
+def clock_for(engine: Engine, heartbeat: Heartbeat | None) -> Clock:
+    """On a GPU it times the device, and the engine marks where this rank's own work ends."""
+    if engine.device.type == "cpu":
+        return Clock(heartbeat)
+    clock = DeviceClock(heartbeat, forward_is_local=engine.forward_is_local)
+    engine.on_computed = clock.mark_computed
+    return clock

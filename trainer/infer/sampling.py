@@ -110,7 +110,7 @@ class Sampler:
                 video_CTHW = self.parts.vae.decode(z_CTHW[None], settings.num_frames)[0]
                 video_CTHW = video_CTHW.float().clamp(-1, 1)
                 if loop + 1 < settings.loop:
-                    # What the next clip continues: encoded alone, these are whole chunks of the VAE.
+                    # What the next clip continues: whole chunks of the VAE when encoded alone.
                     length, edit = settings.condition_frame_length, settings.condition_frame_edit
                     mine.append(Group(loop + 1, len(own), length=length, edit_ratio=edit))
                     own.append(self._reader.encode(video_CTHW[:, -self._carried :]))

@@ -111,7 +111,7 @@ def real_columns(keep_BL: Tensor) -> tuple[Tensor | None, Tensor | None]:
 
 
 def unpacked(y_1KD: Tensor, lengths: list[int]) -> tuple[Tensor, Tensor | None]:
-    """Captions laid end to end to one row each, and which tokens are real, on the host (None: all)."""
+    """Captions that lie end to end, a row each; which tokens are real, on the host (None: all)."""
     y_BLD = nn.utils.rnn.pad_sequence(list(y_1KD[0].split(lengths)), batch_first=True)
     if len(set(lengths)) == 1:
         return y_BLD, None

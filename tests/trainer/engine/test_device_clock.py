@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
+import torch
 
 from tests.trainer.engine.simulated_device import Device
-from trainer.engine.device_clock import DeviceClock
+from trainer.engine.device_clock import DeviceClock, clock_for
 from trainer.engine.step_figures import StepFigures, idle_and_slowest
-from trainer.runlog.telemetry import PHASES
+from trainer.runlog.telemetry import PHASES, Clock
 
 LAUNCH_MS = 0.01
 
@@ -164,3 +168,18 @@ def test_a_step_that_fails_in_a_phase_leaves_the_clock_whole() -> None:
     device.synchronise()
     assert clock.take()["forward"] == pytest.approx(0.005, abs=1e-4)
     assert clock.own_s == pytest.approx(0.005, abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["cuda", "cpu"])
+def test_a_run_on_a_gpu_is_timed_by_the_device_and_its_engine_marks_it(kind: str) -> None:
+    engine: Any = SimpleNamespace(
+        device=torch.device(kind), forward_is_local=False, on_computed=None
+    )
+    clock = clock_for(engine, None)
+    if kind == "cpu":
+        assert type(clock) is Clock
+        assert engine.on_computed is None
+    else:
+        assert isinstance(clock, DeviceClock)
+        assert not clock.forward_is_local
+        assert engine.on_computed == clock.mark_computed

@@ -102,7 +102,7 @@ def packs_text(device: torch.device, dtype: torch.dtype, table: Table, keys: int
 
 
 def pack(y_BLD: Tensor, keep_BL: Tensor, queries: int) -> tuple[Tensor, Packed]:
-    """Caption tokens [B L, D], the real ones (`keep_BL`, on the host) first; where captions begin."""
+    """Caption tokens [B L, D], real ones (`keep_BL`, on the host) first; where captions begin."""
     batch, length, _ = y_BLD.shape
     keep, ends = keep_BL.flatten(), keep_BL.sum(1).cumsum(0)
     order = torch.cat([keep.nonzero(), (~keep).nonzero()])[:, 0]

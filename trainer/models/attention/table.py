@@ -26,8 +26,8 @@ Rows = tuple[tuple[int | None, str], ...]  # (most keys, kernel), rising; None h
 class Table:
     """Kernels on an accelerator; the CPU has its own rule (`attention.short`).
 
-    cuDNN is in none of the defaults: it plans every new shape anew, 0.4 to 1 s forward and backward
-    (modelscope/FunASR #3704, torch 2.11), and stage 1 has 626 shapes.
+    cuDNN is in none of the defaults: it plans every new shape again, 0.4 to 1 s forward and
+    backward (modelscope/FunASR #3704, torch 2.11), and stage 1 has 626 shapes.
     """
 
     spatial: Rows = ((None, "flash"),)
