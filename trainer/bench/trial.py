@@ -21,6 +21,7 @@ from trainer.bench.peaks import held_bytes, peak_bytes, reset_peak
 from trainer.bench.shapes import Shape, model_options
 from trainer.config.load import Config
 from trainer.data.plan.costs import now
+from trainer.device import be_deterministic
 from trainer.diffusion.rectified_flow import build_flow
 from trainer.models.attention.table import read_table
 from trainer.models.flops import flops_by_part
@@ -77,6 +78,8 @@ class Measured:
 
 def run_trial(spec: Spec, progress: Callable[[int, int], None]) -> Measured:
     """Build, warm up, measure. `progress(done, total)` counts steps. Raises what torch raises."""
+    if spec.config.deterministic:
+        be_deterministic()
     device, shape = torch.device(spec.device), spec.shape
     if spec.config.threads is not None:
         torch.set_num_threads(spec.config.threads)
