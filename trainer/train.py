@@ -20,6 +20,7 @@ if __package__ in (None, ""):  # run as a file, as `colossalai run` does
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
     sys.path.remove(str(Path(__file__).resolve().parent))
 
+from trainer.allocator import use_expandable_segments
 from trainer.command_line import INTERRUPTED, Parser, is_reporter, missing_packages
 from trainer.config import load as configuration
 from trainer.engine.agreement import in_words, is_lost
@@ -44,6 +45,7 @@ _SECRET = ("KEY", "TOKEN", "SECRET", "PASS", "PWD", "AUTH", "CREDENTIAL", "COOKI
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    use_expandable_segments(os.environ)
     argv = list(sys.argv[1:] if argv is None else argv)
     options, overrides = _parser().parse_known_args(argv)
     try:

@@ -22,7 +22,7 @@ from trainer.models import layers, positions
 from trainer.models.activation_checkpointing import GradCheckpoint, block_bytes
 from trainer.models.attention.calls import Packed, pack, packs_text
 from trainer.models.attention.table import Table
-from trainer.models.compiling import require_compiler
+from trainer.models.compiling import compile_each
 from trainer.models.fused import Rotation, add_gated, norm_modulate, wide
 from trainer.models.inputs import check_inputs, frame_mask, real_columns, repeated, unpacked
 from trainer.models.kernels import kernels_used
@@ -30,7 +30,6 @@ from trainer.models.offloading import to_host
 from trainer.models.stdit_config import PRESETS, STDiT3Config
 
 Size = tuple[int, int, int]  # frames, rows, columns
-MOST_PROGRAMS = 64  # of compiled blocks, which share one code object; torch's default is 8
 # B batch · C channels · T,H,W latent frames, height, width (after patchify: T frames of tokens)
 # S tokens of a frame · L text tokens · D width · F 1 or T: one modulation per clip or per frame
 
@@ -159,19 +158,8 @@ class STDiT3(nn.Module):
             block.attn.table = block.cross_attn.table = table
 
     def compile_blocks(self, backend: Any = "inductor") -> None:
-        """torch.compile each block: seconds instead of minutes, shared by blocks of a kind.
-
-        The third shape of a batch on uses a program for all sizes; the 248 shapes of stage 1 need
-        12. Raises EngineError where the compiler is missing, and RuntimeError above MOST_PROGRAMS.
-        """
-        # Above the limit torch goes on uncompiled without a word, or ends in the backward pass of
-        # a block that is recomputed (pytorch's CheckpointError: other tensors were saved).
-        torch._dynamo.config.recompile_limit = MOST_PROGRAMS
-        torch._dynamo.config.fail_on_recompile_limit_hit = True
-        if backend == "inductor":
-            require_compiler("cuda" if torch.cuda.is_available() else "cpu")
-        for block in self.blocks():
-            block.compile(backend=backend)
+        """See `compile_each`. The 248 shapes of stage 1 need 12 programs."""
+        compile_each(self.blocks(), backend)
 
     def blocks(self) -> list[STDiT3Block]:
         """In the order they run."""
