@@ -19,7 +19,7 @@ help:
 	@echo "make lab-tools Debian packages for tests that make real nodes (root)"
 
 # Asked for by name, the interpreter of .venv is looked at even where nothing is new.
-.venv/.complete: requirements/lock-cpu.txt requirements/lock-cuda.txt requirements/lock-cuda12.txt requirements/lock-sources.txt setup.cfg $(if $(PYTHON),always)
+.venv/.complete: requirements/lock-cpu.txt requirements/lock-cuda.txt requirements/lock-cuda12.txt requirements/lock-sources.txt setup.cfg $(if $(PYTHON)$(LOCK),always)
 	@requirements/venv.sh
 
 venv: .venv/.complete
