@@ -87,8 +87,7 @@ class WarmUp:
             for number, (shape, bucket) in enumerate(shapes):
                 show(number, len(shapes))
                 start = now(self._engine.device)
-                # On a CPU a batch has as many columns of captions as its longest one.
-                inputs = self._batch(*shape, bucket, unused=number % 3)
+                inputs = self._batch(*shape, bucket)
                 for masked in (False, True) if self._has_masks else (False,):
                     self._pass(twin, *inputs, masked)
                 took[bucket.name] = now(self._engine.device) - start
@@ -134,7 +133,7 @@ class WarmUp:
         twin.zero_grad(set_to_none=True)
 
     def _batch(
-        self, batch: int, latent: Size, bucket: Bucket, unused: int
+        self, batch: int, latent: Size, bucket: Bucket
     ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         """Zeros of the shapes that a step's tensors have."""
         config, device = self._model.config, self._engine.device
@@ -146,7 +145,6 @@ class WarmUp:
         mask_BT[0, 0] = False
         values = {name: torch.full((batch,), float(v), device=device) for name, v in sizes.items()}
         mask_BL = torch.ones(batch, length, dtype=torch.int64)  # on the host, as a step has it
-        mask_BL[:, max(1, length - unused) :] = 0
         return z_BCTHW, {"y": y_B1LC, "mask": mask_BL, **values}, mask_BT
 
 
@@ -157,8 +155,8 @@ def _random_numbers_kept(device: torch.device) -> Iterator[None]:
 
 
 def warm_up_for(config: Config, parts: Parts, engine: Engine) -> WarmUp | None:
-    """For an accelerator and for torch.compile; elsewhere a new shape costs nothing extra."""
-    if engine.device.type == "cpu" and not config.compile:
+    """For an accelerator: on a CPU the columns of captions are another shape in each batch."""
+    if engine.device.type == "cpu":
         return None
     return WarmUp(
         parts.model,

@@ -54,9 +54,9 @@ def main(folder: Path) -> None:
     made = counters["stats"]["unique_graphs"]
     for number, bucket in enumerate(buckets * 2):
         z_BCTHW, conditions, mask_BT = warm_up._batch(
-            bucket.batch_size, (bucket.frames, bucket.height, bucket.width), bucket, number % 2
+            bucket.batch_size, (bucket.frames, bucket.height, bucket.width), bucket
         )
-        mask = mask_BT if number % 2 else None
+        mask = mask_BT if number < len(buckets) else None
         loss = flow.training_losses(wrapped, z_BCTHW, conditions, mask=mask).mean()
         engine.backward(loss)
         engine.step()

@@ -107,7 +107,7 @@ class STDiT3(nn.Module):
         self.config = config
         width, patch = config.hidden_size, config.patch_size
         self.grad_checkpoint, self.offload = GradCheckpoint(), False
-        self.positions, self.table = positions.EXACT, Table()
+        self.positions = positions.EXACT
         self.rope = positions.RotaryFrequencies(width // config.num_heads)
         self.x_embedder = layers.PatchEmbed(patch, config.in_channels, width)
         self.t_embedder = layers.ScalarEmbedder(width)
@@ -119,6 +119,7 @@ class STDiT3(nn.Module):
         self.spatial_blocks = nn.ModuleList(STDiT3Block(config, False, drop) for drop in drops)
         self.temporal_blocks = nn.ModuleList(STDiT3Block(config, True, drop) for drop in drops)
         self.final_layer = FinalLayer(width, patch[0] * patch[1] * patch[2] * config.out_channels)
+        self.use_attention(Table())  # one object: compiled blocks are guarded by what they share
         self._initialize()
         if config.only_train_temporal:
             self.requires_grad_(False)
