@@ -1,6 +1,6 @@
 """Stacks and kernel facts of a job's processes on this node, in several samples. Read-only.
 
-ARGS: pick (jobs/job_processes.py), samples, interval_s, limit_s (one dump), budget_s (everything),
+ARGS: pick (jobs/find_job.py), samples, interval_s, limit_s (one dump), budget_s (everything),
 width (0: by cores), py_spy (path or None), carry (the head can send one), blocking; or op native
 with pids, py_spy as found before and given (the user's path).
 Sends `found` and waits for {"op": "py-spy", "data"} or {"op": "go"} where it has no py-spy, then
