@@ -155,9 +155,10 @@ _NODE_WORDS = {"rank": "running", "lost": "lost"}
 def _after_event(run: RunState, sample: EventSample) -> RunState:
     event = sample.event
     ended = run.ended
-    if event.name == "end":
-        code = event.data.get("exit_code", 0)
-        ended = "finished" if code == 0 else "stopped" if code == INTERRUPTED else "failed"
+    if event.name in ("end", "failure") and event.data.get("exit_code") == INTERRUPTED:
+        ended = "stopped"
+    elif event.name == "end":
+        ended = "failed" if event.data.get("exit_code", 0) else "finished"
     elif event.name in _ENDINGS:
         ended = _ENDINGS[event.name]
     elif event.name in _BEGINNINGS:
@@ -165,7 +166,8 @@ def _after_event(run: RunState, sample: EventSample) -> RunState:
     states = run.node_states
     node, status = event.data.get("node"), _NODE_WORDS.get(event.name)
     if event.name == "rank-ended":
-        status = "ended" if event.data.get("code") == 0 else "failed"
+        code = event.data.get("code")
+        status = "ended" if code == 0 else "stopped" if code == INTERRUPTED else "failed"
     if isinstance(node, str) and status is not None and states.get(node) not in ("lost", "failed"):
         states = {**states, node: status}
     events = run.events

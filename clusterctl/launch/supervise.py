@@ -86,7 +86,7 @@ class _Supervisor:
             self.inspection.close()
         if code:
             self.state.failure = reason
-            self.journal.write("failure", reason)
+            self.journal.write("failure", reason, exit_code=code)
             self.on_update(self.state)
         grace_s = plan.timing.grace_s if code == 130 else plan.timing.fail_grace_s
         left, unconfirmed = self._end_all(grace_s)

@@ -122,7 +122,9 @@ def is_bad(event: Event) -> bool:
     if event.name == "end":
         return event.data.get("exit_code", 0) not in (0, INTERRUPTED)
     if event.name == "rank-ended":
-        return event.data.get("code") != 0
+        return event.data.get("code") not in (0, INTERRUPTED)
+    if event.name == "failure" and event.data.get("exit_code") == INTERRUPTED:
+        return False  # the launcher's word for any end but a good one
     return event.name in ("failure", "failed", "error", "lost", "incident", "stalled")
 
 

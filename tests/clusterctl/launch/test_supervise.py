@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -222,3 +223,5 @@ def test_ranks_that_were_asked_to_stop_on_their_node_are_no_failure_of_theirs(be
         130,
         "its ranks were asked to stop (clusterctl stop)",
     )
+    events = map(json.loads, (launch.plan.run_dir / "events.jsonl").read_text().splitlines())
+    assert [one["data"]["exit_code"] for one in events if one["event"] == "failure"] == [130]
