@@ -131,7 +131,7 @@ class Selected(Panel):
             return [words(phase, (node.down.message, colors.text))]
         sample = node.sample
         if sample is None:
-            return [words((f"{mark} {why}", colors.warn))]
+            return [words((f"{mark} {why}" if mark else "not watched", colors.warn))]
         lines: list[Line] = []
         odd = state.odd.get((node.name, index))
         if odd:

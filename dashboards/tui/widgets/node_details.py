@@ -27,20 +27,28 @@ class NodeDetails(NodePanel):
 
     def lines_wanted(self, state: State) -> int:
         """One for the ports and one for the disks, if they have no boxes; one for each alert."""
-        sample = self.sample(state)
-        if sample is None:
-            return 0
-        more = bool(sample.xids) + _log_is_missed(sample) + min(3, len(alerts_of(state, self.node)))
-        return more if self.with_boxes else bool(sample.links) + bool(sample.disks) + more
+        sample, lines = self.sample(state), min(3, len(alerts_of(state, self.node)))
+        if sample is not None:
+            lines += bool(sample.xids) + _log_is_missed(sample)
+            if not self.with_boxes:
+                lines += bool(sample.links) + bool(sample.disks) + bool(_not_known(sample))
+        return lines
 
     def paint(self, state: State, width: int, height: int, colors: Palette) -> Iterator[Line]:
         sample = self.sample(state)
-        if sample is None:
-            return
+        if sample is not None:
+            yield from self._facts(sample, state, width, colors)
+        yield from (alert_line(alert, state, colors) for alert in alerts_of(state, self.node))
+
+    def _facts(
+        self, sample: NodeSample, state: State, width: int, colors: Palette
+    ) -> Iterator[Line]:
         if sample.links and not self.with_boxes:
             yield ports_line(sample.links, colors)
         if sample.disks and not self.with_boxes:
             yield disks_line(sample, width, colors)
+        if (unread := _not_known(sample)) and not self.with_boxes:
+            yield words((f" {units.UNKNOWN} not known: {unread}", colors.warn))
         if sample.xids:
             last = sample.xids[-1]
             where = "" if last.gpu is None else f" GPU {last.gpu}"
@@ -48,7 +56,14 @@ class NodeDetails(NodePanel):
             yield words((" ! ", colors.bad), (text, colors.bad))
         if _log_is_missed(sample):
             yield words((f" {units.UNKNOWN} Xid not known: {sample.log_error}", colors.warn))
-        yield from (alert_line(alert, state, colors) for alert in alerts_of(state, self.node))
+
+
+def _not_known(sample: NodeSample) -> str:
+    """What has a line of its own and could not be read; a node without GPUs has no processes."""
+    found: dict[str, object] = {"network": sample.links, "disks": sample.disks}
+    if sample.gpus:
+        found["processes"] = sample.processes
+    return ", ".join(name for name, value in found.items() if value is None)
 
 
 def _log_is_missed(sample: NodeSample) -> bool:
@@ -115,7 +130,7 @@ class NodeLinks(NodePanel):
     def paint(self, state: State, width: int, height: int, colors: Palette) -> Iterator[Line]:
         sample = self.sample(state)
         links = sample.links if sample else None
-        self.title("network", "" if links else units.UNKNOWN)
+        self.title("network")
         if not links:
             yield _nothing(links, " no ports", colors)
             return

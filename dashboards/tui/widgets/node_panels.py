@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from rich.segment import Segment
 from rich.style import Style
 
+from clusterctl.nodes import counted
 from dashboards.model import units
 from dashboards.model.ring_buffer import NODE_COLUMNS, gpu_column
 from dashboards.model.samples import Gpu, NodeSample, Process
@@ -43,8 +44,16 @@ class NodePanel(Panel):
         return state.nodes.get(self.node)
 
     def sample(self, state: State) -> NodeSample | None:
+        """What the node says now; None while it does not answer."""
         node = self.of(state)
-        return node.sample if node else None
+        return node.sample if node is not None and node.down is None else None
+
+
+def why_silent(node: NodeState, state: State) -> str:
+    """Why a node gives no reading, or has given none."""
+    if node.down is not None:
+        return f"{node.down.phase}: {node.down.message}"
+    return "no reading yet" if state.watches else "this node is not watched, only its run"
 
 
 class NodeHead(NodePanel):
@@ -55,19 +64,17 @@ class NodeHead(NodePanel):
         if node is None:
             return [words((" no nodes are watched", colors.dim))]
         mark, why = node_mark(node, state)
+        good = "ok" if state.watches else "not watched"
         names = list(state.nodes)
         line = words(
             (f" {node.name}", colors.strong),
             (f"  {names.index(node.name) + 1}/{len(names)}", colors.dim),
-            (f"  {f'{mark} {why}'.strip() or 'ok'}", colors.mark(mark, colors.good)),
+            (f"  {mark} {why}" if mark else f"  {good}", colors.mark(mark, colors.good)),
         )
-        sample = node.sample
+        sample = self.sample(state)
         if sample is None:
-            text = node.down.message if node.down else "no reading yet"
-            return [line, words((f" {text}", colors.warn))]
+            return [line, words((f" {why_silent(node, state)}", colors.warn))]
         line = with_parts(line, self._facts(sample, colors), width)
-        if node.down is not None:
-            return [line, words((f" {node.down.phase}: {node.down.message}", colors.warn))]
         full = colors.warn if (sample.memory or 0) > 0.92 else colors.text
         load = (
             ("cpu", units.percent(sample.cpu), colors.text),
@@ -82,7 +89,9 @@ class NodeHead(NodePanel):
         if sample.up_s is not None:
             yield words(("  up ", colors.dim), (units.span(sample.up_s), colors.text))
         offset = sample.clock_offset_s
-        if offset is not None:
+        if offset is None:
+            yield words((f"  clock {units.UNKNOWN}", colors.dim))
+        else:
             is_bad = abs(offset) > CLOCK_BAD_S
             ink = colors.warn if abs(offset) > CLOCK_WARN_S else colors.text
             text = units.offset(offset)
@@ -107,13 +116,15 @@ class NodeGpus(NodePanel, Scrolled, can_focus=True):
         if node is None:
             self.title("")
             return []
-        sample = node.sample
+        sample = self.sample(state)
         gpus = sample.gpus or () if sample else ()
         model = next((gpu.name for gpu in gpus if gpu.name), "")
-        title = f"{node.gpus_seen} GPUs" if node.gpus_seen else "GPUs"
+        title = counted(node.gpus_seen, "GPU") if node.gpus_seen else "GPUs"
         self.title(title, model.removeprefix("NVIDIA "))
         if sample is not None and sample.gpus is None:
             return [words((f" - {sample.gpu_error}", colors.warn))]
+        if not node.gpus_seen and sample is None:
+            return [words((f" - not known: {why_silent(node, state)}", colors.warn))]
         if not node.gpus_seen:
             return [words((" this machine has none", colors.dim))]
         columns = self._columns(node, width)
@@ -235,6 +246,8 @@ class NodeChart(NodePanel):
         minutes = f"last {units.span(reach(node) * state.history_step_s)}"
         if not node.gpus_seen:
             self.title("cpu and memory", minutes)
+            if not reach(node):
+                return [words((f" - {why_silent(node, state)}", colors.warn))]
             lines: list[Line] = []
             tall, scale = max(1, height // 2 - 1), Scale(0.0, 1.0)
             for metric in NODE_METRICS[:2]:

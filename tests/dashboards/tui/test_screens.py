@@ -13,7 +13,17 @@ from textual.pilot import Pilot
 from textual.widgets import Button, Static
 
 from dashboards.feeds.replay import ReplayFeed
-from dashboards.model.samples import Disk, Gpu, Link, NodeSample, Process, Tick, Xid
+from dashboards.model.samples import (
+    Disk,
+    Gpu,
+    Link,
+    NodeDown,
+    NodeSample,
+    Process,
+    RunOpened,
+    Tick,
+    Xid,
+)
 from dashboards.operations import demo_actions
 from dashboards.operations.actions import Actions, Ending
 from dashboards.operations.background import Watch
@@ -27,8 +37,9 @@ from dashboards.tui.screens.stacks import StacksScreen
 from dashboards.tui.screens.text import LogScreen, TextScreen, ink
 from dashboards.tui.widgets.bars import unheard
 from dashboards.tui.widgets.node_details import disks_line
+from dashboards.tui.widgets.node_panels import NodePanel
 from dashboards.tui.widgets.palette import _few_colors
-from dashboards.tui.widgets.panel import safe, words
+from dashboards.tui.widgets.panel import Panel, safe, words
 from tests.dashboards.conftest import NOW
 from tests.dashboards.runs import FixedFeed, write_run
 from tests.dashboards.tui.test_app import grid, play, shown
@@ -107,6 +118,79 @@ def test_node_shows_all_that_is_known_of_it(size: tuple[int, int]) -> None:
         assert grid(app).cursor == ("n2", 0)
 
     play(TopApp(one_node()), story, size)
+
+
+NODE_PANELS = (
+    "#node-head", "#node-gpus", "#node-facts", "#node-links", "#node-disks", "#node-processes", "#node-chart",
+)  # fmt: skip
+
+
+def node_text(app: TopApp) -> str:
+    """All that the node screen shows of its node."""
+    panels = [app.screen.query_one(name, Panel) for name in NODE_PANELS]
+    assert {panel.node for panel in panels if isinstance(panel, NodePanel)} == {app.node()}
+    return "\n".join(shown(app, f"#{panel.id}") for panel in panels if panel.display)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (200, 50)])
+def test_nothing_is_said_of_a_node_that_never_answered(size: tuple[int, int]) -> None:
+    refused = NodeDown("n1", NOW, "tcp", "connection refused")
+    feed = FixedFeed(["n1", "n2"], [refused, Tick(NOW)], NOW)
+
+    async def story(app: TopApp, pilot: Pilot[None]) -> None:
+        await pilot.press("2")
+        assert "not known: tcp: connection refused" in shown(app, "#node-gpus")
+        assert "none" not in node_text(app)
+        await pilot.press("right")
+        assert "not known: no reading yet" in shown(app, "#node-gpus")
+        assert "none" not in node_text(app)
+
+    play(TopApp(feed), story, size)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (200, 50)])
+def test_old_readings_of_a_node_that_fell_silent_are_not_shown_as_its_own(
+    size: tuple[int, int],
+) -> None:
+    feed = one_node()
+    feed.samples[1:] = [NodeDown("n1", NOW, "tcp", "no route"), Tick(NOW)]
+
+    async def story(app: TopApp, pilot: Pilot[None]) -> None:
+        await pilot.press("2")
+        text = node_text(app)
+        assert "tcp: no route" in text
+        for old in ("Active", "1/2 up", "50%", "12 d", "4711", "300 W", "2.51 s"):
+            assert old not in text
+
+    play(TopApp(feed), story, size)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (200, 50)])
+def test_what_a_node_could_not_read_is_said(size: tuple[int, int]) -> None:
+    gpu = Gpu(index=0, power_w=300.0)
+    feed = FixedFeed(["n1"], [NodeSample("n1", NOW, cpu=0.5, gpus=(gpu,)), Tick(NOW)], NOW)
+
+    async def story(app: TopApp, pilot: Pilot[None]) -> None:
+        await pilot.press("2")
+        text = node_text(app)
+        assert "clock -" in text
+        if size[0] < 100:
+            assert "not known: network, disks, processes" in text
+        else:
+            assert text.count("could not find out") == 3
+
+    play(TopApp(feed), story, size)
+
+
+def test_node_of_a_run_that_is_not_watched_is_not_ok() -> None:
+    opened = RunOpened("outputs/001", "001", NOW, ("n1",), (8,))
+
+    async def story(app: TopApp, pilot: Pilot[None]) -> None:
+        await pilot.press("2")
+        assert "not watched" in shown(app, "#node-head").splitlines()[0]
+        assert "not known" in shown(app, "#node-gpus")
+
+    play(TopApp(FixedFeed([], [opened, Tick(NOW)], NOW)), story, (80, 24))
 
 
 def test_cursor_is_the_same_on_cluster_and_node(demo: Callable[[], TopApp]) -> None:
