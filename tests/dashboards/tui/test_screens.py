@@ -15,6 +15,7 @@ from textual.widgets import Button, Static
 from dashboards.feeds.replay import ReplayFeed
 from dashboards.model.samples import (
     Disk,
+    EventSample,
     Gpu,
     Link,
     NodeDown,
@@ -43,6 +44,7 @@ from dashboards.tui.widgets.panel import Panel, safe, words
 from tests.dashboards.conftest import NOW
 from tests.dashboards.runs import FixedFeed, write_run
 from tests.dashboards.tui.test_app import grid, play, shown
+from trainer.runlog.telemetry import Event
 
 
 async def until(pilot: Pilot[None], condition: Callable[[], object]) -> None:
@@ -191,6 +193,41 @@ def test_node_of_a_run_that_is_not_watched_is_not_ok() -> None:
         assert "not known" in shown(app, "#node-gpus")
 
     play(TopApp(FixedFeed([], [opened, Tick(NOW)], NOW)), story, (80, 24))
+
+
+@pytest.mark.parametrize("size", [(80, 24), (200, 50)])
+def test_run_counts_every_node_that_it_has_no_line_for(size: tuple[int, int]) -> None:
+    names = [f"n{number:02d}" for number in range(60)]
+    down = [NodeDown(name, NOW, "tcp", "connection refused") for name in names[:40]]
+    lost = EventSample(Event("lost", data={"node": "n41"}), NOW, "journal")
+    good = [NodeSample(name, NOW, cpu=0.5) for name in names[41:50]]
+    run = [RunOpened("outputs/001", "001", NOW, tuple(names), (1,) * 60), lost]
+    feed = FixedFeed(names[:50], [*run, *down, *good, Tick(NOW)], NOW)
+
+    async def story(app: TopApp, pilot: Pilot[None]) -> None:
+        await pilot.press("3")
+        *lines, last = (line for line in shown(app, "#nodes").splitlines() if line.strip())
+        assert all("- tcp" in line for line in lines)
+        assert f" -{41 - len(lines)} !1 more  8 ok" in last  # n40 is waited for
+        assert "10 n" in last  # not watched; the smallest terminal cuts it, with a sign
+
+    play(TopApp(feed), story, size)
+
+
+def test_one_node_is_no_nodes() -> None:
+    gpu = Gpu(index=0, power_w=300.0)
+    run = RunOpened("outputs/001", "001", NOW, ("n1",), (1,))
+    feed = FixedFeed(["n1"], [run, NodeSample("n1", NOW, gpus=(gpu,)), Tick(NOW)], NOW)
+
+    async def story(app: TopApp, pilot: Pilot[None]) -> None:
+        assert " 1 node  1/1 GPU " in shown(app, "#top")
+        assert "of 1 node " in str(app.screen.query_one("#fleet", Panel).border_title)
+        await pilot.press("3")
+        assert app.screen.query_one("#nodes", Panel)._titles[0] == "1 node"
+        await pilot.press("2")
+        assert app.screen.query_one("#node-gpus", Panel)._titles[0] == "1 GPU"
+
+    play(TopApp(feed), story)
 
 
 def test_cursor_is_the_same_on_cluster_and_node(demo: Callable[[], TopApp]) -> None:
