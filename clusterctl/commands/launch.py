@@ -122,6 +122,7 @@ def command(
     they come last, and everything after -- is the trainer's.
     Ctrl-C once stops in order (the trainer saves), twice at once.
     """
+    from clusterctl.launch.inputs import resolve
     from clusterctl.launch.plan import Timing
     from clusterctl.launch.run_dir import group_id
     from clusterctl.launch.start import LaunchOptions, Prepared, choose_slots, plan_launch, prepare
@@ -140,6 +141,8 @@ def command(
     timing = {one.name: options.pop(one.name) for one in fields(Timing) if one.name in options}
     min_free_bytes = int(options.pop("min_free_gib") * (1 << 30))
     wanted = LaunchOptions(**options, timing=Timing(**timing), min_free_bytes=min_free_bytes)
+    # A wrong key ends it before nodes are asked, and the hostfile may stand behind it as its value.
+    resolve(wanted.config, wanted.overrides, workdir=wanted.workdir, env={})
     cluster = settings.cluster(output.sweep)
     nodes = cluster.nodes
     if env_from_facts:
@@ -247,7 +250,8 @@ def _report(output: Output, plan: LaunchPlan, result: RunResult) -> None:
     if result.ok:
         output.line(f"done: {plan.run_dir}", "good")
     else:
-        output.warn(f"error: {result.reason}", "bad")
+        was_asked = result.exit_code == 130
+        output.warn(result.reason if was_asked else f"error: {result.reason}", "bad")
         for line in result.last_lines:
             output.warn(f"  | {line}")
         if result.verdict and output.quiet:  # else it was printed as soon as it was known

@@ -54,8 +54,11 @@ def resolve(
         data = json.loads(done.stdout.strip().splitlines()[-1])["config"]
         wandb = str(data.get("wandb", "off")) == "online"
     except (subprocess.CalledProcessError, ValueError, LookupError, TypeError, AttributeError):
-        lines = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()
-        raise UsageError(f"the config {config} cannot be read: {lines[-1]}") from None
+        said, _, hint = (done.stderr.strip() or "no output").partition("\n  hint: ")
+        why = said.splitlines()[-1]
+        if not why.startswith("error: "):  # no sentence of the trainer's
+            why = f"the config {config} cannot be read: {why}"
+        raise UsageError(why.removeprefix("error: "), hint=hint or None) from None
     return LaunchLine(tuple(files_of(data, workdir, env)), wandb)
 
 

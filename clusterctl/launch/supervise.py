@@ -90,6 +90,7 @@ class _Supervisor:
             self.on_update(self.state)
         grace_s = plan.timing.grace_s if code == 130 else plan.timing.fail_grace_s
         left, unconfirmed = self._end_all(grace_s)
+        reason += self.reports.where() if code == 130 else ""
         if code == 0 and (left or unconfirmed):
             code, reason = 1 if left else 3, "the run ended, but not everything is proved gone"
         self.journal.write("end", reason, exit_code=code, leftovers=left, unconfirmed=unconfirmed)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -65,9 +67,19 @@ def test_wandb_is_asked_for_in_words(tmp_path: Path) -> None:
     assert not read_words(["--wandb", "offline"], workdir=tmp_path, env={}).wandb
 
 
-@pytest.mark.slow  # the trainer imports torch to check a config
 def test_trainer_resolves_the_config(tmp_path: Path) -> None:
     found = resolve("demo", ["--dataset.data-path", "x.csv"], workdir=tmp_path, env={})
     assert (found.files, found.wandb) == ((str(tmp_path / "x.csv"),), False)
     with pytest.raises(UsageError, match="no-such"):
         resolve("no-such", [], workdir=tmp_path, env={})
+    with pytest.raises(UsageError, match="--lrr: there is no key lrr") as slip:
+        resolve("demo", ["--lrr", "3"], workdir=tmp_path, env={})
+    assert slip.value.hint == "did you mean lr?"
+
+
+def test_config_is_read_without_torch() -> None:
+    """The head may have none."""
+    code = (
+        "import sys, trainer.config.__main__; sys.exit(bool({'torch', 'numpy'} & {*sys.modules}))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
