@@ -57,7 +57,7 @@ def watch(
     if once and for_s is not None:
         raise UsageError("--for cannot be used with --once")
     book = replace(AlertBook(), rules=chosen(wanted, skipped), hurry=once and replay is None)
-    runner = Hook(parse_command(hook), hook_timeout) if hook else None
+    runner = Hook(parse_command(hook), hook_timeout) if hook is not None else None
     lines = Lines(output, severity, runner)
     replayed: sources.Replayed | None = None
     recording: Recording | None = None

@@ -212,6 +212,9 @@ class ActingScreen(TopScreen):
     def action_kill(self) -> None:
         nodes = self.meant()
         if nodes is not None and self.top.readonly:
-            self.notify("this view is read-only: start it without --readonly", severity="warning")
+            why = "this view is read-only: --no-readonly allows it"
+            if self.top.replay is not None:
+                why = "this is a replay: it ends no processes"
+            self.notify(why, severity="warning")
         elif nodes is not None:
             self.app.push_screen(KillDialog(nodes))

@@ -192,8 +192,7 @@ class StacksScreen(ListScreen):
         """Collect stacks of all nodes or these; a collection under way is cancelled."""
         if self.panel.job is not None:
             self.panel.job.cancel()
-        run = self.top.state.run
-        work = partial(self.top.actions.diagnose, run.directory if run else None, nodes)
+        work = partial(self.top.actions.diagnose, self.top.state.run, nodes)
         self.panel.job = start_job(self, work, self._take)
         self.again()
 

@@ -25,6 +25,7 @@ from dashboards.model.samples import (
     Tick,
     Xid,
 )
+from dashboards.model.state import RunState
 from dashboards.operations import demo_actions
 from dashboards.operations.actions import Actions, Ending
 from dashboards.operations.background import Watch
@@ -286,7 +287,13 @@ def test_stacks_name_the_suspect_and_open_in_full(
         await until(pilot, lambda: screen.listing.diagnosis is not None)
         assert "HANG: rank 27 waits for data" in shown(app, "#verdict")
         assert "004 rank 27 loader 2" in shown(app, "#classes")
-        assert "ranks 0-26,28-191" in shown(app, "#classes")
+        assert "ranks 0-15,24-26,28-191" in shown(app, "#classes")
+        # What the other screens show: node 003 does not answer, and the run goes on.
+        assert "1 node silent" in shown(app, "#verdict")
+        assert "simulated" in shown(app, "#verdict")
+        assert app.state.run is not None
+        assert app.state.run.last is not None
+        assert f"step {app.state.run.last.step + 1}, phase" in shown(app, "#verdict")
         assert len(screen.listing.listed) == 3
         await pilot.press("x")
         assert len(screen.listing.listed) > 3  # idle loaders, too
@@ -304,7 +311,7 @@ def test_stacks_name_the_suspect_and_open_in_full(
 
 def test_look_at_stacks_can_be_cancelled() -> None:
     class Slow(DemoActions):
-        def diagnose(self, directory: str | None, nodes: Sequence[str], watch: Watch):  # type: ignore[no-untyped-def]
+        def diagnose(self, run: RunState | None, nodes: Sequence[str], watch: Watch):  # type: ignore[no-untyped-def]
             while True:
                 watch.say("1/24 nodes")
                 time.sleep(0.01)
@@ -403,6 +410,20 @@ def test_readonly_removes_kill_from_keys_and_palette() -> None:
     play(TopApp(feed, actions=DemoActions(list(feed.nodes)), readonly=True), story)
 
 
+@pytest.mark.parametrize(
+    ("feed", "why"),
+    [(ReplayFeed, "this is a replay"), (None, "this view is read-only: --no-readonly allows it")],
+)
+def test_readonly_view_says_why(feed: type[ReplayFeed] | None, why: str, tmp_path: Path) -> None:
+    shown_feed = feed(write_run(tmp_path / "001-x"), clock=lambda: 0.0) if feed else one_node()
+
+    async def story(app: TopApp, pilot: Pilot[None]) -> None:
+        await pilot.press("3", "K")
+        assert [note.message for note in app._notifications if why in note.message]
+
+    play(TopApp(shown_feed, readonly=True), story)
+
+
 def test_actions_mean_the_marked_nodes(demo: Callable[[], TopApp]) -> None:
     async def story(app: TopApp, pilot: Pilot[None]) -> None:
         await pilot.press("j", "space", "space", "j", "e")
@@ -411,9 +432,11 @@ def test_actions_mean_the_marked_nodes(demo: Callable[[], TopApp]) -> None:
         assert [line[1:5] for line in lines[1:5]] == ["001 ", "002*", "003*", "004 "]
         assert grid(app).border_subtitle == "2 marked*"
         await pilot.press("K")
-        await until(pilot, lambda: "16 processes on ml-64-node-[002-003]" in dialog(app))
+        await until(pilot, lambda: "8 processes on ml-64-node-002" in dialog(app))
+        assert "ml-64-node-003  banner" in dialog(app)
         await pilot.press("escape", "P")
-        await until(pilot, lambda: "on 2 nodes" in dialog(app))
+        await until(pilot, lambda: "ssh.reachable  ml-64-node-003: no answer" in dialog(app))
+        assert "GO: 87" not in dialog(app)
         await pilot.press("escape", "slash", "0", "0", "2", "enter")
         assert "2 marked*, 1 filtered out" in str(grid(app).border_subtitle)
         await pilot.press("asterisk", "S")
