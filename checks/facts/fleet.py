@@ -88,6 +88,7 @@ class LaunchNeeds:
     master: str | None = None  # node name; None: the first
     env: Mapping[str, str] = field(default_factory=dict)  # of the ranks, as far as it is decided
     files: tuple[str, ...] = ()  # data, checkpoint, model cache: there and of one size everywhere
+    on_head: tuple[str, ...] = ()  # those of them that are on the machine that asks
     wandb: bool = False  # the run reports to Weights & Biases
     config: str = ""  # what is to be launched, for messages
 

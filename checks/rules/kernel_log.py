@@ -15,26 +15,28 @@ from checks.facts import (
     Unknown,
     known,
 )
-from checks.finding import Action, Finding, Verdict, fail, need, passed, unknown, warn
+from checks.finding import Action, Finding, Verdict, fail, need, passed, skip, unknown, warn
 from checks.profile import Profile
 from checks.reference.xid_codes import grade
 from checks.registry import check
 from checks.rules.gpu import duration, no_gpu
 
 
-def nothing_logged(log: KernelLog, good: str, window_s: float | None = None) -> Finding:
+def nothing_logged(
+    log: KernelLog, good: str, window_s: float | None = None, within: str = ""
+) -> Finding:
     """The finding of a log without a bad line; before its oldest line nothing is known.
 
     The kernel's buffer keeps the newest lines only. `window_s` is how far back the check must see;
-    None: to the boot.
+    None: to the boot. `within` says it, of a check that looks at no older lines.
     """
     if log.reaches_s is None:
-        return passed(good)
+        return passed(good + within)
     far = f"{good}, but how far the kernel's log reaches back: "
     reaches_s = need(log.reaches_s, far, unknown)
     reach = f"in the {duration(max(0.0, reaches_s))} that the kernel's log reaches back"
     if window_s is not None and reaches_s >= window_s:
-        return passed(f"{good} {reach}")
+        return passed(good + within if within else f"{good} {reach}")
     return unknown(f"{good} {reach}; what was before is not known", fix="journalctl -k -b")
 
 
@@ -146,7 +148,9 @@ def flaps(kernel_log: KernelLog, node: NodeFacts, limits: Profile) -> Finding:
             return bad(text, times, 0, fix=fix, action=Action.SERVICE)
     if isinstance(node.fabric, Unknown) and node.fabric != NOT_ASKED:
         return unknown(f"which interfaces are those of cards: {node.fabric}")
-    return nothing_logged(kernel_log, "no link was lost in 24 h", 86400)
+    if isinstance(node.fabric, Fabric) and not ports:
+        return skip("no InfiniBand or RoCE card")
+    return nothing_logged(kernel_log, "no link was lost", 86400, " in 24 h")
 
 
 @check("ib.pcie_limited", advisory=True)
@@ -192,7 +196,7 @@ def kernel_log_faults(kernel_log: KernelLog) -> Iterable[Finding]:
         if event.kind in _FAULTS and event.is_recent:
             lines.setdefault(event.kind, []).append(event.line)
     if not lines:
-        yield nothing_logged(kernel_log, "nothing that matters in 24 h", 86400)
+        yield nothing_logged(kernel_log, "nothing that matters", 86400, " in 24 h")
     for kind, found in lines.items():
         bad, what, action = _FAULTS[kind]
         count = f" {len(found)} times" if len(found) > 1 else ""

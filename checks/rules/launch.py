@@ -94,7 +94,7 @@ def files(node: NodeFacts, launch: LaunchNeeds, fleet: Fleet) -> Iterator[Findin
     Why: A rank that finds another CSV draws other batches, without an error.
     Bad: FAIL if a file is missing, or has another size than on most nodes
     How: size of data, checkpoint and model cache on each node; of a folder all files together
-    Fix: clusterctl push FILE, or mount the shared folder
+    Fix: clusterctl push FILE FOLDER/ nodes.txt where this machine has it, or make or mount it there
     """
     if not launch.files:
         yield skip("the launch names no file")
@@ -110,7 +110,9 @@ def files(node: NodeFacts, launch: LaunchNeeds, fleet: Fleet) -> Iterator[Findin
 
 
 def _judge_file(path: str, seen: FileSeen, fleet: Fleet) -> Finding:
-    fix = f"clusterctl push {path}, or mount its folder"
+    fix = f"make {path} there, or mount its folder"
+    if fleet.launch is not None and path in fleet.launch.on_head:
+        fix = f"clusterctl push {path} {path.rpartition('/')[0]}/ nodes.txt, or mount its folder"
     if not seen.exists:
         return fail(f"{path} is missing", fix=fix)
     every = [files[path] for files in known(n.files for n in fleet.reached) if path in files]

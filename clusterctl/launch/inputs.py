@@ -25,6 +25,7 @@ _SHORT = {"data_path": ("dataset", "data_path"), "ckpt_path": ("model", "from_pr
 class LaunchLine(NamedTuple):
     files: tuple[str, ...]
     wandb: bool
+    on_head: tuple[str, ...] = ()
 
 
 def parse_line(line: str) -> tuple[str, list[str]]:
@@ -59,7 +60,7 @@ def resolve(
         if not why.startswith("error: "):  # no sentence of the trainer's
             why = f"the config {config} cannot be read: {why}"
         raise UsageError(why.removeprefix("error: "), hint=hint or None) from None
-    return LaunchLine(tuple(files_of(data, workdir, env)), wandb)
+    return _line(data, wandb, workdir, env)
 
 
 def read_words(overrides: Sequence[str], *, workdir: Path, env: Mapping[str, str]) -> LaunchLine:
@@ -73,8 +74,16 @@ def read_words(overrides: Sequence[str], *, workdir: Path, env: Mapping[str, str
             part, key = _SHORT.get(key, ("", key))
         if flag.startswith("--") and value and not value.startswith("--"):
             (plain.setdefault(part, {}) if part else plain)[key] = value
-    files = tuple(files_of(plain, workdir, env))
-    return LaunchLine(files, plain.get("wandb") == "online")
+    return _line(plain, plain.get("wandb") == "online", workdir, env)
+
+
+def _line(
+    config: Mapping[str, Any], wandb: bool, workdir: Path, env: Mapping[str, str]
+) -> LaunchLine:
+    files = tuple(files_of(config, workdir, env))
+    # Path.exists raises where a folder may not be searched.
+    on_head = [one for one in files if os.path.exists(os.path.expanduser(one))]  # noqa: PTH110, PTH111
+    return LaunchLine(files, wandb, tuple(on_head))
 
 
 def files_of(config: Mapping[str, Any], workdir: Path, env: Mapping[str, str]) -> list[str]:

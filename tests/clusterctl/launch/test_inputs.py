@@ -69,7 +69,11 @@ def test_wandb_is_asked_for_in_words(tmp_path: Path) -> None:
 
 def test_trainer_resolves_the_config(tmp_path: Path) -> None:
     found = resolve("demo", ["--dataset.data-path", "x.csv"], workdir=tmp_path, env={})
-    assert (found.files, found.wandb) == ((str(tmp_path / "x.csv"),), False)
+    data = (str(tmp_path / "x.csv"),)
+    assert found == (data, False, ())
+    (tmp_path / "x.csv").touch()
+    found = resolve("demo", ["--dataset.data-path", "x.csv"], workdir=tmp_path, env={})
+    assert found == (data, False, data)
     with pytest.raises(UsageError, match="no-such"):
         resolve("no-such", [], workdir=tmp_path, env={})
     with pytest.raises(UsageError, match="--lrr: there is no key lrr") as slip:
