@@ -182,7 +182,7 @@ class HelpScreen(ModalScreen[None]):
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="help"):
-            yield Static(HELP.read_text(encoding="utf-8"), id="help-text")
+            yield Static(HELP.read_text(encoding="utf-8").rstrip(), id="help-text")
 
     def on_mount(self) -> None:
         box = self.query_one("#help")

@@ -50,7 +50,7 @@ class VerdictPanel(Panel):
         seen = self.diagnosis
         if seen is None or self.is_collecting:
             return 3
-        return 1 + sum(len(_wrapped(text, width)) for text, _ in self._texts(seen))
+        return sum(len(_wrapped(text, width)) for text, _ in self._texts(seen))
 
     def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
         job, seen = self.job, self.diagnosis
@@ -71,7 +71,7 @@ class VerdictPanel(Panel):
         taken_s = seen.snapshot.taken_s
         ago = f"{units.age(max(0.0, state.now_s - taken_s))} ago"
         self.title(f"stacks of {clock(taken_s)}", ago)
-        lines = [words((f" {header(seen.snapshot)}", colors.label))]
+        lines: list[Line] = []
         for text, style in self._texts(seen):
             lines += _lines(text, width, getattr(colors, style))
         return lines
@@ -81,6 +81,7 @@ class VerdictPanel(Panel):
         verdict = seen.verdict
         style = STYLES.get(verdict.kind, "bad")
         return [
+            (header(seen.snapshot), "label"),
             (f"{verdict.headline} ({verdict.confidence} confidence)", style),
             *((f"because {text}", "text") for text in verdict.evidence[:3]),
             *((f"{clue.source}: {clue.text}", "warn") for clue in seen.clues[:2]),

@@ -32,7 +32,7 @@ from dashboards.operations.background import Watch
 from dashboards.operations.demo_actions import DemoActions
 from dashboards.tui.app import TopApp
 from dashboards.tui.screens.alerts import AlertList, AlertsScreen
-from dashboards.tui.screens.dialogs import KillDialog
+from dashboards.tui.screens.dialogs import HELP, KillDialog
 from dashboards.tui.screens.node import NodeScreen
 from dashboards.tui.screens.run import RunScreen
 from dashboards.tui.screens.stacks import StacksScreen
@@ -476,6 +476,38 @@ def test_log_of_the_rank_under_the_cursor_is_followed_and_searched(
         assert isinstance(app.screen, NodeScreen)
 
     play(demo(), story)
+
+
+def test_long_lines_of_a_log_are_shown_to_their_end(tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path / "001-x")
+    (run_dir / "ranks").mkdir()
+    (run_dir / "ranks" / "0.log").write_text(f"short\n{'word ' * 60}end\n{'語' * 100}終\nlast\n")
+
+    async def story(app: TopApp, pilot: Pilot[None]) -> None:
+        await pilot.press("3", "L")
+        await until(pilot, lambda: "last" in shown(app, "#text"))
+        lines = [line.rstrip() for line in shown(app, "#text").splitlines() if line.strip()]
+        assert (len(lines), lines[0], lines[-1]) == (10, " short", " last")
+        assert lines[5].endswith("end")
+        assert lines[8].endswith("終")
+        assert not any("…" in line for line in lines)
+        await pilot.resize_terminal(200, 24)
+        assert len(shown(app, "#text").split("\n")[0]) > 190
+        assert "last" in shown(app, "#text").splitlines()[5]
+
+    play(TopApp(ReplayFeed(run_dir, clock=lambda: 0.0), first="run"), story, (80, 24))
+
+
+@pytest.mark.parametrize("size", [(60, 16), (80, 24)])
+def test_help_is_shown_whole(demo: Callable[[], TopApp], size: tuple[int, int]) -> None:
+    async def story(app: TopApp, pilot: Pilot[None]) -> None:
+        await pilot.press("question_mark")
+        box, text = app.screen.query_one("#help"), app.screen.query_one("#help-text")
+        assert text.region.width <= box.content_size.width
+        if size == (80, 24):
+            assert text.region.height == len(HELP.read_text().splitlines()) <= box.content_size.height
+
+    play(demo(), story, size)
 
 
 def test_log_that_cannot_be_read_is_a_sentence() -> None:
