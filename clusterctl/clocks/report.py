@@ -66,7 +66,8 @@ class Clocks:
 
     def summary(self) -> str:
         """`8 clocks within 0.21 ms (±0.10 ms) of each other`, or what is wrong with how many."""
-        words = [counted(len(self.rows), "clock")]
+        clocks, answered = counted(len(self.rows), "clock"), len(_measured(self.rows))
+        words = [clocks if answered == len(self.rows) else f"{answered} of {clocks}"]
         if widest := self.widest():
             ahead, behind, apart_s, error_s = widest
             words.append(f"widest apart {ahead} and {behind}: {span(apart_s)} ±{span(error_s)}")
