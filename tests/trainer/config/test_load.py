@@ -277,3 +277,15 @@ def test_whatever_is_set_survives_json(
     assert to_dict(back)["bucket_config"]["144p"].keys() == {51}
     same = dataclasses.replace(back, bucket_config=config.bucket_config, notes=config.notes)
     assert same == config
+
+
+def test_config_of_a_run_is_read_as_data(tmp_path: Path) -> None:
+    wanted = load("demo", ["--lr", "3e-4"])
+    (tmp_path / "config.json").write_text(json.dumps({"commit": None, "config": to_dict(wanted)}))
+    for name in (tmp_path, tmp_path / "config.json"):
+        assert load(name).lr == 3e-4
+        with pytest.raises(ConfigError, match="takes no overrides, here --lr"):
+            load(name, ["--lr", "1"])
+    (tmp_path / "config.json").write_text("[null]")
+    with pytest.raises(ConfigError, match=r"config\.json is not a run's config"):
+        load(tmp_path)
