@@ -81,7 +81,7 @@ class LaunchNeeds:
 
     python: str  # path of the interpreter on the nodes
     port: int  # of the rendezvous, on the master
-    slots: Mapping[str, int]  # ranks per node name
+    slots: Mapping[str, int]  # ranks per node name; 0: one for each GPU, else one
     device: Literal["cuda", "cpu", "auto"]  # auto: cuda where any node of the fleet has a GPU
     run_dir_parent: str
     min_free_bytes: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from checks.compare import majority
-from checks.facts import NOT_ASKED, FileSeen, Fleet, LaunchNeeds, NodeFacts, Unknown, known
+from checks.facts import NOT_ASKED, FileSeen, Fleet, LaunchNeeds, NodeFacts, Unknown, known, or_none
 from checks.finding import Finding, fail, need, passed, skip, unknown, warn
 from checks.registry import check
 from checks.rules.gpu import by_driver
@@ -40,12 +40,12 @@ def enough_gpus(node: NodeFacts, launch: LaunchNeeds, fleet: Fleet) -> Finding:
     How: GPUs that answer against slots= or --nproc-per-node
     Fix: slots=N in the hostfile, or -x NODE
     """
-    ranks = launch.slots.get(node.name, 0)
+    ranks = launch.slots.get(node.name) or or_none(node.gpus.count) or 1
     wanted = f"{ranks} rank{'s' * (ranks != 1)}"
     if fleet.device != "cuda":
         return skip("the launch uses no GPU")
     count = need(node.gpus.count, "number of GPUs: ", by_driver)
-    if count >= max(ranks, 1):
+    if count >= ranks:
         return passed(f"{count} GPUs for {wanted}", count)
     have = node.gpus.message if count == 0 and node.gpus.message else f"{count} GPUs"
     fix = f"slots={count} in its line of the hostfile" if count else "leave the node out: -x"

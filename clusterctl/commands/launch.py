@@ -122,7 +122,7 @@ def command(
     they come last, and everything after -- is the trainer's.
     Ctrl-C once stops in order (the trainer saves), twice at once.
     """
-    from clusterctl.launch.inputs import resolve
+    from clusterctl.launch.inputs import kept_environment, resolve
     from clusterctl.launch.plan import Timing
     from clusterctl.launch.run_dir import group_id
     from clusterctl.launch.start import LaunchOptions, Prepared, choose_slots, plan_launch, prepare
@@ -142,7 +142,8 @@ def command(
     min_free_bytes = int(options.pop("min_free_gib") * (1 << 30))
     wanted = LaunchOptions(**options, timing=Timing(**timing), min_free_bytes=min_free_bytes)
     # A wrong key ends it before nodes are asked, and the hostfile may stand behind it as its value.
-    resolve(wanted.config, wanted.overrides, workdir=wanted.workdir, env={})
+    env, workdir = kept_environment(wanted.env, wanted.nccl), wanted.workdir.absolute()
+    line = resolve(wanted.config, wanted.overrides, workdir=workdir, env=env)
     cluster = settings.cluster(output.sweep)
     nodes = cluster.nodes
     if env_from_facts:
@@ -151,7 +152,7 @@ def command(
         device = "cpu" if wanted.device == "auto" else wanted.device
         prepared = Prepared(device, choose_slots(nodes, (), wanted.ranks, device), None)
     else:
-        prepared = prepare(cluster, wanted)
+        prepared = prepare(cluster, wanted, line)
     if dry_run:
         _show_plan(output, plan_launch(nodes, prepared, wanted, claim=False), commands=True)
         return 0

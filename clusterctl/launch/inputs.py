@@ -18,8 +18,6 @@ from clusterctl.payload.mask_secrets import HIDDEN
 SHOW_TIMEOUT_S = 60.0
 _HUB = ("HF_HOME", "HF_HUB_CACHE")
 KEPT = ("NCCL_", "GLOO_", "CUDA_", "TORCH_DISTRIBUTED_DEBUG", *_HUB, "WANDB_MODE")
-# Upstream's short flags, which the trainer accepts.
-_SHORT = {"data_path": ("dataset", "data_path"), "ckpt_path": ("model", "from_pretrained")}
 
 
 class LaunchLine(NamedTuple):
@@ -60,30 +58,10 @@ def resolve(
         if not why.startswith("error: "):  # no sentence of the trainer's
             why = f"the config {config} cannot be read: {why}"
         raise UsageError(why.removeprefix("error: "), hint=hint or None) from None
-    return _line(data, wandb, workdir, env)
-
-
-def read_words(overrides: Sequence[str], *, workdir: Path, env: Mapping[str, str]) -> LaunchLine:
-    """What the overrides alone say: the trainer would take seconds to read the config."""
-    plain: dict[str, Any] = {}
-    for word, following in zip(overrides, [*overrides[1:], ""], strict=False):
-        flag, equals, value = word.partition("=")
-        value = value if equals else following
-        part, _, key = flag[2:].replace("-", "_").rpartition(".")
-        if not part:
-            part, key = _SHORT.get(key, ("", key))
-        if flag.startswith("--") and value and not value.startswith("--"):
-            (plain.setdefault(part, {}) if part else plain)[key] = value
-    return _line(plain, plain.get("wandb") == "online", workdir, env)
-
-
-def _line(
-    config: Mapping[str, Any], wandb: bool, workdir: Path, env: Mapping[str, str]
-) -> LaunchLine:
-    files = tuple(files_of(config, workdir, env))
-    # Path.exists raises where a folder may not be searched.
-    on_head = [one for one in files if os.path.exists(os.path.expanduser(one))]  # noqa: PTH110, PTH111
-    return LaunchLine(files, wandb, tuple(on_head))
+    files = tuple(files_of(data, workdir, env))
+    # Path's own raise where a folder may not be searched, or for ~nobody.
+    here = [one for one in files if os.path.exists(os.path.expanduser(one))]  # noqa: PTH110, PTH111
+    return LaunchLine(files, wandb, tuple(here))
 
 
 def files_of(config: Mapping[str, Any], workdir: Path, env: Mapping[str, str]) -> list[str]:

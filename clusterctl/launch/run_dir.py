@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import fcntl
 import grp
-import importlib.util
 import itertools
 import json
 import os
@@ -19,6 +17,7 @@ from typing import Any
 
 from clusterctl.errors import UsageError
 from clusterctl.payload.files.ownership import made_by_others
+from trainer import runlog
 from trainer.runlog.run_dir import make_run_dir
 
 RUN_FILE = ".run-id"  # an agent that finds its run's id in here works on the shared directory
@@ -27,21 +26,11 @@ LOCK_S = 10.0  # for the next number; it is held for a few file operations
 
 
 def find_config(config: str, workdir: Path) -> Path:
-    """The file of a config: a path below `workdir`, or a name of trainer/configs."""
+    """The file of a config that `resolve` has found: a path, or a name of trainer/configs."""
     path = workdir / config
     if path.is_file():
         return path
-    spec = importlib.util.find_spec("trainer")
-    if spec is None or spec.origin is None:
-        raise UsageError("the package trainer is not installed beside clusterctl")
-    folder = Path(spec.origin).parent / "configs"
-    names = sorted(file.stem for file in folder.glob("*.py") if not file.stem.startswith("_"))
-    if config in names:
-        return folder / f"{config}.py"
-    if "/" in config or config.endswith(".py"):
-        raise UsageError(f"the config {path} does not exist")
-    near = ", ".join(difflib.get_close_matches(config, names, n=3, cutoff=0.4) or names)
-    raise UsageError(f"no config is called {config!r}", hint=f"there are: {near}; or give a file")
+    return Path(runlog.__file__).parents[1] / "configs" / f"{config}.py"
 
 
 def model_label(config_file: Path) -> str:

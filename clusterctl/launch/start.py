@@ -16,7 +16,7 @@ from checks.finding import Report
 from checks.runner import run_checks
 from clusterctl.errors import UsageError
 from clusterctl.launch import environment
-from clusterctl.launch.inputs import kept_environment, read_words
+from clusterctl.launch.inputs import LaunchLine, kept_environment
 from clusterctl.launch.plan import PORT_RANGE, LaunchPlan, Timing, assign_ranks, new_run_id
 from clusterctl.launch.run_dir import claim_run_dir, find_config, model_label
 from clusterctl.nodes import Node
@@ -52,13 +52,12 @@ class Prepared(NamedTuple):
     report: Report | None  # None: the user skipped it
 
 
-def prepare(cluster: Cluster, options: LaunchOptions) -> Prepared:
+def prepare(cluster: Cluster, options: LaunchOptions, line: LaunchLine) -> Prepared:
     """One census of all nodes; the checks that a launch needs. Nothing is started or written."""
     started, nodes = time.monotonic(), cluster.nodes
     port = options.master_port or PORT_RANGE[0]
     workdir, outputs = options.workdir.absolute(), str(options.outputs.absolute())
     env = kept_environment(options.env, options.nccl, facts=options.facts_env)
-    line = read_words(options.overrides, workdir=workdir, env=env)
     args = {
         "tool_timeout_s": cluster.limits.tool_s,
         "python": options.python,
