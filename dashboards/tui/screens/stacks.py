@@ -71,10 +71,11 @@ class VerdictPanel(Panel):
         taken_s = seen.snapshot.taken_s
         ago = f"{units.age(max(0.0, state.now_s - taken_s))} ago"
         self.title(f"stacks of {clock(taken_s)}", ago)
-        lines: list[Line] = []
-        for text, style in self._texts(seen):
-            lines += _lines(text, width, getattr(colors, style))
-        return lines
+        return [
+            line
+            for text, style in self._texts(seen)
+            for line in _lines(text, width, getattr(colors, style))
+        ]
 
     def _texts(self, seen: Diagnosis) -> list[tuple[str, str]]:
         """(text, name of a style in Palette), in the order of weight."""

@@ -505,7 +505,8 @@ def test_help_is_shown_whole(demo: Callable[[], TopApp], size: tuple[int, int]) 
         box, text = app.screen.query_one("#help"), app.screen.query_one("#help-text")
         assert text.region.width <= box.content_size.width
         if size == (80, 24):
-            assert text.region.height == len(HELP.read_text().splitlines()) <= box.content_size.height
+            lines = HELP.read_text().splitlines()
+            assert text.region.height == len(lines) <= box.content_size.height
 
     play(demo(), story, size)
 
