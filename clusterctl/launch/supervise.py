@@ -15,7 +15,7 @@ from clusterctl.launch.node_reports import Lines, Reports, check_fitness, choose
 from clusterctl.launch.plan import LaunchPlan, Rendezvous
 from clusterctl.launch.run_dir import write_layout
 from clusterctl.launch.state import NodeState, RunFailed, RunResult, RunState
-from clusterctl.nodes import fold
+from clusterctl.nodes import counted, fold
 from clusterctl.remote.cluster import Cluster
 from clusterctl.remote.fanout import in_order
 from clusterctl.remote.session_pool import NodeMessage, SessionPool
@@ -69,7 +69,8 @@ class _Supervisor:
     def run(self) -> RunResult:
         plan = self.plan
         write_layout(plan.run_dir, plan.run_id, plan.to_json())
-        self.journal.write("plan", f"{plan.world_size} ranks on {len(plan.shares)} nodes")
+        nodes = counted(len(plan.shares), "node")
+        self.journal.write("plan", f"{counted(plan.world_size, 'rank')} on {nodes}")
         facts: dict[str, Any] = {}
         try:
             self._connect()

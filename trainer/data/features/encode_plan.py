@@ -120,7 +120,9 @@ def foresee(config: Config, manifest: Manifest, out: Path, options: Options) -> 
     lines = [f"{name}: {len(b):,} clips, {sum(b) / 1e9:,.3f} GB" for name, b in sizes.items()]
     lines.append(f"captions: {len(todo.text_rows):,}, up to {todo.text_bytes / 1e9:,.3f} GB")
     shards = len(todo.latent_shards) + len(todo.text_shards)
-    lines.append(f"in all up to {todo.bytes / 1e9:,.3f} GB in {shards:,} shards")
+    lines.append(
+        f"in all up to {todo.bytes / 1e9:,.3f} GB in {shards:,} shard{'s' * (shards != 1)}"
+    )
     return "\n".join(lines)
 
 
