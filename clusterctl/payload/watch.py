@@ -9,7 +9,7 @@ changes beyond the resolution below; null means gone. Keys:
   cpus, driver, up: once
   cpu, load1, mem: [used, total] MiB, net: MB/s
   gpus: their number, null where unknown, with gpu_error; csv: nvidia-smi's text
-  gN, hN: GPU N's row GPU (or an error's text) and row CARD of watching/rows.py
+  gN, hN: GPU N's row GPU (or an error's text) and row CARD of watching/columns.py
   links, lN, LN: the number of links, link N's rows RATES and LINK
   disks, procs: lists of rows DISK and PROCESS
   xlog: why the kernel's log cannot be read
