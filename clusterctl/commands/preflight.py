@@ -161,7 +161,7 @@ def _needs(nodes: Sequence[Node], options: dict[str, Any]) -> LaunchNeeds:
     if options["launch"]:
         config, overrides = parse_line(options["launch"])
         line = resolve(config, overrides, workdir=options["workdir"].absolute(), env=env)
-        asked = {**line._asdict(), "config": config}
+        asked = {**line.needs(), "config": config}
     return LaunchNeeds(
         python=options["python"],
         port=options["port"],

@@ -24,6 +24,11 @@ class LaunchLine(NamedTuple):
     files: tuple[str, ...]
     wandb: bool
     on_head: tuple[str, ...] = ()
+    model: str = ""
+
+    def needs(self) -> dict[str, Any]:
+        """As keywords of `LaunchNeeds`."""
+        return {"files": self.files, "wandb": self.wandb, "on_head": self.on_head}
 
 
 def parse_line(line: str) -> tuple[str, list[str]]:
@@ -51,6 +56,7 @@ def resolve(
     try:
         done.check_returncode()
         data = json.loads(done.stdout.strip().splitlines()[-1])["config"]
+        model = str(data["model"]["type"])
         wandb = str(data.get("wandb", "off")) == "online"
     except (subprocess.CalledProcessError, ValueError, LookupError, TypeError, AttributeError):
         said, _, hint = (done.stderr.strip() or "no output").partition("\n  hint: ")
@@ -61,7 +67,7 @@ def resolve(
     files = tuple(files_of(data, workdir, env))
     # Path's own raise where a folder may not be searched, or for ~nobody.
     here = [one for one in files if os.path.exists(os.path.expanduser(one))]  # noqa: PTH110, PTH111
-    return LaunchLine(files, wandb, tuple(here))
+    return LaunchLine(files, wandb, tuple(here), model)
 
 
 def files_of(config: Mapping[str, Any], workdir: Path, env: Mapping[str, str]) -> list[str]:

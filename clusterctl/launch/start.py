@@ -18,7 +18,7 @@ from clusterctl.errors import UsageError
 from clusterctl.launch import environment
 from clusterctl.launch.inputs import LaunchLine, kept_environment
 from clusterctl.launch.plan import PORT_RANGE, LaunchPlan, Timing, assign_ranks, new_run_id
-from clusterctl.launch.run_dir import claim_run_dir, find_config, model_label
+from clusterctl.launch.run_dir import claim_run_dir, run_label
 from clusterctl.nodes import Node
 from clusterctl.remote.cluster import Cluster
 from clusterctl.remote.facts import read_node
@@ -80,7 +80,7 @@ def prepare(cluster: Cluster, options: LaunchOptions, line: LaunchLine) -> Prepa
         min_free_bytes=options.min_free_bytes,
         master=nodes[0].name,
         env=env,
-        **line._asdict(),
+        **line.needs(),
         config=options.config,
     )
     # Without --master_port the agents look for a free one themselves.
@@ -105,15 +105,15 @@ def choose_slots(
 
 
 def plan_launch(
-    nodes: Sequence[Node], prepared: Prepared, options: LaunchOptions, *, claim: bool
+    nodes: Sequence[Node], prepared: Prepared, options: LaunchOptions, model: str, *, claim: bool
 ) -> LaunchPlan:
-    """The plan; with `claim` its run directory is made. Raises `UsageError`."""
+    """The plan; with `claim` its run directory, named by `model`, is made. Raises `UsageError`."""
     if not Path(options.python).is_absolute():
         raise UsageError(f"--python {options.python} is not an absolute path")
     workdir = options.workdir.absolute()
-    config_file = find_config(options.config, workdir)
-    label, outputs = model_label(config_file), options.outputs.absolute()
-    config = str(config_file) if (workdir / options.config).is_file() else options.config
+    label, outputs = run_label(model, options.config), options.outputs.absolute()
+    file = workdir / options.config
+    config = str(file) if file.is_file() else options.config
     port = options.master_port
     ports = (port,) if port else tuple(random.sample(PORT_RANGE, PORT_CHOICES))
 

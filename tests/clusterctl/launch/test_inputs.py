@@ -68,10 +68,10 @@ def test_wandb_is_asked_for_in_words(tmp_path: Path) -> None:
 def test_trainer_resolves_the_config(tmp_path: Path) -> None:
     found = resolve("demo", ["--dataset.data-path", "x.csv"], workdir=tmp_path, env={})
     data = (str(tmp_path / "x.csv"),)
-    assert found == (data, False, ())
+    assert found == (data, False, (), "STDiT3")
     (tmp_path / "x.csv").touch()
     found = resolve("demo", ["--dataset.data-path", "x.csv"], workdir=tmp_path, env={})
-    assert found == (data, False, data)
+    assert found == (data, False, data, "STDiT3")
     with pytest.raises(UsageError, match="no-such"):
         resolve("no-such", [], workdir=tmp_path, env={})
     with pytest.raises(UsageError, match="--lrr: there is no key lrr") as slip:
