@@ -49,7 +49,7 @@ class CheckpointError(TrainerError):
 
 
 class PathError(CheckpointError):
-    """Weights that the user names are not there, or those to be written are there already."""
+    """Weights that the user names do not exist, or those to be written already do."""
 
     exit_code = 2
 

@@ -90,7 +90,6 @@ class LaunchNeeds:
     files: tuple[str, ...] = ()  # data, checkpoint, model cache: there and of one size everywhere
     on_head: tuple[str, ...] = ()  # those of them that are on the machine that asks
     wandb: bool = False  # the run reports to Weights & Biases
-    config: str = ""  # what is to be launched, for messages
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from math import inf
 
 from checks.facts import (
     NOT_ASKED,
@@ -22,20 +23,18 @@ from checks.registry import check
 from checks.rules.gpu import duration, no_gpu
 
 
-def nothing_logged(
-    log: KernelLog, good: str, window_s: float | None = None, within: str = ""
-) -> Finding:
+def nothing_logged(log: KernelLog, good: str, window_s: float = inf, within: str = "") -> Finding:
     """The finding of a log without a bad line; before its oldest line nothing is known.
 
     The kernel's buffer keeps the newest lines only. `window_s` is how far back the check must see;
-    None: to the boot. `within` says it, of a check that looks at no older lines.
+    inf: to the boot. `within` says it, of a check that looks at no older lines.
     """
     if log.reaches_s is None:
         return passed(good + within)
     far = f"{good}, but how far the kernel's log reaches back: "
     reaches_s = need(log.reaches_s, far, unknown)
     reach = f"in the {duration(max(0.0, reaches_s))} that the kernel's log reaches back"
-    if window_s is not None and reaches_s >= window_s:
+    if reaches_s >= window_s:
         return passed(good + within if within else f"{good} {reach}")
     return unknown(f"{good} {reach}; what was before is not known", fix="journalctl -k -b")
 

@@ -160,8 +160,7 @@ def _needs(nodes: Sequence[Node], options: dict[str, Any]) -> LaunchNeeds:
     asked: dict[str, Any] = {}
     if options["launch"]:
         config, overrides = parse_line(options["launch"])
-        line = resolve(config, overrides, workdir=options["workdir"].absolute(), env=env)
-        asked = {**line.needs(), "config": config}
+        asked = resolve(config, overrides, workdir=options["workdir"].absolute(), env=env).reads
     return LaunchNeeds(
         python=options["python"],
         port=options["port"],

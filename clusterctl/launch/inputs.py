@@ -21,14 +21,8 @@ KEPT = ("NCCL_", "GLOO_", "CUDA_", "TORCH_DISTRIBUTED_DEBUG", *_HUB, "WANDB_MODE
 
 
 class LaunchLine(NamedTuple):
-    files: tuple[str, ...]
-    wandb: bool
-    on_head: tuple[str, ...] = ()
-    model: str = ""
-
-    def needs(self) -> dict[str, Any]:
-        """As keywords of `LaunchNeeds`."""
-        return {"files": self.files, "wandb": self.wandb, "on_head": self.on_head}
+    model: str  # its type
+    reads: dict[str, Any]  # files, on_head and wandb of LaunchNeeds
 
 
 def parse_line(line: str) -> tuple[str, list[str]]:
@@ -67,7 +61,7 @@ def resolve(
     files = tuple(files_of(data, workdir, env))
     # Path's own raise where a folder may not be searched, or for ~nobody.
     here = [one for one in files if os.path.exists(os.path.expanduser(one))]  # noqa: PTH110, PTH111
-    return LaunchLine(files, wandb, tuple(here), model)
+    return LaunchLine(model, {"files": files, "on_head": tuple(here), "wandb": wandb})
 
 
 def files_of(config: Mapping[str, Any], workdir: Path, env: Mapping[str, str]) -> list[str]:

@@ -65,8 +65,8 @@ def prepare(cluster: Cluster, options: LaunchOptions, line: LaunchLine) -> Prepa
         "paths": [outputs],
         "launch": True,
         "workdir": str(workdir),
-        "files": list(line.files),
-        "wandb": line.wandb,
+        "files": list(line.reads["files"]),
+        "wandb": line.reads["wandb"],
     }
     facts = tuple(map(read_node, cluster.ask("census", args)))
     device = choose_device(options.device, facts)
@@ -80,8 +80,7 @@ def prepare(cluster: Cluster, options: LaunchOptions, line: LaunchLine) -> Prepa
         min_free_bytes=options.min_free_bytes,
         master=nodes[0].name,
         env=env,
-        **line.needs(),
-        config=options.config,
+        **line.reads,
     )
     # Without --master_port the agents look for a free one themselves.
     without = () if options.master_port else ("launch.port_free",)

@@ -80,8 +80,8 @@ def hidden_line(quiet: Sequence[Class], snapshot: JobSnapshot) -> str:
     for one in quiet:
         counts[one.first.role] += len(one.procs)
     threads = sum(max(0, len(p.threads) - 1) for p in snapshot.procs)
-    idle = {"loader": " idle"}
-    parts = [counted(count, role) + idle.get(role, "") for role, count in counts.most_common()]
+    named = counts.most_common()
+    parts = [counted(count, role) + " idle" * (role == "loader") for role, count in named]
     parts += [counted(threads, "helper thread")] if threads else []
     return f"{', '.join(parts)} hidden (--all)" if parts else ""
 

@@ -63,19 +63,17 @@ def load(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Config:
 
 def _load_run(path: Path, overrides: Sequence[str]) -> Config:
     """Of a run's config.json, which is data: it is never run."""
-    try:
-        data = read_object(path)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} is not a run's config: {error}") from None
     if overrides:
         raise ConfigError(f"a run's config.json takes no overrides, here {overrides[0]}")
-    config = data.get("config", data)
-    if not isinstance(config, dict):
-        raise ConfigError(f"{path} is not a run's config: its config is not an object")
     try:
+        data = read_object(path)
+        if not isinstance(config := data.get("config", data), dict):
+            raise ValueError("its config is not an object")
         return from_dict(config)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}", hint=error.hint) from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} is not a run's config: {error}") from None
 
 
 def from_dict(data: Mapping[str, Any]) -> Config:

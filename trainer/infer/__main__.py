@@ -127,10 +127,8 @@ def length(text: str) -> int:
 
 def _run(args: argparse.Namespace, overrides: list[str]) -> int:
     began = time.monotonic()
-    path = Path(args.config)
-    run_dir = path.parent if path.name == RUN_CONFIG else path
-    if (run_dir / RUN_CONFIG).is_file():
-        args.config, args.run_dir = str(run_dir / RUN_CONFIG), run_dir
+    if (found := configuration.find(args.config)).name == RUN_CONFIG:
+        args.run_dir = found.parent
     config = _config(args, overrides)
     checkpoint = args.ckpt_path or args.run_dir or config.model.from_pretrained
     if checkpoint is None:

@@ -81,7 +81,7 @@ def read_prompts(path: Path) -> tuple[str, ...]:
     if not prompts:
         raise ConfigError(f"the prompt file {path} has no prompts")
     if len(prompts) < len(lines):
-        LOG.info(f"{len(lines) - len(prompts)} blank lines of {path} left out")
+        LOG.info(f"blank lines of {path} left out: {len(lines) - len(prompts)}")
     return prompts
 
 

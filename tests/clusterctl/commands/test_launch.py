@@ -254,7 +254,7 @@ def test_words_of_the_trainer_are_told_from_ours(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "nodes.txt").write_text("n[1-2]\n")
     (tmp_path / "c.py").write_text("")
-    monkeypatch.setattr("clusterctl.launch.inputs.resolve", lambda *_, **__: LaunchLine((), False))
+    monkeypatch.setattr("clusterctl.launch.inputs.resolve", lambda *_, **__: LaunchLine("M-1", {}))
     assert dry(capsys, "c.py", "--lr", "1e-4") == ["--lr", "1e-4"]  # no HOSTFILE: nodes.txt here
     assert dry(capsys, "c.py", "nodes.txt", "--lr", "-1", "-qv") == ["--lr", "-1"]
     assert dry(capsys, "c.py", "--nproc_per_node", "2", "--a.b=x", "-w", "n1", "y") == [

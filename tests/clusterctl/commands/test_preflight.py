@@ -270,7 +270,7 @@ def test_launch_line_finds_the_file_that_is_missing_and_a_hca_that_is_not_there(
 
 def test_wandb_key_is_never_shown(nodes: LocalCluster, monkeypatch, capsys) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "secret-of-mine")
-    line = LaunchLine((), wandb=True)  # as the trainer would resolve it, seconds later
+    line = LaunchLine("", {"wandb": True})  # as the trainer would resolve it, seconds later
     monkeypatch.setattr(clusterctl.launch.inputs, "resolve", lambda *_, **__: line)
     preflight(nodes, "--json", "--launch", "demo --wandb online")
     out, err = capsys.readouterr()

@@ -36,7 +36,7 @@ def test_line_is_split_as_a_shell_does() -> None:
 def test_config_and_overrides_name_files(
     words: list[str], files: list[str], tmp_path: Path
 ) -> None:
-    found = resolve("demo", words, workdir=tmp_path, env={}).files
+    found = resolve("demo", words, workdir=tmp_path, env={}).reads["files"]
     assert list(found) == [one if one[0] == "/" else str(tmp_path / one) for one in files]
 
 
@@ -61,17 +61,17 @@ def test_secrets_stay_out_of_the_environment_that_is_kept(monkeypatch: pytest.Mo
 
 
 def test_wandb_is_asked_for_in_words(tmp_path: Path) -> None:
-    assert resolve("demo", ["--wandb", "online"], workdir=tmp_path, env={}).wandb
-    assert not resolve("demo", ["--wandb", "offline"], workdir=tmp_path, env={}).wandb
+    assert resolve("demo", ["--wandb", "online"], workdir=tmp_path, env={}).reads["wandb"]
+    assert not resolve("demo", ["--wandb", "offline"], workdir=tmp_path, env={}).reads["wandb"]
 
 
 def test_trainer_resolves_the_config(tmp_path: Path) -> None:
     found = resolve("demo", ["--dataset.data-path", "x.csv"], workdir=tmp_path, env={})
     data = (str(tmp_path / "x.csv"),)
-    assert found == (data, False, (), "STDiT3")
+    assert found == ("STDiT3", {"files": data, "on_head": (), "wandb": False})
     (tmp_path / "x.csv").touch()
     found = resolve("demo", ["--dataset.data-path", "x.csv"], workdir=tmp_path, env={})
-    assert found == (data, False, data, "STDiT3")
+    assert found.reads["on_head"] == data
     with pytest.raises(UsageError, match="no-such"):
         resolve("no-such", [], workdir=tmp_path, env={})
     with pytest.raises(UsageError, match="--lrr: there is no key lrr") as slip:
