@@ -111,9 +111,10 @@ def _refuse_value(where: str, option: click.Option, value: Any) -> None:
             raise TypeError
         option.process_value(context, value)
     except (click.BadParameter, TypeError, AttributeError):  # the last two: click, of a table
-        hint = "  ".join(option.get_help_record(context) or ())
-        hint = "true or false" if option.is_flag else hint
-        raise UsageError(f"{where} is no value of {option.opts[-1]}", hint=hint) from None
+        words = ["true or false"] if option.is_flag else option.get_help_record(context) or ()
+        raise UsageError(
+            f"{where} is no value of {option.opts[-1]}", hint="  ".join(words)
+        ) from None
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

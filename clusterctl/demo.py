@@ -171,7 +171,7 @@ def _train(
         for line in fix_lines(report):
             say(f"  {line}")
         raise CouldNotFindOut("preflight says no-go, so nothing was started")
-    plan = plan_launch(cluster.nodes, prepared, options, reads.model, claim=True)
+    plan = plan_launch(cluster.nodes, prepared, options, reads, claim=True)
     steps = 0
 
     def update(state: Any) -> None:

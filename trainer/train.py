@@ -164,8 +164,7 @@ def _run(
 
 
 def _check_files(config: configuration.Config) -> None:
-    """Refuse missing data, and missing, cut or hostile weights before a run directory is made;
-    fetch a hub id."""
+    """Refuse missing data and unusable weights before a run directory is made; fetch a hub id."""
     data = config.dataset.data_path
     if data is not None and not Path(data).exists():
         raise ConfigError(f"there is no {data} for dataset.data_path")

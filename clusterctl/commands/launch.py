@@ -154,13 +154,11 @@ def command(
     else:
         prepared = prepare(cluster, wanted, line)
     if dry_run:
-        _show_plan(
-            output, plan_launch(nodes, prepared, wanted, line.model, claim=False), commands=True
-        )
+        _show_plan(output, plan_launch(nodes, prepared, wanted, line, claim=False), commands=True)
         return 0
     if not skip_preflight and (code := _judge(output, prepared, assume_yes=yes)):
         return code
-    plan = plan_launch(nodes, prepared, wanted, line.model, claim=True)
+    plan = plan_launch(nodes, prepared, wanted, line, claim=True)
     if not output.json:
         _show_plan(output, plan, commands=False)
     result = run_plan(plan, Cluster(plan.nodes, cluster.transport, cluster.limits), output)

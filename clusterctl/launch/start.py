@@ -104,13 +104,13 @@ def choose_slots(
 
 
 def plan_launch(
-    nodes: Sequence[Node], prepared: Prepared, options: LaunchOptions, model: str, *, claim: bool
+    nodes: list[Node], prepared: Prepared, options: LaunchOptions, line: LaunchLine, *, claim: bool
 ) -> LaunchPlan:
-    """The plan; with `claim` its run directory, named by `model`, is made. Raises `UsageError`."""
+    """The plan; with `claim` its run directory is made. Raises `UsageError`."""
     if not Path(options.python).is_absolute():
         raise UsageError(f"--python {options.python} is not an absolute path")
     workdir = options.workdir.absolute()
-    label, outputs = run_label(model, options.config), options.outputs.absolute()
+    label, outputs = run_label(line.model, options.config), options.outputs.absolute()
     file = workdir / options.config
     config = str(file) if file.is_file() else options.config
     port = options.master_port

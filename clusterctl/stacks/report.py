@@ -76,9 +76,7 @@ def is_quiet(one: Class) -> bool:
 
 def hidden_line(quiet: Sequence[Class], snapshot: JobSnapshot) -> str:
     """`3,071 loaders idle, 24 launchers, 6,500 helper threads hidden (--all)`."""
-    counts: Counter[str] = Counter()
-    for one in quiet:
-        counts[one.first.role] += len(one.procs)
+    counts = Counter(one.first.role for one in quiet for _ in one.procs)
     threads = sum(max(0, len(p.threads) - 1) for p in snapshot.procs)
     named = counts.most_common()
     parts = [counted(count, role) + " idle" * (role == "loader") for role, count in named]

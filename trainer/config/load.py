@@ -48,8 +48,7 @@ def find(name: str | Path) -> Path:
 def load(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Config:
     """The config of a file with command-line overrides laid over it. Raises `ConfigError`.
 
-    `overrides` are words as typed: `--a.b-c VALUE`, `--a.b=VALUE`, `--flag` for a bool field; the
-    config of a run takes none.
+    `overrides` are words as typed: `--a.b-c VALUE`, `--a.b=VALUE`, `--flag` for a bool field.
     """
     path = find(path_or_name)
     if path.suffix == ".json":

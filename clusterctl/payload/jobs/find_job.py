@@ -53,10 +53,7 @@ class Snapshot:
         return processes.family(self.facts, roots)
 
     def ours(self):
-        """Payloads, any clusterctl (the head may be a node), and all above: a shell, `timeout`.
-
-        Their arguments quote the pattern.
-        """
+        """Payloads, clusterctl (the head may be a node), all above them: they quote patterns."""
         own = set()  # type: set
         for pid, one in self.seen.items():
             names = [word.rsplit(b"/", 1)[-1] for word in one.words[:3]]
