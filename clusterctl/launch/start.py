@@ -104,7 +104,7 @@ def choose_slots(
 
 
 def plan_launch(
-    nodes: list[Node], prepared: Prepared, options: LaunchOptions, line: LaunchLine, *, claim: bool
+    nodes: Sequence[Node], prepared: Prepared, options: LaunchOptions, line: LaunchLine, claim: bool
 ) -> LaunchPlan:
     """The plan; with `claim` its run directory is made. Raises `UsageError`."""
     if not Path(options.python).is_absolute():
