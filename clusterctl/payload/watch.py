@@ -25,7 +25,7 @@ import time
 from clusterctl.payload.files.locks import lock_path, take_lock
 from clusterctl.payload.jobs.processes import process, send
 from clusterctl.payload.prelude import ARGS, emit, hold_lease, leave
-from clusterctl.payload.proc_files import read_times
+from clusterctl.payload.proc_files import wall_minus_boot
 from clusterctl.payload.tools import in_thread
 from clusterctl.payload.watching.gpus import Gpus
 from clusterctl.payload.watching.host import Host
@@ -146,14 +146,10 @@ class ClockSteps:
     """Jumps of the wall clock against the clock since boot, which counts in sleep, too."""
 
     def __init__(self):
-        self._apart = self._read()
+        self._apart = wall_minus_boot()
 
     def step(self):
         """Seconds since the last call, 0 where it only drifted."""
-        before, self._apart = self._apart, self._read()
+        before, self._apart = self._apart, wall_minus_boot()
         step = self._apart - before
         return round(step, 4) if abs(step) > STEP_S else 0
-
-    def _read(self):
-        now = read_times()
-        return now["time_s"] - now["boottime_s"]
