@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from checks.facts.unknown import NOT_ASKED, Maybe, Unknown
+from checks.facts.unknown import NOT_ASKED, Maybe, Unknown, or_none
 
 # Bits of nvmlDeviceGetCurrentClocksEventReasons; nvidia-smi's names are in parsers/gpu_health.py.
 THROTTLE_REASONS = {
@@ -136,8 +136,7 @@ class GpuFacts:
     @property
     def has_hardware(self) -> bool:
         """Whether the driver or PCI shows an NVIDIA GPU in the machine, even a broken one."""
-        on_pci = 0 if isinstance(self.on_pci, Unknown) else self.on_pci
-        return self.state in ("ok", "partial", "failed", "hung") or on_pci > 0
+        return self.state in ("ok", "partial", "failed", "hung") or bool(or_none(self.on_pci))
 
     @property
     def is_pci_unread(self) -> bool:

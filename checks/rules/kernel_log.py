@@ -31,8 +31,7 @@ def nothing_logged(log: KernelLog, good: str, window_s: float = inf, within: str
     """
     if log.reaches_s is None:
         return passed(good + within)
-    far = f"{good}, but how far the kernel's log reaches back: "
-    reaches_s = need(log.reaches_s, far, unknown)
+    reaches_s = need(log.reaches_s, f"{good}, but how far the kernel's log reaches back: ", unknown)
     reach = f"in the {duration(max(0.0, reaches_s))} that the kernel's log reaches back"
     if reaches_s >= window_s:
         return passed(good + within if within else f"{good} {reach}")
@@ -161,8 +160,7 @@ def pcie_limited(kernel_log: KernelLog) -> Finding:
     How: `available PCIe bandwidth, limited by` of mlx5 in the kernel's log
     Fix: reseat the card, another slot, BIOS; lspci -vv | grep LnkSta; then service
     """
-    events = kernel_log.events
-    slow = [one for one in events if one.kind == "pcie-slow" and "mlx" in one.line]
+    slow = [one for one in kernel_log.events if one.kind == "pcie-slow" and "mlx" in one.line]
     if not slow:
         return nothing_logged(kernel_log, "the kernel complains of no slow slot")
     cards = sorted({event.subject for event in slow})

@@ -118,14 +118,12 @@ def _judge_file(path: str, seen: FileSeen, fleet: Fleet) -> Finding:
     every = [files[path] for files in known(n.files for n in fleet.reached) if path in files]
     there = [one for one in every if one.exists]
     if any(one.has_more for one in there):
-        text = f"{path} exists, with more files than are counted: sizes are not compared"
-        return passed(text)
+        return passed(f"{path} exists, with more files than are counted: sizes are not compared")
     size, sizes = seen.size_bytes, [one.size_bytes for one in there]
     most = majority(sizes)
     if len(set(sizes)) > 1 and size != most:
         others = "no two nodes agree" if most is None else f"{most} bytes on most nodes"
-        text = f"{path} has {size} bytes, {others}"
-        return fail(text, size, most, source="majority", fix=fix)
+        return fail(f"{path} has {size} bytes, {others}", size, most, source="majority", fix=fix)
     return passed(f"{path} is there", size)
 
 
