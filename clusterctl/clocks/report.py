@@ -245,8 +245,7 @@ def cells(rows: Sequence[ClockRow]) -> list[str]:
     """Offset, error, step, steered by, sources, flags; of several rows the range and the worst."""
     offsets = sorted(known(row.offset_s for row in rows))
     errors, moves = known(row.error_s for row in rows), known(row.moved_s for row in rows)
-    ends = dict.fromkeys(map(signed, offsets[:1] + offsets[-1:]))
-    offset = " to ".join(ends) or "-"
+    offset = " to ".join(dict.fromkeys(map(signed, offsets[:1] + offsets[-1:]))) or "-"
     error = span(max(errors)) if errors else "-"
     moved = signed(max(moves, key=abs)) if moves else "-"
     first = rows[0]

@@ -28,8 +28,7 @@ def run_label(model: str, config: str) -> str:
 
     A type without a size is followed by the config's name: STDiT3-demo.
     """
-    name = model if "-" in model else f"{model}-{Path(config).stem}"
-    return re.sub(r"[^\w.-]+", "-", name)
+    return re.sub(r"[^\w.-]+", "-", model if "-" in model else f"{model}-{Path(config).stem}")
 
 
 def next_place(folder: Path, label: str) -> Path:

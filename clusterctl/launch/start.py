@@ -84,8 +84,7 @@ def prepare(cluster: Cluster, options: LaunchOptions, line: LaunchLine) -> Prepa
     )
     # Without --master_port the agents look for a free one themselves.
     without = () if options.master_port else ("launch.port_free",)
-    seconds = time.monotonic() - started
-    report = run_checks(Fleet(facts, needs), without=without, seconds=seconds)
+    report = run_checks(Fleet(facts, needs), without=without, seconds=time.monotonic() - started)
     return Prepared(device, slots, report)
 
 

@@ -93,8 +93,7 @@ def collect():
     samples = []
     started_s = time.monotonic()
     for number in range(ARGS["samples"] if rows else 0):
-        wait_s = started_s + number * ARGS["interval_s"] - time.monotonic()
-        time.sleep(max(0.0, wait_s))
+        time.sleep(max(0.0, started_s + number * ARGS["interval_s"] - time.monotonic()))
         samples.append(sample(rows, shot, table, program, started))
     for between in samples[1:-1]:
         between["processes"] = {pid: thinned(pid, one) for pid, one in between["processes"].items()}
