@@ -190,13 +190,11 @@ class GpuGrid(Scrolled):
         line: Line = []
         if not mark and on < 0 and len(gpus) == self._gpus and width > 2 and not self.only_outliers:
             # Nearly all nodes at every tick: each GPU is there and has nothing but its number.
-            ramp = colors.heat if metric.key == "temperature" else colors.cool
             for index, gpu in enumerate(gpus):
                 value = metric.read(gpu)
                 if value is None or gpu.index != index:
                     break
-                step = int((table.level(value, metric, gpu) or 0.0) * len(ramp))
-                ground = ramp[min(len(ramp) - 1, step)]
+                ground = colors.cell(table.level(value, metric, gpu), metric.key == "temperature")
                 line += tile(self._number(value, width), width, ground, " ", colors.text)
             else:
                 return line

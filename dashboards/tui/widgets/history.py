@@ -148,8 +148,7 @@ class Selected(Panel):
                 (units.percent(gpu.util), colors.strong),
                 (" util", colors.dim),
             )
-            temperature = shown(gpu.temperature_c, ".0f", " °C")
-            texts = (memory_text(gpu), temperature, shown(gpu.sm_mhz, ",.0f", " MHz"))
+            texts = (memory_text(gpu), units.degrees(gpu.temperature_c), units.mhz(gpu.sm_mhz))
             parts = [words((f"  {text}", colors.text)) for text in texts]
             lines.append(with_parts(line, parts, width))
         elif node.gpus_seen and sample.gpus is not None:

@@ -14,15 +14,7 @@ from dashboards.model.samples import Gpu, NodeSample, Process
 from dashboards.model.state import NodeState, State
 from dashboards.model.table import METRICS, NODE_METRICS, Metric, level, missing, node_mark, past
 from dashboards.tui.braille import Scale, binned, finite, spark
-from dashboards.tui.widgets.history import (
-    chart,
-    load_style,
-    load_text,
-    memory_text,
-    reach,
-    shown,
-    ticks,
-)
+from dashboards.tui.widgets import history
 from dashboards.tui.widgets.listing import Scrolled
 from dashboards.tui.widgets.palette import Palette
 from dashboards.tui.widgets.panel import Line, Panel, fitted, gauge, width_of, with_parts, words
@@ -78,8 +70,8 @@ class NodeHead(NodePanel):
         full = colors.warn if (sample.memory or 0) > 0.92 else colors.text
         load = (
             ("cpu", units.percent(sample.cpu), colors.text),
-            ("load", load_text(sample, 1), load_style(sample, colors)),
-            ("mem", memory_text(sample), full),
+            ("load", history.load_text(sample, 1), history.load_style(sample, colors)),
+            ("mem", history.memory_text(sample), full),
             ("net", units.rate(sample.network_bytes_s), colors.text),
         )
         parts = [words((f" {name} ", colors.dim), (f"{text} ", ink)) for name, text, ink in load]
@@ -168,7 +160,7 @@ class NodeGpus(NodePanel, Scrolled, can_focus=True):
         for name, cells in columns:
             if name == "memory":
                 cell = gauge(gpu.memory, 8, colors.ink(gpu.memory, hot=False), colors)
-                cell += words((f" {memory_text(gpu, 'G')}", colors.label))
+                cell += words((f" {history.memory_text(gpu, 'G')}", colors.label))
             else:
                 text, style = self._cell(name, cells, gpu, own, odd, colors)
                 cell = words((aligned(name, text, cells), style))
@@ -177,7 +169,7 @@ class NodeGpus(NodePanel, Scrolled, can_focus=True):
         if room >= 8:
             values = past(node, gpu_column(index, self.metric.column), 4 * room, state)
             scale = Scale(0.0, self.metric.full_scale or 1.0)
-            curve = spark(binned(values, 2 * room, 2, ticks(state)), scale)
+            curve = spark(binned(values, 2 * room, 2, history.ticks(state)), scale)
             line += words(("  ", colors.text), (curve, colors.spark))
         return line
 
@@ -192,7 +184,7 @@ class NodeGpus(NodePanel, Scrolled, can_focus=True):
             heat = level(gpu.temperature_c, METRICS[3])
             return f"{gpu.temperature_c:.0f} °C", colors.ink(heat, hot=True)
         if name == "SM MHz":
-            return shown(gpu.sm_mhz, ",.0f"), colors.text
+            return history.shown(gpu.sm_mhz, ",.0f"), colors.text
         if name == "ECC" and gpu.ecc_errors is not None:
             bad = gpu.ecc_errors > 0
             return f"{gpu.ecc_errors:,}" + "!" * bad, colors.bad if bad else colors.label
@@ -200,10 +192,9 @@ class NodeGpus(NodePanel, Scrolled, can_focus=True):
             active, present = gpu.nvlinks
             bad = active < present
             return f"{active}/{present}" + "!" * bad, colors.bad if bad else colors.label
-        if name == "throttle" and gpu.throttle is not None:
-            return gpu.throttle, colors.warn
         if name == "throttle":
-            return units.UNKNOWN, colors.dim
+            ink = colors.dim if gpu.throttle is None else colors.warn
+            return units.UNKNOWN if gpu.throttle is None else gpu.throttle, ink
         if name == "process" and own:
             more = f" +{len(own) - 1}" if len(own) > 1 else ""
             return f"{own[0].name[: cells - 9 - len(more)]} {own[0].pid}{more}", colors.label
@@ -243,23 +234,23 @@ class NodeChart(NodePanel):
         if node is None:
             self.title("")
             return []
-        minutes = f"last {units.span(reach(node) * state.history_step_s)}"
+        minutes = f"last {units.span(history.reach(node) * state.history_step_s)}"
         if not node.gpus_seen:
             self.title("cpu and memory", minutes)
-            if not reach(node):
+            if not history.reach(node):
                 return [words((f" - {why_silent(node, state)}", colors.warn))]
             lines: list[Line] = []
             tall, scale = max(1, height // 2 - 1), Scale(0.0, 1.0)
             for metric in NODE_METRICS[:2]:
-                values = past(node, NODE_COLUMNS.index(metric.column), reach(node), state)
+                values = past(node, NODE_COLUMNS.index(metric.column), history.reach(node), state)
                 lines.append(words((f" {metric.title}", colors.label)))
-                lines += chart(state, values, (width, tall), scale, metric.say, colors)
+                lines += history.chart(state, values, (width, tall), scale, metric.say, colors)
             return lines
-        values = past(node, gpu_column(self.gpu, self.metric.column), reach(node), state)
+        values = past(node, gpu_column(self.gpu, self.metric.column), history.reach(node), state)
         full = max([self.metric.full_scale or 1.0, *finite(values)])
         now = next((value for value in reversed(values) if value == value), None)
         odd = state.odd.get((node.name, self.gpu), "")
         title = f"GPU {self.gpu} {self.metric.name} {self.metric.say(now)}"
         self.title(title + (f"  ! {odd}" if odd else ""), minutes)
         size, scale = (width, height), Scale(0.0, full)
-        return chart(state, values, size, scale, self.metric.say, colors)
+        return history.chart(state, values, size, scale, self.metric.say, colors)
