@@ -43,8 +43,7 @@ def run_checks(
             findings += _run(one, fleet, limits)
     findings = override(findings, limits.severity, limits.silence)
     advisory = frozenset(id for id, one in checks.items() if one.advisory)
-    names = tuple(node.name for node in fleet.nodes)
-    return Report(names, tuple(findings), seconds, advisory)
+    return Report(tuple(node.name for node in fleet.nodes), tuple(findings), seconds, advisory)
 
 
 def _choose(checks: Collection[str], names: Collection[str]) -> set[str]:
@@ -75,8 +74,7 @@ def _run(one: Check, fleet: Fleet, limits: Profile) -> Iterator[Finding]:
             fix = draft.fix
             if fix is None and draft.verdict in (Verdict.WARN, Verdict.FAIL):
                 fix = one.fix
-            nodes = draft.nodes or names
-            yield dataclasses.replace(draft, id=one.id, nodes=nodes, fix=fix or None)
+            yield dataclasses.replace(draft, id=one.id, nodes=draft.nodes or names, fix=fix or None)
 
 
 def _call(one: Check, fleet: Fleet, limits: Profile, node: NodeFacts) -> Found:

@@ -52,7 +52,7 @@ def load_defaults(
 
     Top-level keys hold for every command that has such an option, a table `[gpus]` for one. `load`
     gives a command by its name. Raises `UsageError` for files that others can change, for unknown
-    keys and tables, and for `PERSONAL` keys of the current folder.
+    keys and tables, for wrong values, and for `PERSONAL` keys of the current folder.
     """
     own = config_folder() / FILE
     known = options(load(name))
@@ -74,7 +74,9 @@ def load_defaults(
             raise UsageError(text, hint=f"your own {own} may")
         for key in set(given) & set(known):
             is_one = known[key].multiple and not isinstance(given[key], list)
-            chosen[str(known[key].name)] = [given[key]] if is_one else given[key]
+            value = [given[key]] if is_one else given[key]
+            _refuse_value(f"{path}: {key} = {given[key]!r}", known[key], value)
+            chosen[str(known[key].name)] = value
     return chosen
 
 
@@ -101,6 +103,20 @@ def _refuse_unknown(path: Path, where: str, keys: Iterable[str], known: Iterable
         raise UsageError(f"{path}: no option --{key.replace('_', '-')}{where}", hint=hint)
 
 
+def _refuse_value(where: str, option: click.Option, value: Any) -> None:
+    context = click.Context(click.Command(""))
+    try:
+        is_many = option.multiple or option.nargs != 1
+        if isinstance(value, dict) or isinstance(value, list) != is_many:
+            raise TypeError
+        option.process_value(context, value)
+    except (click.BadParameter, TypeError, AttributeError):  # the last two: click, of a table
+        words = ["true or false"] if option.is_flag else option.get_help_record(context) or ()
+        raise UsageError(
+            f"{where} is no value of {option.opts[-1]}", hint="  ".join(words)
+        ) from None
+
+
 def _read_toml(path: Path) -> dict[str, Any]:
     """The file's contents; nothing where there is no such file. Raises `UsageError`."""
     try:
@@ -109,10 +125,11 @@ def _read_toml(path: Path) -> dict[str, Any]:
         return {}
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
+        os.close(descriptor)
+        return {}
     with os.fdopen(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            return {}
         if why := changed_by_others(found):
             hint = "make it yours alone (chown, chmod go-w), or work in another folder"
             text = f"{path.absolute()} {why}, and it sets how clusterctl works"

@@ -142,6 +142,7 @@ def _train(
     on_update: Callable[[Any], None],
 ) -> tuple[Path, int]:
     """Preflight, then launch, as `clusterctl launch demo HOSTFILE`; (run directory, steps)."""
+    from clusterctl.launch.inputs import resolve
     from clusterctl.launch.start import LaunchOptions, plan_launch, prepare
     from clusterctl.launch.supervise import supervise
     from clusterctl.nodes import read_hostfile
@@ -159,7 +160,8 @@ def _train(
         min_free_bytes=1 << 30,
     )
     cluster = Cluster(read_hostfile(hostfile), ParamikoTransport())
-    prepared = prepare(cluster, options)
+    reads = resolve("demo", overrides, workdir=Path.cwd(), env={})
+    prepared = prepare(cluster, options, reads)
     report = prepared.report
     assert report is not None
     say(f"preflight  {headline(report)}")
@@ -169,7 +171,7 @@ def _train(
         for line in fix_lines(report):
             say(f"  {line}")
         raise CouldNotFindOut("preflight says no-go, so nothing was started")
-    plan = plan_launch(cluster.nodes, prepared, options, claim=True)
+    plan = plan_launch(cluster.nodes, prepared, options, reads, claim=True)
     steps = 0
 
     def update(state: Any) -> None:

@@ -62,7 +62,7 @@ def read_hostfile(path: Path) -> list[Node]:
         hint = "write one node per line, see nodes.txt.example, or name another file"
         raise HostfileError(f"hostfile {path} does not exist", hint=hint) from None
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
+        why = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
         raise HostfileError(f"hostfile {path} cannot be read: {why}") from None
     nodes = parse_hostfile(text, str(path))
     trusted = {value for node in nodes for key, value in node.labels if key == KNOWN_HOSTS}

@@ -148,24 +148,36 @@ def _read_output(values: Values) -> None:
 
 COLORS = click.Choice(["auto", "always", "never"])
 COLOR = "Colour on a terminal (auto), always or never."
-output_options = with_options(
-    flag("--json", "as_json", "One JSON document on stdout."),
-    flag("-q", "--quiet", "Only the verdict."),
-    click.option("-v", "--verbose", count=True, help="-v reasons and timings, -vv ssh phases."),
-    click.option("--color", type=COLORS, default="auto", envvar="CLUSTERCTL_COLOR", help=COLOR),
-    prepare=_read_output,
-)
+JSON = "One JSON document on stdout."
+
+
+def _output_options(json: str) -> Option:
+    return with_options(
+        option("--json", "as_json", json, is_flag=True, hidden=not json),
+        flag("-q", "--quiet", "Only the verdict."),
+        click.option("-v", "--verbose", count=True, help="-v reasons and timings, -vv ssh phases."),
+        click.option("--color", type=COLORS, default="auto", envvar="CLUSTERCTL_COLOR", help=COLOR),
+        prepare=_read_output,
+    )
+
+
+output_options = _output_options(JSON)
 """Give a command --json, -q, -v and --color; it receives `output`."""
 
 
 def cluster_command(
-    name: str, *options: Option, examples: str, cls: type[click.Command] = click.Command
+    name: str,
+    *options: Option,
+    examples: str,
+    cls: type[click.Command] = click.Command,
+    json: str = JSON,
 ) -> Callable[[Command], click.Command]:
     """Make a command of `options`, `cluster_options` and `output_options`.
 
     Its help is the first line of the module, the function's docstring, and `examples`, a line each.
+    `json` is the help of --json, "" for a command that refuses it.
     """
-    every = with_options(*options, cluster_options, output_options)
+    every = with_options(*options, cluster_options, _output_options(json))
 
     def decorate(function: Command) -> click.Command:
         summary = (sys.modules[function.__module__].__doc__ or "").partition("\n")[0]

@@ -56,16 +56,13 @@ def _after_node(
     gpus = sample.gpus or ()
     seen = max(node.gpus_seen, 1 + max((gpu.index for gpu in gpus), default=-1))
     history, row_s = node.history, node.history_s
-    if row_s is None:
-        history, row_s = history.append(_row(sample, seen)), sample.at_s
-        if step_s > interval_s:
+    rows = 1 if row_s is None else round((sample.at_s - row_s) / step_s)
+    if rows > 0:
+        history = _after_gap(history, rows).append(_row(sample, seen))
+        row_s = _row_time(row_s, rows, sample.at_s, step_s, interval_s)
+        if node.history_s is None and step_s > interval_s:
             # Rows of many nodes are spread over their step: not all of them in one tick.
             row_s -= step_s * (zlib.crc32(node.name.encode()) % 1024) / 1024
-    else:
-        rows = round((sample.at_s - row_s) / step_s)
-        if rows > 0:
-            history = _after_gap(history, rows).append(_row(sample, seen))
-            row_s = _row_time(row_s, rows, sample.at_s, step_s, interval_s)
     return replace(node, sample=sample, down=None, gpus_seen=seen, history=history, history_s=row_s)
 
 
@@ -76,13 +73,15 @@ def _after_gap(ring: Ring, rows: int) -> Ring:
     return ring
 
 
-def _row_time(before_s: float, rows: int, at_s: float, step_s: float, interval_s: float) -> float:
+def _row_time(
+    before_s: float | None, rows: int, at_s: float, step_s: float, interval_s: float
+) -> float:
     """The time of the newest row.
 
     Readings as far apart as rows keep their own times, else their jitter would add up to gaps;
     where there are several to a row, rows keep their step.
     """
-    return at_s if step_s <= interval_s else before_s + rows * step_s
+    return at_s if before_s is None or step_s <= interval_s else before_s + rows * step_s
 
 
 def _row(sample: NodeSample, gpus_seen: int) -> list[float | None]:
@@ -155,9 +154,10 @@ _NODE_WORDS = {"rank": "running", "lost": "lost"}
 def _after_event(run: RunState, sample: EventSample) -> RunState:
     event = sample.event
     ended = run.ended
-    if event.name == "end":
-        code = event.data.get("exit_code", 0)
-        ended = "finished" if code == 0 else "stopped" if code == INTERRUPTED else "failed"
+    if event.name in ("end", "failure") and event.data.get("exit_code") == INTERRUPTED:
+        ended = "stopped"
+    elif event.name == "end":
+        ended = "failed" if event.data.get("exit_code", 0) else "finished"
     elif event.name in _ENDINGS:
         ended = _ENDINGS[event.name]
     elif event.name in _BEGINNINGS:
@@ -165,7 +165,8 @@ def _after_event(run: RunState, sample: EventSample) -> RunState:
     states = run.node_states
     node, status = event.data.get("node"), _NODE_WORDS.get(event.name)
     if event.name == "rank-ended":
-        status = "ended" if event.data.get("code") == 0 else "failed"
+        code = event.data.get("code")
+        status = "ended" if code == 0 else "stopped" if code == INTERRUPTED else "failed"
     if isinstance(node, str) and status is not None and states.get(node) not in ("lost", "failed"):
         states = {**states, node: status}
     events = run.events
@@ -192,8 +193,6 @@ def _with_fleet_row(state: State) -> State:
     rows = 1 if before_s is None else round((now_s - before_s) / step_s)
     if rows <= 0:
         return state
-    row_s = (
-        now_s if before_s is None else _row_time(before_s, rows, now_s, step_s, state.interval_s)
-    )
+    row_s = _row_time(before_s, rows, now_s, step_s, state.interval_s)
     fleet = _after_gap(state.fleet, rows).append(fleet_row(state))
     return replace(state, fleet=fleet, fleet_s=row_s)

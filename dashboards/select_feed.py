@@ -143,13 +143,12 @@ def replayed(path: Path) -> Replayed:
 
 def _rounds_of_recording(recorded: Recorded) -> Batches:
     """All sessions of a file in its order; each begins with the state as it was then."""
-    number: int | None = 0
-    was_read = False
+    number, was_read = 0, False
     try:
-        while number is not None:
+        while number < recorded.key_count:
             found = recorded.at_key(number)
             if found is None:
-                number = recorded.key_number_after(number)
+                number += 1
                 continue
             was_read = True
             state, place = found

@@ -48,6 +48,12 @@ class CheckpointError(TrainerError):
     """A checkpoint cannot be written or read; the message names the file."""
 
 
+class PathError(CheckpointError):
+    """Weights that the user names do not exist, or those to be written already do."""
+
+    exit_code = 2
+
+
 class VideoError(TrainerError):
     """A sampled video or the sheet of them cannot be written; the message names the file."""
 

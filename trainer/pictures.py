@@ -15,6 +15,7 @@ if __name__ == "__main__":  # before the imports that need them
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.errors import ConfigError
 from trainer.runlog import telemetry
 from trainer.runlog.atomic_file import part_of
 from trainer.runlog.output import LOG
@@ -118,6 +119,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser("pictures", "Draw a run's loss curve.")
     parser.add_argument("run_dir", type=Path)
     args = parser.parse_args(argv)
+    if not args.run_dir.is_dir():
+        raise ConfigError(f"there is no run directory {args.run_dir}")
     try:
         print(draw_run(args.run_dir))
     except (ValueError, OSError) as error:

@@ -268,7 +268,7 @@ def _seed(*numbers: int) -> int:
 def report(run: Run, done: Iterable[Saved]) -> None:
     for saved in done:
         path, seconds, stall_s = saved.path, saved.seconds, saved.stall_s
-        text = f"{path.name} in {seconds:.1f} s, {stall_s:.2f} s of them waited for"
+        text = f"{path.name} in {seconds:.2f} s, {min(stall_s, seconds):.2f} s of them waited for"
         data = {"path": str(path), "seconds": seconds, "stall_s": stall_s}
         run.journal.event("checkpoint", text, step=saved.step, **data)
         for note in saved.notes:

@@ -142,7 +142,7 @@ def _run(
         if isinstance(error, Exception):
             journal.event("failed", str(error), step=run.step)
 
-    engine.run_on_rank0(lambda: _check_weights(config))
+    engine.run_on_rank0(lambda: _check_files(config))
     run_dir = engine.run_on_rank0(lambda: _run_dir(config, options))
     unlocked = engine.run_on_rank0(lock_run_dir)
     engine.run_on_rank0(lambda: _describe(config, run_dir, argv))
@@ -168,9 +168,16 @@ def _run(
     return 0 if finished else INTERRUPTED
 
 
-def _check_weights(config: configuration.Config) -> None:
-    """Refuse missing, cut or hostile weights before a run directory is made; fetch a hub id."""
-    if config.load is None and config.model.from_pretrained is not None:
+def _check_files(config: configuration.Config) -> None:
+    """Refuse missing data and unusable weights before a run directory is made; fetch a hub id."""
+    data = config.dataset.data_path
+    if data is not None and not Path(data).exists():
+        raise ConfigError(f"there is no {data} for dataset.data_path")
+    if config.load is not None:
+        from trainer.weights.checkpoints import find
+
+        find(Path(config.load))
+    elif config.model.from_pretrained is not None:
         from trainer.weights.source import find_source
 
         find_source(config.model.from_pretrained).read(shapes_only=True)

@@ -82,15 +82,15 @@ class LaunchNeeds:
 
     python: str  # path of the interpreter on the nodes
     port: int  # of the rendezvous, on the master
-    slots: Mapping[str, int]  # ranks per node name
+    slots: Mapping[str, int]  # ranks per node name; 0: one for each GPU, else one
     device: Literal["cuda", "cpu", "auto"]  # auto: cuda where any node of the fleet has a GPU
     run_dir_parent: str
     min_free_bytes: int
     master: str | None = None  # node name; None: the first
     env: Mapping[str, str] = field(default_factory=dict)  # of the ranks, as far as it is decided
     files: tuple[str, ...] = ()  # data, checkpoint, model cache: there and of one size everywhere
+    on_head: tuple[str, ...] = ()  # those of them that are on the machine that asks
     wandb: bool = False  # the run reports to Weights & Biases
-    config: str = ""  # what is to be launched, for messages
 
 
 @dataclass(frozen=True, slots=True)

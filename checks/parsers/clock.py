@@ -88,7 +88,7 @@ def read_tracking(text: str) -> Maybe[ChronyTracking]:
         cells = line.strip().split(",")
         if len(cells) == 14 and re.fullmatch(r"[0-9A-Fa-f]{8}", cells[0]):
             try:
-                numbers = [_finite(cell) for cell in cells[3:13]]
+                numbers = [finite(cell) for cell in cells[3:13]]
                 ref_id, name, stratum, leap = cells[0].upper(), cells[1], int(cells[2]), cells[13]
             except ValueError:
                 return unreadable(line)
@@ -99,7 +99,8 @@ def read_tracking(text: str) -> Maybe[ChronyTracking]:
     return Unknown(f"chronyc tracking: {unreadable(first_line(text))}")
 
 
-def _finite(text: str) -> float:
+def finite(text: str) -> float:
+    """Raises ValueError for nan and inf, too."""
     value = float(text)
     if not math.isfinite(value):
         raise ValueError(text)
@@ -131,7 +132,7 @@ def _source(cells: list[str]) -> TimeSource:
     last_rx, reach = int(cells[6]), int(cells[5], 8)
     seen: list[Maybe[float]] = [Unknown("it has never answered")] * 3
     if last_rx != NEVER:
-        seen = [float(last_rx), _finite(cells[7]), _finite(cells[9])]
+        seen = [float(last_rx), finite(cells[7]), finite(cells[9])]
     return TimeSource(cells[2], state, int(cells[3]), poll_s, reach, *seen)
 
 

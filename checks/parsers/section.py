@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from checks.facts import NOT_ASKED, Maybe, Section, Unknown
+from checks.facts import NOT_ASKED, Maybe, Section, Unknown, then
 
 Sections = Mapping[str, Section]
 T = TypeVar("T")
@@ -33,8 +33,7 @@ def parsed(
     section: Section | None, read: Callable[[str], Maybe[T]], *, any_exit: bool = False
 ) -> Maybe[T]:
     """What `read` makes of the text of a section, see `text_of`."""
-    text = text_of(section, any_exit=any_exit)
-    return text if isinstance(text, Unknown) else read(text)
+    return then(text_of(section, any_exit=any_exit), read)
 
 
 def rows_of(text: str, *counts: int) -> list[list[str]]:

@@ -179,8 +179,7 @@ def token(active: Active, limits: Profile) -> Iterator[Finding]:
         return
     if active.write_error:
         text = f"cannot write into the shared folder: {active.write_error}"
-        fix = "its permissions, its free space: df -h there"
-        yield fail(text, nodes=(active.writer,), fix=fix)
+        yield fail(text, nodes=(active.writer,), fix="its permissions, its free space: df -h there")
     for node, seen in active.shared.items():
         names, seen_s, what = (node,), seen.seen_s, f"the token of {active.writer}"
         if seen.hung:

@@ -97,9 +97,8 @@ class _Shared(NamedTuple):
 
     def register(self) -> None:
         def rule(fleet: Fleet, expected: str | None) -> Iterator[Finding]:
-            because = self.because
             return compare(
-                fleet, self.read, self.what, bad=self.bad, because=because, expected=expected
+                fleet, self.read, self.what, bad=self.bad, because=self.because, expected=expected
             )
 
         bad = f"{'WARN' if self.bad is warn else 'FAIL'} if it is not the majority's"

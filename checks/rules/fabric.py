@@ -200,8 +200,7 @@ def errors(node: NodeFacts, fabric: Fabric) -> Finding:
         text, fix = f"{port_name}: {counter} +{by} {when}{rest}", "cable and transceiver of "
         return (fail if down else warn)(text, by, 0, fix=fix + port_name)
     if unread := {name: why for name, why in silent.items() if not why.is_absence}:
-        reason = next(iter(unread.values()))
-        return unknown(f"error counters of {', '.join(unread)}: {reason}")
+        return unknown(f"error counters of {', '.join(unread)}: {next(iter(unread.values()))}")
     if len(silent) == len(fabric.ports):
         return skip(next(iter(silent.values())))
     return passed("no error counter grew")

@@ -23,15 +23,7 @@ Judgement = Finding | Unknown | None  # None: the GPU is good
 
 def each_gpu(good: str) -> Callable[[Callable[..., Judgement]], Rule]:
     """Turn a judge of one GPU into a rule, see `per_gpu`."""
-
-    def decorate(judge: Callable[..., Judgement]) -> Rule:
-        @functools.wraps(judge)
-        def rule(gpus: GpuFacts) -> Iterator[Finding]:
-            return per_gpu(gpus, judge, good)
-
-        return rule
-
-    return decorate
+    return lambda judge: functools.wraps(judge)(lambda gpus: per_gpu(gpus, judge, good))
 
 
 def per_gpu(
@@ -122,8 +114,7 @@ def ecc_errors(gpus: GpuFacts, limits: Profile) -> Iterator[Finding]:
         if is_over is True:
             return fail("SRAM error threshold exceeded", fix="service", action=Action.SERVICE)
         if isinstance(corrected, int) and corrected > most_corrected:
-            text = f"{corrected} corrected memory errors"
-            return warn(text, corrected, most_corrected, fix="")
+            return warn(f"{corrected} corrected memory errors", corrected, most_corrected, fix="")
         return first_unknown(now, sram) or unread(is_over, corrected)
 
     return per_gpu(gpus, judge, "no uncorrected error")
@@ -184,8 +175,7 @@ def throttle(_gpu: Gpu, health: GpuHealth) -> Judgement:
     if isinstance(reasons, Unknown):
         return reasons
     if hard := [one for one in reasons if one in ("hw slowdown", "hw thermal", "power brake")]:
-        text = f"slowed down: {', '.join(hard)}"
-        return fail(text, ",".join(hard), action=Action.SERVICE)
+        return fail(f"slowed down: {', '.join(hard)}", ",".join(hard), action=Action.SERVICE)
     if "sw thermal" in reasons:
         return warn("slowed down by the driver for heat", "sw thermal")
     return None

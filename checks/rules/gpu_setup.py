@@ -44,10 +44,7 @@ class _Setting(NamedTuple):
                 return value
             return None if value == self.good else self.bad(value)
 
-        def rule(gpus: GpuFacts) -> Iterator[Finding]:
-            return per_gpu(gpus, judge, self.passed)
-
-        check(self.id, "node", advisory=True, **self.texts)(rule)
+        check(self.id, "node", advisory=True, **self.texts)(each_gpu(self.passed)(judge))
 
 
 _SETTINGS = (

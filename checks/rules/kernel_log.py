@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from math import inf
 
 from checks.facts import (
     NOT_ASKED,
@@ -15,26 +16,25 @@ from checks.facts import (
     Unknown,
     known,
 )
-from checks.finding import Action, Finding, Verdict, fail, need, passed, unknown, warn
+from checks.finding import Action, Finding, Verdict, fail, need, passed, skip, unknown, warn
 from checks.profile import Profile
 from checks.reference.xid_codes import grade
 from checks.registry import check
 from checks.rules.gpu import duration, no_gpu
 
 
-def nothing_logged(log: KernelLog, good: str, window_s: float | None = None) -> Finding:
+def nothing_logged(log: KernelLog, good: str, window_s: float = inf, within: str = "") -> Finding:
     """The finding of a log without a bad line; before its oldest line nothing is known.
 
     The kernel's buffer keeps the newest lines only. `window_s` is how far back the check must see;
-    None: to the boot.
+    inf: to the boot. `within` says it, of a check that looks at no older lines.
     """
     if log.reaches_s is None:
-        return passed(good)
-    far = f"{good}, but how far the kernel's log reaches back: "
-    reaches_s = need(log.reaches_s, far, unknown)
+        return passed(good + within)
+    reaches_s = need(log.reaches_s, f"{good}, but how far the kernel's log reaches back: ", unknown)
     reach = f"in the {duration(max(0.0, reaches_s))} that the kernel's log reaches back"
-    if window_s is not None and reaches_s >= window_s:
-        return passed(f"{good} {reach}")
+    if reaches_s >= window_s:
+        return passed(good + within if within else f"{good} {reach}")
     return unknown(f"{good} {reach}; what was before is not known", fix="journalctl -k -b")
 
 
@@ -146,7 +146,9 @@ def flaps(kernel_log: KernelLog, node: NodeFacts, limits: Profile) -> Finding:
             return bad(text, times, 0, fix=fix, action=Action.SERVICE)
     if isinstance(node.fabric, Unknown) and node.fabric != NOT_ASKED:
         return unknown(f"which interfaces are those of cards: {node.fabric}")
-    return nothing_logged(kernel_log, "no link was lost in 24 h", 86400)
+    if isinstance(node.fabric, Fabric) and not ports:
+        return skip("no InfiniBand or RoCE card")
+    return nothing_logged(kernel_log, "no link was lost", 86400, " in 24 h")
 
 
 @check("ib.pcie_limited", advisory=True)
@@ -158,8 +160,7 @@ def pcie_limited(kernel_log: KernelLog) -> Finding:
     How: `available PCIe bandwidth, limited by` of mlx5 in the kernel's log
     Fix: reseat the card, another slot, BIOS; lspci -vv | grep LnkSta; then service
     """
-    events = kernel_log.events
-    slow = [one for one in events if one.kind == "pcie-slow" and "mlx" in one.line]
+    slow = [one for one in kernel_log.events if one.kind == "pcie-slow" and "mlx" in one.line]
     if not slow:
         return nothing_logged(kernel_log, "the kernel complains of no slow slot")
     cards = sorted({event.subject for event in slow})
@@ -192,7 +193,7 @@ def kernel_log_faults(kernel_log: KernelLog) -> Iterable[Finding]:
         if event.kind in _FAULTS and event.is_recent:
             lines.setdefault(event.kind, []).append(event.line)
     if not lines:
-        yield nothing_logged(kernel_log, "nothing that matters in 24 h", 86400)
+        yield nothing_logged(kernel_log, "nothing that matters", 86400, " in 24 h")
     for kind, found in lines.items():
         bad, what, action = _FAULTS[kind]
         count = f" {len(found)} times" if len(found) > 1 else ""

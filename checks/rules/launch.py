@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from checks.compare import majority
-from checks.facts import NOT_ASKED, FileSeen, Fleet, LaunchNeeds, NodeFacts, Unknown, known
+from checks.facts import NOT_ASKED, FileSeen, Fleet, LaunchNeeds, NodeFacts, Unknown, known, or_none
 from checks.finding import Finding, fail, need, passed, skip, unknown, warn
 from checks.registry import check
 from checks.rules.gpu import by_driver
@@ -40,12 +40,12 @@ def enough_gpus(node: NodeFacts, launch: LaunchNeeds, fleet: Fleet) -> Finding:
     How: GPUs that answer against slots= or --nproc-per-node
     Fix: slots=N in the hostfile, or -x NODE
     """
-    ranks = launch.slots.get(node.name, 0)
+    ranks = launch.slots.get(node.name) or or_none(node.gpus.count) or 1
     wanted = f"{ranks} rank{'s' * (ranks != 1)}"
     if fleet.device != "cuda":
         return skip("the launch uses no GPU")
     count = need(node.gpus.count, "number of GPUs: ", by_driver)
-    if count >= max(ranks, 1):
+    if count >= ranks:
         return passed(f"{count} GPUs for {wanted}", count)
     have = node.gpus.message if count == 0 and node.gpus.message else f"{count} GPUs"
     fix = f"slots={count} in its line of the hostfile" if count else "leave the node out: -x"
@@ -94,7 +94,7 @@ def files(node: NodeFacts, launch: LaunchNeeds, fleet: Fleet) -> Iterator[Findin
     Why: A rank that finds another CSV draws other batches, without an error.
     Bad: FAIL if a file is missing, or has another size than on most nodes
     How: size of data, checkpoint and model cache on each node; of a folder all files together
-    Fix: clusterctl push FILE, or mount the shared folder
+    Fix: clusterctl push FILE FOLDER/ nodes.txt where this machine has it, or make or mount it there
     """
     if not launch.files:
         yield skip("the launch names no file")
@@ -110,20 +110,20 @@ def files(node: NodeFacts, launch: LaunchNeeds, fleet: Fleet) -> Iterator[Findin
 
 
 def _judge_file(path: str, seen: FileSeen, fleet: Fleet) -> Finding:
-    fix = f"clusterctl push {path}, or mount its folder"
+    fix = f"make {path} there, or mount its folder"
+    if fleet.launch is not None and path in fleet.launch.on_head:
+        fix = f"clusterctl push {path} {path.rpartition('/')[0]}/ nodes.txt, or mount its folder"
     if not seen.exists:
         return fail(f"{path} is missing", fix=fix)
     every = [files[path] for files in known(n.files for n in fleet.reached) if path in files]
     there = [one for one in every if one.exists]
     if any(one.has_more for one in there):
-        text = f"{path} exists, with more files than are counted: sizes are not compared"
-        return passed(text)
+        return passed(f"{path} exists, with more files than are counted: sizes are not compared")
     size, sizes = seen.size_bytes, [one.size_bytes for one in there]
     most = majority(sizes)
     if len(set(sizes)) > 1 and size != most:
         others = "no two nodes agree" if most is None else f"{most} bytes on most nodes"
-        text = f"{path} has {size} bytes, {others}"
-        return fail(text, size, most, source="majority", fix=fix)
+        return fail(f"{path} has {size} bytes, {others}", size, most, source="majority", fix=fix)
     return passed(f"{path} is there", size)
 
 

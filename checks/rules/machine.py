@@ -98,8 +98,7 @@ def connect_time(connect_s: float, limits: Profile) -> Finding:
     Fix: ssh -v; UseDNS no in its sshd_config; look at the node's load
     """
     if connect_s > limits.ssh_connect_warn_s:
-        text = f"login took {connect_s:.0f} s"
-        return warn(text, f"{connect_s:.1f}", limits.ssh_connect_warn_s)
+        return warn(f"login took {connect_s:.0f} s", f"{connect_s:.1f}", limits.ssh_connect_warn_s)
     return passed("login is quick")
 
 
@@ -150,8 +149,7 @@ def shm(shell_limits: ShellLimits, node: NodeFacts, limits: Profile) -> Finding:
     have, share = need(shell_limits.shm_bytes, lacks=unknown), limits.shm_share_warn
     memory = need(node.memory, lacks=unknown)
     if have < share * memory.total_bytes * 0.98:  # tmpfs rounds down
-        total_gib = memory.total_bytes / 2**30
-        text = f"/dev/shm has {have / 2**30:.1f} GiB of {total_gib:.0f} GiB memory"
+        text = f"/dev/shm has {have / 2**30:.1f} GiB of {memory.total_bytes / 2**30:.0f} GiB memory"
         return warn(text, have, f"{share:g} of memory")
     return passed("enough space in /dev/shm")
 

@@ -129,7 +129,6 @@ def packages_equal(fleet: Fleet, expected: str | None) -> Iterable[Finding]:
     How: hash over the sorted name==version of all distributions
     Fix: make the environments equal: one shared folder, or the same lock file on each node
     """
-    _need_software(fleet)
     envs = {name: env for name, env in _environments(fleet).items() if env.installed}
     hashes = {name: packages_hash(env) for name, env in envs.items()}
     most = expected or majority(hashes.values())
@@ -146,8 +145,7 @@ def packages_equal(fleet: Fleet, expected: str | None) -> Iterable[Finding]:
             return passed("packages as the others", mine, source="majority")
         if model is None:
             return warn("the packages differ, and no two nodes agree", mine)
-        text = f"packages differ: {_difference(env, model)}"
-        return warn(text, mine, most, source="majority")
+        return warn(f"packages differ: {_difference(env, model)}", mine, most, source="majority")
 
     return each(fleet, judge)
 
@@ -210,12 +208,10 @@ def _same(
 
     Nodes whose interpreter is a finding already are left out.
     """
-    _need_software(fleet)
     envs = _environments(fleet)
     is_anywhere = any(map(value, envs.values()))
     if missing and envs and not is_anywhere:
-        text = f"{what} is not installed"
-        return [missing(text, nodes=tuple(envs), fix=f"pip install {what}")]
+        return [missing(f"{what} is not installed", nodes=tuple(envs), fix=f"pip install {what}")]
     nothing = "not installed" if is_anywhere else None
 
     def read(node: NodeFacts) -> Maybe[str | None] | None:
@@ -231,15 +227,12 @@ def _torch_of(env: PythonEnv) -> str | None:
     return f"{version} (CUDA {cuda})" if version and cuda and "+" not in version else version
 
 
-def _need_software(fleet: Fleet) -> None:
-    """Ends a rule with SKIP where there is nothing to compare."""
+def _environments(fleet: Fleet) -> dict[str, PythonEnv]:
+    """By node name; ends a rule with SKIP where there is nothing to compare."""
     if fleet.launch is None:
         raise Lacks(skip("nothing to launch was named"))
     if all(node.lacks_interpreter for node in fleet.reached):
         raise Lacks(skip("no node has a working interpreter"))
-
-
-def _environments(fleet: Fleet) -> dict[str, PythonEnv]:
     nodes = fleet.reached
     return {node.name: node.software for node in nodes if isinstance(node.software, PythonEnv)}
 

@@ -227,11 +227,9 @@ def daemons(_node: NodeFacts, clock: Clock, _limits: Profile) -> Finding:
     """
     daemons = need(clock.daemons, lacks=unknown)
     # ptp4l and phc2sys work together and count as one.
-    ptp = ("ptp4l", "phc2sys", "timemaster")
-    names = {"ptp" if name in ptp else name for name in daemons}
+    names = {"ptp" if name in ("ptp4l", "phc2sys", "timemaster") else name for name in daemons}
     if len(names) > 1:
-        running = ", ".join(sorted(daemons))
-        return fail(f"{len(names)} time daemons run: {running}", len(names), 1)
+        return fail(f"{len(names)} time daemons run: {', '.join(sorted(daemons))}", len(names), 1)
     if names:
         return passed(f"{names.pop()} steers the clock")
     return passed("no second daemon; time.sync says whether there is a first")

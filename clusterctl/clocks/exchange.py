@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from clusterctl.errors import TransportError
-from clusterctl.payload.proc_files import BOOTTIME, read_times
+from clusterctl.payload.proc_files import BOOTTIME, wall_minus_boot
 from clusterctl.remote.cluster import Answers, Cluster
 from clusterctl.remote.fanout import in_order
 from clusterctl.remote.payload import PayloadStream
@@ -40,19 +40,14 @@ class HeadClock:
     """
 
     def __init__(self) -> None:
-        self._first_s = self._wall_minus_boot()
+        self._first_s = wall_minus_boot()
 
     def now_s(self) -> float:
         return self._first_s + time.clock_gettime(BOOTTIME)
 
     def moved_s(self) -> float:
         """How far the head's wall clock was stepped since the start."""
-        return self._wall_minus_boot() - self._first_s
-
-    @staticmethod
-    def _wall_minus_boot() -> float:
-        now = read_times()
-        return now["time_s"] - now["boottime_s"]
+        return wall_minus_boot() - self._first_s
 
 
 class Times(NamedTuple):

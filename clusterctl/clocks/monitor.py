@@ -245,7 +245,7 @@ class Screen:
             flags, style = ([far[name]], "bad") if name in far else ([], None)
             if track.steps:
                 moved_s = sum(step.moved_s for step in track.steps)
-                flags.append(f"moved {signed(moved_s)} in {len(track.steps)} steps")
+                flags.append(f"moved {signed(moved_s)} in {counted(len(track.steps), 'step')}")
             if track.lost is not None:
                 flags.append(f"x {track.lost}")
             elif newest is None:
@@ -256,4 +256,6 @@ class Screen:
             error = span(newest.error_s) if newest else "-"
             noted = Cell("; ".join(flags), "bad" if flags else None)
             rows.append([name, offset, error, sparkline(track.offsets_s, bars), noted])
-        self._output.table(["NODE", "OFFSET", "±", "LAST LOOKS", "FLAGS"], rows, ["OFFSET", "±"])
+        page = self._output.page() if self._live else None
+        columns = ["NODE", "OFFSET", "±", "LAST LOOKS", "FLAGS"]
+        self._output.table(columns, rows, ["OFFSET", "±"], page.columns if page else None)

@@ -66,7 +66,8 @@ class Clocks:
 
     def summary(self) -> str:
         """`8 clocks within 0.21 ms (±0.10 ms) of each other`, or what is wrong with how many."""
-        words = [counted(len(self.rows), "clock")]
+        clocks, answered = counted(len(self.rows), "clock"), len(_measured(self.rows))
+        words = [clocks if answered == len(self.rows) else f"{answered} of {clocks}"]
         if widest := self.widest():
             ahead, behind, apart_s, error_s = widest
             words.append(f"widest apart {ahead} and {behind}: {span(apart_s)} ±{span(error_s)}")
@@ -244,8 +245,7 @@ def cells(rows: Sequence[ClockRow]) -> list[str]:
     """Offset, error, step, steered by, sources, flags; of several rows the range and the worst."""
     offsets = sorted(known(row.offset_s for row in rows))
     errors, moves = known(row.error_s for row in rows), known(row.moved_s for row in rows)
-    ends = dict.fromkeys(map(signed, offsets[:1] + offsets[-1:]))
-    offset = " to ".join(ends) or "-"
+    offset = " to ".join(dict.fromkeys(map(signed, offsets[:1] + offsets[-1:]))) or "-"
     error = span(max(errors)) if errors else "-"
     moved = signed(max(moves, key=abs)) if moves else "-"
     first = rows[0]

@@ -31,6 +31,7 @@ LIMIT = "Milliseconds from the others, beyond the error bound, that are too many
     watch_options(WATCH, interval_s=1.0, least_s=0.1),
     NO_FOLD,
     NO_RECORD,
+    json="One JSON document on stdout; with --watch a line of JSON for each reading and step.",
     examples="""
   clusterctl clock nodes.txt
   clusterctl clock --watch --for 600 -w 'ml-64-node-[001-024]'""",

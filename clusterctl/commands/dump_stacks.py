@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from clusterctl.jobs.processes import Pick
     from clusterctl.remote.cluster import Cluster
     from clusterctl.stacks.diagnose import Diagnosis
-    from clusterctl.stacks.model import JobSnapshot
 
 _stack_options = with_options(
     click.option("--samples", type=click.IntRange(1, 100), default=2, show_default=True, help="How often each process is looked at."),
@@ -71,7 +70,7 @@ def command(
     is_part = bool(settings.only or settings.without)
     while True:
         seen = diagnose(cluster, pick, dump_options, sites=sites, is_part=is_part)
-        _refuse_nothing(seen.snapshot, pick)
+        _refuse_nothing(output, seen, pick)
         if not watch or seen.verdict.kind not in ("moving", "busy"):
             break
         output.note(f"{time.strftime('%H:%M:%S')}  {seen.verdict.headline}", "dim")
@@ -93,8 +92,9 @@ def command(
     return seen.verdict.exit_code
 
 
-def _refuse_nothing(snapshot: JobSnapshot, pick: Pick) -> None:
+def _refuse_nothing(output: Output, seen: Diagnosis, pick: Pick) -> None:
     """Raises `UsageError` for more than one job, `CouldNotFindOut` for none."""
+    snapshot = seen.snapshot
     if len(snapshot.runs) > 1 and not pick.runs:
         found = f"{len(snapshot.runs)} runs are there: {', '.join(snapshot.runs)}"
         raise UsageError(found, hint="name one: --run ID")
@@ -108,6 +108,8 @@ def _refuse_nothing(snapshot: JobSnapshot, pick: Pick) -> None:
         if others:
             hint = f"{others} processes of other users fit: --user NAME, with --sudo"
         where = counted(len(snapshot.nodes), "node")
+        if output.json:
+            _show(output, seen, {}, everything=False)
         raise CouldNotFindOut(f"nothing found on {where}: {pick.words()}", hint=hint)
 
 

@@ -27,6 +27,7 @@ PROFILE = "What `preflight --record` wrote: GPUs per node; without it the majori
     watch_options(WATCH, interval_s=5.0, least_s=0.5),
     option("--profile", PROFILE, type=FILE, metavar="FILE"),
     NO_FOLD,
+    json="One JSON document on stdout; with --watch a line of JSON for each reading.",
     examples="""
   clusterctl gpus nodes.txt --processes
   clusterctl gpus --watch --interval 2 -w 'ml-64-node-[001-008]'""",

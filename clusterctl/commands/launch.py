@@ -122,6 +122,7 @@ def command(
     they come last, and everything after -- is the trainer's.
     Ctrl-C once stops in order (the trainer saves), twice at once.
     """
+    from clusterctl.launch.inputs import kept_environment, resolve
     from clusterctl.launch.plan import Timing
     from clusterctl.launch.run_dir import group_id
     from clusterctl.launch.start import LaunchOptions, Prepared, choose_slots, plan_launch, prepare
@@ -140,6 +141,9 @@ def command(
     timing = {one.name: options.pop(one.name) for one in fields(Timing) if one.name in options}
     min_free_bytes = int(options.pop("min_free_gib") * (1 << 30))
     wanted = LaunchOptions(**options, timing=Timing(**timing), min_free_bytes=min_free_bytes)
+    # A wrong key ends it before nodes are asked, and the hostfile may stand behind it as its value.
+    env, workdir = kept_environment(wanted.env, wanted.nccl), wanted.workdir.absolute()
+    line = resolve(wanted.config, wanted.overrides, workdir=workdir, env=env)
     cluster = settings.cluster(output.sweep)
     nodes = cluster.nodes
     if env_from_facts:
@@ -148,13 +152,13 @@ def command(
         device = "cpu" if wanted.device == "auto" else wanted.device
         prepared = Prepared(device, choose_slots(nodes, (), wanted.ranks, device), None)
     else:
-        prepared = prepare(cluster, wanted)
+        prepared = prepare(cluster, wanted, line)
     if dry_run:
-        _show_plan(output, plan_launch(nodes, prepared, wanted, claim=False), commands=True)
+        _show_plan(output, plan_launch(nodes, prepared, wanted, line, claim=False), commands=True)
         return 0
     if not skip_preflight and (code := _judge(output, prepared, assume_yes=yes)):
         return code
-    plan = plan_launch(nodes, prepared, wanted, claim=True)
+    plan = plan_launch(nodes, prepared, wanted, line, claim=True)
     if not output.json:
         _show_plan(output, plan, commands=False)
     result = run_plan(plan, Cluster(plan.nodes, cluster.transport, cluster.limits), output)
@@ -247,7 +251,8 @@ def _report(output: Output, plan: LaunchPlan, result: RunResult) -> None:
     if result.ok:
         output.line(f"done: {plan.run_dir}", "good")
     else:
-        output.warn(f"error: {result.reason}", "bad")
+        was_asked = result.exit_code == 130
+        output.warn(result.reason if was_asked else f"error: {result.reason}", "bad")
         for line in result.last_lines:
             output.warn(f"  | {line}")
         if result.verdict and output.quiet:  # else it was printed as soon as it was known

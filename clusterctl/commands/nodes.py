@@ -20,7 +20,7 @@ from clusterctl.settings import Settings, cluster_command, flag, option
   clusterctl nodes --expand 'ml-64-node-[001-003]'""",
 )
 def command(settings: Settings, output: Output, to_expand: str | None, to_fold: bool) -> None:
-    if to_expand:
+    if to_expand is not None:
         for name in expand(to_expand, "--expand"):
             output.line(name)
         return

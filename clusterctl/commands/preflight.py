@@ -38,7 +38,7 @@ _needs_options = with_options(
     click.option("--nccl", default="none", show_default=True, metavar="PRESET", help="NCCL environment, as for launch: h100-ib, ethernet, none."),
     click.option("--python", "python", default=lambda: sys.executable, show_default="this one", metavar="PATH", help="Interpreter that training will run on, on the nodes."),
     click.option("--device", type=click.Choice(["auto", "cuda", "cpu"]), default="auto", show_default=True, help="What ranks will compute on; auto: cuda where any node has a GPU."),
-    click.option("--nproc-per-node", "--nproc_per_node", "ranks", type=click.IntRange(1), help="Ranks on each node. Default: slots= of the hostfile, else 1."),
+    click.option("--nproc-per-node", "--nproc_per_node", "ranks", type=click.IntRange(1), help="Ranks on each node. Default: slots= of the hostfile, else its GPUs, else 1."),
     click.option("--master-port", "--master_port", "port", type=click.IntRange(1, 65535), default=29500, show_default=True, help="Rendezvous port on the first node."),
     click.option("--workdir", type=PATH, default=Path(), help="Folder that ranks start in: its commit is compared. Default: this one."),
     click.option("--outputs", type=PATH, default=Path("outputs"), show_default=True, help="Folder of the run directories."),
@@ -160,12 +160,11 @@ def _needs(nodes: Sequence[Node], options: dict[str, Any]) -> LaunchNeeds:
     asked: dict[str, Any] = {}
     if options["launch"]:
         config, overrides = parse_line(options["launch"])
-        line = resolve(config, overrides, workdir=options["workdir"].absolute(), env=env)
-        asked = {**line._asdict(), "config": config}
+        asked = resolve(config, overrides, workdir=options["workdir"].absolute(), env=env).reads
     return LaunchNeeds(
         python=options["python"],
         port=options["port"],
-        slots={node.name: options["ranks"] or node.slots or 1 for node in nodes},
+        slots={node.name: options["ranks"] or node.slots or 0 for node in nodes},
         device=options["device"],
         run_dir_parent=str(options["outputs"].absolute()),
         min_free_bytes=int(options["min_free_gib"] * (1 << 30)),
@@ -247,5 +246,5 @@ def _unknown_check(name: str) -> UsageError:
     ids = list(all_checks())
     subjects = sorted({id.split(".")[0] for id in ids})
     near = difflib.get_close_matches(name, ids + subjects, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"checks: {', '.join(ids)}"
+    hint = f"did you mean {near[0]}?" if near else "--list shows all checks"
     return UsageError(f"no check is called {name!r}", hint=hint)

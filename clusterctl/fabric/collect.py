@@ -56,8 +56,7 @@ def suggestions(
     slots = choose_slots(nodes, facts, ranks, chosen)
     # The fleet computes on the chosen device, whatever GPUs there are.
     needs = LaunchNeeds("", 0, slots, "cuda" if chosen == "cuda" else "cpu", "", 0)
-    fleet = Fleet(tuple(facts), needs)
-    return suggest(fleet, slots=slots, addresses=addresses_of(nodes))
+    return suggest(Fleet(tuple(facts), needs), slots=slots, addresses=addresses_of(nodes))
 
 
 def addresses_of(nodes: Sequence[Node]) -> dict[str, str]:

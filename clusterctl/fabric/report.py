@@ -93,8 +93,8 @@ def _row(node: NodeFacts, findings: Sequence[Finding]) -> FabricRow:
         verdict = "bad" if bad else "unknown"
         return FabricRow(node.name, flags=(fabric.reason, *bad), verdict=verdict)
     verdict = "bad" if bad else "unknown" if unsure else "good"
-    if not fabric.ports:
-        return FabricRow(node.name, 0, flags=(*bad, *unsure), verdict=verdict)
+    if not fabric.ports:  # what is not known of the kernel's log says nothing about a card
+        return FabricRow(node.name, 0, flags=tuple(bad), verdict="bad" if bad else "good")
     active = [port for port in fabric.ports if port.is_active]
     grown = known(port.growth for port in fabric.ports)
     return FabricRow(

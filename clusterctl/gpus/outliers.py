@@ -110,7 +110,6 @@ def _working_use(gpus: Sequence[Gpu]) -> float | None:
 def idle_words(idle: Idle, count: int) -> str:
     """`GPU 5 idle at 101 W, the others at 698 W`."""
     unit = "%" if idle.unit == "%" else " W"
-    ends = dict.fromkeys(f"{end(idle.values):.0f}" for end in (min, max))
-    span = " to ".join(ends) + unit
+    span = " to ".join(dict.fromkeys(f"{end(idle.values):.0f}" for end in (min, max))) + unit
     which = f"all {count}" if len(idle.gpus) == count > 1 else f"GPU {idle.numbers}"
     return f"{which} idle at {span}, {idle.others_are} at {idle.others:.0f}{unit}"

@@ -65,8 +65,7 @@ def end(
     def args(node: Node) -> dict[str, Any]:
         processes = by_node[node]
         runs = tuple(dict.fromkeys(process.run for process in processes if process.run))
-        is_tag = pick.match is None and not pick.gpus
-        exact = Pick(runs, user=pick.user) if is_tag else pick
+        exact = Pick(runs, user=pick.user) if pick.match is None and not pick.gpus else pick
         return {
             "op": "kill",
             "pick": exact.to_args(node),
@@ -78,8 +77,7 @@ def end(
         }
 
     limit_s = order.grace_s + AFTER_GRACE_S
-    asked = replace(cluster, nodes=list(by_node))
-    results = asked.ask("kill", args, timeout_s=limit_s, sudo=sudo)
+    results = replace(cluster, nodes=list(by_node)).ask("kill", args, timeout_s=limit_s, sudo=sudo)
     answers = {result.node: result for result in results}
     ended = []
     for job in jobs:

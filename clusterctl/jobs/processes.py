@@ -21,7 +21,7 @@ ROLES += ["tracker", "logger", "compiler", "shell", "helper"]
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """Which processes to find; payload/jobs/job_processes.py explains the keys."""
+    """Which processes to find; payload/jobs/find_job.py explains the keys."""
 
     runs: tuple[str, ...] = ()  # empty: every run with our tag
     match: str | None = None

@@ -123,7 +123,7 @@ def build(
     a variable can only be meant as a correction. Raises `UsageError`.
     """
     if preset not in PRESETS:
-        raise UsageError(f"--nccl {preset} is none of {', '.join(PRESETS)}")
+        raise UsageError(f"--nccl {preset} is not one of: {', '.join(PRESETS)}")
     chosen: dict[str, Variable] = {}
 
     def take(values: Mapping[str, str], origin: str) -> None:

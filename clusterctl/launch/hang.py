@@ -91,8 +91,7 @@ class Inspection:
         self._done, self._unwanted = threading.Event(), threading.Event()
         # Nodes get half of the time for their dumps, and answer or are silent before its end.
         half_s = min(cluster.limits.command_s, self.limit_s / 2)
-        run_s = max(0.5, self.limit_s - SPARE_S)
-        limits = replace(cluster.limits, command_s=half_s, run_s=run_s)
+        limits = replace(cluster.limits, command_s=half_s, run_s=max(0.5, self.limit_s - SPARE_S))
         args = (plan, replace(cluster, limits=limits))
         threading.Thread(target=self._work, args=args, name="stacks", daemon=True).start()
 

@@ -18,13 +18,11 @@ from clusterctl.payload.mask_secrets import HIDDEN
 SHOW_TIMEOUT_S = 60.0
 _HUB = ("HF_HOME", "HF_HUB_CACHE")
 KEPT = ("NCCL_", "GLOO_", "CUDA_", "TORCH_DISTRIBUTED_DEBUG", *_HUB, "WANDB_MODE")
-# Upstream's short flags, which the trainer accepts.
-_SHORT = {"data_path": ("dataset", "data_path"), "ckpt_path": ("model", "from_pretrained")}
 
 
 class LaunchLine(NamedTuple):
-    files: tuple[str, ...]
-    wandb: bool
+    model: str  # its type
+    reads: dict[str, Any]  # files, on_head and wandb of LaunchNeeds
 
 
 def parse_line(line: str) -> tuple[str, list[str]]:
@@ -52,26 +50,18 @@ def resolve(
     try:
         done.check_returncode()
         data = json.loads(done.stdout.strip().splitlines()[-1])["config"]
+        model = str(data["model"]["type"])
         wandb = str(data.get("wandb", "off")) == "online"
     except (subprocess.CalledProcessError, ValueError, LookupError, TypeError, AttributeError):
-        lines = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()
-        raise UsageError(f"the config {config} cannot be read: {lines[-1]}") from None
-    return LaunchLine(tuple(files_of(data, workdir, env)), wandb)
-
-
-def read_words(overrides: Sequence[str], *, workdir: Path, env: Mapping[str, str]) -> LaunchLine:
-    """What the overrides alone say: the trainer would take seconds to read the config."""
-    plain: dict[str, Any] = {}
-    for word, following in zip(overrides, [*overrides[1:], ""], strict=False):
-        flag, equals, value = word.partition("=")
-        value = value if equals else following
-        part, _, key = flag[2:].replace("-", "_").rpartition(".")
-        if not part:
-            part, key = _SHORT.get(key, ("", key))
-        if flag.startswith("--") and value and not value.startswith("--"):
-            (plain.setdefault(part, {}) if part else plain)[key] = value
-    files = tuple(files_of(plain, workdir, env))
-    return LaunchLine(files, plain.get("wandb") == "online")
+        said, _, hint = (done.stderr.strip() or "no output").partition("\n  hint: ")
+        why = said.splitlines()[-1]
+        if not why.startswith("error: "):  # no sentence of the trainer's
+            why = f"the config {config} cannot be read: {why}"
+        raise UsageError(why.removeprefix("error: "), hint=hint or None) from None
+    files = tuple(files_of(data, workdir, env))
+    # Path's own raise where a folder may not be searched, or for ~nobody.
+    here = [one for one in files if os.path.exists(os.path.expanduser(one))]  # noqa: PTH110, PTH111
+    return LaunchLine(model, {"files": files, "on_head": tuple(here), "wandb": wandb})
 
 
 def files_of(config: Mapping[str, Any], workdir: Path, env: Mapping[str, str]) -> list[str]:

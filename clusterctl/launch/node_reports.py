@@ -76,6 +76,7 @@ class Reports:
             if rank in node.ended:
                 self._fail_lost(name, f"rank {rank} ended twice")
             node.ended.add(rank)
+            node.text = "ending"
             self._rank_ended(name, message)
         elif kind == "failed":
             raise RunFailed(1, f"{name}: {message['text']}")
@@ -130,9 +131,16 @@ class Reports:
         if death is None:
             return
         if death.code == ASKED_TO_STOP:
-            raise RunFailed(130, "its ranks were asked to stop (clusterctl stop)")
+            raise RunFailed(130, "stopped by clusterctl stop (SIGTERM to its ranks)")
         why, last_lines = f"rank {death.rank} on {death.node}: {death.how}", self._shown(death.tail)
         raise RunFailed(1, why, failed_rank=death.rank, last_lines=last_lines)
+
+    def where(self) -> str:
+        """Where a run stands that was stopped: its step and its last checkpoint."""
+        step, events = self.state.step, self.state.events
+        saved = [one.data.get("path") for one in events if one.name == "checkpoint"]
+        last = f"; last checkpoint: {saved[-1]}" if saved else ""
+        return f" at step {step.step}{last}" if step else ""
 
     def _shown(self, lines: Sequence[str]) -> tuple[str, ...]:
         return tuple(self.plan.environment.redact(line) for line in deaths.shown(lines))

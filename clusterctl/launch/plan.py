@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from clusterctl.errors import UsageError
 from clusterctl.launch.environment import Environment
-from clusterctl.nodes import Node, fold
+from clusterctl.nodes import Node, counted, fold
 from clusterctl.payload.mask_secrets import hide_words
 
 # Outside the kernel's ephemeral ports (32768 up), so that no outgoing connection holds one.
@@ -183,7 +183,8 @@ class LaunchPlan:
         readers = f", readable by group {self.share}" if self.share else ""
         yield f"directory  {self.run_dir}{readers}"
         yield f"python     {self.python}  in {self.workdir}"
-        yield f"ranks      {self.world_size} on {len(self.shares)} nodes, device {self.device}"
+        nodes = counted(len(self.shares), "node")
+        yield f"ranks      {self.world_size} on {nodes}, device {self.device}"
         for slots, neighbours in itertools.groupby(self.shares, key=lambda share: share.slots):
             group = list(neighbours)
             first, last = group[0].first_rank, group[-1].ranks[-1]

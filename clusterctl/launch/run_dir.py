@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import ast
-import difflib
 import fcntl
 import grp
-import importlib.util
 import itertools
 import json
 import os
@@ -26,70 +23,12 @@ FOLDERS = ("ranks", "stacks", "samples")
 LOCK_S = 10.0  # for the next number; it is held for a few file operations
 
 
-def find_config(config: str, workdir: Path) -> Path:
-    """The file of a config: a path below `workdir`, or a name of trainer/configs."""
-    path = workdir / config
-    if path.is_file():
-        return path
-    spec = importlib.util.find_spec("trainer")
-    if spec is None or spec.origin is None:
-        raise UsageError("the package trainer is not installed beside clusterctl")
-    folder = Path(spec.origin).parent / "configs"
-    names = sorted(file.stem for file in folder.glob("*.py") if not file.stem.startswith("_"))
-    if config in names:
-        return folder / f"{config}.py"
-    if "/" in config or config.endswith(".py"):
-        raise UsageError(f"the config {path} does not exist")
-    near = ", ".join(difflib.get_close_matches(config, names, n=3, cutoff=0.4) or names)
-    raise UsageError(f"no config is called {config!r}", hint=f"there are: {near}; or give a file")
-
-
-def model_label(config_file: Path) -> str:
+def run_label(model: str, config: str) -> str:
     """Name of the run directory: the model's type, `STDiT3-XL/2` as STDiT3-XL-2.
 
-    A type without a size is followed by the config's name: STDiT3-demo. The file is read, not run;
-    a config that computes its model gives its own name.
+    A type without a size is followed by the config's name: STDiT3-demo.
     """
-    stem = re.sub(r"[^\w.-]+", "-", config_file.stem)
-    model = _model_type(config_file, depth=4)
-    if model is None:
-        return stem
-    label = re.sub(r"[^\w.-]+", "-", model)
-    return label if "-" in label else f"{label}-{stem}"
-
-
-def _model_type(config_file: Path, depth: int) -> str | None:
-    try:
-        tree = ast.parse(config_file.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, UnicodeDecodeError):
-        return None  # the trainer reports what is wrong with it
-    assigned: dict[str, ast.expr] = {}
-    for statement in tree.body:
-        if isinstance(statement, ast.Assign):
-            names = [target.id for target in statement.targets if isinstance(target, ast.Name)]
-            assigned.update(dict.fromkeys(names, statement.value))
-    found = _text(_entry(assigned.get("model"), "type"))
-    if found is None and depth:
-        base = assigned.get("_base_")
-        items = base.elts if isinstance(base, ast.List | ast.Tuple) else [base]
-        for name in filter(None, map(_text, items)):
-            found = found or _model_type(config_file.parent / name, depth - 1)
-    return found
-
-
-def _entry(value: ast.expr | None, key: str) -> ast.expr | None:
-    if isinstance(value, ast.Call) and getattr(value.func, "id", "") == "dict":
-        return next((one.value for one in value.keywords if one.arg == key), None)
-    if isinstance(value, ast.Dict):
-        pairs = zip(value.keys, value.values, strict=True)
-        return next((item for name, item in pairs if _text(name) == key), None)
-    return None
-
-
-def _text(value: ast.expr | None) -> str | None:
-    if isinstance(value, ast.Constant) and isinstance(value.value, str):
-        return value.value
-    return None
+    return re.sub(r"[^\w.-]+", "-", model if "-" in model else f"{model}-{Path(config).stem}")
 
 
 def next_place(folder: Path, label: str) -> Path:

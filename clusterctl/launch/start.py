@@ -18,9 +18,9 @@ from checks.rules.gpu import no_gpu
 from checks.runner import run_checks
 from clusterctl.errors import CouldNotFindOut, UsageError
 from clusterctl.launch import environment
-from clusterctl.launch.inputs import kept_environment, read_words
+from clusterctl.launch.inputs import LaunchLine, kept_environment
 from clusterctl.launch.plan import PORT_RANGE, LaunchPlan, Timing, assign_ranks, new_run_id
-from clusterctl.launch.run_dir import claim_run_dir, find_config, model_label
+from clusterctl.launch.run_dir import claim_run_dir, run_label
 from clusterctl.nodes import Node, fold
 from clusterctl.remote.cluster import Cluster
 from clusterctl.remote.facts import read_node
@@ -56,13 +56,12 @@ class Prepared(NamedTuple):
     unsure: Mapping[str, str] = MappingProxyType({})
 
 
-def prepare(cluster: Cluster, options: LaunchOptions) -> Prepared:
+def prepare(cluster: Cluster, options: LaunchOptions, line: LaunchLine) -> Prepared:
     """One census of all nodes; the checks that a launch needs. Nothing is started or written."""
     started, nodes = time.monotonic(), cluster.nodes
     port = options.master_port or PORT_RANGE[0]
     workdir, outputs = options.workdir.absolute(), str(options.outputs.absolute())
     env = kept_environment(options.env, options.nccl, facts=options.facts_env)
-    line = read_words(options.overrides, workdir=workdir, env=env)
     args = {
         "tool_timeout_s": cluster.limits.tool_s,
         "python": options.python,
@@ -70,8 +69,8 @@ def prepare(cluster: Cluster, options: LaunchOptions) -> Prepared:
         "paths": [outputs],
         "launch": True,
         "workdir": str(workdir),
-        "files": list(line.files),
-        "wandb": line.wandb,
+        "files": list(line.reads["files"]),
+        "wandb": line.reads["wandb"],
     }
     facts = tuple(map(read_node, cluster.ask("census", args)))
     device = choose_device(options.device, facts)
@@ -85,13 +84,11 @@ def prepare(cluster: Cluster, options: LaunchOptions) -> Prepared:
         min_free_bytes=options.min_free_bytes,
         master=nodes[0].name,
         env=env,
-        **line._asdict(),
-        config=options.config,
+        **line.reads,
     )
     # Without --master_port the agents look for a free one themselves.
     without = () if options.master_port else ("launch.port_free",)
-    seconds = time.monotonic() - started
-    report = run_checks(Fleet(facts, needs), without=without, seconds=seconds)
+    report = run_checks(Fleet(facts, needs), without=without, seconds=time.monotonic() - started)
     return Prepared(device, slots, report, unsure_of_gpus(facts))
 
 
@@ -125,7 +122,7 @@ def choose_slots(
 
 
 def plan_launch(
-    nodes: Sequence[Node], prepared: Prepared, options: LaunchOptions, *, claim: bool
+    nodes: Sequence[Node], prepared: Prepared, options: LaunchOptions, line: LaunchLine, claim: bool
 ) -> LaunchPlan:
     """The plan; with `claim` its run directory is made. Raises `UsageError`.
 
@@ -140,9 +137,9 @@ def plan_launch(
     if not Path(options.python).is_absolute():
         raise UsageError(f"--python {options.python} is not an absolute path")
     workdir = options.workdir.absolute()
-    config_file = find_config(options.config, workdir)
-    label, outputs = model_label(config_file), options.outputs.absolute()
-    config = str(config_file) if (workdir / options.config).is_file() else options.config
+    label, outputs = run_label(line.model, options.config), options.outputs.absolute()
+    file = workdir / options.config
+    config = str(file) if file.is_file() else options.config
     port = options.master_port
     ports = (port,) if port else tuple(random.sample(PORT_RANGE, PORT_CHOICES))
 

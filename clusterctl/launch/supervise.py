@@ -15,7 +15,7 @@ from clusterctl.launch.node_reports import Lines, Reports, check_fitness, choose
 from clusterctl.launch.plan import LaunchPlan, Rendezvous
 from clusterctl.launch.run_dir import write_layout
 from clusterctl.launch.state import NodeState, RunFailed, RunResult, RunState
-from clusterctl.nodes import fold
+from clusterctl.nodes import counted, fold
 from clusterctl.remote.cluster import Cluster
 from clusterctl.remote.fanout import in_order
 from clusterctl.remote.session_pool import NodeMessage, SessionPool
@@ -69,7 +69,8 @@ class _Supervisor:
     def run(self) -> RunResult:
         plan = self.plan
         write_layout(plan.run_dir, plan.run_id, plan.to_json())
-        self.journal.write("plan", f"{plan.world_size} ranks on {len(plan.shares)} nodes")
+        nodes = counted(len(plan.shares), "node")
+        self.journal.write("plan", f"{counted(plan.world_size, 'rank')} on {nodes}")
         facts: dict[str, Any] = {}
         try:
             self._connect()
@@ -86,10 +87,11 @@ class _Supervisor:
             self.inspection.close()
         if code:
             self.state.failure = reason
-            self.journal.write("failure", reason)
+            self.journal.write("failure", reason, exit_code=code)
             self.on_update(self.state)
         grace_s = plan.timing.grace_s if code == 130 else plan.timing.fail_grace_s
         left, unconfirmed = self._end_all(grace_s)
+        reason += self.reports.where() if code == 130 else ""
         if code == 0 and (left or unconfirmed):
             code, reason = 1 if left else 3, "the run ended, but not everything is proved gone"
         self.journal.write("end", reason, exit_code=code, leftovers=left, unconfirmed=unconfirmed)

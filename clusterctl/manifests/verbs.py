@@ -109,8 +109,7 @@ class Spread:
     def _connect(self) -> None:
         for result in self._pool.open():
             if (why := result.unreachable) is not None:
-                name = result.node.name
-                self._inbox.put(NodeMessage(name, None, f"{why.phase}: {why.message}"))
+                self._inbox.put(NodeMessage(result.node.name, None, f"{why.phase}: {why.message}"))
 
     def _send(self, name: str) -> None:
         """In a thread for each node: a write to a node that hangs delays no other."""

@@ -78,6 +78,7 @@ class Rank:
                 self.ready = message
                 self.is_ready.set()
             elif message["id"] in self.answers:
+                self.phase = "idle"  # its next beat may be half a second away
                 self.answers[message["id"]].put(message)
         self.child.wait()
         if not self.ready:

@@ -50,8 +50,7 @@ def main():
             emit({"ready": True, "workers": message["workers"]})
         else:
             emit({"failed": message.get("failed", "unexpected message")})
-    code = child.wait()
-    fail("%s -m trainer.data examine ended with code %d" % (python, code))
+    fail("%s -m trainer.data examine ended with code %d" % (python, child.wait()))
 
 
 def pass_on(child, requests):

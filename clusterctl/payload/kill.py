@@ -1,17 +1,16 @@
 """Show a job's processes on this node (op look), or end them and prove it (op kill).
 
-ARGS: op, pick (jobs/job_processes.py); for kill also targets [[pid, start]], signal, grace_s
+ARGS: op, pick (jobs/find_job.py); for kill also targets [[pid, start]], signal, grace_s
 (kill_s), gpu (whether to check that GPU memory is free, within gpu_s).
 look answers `rows` (describe_job), `others` (other users' processes that match the pick), `notes`;
 kill answers left, zombies, gpu_left, gpu_unknown (the reason), counts and seconds.
 """
 
-import os
 import signal
 import time
 
 from clusterctl.payload.jobs.find_job import NOTES, Snapshot, find_job, login_user, take_snapshot
-from clusterctl.payload.jobs.processes import chain_above, start_of
+from clusterctl.payload.jobs.processes import start_of
 from clusterctl.payload.jobs.terminate import Ending, zombies
 from clusterctl.payload.prelude import ARGS, finish
 
@@ -81,7 +80,7 @@ class Sweep:
             if self._led(found.session) or (orphan and self._led(found.pgrp)):
                 pids.add(pid)
         pids |= self.shot.tree(alive | pids)
-        pids -= set(chain_above(os.getpid()))
+        pids -= self.shot.ours()
         fresh = {pid: facts[pid].start for pid in pids if facts[pid].state not in "ZX"}
         self.known.update({pid: start for pid, start in fresh.items() if pid not in self.known})
         return fresh

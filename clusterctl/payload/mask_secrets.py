@@ -63,8 +63,7 @@ def _hide_values(text: str, names: str) -> str:
     for found in re.finditer(names, text):
         name = found.group(1)
         is_word = name.lower() in _MESSAGES or name.endswith(("Error", "Exception"))
-        is_message = ":" in found.group() and is_word
-        if found.start() < end or is_message or not is_secret(name):
+        if found.start() < end or (is_word and ":" in found.group()) or not is_secret(name):
             continue
         value = re.compile(_VALUE).match(text, found.end())
         if value is None:

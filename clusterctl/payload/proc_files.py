@@ -95,6 +95,12 @@ def read_times():  # type: () -> dict[str, float]
     return {"time_s": best[1], "boottime_s": best[2]}
 
 
+def wall_minus_boot():  # type: () -> float
+    """Changes when the wall clock is stepped, not in sleep: the clock since boot counts on."""
+    now = read_times()
+    return now["time_s"] - now["boottime_s"]
+
+
 def user_name(uid):
     """Login name of a user id; the number itself where it has none."""
     try:

@@ -1,6 +1,6 @@
 """Stacks and kernel facts of a job's processes on this node, in several samples. Read-only.
 
-ARGS: pick (jobs/job_processes.py), samples, interval_s, limit_s (one dump), budget_s (everything),
+ARGS: pick (jobs/find_job.py), samples, interval_s, limit_s (one dump), budget_s (everything),
 width (0: by cores), py_spy (path or None), carry (the head can send one), blocking; or op native
 with pids, py_spy as found before and given (the user's path).
 Sends `found` and waits for {"op": "py-spy", "data"} or {"op": "go"} where it has no py-spy, then
@@ -93,8 +93,7 @@ def collect():
     samples = []
     started_s = time.monotonic()
     for number in range(ARGS["samples"] if rows else 0):
-        wait_s = started_s + number * ARGS["interval_s"] - time.monotonic()
-        time.sleep(max(0.0, wait_s))
+        time.sleep(max(0.0, started_s + number * ARGS["interval_s"] - time.monotonic()))
         samples.append(sample(rows, shot, table, program, started))
     for between in samples[1:-1]:
         between["processes"] = {pid: thinned(pid, one) for pid, one in between["processes"].items()}

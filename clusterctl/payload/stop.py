@@ -1,6 +1,6 @@
 """Ask a job's ranks on this node to save and end. Kills nothing.
 
-ARGS: op, pick (jobs/job_processes.py); look answers rows as kill does, each trainer with `asks`
+ARGS: op, pick (jobs/find_job.py); look answers rows as kill does, each trainer with `asks`
 (whether it has a handler for SIGTERM) and `beat`. stop takes targets [[pid, start]] and timeout_s,
 sends SIGTERM once, and answers which are left and what was saved.
 """

@@ -9,7 +9,7 @@ changes beyond the resolution below; null means gone. Keys:
   cpus, driver, up: once
   cpu, load1, mem: [used, total] MiB, net: MB/s
   gpus: their number, null where unknown, with gpu_error; csv: nvidia-smi's text
-  gN, hN: GPU N's row GPU (or an error's text) and row CARD of watching/rows.py
+  gN, hN: GPU N's row GPU (or an error's text) and row CARD of watching/columns.py
   links, lN, LN: the number of links, link N's rows RATES and LINK
   disks, procs: lists of rows DISK and PROCESS
   xlog: why the kernel's log cannot be read
@@ -25,7 +25,7 @@ import time
 from clusterctl.payload.files.locks import lock_path, take_lock
 from clusterctl.payload.jobs.processes import process, send
 from clusterctl.payload.prelude import ARGS, emit, hold_lease, leave
-from clusterctl.payload.proc_files import read_times
+from clusterctl.payload.proc_files import wall_minus_boot
 from clusterctl.payload.tools import in_thread
 from clusterctl.payload.watching.gpus import Gpus
 from clusterctl.payload.watching.host import Host
@@ -146,14 +146,10 @@ class ClockSteps:
     """Jumps of the wall clock against the clock since boot, which counts in sleep, too."""
 
     def __init__(self):
-        self._apart = self._read()
+        self._apart = wall_minus_boot()
 
     def step(self):
         """Seconds since the last call, 0 where it only drifted."""
-        before, self._apart = self._apart, self._read()
+        before, self._apart = self._apart, wall_minus_boot()
         step = self._apart - before
         return round(step, 4) if abs(step) > STEP_S else 0
-
-    def _read(self):
-        now = read_times()
-        return now["time_s"] - now["boottime_s"]

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from checks.facts import Fabric, Maybe, NodeFacts, Previous, Unknown, or_none
+from checks.facts import Fabric, Maybe, NodeFacts, Previous, Unknown, or_none, then
+from checks.parsers.clock import finite
 from checks.parsers.infiniband import ERROR_COUNTERS
 from clusterctl.nodes import Node
 
@@ -65,7 +66,7 @@ def _load(path: Path) -> dict[str, Any]:
 def _age_s(data: Any, now_s: float) -> float:
     """Infinite, where the record does not say."""
     try:
-        return now_s - _finite(data["time_s"])
+        return now_s - finite(data["time_s"])
     except (KeyError, TypeError, ValueError, OverflowError):
         return math.inf
 
@@ -75,32 +76,22 @@ def _previous(data: Any, now_s: float) -> Previous | Unknown:
         wall = data["wall_minus_boot_s"]
         return Previous(
             boot_id=str(data["boot_id"]),
-            wall_minus_boot_s=_finite(wall) if wall is not None else Unknown("not known then"),
+            wall_minus_boot_s=finite(wall) if wall is not None else Unknown("not known then"),
             counters={
                 str(port): {str(name): int(value) for name, value in values.items()}
                 for port, values in data["counters"].items()
             },
-            age_s=max(0.0, now_s - _finite(data["time_s"])),
+            age_s=max(0.0, now_s - finite(data["time_s"])),
         )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         return Unknown("no look before")
 
 
-def _finite(value: Any) -> float:
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(f"{value!r} is not a time")
-    return number
-
-
 def _record(facts: NodeFacts, boot_id: Maybe[str], now_s: float) -> dict[str, Any]:
-    clock = facts.clock
     ports = facts.fabric.ports if isinstance(facts.fabric, Fabric) else ()
     return {
         "boot_id": or_none(boot_id) or "",
-        "wall_minus_boot_s": None
-        if isinstance(clock, Unknown)
-        else or_none(clock.wall_minus_boot_s),
+        "wall_minus_boot_s": or_none(then(facts.clock, lambda clock: clock.wall_minus_boot_s)),
         "counters": {
             port.name: {k: v for k, v in port.counters.items() if k in ERROR_COUNTERS}
             for port in ports

@@ -84,8 +84,7 @@ def _source(verb: str, nvml: bool) -> bytes:
         spec = importlib.util.find_spec("pynvml")
         if spec is None or spec.origin is None:
             raise FileNotFoundError("pynvml (nvidia-ml-py) is not installed beside clusterctl")
-        packed = zlib.compress(Path(spec.origin).read_bytes(), 9)
-        carried["pynvml"] = base64.b85encode(packed)
+        carried["pynvml"] = base64.b85encode(zlib.compress(Path(spec.origin).read_bytes(), 9))
     loader = (_FOLDER / "module_loader.py").read_text(encoding="utf-8")
     return f"{loader}\nrun_verb({carried!r}, {verb!r})\n".encode()
 
@@ -141,8 +140,7 @@ def _not_started(rc: int | None, error: str, noise: str) -> TransportError:
     elif "too old" in error:
         message, hint = last, "payloads need python3 3.8 or newer first in PATH"
     else:
-        reason = _reason(rc, last or noise)
-        message = f"the remote shell started no python3: {reason}"
+        message = f"the remote shell started no python3: {_reason(rc, last or noise)}"
         hint = "try: ssh NODE python3 -V"
     return TransportError("start", message, hint=hint)
 

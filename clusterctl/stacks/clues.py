@@ -202,8 +202,7 @@ def _compare_group(name: str, members: Mapping[int, Group]) -> list[tuple[str, l
         last, wanted = members[behind[0]][lowest], members[ahead].get(lowest + 1)
         what = f"{wanted.operation} at {wanted.caller}" if wanted else "the next collective"
         missed = f"rank {fold_ranks(behind)} never joined number {lowest + 1} of group {name}"
-        text = f"{missed} ({what}); its last was {last.operation} at {last.caller}"
-        return [(text, behind)]
+        return [(f"{missed} ({what}); its last was {last.operation} at {last.caller}", behind)]
     # All are at the same number: is it the same collective?
     completed = [max((n for n, e in one.items() if e.done), default=0) for one in members.values()]
     recorded = {number for group in members.values() for number in group}

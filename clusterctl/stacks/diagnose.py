@@ -57,8 +57,7 @@ def inflate(packed: str) -> bytes:
     except (zlib.error, ValueError) as error:
         raise TransportError("parse", f"cannot unpack the report of stacks: {error}") from None
     if not inflater.eof:
-        too_long = f"longer than {REPORT_BYTES >> 20} MiB"
-        why = too_long if len(text) == REPORT_BYTES else "cut off"
+        why = f"longer than {REPORT_BYTES >> 20} MiB" if len(text) == REPORT_BYTES else "cut off"
         raise TransportError("parse", f"the report of stacks is {why}")
     return text
 

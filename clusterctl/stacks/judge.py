@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from clusterctl.jobs.processes import fold_ranks
-from clusterctl.nodes import fold, grouped
+from clusterctl.nodes import counted, fold, grouped
 from clusterctl.stacks import wording
 from clusterctl.stacks.model import STANDS, JobSnapshot, Proc, Progress
 from clusterctl.stacks.rules_waiting import all_wait, all_want_data, few_do_not_wait
@@ -59,7 +59,7 @@ def _moving(snapshot: JobSnapshot) -> Verdict:
         last = max(beats[-1]["step"] for beats in steps)
         seconds = snapshot.interval_s * (snapshot.samples - 1)
         passed = f"step {first} to {last} in {seconds:.1f} s"
-        evidence.append(f"heartbeats of {len(steps)} ranks: {passed}")
+        evidence.append(f"heartbeats of {counted(len(steps), 'rank')}: {passed}")
     for p in [p for p in snapshot.procs if p.is_halted][:3]:
         evidence.append(f"but {p.label} ({p.node}) pid {p.pid}: {wording.halt_reason(p)}")
     if snapshot.silent:
@@ -68,7 +68,7 @@ def _moving(snapshot: JobSnapshot) -> Verdict:
         evidence += reasons
         check = [f"sshd or network of {names}"]
         return Verdict(VerdictKind.SILENT, text, Confidence.MEDIUM, suspects, evidence, check)
-    text = f"all {len(trainers)} ranks move."
+    text = "the only rank moves." if len(trainers) == 1 else f"all {len(trainers)} ranks move."
     next_steps = ["slow rather than hung? clusterctl top shows the slowest rank of each step"]
     confidence = Confidence.HIGH if steps else Confidence.MEDIUM
     return Verdict(VerdictKind.OK, text, confidence, [], evidence, next_steps)

@@ -76,22 +76,22 @@ def is_quiet(one: Class) -> bool:
 
 def hidden_line(quiet: Sequence[Class], snapshot: JobSnapshot) -> str:
     """`3,071 loaders idle, 24 launchers, 6,500 helper threads hidden (--all)`."""
-    counts: Counter[str] = Counter()
-    for one in quiet:
-        counts[f"{one.first.role}s{' idle' * (one.first.role == 'loader')}"] += len(one.procs)
+    counts = Counter(one.first.role for one in quiet for _ in one.procs)
     threads = sum(max(0, len(p.threads) - 1) for p in snapshot.procs)
-    parts = [f"{count:,} {word}" for word, count in counts.most_common()]
-    parts += [f"{threads:,} helper threads"] if threads else []
+    named = counts.most_common()
+    parts = [counted(count, role) + " idle" * (role == "loader") for role, count in named]
+    parts += [counted(threads, "helper thread")] if threads else []
     return f"{', '.join(parts)} hidden (--all)" if parts else ""
 
 
 def header(snapshot: JobSnapshot) -> str:
     """`192 ranks on 24 nodes, 3264 processes, 2 samples 2.0 s apart, 4.1 s; 0 nodes silent`."""
     ranks = {p.rank for p in snapshot.trainers if p.progress != Progress.GONE} - {None}
+    apart = f" {snapshot.interval_s:.1f} s apart" if snapshot.samples > 1 else ""
     return (
         f"{counted(len(ranks) or len(snapshot.trainers), 'rank')} on "
         f"{counted(len(snapshot.nodes), 'node')}, {counted(len(snapshot.procs), 'process')}, "
-        f"{counted(snapshot.samples, 'sample')} {snapshot.interval_s:.1f} s apart, "
+        f"{counted(snapshot.samples, 'sample')}{apart}, "
         f"{snapshot.seconds:.1f} s; {counted(len(snapshot.silent), 'node')} silent"
     )
 

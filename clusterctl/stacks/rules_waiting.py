@@ -62,8 +62,7 @@ def few_do_not_wait(snapshot: JobSnapshot, waiting: Sequence[Proc]) -> Verdict |
     if first.role != "trainer" and len(suspects) > 1:
         who_ += f" (and {len(suspects) - 1} more)"
     text = f"{who_} ({first.node}) {what}{wording.age(first)}; {wording.waits(waiting)}."
-    next_steps = wording.next_for(first)
-    return Verdict(VerdictKind.HANG, text, confidence, suspects, evidence, next_steps)
+    return Verdict(VerdictKind.HANG, text, confidence, suspects, evidence, wording.next_for(first))
 
 
 def _unseen(waiting: Sequence[Proc], unseen: Sequence[Proc]) -> Verdict:
@@ -197,5 +196,4 @@ def all_want_data(snapshot: JobSnapshot) -> Verdict | None:
     text = f"{waits}; {named(suspects)} ({first.node}): {place}."
     confidence = Confidence.MEDIUM if len(wanting) > 1 else Confidence.HIGH
     evidence = wording.evidence(blamed[:4], wanting[:2])
-    next_steps = wording.next_for(first)
-    return Verdict(VerdictKind.DATA, text, confidence, suspects, evidence, next_steps)
+    return Verdict(VerdictKind.DATA, text, confidence, suspects, evidence, wording.next_for(first))

@@ -136,8 +136,7 @@ def _threads(
     ]
     dumped = [] if found else parse_faulthandler(look.get("text", ""))
     # faulthandler names threads by address; the main thread comes last.
-    tids = [*range(-1, -len(dumped), -1), pid]
-    for tid, (name, frames) in zip(tids, dumped, strict=False):
+    for tid, (name, frames) in zip([*range(-1, -len(dumped), -1), pid], dumped, strict=False):
         stack = book.keep(trim(frames))
         found.append(Thread(tid, name, stack, sites.kind(stack), False))
     return tuple(found)

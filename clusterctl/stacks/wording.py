@@ -32,8 +32,7 @@ def names(procs: Sequence[Proc]) -> str:
         if not ranks:
             return f"pid {procs[0].pid}"
         return f"rank{'s' * (len(ranks) > 1)} {fold_ranks(ranks)}"
-    more = f" (and {len(procs) - 1} more)" if len(procs) > 1 else ""
-    return procs[0].label + more
+    return procs[0].label + (f" (and {len(procs) - 1} more)" if len(procs) > 1 else "")
 
 
 def culprit(proc: Proc, name: str) -> str:

@@ -91,7 +91,7 @@ def packed(plan: Plan) -> Iterator[Parcel]:
             path = _archive(plan, Path(scratch)) if plan.folder else plan.source
             parcel = Parcel(plan, path, path.stat().st_size, digest(path))
         except OSError as error:
-            raise UsageError(f"{plan.source} cannot be read: {error}") from None
+            raise UsageError(f"{plan.source} cannot be read: {error.strerror}") from None
         yield parcel
 
 

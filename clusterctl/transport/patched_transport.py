@@ -131,8 +131,7 @@ class SafeChannel(paramiko.Channel):
         start = m.packet.tell()
         if m.get_text() == "exit-signal":
             m.get_boolean()
-            number = getattr(signal, "SIG" + m.get_text(), signal.SIGKILL)
-            self.exit_status = -int(number)
+            self.exit_status = -int(getattr(signal, "SIG" + m.get_text(), signal.SIGKILL))
             self.status_event.set()
         else:
             m.packet.seek(start)

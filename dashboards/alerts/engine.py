@@ -127,8 +127,7 @@ def _over(
     fired_s = now_s if track.fired_s is None and over_s >= patience_s else track.fired_s
     # The worst severity stays until the end; else an alert at the border would come and go.
     worst, known = max(severity, track.severity, key=SEVERITIES.index), track.acknowledged
-    first_s = track.first_s
-    return Track(breach, worst, first_s, now_s, over_s, fired_s=fired_s, acknowledged=known)
+    return Track(breach, worst, track.first_s, now_s, over_s, fired_s=fired_s, acknowledged=known)
 
 
 def _not_over(track: Track, rule: Rule, passed_s: float, known: bool) -> Track | None:

@@ -35,6 +35,7 @@ PRINT = "The Grafana board or Prometheus' alerting rules on stdout; exports noth
     ),
     option("--print", "printed", PRINT, type=click.Choice([*PRINTED])),
     source_options,
+    json="",
     examples="""
   clusterctl export nodes.txt --listen 127.0.0.1:9839
   clusterctl export nodes.txt --once /var/lib/prometheus/node-exporter/clusterctl.prom""",

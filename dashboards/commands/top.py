@@ -44,7 +44,7 @@ PORT = click.IntRange(0, 65535)
 )
 def command(settings: Settings, output: Output, **options: Any) -> int:
     """One reading ends with 0 when all is well, 1 when a GPU is missing or odd or the run failed or
-    stalls, 3 when a node could not be asked.
+    stalls, 3 when a node could not be asked. The screens end with 0 after q and after Ctrl-C.
     """
     from dashboards.tui.top import top
 

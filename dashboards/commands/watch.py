@@ -35,6 +35,7 @@ TIMEOUT = "Seconds for one run of --exec, then it is killed."
     option("--exec", "hook", EXEC, metavar="CMD"),
     option("--exec-timeout", "hook_timeout", TIMEOUT, type=Duration(0.1), default=10.0),
     flag("--list", "list_all", "All alerts with their limits; watches nothing."),
+    json="JSON lines on stdout, one for each alert that begins, becomes worse or ends.",
     examples="""
   clusterctl watch nodes.txt --for 10m
   clusterctl watch nodes.txt --json --severity fail --exec './page-me --team gpu'""",
@@ -42,7 +43,7 @@ TIMEOUT = "Seconds for one run of --exec, then it is killed."
 def command(settings: Settings, output: Output, list_all: bool, **options: Any) -> int:
     """A line when an alert begins, with the command to type next, and one when it ends; --json
     prints JSON lines. Exit code 1 when any began, 3 when a node gave no readings and nothing worse,
-    130 after Ctrl-C, 0 after SIGTERM. docs/reference/alerts.md has the list.
+    else 130 after Ctrl-C and 0 after SIGTERM. docs/reference/alerts.md has the list.
     """
     from dashboards.watch.lines import show_rules, watch
 

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -94,19 +94,15 @@ def export(
         state = replace(state_of(feed, interval), alerts=AlertBook(hurry=once is not None))
         collector = StateCollector(state)
         registry = registry_of(collector)
-        is_once, limits = once is not None, settings.limits
         batches = sources.live_batches(
-            feed, interval_s=interval, ending=ending, limits=limits, once=is_once
+            feed, interval_s=interval, ending=ending, limits=settings.limits, once=once is not None
         )
+        with nullcontext() if once is not None else _served(host, port, registry, output):
+            for batch in batches:
+                state = fold(state, batch)
+                collector.show(state)
         if once is None:
-            with _served(host, port, registry, output):
-                for batch in batches:
-                    state = fold(state, batch)
-                    collector.show(state)
             return ending.exit_code
-        for batch in batches:
-            state = fold(state, batch)
-        collector.show(state)
         if ending.is_set():
             return ending.exit_code or INTERRUPTED
         _write(once, registry, output)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from dashboards.feeds.run_dir import as_sample, opened, timed_records
-from dashboards.model.samples import Clock, Restored, Sample, Tick
+from dashboards.model.samples import Clock, Feed, Restored, Sample, Tick
 from dashboards.recording.reader import Place, Recorded
 
 AT_ONCE = 600  # readings folded in one drain, about 50 ms
 
 
-class Player:
+class Player(Feed):
     """The time of what is played, from `first_s` to `last_s` (unix); `clock` is the viewer's."""
 
     def __init__(self, first_s: float, last_s: float, *, clock: Clock, speed: float) -> None:
@@ -32,9 +32,6 @@ class Player:
         passed = (self._clock() - self._since) * self.speed
         return max(self.first_s, min(self.last_s, self._base_s + passed))
 
-    def settled(self) -> bool:
-        return True
-
     def pause(self) -> None:
         """Pause, or continue."""
         self._hold()
@@ -46,8 +43,7 @@ class Player:
 
     def seek_to(self, at_s: float) -> None:
         before = self.now()
-        self._base_s = min(self.last_s, max(self.first_s, at_s))
-        self._since = self._clock()
+        self._base_s, self._since = min(self.last_s, max(self.first_s, at_s)), self._clock()
         if self._base_s < before:
             self._rewind()
 
@@ -60,9 +56,6 @@ class Player:
     def _rewind(self) -> None:
         """Forget what was given for later times."""
         raise NotImplementedError
-
-    def close(self) -> None:
-        """Nothing is held open."""
 
 
 class Replay(Player):
@@ -150,6 +143,5 @@ def open_replay(path: Path, *, clock: Clock, speed: float | None = None) -> Repl
 
     Raises `OSError`; `UsageError` for a file that is no recording.
     """
-    if path.is_dir():
-        return ReplayFeed(path, clock=clock, speed=10.0 if speed is None else speed)
-    return Replay(path, clock=clock, speed=1.0 if speed is None else speed)
+    kind = ReplayFeed if path.is_dir() else Replay
+    return kind(path, clock=clock) if speed is None else kind(path, clock=clock, speed=speed)

@@ -124,7 +124,7 @@ class RunDirFeed:
     def __init__(
         self, path: Path, *, clock: Clock, interval_s: float = 1.0, newest_below: bool = False
     ) -> None:
-        self._path, self._clock, self._interval_s = path, clock, interval_s
+        self._path, self.now, self._interval_s = path, clock, interval_s
         self._newest_below = newest_below
         self._samples: queue.Queue[Sample] = queue.Queue(self.POLLS_AT_ONCE)
         self._stop = threading.Event()
@@ -137,9 +137,6 @@ class RunDirFeed:
 
     def start(self) -> None:
         self._thread.start()
-
-    def now(self) -> float:
-        return self._clock()
 
     def settled(self) -> bool:
         return self._was_read.is_set()
@@ -170,7 +167,7 @@ class RunDirFeed:
         if run_dir is None:
             return []
         samples: list[Sample] = []
-        at_s = self._clock()
+        at_s = self.now()
         if run_dir != self._open:
             self._open = run_dir
             self._tails = [(Tail(run_dir / name, read), source) for name, source, read in FILES]

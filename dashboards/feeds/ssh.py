@@ -62,7 +62,7 @@ class SshFeed:
     def __init__(
         self, cluster: Cluster, *, clock: Clock, interval_s: float = 1.0, source: str = ""
     ) -> None:
-        self._cluster, self._clock, self._interval_s = cluster, clock, interval_s
+        self._cluster, self.now, self._interval_s = cluster, clock, interval_s
         nodes = cluster.nodes
         self._args = {
             "interval_s": interval_s,
@@ -92,9 +92,6 @@ class SshFeed:
         self._reader.start()
         for thread in self._threads:
             thread.start()
-
-    def now(self) -> float:
-        return self._clock()
 
     def settled(self) -> bool:
         with self._lock:
@@ -133,7 +130,7 @@ class SshFeed:
         sample = None
         if error is None:
             try:
-                sample = open_.take(data, self._clock(), wall_s)
+                sample = open_.take(data, self.now(), wall_s)
             except TransportError as reason:
                 error = reason
         if error is not None:
@@ -173,7 +170,7 @@ class SshFeed:
         name = watched.node.name
         with self._lock:
             watched.is_down = True
-            self._newest[name] = NodeDown(name, self._clock(), phase, message)
+            self._newest[name] = NodeDown(name, self.now(), phase, message)
             self._answered.add(name)
 
     def _lose(self, watched: _Watched, open_: OpenStream, phase: str, message: str) -> None:

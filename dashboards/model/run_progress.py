@@ -54,7 +54,7 @@ def figures(run: RunState, now_s: float) -> Figures:
     """Everything derived from a run's records at the time `now_s`."""
     if run.last is None:
         return Figures(run.ended or "waiting", 0, 0)
-    base = _of_records(_Same(run))
+    base = _of_records(run)
     age_s = None if run.last_s is None else now_s - run.last_s
     if base.status == "running" and base.step_s is not None and age_s is not None:
         if age_s > max(STALLED_S, STALLED_TIMES * base.step_s):
@@ -64,23 +64,9 @@ def figures(run: RunState, now_s: float) -> Figures:
     return base
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Same:
-    """A run as a cache key: equal only to itself, as states are never changed."""
-
-    run: RunState
-
-    def __hash__(self) -> int:
-        return id(self.run)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.run is self.run
-
-
 @functools.lru_cache(maxsize=4)
-def _of_records(same: _Same) -> Figures:
+def _of_records(run: RunState) -> Figures:
     """What does not change between two steps; several panels ask for it each tick."""
-    run = same.run
     assert run.last is not None
     window = run.recent[-WINDOW:]
     step_s = statistics.median(record.step_s for record in window)
@@ -122,7 +108,9 @@ def is_bad(event: Event) -> bool:
     if event.name == "end":
         return event.data.get("exit_code", 0) not in (0, INTERRUPTED)
     if event.name == "rank-ended":
-        return event.data.get("code") != 0
+        return event.data.get("code") not in (0, INTERRUPTED)
+    if event.name == "failure" and event.data.get("exit_code") == INTERRUPTED:
+        return False  # the launcher's word for any end but a good one
     return event.name in ("failure", "failed", "error", "lost", "incident", "stalled")
 
 

@@ -187,8 +187,6 @@ class Restored:
 NodeReport = NodeSample | NodeDown
 RunReport = RunOpened | StepSample | EventSample
 Sample = NodeReport | RunReport | Tick | Restored
-
-
 Clock = Callable[[], float]
 
 
@@ -208,9 +206,11 @@ class Feed(Protocol):
 
     def settled(self) -> bool:
         """Whether all of its sources have answered or failed once."""
+        return True
 
     def close(self) -> None:
         """End threads and connections; returns within seconds."""
+        return
 
 
 def share(used: float | None, total: float | None) -> float | None:

@@ -50,6 +50,10 @@ class RunState:
     node_states: Mapping[str, str] = field(default_factory=dict)
     ended: str = ""  # "", "finished", "stopped" or "failed"
 
+    def __hash__(self) -> int:
+        """Of few fields, as it is asked for at every tick: equal runs have the same."""
+        return hash((self.directory, self.last_s, len(self.events)))
+
     def place_of(self, rank: int) -> tuple[str, int] | None:
         """(node, local rank) of a rank; None where no plan has it."""
         for name, count in zip(self.planned, self.ranks, strict=False):

@@ -190,20 +190,21 @@ def node_value(sample: NodeSample, metric: Metric) -> float | None:
     """A node's one number: total power, mean share, highest temperature."""
     if not metric.of_gpu:
         return metric.read(sample)
-    return _folded(metric, map(metric.read, sample.gpus or ()))
+    return folded(metric.of_many, map(metric.read, sample.gpus or ()))
 
 
-def _folded(metric: Metric, readings: Iterable[float | None]) -> float | None:
+def folded(of_many: str, readings: Iterable[float | None]) -> float | None:
+    """One of FOLDS of what is known; None where nothing is."""
     values = [value for value in readings if value is not None]
-    return FOLDS[metric.of_many](values) if values else None
+    return FOLDS[of_many](values) if values else None
 
 
 def fleet_row(state: State) -> list[float | None]:
     """One row of the fleet's history, in the order of FLEET_COLUMNS."""
     samples = state.live()
     gpus = [gpu for sample in samples for gpu in sample.gpus or ()]
-    power, *row = (_folded(metric, map(metric.read, gpus)) for metric in METRICS)
-    row += (_folded(metric, map(metric.read, samples)) for metric in NODE_METRICS)
+    power, *row = (folded(metric.of_many, map(metric.read, gpus)) for metric in METRICS)
+    row += (folded(metric.of_many, map(metric.read, samples)) for metric in NODE_METRICS)
     return [None if power is None else power / 1000, *row]
 
 

@@ -78,8 +78,8 @@ class Actions:
     Each method raises `ClusterctlError` with a sentence, or `background.Cancelled`.
     """
 
-    def diagnose(self, directory: str | None, nodes: Sequence[str], watch: Watch) -> Diagnosis:
-        """Stacks of the run in `directory` (None: the only one), on these nodes or all."""
+    def diagnose(self, run: RunState | None, nodes: Sequence[str], watch: Watch) -> Diagnosis:
+        """Stacks of the run (None: the only one), on these nodes or all."""
         raise CouldNotFindOut(NO_NODES)
 
     def preflight(self, nodes: Sequence[str], watch: Watch) -> list[str]:
@@ -135,10 +135,10 @@ class ClusterActions(Actions):
             raise UsageError(f"{unknown[0]} is not in {self._settings.hostfile}")
         return dataclasses.replace(self._settings, only=",".join(nodes), without=None)
 
-    def diagnose(self, directory: str | None, nodes: Sequence[str], watch: Watch) -> Diagnosis:
+    def diagnose(self, run: RunState | None, nodes: Sequence[str], watch: Watch) -> Diagnosis:
         from clusterctl.stacks.diagnose import diagnose
 
-        settings, pick = self._only(nodes), _pick(directory)
+        settings, pick = self._only(nodes), _pick(run.directory if run else None)
         is_part = bool(settings.only or settings.without)
         seen = diagnose(self._cluster(settings, watch), pick, is_part=is_part)
         snapshot = seen.snapshot

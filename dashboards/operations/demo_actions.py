@@ -10,13 +10,16 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from clusterctl.jobs.processes import NodeJob, Pick, Process
-from clusterctl.nodes import Node
+from clusterctl.nodes import Node, counted, fold
 from clusterctl.stacks.frames import Frame, Stack
 from clusterctl.stacks.model import JobSnapshot, NodeView, Proc, Progress, Thread
 from clusterctl.stacks.wait_sites import Sites
+from clusterctl.transport.base import Unreachable
 from dashboards.model.state import RunState
 from dashboards.operations.actions import Actions, Ending, LogText
 from dashboards.operations.background import Watch
+from dashboards.simulation.cluster import STORY
+from dashboards.simulation.faults import DEAD, DEAD_S
 from dashboards.simulation.healthy import GPUS
 
 if TYPE_CHECKING:
@@ -27,6 +30,9 @@ LOADERS = 4
 HUNG_RANK, HUNG_LOADER = 27, 2
 CLIP = "/data/clips/part-0417/8f3ad1.mp4"
 STEP_S = 0.05  # between the answers of two nodes
+SILENT = [incident.node - 1 for incident in STORY if incident.kind == "node_dead"]  # places
+UNREACHABLE = Unreachable(DEAD[0], DEAD_S, DEAD[1])
+SIMULATED = "(the demo: this answer is simulated)"
 KERNEL_LOG = """\
 [    0.000000] Linux version 6.8.0-52-generic
 [   14.221340] nvidia 0000:19:00.0: enabling device (0140 -> 0142)
@@ -84,24 +90,35 @@ class DemoActions(Actions):
             time.sleep(STEP_S)
         return asked
 
-    def diagnose(self, directory: str | None, nodes: Sequence[str], watch: Watch) -> Diagnosis:
+    def _is_silent(self, name: str) -> bool:
+        return self._nodes.index(name) in SILENT
+
+    def diagnose(self, run: RunState | None, nodes: Sequence[str], watch: Watch) -> Diagnosis:
         from clusterctl.stacks.diagnose import Diagnosis
         from clusterctl.stacks.judge import judge
 
-        picture = demo_picture(self._nodes, self._ask(nodes, watch), self._clock())
-        return Diagnosis(picture, judge(picture), [], [])
+        step = run.last.step + 1 if run is not None and run.last is not None else 1
+        picture = demo_picture(self._nodes, self._ask(nodes, watch), self._clock(), step)
+        verdict = judge(picture)
+        verdict.sentence += f" {SIMULATED}"
+        return Diagnosis(picture, verdict, [], [])
 
     def preflight(self, nodes: Sequence[str], watch: Watch) -> list[str]:
         self._ask(nodes, watch)
-        count, last = len(nodes), nodes[-1]
-        head = f"GO: 87 checks on {count} node{'s' * (count > 1)}, 1 warn"
+        silent, last = list(filter(self._is_silent, nodes)), nodes[-1]
+        if silent:
+            reason = f"no answer, phase {UNREACHABLE.phase}: {UNREACHABLE.message}"
+            row = f"UNKNOWN  ssh.reachable  {fold(silent)}: {reason}"
+            return [f"NO-GO: {len(silent)} unknown", "", row, "", SIMULATED]
+        head = f"GO: 87 checks on {counted(len(nodes), 'node')}, 1 warn"
         row = f"WARN     gpu.power_limit  {last}: 650 W, the others 700 W"
-        note = "(the demo: this answer is simulated)"
-        return [head, "", row, "", f"fix {last}: nvidia-smi -pl 700", "", note]
+        return [head, "", row, "", f"fix {last}: nvidia-smi -pl 700", "", SIMULATED]
 
     def find(self, directory: str | None, nodes: Sequence[str], watch: Watch) -> Ending:
         jobs = tuple(
-            NodeJob(Node(name), tuple(map(_trainer, _ranks(self._nodes.index(name)))))
+            NodeJob(Node(name), unreachable=UNREACHABLE)
+            if self._is_silent(name)
+            else NodeJob(Node(name), tuple(map(_trainer, _ranks(self._nodes.index(name)))))
             for name in self._ask(nodes, watch)
         )
         return Ending(Pick(runs=(RUN_ID,), user=None), jobs)
@@ -126,21 +143,26 @@ class DemoActions(Actions):
         return LogText(f"{node}: kernel", KERNEL_LOG)
 
 
-def demo_picture(names: Sequence[str], asked: Sequence[str], now_s: float) -> JobSnapshot:
+def demo_picture(
+    names: Sequence[str], asked: Sequence[str], now_s: float, step: int
+) -> JobSnapshot:
     """All ranks wait in all_reduce for rank 27, which waits for a loader that reads one clip."""
     sites = Sites()
     views = []
     for place, name in enumerate(names):
         if name not in asked:
             continue
+        if place in SILENT:
+            views.append(NodeView(name, silent=UNREACHABLE.sentence()))
+            continue
         view = NodeView(name, py_spy="/opt/env/bin/py-spy", seconds=4.0)
         for rank in _ranks(place):
             has_hung = rank == HUNG_RANK
             stack = _WAIT_DATA if has_hung else _ALL_REDUCE
-            view.procs.append(_proc(name, rank, None, stack, sites))
-            loaders = [_proc(name, rank, index, _IDLE, sites) for index in range(LOADERS)]
+            view.procs.append(_proc(name, rank, None, stack, sites, step))
+            loaders = [_proc(name, rank, index, _IDLE, sites, step) for index in range(LOADERS)]
             if has_hung:
-                hung = loaders[HUNG_LOADER] = _proc(name, rank, HUNG_LOADER, _DECODE, sites)
+                hung = loaders[HUNG_LOADER] = _proc(name, rank, HUNG_LOADER, _DECODE, sites, step)
                 hung.clip = {"path": CLIP, "age_s": 65.0}
             view.procs += loaders
         views.append(view)
@@ -156,12 +178,12 @@ def _pid(rank: int) -> int:
     return 88_000 + 16 * rank
 
 
-def _proc(node: str, rank: int, index: int | None, stack: Stack, sites: Sites) -> Proc:
+def _proc(node: str, rank: int, index: int | None, stack: Stack, sites: Sites, step: int) -> Proc:
     """A rank's trainer, or its loader `index`."""
     is_trainer, kind = index is None, sites.kind(stack)
     role = "trainer" if is_trainer else "loader"
     pid, ppid = (_pid(rank), 1) if index is None else (_pid(rank) + 1 + index, _pid(rank))
-    beat = {"step": 2917, "phase": "backward", "age_s": 64.0, "mono_s": 0.0}
+    beat = {"step": step, "phase": "backward", "age_s": 64.0, "mono_s": 0.0}
     operation, caller = sites.call(stack)
     return Proc(
         *(node, pid, ppid, rank, role, index, USER, PROGRAM, "S", kind, stack, Progress.STUCK),

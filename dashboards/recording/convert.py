@@ -77,13 +77,8 @@ def _block(data: mmap.mmap, at: int) -> tuple[list[Row], int]:
 def _rows(kind: bytes, at_s: float, texts: Sequence[bytes]) -> list[Row]:
     head = json.loads(texts[0])
     if kind in (OLD_KEY, OLD_DEEP):
-        new = (
-            file_format.BEGIN
-            if head.get("begins")
-            else file_format.DEEP
-            if kind == OLD_DEEP
-            else file_format.KEY
-        )
+        new = file_format.DEEP if kind == OLD_DEEP else file_format.KEY
+        new = file_format.BEGIN if head.get("begins") else new
         state = file_format.as_json(_renamed(head))
         names = (new, file_format.NODES, file_format.HISTORY)
         return [(at_s, *row) for row in zip(names, (state, *texts[1:]), strict=True)]

@@ -7,6 +7,7 @@ anywhere: a row with unexpected content counts as damaged, and `damage` reports 
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import functools
 import json
@@ -65,7 +66,7 @@ class Recorded:
             self._db.close()
             state = "is damaged: no part of it" if self._gaps else "holds no samples that"
             raise UsageError(f"{path} {state} can be read")
-        self._last_id = rows[-1].id
+        self.key_count, self._last_id = len(self._keys), rows[-1].id
         self._stretches = file_format.stretches(rows)
         self.first_s = min(key.time_s for key in self._keys)
         self.last_s = max(row.time_s for row in rows)
@@ -126,12 +127,9 @@ class Recorded:
         self._damaged.add(self._keys[number].id)
         return None
 
-    def key_behind(self, place: Place) -> int | None:
-        """In the file's order: the number of the next key; None at the end."""
-        return next((n for n, key in enumerate(self._keys) if key.id >= place.row), None)
-
-    def key_number_after(self, number: int) -> int | None:
-        return number + 1 if number + 1 < len(self._keys) else None
+    def key_behind(self, place: Place) -> int:
+        """In the file's order: the number of the next key; `key_count` at the end."""
+        return bisect.bisect_left(self._keys, place.row, key=lambda key: key.id)
 
     def key_after(self, at_s: float) -> float | None:
         """In time: when the next key is that is not known to be damaged; None at the end."""

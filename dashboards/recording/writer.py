@@ -39,6 +39,7 @@ class Recording:
         """Appends to an existing recording. Raises `UsageError` when that cannot be."""
         self._feed = feed
         self.nodes, self.source = feed.nodes, feed.source
+        self.now, self.settled = feed.now, feed.settled
         self.note = ""
         try:
             appender = file_format.Appender(path, limit_bytes)
@@ -56,16 +57,10 @@ class Recording:
         samples = self._feed.drain()
         if not self.note:
             try:
-                self._rounds.put_nowait((self._feed.now(), samples))
+                self._rounds.put_nowait((self.now(), samples))
             except queue.Full:
                 self.note = "recording stopped: the disk does not keep up"
         return samples
-
-    def now(self) -> float:
-        return self._feed.now()
-
-    def settled(self) -> bool:
-        return self._feed.settled()
 
     def close(self) -> None:
         self._feed.close()

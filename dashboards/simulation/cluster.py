@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from dashboards.model.samples import Clock, EventSample, Sample, StepSample, Tick
+from dashboards.model.samples import Clock, EventSample, Feed, Sample, StepSample, Tick
 from dashboards.simulation import healthy
 from dashboards.simulation.faults import Incident, apply_faults, unsent
 from dashboards.simulation.healthy import CHECKPOINT_S, CHECKPOINT_STEPS, GPUS, NODES
@@ -104,8 +104,7 @@ class Cluster:
             if stalled:
                 # The step that is under way ends when the cause does.
                 lasted_s = stalled.since(record.time_s - self.began_s) or 0.0
-                left_s = stalled.end_s - stalled.begin_s - lasted_s
-                step_s = record.step_s + left_s
+                step_s = record.step_s + (stalled.end_s - stalled.begin_s - lasted_s)
                 record = replace(record, step_s=step_s, time_s=at_s + step_s)
             at_s += record.step_s
             untaken = self._there("wandb_unsent", at_s)
@@ -154,7 +153,7 @@ def noise(a: float, b: float) -> float:
     return (value ^ (value >> 16)) / 0xFFFFFFFF
 
 
-class DemoFeed:
+class DemoFeed(Feed):
     """24 nodes of 8 GPUs in trouble, for screenshots and tests; `clock` may stand still.
 
     GPU 3 of node 004 is throttled for some minutes and the whole run waits for it; node 003 does
@@ -182,12 +181,6 @@ class DemoFeed:
     def now(self) -> float:
         """The time of the last drain: simulating the past takes a while and must not age it."""
         return self._now_s or self._clock()
-
-    def settled(self) -> bool:
-        return True
-
-    def close(self) -> None:
-        """Nothing is held open."""
 
     def drain(self) -> list[Sample]:
         now = self._now_s = self._clock()

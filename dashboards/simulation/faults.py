@@ -41,6 +41,8 @@ class Incident:
         return passed if 0 <= passed < self.end_s - self.begin_s else None
 
 
+DEAD_S = 7.0
+DEAD = ("banner", f"the server sent no ssh version line within {DEAD_S:.0f} s")
 XID_TEXT = {
     74.0: "pid=88127, name=python3, NVLink: fatal error detected on link 7(0x10000, 0x0, 0x0)",
     79.0: "pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
@@ -65,8 +67,7 @@ def apply_faults(
         if kind == "node_silent" or (kind == "node_dead" and since < size):
             return None
         if kind == "node_dead":
-            text = "the server sent no ssh version line within 7 s"
-            return NodeDown(sample.node, sample.at_s, "banner", text)
+            return NodeDown(sample.node, sample.at_s, *DEAD)
         if kind == "clock_step":
             offset = (sample.clock_offset_s or 0.0) + size
             step = size if since < interval_s else 0.0

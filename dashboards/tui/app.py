@@ -81,9 +81,7 @@ class TopApp(Top):
     ) -> None:
         """`actions` reach the nodes, None where there are none; `readonly` takes away those that
         end processes. `theme` None: ours, or the terminal's own colours where it has only 16.
-        Raises `UsageError` for an unknown theme.
         """
-        palette.check_theme(theme)
         # Under NO_COLOR the terminal's own two colours; Textual's greys would be colour codes too.
         plain = bool(os.environ.get("NO_COLOR"))
         super().__init__(ansi_color=True if plain else None)

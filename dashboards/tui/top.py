@@ -46,6 +46,10 @@ def top(
         raise UsageError("--record is for live screens: not with --replay, --web or --once")
     if speed is not None and replay is None:
         raise UsageError("--speed is for --replay")
+    if theme is not None:  # else textual would be loaded for one reading as text
+        from dashboards.tui.widgets.palette import check_theme
+
+        check_theme(theme)
     if replay is None:
         feed = live_feed(settings, output, run_dir=run_dir, demo=demo, interval_s=interval)
         if record is not None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import UsageError
+from clusterctl.nodes import counted
 from clusterctl.output import Output
 from clusterctl.settings import Settings
 from dashboards import select_feed as sources
@@ -56,7 +57,7 @@ def watch(
     if once and for_s is not None:
         raise UsageError("--for cannot be used with --once")
     book = replace(AlertBook(), rules=chosen(wanted, skipped), hurry=once and replay is None)
-    runner = Hook(parse_command(hook), hook_timeout) if hook else None
+    runner = Hook(parse_command(hook), hook_timeout) if hook is not None else None
     lines = Lines(output, severity, runner)
     replayed: sources.Replayed | None = None
     recording: Recording | None = None
@@ -81,10 +82,10 @@ def watch(
                     for_s=for_s,
                 )
                 state = state_of(feed, interval)
-                what = f"{len(feed.nodes)} nodes" if feed.nodes else "the run"
-                kinds = f"{len(rules_of(book))} kinds of alerts"
+                what = counted(len(feed.nodes), "node") if feed.nodes else "the run"
+                kinds = counted(len(rules_of(book)), "kind")
                 if not once:
-                    output.note(f"watching {what} for {kinds}; Ctrl-C ends", "dim")
+                    output.note(f"watching {what} for {kinds} of alerts; Ctrl-C ends", "dim")
             state = replace(state, alerts=book)
             begin_s: float | None = None
             note = ""
@@ -227,7 +228,7 @@ class Lines:
         active = [a for a in state.alerts.active if SEVERITIES.index(a.severity) >= self._least]
         silent = state.count_silent()
         code = self._worst or (3 if silent or damage else ending.exit_code)
-        text = f"{self._fired} alert{'s' * (self._fired != 1)}, {len(active)} still there"
+        text = f"{counted(self._fired, 'alert')}, {len(active)} still there"
         text += f"; {silent} of {len(state.nodes)} nodes give no readings" if silent else ""
         if output.json:
             document: dict[str, Any] = {"time_s": state.now_s, "fired": self._fired}

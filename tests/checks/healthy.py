@@ -160,7 +160,7 @@ def needs(**fields: Any) -> LaunchNeeds:
         python="/venv/bin/python", port=29500, slots=dict.fromkeys(NAMES, 8), device="cuda",
         run_dir_parent="/data", min_free_bytes=20 << 30, master="n1",
         env={"NCCL_IB_HCA": "=mlx5_0,mlx5_1", "NCCL_SOCKET_IFNAME": "=eth0"},
-        files=("/data/clips.csv",), wandb=True, config="stage1",
+        files=("/data/clips.csv",), wandb=True,
     )  # fmt: skip
     return dataclasses.replace(plain, **fields)
 

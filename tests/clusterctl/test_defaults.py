@@ -166,6 +166,33 @@ def test_slips_are_refused_with_a_sentence(here: Path, capsys, text: str, senten
         assert "hint: did you mean --connect-timeout?" in said
 
 
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (
+            'fanout = "x"',
+            "fanout = 'x' is no value of --fanout\n  hint: -f, --fanout INTEGER RANGE",
+        ),
+        ('fanout = "x"', "1<=x<=1024]"),
+        ("fanout = [1]", "fanout = [1] is no value of --fanout"),
+        ("[nodes]\nonly = ['a']", "only = ['a'] is no value of --only"),
+        ("[nodes.only]\na = 1", "only = {'a': 1} is no value of --only"),
+        (
+            '[nodes]\nfold = "maybe"',
+            "fold = 'maybe' is no value of --fold\n  hint: true or false\n",
+        ),
+        ('connect-timeout = "soon"', "connect_timeout = 'soon' is no value of --connect-timeout"),
+    ],
+)
+def test_wrong_value_names_the_file_and_what_is_allowed(
+    here: Path, capsys, text: str, sentence: str
+) -> None:
+    (here / "clusterctl.toml").write_text(text)
+    said = refusal(capsys, "nodes")
+    assert said.startswith("error: clusterctl.toml: ")
+    assert sentence in said
+
+
 def test_key_of_other_commands_only_is_fine_at_the_top(here: Path, capsys) -> None:
     (here / "clusterctl.toml").write_text('theme = "clusterctl-day"\nseverity = "a=warn"\n')
     assert cli.run(["nodes"]) == 0
@@ -174,4 +201,7 @@ def test_key_of_other_commands_only_is_fine_at_the_top(here: Path, capsys) -> No
 
 def test_what_is_no_file_is_not_waited_for(here: Path, capsys) -> None:
     os.mkfifo(here / "clusterctl.toml")
+    assert cli.run(["nodes"]) == 0
+    (here / "clusterctl.toml").unlink()
+    (here / "clusterctl.toml").mkdir()
     assert cli.run(["nodes"]) == 0

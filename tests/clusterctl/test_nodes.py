@@ -178,8 +178,11 @@ def test_missing_and_unreadable_files_say_what_to_do(tmp_path: Path) -> None:
         read_hostfile(tmp_path / "none.txt")
     assert "nodes.txt.example" in (caught.value.hint or "")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00a")
-    for path in (tmp_path, tmp_path / "binary"):
-        with pytest.raises(HostfileError, match="cannot be read"):
+    for path, why in (
+        (tmp_path, "Is a directory"),
+        (tmp_path / "binary", "it is not text in UTF-8"),
+    ):
+        with pytest.raises(HostfileError, match=f"cannot be read: {why}"):
             read_hostfile(path)
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -101,6 +102,24 @@ def test_folder_without_a_run_is_a_usage_error(tmp_path: Path) -> None:
     done = top(tmp_path, "--run", str(tmp_path))
     assert done.returncode == 2
     assert "holds no run" in done.stderr
+
+
+def test_unknown_theme_is_a_usage_error_without_screens_too(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["top", "--demo", "--once", "--theme", "clusterctl-dya"]) == 2
+    assert "did you mean clusterctl-day?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "gives"), [("export", ""), ("watch", "JSON lines"), ("top", "One JSON document")]
+)
+def test_help_says_what_json_gives(
+    command: str, gives: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([command, "--help"]) == 0
+    found = re.findall(r"^ +--json +(.*)$", capsys.readouterr().out, re.MULTILINE)
+    assert [text[: len(gives)] for text in found] == [gives] * bool(gives)
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,18 @@ def test_a_wrong_key_is_one_sentence_and_exit_code_2(capfd: pytest.CaptureFixtur
     assert "Traceback" not in said
 
 
+def test_a_run_without_its_data_or_checkpoint_leaves_no_run_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert train.main(["demo"]) == 2
+    assert "there is no digits/digits.csv for dataset.data_path" in capfd.readouterr().err
+    (tmp_path / "clips.csv").write_text("path,text\n")
+    assert train.main(["demo", "--data-path", "clips.csv", "--load", "nosuch"]) == 2
+    assert f"there is no checkpoint at {tmp_path}/nosuch" in capfd.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["clips.csv"]
+
+
 def test_ranks_of_one_node_say_the_same_failure_once(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     usage = "%(prog)s show CONFIG [--json] [--key VALUE ...]"
     parser = Parser("config", what, usage=usage, allow_abbrev=False)
     parser.add_argument("command", choices=("show",), metavar="show")
-    parser.add_argument("config", metavar="CONFIG", help="file, or short name of trainer/configs")
+    parser.add_argument("config", metavar="CONFIG", help="file, short name, or run directory")
     parser.add_argument("--json", action="store_true", help="one document instead of Python")
     args, overrides = parser.parse_known_args(argv)
     config = load(args.config, overrides)

@@ -134,8 +134,10 @@ def _alternatives(kind: Any) -> tuple[Any, ...]:
 
 def type_name(kind: Any) -> str:
     """A type for people."""
-    parts = ("None" if part is type(None) else part for part in _alternatives(kind))
-    return " or ".join(str(getattr(part, "__name__", part)) for part in parts)
+    names = {type(None): "none", float: "a number", int: "an integer", str: "text"}
+    names |= {bool: "true or false", list: "a list", tuple: "a tuple", dict: "a dict"}
+    kinds = (typing.get_origin(part) or part for part in _alternatives(kind))
+    return " or ".join(names.get(part, str(part)) for part in kinds)
 
 
 # --- overrides ---

@@ -23,18 +23,22 @@ from trainer.config.upstream import translate
 from trainer.errors import ConfigError, nearest
 from trainer.models.activation_checkpointing import GradCheckpoint
 from trainer.optim.lr_schedules import rate_of
+from trainer.runlog.json_file import read_object
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+RUN_CONFIG = "config.json"  # of a run directory
 
 
 def find(name: str | Path) -> Path:
-    """The file of a path or of a short name (`demo`). Raises `ConfigError` with what there is."""
+    """The file of a path, a short name (`demo`) or a run directory. Raises `ConfigError`."""
     path = Path(name)
     if path.is_file():
         return path
     short = CONFIGS / f"{name}.py"
     if path.suffix != ".py" and short.is_file():
         return short
+    if (path / RUN_CONFIG).is_file():
+        return path / RUN_CONFIG
     have = sorted(p.stem for p in CONFIGS.glob("[!_]*.py"))
     known = ", ".join(have) or "none"
     text = f"there is no config {name}; short names are {known}"
@@ -46,11 +50,29 @@ def load(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Config:
 
     `overrides` are words as typed: `--a.b-c VALUE`, `--a.b=VALUE`, `--flag` for a bool field.
     """
-    tree = read(find(path_or_name))
+    path = find(path_or_name)
+    if path.suffix == ".json":
+        return _load_run(path, overrides)
+    tree = read(path)
     notes: list[str] = []
     for flag, value in _pairs(overrides):
         _override(tree, flag, value, notes)
     return _finish(tree, notes)
+
+
+def _load_run(path: Path, overrides: Sequence[str]) -> Config:
+    """Of a run's config.json, which is data: it is never run."""
+    if overrides:
+        raise ConfigError(f"a run's config.json takes no overrides, here {overrides[0]}")
+    try:
+        data = read_object(path)
+        if not isinstance(config := data.get("config", data), dict):
+            raise ValueError("its config is not an object")
+        return from_dict(config)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}", hint=error.hint) from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} is not a run's config: {error}") from None
 
 
 def from_dict(data: Mapping[str, Any]) -> Config:

@@ -55,7 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         verb = verbs.add_parser(name, help=summary, formatter_class=raw)
         if name == wanted:
             modules[name] = importlib.import_module(f"trainer.data.{module}")
-            verb.description = modules[name].__doc__
+            others = [one for one, what in VERBS.items() if what[0] == module and one != name]
+            lines = (modules[name].__doc__ or "").splitlines()  # examples of the others left out
+            own = [one for one in lines if not any(f"data {other} " in one for other in others)]
+            verb.description = "\n".join(own)
             modules[name].add_arguments(verb)
             if getattr(modules[name], "OVERRIDES", False):
                 given, overrides = _without_keys(given, verb)

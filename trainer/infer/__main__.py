@@ -15,12 +15,10 @@ from typing import Any
 from trainer.allocator import use_expandable_segments
 from trainer.command_line import INTERRUPTED, Parser, above_0, command, finite, whole
 from trainer.config import load as configuration
-from trainer.config.load import Config
+from trainer.config.load import RUN_CONFIG, Config
 from trainer.errors import ConfigError
-from trainer.runlog.json_file import read_object
 from trainer.runlog.output import LOG, configure
 
-CONFIG_FILE = "config.json"  # of a run directory
 # Upstream's names for lengths, 17 frames to 5 latents at about 25 a second.
 LENGTHS = {"image": 1} | {
     name: 51 * times for times in (1, 2, 4, 8, 16) for name in (f"{2 * times}s", f"{times}x")
@@ -132,10 +130,8 @@ def length(text: str) -> int:
 
 def _run(args: argparse.Namespace, overrides: list[str]) -> int:
     began = time.monotonic()
-    path = Path(args.config)
-    run_dir = path.parent if path.name == CONFIG_FILE else path
-    if (run_dir / CONFIG_FILE).is_file():
-        args.config, args.run_dir = str(run_dir / CONFIG_FILE), run_dir
+    if (found := configuration.find(args.config)).name == RUN_CONFIG:
+        args.run_dir = found.parent
     config = _config(args, overrides)
     checkpoint = args.ckpt_path or args.run_dir or config.model.from_pretrained
     if checkpoint is None:
@@ -180,7 +176,7 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> int:
 
 def _config(args: argparse.Namespace, overrides: list[str]) -> Config:
     """The config with the sampling flags laid over it."""
-    config = _load(args.config, overrides)
+    config = configuration.load(args.config, overrides)
     flags = {field.name: getattr(args, field.name, None) for field in fields(config.sample)}
     changes = {name: value for name, value in flags.items() if value is not None}
     if "image_size" in changes and "resolution" in changes:
@@ -188,24 +184,6 @@ def _config(args: argparse.Namespace, overrides: list[str]) -> Config:
     if "resolution" in changes or "aspect_ratio" in changes:
         changes["image_size"] = None  # the config's
     return replace(config, sample=replace(config.sample, **changes))
-
-
-def _load(name: str, overrides: list[str]) -> Config:
-    if not name.endswith(".json"):
-        return configuration.load(name, overrides)
-    try:
-        data = read_object(Path(name))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{name} is not a run's config: {error}") from None
-    if overrides:
-        raise ConfigError(f"a run's config.json takes no overrides, here {overrides[0]}")
-    config = data.get("config", data)
-    if not isinstance(config, dict):
-        raise ConfigError(f"{name} is not a run's config: its config is not an object")
-    try:
-        return configuration.from_dict(config)
-    except ConfigError as error:
-        raise ConfigError(f"{name}: {error}", hint=error.hint) from None
 
 
 if __name__ == "__main__":

@@ -75,12 +75,13 @@ def read_prompts(path: Path) -> tuple[str, ...]:
         # utf-8-sig: editors put a mark in front. Not splitlines: a prompt can have a U+2028.
         lines = path.read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the prompt file {path} cannot be read: {error}") from None
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigError(f"the prompt file {path} cannot be read: {why}") from None
     prompts = tuple(line.strip() for line in lines if line.strip())
     if not prompts:
         raise ConfigError(f"the prompt file {path} has no prompts")
     if len(prompts) < len(lines):
-        LOG.info(f"{len(lines) - len(prompts)} blank lines of {path} left out")
+        LOG.info(f"blank lines of {path} left out: {len(lines) - len(prompts)}")
     return prompts
 
 

@@ -15,7 +15,7 @@ from trainer.infer import files
 from trainer.infer.jobs import Job
 from trainer.infer.prepare import Plan
 from trainer.infer.prompts import Prompt
-from trainer.infer.sampling import Progress, Sampler
+from trainer.infer.sampling import Progress, Sampler, counted
 from trainer.models import memory
 from trainer.models.text import TextEncoder
 from trainer.pictures import contact_sheet
@@ -36,7 +36,7 @@ def carry_out(plan: Plan, rank: Rank, progress: Progress) -> list[Path]:
     todo = [job for job in mine if states[job.path] is not files.State.FINISHED]
     broken = [job for job in todo if states[job.path] is files.State.BROKEN]
     if len(todo) < len(mine):
-        LOG.info(f"{len(mine) - len(todo)} of {len(mine)} videos already exist")
+        LOG.info(f"already made: {len(mine) - len(todo)} of {counted(len(mine))}")
     if broken:
         LOG.info(f"{broken[0].path.name} is incomplete and made again ({len(broken)} such)")
     made = _make(plan, rank, todo, progress) if todo else []

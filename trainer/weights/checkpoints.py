@@ -10,7 +10,7 @@ import contextlib
 import re
 from pathlib import Path
 
-from trainer.errors import CheckpointError
+from trainer.errors import CheckpointError, PathError
 
 MANIFEST = "manifest.json"
 LATEST = "latest"
@@ -34,7 +34,7 @@ def find(path: Path) -> Path:
     if (path / MANIFEST).is_file():
         return path
     if not path.is_dir():
-        raise CheckpointError(f"there is no checkpoint at {path}")
+        raise PathError(f"there is no checkpoint at {path}")
     if _NAME.fullmatch(path.name):
         raise CheckpointError(f"{path} is not complete: it has no {MANIFEST}", hint=others(path))
     if not (found := complete(path)):

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from trainer.errors import CheckpointError
+from trainer.errors import CheckpointError, PathError
 from trainer.runlog.json_file import read_object
 from trainer.weights import checkpoints
 from trainer.weights.tensorfile import SUFFIXES, read_file
@@ -64,7 +64,7 @@ def find_source(place: str | os.PathLike[str]) -> Source:
     if HUB_ID.fullmatch(str(place)) and not looks_like_a_path:
         patterns = ["*.json", *(f"*{suffix}" for suffix in SUFFIXES)]
         return _folder(download(str(place), allow_patterns=patterns))
-    raise CheckpointError(f"there are no weights at {path}")
+    raise PathError(f"there are no weights at {path}")
 
 
 def _folder(folder: Path) -> Source:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.errors import CheckpointError
+from trainer.errors import CheckpointError, PathError
 from trainer.runlog.atomic_file import sync, write_synced
 from trainer.weights.tensorfile import DTYPES, dtype_name
 
@@ -28,9 +28,7 @@ _Wrote = Callable[[int], None]  # called with bytes
 def whole_or_nothing(target: Path, need_bytes: int, *, overwrite: bool = False) -> Iterator[Path]:
     """A place beside `target` that becomes it at the end, or is removed. Raises CheckpointError."""
     if target.exists() and not overwrite:
-        raise CheckpointError(
-            f"{target} already exists", hint="choose another name, or --overwrite"
-        )
+        raise PathError(f"{target} already exists", hint="choose another name, or --overwrite")
     part, aside = (target.with_name(f".{word}-{target.name}") for word in ("tmp", "old"))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -52,9 +52,8 @@ def values(top, names):
 
 def counters(top, here):
     folders = (here + "counters/", here + "hw_counters/")
-    return values(
-        top, [folder + name for folder in folders for name in names_in(top + "/" + folder)]
-    )
+    names = [folder + name for folder in folders for name in names_in(top + "/" + folder)]
+    return values(top, names)
 
 
 def read_counters(started):

@@ -66,8 +66,7 @@ def describe_processes(text):
             tags = [proc_files.environ_value(environ, name) for name in ("CLUSTERCTL_RUN", "RANK")]
             run, rank = ["".join((tag or "").split())[:100] or "-" for tag in tags]
         user, age_s = proc_files.user_name(uid), proc_files.age_s(stat[1][19])
-        facts = (pid, uid, user, age_s, command, run, rank)
-        lines.append("%d\t%d\t%s\t%.0f\t%s\t%s\t%s" % facts)
+        lines.append("%d\t%d\t%s\t%.0f\t%s\t%s\t%s" % (pid, uid, user, age_s, command, run, rank))
     return "\n".join(lines)
 
 

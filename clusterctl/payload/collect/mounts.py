@@ -37,8 +37,7 @@ def measure_mounts(timeout_s):
         error = late if answer["state"] == "timeout" else answer["err"] or "died"
         lines.append(answer["out"] or json.dumps(dict(about, error=error)))
     for about in mounts[MOUNTS:]:
-        error = "one of more than %d, not measured" % MOUNTS
-        lines.append(json.dumps(dict(about, error=error)))
+        lines.append(json.dumps(dict(about, error="one of more than %d, not measured" % MOUNTS)))
     return "\n".join(lines)
 
 

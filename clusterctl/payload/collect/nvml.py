@@ -30,8 +30,7 @@ def ask_nvml():
         else:
             ask_gpu(nv, handle, row)
     version = "%d.%d" % (cuda // 1000, cuda % 1000 // 10)
-    driver = nv.nvmlSystemGetDriverVersion()
-    return json.dumps({"driver": driver, "cuda": version, "gpus": rows})
+    return json.dumps({"driver": nv.nvmlSystemGetDriverVersion(), "cuda": version, "gpus": rows})
 
 
 def ask_gpu(nv, handle, row):

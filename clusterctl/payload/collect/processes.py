@@ -50,9 +50,8 @@ def blocked_since(pid):
     if last and now:
         since = "%.0f" % max(0.0, now - last)
     elif stat and age_s(stat[1][19]) < YOUNG_S:
-        since = "%.0f" % age_s(
-            stat[1][19]
-        )  # the kernel forgets when it last ran as it moves to another CPU
+        # The kernel forgets when it last ran as it moves to another CPU.
+        since = "%.0f" % age_s(stat[1][19])
     return since, read_word("/proc/%d/wchan" % pid) or "?"
 
 

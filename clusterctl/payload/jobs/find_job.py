@@ -52,6 +52,18 @@ class Snapshot:
     def tree(self, roots):
         return processes.family(self.facts, roots)
 
+    def ours(self):
+        """Payloads, clusterctl (the head may be a node), all above them: they quote patterns."""
+        own = set()  # type: set
+        for pid, one in self.seen.items():
+            names = [word.rsplit(b"/", 1)[-1] for word in one.words[:3]]
+            is_command = b"clusterctl" in names[:2] or names[1:] == [b"-m", b"clusterctl"]
+            if pid == os.getpid() or is_command or any(BOOTSTRAP in w for w in one.words[:6]):
+                while pid > 1 and pid in self.facts and pid not in own:
+                    own.add(pid)
+                    pid = self.facts[pid].ppid
+        return own
+
 
 def read_patiently(pids):
     """{pid: (uid, environ, words)}, b"" and [] where unreadable. A read that hangs is abandoned."""
@@ -84,9 +96,7 @@ def _read_many(todo, done):
 def find_job(pick, before=None):
     """(snapshot, pids of the job, pids that the pick fits but that belong to others)."""
     shot = Snapshot(before)
-    # Not the processes above us: `kill` may be typed in a shell of the run.
-    own = set(processes.chain_above(os.getpid()))
-    own.update(pid for pid, one in shot.seen.items() if _is_ours(one))
+    own = shot.ours()
     seeds, strangers = set(), set()  # type: set, set
     owner = login_user() if pick.get("user") == "" else pick.get("user")
     fits = seed_test(pick, shot)
@@ -131,13 +141,6 @@ def seed_test(pick, shot):
         return run is not None and (not pick["runs"] or run in pick["runs"])
 
     return is_tagged
-
-
-def _is_ours(one):
-    """A payload, or clusterctl on a head that is also a node: its arguments quote the pattern."""
-    names = [word.rsplit(b"/", 1)[-1] for word in one.words[:3]]
-    is_command = b"clusterctl" in names[:2] or names[1:] == [b"-m", b"clusterctl"]
-    return is_command or any(BOOTSTRAP in word for word in one.words[:6])
 
 
 def _orphans_of(shot, seeds):

@@ -77,8 +77,7 @@ def memory_of(pids):
     """{pid: bytes of GPU memory}; None where unknown, 0 without a GPU."""
     held, _ = gpu_memory()
     if held is None:
-        unknown = pids if has_host_pids() else device_holders()
-        held = dict.fromkeys(unknown)
+        held = dict.fromkeys(pids if has_host_pids() else device_holders())
     return {pid: held.get(pid, 0) for pid in pids}
 
 

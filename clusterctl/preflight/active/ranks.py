@@ -63,8 +63,7 @@ def measure_speeds(
         slow = [name for name in reached if any(one.tflops < limit for one in known[name])]
         for name, again in _ask(pool, plan, slow).items():
             pairs = zip(known[name], or_none(again) or (), strict=False)
-            better = tuple(max(pair, key=lambda one: one.tflops) for pair in pairs)
-            speeds[name] = better or again
+            speeds[name] = tuple(max(pair, key=lambda one: one.tflops) for pair in pairs) or again
     return {name: speeds[name] for name in plan.nodes}
 
 

@@ -65,8 +65,7 @@ def run_active(
             collectives = Unknown(why, is_absence=True)
         elif "allreduce" in tests:
             shares = {"cuda": profile.active_link_share, "cpu": profile.active_cpu_link_share}
-            share = shares[plan.device]
-            collectives = try_links(pool, plan, addresses, unable, share, say)
+            collectives = try_links(pool, plan, addresses, unable, shares[plan.device], say)
     meeting_ports = meeting_ports if "port" in tests else {}
     return Active(plan.device, speeds, collectives, meeting_ports, shared, writer, write_error)
 

@@ -99,15 +99,13 @@ def digits(high: int) -> Shape:
     """A whole number written as a text, as keys of JSON objects are."""
 
     def read(value: str) -> str | None:
-        is_number = value.isascii() and value.isdigit()
-        return value if is_number and int(value) <= high else None
+        return value if value.isascii() and value.isdigit() and int(value) <= high else None
 
     return _text_as(f"digits up to {high}", 18, read)
 
 
 def one_of(*words: str) -> Shape:
-    known = {word: word for word in words}
-    return _text_as(f"one of {', '.join(words)}", LINE, known.get)
+    return _text_as(f"one of {', '.join(words)}", LINE, {word: word for word in words}.get)
 
 
 def _text_as(wanted: str, most: int, read: Callable[[str], str | None]) -> Shape:

@@ -42,8 +42,7 @@ def _changes(value: Any) -> dict[str, Any]:
     for key, one in value.items():
         if key not in KEYS:
             raise Misshapen("absent", one, f".{printable(key[:60])}")
-        kind = type(one)
-        if kind is list and len(one) <= COLUMNS and _PLAIN.issuperset(map(type, one)):
+        if type(one) is list and len(one) <= COLUMNS and _PLAIN.issuperset(map(type, one)):
             found[key] = one
             continue
         try:

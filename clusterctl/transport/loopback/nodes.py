@@ -111,8 +111,7 @@ class LoopbackCluster:
 
     def _wait_until_ready(self, name: str, deadline: float) -> int:
         output = self._processes[name].stdout
-        left_s = max(0.0, deadline - time.monotonic())
-        if not select.select([output], [], [], left_s)[0]:
+        if not select.select([output], [], [], max(0.0, deadline - time.monotonic()))[0]:
             raise ClusterctlError(f"loopback node {name} does not start in {START_TIMEOUT_S:g} s")
         if line := output.readline():
             return int(json.loads(line)["port"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
@@ -156,24 +156,23 @@ class ClusterScreen(FilterScreen, ListScreen, ActingScreen):
         self._marked = self._marked - listed if listed <= self._marked else self._marked | listed
         self.again()
 
-    def _marked_nodes(self) -> list[str]:
-        """In the hostfile's order."""
-        return [name for name in self.top.state.nodes if name in self._marked]
+    def meant(self) -> list[str]:
+        """The marked ones, in the hostfile's order.
 
-    def meant(self) -> Sequence[str]:
-        """Without marks all: a hang is seen among all ranks, and none runs without the others."""
-        return self._marked_nodes()
+        Without marks all: a hang is seen among all ranks, and none runs without the others.
+        """
+        return [name for name in self.top.state.nodes if name in self._marked]
 
     def to_check(self) -> list[str]:
         """The marked nodes, else the one under the cursor."""
         node = self.grid.selected()
-        return self._marked_nodes() or ([node.name] if node else [])
+        return self.meant() or ([node.name] if node else [])
 
     def to_copy(self) -> str:
         return fold(self.to_check())
 
     def commands(self) -> Commands:
-        count = len(self._marked_nodes())
+        count = len(self.meant())
         where = f"the {count} marked nodes" if count else "all nodes"
         return (
             ("Metric", "the next metric (p)", "metric"),

@@ -182,7 +182,7 @@ class HelpScreen(ModalScreen[None]):
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="help"):
-            yield Static(HELP.read_text(encoding="utf-8"), id="help-text")
+            yield Static(HELP.read_text(encoding="utf-8").rstrip(), id="help-text")
 
     def on_mount(self) -> None:
         box = self.query_one("#help")
@@ -212,6 +212,9 @@ class ActingScreen(TopScreen):
     def action_kill(self) -> None:
         nodes = self.meant()
         if nodes is not None and self.top.readonly:
-            self.notify("this view is read-only: start it without --readonly", severity="warning")
+            why = "this view is read-only: --no-readonly allows it"
+            if self.top.replay is not None:
+                why = "this is a replay: it ends no processes"
+            self.notify(why, severity="warning")
         elif nodes is not None:
             self.app.push_screen(KillDialog(nodes))

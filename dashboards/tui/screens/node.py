@@ -60,7 +60,7 @@ class NodeScreen(ActingScreen):
         gpus.gpu = chart.gpu = max(0, min(wanted, seen - 1))
         chart.metric = gpus.metric
         free = self.size.height - 4 - (self.top.replay is not None)
-        sample = node.sample if node else None
+        sample = gpus.sample(state)
         # A machine without GPUs leaves its lines to other things.
         has_gpus = bool(seen) or sample is None or sample.gpus is None
         self.query_one(NodeProcesses).set_class(not has_gpus, "-off")

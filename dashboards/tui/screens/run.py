@@ -14,15 +14,7 @@ from dashboards.model.state import State
 from dashboards.tui.screens.base import BACK, Commands
 from dashboards.tui.screens.dialogs import ActingScreen
 from dashboards.tui.screens.text import LogScreen
-from dashboards.tui.widgets.run_panels import (
-    Events,
-    LossCurve,
-    Phases,
-    RunFigures,
-    RunHead,
-    RunNodes,
-    StepCurve,
-)
+from dashboards.tui.widgets import run_panels
 
 
 class RunScreen(ActingScreen):
@@ -38,16 +30,16 @@ class RunScreen(ActingScreen):
     ]
 
     def body(self) -> Iterable[Widget]:
-        yield RunHead(id="head")
+        yield run_panels.RunHead(id="head")
         with Horizontal(id="curves"):
-            yield LossCurve(id="loss")
-            yield StepCurve(id="steps")
+            yield run_panels.LossCurve(id="loss")
+            yield run_panels.StepCurve(id="steps")
         with Horizontal(id="middle"):
-            yield Phases(id="phases")
-            yield RunFigures(id="figures")
+            yield run_panels.Phases(id="phases")
+            yield run_panels.RunFigures(id="figures")
         with Horizontal(id="lower"):
-            yield Events(id="events")
-            yield RunNodes(id="nodes")
+            yield run_panels.Events(id="events")
+            yield run_panels.RunNodes(id="nodes")
 
     def prepare(self, state: State) -> None:
         """On the smallest terminals the curves need the lines of the events."""

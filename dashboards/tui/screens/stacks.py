@@ -50,7 +50,7 @@ class VerdictPanel(Panel):
         seen = self.diagnosis
         if seen is None or self.is_collecting:
             return 3
-        return 1 + sum(len(_wrapped(text, width)) for text, _ in self._texts(seen))
+        return sum(len(_wrapped(text, width)) for text, _ in self._texts(seen))
 
     def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
         job, seen = self.job, self.diagnosis
@@ -71,16 +71,18 @@ class VerdictPanel(Panel):
         taken_s = seen.snapshot.taken_s
         ago = f"{units.age(max(0.0, state.now_s - taken_s))} ago"
         self.title(f"stacks of {clock(taken_s)}", ago)
-        lines = [words((f" {header(seen.snapshot)}", colors.label))]
-        for text, style in self._texts(seen):
-            lines += _lines(text, width, getattr(colors, style))
-        return lines
+        return [
+            line
+            for text, style in self._texts(seen)
+            for line in _lines(text, width, getattr(colors, style))
+        ]
 
     def _texts(self, seen: Diagnosis) -> list[tuple[str, str]]:
         """(text, name of a style in Palette), in the order of weight."""
         verdict = seen.verdict
         style = STYLES.get(verdict.kind, "bad")
         return [
+            (header(seen.snapshot), "label"),
             (f"{verdict.headline} ({verdict.confidence} confidence)", style),
             *((f"because {text}", "text") for text in verdict.evidence[:3]),
             *((f"{clue.source}: {clue.text}", "warn") for clue in seen.clues[:2]),
@@ -192,8 +194,7 @@ class StacksScreen(ListScreen):
         """Collect stacks of all nodes or these; a collection under way is cancelled."""
         if self.panel.job is not None:
             self.panel.job.cancel()
-        run = self.top.state.run
-        work = partial(self.top.actions.diagnose, run.directory if run else None, nodes)
+        work = partial(self.top.actions.diagnose, self.top.state.run, nodes)
         self.panel.job = start_job(self, work, self._take)
         self.again()
 

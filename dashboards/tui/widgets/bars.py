@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from rich.style import Style
 from textual.events import Click
 
+from clusterctl.nodes import counted
 from dashboards.feeds.replay import Player
 from dashboards.model import units
 from dashboards.model.alert_book import Alert
@@ -43,10 +44,10 @@ class TopBar(Panel):
         summary = summarise(state)
         left = words((" clusterctl ", colors.accent))
         if state.nodes:
-            left += words((f" {summary.nodes} nodes", colors.text))
+            left += words((f" {counted(summary.nodes, 'node')}", colors.text))
         if summary.gpus_seen:
             style = colors.warn if summary.gpus < summary.gpus_seen else colors.text
-            text = f"{summary.gpus}/{summary.gpus_seen} GPUs"
+            text = f"{summary.gpus}/{counted(summary.gpus_seen, 'GPU')}"
             left += words(("  ", colors.text), (text, style))
         right = words((f" {clock(state.now_s)} ", colors.strong))
         options = [
@@ -79,7 +80,7 @@ def _alert_words(state: State, colors: Palette) -> Line:
     if not open_ones:
         return []
     bad = any(alert.severity == "fail" for alert in open_ones)
-    text = f"{len(open_ones)} alert{'s' * (len(open_ones) != 1)}"
+    text = counted(len(open_ones), "alert")
     click = Style.from_meta({"@click": "app.switch_mode('alerts')"})
     return words(("  ", colors.text), (f" {text} ", (colors.alarm if bad else colors.warn) + click))
 

@@ -20,6 +20,7 @@ from dashboards.tui.widgets.panel import Line, fitted, width_of, words
 
 TAIL = 8  # total, or why there is none
 CELL_WIDTHS = (6, 5, 4, 3, 2)
+TOO_LONG = "++"  # of a number, where there is room for two digits: 100 or more
 REVERSED = Style(reverse=True, bold=True)
 
 
@@ -40,8 +41,6 @@ def centred(text: str, width: int) -> str:
 @functools.lru_cache(8192)
 def tile(text: str, width: int, ground: Style, mark: str, mark_style: Style) -> tuple[Segment, ...]:
     """Text on its ground and behind it the mark; the same few hundred come again at every tick."""
-    if len(text) > width - 1:  # 100 takes the gap's place
-        return (Segment(text[:width], ground),)
     return Segment(centred(text, width - 1), ground), Segment(mark, mark_style)
 
 
@@ -100,6 +99,7 @@ class GpuGrid(Scrolled):
         hidden = shape.rows - (height - 1)
         notes += [f"{hidden * shape.columns} more, scroll"] if hidden > 0 else []
         title = self.metric.whole_title if shape.cell >= 5 else self.metric.title
+        title += f", {TOO_LONG} is 100" * (shape.cell == 3 and self.metric.full_scale == 1.0)
         self.title(f"{prefix + '…  ' if prefix else ''}{title}", " · ".join(notes))
         if not self.listed:
             return [words((" no node has this name or mark", colors.dim))]
@@ -190,13 +190,11 @@ class GpuGrid(Scrolled):
         line: Line = []
         if not mark and on < 0 and len(gpus) == self._gpus and width > 2 and not self.only_outliers:
             # Nearly all nodes at every tick: each GPU is there and has nothing but its number.
-            ramp = colors.heat if metric.key == "temperature" else colors.cool
             for index, gpu in enumerate(gpus):
                 value = metric.read(gpu)
                 if value is None or gpu.index != index:
                     break
-                step = int((table.level(value, metric, gpu) or 0.0) * len(ramp))
-                ground = ramp[min(len(ramp) - 1, step)]
+                ground = colors.cell(table.level(value, metric, gpu), metric.key == "temperature")
                 line += tile(self._number(value, width), width, ground, " ", colors.text)
             else:
                 return line
@@ -236,7 +234,9 @@ class GpuGrid(Scrolled):
     def _number(self, value: float, width: int) -> str:
         if width >= 5 and self.metric.is_scaled:
             return f"{value:.0f}"
-        return self.metric.short(value)
+        text = self.metric.short(value)
+        # In the gap it would run into the next one or take the place of the mark.
+        return text if len(text) < width else TOO_LONG
 
     def _more(
         self, node: NodeState, state: State, room: int, silent: bool, colors: Palette

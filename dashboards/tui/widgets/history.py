@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from rich.segment import Segment
 from rich.style import Style
 
+from clusterctl.nodes import counted
 from dashboards.model import table, units
 from dashboards.model.ring_buffer import CHUNK, FLEET_COLUMNS, NODE_COLUMNS, Ring, gpu_column
 from dashboards.model.samples import Gpu, NodeSample
@@ -65,7 +66,7 @@ class FleetHistory(Panel):
         samples = state.live()
         name = f"{metric.name}, {'all' if metric.of_many == 'total' else metric.of_many}"
         value = f"  {metric.say(values[-1] if values else None)}"
-        nodes = f" of {len(samples)} nodes"
+        nodes = f" of {counted(len(samples), 'node')}"
         fits = len(name + nodes + value) <= width - 4
         self.title(name + nodes * fits + value)
         scale = Scale(0.0, max([metric.full_scale or 1.0, *finite(values)]))
@@ -131,7 +132,7 @@ class Selected(Panel):
             return [words(phase, (node.down.message, colors.text))]
         sample = node.sample
         if sample is None:
-            return [words((f"{mark} {why}", colors.warn))]
+            return [words((f"{mark} {why}" if mark else "not watched", colors.warn))]
         lines: list[Line] = []
         odd = state.odd.get((node.name, index))
         if odd:
@@ -147,8 +148,7 @@ class Selected(Panel):
                 (units.percent(gpu.util), colors.strong),
                 (" util", colors.dim),
             )
-            temperature = shown(gpu.temperature_c, ".0f", " °C")
-            texts = (memory_text(gpu), temperature, shown(gpu.sm_mhz, ",.0f", " MHz"))
+            texts = (memory_text(gpu), units.degrees(gpu.temperature_c), units.mhz(gpu.sm_mhz))
             parts = [words((f"  {text}", colors.text)) for text in texts]
             lines.append(with_parts(line, parts, width))
         elif node.gpus_seen and sample.gpus is not None:

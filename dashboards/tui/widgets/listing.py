@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
+from rich.cells import cell_len, chop_cells
 from rich.segment import Segment
 from rich.style import Style
 from textual.events import Click, MouseScrollDown, MouseScrollUp
 
+from clusterctl.printable import printable
 from dashboards.model.state import State
 from dashboards.tui.widgets.palette import Palette
 from dashboards.tui.widgets.panel import Line, Panel, fitted, words
@@ -110,6 +112,8 @@ class Text(Scrolled):
 
     WHEEL = 3
     _rows: Sequence[tuple[str, str]] = ()  # (text, name of a style in Palette)
+    _folded: Sequence[tuple[str, str]] = ()  # the rows, long ones in pieces
+    _made_of: tuple[object, int] = ((), 0)  # rows and width of `_folded`
     _first = 0
     _room = 1  # lines that are seen
     follows = False
@@ -128,22 +132,27 @@ class Text(Scrolled):
     @property
     def _last(self) -> int:
         """The first line, when the last one is at the bottom."""
-        return max(0, len(self._rows) - self._room)
+        return max(0, len(self._folded) - self._room)
 
     def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
+        if self._made_of[0] is not self._rows or self._made_of[1] != width:
+            self._made_of = self._rows, width
+            self._folded = [
+                (piece, name) for text, name in self._rows for piece in pieces(text, width - 1)
+            ]
         self._room = height
         self._first = self._last if self.follows else min(self._first, self._last)
         return [
-            words((" " + text.expandtabs(4), getattr(colors, name or "text")))
-            for text, name in self._rows[self._first : self._first + height]
+            words((" " + text, getattr(colors, name or "text")))
+            for text, name in self._folded[self._first : self._first + height]
         ]
 
     def position(self) -> str:
         """`41-80 of 512`; "" when all is seen."""
         if not self._last:
             return ""
-        last = min(len(self._rows), self._first + self._room)
-        return f"{self._first + 1}-{last} of {len(self._rows)}"
+        last = min(len(self._folded), self._first + self._room)
+        return f"{self._first + 1}-{last} of {len(self._folded)}"
 
     def move(self, rows: int, columns: int = 0) -> None:
         self._first = max(0, min(self._last, self._first + rows))
@@ -160,3 +169,12 @@ class Text(Scrolled):
     def _show_place(self) -> None:
         self.again()
         self.post_message(self.Moved())
+
+
+def pieces(text: str, width: int) -> list[str]:
+    """A row of a text in lines of at most `width` cells; those behind the first are indented."""
+    text = printable(text.expandtabs(4))
+    if cell_len(text) <= width:
+        return [text]
+    first = chop_cells(text, width)[0]
+    return [first, *(" " * 4 + piece for piece in chop_cells(text[len(first) :], width - 4))]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from rich.style import Style
 
+from dashboards.alerts.rules.base import is_up
 from dashboards.model import units
 from dashboards.model.alert_book import Alert
-from dashboards.model.samples import Disk, Link, NodeSample
+from dashboards.model.samples import Disk, Link, NodeSample, Process
 from dashboards.model.state import State
+from dashboards.model.table import folded
 from dashboards.tui.widgets.bars import is_muted
 from dashboards.tui.widgets.history import shown
 from dashboards.tui.widgets.node_panels import NodePanel
@@ -17,7 +20,6 @@ from dashboards.tui.widgets.palette import Palette
 from dashboards.tui.widgets.panel import Line, gauge, width_of, words
 
 FULL_DISK, NEARLY_FULL_DISK = 0.95, 0.85
-COULD_NOT_FIND_OUT = " could not find out"
 
 
 class NodeDetails(NodePanel):
@@ -27,20 +29,28 @@ class NodeDetails(NodePanel):
 
     def lines_wanted(self, state: State) -> int:
         """One for the ports and one for the disks, if they have no boxes; one for each alert."""
-        sample = self.sample(state)
-        if sample is None:
-            return 0
-        more = bool(sample.xids) + _log_is_missed(sample) + min(3, len(alerts_of(state, self.node)))
-        return more if self.with_boxes else bool(sample.links) + bool(sample.disks) + more
+        sample, lines = self.sample(state), min(3, len(alerts_of(state, self.node)))
+        if sample is not None:
+            lines += bool(sample.xids) + _log_is_missed(sample)
+            if not self.with_boxes:
+                lines += bool(sample.links) + bool(sample.disks) + bool(_not_known(sample))
+        return lines
 
     def paint(self, state: State, width: int, height: int, colors: Palette) -> Iterator[Line]:
         sample = self.sample(state)
-        if sample is None:
-            return
+        if sample is not None:
+            yield from self._facts(sample, state, width, colors)
+        yield from (alert_line(alert, state, colors) for alert in alerts_of(state, self.node))
+
+    def _facts(
+        self, sample: NodeSample, state: State, width: int, colors: Palette
+    ) -> Iterator[Line]:
         if sample.links and not self.with_boxes:
             yield ports_line(sample.links, colors)
         if sample.disks and not self.with_boxes:
             yield disks_line(sample, width, colors)
+        if (unread := _not_known(sample)) and not self.with_boxes:
+            yield words((f" {units.UNKNOWN} not known: {unread}", colors.warn))
         if sample.xids:
             last = sample.xids[-1]
             where = "" if last.gpu is None else f" GPU {last.gpu}"
@@ -48,16 +58,19 @@ class NodeDetails(NodePanel):
             yield words((" ! ", colors.bad), (text, colors.bad))
         if _log_is_missed(sample):
             yield words((f" {units.UNKNOWN} Xid not known: {sample.log_error}", colors.warn))
-        yield from (alert_line(alert, state, colors) for alert in alerts_of(state, self.node))
+
+
+def _not_known(sample: NodeSample) -> str:
+    """What has a line of its own and could not be read; a node without GPUs has no processes."""
+    found: dict[str, object] = {"network": sample.links, "disks": sample.disks}
+    if sample.gpus:
+        found["processes"] = sample.processes
+    return ", ".join(name for name, value in found.items() if value is None)
 
 
 def _log_is_missed(sample: NodeSample) -> bool:
     """Whether an Xid of its GPUs would not be seen."""
     return bool(sample.gpus and sample.log_error)
-
-
-def _is_up(link: Link) -> bool:
-    return link.state.lower() in ("active", "up")
 
 
 def ports_line(links: Sequence[Link], colors: Palette) -> Line:
@@ -67,11 +80,11 @@ def ports_line(links: Sequence[Link], colors: Palette) -> Line:
         ports = [link for link in links if link.kind == kind]
         if not ports:
             continue
-        lost = [port for port in ports if not _is_up(port)]
+        lost = [port for port in ports if not is_up(port)]
         rates = sorted({port.rate_gbps for port in ports if port.rate_gbps})
         rate = "/".join(f"{value:g}" for value in rates) + "G" * bool(rates)
-        received = units.rate(_sum(port.rx_bytes_s for port in ports))
-        sent = units.rate(_sum(port.tx_bytes_s for port in ports))
+        received = units.rate(folded("total", (port.rx_bytes_s for port in ports)))
+        sent = units.rate(folded("total", (port.tx_bytes_s for port in ports)))
         up = f"{len(ports) - len(lost)}/{len(ports)} up {rate}"
         line += words(
             (f" {name} ", colors.dim),
@@ -111,14 +124,28 @@ def disks_line(sample: NodeSample, width: int, colors: Palette) -> Line:
     return line + words((f"  +{left}" if left else "", colors.dim))
 
 
-class NodeLinks(NodePanel):
-    def paint(self, state: State, width: int, height: int, colors: Palette) -> Iterator[Line]:
-        sample = self.sample(state)
-        links = sample.links if sample else None
-        self.title("network", "" if links else units.UNKNOWN)
-        if not links:
-            yield _nothing(links, " no ports", colors)
-            return
+class PartsPanel(NodePanel):
+    """Parts of a node in a box, or why there are none."""
+
+    PARTS, TITLE, NONE = "", "", ""  # PARTS: the field of a NodeSample
+    IS_COUNTED = False  # the title has their number
+
+    def lines(self, found: Sequence[Any], width: int, colors: Palette) -> Iterator[Line]:
+        raise NotImplementedError
+
+    def paint(self, state: State, width: int, height: int, colors: Palette) -> Iterable[Line]:
+        found = getattr(self.sample(state), self.PARTS, None)
+        self.title(f"{self.TITLE} {len(found)}" if found and self.IS_COUNTED else self.TITLE)
+        if not found:
+            text = " could not find out" if found is None else self.NONE
+            return [words((text, colors.dim))]
+        return self.lines(found, width, colors)
+
+
+class NodeLinks(PartsPanel):
+    PARTS, TITLE, NONE = "links", "network", " no ports"
+
+    def lines(self, links: Sequence[Link], width: int, colors: Palette) -> Iterator[Line]:
         wide = max(6, *(len(link.name) for link in links))
         heading = f"{'state':<7}{'rate':>6}{'in':>10}{'out':>10}{'err/min':>8}{'downs':>6}"
         yield words((f" {'port':<{wide}} {heading}", colors.dim))
@@ -127,7 +154,7 @@ class NodeLinks(NodePanel):
             rates = f"{units.rate(link.rx_bytes_s):>10}{units.rate(link.tx_bytes_s):>10}"
             yield words(
                 (f" {link.name:<{wide}} ", colors.text),
-                (f"{link.state[:7]:<7}", colors.good if _is_up(link) else colors.bad),
+                (f"{link.state[:7]:<7}", colors.good if is_up(link) else colors.bad),
                 (f"{shown(link.rate_gbps, 'g', 'G'):>6}", colors.label),
                 (rates, colors.text),
                 (f"{errors:>8}", colors.bad if link.errors_min else colors.label),
@@ -135,14 +162,10 @@ class NodeLinks(NodePanel):
             )
 
 
-class NodeDisks(NodePanel):
-    def paint(self, state: State, width: int, height: int, colors: Palette) -> Iterator[Line]:
-        sample = self.sample(state)
-        disks = sample.disks if sample else None
-        self.title("disks")
-        if not disks:
-            yield _nothing(disks, " none", colors)
-            return
+class NodeDisks(PartsPanel):
+    PARTS, TITLE, NONE = "disks", "disks", " none"
+
+    def lines(self, disks: Sequence[Disk], width: int, colors: Palette) -> Iterator[Line]:
         wide = min(22, max(len(disk.path) for disk in disks))
         for disk in disks:
             style = _full_style(disk, colors.good, colors)
@@ -155,14 +178,11 @@ class NodeDisks(NodePanel):
             yield line + words((f" {units.percent(disk.full):>4}", style), (f" {text}", ink))
 
 
-class NodeProcesses(NodePanel):
-    def paint(self, state: State, width: int, height: int, colors: Palette) -> Iterator[Line]:
-        sample = self.sample(state)
-        found = sample.processes if sample else None
-        self.title(f"processes {len(found)}" if found else "processes")
-        if not found:
-            yield _nothing(found, " none on its GPUs", colors)
-            return
+class NodeProcesses(PartsPanel):
+    PARTS, TITLE, NONE = "processes", "processes", " none on its GPUs"
+    IS_COUNTED = True
+
+    def lines(self, found: Sequence[Process], width: int, colors: Palette) -> Iterator[Line]:
         heading = f" {'GPU':>3} {'pid':>8} {'user':<9}{'memory':>8} {'rank':>5} {'age':>7}  program"
         yield words((heading, colors.dim))
         for one in sorted(found, key=lambda p: (p.gpu is None, p.gpu or 0, p.pid)):
@@ -175,15 +195,6 @@ class NodeProcesses(NodePanel):
                 (f"  {one.name}", colors.text),
                 (f"  {one.run}", colors.dim),
             )
-
-
-def _nothing(found: Sequence[object] | None, none: str, colors: Palette) -> Line:
-    return words((COULD_NOT_FIND_OUT if found is None else none, colors.dim))
-
-
-def _sum(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
 
 
 def alerts_of(state: State, node: str) -> list[Alert]:

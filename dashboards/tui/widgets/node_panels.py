@@ -7,21 +7,14 @@ from collections.abc import Iterator, Sequence
 from rich.segment import Segment
 from rich.style import Style
 
+from clusterctl.nodes import counted
 from dashboards.model import units
 from dashboards.model.ring_buffer import NODE_COLUMNS, gpu_column
 from dashboards.model.samples import Gpu, NodeSample, Process
 from dashboards.model.state import NodeState, State
 from dashboards.model.table import METRICS, NODE_METRICS, Metric, level, missing, node_mark, past
 from dashboards.tui.braille import Scale, binned, finite, spark
-from dashboards.tui.widgets.history import (
-    chart,
-    load_style,
-    load_text,
-    memory_text,
-    reach,
-    shown,
-    ticks,
-)
+from dashboards.tui.widgets import history
 from dashboards.tui.widgets.listing import Scrolled
 from dashboards.tui.widgets.palette import Palette
 from dashboards.tui.widgets.panel import Line, Panel, fitted, gauge, width_of, with_parts, words
@@ -43,8 +36,16 @@ class NodePanel(Panel):
         return state.nodes.get(self.node)
 
     def sample(self, state: State) -> NodeSample | None:
+        """What the node says now; None while it does not answer."""
         node = self.of(state)
-        return node.sample if node else None
+        return node.sample if node is not None and node.down is None else None
+
+
+def why_silent(node: NodeState, state: State) -> str:
+    """Why a node gives no reading, or has given none."""
+    if node.down is not None:
+        return f"{node.down.phase}: {node.down.message}"
+    return "no reading yet" if state.watches else "this node is not watched, only its run"
 
 
 class NodeHead(NodePanel):
@@ -55,24 +56,22 @@ class NodeHead(NodePanel):
         if node is None:
             return [words((" no nodes are watched", colors.dim))]
         mark, why = node_mark(node, state)
+        good = "ok" if state.watches else "not watched"
         names = list(state.nodes)
         line = words(
             (f" {node.name}", colors.strong),
             (f"  {names.index(node.name) + 1}/{len(names)}", colors.dim),
-            (f"  {f'{mark} {why}'.strip() or 'ok'}", colors.mark(mark, colors.good)),
+            (f"  {mark} {why}" if mark else f"  {good}", colors.mark(mark, colors.good)),
         )
-        sample = node.sample
+        sample = self.sample(state)
         if sample is None:
-            text = node.down.message if node.down else "no reading yet"
-            return [line, words((f" {text}", colors.warn))]
+            return [line, words((f" {why_silent(node, state)}", colors.warn))]
         line = with_parts(line, self._facts(sample, colors), width)
-        if node.down is not None:
-            return [line, words((f" {node.down.phase}: {node.down.message}", colors.warn))]
         full = colors.warn if (sample.memory or 0) > 0.92 else colors.text
         load = (
             ("cpu", units.percent(sample.cpu), colors.text),
-            ("load", load_text(sample, 1), load_style(sample, colors)),
-            ("mem", memory_text(sample), full),
+            ("load", history.load_text(sample, 1), history.load_style(sample, colors)),
+            ("mem", history.memory_text(sample), full),
             ("net", units.rate(sample.network_bytes_s), colors.text),
         )
         parts = [words((f" {name} ", colors.dim), (f"{text} ", ink)) for name, text, ink in load]
@@ -82,7 +81,9 @@ class NodeHead(NodePanel):
         if sample.up_s is not None:
             yield words(("  up ", colors.dim), (units.span(sample.up_s), colors.text))
         offset = sample.clock_offset_s
-        if offset is not None:
+        if offset is None:
+            yield words((f"  clock {units.UNKNOWN}", colors.dim))
+        else:
             is_bad = abs(offset) > CLOCK_BAD_S
             ink = colors.warn if abs(offset) > CLOCK_WARN_S else colors.text
             text = units.offset(offset)
@@ -107,13 +108,15 @@ class NodeGpus(NodePanel, Scrolled, can_focus=True):
         if node is None:
             self.title("")
             return []
-        sample = node.sample
+        sample = self.sample(state)
         gpus = sample.gpus or () if sample else ()
         model = next((gpu.name for gpu in gpus if gpu.name), "")
-        title = f"{node.gpus_seen} GPUs" if node.gpus_seen else "GPUs"
+        title = counted(node.gpus_seen, "GPU") if node.gpus_seen else "GPUs"
         self.title(title, model.removeprefix("NVIDIA "))
         if sample is not None and sample.gpus is None:
             return [words((f" - {sample.gpu_error}", colors.warn))]
+        if not node.gpus_seen and sample is None:
+            return [words((f" - not known: {why_silent(node, state)}", colors.warn))]
         if not node.gpus_seen:
             return [words((" this machine has none", colors.dim))]
         columns = self._columns(node, width)
@@ -157,7 +160,7 @@ class NodeGpus(NodePanel, Scrolled, can_focus=True):
         for name, cells in columns:
             if name == "memory":
                 cell = gauge(gpu.memory, 8, colors.ink(gpu.memory, hot=False), colors)
-                cell += words((f" {memory_text(gpu, 'G')}", colors.label))
+                cell += words((f" {history.memory_text(gpu, 'G')}", colors.label))
             else:
                 text, style = self._cell(name, cells, gpu, own, odd, colors)
                 cell = words((aligned(name, text, cells), style))
@@ -166,7 +169,7 @@ class NodeGpus(NodePanel, Scrolled, can_focus=True):
         if room >= 8:
             values = past(node, gpu_column(index, self.metric.column), 4 * room, state)
             scale = Scale(0.0, self.metric.full_scale or 1.0)
-            curve = spark(binned(values, 2 * room, 2, ticks(state)), scale)
+            curve = spark(binned(values, 2 * room, 2, history.ticks(state)), scale)
             line += words(("  ", colors.text), (curve, colors.spark))
         return line
 
@@ -181,7 +184,7 @@ class NodeGpus(NodePanel, Scrolled, can_focus=True):
             heat = level(gpu.temperature_c, METRICS[3])
             return f"{gpu.temperature_c:.0f} °C", colors.ink(heat, hot=True)
         if name == "SM MHz":
-            return shown(gpu.sm_mhz, ",.0f"), colors.text
+            return history.shown(gpu.sm_mhz, ",.0f"), colors.text
         if name == "ECC" and gpu.ecc_errors is not None:
             bad = gpu.ecc_errors > 0
             return f"{gpu.ecc_errors:,}" + "!" * bad, colors.bad if bad else colors.label
@@ -189,10 +192,9 @@ class NodeGpus(NodePanel, Scrolled, can_focus=True):
             active, present = gpu.nvlinks
             bad = active < present
             return f"{active}/{present}" + "!" * bad, colors.bad if bad else colors.label
-        if name == "throttle" and gpu.throttle is not None:
-            return gpu.throttle, colors.warn
         if name == "throttle":
-            return units.UNKNOWN, colors.dim
+            ink = colors.dim if gpu.throttle is None else colors.warn
+            return units.UNKNOWN if gpu.throttle is None else gpu.throttle, ink
         if name == "process" and own:
             more = f" +{len(own) - 1}" if len(own) > 1 else ""
             return f"{own[0].name[: cells - 9 - len(more)]} {own[0].pid}{more}", colors.label
@@ -232,21 +234,23 @@ class NodeChart(NodePanel):
         if node is None:
             self.title("")
             return []
-        minutes = f"last {units.span(reach(node) * state.history_step_s)}"
+        minutes = f"last {units.span(history.reach(node) * state.history_step_s)}"
         if not node.gpus_seen:
             self.title("cpu and memory", minutes)
+            if not history.reach(node):
+                return [words((f" - {why_silent(node, state)}", colors.warn))]
             lines: list[Line] = []
             tall, scale = max(1, height // 2 - 1), Scale(0.0, 1.0)
             for metric in NODE_METRICS[:2]:
-                values = past(node, NODE_COLUMNS.index(metric.column), reach(node), state)
+                values = past(node, NODE_COLUMNS.index(metric.column), history.reach(node), state)
                 lines.append(words((f" {metric.title}", colors.label)))
-                lines += chart(state, values, (width, tall), scale, metric.say, colors)
+                lines += history.chart(state, values, (width, tall), scale, metric.say, colors)
             return lines
-        values = past(node, gpu_column(self.gpu, self.metric.column), reach(node), state)
+        values = past(node, gpu_column(self.gpu, self.metric.column), history.reach(node), state)
         full = max([self.metric.full_scale or 1.0, *finite(values)])
         now = next((value for value in reversed(values) if value == value), None)
         odd = state.odd.get((node.name, self.gpu), "")
         title = f"GPU {self.gpu} {self.metric.name} {self.metric.say(now)}"
         self.title(title + (f"  ! {odd}" if odd else ""), minutes)
         size, scale = (width, height), Scale(0.0, full)
-        return chart(state, values, size, scale, self.metric.say, colors)
+        return history.chart(state, values, size, scale, self.metric.say, colors)

@@ -214,10 +214,10 @@ OURS = (
 FEW_COLORS = "ansi-dark"  # Textual's theme of the terminal's own sixteen colours
 
 
-def check_theme(name: str | None) -> None:
+def check_theme(name: str) -> None:
     """Raises `UsageError` for a theme that is neither ours nor Textual's."""
     known = {*BUILTIN_THEMES, *(theme.name for theme in OURS)}
-    if name is not None and name not in known:
+    if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(sorted(known))}"
         raise UsageError(f"no theme is called {name!r}", hint=hint)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 
 from rich.segment import Segment
 from rich.style import Style
 
+from clusterctl.nodes import counted
 from dashboards.model import units
 from dashboards.model.run_progress import Figures, figures, is_bad, mfu, one_line
 from dashboards.model.state import RunState, State
@@ -163,27 +165,33 @@ class RunNodes(Panel):
     def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
         run = state.run
         names = list(run.planned if run and run.planned else state.nodes)
-        self.title(f"{len(names)} nodes" if names else "nodes")
+        self.title(counted(len(names), "node") if names else "nodes")
         lines: list[Line] = []
-        quiet = 0
+        marks: list[str] = []  # of the lines
+        others: Counter[str] = Counter()  # by what they are, where not all have a line
         for name in names:
             node = state.nodes.get(name)
             status = run.node_states.get(name, "") if run else ""
             mark, why = node_mark(node, state) if node else ("", "")
-            if not mark and status in ("", "running", "ended") and len(names) > height:
-                quiet += 1
-                continue
             if status in ("lost", "failed"):
                 mark, why = "!", status
             style, word = colors.mark(mark, colors.good), status or "ok"
             if not status and (node is None or not state.watches):
                 style, word = colors.dim, "not watched"
+            if not mark and len(names) > height:
+                others[word] += 1
+                continue
+            marks.append(mark)
             word = f"{mark} {why}" if mark else word
             between = f" {status} " if mark and status not in ("", why) else " "
             lines.append(words((f" {name} ", colors.text), (between, colors.label), (word, style)))
-        if quiet:
-            lines = lines[: max(0, height - 1)]
-            lines.append(words((f" {quiet} others ", colors.label), ("ok", colors.good)))
+        if others or len(lines) > height:
+            seen = max(0, height - 1)
+            hidden = Counter(marks[seen:])
+            bad = "".join(f" {mark}{count}" for mark, count in hidden.items())
+            rest = "".join(f"  {count} {word}" for word, count in others.items())
+            more = f"{bad} more" if bad else ""
+            lines[seen:] = [words((more, colors.warn), (rest, colors.label))]
         return lines
 
 

@@ -11,9 +11,11 @@ from checks.facts import (
     Disk,
     Exchange,
     Fabric,
+    FileSeen,
     Fleet,
     GpuFacts,
     GpuHealth,
+    KernelLog,
     LaunchNeeds,
     NodeFacts,
     Port,
@@ -418,3 +420,25 @@ def test_a_fabric_that_is_down_everywhere_is_no_pass() -> None:
     spare = healthy.fabric(healthy.port(0), healthy.port(1, state="DOWN", phys_state="Disabled"))
     found = judge("ib.ports", *(node(name, fabric=spare) for name in ("n1", "n2", "n3")))
     assert {one.verdict for one in found.values()} == {PASS}
+
+
+def test_short_kernel_log_names_how_far_it_reaches_and_no_other_time() -> None:
+    log = KernelLog((), 900, 3700.0)
+    found = judge("ib.flaps", healthy.full("n1", kernel_log=log))["n1"]
+    said = "no link was lost in the 1 h that the kernel's log reaches back"
+    assert (found.verdict, found.evidence.partition(";")[0]) == (UNKNOWN, said)
+    found = judge(
+        "ib.flaps", healthy.full("n1", kernel_log=dataclasses.replace(log, reaches_s=9e4))
+    )
+    assert (found["n1"].verdict, found["n1"].evidence) == (PASS, "no link was lost in 24 h")
+    without = healthy.full("n1", kernel_log=log, fabric=Fabric())
+    assert judge("ib.flaps", without)["n1"].verdict is SKIP
+
+
+def test_missing_file_is_pushed_only_from_a_machine_that_has_it() -> None:
+    path = "/data/clips.csv"
+    bare = node("n1", files={path: FileSeen(False)})
+    found = judge("launch.files", bare, launch=needs(files=(path,)))["n1"]
+    assert (found.verdict, found.fix) == (FAIL, f"make {path} there, or mount its folder")
+    found = judge("launch.files", bare, launch=needs(files=(path,), on_head=(path,)))["n1"]
+    assert found.fix == f"clusterctl push {path} /data/ nodes.txt, or mount its folder"

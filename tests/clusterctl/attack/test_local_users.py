@@ -166,7 +166,7 @@ def preflight(user: User, workspace: Path) -> dict[str, Any]:
 
 def play(loopback: Any, attack: Any, workspace: Path, rounds: int) -> None:
     user = User(loopback(2), workspace)
-    user.config.write_text("model = dict(type='Tiny-1')\n")
+    user.config.write_text("model = dict(type='STDiT3-XL/2')\n")
     try:
         undisturbed = preflight(user, workspace) if rounds > 1 else {}
         attacker = attack(spare=[str(workspace)], ports=list(user.cluster.ports))

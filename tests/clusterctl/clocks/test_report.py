@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import pytest
@@ -278,6 +279,16 @@ def test_watch_says_an_alarm_at_once_and_ends_with_exit_1(capsys) -> None:
     out = capsys.readouterr().out
     assert "x no answer: tcp" in out
     assert "2.000 s behind the others" in out
+
+
+def test_watch_cuts_its_table_at_the_width_of_the_terminal(capsys, monkeypatch) -> None:
+    monkeypatch.setattr(Output, "can_repaint", lambda _self: True)
+    monkeypatch.setattr(Output, "page", lambda _self: os.terminal_size((80, 24)))
+    tracks = {"n1": Track("n1")}
+    screen = Screen(Output(), LIMITS, 1.0, _Still())  # type: ignore[arg-type]
+    screen.take(tracks, Lost("n1", 0.0, "tcp", "no answer " * 20))
+    screen.draw(tracks)
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
 
 
 def test_watch_of_a_silent_node_is_exit_3_and_an_interrupt_alone_130() -> None:

@@ -23,6 +23,7 @@ from checks.finding import Finding, Report, Verdict
 from clusterctl import cli
 from clusterctl.commands import launch
 from clusterctl.errors import Declined
+from clusterctl.launch.inputs import LaunchLine
 from clusterctl.launch.start import Prepared
 from clusterctl.output import Output
 from tests.clusterctl.launch.harness import PYTHON, STARTER, WAIT, ranks_of, tagged, wait_until
@@ -47,7 +48,7 @@ class User:
         self.outputs = directory / "outputs"
         self.python = directory / "python"
         self.config = directory / "tiny.py"
-        self.config.write_text("model = dict(type='Tiny-1')\n")
+        self.config.write_text("model = dict(type='STDiT3-XL/2')\n")
         self.processes: list[subprocess.Popen[str]] = []
 
     def program(self, text: str) -> None:
@@ -92,7 +93,7 @@ class User:
 
     @property
     def run_dir(self) -> Path:
-        return self.outputs / "001-Tiny-1"
+        return self.outputs / "001-STDiT3-XL-2"
 
     def run_id(self) -> str:
         """Of the first run, once all of its ranks are there."""
@@ -253,6 +254,7 @@ def test_words_of_the_trainer_are_told_from_ours(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "nodes.txt").write_text("n[1-2]\n")
     (tmp_path / "c.py").write_text("")
+    monkeypatch.setattr("clusterctl.launch.inputs.resolve", lambda *_, **__: LaunchLine("M-1", {}))
     assert dry(capsys, "c.py", "--lr", "1e-4") == ["--lr", "1e-4"]  # no HOSTFILE: nodes.txt here
     assert dry(capsys, "c.py", "nodes.txt", "--lr", "-1", "-qv") == ["--lr", "-1"]
     assert dry(capsys, "c.py", "--nproc_per_node", "2", "--a.b=x", "-w", "n1", "y") == [
@@ -267,6 +269,16 @@ def test_words_of_the_trainer_are_told_from_ours(
     )
     assert code == 0
     assert json.loads(capsys.readouterr().out)["plan"]["program"][3:] == ["-w", "--yes"]
+
+
+def test_key_that_the_trainer_has_not_is_refused_before_anything_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words in (("demo", "nodes.txt", "--nosuch", "3"), ("demo", "--nosuch", "nodes.txt")):
+        assert cli.run(["launch", *words, "--yes"]) == 2
+        assert capsys.readouterr().err == "error: --nosuch: there is no key nosuch\n"
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

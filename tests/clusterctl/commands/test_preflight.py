@@ -259,12 +259,8 @@ def test_shared_folder_is_proved_by_a_token_that_is_removed_again(
 
 
 def test_launch_line_finds_the_file_that_is_missing_and_a_hca_that_is_not_there(
-    nodes: LocalCluster, tmp_path: Path, monkeypatch, capsys
+    nodes: LocalCluster, tmp_path: Path, capsys
 ) -> None:
-    # The trainer takes seconds to resolve a config; it does so in launch/test_inputs.py, once.
-    read_words = clusterctl.launch.inputs.read_words
-    quick = lambda _config, overrides, **more: read_words(overrides, **more)  # noqa: E731
-    monkeypatch.setattr(clusterctl.launch.inputs, "resolve", quick)
     line = f"demo --dataset.data-path {tmp_path}/no.csv"
     assert preflight(nodes, "--launch", line, "--env", "NCCL_IB_HCA=mlx5_0") == 1
     out = printed(capsys)
@@ -275,7 +271,7 @@ def test_launch_line_finds_the_file_that_is_missing_and_a_hca_that_is_not_there(
 
 def test_wandb_key_is_never_shown(nodes: LocalCluster, monkeypatch, capsys) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "secret-of-mine")
-    line = LaunchLine((), wandb=True)  # as the trainer would resolve it, seconds later
+    line = LaunchLine("", {"wandb": True})  # as the trainer would resolve it, seconds later
     monkeypatch.setattr(clusterctl.launch.inputs, "resolve", lambda *_, **__: line)
     preflight(nodes, "--json", "--launch", "demo --wandb online")
     out, err = capsys.readouterr()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from checks.facts import Fabric, NodeFacts, Unknown, Unreached
+from checks.facts import Fabric, KernelLog, NodeFacts, Unknown, Unreached
 from checks.nccl.recommend import Suggestion
 from clusterctl.fabric.collect import addresses_of
 from clusterctl.fabric.report import (
@@ -72,6 +72,9 @@ def test_no_card_anywhere_is_a_fact() -> None:
     report = report_fabric(tuple(full(n, fabric=Fabric()) for n in ("n1", "n2")), ())
     assert report.exit_code == 0
     assert report.summary() == "2 nodes, no InfiniBand or RoCE card"
+    for log in (KernelLog((), 9, 3600.0), Unknown("Operation not permitted")):
+        report = report_fabric((full("n1", fabric=Fabric(), kernel_log=log),), ())
+        assert (report.exit_code, report.rows[0].cells()[0]) == (0, "0/0 ")
 
 
 def test_nodes_that_were_not_seen_are_never_said_to_have_no_card() -> None:

@@ -21,7 +21,7 @@ from clusterctl.remote import payload as ship
 from clusterctl.remote.fanout import NodeResult
 from tests.captures import fake_nvidia_smi as fake
 from tests.clusterctl.commands.local_cluster import LocalCluster, patch
-from tests.clusterctl.jobs.test_job_processes import HERE, look
+from tests.clusterctl.jobs.test_find_job import HERE, look
 from tests.clusterctl.jobs.trees import PYTHON, start_of, state, tree, wait_until
 from tests.clusterctl.payload.local import LocalConnection
 

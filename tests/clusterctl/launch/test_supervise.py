@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -209,8 +210,16 @@ def test_stopped_processes_are_ended_too(bench) -> None:
 
 def test_ranks_that_were_asked_to_stop_on_their_node_are_no_failure_of_theirs(bench) -> None:
     program = (
-        "import signal, sys, time\n"
-        "def save(*_):\n    print('saved', flush=True); sys.exit(130)\n"
+        "import os, signal, sys, time\n"
+        "sys.path.insert(0, os.getcwd())\n"
+        "from pathlib import Path\n"
+        "from trainer.runlog.telemetry import Event, StepRecord, Writer\n"
+        "def save(*_):\n"
+        "    if os.environ['RANK'] == '0':\n"
+        "        writer = Writer(Path(os.environ['CLUSTERCTL_RUN_DIR']))\n"
+        "        writer.write(StepRecord(46, 99, 0, 2, 8, 0.5, 1.0, 1e-3, 0.01))\n"
+        "        writer.write(Event('checkpoint', data={'path': '/x/epoch0-global_step46'}))\n"
+        "    print('saved', flush=True); sys.exit(130)\n"
         "signal.signal(signal.SIGTERM, save)\n" + WAIT
     )
     launch = bench.launch(bench.plan(program))
@@ -218,7 +227,8 @@ def test_ranks_that_were_asked_to_stop_on_their_node_are_no_failure_of_theirs(be
     for pid in ranks_of(launch.plan.run_id).values():
         os.kill(pid, signal.SIGTERM)
     result = launch.result()
-    assert (result.exit_code, result.reason) == (
-        130,
-        "its ranks were asked to stop (clusterctl stop)",
-    )
+    reason = "stopped by clusterctl stop (SIGTERM to its ranks) at step 46"
+    reason += "; last checkpoint: /x/epoch0-global_step46"
+    assert (result.exit_code, result.reason) == (130, reason)
+    events = map(json.loads, (launch.plan.run_dir / "events.jsonl").read_text().splitlines())
+    assert [one["data"]["exit_code"] for one in events if one["event"] == "failure"] == [130]

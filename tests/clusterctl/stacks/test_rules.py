@@ -252,3 +252,13 @@ def test_without_any_stack_it_is_unknown_and_says_why() -> None:
 def test_users_sites_come_first() -> None:
     sites = Sites([Site("collective", function="forward", file=r"model\.py$")])
     assert judge(snapshot(*cluster(2, 1, 0, {1: FORWARD}), sites=sites)).kind == "desync"
+
+
+def test_one_of_a_kind_is_said_in_the_singular() -> None:
+    found = snapshot(*cluster(1, 1, 1, {0: FORWARD}))
+    verdict = judge(found)
+    said = "\n".join(text for text, _ in lines(found, verdict, clues(found), everything=False))
+    assert "1 rank on 1 node, " in said
+    assert "1 ranks" not in said
+    assert "1 loader idle" in said
+    assert "loaders" not in said

@@ -132,6 +132,7 @@ def test_what_counts(
         (["--for", "soon"], "is not a valid duration"),
         (["--demo", "--exec", "no-such-program-here x"], "no program is called"),
         (["--demo", "--exec", "'"], "--exec"),
+        (["--demo", "--once", "--exec", ""], "--exec needs a command"),
         (["--replay", "nowhere"], "holds no run"),
     ],
 )

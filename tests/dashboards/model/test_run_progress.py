@@ -74,6 +74,11 @@ def test_trouble_is_told_from_what_is_usual() -> None:
     assert [is_bad(event) for event in usual + trouble] == [False] * 3 + [True] * 3
 
 
+def test_ranks_that_were_asked_to_stop_are_no_trouble() -> None:
+    stop = [Event("rank-ended", data={"code": 130}), Event("failure", "asked", {"exit_code": 130})]
+    assert [is_bad(event) for event in stop] == [False, False]
+
+
 def test_traceback_becomes_its_first_and_last_line() -> None:
     event = Event("failure", "n2 was lost: Traceback\n  File x\n\nOSError: disk full\n")
     assert one_line(event) == "n2 was lost: Traceback … OSError: disk full"

@@ -186,3 +186,17 @@ def test_journal_says_how_the_run_ended_and_where_nodes_are() -> None:
     state = reduce(state, StepSample(record(5), 2.0))
     assert state.run is not None
     assert state.run.ended == ""  # it goes on: a restart
+
+
+def test_run_that_was_asked_to_stop_has_not_failed_nor_have_its_nodes() -> None:
+    words: list[tuple[str, dict[str, object]]] = [("rank", {}), ("rank-ended", {"code": 130})]
+    words += [("failure", {"exit_code": 130}), ("end", {"exit_code": 130})]
+    state = reduce(begin(), RunOpened("1", "1", 0.0))
+    for name, data in words:
+        event = Event(name, data={"node": "a", **data})
+        state = fold(state, [EventSample(event, 1.0, "journal"), Tick(1.0)])
+        assert state.run is not None
+        assert state.run.ended in ("", "stopped")
+        assert not state.alerts.active
+    assert state.run is not None
+    assert (state.run.node_states, state.run.ended) == ({"a": "stopped"}, "stopped")

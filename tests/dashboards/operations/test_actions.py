@@ -63,7 +63,7 @@ def test_processes_of_the_run_are_found_named_and_ended(
 def test_stacks_without_a_run_say_so(actions: ClusterActions, tmp_path: Path) -> None:
     (tmp_path / ".run-id").write_text("not-there\n")
     with pytest.raises(CouldNotFindOut, match="no process of a run on"):
-        actions.diagnose(str(tmp_path), [], Watch())
+        actions.diagnose(RunState(str(tmp_path), "x"), [], Watch())
 
 
 def test_log_comes_from_the_run_directory_else_from_the_ranks_node(

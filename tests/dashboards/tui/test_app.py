@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from textual.pilot import Pilot
 
 from dashboards.feeds.replay import ReplayFeed
-from dashboards.model.samples import NodeDown, NodeSample
+from dashboards.model.samples import Gpu, NodeDown, NodeSample, Tick
 from dashboards.simulation.cluster import DemoFeed
 from dashboards.tui.app import TopApp
 from dashboards.tui.screens.cluster import ClusterScreen
@@ -318,6 +319,30 @@ def test_grid_never_lays_out_more_than_there_is_room_for(nodes: int, gpus: int, 
     assert shape.columns * shape.block <= width
     assert shape.columns * shape.rows >= nodes
     assert gpus * shape.cell + 3 + 2 <= shape.block
+
+
+def test_numbers_of_three_digits_neither_touch_nor_hide_a_mark() -> None:
+    names = [f"n{number:02d}" for number in range(24)]
+    odd = Gpu(3, util=1.0, power_w=1000.0, temperature_c=101.0)
+    gpus = [tuple(Gpu(i, util=1.0, power_w=1000.0) for i in range(8)) for _ in names]
+    gpus[0] = (*gpus[0][:3], odd, *gpus[0][4:])
+    nodes = [NodeSample(name, NOW, gpus=own) for name, own in zip(names, gpus, strict=True)]
+    nodes[1] = replace(nodes[1], at_s=NOW - 10)  # stale
+    feed = FixedFeed(names, [*nodes, Tick(NOW)], NOW)
+
+    async def story(app: TopApp, pilot: Pilot[None]) -> None:
+        assert ("n00", 3) in app.state.odd
+        for title in ("power x10 W", "utilisation %, ++ is 100"):
+            lines = shown(app, "#grid").splitlines()
+            assert title in str(grid(app).border_title)
+            assert "++ ++ ++ ++!++ ++ ++ ++ " in lines[1]
+            assert "++~" * 8 in lines[2]
+            await pilot.press("p")
+        await pilot.press("p", "p", "p", "p")
+        await pilot.resize_terminal(200, 50)
+        assert "100 !" in shown(app, "#grid")
+
+    play(TopApp(feed), story, (80, 24))
 
 
 def test_twenty_four_nodes_of_eight_gpus_fit_on_the_smallest_terminal() -> None:

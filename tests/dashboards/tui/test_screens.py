@@ -13,25 +13,39 @@ from textual.pilot import Pilot
 from textual.widgets import Button, Static
 
 from dashboards.feeds.replay import ReplayFeed
-from dashboards.model.samples import Disk, Gpu, Link, NodeSample, Process, Tick, Xid
+from dashboards.model.samples import (
+    Disk,
+    EventSample,
+    Gpu,
+    Link,
+    NodeDown,
+    NodeSample,
+    Process,
+    RunOpened,
+    Tick,
+    Xid,
+)
+from dashboards.model.state import RunState
 from dashboards.operations import demo_actions
 from dashboards.operations.actions import Actions, Ending
 from dashboards.operations.background import Watch
 from dashboards.operations.demo_actions import DemoActions
 from dashboards.tui.app import TopApp
 from dashboards.tui.screens.alerts import AlertList, AlertsScreen
-from dashboards.tui.screens.dialogs import KillDialog
+from dashboards.tui.screens.dialogs import HELP, KillDialog
 from dashboards.tui.screens.node import NodeScreen
 from dashboards.tui.screens.run import RunScreen
 from dashboards.tui.screens.stacks import StacksScreen
 from dashboards.tui.screens.text import LogScreen, TextScreen, ink
 from dashboards.tui.widgets.bars import unheard
 from dashboards.tui.widgets.node_details import disks_line
+from dashboards.tui.widgets.node_panels import NodePanel
 from dashboards.tui.widgets.palette import _few_colors
-from dashboards.tui.widgets.panel import safe, words
+from dashboards.tui.widgets.panel import Panel, safe, words
 from tests.dashboards.conftest import NOW
 from tests.dashboards.runs import FixedFeed, write_run
 from tests.dashboards.tui.test_app import grid, play, shown
+from trainer.runlog.telemetry import Event
 
 
 async def until(pilot: Pilot[None], condition: Callable[[], object]) -> None:
@@ -109,6 +123,114 @@ def test_node_shows_all_that_is_known_of_it(size: tuple[int, int]) -> None:
     play(TopApp(one_node()), story, size)
 
 
+NODE_PANELS = (
+    "#node-head", "#node-gpus", "#node-facts", "#node-links", "#node-disks", "#node-processes", "#node-chart",
+)  # fmt: skip
+
+
+def node_text(app: TopApp) -> str:
+    """All that the node screen shows of its node."""
+    panels = [app.screen.query_one(name, Panel) for name in NODE_PANELS]
+    assert {panel.node for panel in panels if isinstance(panel, NodePanel)} == {app.node()}
+    return "\n".join(shown(app, f"#{panel.id}") for panel in panels if panel.display)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (200, 50)])
+def test_nothing_is_said_of_a_node_that_never_answered(size: tuple[int, int]) -> None:
+    refused = NodeDown("n1", NOW, "tcp", "connection refused")
+    feed = FixedFeed(["n1", "n2"], [refused, Tick(NOW)], NOW)
+
+    async def story(app: TopApp, pilot: Pilot[None]) -> None:
+        await pilot.press("2")
+        assert "not known: tcp: connection refused" in shown(app, "#node-gpus")
+        assert "none" not in node_text(app)
+        await pilot.press("right")
+        assert "not known: no reading yet" in shown(app, "#node-gpus")
+        assert "none" not in node_text(app)
+
+    play(TopApp(feed), story, size)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (200, 50)])
+def test_old_readings_of_a_node_that_fell_silent_are_not_shown_as_its_own(
+    size: tuple[int, int],
+) -> None:
+    feed = one_node()
+    feed.samples[1:] = [NodeDown("n1", NOW, "tcp", "no route"), Tick(NOW)]
+
+    async def story(app: TopApp, pilot: Pilot[None]) -> None:
+        await pilot.press("2")
+        text = node_text(app)
+        assert "tcp: no route" in text
+        for old in ("Active", "1/2 up", "50%", "12 d", "4711", "300 W", "2.51 s"):
+            assert old not in text
+
+    play(TopApp(feed), story, size)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (200, 50)])
+def test_what_a_node_could_not_read_is_said(size: tuple[int, int]) -> None:
+    gpu = Gpu(index=0, power_w=300.0)
+    feed = FixedFeed(["n1"], [NodeSample("n1", NOW, cpu=0.5, gpus=(gpu,)), Tick(NOW)], NOW)
+
+    async def story(app: TopApp, pilot: Pilot[None]) -> None:
+        await pilot.press("2")
+        text = node_text(app)
+        assert "clock -" in text
+        if size[0] < 100:
+            assert "not known: network, disks, processes" in text
+        else:
+            assert text.count("could not find out") == 3
+
+    play(TopApp(feed), story, size)
+
+
+def test_node_of_a_run_that_is_not_watched_is_not_ok() -> None:
+    opened = RunOpened("outputs/001", "001", NOW, ("n1",), (8,))
+
+    async def story(app: TopApp, pilot: Pilot[None]) -> None:
+        await pilot.press("2")
+        assert "not watched" in shown(app, "#node-head").splitlines()[0]
+        assert "not known" in shown(app, "#node-gpus")
+
+    play(TopApp(FixedFeed([], [opened, Tick(NOW)], NOW)), story, (80, 24))
+
+
+@pytest.mark.parametrize("size", [(80, 24), (200, 50)])
+def test_run_counts_every_node_that_it_has_no_line_for(size: tuple[int, int]) -> None:
+    names = [f"n{number:02d}" for number in range(60)]
+    down = [NodeDown(name, NOW, "tcp", "connection refused") for name in names[:40]]
+    lost = EventSample(Event("lost", data={"node": "n41"}), NOW, "journal")
+    good = [NodeSample(name, NOW, cpu=0.5) for name in names[41:50]]
+    run = [RunOpened("outputs/001", "001", NOW, tuple(names), (1,) * 60), lost]
+    feed = FixedFeed(names[:50], [*run, *down, *good, Tick(NOW)], NOW)
+
+    async def story(app: TopApp, pilot: Pilot[None]) -> None:
+        await pilot.press("3")
+        *lines, last = (line for line in shown(app, "#nodes").splitlines() if line.strip())
+        assert all("- tcp" in line for line in lines)
+        assert f" -{41 - len(lines)} !1 more  8 ok" in last  # n40 is waited for
+        assert "10 n" in last  # not watched; the smallest terminal cuts it, with a sign
+
+    play(TopApp(feed), story, size)
+
+
+def test_one_node_is_no_nodes() -> None:
+    gpu = Gpu(index=0, power_w=300.0)
+    run = RunOpened("outputs/001", "001", NOW, ("n1",), (1,))
+    feed = FixedFeed(["n1"], [run, NodeSample("n1", NOW, gpus=(gpu,)), Tick(NOW)], NOW)
+
+    async def story(app: TopApp, pilot: Pilot[None]) -> None:
+        assert " 1 node  1/1 GPU " in shown(app, "#top")
+        assert "of 1 node " in str(app.screen.query_one("#fleet", Panel).border_title)
+        await pilot.press("3")
+        assert app.screen.query_one("#nodes", Panel)._titles[0] == "1 node"
+        await pilot.press("2")
+        assert app.screen.query_one("#node-gpus", Panel)._titles[0] == "1 GPU"
+
+    play(TopApp(feed), story)
+
+
 def test_cursor_is_the_same_on_cluster_and_node(demo: Callable[[], TopApp]) -> None:
     async def story(app: TopApp, pilot: Pilot[None]) -> None:
         await pilot.press("j", "l", "l", "enter")
@@ -165,7 +287,13 @@ def test_stacks_name_the_suspect_and_open_in_full(
         await until(pilot, lambda: screen.listing.diagnosis is not None)
         assert "HANG: rank 27 waits for data" in shown(app, "#verdict")
         assert "004 rank 27 loader 2" in shown(app, "#classes")
-        assert "ranks 0-26,28-191" in shown(app, "#classes")
+        assert "ranks 0-15,24-26,28-191" in shown(app, "#classes")
+        # What the other screens show: node 003 does not answer, and the run goes on.
+        assert "1 node silent" in shown(app, "#verdict")
+        assert "simulated" in shown(app, "#verdict")
+        assert app.state.run is not None
+        assert app.state.run.last is not None
+        assert f"step {app.state.run.last.step + 1}, phase" in shown(app, "#verdict")
         assert len(screen.listing.listed) == 3
         await pilot.press("x")
         assert len(screen.listing.listed) > 3  # idle loaders, too
@@ -183,7 +311,7 @@ def test_stacks_name_the_suspect_and_open_in_full(
 
 def test_look_at_stacks_can_be_cancelled() -> None:
     class Slow(DemoActions):
-        def diagnose(self, directory: str | None, nodes: Sequence[str], watch: Watch):  # type: ignore[no-untyped-def]
+        def diagnose(self, run: RunState | None, nodes: Sequence[str], watch: Watch):  # type: ignore[no-untyped-def]
             while True:
                 watch.say("1/24 nodes")
                 time.sleep(0.01)
@@ -282,6 +410,20 @@ def test_readonly_removes_kill_from_keys_and_palette() -> None:
     play(TopApp(feed, actions=DemoActions(list(feed.nodes)), readonly=True), story)
 
 
+@pytest.mark.parametrize(
+    ("feed", "why"),
+    [(ReplayFeed, "this is a replay"), (None, "this view is read-only: --no-readonly allows it")],
+)
+def test_readonly_view_says_why(feed: type[ReplayFeed] | None, why: str, tmp_path: Path) -> None:
+    shown_feed = feed(write_run(tmp_path / "001-x"), clock=lambda: 0.0) if feed else one_node()
+
+    async def story(app: TopApp, pilot: Pilot[None]) -> None:
+        await pilot.press("3", "K")
+        assert [note.message for note in app._notifications if why in note.message]
+
+    play(TopApp(shown_feed, readonly=True), story)
+
+
 def test_actions_mean_the_marked_nodes(demo: Callable[[], TopApp]) -> None:
     async def story(app: TopApp, pilot: Pilot[None]) -> None:
         await pilot.press("j", "space", "space", "j", "e")
@@ -290,9 +432,11 @@ def test_actions_mean_the_marked_nodes(demo: Callable[[], TopApp]) -> None:
         assert [line[1:5] for line in lines[1:5]] == ["001 ", "002*", "003*", "004 "]
         assert grid(app).border_subtitle == "2 marked*"
         await pilot.press("K")
-        await until(pilot, lambda: "16 processes on ml-64-node-[002-003]" in dialog(app))
+        await until(pilot, lambda: "8 processes on ml-64-node-002" in dialog(app))
+        assert "ml-64-node-003  banner" in dialog(app)
         await pilot.press("escape", "P")
-        await until(pilot, lambda: "on 2 nodes" in dialog(app))
+        await until(pilot, lambda: "ssh.reachable  ml-64-node-003: no answer" in dialog(app))
+        assert "GO: 87" not in dialog(app)
         await pilot.press("escape", "slash", "0", "0", "2", "enter")
         assert "2 marked*, 1 filtered out" in str(grid(app).border_subtitle)
         await pilot.press("asterisk", "S")
@@ -332,6 +476,39 @@ def test_log_of_the_rank_under_the_cursor_is_followed_and_searched(
         assert isinstance(app.screen, NodeScreen)
 
     play(demo(), story)
+
+
+def test_long_lines_of_a_log_are_shown_to_their_end(tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path / "001-x")
+    (run_dir / "ranks").mkdir()
+    (run_dir / "ranks" / "0.log").write_text(f"short\n{'word ' * 60}end\n{'語' * 100}終\nlast\n")
+
+    async def story(app: TopApp, pilot: Pilot[None]) -> None:
+        await pilot.press("3", "L")
+        await until(pilot, lambda: "last" in shown(app, "#text"))
+        lines = [line.rstrip() for line in shown(app, "#text").splitlines() if line.strip()]
+        assert (len(lines), lines[0], lines[-1]) == (10, " short", " last")
+        assert lines[5].endswith("end")
+        assert lines[8].endswith("終")
+        assert not any("…" in line for line in lines)
+        await pilot.resize_terminal(200, 24)
+        assert len(shown(app, "#text").split("\n")[0]) > 190
+        assert "last" in shown(app, "#text").splitlines()[5]
+
+    play(TopApp(ReplayFeed(run_dir, clock=lambda: 0.0), first="run"), story, (80, 24))
+
+
+@pytest.mark.parametrize("size", [(60, 16), (80, 24)])
+def test_help_is_shown_whole(demo: Callable[[], TopApp], size: tuple[int, int]) -> None:
+    async def story(app: TopApp, pilot: Pilot[None]) -> None:
+        await pilot.press("question_mark")
+        box, text = app.screen.query_one("#help"), app.screen.query_one("#help-text")
+        assert text.region.width <= box.content_size.width
+        if size == (80, 24):
+            lines = HELP.read_text().splitlines()
+            assert text.region.height == len(lines) <= box.content_size.height
+
+    play(demo(), story, size)
 
 
 def test_log_that_cannot_be_read_is_a_sentence() -> None:

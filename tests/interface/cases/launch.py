@@ -12,7 +12,7 @@ VOLATILE = (r"\.plan\.(run_id|job_id|ports.*)",)
 
 
 def _config(shell: Shell) -> None:
-    shell.write("c.py", "model = dict(type='Tiny-1')\n")
+    shell.write("c.py", "model = dict(type='STDiT3-XL/2')\n")
 
 
 @case("launch.plan")
@@ -61,6 +61,8 @@ def usage(shell: Shell) -> None:
     shell.run("clusterctl launch")
     shell.run("clusterctl launch nothing --dry-run --skip-preflight")
     shell.run(f"{LINE} --nproc_per_nod 2")
+    shell.run(f"{LINE} --dry-run --lrr 3")
+    shell.run("clusterctl launch c.py --nosuch nodes.txt")
     shell.run(f"{LINE} --dry-run --skip-preflight --nccl fast")
     shell.run(f"{LINE} --dry-run --skip-preflight --env 'A B=1'")
     shell.run(f"{LINE} --dry-run --skip-preflight --env NOT_SET_HERE")

@@ -86,6 +86,7 @@ def usage(shell: Shell) -> None:
     write_run(Path(RUN), steps=5)
     shell.run("clusterctl top --web --once")
     shell.run("clusterctl top --record a.rec --once")
+    shell.run("clusterctl top --demo --theme clusterctl-dya")
     shell.run(f"clusterctl top --record a.rec --replay {RUN}")
     shell.run("clusterctl top --speed 3")
     shell.run(f"clusterctl top --demo --replay {RUN}")
@@ -136,6 +137,7 @@ def watch_usage(shell: Shell) -> None:
     shell.run(f"clusterctl watch --replay {RUN} --check gpu.misssing")
     shell.run(f"clusterctl watch --replay {RUN} --skip nothing")
     shell.run(f"clusterctl watch --replay {RUN} --exec no-such-program")
+    shell.run(f"clusterctl watch --replay {RUN} --exec ''")
     shell.run("clusterctl watch --replay missing")
     shell.run("clusterctl watch missing.txt -w n1 --once")
 

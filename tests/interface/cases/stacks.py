@@ -70,6 +70,7 @@ def none(shell: Shell) -> None:
     cluster = _cluster(shell, [made.Made("n1", samples=0), made.Made("n2", samples=0)])
     shell.run(f"clusterctl dump-stacks {FAST}")
     shell.run(f"clusterctl dump-stacks {FAST} --match train.py")
+    shell.run(f"clusterctl dump-stacks {FAST} --json")
     cluster.kill("n1")
     cluster.kill("n2")
     shell.run(f"clusterctl dump-stacks {FAST}")

@@ -171,9 +171,9 @@ def test_overrides_reach_into_bucket_tables(tmp_path: Path) -> None:
         ("model = dict(type='STDiT3', depth=0)", [], r"c\.py:1: model\.depth must be at least 1; not 0"),
         ("", ["--model.patch-size", "(0, 2, 2)"], "model.patch_size must be at least 1"),
         ("", ["--seed", "-1"], "seed must be at least 0 and at most 4,294,967,295; not -1"),
-        ("", ["--lr", "fast"], "--lr must be float, not 'fast'"),
-        ("lr = '1e-4'", [], r"c\.py:1: lr must be float, not '1e-4' \(str\)"),
-        ("seed = True", [], "seed must be int"),
+        ("", ["--lr", "fast"], "--lr must be a number, not 'fast'"),
+        ("lr = '1e-4'", [], r"c\.py:1: lr must be a number, not '1e-4' \(str\)"),
+        ("seed = True", [], "seed must be an integer"),
         ("", ["--lr"], "--lr needs a value"),
         ("", ["lr", "3"], "'lr' is neither a flag"),
         ("accumulation_steps = 0", [], r"c\.py:1: accumulation_steps must be at least 1"),
@@ -277,3 +277,15 @@ def test_whatever_is_set_survives_json(
     assert to_dict(back)["bucket_config"]["144p"].keys() == {51}
     same = dataclasses.replace(back, bucket_config=config.bucket_config, notes=config.notes)
     assert same == config
+
+
+def test_config_of_a_run_is_read_as_data(tmp_path: Path) -> None:
+    wanted = load("demo", ["--lr", "3e-4"])
+    (tmp_path / "config.json").write_text(json.dumps({"commit": None, "config": to_dict(wanted)}))
+    for name in (tmp_path, tmp_path / "config.json"):
+        assert load(name).lr == 3e-4
+        with pytest.raises(ConfigError, match="takes no overrides, here --lr"):
+            load(name, ["--lr", "1"])
+    (tmp_path / "config.json").write_text("[null]")
+    with pytest.raises(ConfigError, match=r"config\.json is not a run's config"):
+        load(tmp_path)

@@ -56,7 +56,7 @@ def test_every_prompt_becomes_a_video_and_a_place_on_the_sheet(
     assert infer.main(command(run, tmp_path, "--upscale", "4")) == 0
     said = capsys.readouterr()
     assert said.out.strip() == str(tmp_path / "out")
-    assert "1 blank lines" in said.err
+    assert "prompts.txt left out: 1\n" in said.err
     assert "3 videos in" in said.err
     names = sorted(path.name for path in (tmp_path / "out").iterdir())
     assert names == ["contact_sheet.png", *(f"sample_{i:04d}.mp4" for i in range(3))]
@@ -182,7 +182,7 @@ def test_a_folder_that_cannot_be_written_is_said_before_or_with_what_stays(
     assert names(tmp_path) == ["sample_0000.mp4"]
     monkeypatch.undo()
     assert infer.main(words) == 0
-    assert "1 of 3 videos already exist" in capsys.readouterr().err
+    assert "already made: 1 of 3 videos" in capsys.readouterr().err
 
 
 def test_numbers_that_mean_nothing_are_refused(
@@ -283,7 +283,7 @@ def test_finished_videos_are_skipped_half_ones_made_anew_and_others_refused(
     capsys.readouterr()
     assert infer.main(words) == 0
     said = capsys.readouterr().err
-    assert "2 of 3 videos already exist" in said
+    assert "already made: 2 of 3 videos" in said
     assert "sample_0001.mp4 is incomplete and made again" in said
     after = [path.stat().st_mtime_ns for path in paths]
     assert [old == new for old, new in zip(before, after, strict=True)] == [True, False, True]
@@ -294,7 +294,7 @@ def test_finished_videos_are_skipped_half_ones_made_anew_and_others_refused(
     assert after == [path.stat().st_mtime_ns for path in paths]
     assert infer.main([*words, "--seed", "9", "--overwrite"]) == 0
     assert infer.main([*words, "--seed", "9"]) == 0
-    assert "3 of 3 videos already exist" in capsys.readouterr().err
+    assert "already made: 3 of 3 videos" in capsys.readouterr().err
     assert not list((tmp_path / "out").glob(".*"))
 
 
@@ -341,7 +341,7 @@ def test_one_frame_is_a_png_that_is_skipped_too(
     assert names(tmp_path)[1] == "sample_0000.png"
     assert files.read(tmp_path / "out" / "sample_0000.png").shape == (1, 32, 32, 3)
     assert infer.main(words) == 0
-    assert "3 of 3 videos already exist" in capsys.readouterr().err
+    assert "already made: 3 of 3 videos" in capsys.readouterr().err
 
 
 def test_a_run_directory_is_config_and_checkpoint(
@@ -482,7 +482,7 @@ def test_a_second_request_into_the_folder_never_replaces_the_firsts_videos(
     said = capsys.readouterr().err
     assert "sample_0001.mp4 already exists and is another video" in said
     assert infer.main([*words, "--seed", "9"]) == 0
-    assert "3 of 3 videos already exist" in capsys.readouterr().err
+    assert "already made: 3 of 3 videos" in capsys.readouterr().err
 
 
 def test_a_checkpoint_without_its_end_is_refused(

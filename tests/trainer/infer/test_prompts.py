@@ -125,7 +125,7 @@ def test_a_prompt_file_of_any_editor_has_one_prompt_a_line(
     lines = ["a cat", "a line\u2028separator", "next\x85line", "a form\x0cfeed", "größer"]
     path.write_bytes(b"\xef\xbb\xbf" + "\r\n".join([*lines, "", ""]).encode())
     assert read_prompts(path) == tuple(lines)
-    assert capsys.readouterr().err == f"1 blank lines of {path} left out\n"
+    assert capsys.readouterr().err == f"blank lines of {path} left out: 1\n"
     path.write_bytes("\n".join(lines).encode("utf-16"))
     with pytest.raises(ConfigError, match="cannot be read"):
         read_prompts(path)

@@ -100,5 +100,5 @@ def test_weights_that_cannot_be_read_are_said_before_a_run_directory_is_made(tmp
     (tmp_path / "cut.pth").write_bytes(b"PK\x03\x04 and no more")
     for name in ("cut.pth", "nowhere.pth"):
         with pytest.raises(CheckpointError, match=name):
-            train._check_weights(config_of(tmp_path, "--ckpt-path", str(tmp_path / name)))
-    train._check_weights(config_of(tmp_path))
+            train._check_files(config_of(tmp_path, "--ckpt-path", str(tmp_path / name)))
+    train._check_files(config_of(tmp_path))

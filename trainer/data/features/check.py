@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     option("folder", type=Path, help="made by encode")
     option("--check", action="store_true", help="read every shard and compare its hash")
-    option("--json", action="store_true")
+    option("--json", action="store_true", help="one JSON document")
     option("-q", "--quiet", action="store_true", help="no progress")
 
 
@@ -64,12 +64,12 @@ def describe(folder: Path, document: Mapping[str, Any]) -> str:
     ]
     embedder = key["captions"]["embedder"]
     behind = f" (behind the caption embedder {embedder[:12]})" if embedder else ""
-    limit = int(key["text"]["model_max_length"])
+    limit, shards = int(key["text"]["model_max_length"]), len(document["shards"])
     full = int((tables[TEXTS].columns["count"] >= limit).sum())
     cut = f"; {full:,} fill all {limit} tokens, what is longer was cut" if full else ""
     return (
         f"{folder}: {document['latents']:,} latents and {document['captions']:,} captions, "
-        f"{document['bytes'] / 1e6:,.1f} MB in {len(document['shards']):,} shards\n"
+        f"{document['bytes'] / 1e6:,.1f} MB in {shards:,} shard{'s' * (shards != 1)}\n"
         f"latents: {what[own['kind']]}, {own['dtype']}; {shown}{more}\n"
         f"captions: {document['text_channels']} channels{behind}, {document['text_dtype']}{cut}\n"
         f"made by: {', '.join(weights)}, dtype {key['dtype']}"

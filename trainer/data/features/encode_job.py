@@ -133,7 +133,7 @@ def work(
 
     done = document["latents"] + document["captions"] - len(mine) if world == 1 else 0
     if done and not options.quiet:
-        print(f"encode {out.name}: {done:,} shards are done already", file=sys.stderr)
+        print(f"encode {out.name}: shards done already: {done:,}", file=sys.stderr)
     Maker(config, work_of(config, manifest, out, document), document, options, out).make(mine)
 
 

@@ -119,8 +119,9 @@ def foresee(config: Config, manifest: Manifest, out: Path, options: Options) -> 
         sizes.setdefault(f"{height}x{width}", []).append(int(size))
     lines = [f"{name}: {len(b):,} clips, {sum(b) / 1e9:,.3f} GB" for name, b in sizes.items()]
     lines.append(f"captions: {len(todo.text_rows):,}, up to {todo.text_bytes / 1e9:,.3f} GB")
-    shards = len(todo.latent_shards) + len(todo.text_shards)
-    lines.append(f"in all up to {todo.bytes / 1e9:,.3f} GB in {shards:,} shards")
+    count = len(todo.latent_shards) + len(todo.text_shards)
+    shards = f"{count:,} shard{'s' * (count != 1)}"
+    lines.append(f"in all up to {todo.bytes / 1e9:,.3f} GB in {shards}")
     return "\n".join(lines)
 
 

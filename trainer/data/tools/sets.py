@@ -3,6 +3,7 @@
 python -m trainer.data merge pexels.csv openvid.csv all.csv
 python -m trainer.data merge manifest.csv scores.csv scored.csv --on path   # columns side by side
 python -m trainer.data difference all.csv seen.csv fresh.csv
+python -m trainer.data intersect all.csv chosen.csv both.csv
 python -m trainer.data dedupe all.csv unique.csv --on text
 """
 # ruff: noqa: S608 - columns and views are named by number

@@ -60,7 +60,8 @@ def run(args: argparse.Namespace) -> int:
             "source_bytes": args.source.stat().st_size,
         }
         write_synced(folder / INDEX, json.dumps(index))
-    return made.report(f"{made.rows:,} rows in {-(-made.rows // args.rows):,} shards")
+    shards = -(-made.rows // args.rows)
+    return made.report(f"{made.rows:,} rows in {shards:,} shard{'s' * (shards != 1)}")
 
 
 def _training_rows(made: Rewrite, source: Source) -> NDArray[np.bool_]:

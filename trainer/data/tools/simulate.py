@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("--epoch", type=whole(), default=0)
     option("--peak-tflops", type=above_0, default=989, help="of a GPU; default H100, bf16")
     option("--cached", action="store_true", help="latents and text from a cache")
-    option("--json", action="store_true")
+    option("--json", action="store_true", help="one JSON document")
 
 
 def run(args: argparse.Namespace) -> int:

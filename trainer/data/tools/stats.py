@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--epoch", type=whole(), default=0, help="first epoch (%(default)s)")
     parser.add_argument("--epochs", type=whole(1), default=1, help="how many (%(default)s)")
     parser.add_argument("--picture", type=Path, metavar="PNG", help="draw histograms")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="one JSON document")
     parser.add_argument("--max-wrong-rows", type=whole(), default=MAX_WRONG_ROWS, metavar="N")
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress")
 

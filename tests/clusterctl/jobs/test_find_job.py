@@ -89,6 +89,22 @@ def test_who_only_speaks_of_the_program_is_no_part_of_it(tmp_path: Path) -> None
             child.wait()
 
 
+@pytest.mark.parametrize("above", [["timeout", "50"], ["sh", "-c", '"$@"; true', "a-job"]])
+def test_what_started_a_clusterctl_on_this_machine_is_no_target(
+    tmp_path: Path, above: list[str]
+) -> None:
+    """Its payload runs below sshd, so that it is not above the payload itself."""
+    command = tmp_path / "clusterctl"
+    command.write_text("import sys\nprint(flush=True)\nsys.stdin.read()\n")
+    words = [*above, sys.executable, str(command), "kill", "--match", f"a-job-{tmp_path.name}"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([*words, "--dry-run"], **pipes) as started:
+        assert started.stdout is not None
+        started.stdout.read(1)
+        assert pids(look(Pick(match=f"a-job-{tmp_path.name}"))) == set()
+        started.communicate()
+
+
 def test_other_users_processes_are_told_but_not_taken(tmp_path: Path, run_id: str) -> None:
     pattern = f"python.*{tmp_path}/train\\.py"
     with tree(tmp_path, 1, 3):
