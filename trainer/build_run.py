@@ -116,7 +116,8 @@ def assemble(
         left = f"less than a step is left of epoch {cursor.epoch}"
         journal.event("data", f"{left}: the data continue in epoch {begin.epoch}")
     journal.event("loss", _LOSS_WEIGHTING)
-    for note in config.notes:
+    compiled = f"{2 * parts.model.config.depth} blocks are compiled; embedders and last layer not"
+    for note in (*config.notes, *([compiled] if config.compile else [])):
         journal.event("note", note)
     saver = Saver(run_dir, engine, config)
     if config.ckpt_every:

@@ -41,10 +41,8 @@ class Warmed:
     def __str__(self) -> str:
         shapes = f"{self.shapes} shape{'s' * (self.shapes != 1)} in {self.seconds:.1f} s"
         most = f"the slowest in {self.slowest_s:.1f} s ({self.slowest})"
-        made = f"{self.programs} programs for all {self.blocks} blocks"
-        rest = "embedders and the last layer are not compiled"
-        what = f"{made}; {rest}" if self.programs else "nothing is compiled"
-        return f"{shapes}, {most}; {what}"
+        made = f"{self.programs} programs for {self.blocks} blocks"
+        return f"{shapes}, {most}; {made if self.programs else 'nothing is compiled'}"
 
 
 class WarmUp:

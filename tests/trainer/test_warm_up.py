@@ -85,7 +85,7 @@ def test_steps_after_a_warm_up_compile_nothing(
         said = json.loads((tmp_path / f"{rank}.json").read_text())
         assert said["warmed"]["shapes"] == 4
         assert said["warmed"]["programs"] > 0
-        assert "programs for all 6 blocks; embedders" in said["text"]
+        assert said["text"].endswith("programs for 6 blocks")
         assert said["seen"] == [[number, 4] for number in range(4)]
         assert said["same_numbers"]
         assert said["again"] is None

@@ -2,7 +2,8 @@
 
 ColossalAI's own checkpoints rebuild the fp32 masters from the working weights: a bf16 run differs
 by 1e-3 ten steps after a resume. This engine writes the masters with the optimizer state; a resumed
-run continues bit by bit at the same world size, and starts at any other.
+run continues bit by bit at the same world size (on a GPU only where its kernels are deterministic),
+and starts at any other.
 """
 
 from __future__ import annotations
