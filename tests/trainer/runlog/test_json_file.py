@@ -28,7 +28,6 @@ from trainer.data.manifest.manifest import Manifest
 from trainer.data.manifest.read import read_manifest
 from trainer.data.plan.buckets import Buckets
 from trainer.errors import ConfigError, TrainerError
-from trainer.infer import __main__ as infer
 from trainer.infer.prompts import parse_prompts
 from trainer.runlog.atomic_file import sha256_of
 from trainer.runlog.json_file import MAX_DEPTH, parse, read_object
@@ -75,7 +74,7 @@ def of_an_encoder(folder: Path, text: bytes) -> object:
 
 def of_a_run(folder: Path, text: bytes) -> object:
     (folder / "config.json").write_bytes(text)
-    return infer._load(str(folder / "config.json"), [])
+    return configuration.load(str(folder / "config.json"), [])
 
 
 def of_shards(folder: Path, text: bytes) -> object:
@@ -184,7 +183,7 @@ def test_a_run_s_config_with_anything_changed_is_a_config_or_one_sentence(tmp_pa
         for _ in range(150):
             path.write_text(json.dumps({"config": changed(plain, draw)}))
             try:
-                infer._load(str(path), [])
+                configuration.load(str(path), [])
             except ConfigError as error:
                 said.append(str(error))
     assert 75 < len(said) < 300
