@@ -55,7 +55,7 @@ class Unread(Texts):
 class PackedTexts(Texts):
     """Strings in parts, each its bytes in one array and its ends [rows + 1, from 0]."""
 
-    def __init__(self, parts: Sequence[tuple[NDArray[np.uint8], NDArray[np.int64]]]) -> None:
+    def __init__(self, parts: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> None:
         self._parts = parts
         self._starts = [0, *accumulate(len(ends) - 1 for _, ends in parts)]  # rows before each
 
@@ -79,7 +79,7 @@ class Packer:
     """Collects the strings of a `PackedTexts`."""
 
     def __init__(self) -> None:
-        self._parts: list[tuple[NDArray[np.uint8], NDArray[np.int64]]] = []
+        self._parts: list[tuple[NDArray[Any], NDArray[Any]]] = []
 
     def add(self, column: Any, keep: NDArray[np.bool_]) -> None:
         """Those strings of a list, or of a column of Arrow (a null is empty), that `keep` marks."""
