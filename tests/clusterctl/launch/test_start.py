@@ -13,12 +13,14 @@ from checks.facts import GpuFacts, NodeFacts, TorchGpus, Unknown, Unreached
 from checks.finding import Verdict
 from clusterctl.errors import CouldNotFindOut
 from clusterctl.launch import start
+from clusterctl.launch.inputs import LaunchLine
 from clusterctl.launch.start import LaunchOptions, Prepared, plan_launch, prepare
 from clusterctl.nodes import Node
 from clusterctl.preflight.run import headline
 from tests.checks import healthy as h
 from tests.checks.sections import FAILED, HUNG, NO_TOOL
 
+LINE = LaunchLine("STDiT3", {"files": {}, "wandb": False})
 NODES = [Node(name) for name in h.NAMES]
 BROKEN_CUDA = TorchGpus(0, "CUDA initialization: Error 802: system not yet initialized")
 
@@ -35,7 +37,7 @@ def prepared(
     options = LaunchOptions(
         "demo", device=device, python="/venv/bin/python", outputs=tmp_path, workdir=tmp_path
     )
-    return prepare(cluster, options), options  # type: ignore[arg-type]
+    return prepare(cluster, options, LINE), options  # type: ignore[arg-type]
 
 
 def fleet(**bad: Any) -> list[NodeFacts]:
@@ -70,7 +72,7 @@ def test_one_bad_node_is_refused_by_name_and_the_device_stays(
     assert decided.report.bad_nodes == ("n3",)
     assert headline(decided.report).endswith("drop n3 to go with 3 nodes (-x n3)")
     # --skip-preflight starts in spite of it: still no run on the CPU.
-    values = plan_launch(NODES, decided, options, claim=False).environment.values()
+    values = plan_launch(NODES, decided, options, LINE, claim=False).environment.values()
     assert values["TRAINER_DEVICE"] == "cuda"
     assert "CUDA_VISIBLE_DEVICES" not in values
 
@@ -91,7 +93,7 @@ def test_without_any_gpu_it_is_a_run_on_cpus(
     nodes = [h.full(name, gpus=NO_TOOL) for name in h.NAMES]
     decided, options = prepared(monkeypatch, tmp_path, *nodes)
     assert (decided.device, decided.unsure) == ("cpu", {})
-    values = plan_launch(NODES, decided, options, claim=False).environment.values()
+    values = plan_launch(NODES, decided, options, LINE, claim=False).environment.values()
     assert values["TRAINER_DEVICE"] == "cpu"
 
 
@@ -111,11 +113,11 @@ def test_a_node_of_unknown_gpus_lets_nobody_start_on_cpus(
     decided, options = prepared(monkeypatch, tmp_path, *nodes)
     assert (decided.device, list(decided.unsure)) == ("cpu", ["n3"])
     with pytest.raises(CouldNotFindOut, match="whether n3 has GPUs is not known") as error:
-        plan_launch(NODES, decided, options, claim=True)
+        plan_launch(NODES, decided, options, LINE, claim=True)
     assert "-x n3" in str(error.value.hint)
     assert not list(tmp_path.iterdir())
     said, options = prepared(monkeypatch, tmp_path, *nodes, device="cpu")
-    assert plan_launch(NODES, said, options, claim=True).device == "cpu"
+    assert plan_launch(NODES, said, options, LINE, claim=True).device == "cpu"
 
 
 def test_a_driver_of_which_only_the_kernel_module_is_seen_is_no_cpu_node(
