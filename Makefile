@@ -1,5 +1,5 @@
 # Two commands matter: make demo, make test. Each works from a bare checkout.
-.PHONY: help demo test test-pythons venv lint format docs bench campaign audit lab-tools clean always
+.PHONY: help demo test test-pythons venv lint format docs bench gpu-wheels campaign audit lab-tools clean always
 
 py := .venv/bin/python
 tests ?= tests
@@ -15,11 +15,12 @@ help:
 	@echo "make docs      the documents as a static site in site/"
 	@echo "make bench     benchmarks against the named peers"
 	@echo "make campaign  slow tests: fault and Ctrl-C campaigns"
+	@echo "make gpu-wheels  build/wheels: what tests.gpu needs on a machine without a network"
 	@echo "make audit     known vulnerabilities of the locked versions"
 	@echo "make lab-tools Debian packages for tests that make real nodes (root)"
 
 # Asked for by name, the interpreter of .venv is looked at even where nothing is new.
-.venv/.complete: requirements/lock-cpu.txt requirements/lock-cuda.txt requirements/lock-cuda12.txt requirements/lock-sources.txt setup.cfg $(if $(PYTHON),always)
+.venv/.complete: requirements/lock-cpu.txt requirements/lock-cuda.txt requirements/lock-cuda12.txt requirements/lock-sources.txt setup.cfg $(if $(PYTHON)$(LOCK),always)
 	@requirements/venv.sh
 
 venv: .venv/.complete
@@ -67,6 +68,9 @@ benches := fanout payloads preflight sampler tables decoder features model top d
 bench: $(benches:%=bench-%)
 $(benches:%=bench-%): bench-%: venv
 	$(py) -m tests.bench.$* $(args) || [ $$? = 3 ]
+
+gpu-wheels: venv
+	@requirements/wheels.sh build/wheels
 
 campaign: venv
 	$(py) -m pytest $(tests) -m slow --timeout 3600

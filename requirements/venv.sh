@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Make an environment from a lock file, and show what is being done. Settings by environment:
 #   PYTHON=python3.12   the interpreter           VENV=.venv   the folder to make
-#   LOCK=cpu|cuda|cuda12  the platform (default: by the driver that nvidia-smi shows)
+#   LOCK=cpu|cuda|cuda12  the platform (default: by this machine's NVIDIA driver; it says which and why)
+#   DRIVER_FILE=        where the driver's version stands (default: /proc/driver/nvidia/version)
 #   INSTALLER=uv|pip    default: uv, from PATH or from the package index; pip where there is no uv
 #   COMPILE=            empty: no bytecode now; Python makes it when it first imports a module
 #   VERIFY=no           install files whose hash is not in the lock (another index's builds of torch)
@@ -24,18 +25,31 @@ if ! "$python" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (
     die "$("$python" --version 2>/dev/null || echo "$python") found; clusterctl needs Python 3.10 to 3.13" \
         "PYTHON=python3.11 make venv"
 fi
-lock=${LOCK:-}
-if [ -z "$lock" ]; then
-    lock=cpu
-    driver=$(timeout 10 nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null || true)
-    if [[ $driver =~ ^([0-9]+)\. ]]; then
-        # CUDA 13 needs driver 580, CUDA 12 needs 525 (NVIDIA's table of minor version compatibility).
-        lock=cuda
-        [ "${BASH_REMATCH[1]}" -ge 580 ] || lock=cuda12
-        [ "${BASH_REMATCH[1]}" -ge 525 ] || die "NVIDIA driver ${BASH_REMATCH[0]}x is too old: CUDA 12 needs 525, CUDA 13 needs 580" \
+choose_lock() { # by the driver, sets lock and why: of the kernel module, else what nvidia-smi says
+    local file=${DRIVER_FILE:-/proc/driver/nvidia/version} driver=
+    [[ $(head -n 1 "$file" 2>/dev/null) =~ \ ([0-9]{3,4}\.[0-9.]*[0-9])(\ |$) ]] && driver=${BASH_REMATCH[1]}
+    if [ -z "$driver" ]; then
+        driver=$(timeout 10 nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1 || true)
+        [[ $driver =~ ^[0-9]+\. ]] || driver=
+    fi
+    if [ -z "$driver" ]; then
+        [ ! -e "$file" ] || die "an NVIDIA driver is loaded, and its version cannot be read in $file" \
+            "LOCK=cuda make venv for driver 580 or newer, LOCK=cuda12 for 525 to 579"
+        lock=cpu why="this machine has no NVIDIA driver (for nodes with one: LOCK=cuda or LOCK=cuda12)"
+        return
+    fi
+    # CUDA 13 needs driver 580, CUDA 12 needs 525; checks/reference/cuda_driver.py names NVIDIA's table.
+    if [ "${driver%%.*}" -ge 580 ]; then
+        lock=cuda why="NVIDIA driver $driver serves CUDA 13"
+    elif [ "${driver%%.*}" -ge 525 ]; then
+        lock=cuda12 why="NVIDIA driver $driver serves CUDA 12, and CUDA 13 needs 580"
+    else
+        die "NVIDIA driver $driver is too old: CUDA 12 needs 525, CUDA 13 needs 580" \
             "update the driver; LOCK=cpu make venv installs without CUDA"
     fi
-fi
+}
+lock=${LOCK:-} why=
+[ -n "$lock" ] || choose_lock
 [ -f "requirements/lock-$lock.txt" ] || die "there is no requirements/lock-$lock.txt" "LOCK=cpu, LOCK=cuda or LOCK=cuda12"
 
 version() { "$1" -c 'import sys; print("Python {}.{}".format(*sys.version_info))' 2>/dev/null || true; }
@@ -48,9 +62,12 @@ is_new() { # whether anything that the environment is made of is newer than it
     for file in "requirements/lock-$lock.txt" requirements/lock-sources.txt setup.cfg; do
         [ "$venv/.complete" -nt "$file" ] || return 0
     done
-    return 1
+    local had
+    had=$(cat "$venv/.complete") # empty in one that was made before its lock was noted
+    [ -n "${LOCK:-}" ] && [ -n "$had" ] && [ "$had" != "$lock" ]
 }
 is_new || exit 0
+[ -n "${LOCK:-}" ] || echo "LOCK=$lock: $why" >&2
 
 # Lines of pip or uv to a few lines of progress; all of them go to the log.
 show() {
@@ -188,4 +205,4 @@ if ! works; then
     install cuda
     works || fail
 fi
-touch "$venv/.complete"
+echo "$lock" >"$venv/.complete"

@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 
 folder=${1:?usage: requirements/wheels.sh FOLDER [PYTHON]}
 version=${2:-3.12}
-packages="av beautifulsoup4 soupsieve ftfy wcwidth diffusers importlib-metadata zipp
+packages="av pillow requests urllib3 idna certifi charset-normalizer beautifulsoup4 soupsieve ftfy wcwidth diffusers importlib-metadata zipp
     bcrypt cffi clustershell click cryptography decorator deprecated fabric invoke
     markdown-it-py mdurl paramiko pycparser pygments pynacl pyyaml rich textual platformdirs
     typing-extensions linkify-it-py uc-micro-py mdit-py-plugins wrapt prometheus-client"

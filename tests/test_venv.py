@@ -49,7 +49,8 @@ def make(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     path = f"{folder / 'bin'}:{os.environ['PATH']}"
     return subprocess.run(
         [folder / "requirements" / "venv.sh"],
-        env={**kept, "PATH": path, "PYTHON": sys.executable, "REAL_PYTHON": sys.executable, "LOCK": "cpu", **environment},
+        env={**kept, "PATH": path, "PYTHON": sys.executable, "REAL_PYTHON": sys.executable, "LOCK": "cpu",
+             "DRIVER_FILE": str(folder / "no-driver"), **environment},
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
 
@@ -79,10 +80,59 @@ def test_driver_that_is_too_old_and_driver_that_does_not_answer(checkout: Path) 
     done = make(checkout, LOCK="")
     assert done.returncode == 2
     assert (
-        "error: NVIDIA driver 470.x is too old: CUDA 12 needs 525, CUDA 13 needs 580" in done.stderr
+        "error: NVIDIA driver 470.256.02 is too old: CUDA 12 needs 525, CUDA 13 needs 580"
+        in done.stderr
     )
     _nvidia_smi(checkout, "echo 'NVIDIA-SMI has failed'; exit 9")
     assert "requirements/lock-cpu.txt" in make(checkout, LOCK="").stderr
+
+
+CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Thu Oct 10 12:29:05 UTC 2024\n"
+OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  {}  Release Build  (dvs@U16)\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "driver", "said"),
+    [
+        (OPEN, "580.65.06", "LOCK=cuda: NVIDIA driver 580.65.06 serves CUDA 13"),
+        (CLOSED, "570.86.15", "LOCK=cuda12: NVIDIA driver 570.86.15 serves CUDA 12, and CUDA 13 needs 580"),
+        (CLOSED, "525.60.13", "LOCK=cuda12: NVIDIA driver 525.60.13 serves CUDA 12, and CUDA 13 needs 580"),
+    ],
+)  # fmt: skip
+def test_lock_is_chosen_by_the_kernel_module_and_the_reason_said(
+    checkout: Path, text: str, driver: str, said: str
+) -> None:
+    _nvidia_smi(checkout, "echo 'NVIDIA-SMI has failed'; exit 9")
+    (checkout / "version").write_text(text.format(driver))
+    done = make(checkout, LOCK="", DRIVER_FILE=str(checkout / "version"))
+    lines = done.stderr.splitlines()
+    assert lines[0] == said
+    lock = said.partition(":")[0].removeprefix("LOCK=")
+    assert f"Installing requirements/lock-{lock}.txt into .venv" in lines
+
+
+def test_without_a_driver_it_is_the_cpu_and_says_so(checkout: Path) -> None:
+    _nvidia_smi(checkout, "exit 127")
+    first, *_ = make(checkout, LOCK="").stderr.splitlines()
+    assert first == "LOCK=cpu: this machine has no NVIDIA driver (for nodes with one: LOCK=cuda or LOCK=cuda12)"  # fmt: skip
+
+
+def test_a_driver_whose_version_cannot_be_read_is_not_taken_for_none(checkout: Path) -> None:
+    _nvidia_smi(checkout, "exit 9")
+    (checkout / "version").write_text("garbage\n")
+    done = make(checkout, LOCK="", DRIVER_FILE=str(checkout / "version"))
+    assert done.returncode == 2
+    assert "error: an NVIDIA driver is loaded, and its version cannot be read" in done.stderr
+
+
+def test_lock_that_is_given_wins_and_another_one_installs_again(checkout: Path) -> None:
+    (checkout / "version").write_text(CLOSED.format("570.86.15"))
+    (checkout / "setup.cfg").write_text("")
+    where = {"DRIVER_FILE": str(checkout / "version")}
+    assert "Installing requirements/lock-cpu.txt" in make(checkout, LOCK="cpu", **where).stderr
+    assert make(checkout, LOCK="cpu", **where).stderr == ""
+    again = make(checkout, LOCK="cuda", **where).stderr
+    assert again.startswith("Installing requirements/lock-cuda.txt into .venv")
 
 
 def _nvidia_smi(checkout: Path, body: str) -> None:

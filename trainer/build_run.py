@@ -31,14 +31,17 @@ from trainer.data.plan.costs import costs_by_arithmetic, costs_by_timing, write_
 from trainer.data.plan.data_plan import Cursor, DataPlan, plan_once
 from trainer.engine.agreement import agreed
 from trainer.engine.base import Engine, set_threads
+from trainer.engine.device_clock import clock_for
 from trainer.errors import CheckpointError, ConfigError
+from trainer.fits import fit_buckets
 from trainer.journal import Journal
 from trainer.optim.ema import EMA
 from trainer.optim.lr_schedules import Schedule
 from trainer.resume import Source, place_note, read_source, stated_place, take_over
 from trainer.runlog.output import RUN
-from trainer.runlog.telemetry import Clock, Heartbeat
+from trainer.runlog.telemetry import Heartbeat
 from trainer.step import Run
+from trainer.warm_up import warm_up_for
 from trainer.weights import checkpoints
 from trainer.weights.load import load_into, load_weights, read_checkpoint, read_weights
 
@@ -72,6 +75,7 @@ def assemble(
     if features is not None:
         engine.together(lambda: use_projected(features, parts.model, NETWORK_DTYPES[config.dtype]))
     model = engine.wrap(parts.model.train(), config)
+    fit_buckets(config, engine, parts, plan, journal)
     schedule = Schedule(engine, config)
     if taken is not None:
         engine.load(taken.path / checkpoints.OPTIMIZER)
@@ -112,7 +116,8 @@ def assemble(
         left = f"less than a step is left of epoch {cursor.epoch}"
         journal.event("data", f"{left}: the data continue in epoch {begin.epoch}")
     journal.event("loss", _LOSS_WEIGHTING)
-    for note in config.notes:
+    compiled = f"{2 * parts.model.config.depth} blocks are compiled; embedders and last layer not"
+    for note in (*config.notes, *([compiled] if config.compile else [])):
         journal.event("note", note)
     saver = Saver(run_dir, engine, config)
     if config.ckpt_every:
@@ -131,8 +136,9 @@ def assemble(
         journal=journal,
         saver=saver,
         run_dir=run_dir,
-        clock=Clock(heartbeat),
+        clock=clock_for(engine, heartbeat),
         model=model,
+        warm_up=warm_up_for(config, parts, engine),
         step=counted.get("global_step", 0),
         samples=counted.get("samples", 0),
         bad_clips=set(taken.bad_clips) if taken is not None and counted else set(),

@@ -14,6 +14,7 @@ from trainer.config.load import Config
 from trainer.diffusion.frame_masks import FrameMasks, build_masks
 from trainer.diffusion.rectified_flow import RectifiedFlow, build_flow
 from trainer.errors import CheckpointError, ConfigError
+from trainer.models.attention.table import read_table
 from trainer.models.memory import MemoryBudget
 from trainer.models.stdit import STDiT3, build_stdit
 from trainer.models.text import TextEncoder, build_tiny_t5
@@ -74,6 +75,8 @@ def build_parts(
         model = build_stdit(config.model.type, **options)
     model.enable_grad_checkpoint(config.grad_checkpoint, config.offload_activations)
     model.use_positions(config.positions)
+    if config.attention_table is not None:
+        model.use_attention(read_table(config.attention_table))
     if config.compile:
         model.compile_blocks()
     masks = build_masks(config.mask_ratios)

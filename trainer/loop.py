@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from typing import Any
+
+import numpy as np
 
 from trainer.checkpoint import files as checkpoint
 from trainer.data.loader.microbatch import Batch
 from trainer.data.plan import state as data_state
 from trainer.errors import CheckpointError, TrainerError
+from trainer.runlog.progress import ShapeProgress
 from trainer.step import Run, report, step
 
 
@@ -47,6 +51,7 @@ def _timed(run: Run) -> Iterator[Batch]:
 
     while True:
         _report_epoch(run)
+        _warm_up(run)
         batches = iter(run.loader)
         yield from iter(next_one, None)
 
@@ -62,6 +67,17 @@ def _report_epoch(run: Run) -> None:
     clips = len(run.plan.manifest) - sum(left.values())
     text = f"epoch {cursor.epoch} {begins}: {clips:,} clips{reasons}"
     run.journal.event("epoch", text, step=run.step, clips=clips, left_out=left)
+
+
+def _warm_up(run: Run) -> None:
+    """Compilers work now, not in a step that meets a new shape (collective)."""
+    if run.warm_up is None:
+        return
+    cells = np.unique(run.plan.epoch(run.loader.cursor.epoch).cells).tolist()
+    with ShapeProgress("warm-up", quiet=run.engine.rank != 0) as progress:
+        warmed = run.warm_up.run([run.plan.buckets.cells[cell] for cell in cells], progress)
+    if warmed is not None:
+        run.journal.event("warm-up", str(warmed), step=run.step, **asdict(warmed))
 
 
 def save(run: Run, *, background: bool = True) -> None:

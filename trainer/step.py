@@ -6,7 +6,7 @@ import hashlib
 import math
 import resource
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn
@@ -23,13 +23,17 @@ from trainer.data.loader.microbatch import Batch, leave_out_bad
 from trainer.data.plan.data_plan import DataPlan
 from trainer.engine.agreement import agreed, attempt
 from trainer.engine.base import Engine
-from trainer.errors import Diverged, TooManyBadSamples, TrainerError
+from trainer.engine.device_clock import DeviceClock
+from trainer.engine.gradients import square_sum
+from trainer.engine.step_figures import StepFigures, idle_and_slowest, require_numbers
+from trainer.errors import TooManyBadSamples, TrainerError
 from trainer.journal import Journal
 from trainer.models.flops import forward_flops
 from trainer.models.vae.interface import to_signed
 from trainer.optim.ema import EMA
 from trainer.optim.lr_schedules import Schedule
 from trainer.runlog.telemetry import PHASES, Clock, StepRecord
+from trainer.warm_up import WarmUp
 
 
 @dataclass
@@ -48,6 +52,7 @@ class Run:
     run_dir: Path
     clock: Clock
     model: torch.nn.Module
+    warm_up: WarmUp | None = None
     step: int = 0  # optimizer steps taken over the whole run
     samples: int = 0
     bad_clips: set[str] = field(default_factory=set)  # paths; on all ranks those of all ranks
@@ -70,37 +75,12 @@ class Run:
         return self.loader.next_place(self.config.epochs) is None
 
 
-@dataclass(slots=True)
-class StepFigures:
-    """One rank's step in numbers, which all ranks exchange in one small collective."""
-
-    loss: float = 0.0  # mean over its microbatches
-    samples: float = 0
-    tokens: float = 0
-    flops: float = 0.0
-    bad: float = 0  # clips that could not be read
-    decoder_bytes: float = 0  # peak of its largest decoding process
-    failed: float = False  # it has no batch
-    data: float = 0.0  # seconds by phase, see telemetry.PHASES
-    encode: float = 0.0
-    forward: float = 0.0
-    backward: float = 0.0
-    optimizer: float = 0.0
-    checkpoint: float = 0.0
-    grad_norm: float = 0.0
-    square: float = 0.0  # sum of squares of the fp32 weights that it holds
-    step_s: float = 0.0
-    own_s: float = 0.0  # of them, not in gradient collectives
-    memory_bytes: float = 0
-    stop: float = False  # it got a signal
-    saver: float = 0  # `Saver.status`
-
-
 @dataclass
 class Share:
     """What this rank did in a step: numbers for the others, and what it reports itself."""
 
     figures: StepFigures = field(default_factory=StepFigures)
+    loss: Tensor | float = 0.0  # stays on the device until the end of the step
     buckets: dict[str, None] = field(default_factory=dict)  # in order, each once
     bad: list[tuple[int, str, str]] = field(default_factory=list)
     failure: TrainerError | None = None  # why this rank has no batch
@@ -118,23 +98,24 @@ def step(run: Run, batches: Iterator[Batch]) -> bool:
             run.saver.hold()
     with clock.phase("optimizer", number):
         lr = run.schedule.lr
-        grad_norm = engine.step()
-        run.schedule.step()
-        masters = engine.master_params()
-        run.ema.update(masters)
-        norms = torch._foreach_norm([master for _, master in masters])
-        square = float(sum(norm.square() for norm in norms))
+        on_device = update(run)
+    # Where the host waits for a GPU: all phases have ended there when these are read.
+    loss, grad_norm, square = engine.read(torch.as_tensor(share.loss), *on_device)
 
-    step_s = time.perf_counter() - start
+    step_s, seconds = time.perf_counter() - start, clock.take()
+    own_s = step_s - (engine.waited_s - waited)
+    if isinstance(clock, DeviceClock):
+        own_s = clock.own_s
     own = replace(
         share.figures,
-        **clock.take(),
+        **seconds,
+        loss=loss,
         bad=len(share.bad),
         failed=share.failure is not None,
         grad_norm=grad_norm,
         square=square,
         step_s=step_s,
-        own_s=step_s - (engine.waited_s - waited),
+        own_s=own_s,
         memory_bytes=_memory(engine),
         stop=run.stop_requested,
         saver=run.saver.status,
@@ -146,7 +127,8 @@ def step(run: Run, batches: Iterator[Batch]) -> bool:
     run.step = number
     samples = int(sum(rank.samples for rank in ranks))
     run.samples += samples
-    squares, work_s = [rank.square for rank in ranks], [rank.own_s for rank in ranks]
+    squares = [rank.square for rank in ranks]
+    idle_share, slowest_rank = idle_and_slowest(ranks, on_device=isinstance(clock, DeviceClock))
     record = StepRecord(
         step=number,
         steps_total=run.steps_total,
@@ -160,8 +142,8 @@ def step(run: Run, batches: Iterator[Batch]) -> bool:
         step_s=max(rank.step_s for rank in ranks),
         seconds={p: sum(getattr(rank, p) for rank in ranks) / engine.world for p in PHASES},
         weight_norm=math.sqrt(sum(squares) if engine.is_sharded else squares[0]),
-        idle_share=1 - sum(work_s) / engine.world / max(work_s),
-        slowest_rank=work_s.index(max(work_s)),
+        idle_share=idle_share,
+        slowest_rank=slowest_rank,
         bucket=", ".join(share.buckets),
         memory_bytes=int(max(rank.memory_bytes for rank in ranks)),
         decoder_bytes=int(max(rank.decoder_bytes for rank in ranks)) or None,
@@ -172,28 +154,20 @@ def step(run: Run, batches: Iterator[Batch]) -> bool:
     for row, path, reason in share.bad:
         run.journal.bad_sample(number, engine.rank, row, path, reason)
     report(run, run.saver.advance(rank.saver for rank in ranks))
-    _require_numbers(number, ranks)
+    require_numbers(number, ranks)
     if any(rank.bad for rank in ranks):
         _count_bad(run, share)
     return any(rank.stop for rank in ranks)
 
 
-_NUMBERS = {
-    "loss": "the loss of step {} is {}",
-    "grad_norm": "the norm of the gradients of step {} is {}",
-    "square": "the norm of the weights after step {} is {}",
-}
-
-
-def _require_numbers(number: int, ranks: Sequence[StepFigures]) -> None:
-    """Raises `Diverged` on all ranks before anything that is not finite can be saved."""
-    for name, template in _NUMBERS.items():
-        values = [getattr(rank, name) for rank in ranks]
-        bad = [rank for rank, value in enumerate(values) if not math.isfinite(value)]
-        if bad:
-            what = f"{template.format(number, values[bad[0]])} on rank {', '.join(map(str, bad))}"
-            hint = "resume from the newest checkpoint with a smaller lr or grad_clip"
-            raise agreed(Diverged(f"{what}; all ranks stop; this step is not saved", hint=hint))
+def update(run: Run) -> tuple[Tensor, Tensor]:
+    """All of a step that follows the last backward pass (collective): the norm of the gradients
+    and the sum of squares of this rank's fp32 weights after it, on the device."""
+    grad_norm = run.engine.step()
+    run.schedule.step()
+    masters = run.engine.master_params()
+    run.ema.update(masters)
+    return grad_norm, square_sum([master for _, master in masters], run.engine.device)
 
 
 def _count_bad(run: Run, share: Share) -> None:
@@ -239,7 +213,8 @@ def _microbatch(run: Run, batch: Batch, share: Share, left: int) -> None:
         z_BCTHW, conditions = _encode(run, batch)
         torch.manual_seed(_seed(*seeds))
         mask_BT = run.parts.masks.draw(z_BCTHW.shape[0], z_BCTHW.shape[2])
-        mask_BT = None if mask_BT is None else mask_BT.to(engine.device)
+        # not blocking: the host would wait until the device has encoded
+        mask_BT = None if mask_BT is None else mask_BT.to(engine.device, non_blocking=True)
     with engine.passing(is_last=not left):
         with clock.phase("forward", number):
             losses = run.parts.flow.training_losses(run.model, z_BCTHW, conditions, mask=mask_BT)
@@ -247,7 +222,7 @@ def _microbatch(run: Run, batch: Batch, share: Share, left: int) -> None:
         with clock.phase("backward", number):
             engine.backward(loss, is_last=not left)
     figures = share.figures
-    figures.loss += float(loss.detach())
+    share.loss = share.loss + loss.detach().double()
     figures.samples += len(z_BCTHW)
     count, _, frames, height, width = z_BCTHW.shape
     patches = zip((frames, height, width), run.parts.model.config.patch_size, strict=True)
@@ -272,9 +247,11 @@ def _encode(run: Run, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
             video = to_signed(batch.video.to(device, non_blocking=True))
             z_BCTHW = run.parts.vae.encode(video)
             conditions["y"], conditions["mask"] = run.parts.text.encode(batch.text)
-    return z_BCTHW, {
-        name: value.to(device, non_blocking=True) for name, value in conditions.items()
-    }
+    mask_BL = conditions.pop(
+        "mask"
+    )  # stays on the host, where its values can be read without waiting
+    moved = {name: value.to(device, non_blocking=True) for name, value in conditions.items()}
+    return z_BCTHW, {**moved, "mask": mask_BL}
 
 
 def _memory(engine: Engine) -> float:

@@ -20,6 +20,7 @@ if __package__ in (None, ""):  # run as a file, as `colossalai run` does
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
     sys.path.remove(str(Path(__file__).resolve().parent))
 
+from trainer.allocator import use_expandable_segments
 from trainer.command_line import INTERRUPTED, Parser, is_reporter, missing_packages
 from trainer.config import load as configuration
 from trainer.engine.agreement import in_words, is_lost
@@ -44,6 +45,7 @@ _SECRET = ("KEY", "TOKEN", "SECRET", "PASS", "PWD", "AUTH", "CREDENTIAL", "COOKI
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    use_expandable_segments(os.environ)
     argv = list(sys.argv[1:] if argv is None else argv)
     options, overrides = _parser().parse_known_args(argv)
     try:
@@ -81,6 +83,7 @@ def _train(config: configuration.Config, options: argparse.Namespace, argv: Sequ
         hint = "--data-path FILE.csv; make one with python -m trainer.data.digits"
         raise ConfigError("there is no dataset", hint=hint)
     from trainer.data.loader.loader import require_below
+    from trainer.device import be_deterministic
     from trainer.diffusion.frame_masks import build_masks
     from trainer.engine.base import build_engine
 
@@ -90,6 +93,8 @@ def _train(config: configuration.Config, options: argparse.Namespace, argv: Sequ
     heartbeat = Heartbeat.from_environment(int(os.environ.get("RANK", "0")))
     if heartbeat:
         heartbeat.beat("start", 0)
+    if config.deterministic:
+        be_deterministic()
     engine = build_engine(config.engine)
     engine.setup(config.seed, config.process_group_timeout_s)
     with contextlib.ExitStack() as leaving, contextlib.ExitStack() as closing:

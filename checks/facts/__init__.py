@@ -10,10 +10,10 @@ watts, seconds, degrees Celsius. All other packages import from `checks.facts`, 
 from checks.facts.fleet import Active, BadLink, Collectives, DeviceSpeed, PortSeen, SharedSeen
 from checks.facts.fleet import Fleet, LaunchNeeds
 from checks.facts.gpu import THROTTLE_REASONS, Gpu, GpuFacts, GpuHealth, GpuProcess, GpuState
-from checks.facts.gpu import NvLinks
+from checks.facts.gpu import KernelModule, NvLinks
 from checks.facts.machine import Blocked, ChronyTracking, Clock, Disk, Exchange, FileSeen, GitState
 from checks.facts.machine import Interpreter, KernelEvent, KernelLog, Machine, Memory, Mount
-from checks.facts.machine import ProcessTable, PythonEnv, ShellLimits, System, TimeSource
+from checks.facts.machine import ProcessTable, PythonEnv, ShellLimits, System, TimeSource, TorchGpus
 from checks.facts.network import Fabric, Gid, IbPort, Interface, Network, Port
 from checks.facts.node import NodeFacts, Previous, Unreached
 from checks.facts.unknown import NOT_ASKED, Maybe, Section, Unknown, known, or_none, then

@@ -31,7 +31,7 @@ class BadLink:
 
 @dataclass(frozen=True, slots=True)
 class Collectives:
-    """All-reduce by pairs, of all together, and by halves where that failed."""
+    """All-reduce inside each node, by pairs, of all together, and by halves where that failed."""
 
     nodes: tuple[str, ...]  # that took part
     bad_nodes: Mapping[str, str] = field(default_factory=dict)
@@ -41,6 +41,7 @@ class Collectives:
     unknown: Mapping[str, str] = field(default_factory=dict)  # nodes that could not be tried
     rounds: int = 0
     pair_bytes_s: Maybe[float] = NOT_ASKED  # bus bandwidth of the middle pair
+    inside_bytes_s: Mapping[str, float] = field(default_factory=dict)  # of each node's own GPUs
 
 
 @dataclass(frozen=True, slots=True)

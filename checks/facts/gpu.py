@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from checks.facts.unknown import NOT_ASKED, Maybe, Unknown, or_none
+from checks.facts.unknown import NOT_ASKED, Maybe, Unknown, known, then
 
 # Bits of nvmlDeviceGetCurrentClocksEventReasons; nvidia-smi's names are in parsers/gpu_health.py.
 THROTTLE_REASONS = {
@@ -54,6 +54,12 @@ class GpuHealth:
     max_sm_mhz: Maybe[float] = NOT_ASKED
     fabric_state: Maybe[str] = NOT_ASKED  # Completed, In Progress; only with NVSwitch
     fabric_status: Maybe[str] = NOT_ASKED
+    virtualization: Maybe[str] = NOT_ASKED  # None; in a virtual machine: Pass-Through, VGPU
+
+    @property
+    def is_virtual(self) -> bool:
+        """In a virtual machine, whose host may own NVSwitch and the fabric manager."""
+        return self.virtualization in ("Pass-Through", "VGPU")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +109,14 @@ class GpuProcess:
     rank: Maybe[int | None] = NOT_ASKED
 
 
+@dataclass(frozen=True, slots=True)
+class KernelModule:
+    """The driver's kernel module as /proc shows it."""
+
+    version: str
+    gpus: int  # that it has taken
+
+
 GpuState = Literal[
     "ok",
     "partial",  # some GPUs answered, and there was an error text beside them
@@ -123,6 +137,7 @@ class GpuFacts:
     gpus: tuple[Gpu, ...] = ()
     processes: Maybe[tuple[GpuProcess, ...]] = NOT_ASKED
     on_pci: Maybe[int] = NOT_ASKED  # NVIDIA devices that the kernel sees on PCI, driver or not
+    module: Maybe[KernelModule] = NOT_ASKED  # of the driver, whatever nvidia-smi says
     nvswitches: Maybe[int] = NOT_ASKED  # NVSwitch chips on PCI
     nvlinks: Maybe[tuple[NvLinks, ...]] = NOT_ASKED
     fabric_manager: Maybe[str] = NOT_ASKED  # word of systemctl: active, inactive, failed
@@ -136,7 +151,15 @@ class GpuFacts:
     @property
     def has_hardware(self) -> bool:
         """Whether the driver or PCI shows an NVIDIA GPU in the machine, even a broken one."""
-        return self.state in ("ok", "partial", "failed", "hung") or bool(or_none(self.on_pci))
+        in_module = then(self.module, lambda module: module.gpus)
+        seen = any(known((self.on_pci, in_module)))
+        return self.state in ("ok", "partial", "failed", "hung") or seen
+
+    @property
+    def driver(self) -> Maybe[str]:
+        """The driver's version: of a GPU that answers, else of the kernel module."""
+        answers = known(gpu.driver for gpu in self.gpus)
+        return answers[0] if answers else then(self.module, lambda module: module.version)
 
     @property
     def is_pci_unread(self) -> bool:

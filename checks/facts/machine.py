@@ -222,8 +222,16 @@ class PythonEnv:
     prefix: str
     version: str
     packages: Mapping[str, str | None]
-    torch_cuda: str | None
+    torch_cuda: Maybe[str | None]  # None: a torch for the CPU
     installed: Mapping[str, str] = field(default_factory=dict)  # every distribution there
+
+
+@dataclass(frozen=True, slots=True)
+class TorchGpus:
+    """What torch itself says of the node's GPUs: how many it can use, else why none."""
+
+    count: int
+    reason: str = ""  # torch's own words
 
 
 Interpreter = Literal["works", "missing", "broken", "unknown"]

@@ -20,6 +20,7 @@ from checks.facts.machine import (
     PythonEnv,
     ShellLimits,
     System,
+    TorchGpus,
 )
 from checks.facts.network import Fabric, Network, Port
 from checks.facts.unknown import NOT_ASKED, Maybe, Unknown, then
@@ -66,6 +67,7 @@ class NodeFacts:
     memory: Maybe[Memory] = NOT_ASKED
     load_1min: Maybe[float] = NOT_ASKED
     software: Maybe[PythonEnv] = NOT_ASKED  # the interpreter that training runs on
+    torch_gpus: Maybe[TorchGpus] = NOT_ASKED  # asked where a driver is loaded
     interpreter: Interpreter = "unknown"  # that same one: is it there at all
     disks: Mapping[str, Maybe[Disk]] = field(default_factory=dict)
     ports: Mapping[int, Maybe[Port]] = field(default_factory=dict)

@@ -21,6 +21,7 @@ from checks.facts import (
     Port,
     PythonEnv,
     Section,
+    TorchGpus,
     Unknown,
     then,
 )
@@ -39,7 +40,7 @@ from checks.parsers.machine import (
     read_system,
     read_wandb,
 )
-from checks.parsers.nvidia_smi import count_on_pci, parse_gpus, parse_quantity
+from checks.parsers.nvidia_smi import count_on_pci, parse_gpus, parse_module, parse_quantity
 from checks.parsers.nvml import parse_nvml
 from checks.parsers.section import Sections, parsed, read_sections, sections_of, unreadable
 
@@ -66,6 +67,7 @@ def parse_census(name: str, envelope: Mapping[str, Any], *, loopback: bool = Fal
         memory=of("meminfo", _memory),
         load_1min=of("loadavg", lambda text: parse_quantity(text.split()[0])),
         software=of("python", lambda text: then(_object(text), _python)),
+        torch_gpus=of("torch", lambda text: then(_object(text), _torch_gpus)),
         interpreter=_interpreter(sections.get("python")),
         disks={
             path: parsed(section, lambda text: then(_object(text), read_disk))
@@ -106,11 +108,12 @@ def parse_all_gpus(sections: Sections) -> GpuFacts:
             gpus,
             gpus=tuple(_with_health(gpu, details) for gpu in gpus.gpus),
             nvlinks=parsed(get("nvlink"), read_nvlinks, any_exit=True),
-            pairs=parsed(get("topology"), read_topology),
         )
     return dataclasses.replace(
         gpus,
+        pairs=parsed(get("topology"), read_topology),
         on_pci=count_on_pci(get("pci")),
+        module=parse_module(get("nvidia_proc")),
         nvswitches=count_on_pci(get("nvswitch")),
         # systemctl is-active exits 3 for every word but active.
         fabric_manager=parsed(get("fabric_manager"), _unit_state, any_exit=True),
@@ -168,7 +171,7 @@ def _machine(text: str, boot_id: Maybe[str]) -> Machine:
 def _python(data: Mapping[str, Any]) -> Maybe[PythonEnv]:
     """Versions of an interpreter's environment, as the census's question prints them."""
     packages, every = data.get("packages"), data.get("installed")
-    cuda, version = data.get("torch_cuda"), data.get("python")
+    version = data.get("python")
     if not (isinstance(packages, dict) and isinstance(every, dict) and isinstance(version, str)):
         return unreadable(str(data))
     return PythonEnv(
@@ -176,9 +179,23 @@ def _python(data: Mapping[str, Any]) -> Maybe[PythonEnv]:
         prefix=str(data.get("prefix")),
         version=version,
         packages={str(name): str(v) if v is not None else None for name, v in packages.items()},
-        torch_cuda=None if cuda in (None, "None") else str(cuda),
+        torch_cuda=_torch_cuda(packages.get("torch"), data.get("torch_cuda")),
         installed={str(name): str(v) for name, v in every.items()},
     )
+
+
+def _torch_cuda(torch: object, cuda: object) -> Maybe[str | None]:
+    """torch writes its CUDA, or None, into version.py: no such line is a lack of knowledge."""
+    if torch is None or cuda == "None":
+        return None
+    return cuda if isinstance(cuda, str) else Unknown("torch's version.py does not say its CUDA")
+
+
+def _torch_gpus(data: Mapping[str, Any]) -> Maybe[TorchGpus]:
+    count, reason = data.get("count"), data.get("reason")
+    if type(count) is not int or not isinstance(reason, str):
+        return unreadable(str(data))
+    return TorchGpus(count, " ".join(reason.split())[:240])
 
 
 def _interpreter(section: Section | None) -> Interpreter:

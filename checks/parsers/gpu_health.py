@@ -64,6 +64,7 @@ HEALTH_FIELDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "max_sm_mhz": ("number", ("Max Clocks/SM",)),
     "fabric_state": ("text", ("Fabric/State",)),
     "fabric_status": ("text", ("Fabric/Status",)),
+    "virtualization": ("text", ("GPU Virtualization Mode/Virtualization Mode",)),
 }
 """Fields of GpuHealth: the method of Values that reads them, their keys in `nvidia-smi -q`."""
 

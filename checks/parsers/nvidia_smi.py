@@ -13,6 +13,7 @@ from checks.facts import (
     GpuFacts,
     GpuProcess,
     GpuState,
+    KernelModule,
     Maybe,
     Section,
     Unknown,
@@ -254,3 +255,18 @@ def count_on_pci(section: Section | None) -> Maybe[int]:
     lines = [line for line in text.splitlines() if not line.startswith("#devices\t")]
     strange = [line for line in lines if not re.match(r"[0-9a-f]{4,8}:", line)]
     return unreadable(strange[0]) if strange else len(lines)
+
+
+def parse_module(section: Section | None) -> Maybe[KernelModule]:
+    """/proc/driver/nvidia/version, its first line, and a line for each GPU of the kernel module."""
+    if section is not None and section.state == "missing":
+        return Unknown("no kernel module of NVIDIA is loaded", is_absence=True)
+    text = text_of(section)
+    if isinstance(text, Unknown):
+        return text
+    first, *gpus = text.splitlines()
+    version = re.search(r"Kernel Module .*?\b(\d{3,4}\.\d{1,4}(?:\.\d{1,4})?)\b", first)
+    strange = [line for line in gpus if not re.match(r"[0-9a-f]{4,8}:", line)]
+    if version is None or strange:
+        return unreadable(strange[0] if strange else first)
+    return KernelModule(version[1], len(gpus))

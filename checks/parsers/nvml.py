@@ -24,6 +24,7 @@ from checks.parsers.nvidia_smi import GPU_FIELDS, Owner, Values, parse_owners
 from checks.parsers.section import text_of, unreadable
 
 _NAMES = {"sram_threshold_exceeded": "sram_threshold", "power_default_w": "power_default_mw"}
+_VIRTUALIZATION = ("None", "Pass-Through", "VGPU", "Host VGPU", "Host VSGA")
 _COMPUTE_MODES = ("Default", "Exclusive_Thread", "Prohibited", "Exclusive_Process")
 _RECOVERIES = (
     *("None", "Reset", "Reboot", "Drain P2P", "Drain and Reset", "Recover IMEX Domain"),
@@ -79,6 +80,8 @@ def _gpu(row: Mapping[str, Any]) -> Gpu:
     mode, recovery = get.whole("compute_mode"), get.whole("recovery")
     health["compute_mode"] = then(mode, lambda n: _named(n, _COMPUTE_MODES, "{}"))
     health["recovery_action"] = then(recovery, lambda n: _named(n, _RECOVERIES, "action {}"))
+    virtualization = get.whole("virtualization")
+    health["virtualization"] = then(virtualization, lambda n: _named(n, _VIRTUALIZATION, "mode {}"))
     throttle = then(get.whole("throttle"), _reasons)
     return Gpu(
         **{field: getattr(get, method)(name) for field, (method, _, name) in GPU_FIELDS.items()},

@@ -90,18 +90,18 @@ def _env_fix(reason: str) -> str | None:
 
 @check("active.allreduce", "active")
 def allreduce(active: Active) -> Iterator[Finding]:
-    """All-reduce over the nodes works: no node and no link between them fails, hangs or is slow.
+    """All-reduce works inside every node and between them: none fails, hangs or is slow.
 
     Why: A hang in a collective names no node: every rank waits. Tests by pairs and halves name it.
-    Bad: FAIL: fails, hangs, or under half (on a CPU a tenth) of the median node's best pair, and
-        again; UNKNOWN where it is not known which one
-    How: torch.distributed (nccl, or gloo on a CPU) sums over pairs along the ring of nodes, then
-        over all, then over halves of what fails
+    Bad: FAIL: fails, hangs, or under half (on a CPU a tenth) of the median node, alone or in its
+        best pair, and again; UNKNOWN where it is not known which one; SKIP with one device alone
+    How: torch.distributed (nccl, or gloo on a CPU) sums over the GPUs of each node alone, over
+        pairs along the ring of nodes, then over all, then over halves of what fails
     Fix: leave one node out: -x; its cable, NIC counters, MTU, firewall to the other
     """
     seen = active.collectives
     if isinstance(seen, Unknown):
-        yield (skip if seen.reason.startswith("one node") else unknown)(seen)
+        yield (skip if seen.is_absence else unknown)(seen)
         return
     named = {*seen.bad_nodes, *(node for group, _ in seen.unclear for node in group)}
     named |= {node for link in seen.bad_links for node in (link.first, link.second)}
@@ -120,10 +120,14 @@ def allreduce(active: Active) -> Iterator[Finding]:
     for node, why in seen.unknown.items():
         if node not in named:
             yield unknown(why, nodes=(node,), fix=_env_fix(why))
-    if good := tuple(node for node in seen.nodes if node not in {*named, *seen.unknown}):
-        speed = seen.pair_bytes_s
-        measured = "" if isinstance(speed, Unknown) else f", {rate(speed)} a pair"
-        yield passed(f"sums with the others{measured}", nodes=good)
+    speed = seen.pair_bytes_s
+    measured = "" if isinstance(speed, Unknown) else f", {rate(speed)} a pair"
+    between = [f"sums with the others{measured}"] if len(seen.nodes) > 1 else []
+    for node in seen.nodes:
+        if node not in {*named, *seen.unknown}:
+            own = seen.inside_bytes_s.get(node)
+            inside = [] if own is None else [f"its GPUs sum with each other, {rate(own)}"]
+            yield passed("; ".join(between + inside), nodes=(node,))
 
 
 @check("active.port", "active")

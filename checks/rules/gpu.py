@@ -7,7 +7,16 @@ from collections import Counter
 from collections.abc import Iterator
 
 from checks.compare import each_node
-from checks.facts import NOT_ASKED, Fleet, GpuFacts, GpuProcess, NodeFacts, Unknown, known
+from checks.facts import (
+    NOT_ASKED,
+    Fleet,
+    GpuFacts,
+    GpuProcess,
+    KernelModule,
+    NodeFacts,
+    Unknown,
+    known,
+)
 from checks.finding import Action, Finding, Lacks, fail, need, passed, skip, unknown, warn
 from checks.registry import check
 
@@ -64,6 +73,9 @@ def driver(gpus: GpuFacts) -> Finding:
     if gpus.state == "partial":
         text, fix = f"{answers}, and: {gpus.summary}", "dmesg | grep -i xid"
         return fail(text, fix=fix, action=Action.REBOOT)
+    if isinstance(gpus.module, KernelModule) and gpus.module.gpus and no_tool:
+        text = f"the driver's kernel module has {gpus.module.gpus} GPUs, but there is no nvidia-smi"
+        return fail(text, fix="install nvidia-utils of the driver's version, or put it on PATH")
     if isinstance(gpus.on_pci, int) and gpus.on_pci:
         why = "no nvidia-smi" if no_tool else "the driver sees none of them"
         text = f"{gpus.on_pci} NVIDIA devices on PCI, but {why}"

@@ -13,8 +13,10 @@ from checks.facts import (
     Gpu,
     GpuFacts,
     GpuHealth,
+    Maybe,
     NodeFacts,
     NvLinks,
+    TorchGpus,
     Unknown,
     known,
 )
@@ -146,14 +148,17 @@ def nvlink(fleet: Fleet) -> Iterator[Finding]:
     """All NVLinks are up.
 
     Why: NCCL goes over PCIe where they are not, several times slower, without a message.
-    Bad: FAIL on any inactive link, fewer links than the majority's GPUs, a pair without NVLink
+    Bad: FAIL on any inactive link, fewer links than the majority's GPUs, a pair without NVLink;
+        WARN in virtual machines none of which has a link: the host assigns them
     How: NVML link states or nvidia-smi nvlink -s, and topo -m
     Fix: sudo systemctl restart nvidia-fabricmanager; reboot; service
     """
     best: dict[str, int] = defaultdict(int)  # links of a GPU, by model
+    models_with_links = set()
     for _, gpu, links in (one for node in fleet.reached for one in _linked(node.gpus)):
         count = links.active + len(links.inactive) if links else 0
         best[str(gpu.name)] = max(best[str(gpu.name)], count)
+        models_with_links |= {gpu.name} if links and links.active else set()
 
     def judge(_node: NodeFacts, gpus: GpuFacts) -> Finding:
         need_answer(gpus, "links")
@@ -178,6 +183,13 @@ def nvlink(fleet: Fleet) -> Iterator[Finding]:
         evidence = [*off, *few]
         if slow and not evidence:
             evidence = [f"no NVLink between GPUs {', '.join(slow[:4])}"]
+        if (
+            evidence
+            and _is_virtual(gpus)
+            and models_with_links.isdisjoint(g.name for g in gpus.gpus)
+        ):
+            text = f"a virtual machine, and no GPU of this model has a link: {evidence[0]}"
+            return warn(text, fix="ask the owner of the host; --active measures without NVLink")
         if evidence:
             count = len(off) + len(few)
             return fail("; ".join(evidence[:4]), count, 0, action=Action.REBOOT)
@@ -185,11 +197,15 @@ def nvlink(fleet: Fleet) -> Iterator[Finding]:
             return unknown(f"links of GPU {','.join(silent)} were not reported")
         if others := silent_others(gpus):
             return others
-        if isinstance(gpus.pairs, Unknown) and not gpus.pairs.is_absence:
+        if isinstance(gpus.pairs, Unknown) and len(gpus.gpus) > 1:
             return unknown(f"the links are up, topology: {gpus.pairs}")
         return passed("all links are up")
 
     return each_node(fleet, "gpus", judge)
+
+
+def _is_virtual(gpus: GpuFacts) -> bool:
+    return any(isinstance(gpu.health, GpuHealth) and gpu.health.is_virtual for gpu in gpus.gpus)
 
 
 def _linked(gpus: GpuFacts) -> Iterator[tuple[str, Gpu, NvLinks | None]]:
@@ -201,11 +217,13 @@ def _linked(gpus: GpuFacts) -> Iterator[tuple[str, Gpu, NvLinks | None]]:
 
 
 @check("gpu.fabric", advisory=True)
-def fabric(gpus: GpuFacts) -> Iterable[Finding]:
+def fabric(node: NodeFacts, gpus: GpuFacts) -> Iterable[Finding]:
     """With NVSwitch the fabric manager has done its work.
 
     Why: Without it CUDA does not even initialise on an SXM board.
-    Bad: FAIL with NVSwitch and a manager that is not active or a fabric that is not Completed
+    Bad: FAIL with NVSwitch and a manager that is not active or a fabric that is not Completed; in a
+        virtual machine without NVSwitch, whose host has the manager: WARN where torch can use the
+        GPUs all the same, UNKNOWN where torch was not asked
     How: NVSwitch chips on PCI, systemctl is-active nvidia-fabricmanager, fabric state of the driver
     Fix: sudo systemctl restart nvidia-fabricmanager; journalctl -u nvidia-fabricmanager
     """
@@ -220,6 +238,8 @@ def fabric(gpus: GpuFacts) -> Iterable[Finding]:
         bad_status = isinstance(status, str) and status != "Success"
         if isinstance(state, str) and (state != "Completed" or bad_status):
             text = state if isinstance(status, Unknown) else f"{state}, {status}"
+            if health.is_virtual and not has_switches:
+                return _of_host(text, node.torch_gpus)
             return fail(f"fabric is {text}", text, "Completed")
         if isinstance(switches, Unknown) and switches != NOT_ASKED:
             return Unknown(f"NVSwitch chips: {switches}")
@@ -228,3 +248,14 @@ def fabric(gpus: GpuFacts) -> Iterable[Finding]:
         return first_unknown(state) or unread(status)
 
     return per_gpu(gpus, judge, "fabric completed")
+
+
+def _of_host(state: str, torch_gpus: Maybe[TorchGpus]) -> Finding:
+    """A fabric that is not Completed, in a virtual machine: CUDA tells whether that matters."""
+    text = f"fabric is {state} in a virtual machine, whose host owns NVSwitch"
+    fix = "ask the owner of the host for the state of its fabric manager"
+    if isinstance(torch_gpus, Unknown):
+        return unknown(f"{text}; whether torch can use the GPUs: {torch_gpus}", fix=fix)
+    if torch_gpus.count:
+        return warn(f"{text}; torch can use the GPUs", state, "Completed", fix=fix)
+    return fail(f"{text}; torch cannot use the GPUs", state, "Completed", fix=fix)

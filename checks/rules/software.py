@@ -16,6 +16,7 @@ from checks.facts import (
     NodeFacts,
     PythonEnv,
     Unknown,
+    or_none,
     then,
 )
 from checks.finding import Finding, Lacks, fail, need, passed, skip, unknown, warn
@@ -222,7 +223,7 @@ def _same(
 
 
 def _torch_of(env: PythonEnv) -> str | None:
-    version, cuda = env.packages.get("torch"), env.torch_cuda
+    version, cuda = env.packages.get("torch"), or_none(env.torch_cuda)
     return f"{version} (CUDA {cuda})" if version and cuda and "+" not in version else version
 
 

@@ -21,6 +21,7 @@ _RESERVED = re.compile(
     "RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|NODE_RANK|GROUP_RANK|MASTER_ADDR|MASTER_PORT|"
     "CLUSTERCTL_.*"
 )
+_ALLOCATOR, _OLDER_NAME = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
 AUTO = "auto"  # decided by the agent on each node
 
 _WATCHDOG = {
@@ -132,10 +133,18 @@ def build(
     take(PRESETS[preset], f"preset {preset}")
     take(facts or {}, "facts")
     prefixes = (*PASSED_PREFIXES, "TOKENIZERS_PARALLELISM")
-    take({name: head[name] for name in head if name.startswith(prefixes)}, "your environment")
+    given = {name: head[name] for name in head if name.startswith(prefixes)}
+    given.pop(
+        "CUDA_VISIBLE_DEVICES", None
+    )  # which of this machine's GPUs says nothing of the nodes'
+    take(given, "your environment")
     if device == "cpu":
         take({"CUDA_VISIBLE_DEVICES": ""}, "--device cpu")
+    if device in ("cpu", "cuda"):
+        take({"TRAINER_DEVICE": device}, "--device")
     take(parse_assignments(assignments, head), BY_OPTION)
+    if _OLDER_NAME in chosen and chosen[_ALLOCATOR].origin == "default":
+        del chosen[_ALLOCATOR]  # torch would read it and not the user's
     return Environment(tuple(chosen[name] for name in sorted(chosen)))
 
 
@@ -147,6 +156,8 @@ def _defaults(device: str, run_dir: Path) -> dict[str, str]:
         # torch's default is all cores for every process. On CPU one thread each, since nodes may
         # share a machine there; with GPUs the agent divides its cores by its slots.
         "OMP_NUM_THREADS": "1" if device == "cpu" else AUTO,
+        # Hundreds of shapes of batches split the allocator's blocks until none is large enough.
+        _ALLOCATOR: "expandable_segments:True",
         # gloo takes the interface of the host's own name, which Debian maps to 127.0.1.1.
         "GLOO_SOCKET_IFNAME": AUTO,
         # A collective that times out leaves its flight record where dump-stacks looks for it.

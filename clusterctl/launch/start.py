@@ -9,17 +9,19 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from checks.facts import Fleet, LaunchNeeds, NodeFacts, or_none
-from checks.finding import Report
+from checks.finding import Report, Verdict
+from checks.rules.gpu import no_gpu
 from checks.runner import run_checks
-from clusterctl.errors import UsageError
+from clusterctl.errors import CouldNotFindOut, UsageError
 from clusterctl.launch import environment
 from clusterctl.launch.inputs import LaunchLine, kept_environment
 from clusterctl.launch.plan import PORT_RANGE, LaunchPlan, Timing, assign_ranks, new_run_id
 from clusterctl.launch.run_dir import claim_run_dir, run_label
-from clusterctl.nodes import Node
+from clusterctl.nodes import Node, fold
 from clusterctl.remote.cluster import Cluster
 from clusterctl.remote.facts import read_node
 from trainer.runlog.run_dir import next_run_dir
@@ -50,6 +52,8 @@ class Prepared(NamedTuple):
     device: str
     slots: Mapping[str, int]
     report: Report | None  # None: the user skipped it
+    # Nodes of which nobody knows whether they have GPUs, and why.
+    unsure: Mapping[str, str] = MappingProxyType({})
 
 
 def prepare(cluster: Cluster, options: LaunchOptions, line: LaunchLine) -> Prepared:
@@ -85,13 +89,28 @@ def prepare(cluster: Cluster, options: LaunchOptions, line: LaunchLine) -> Prepa
     # Without --master_port the agents look for a free one themselves.
     without = () if options.master_port else ("launch.port_free",)
     report = run_checks(Fleet(facts, needs), without=without, seconds=time.monotonic() - started)
-    return Prepared(device, slots, report)
+    return Prepared(device, slots, report, unsure_of_gpus(facts))
 
 
 def choose_device(device: str, facts: Sequence[NodeFacts]) -> str:
-    """`auto` is cuda if any node shows a sign of a GPU: a broken driver makes no CPU node."""
+    """`auto` is cuda if any node shows a sign of a GPU: a broken driver makes no CPU node.
+
+    One node without a usable GPU never turns the others into CPU nodes: a check refuses it.
+    """
     found = "cuda" if any(node.gpus.has_hardware for node in facts) else "cpu"
     return found if device == "auto" else device
+
+
+def unsure_of_gpus(facts: Sequence[NodeFacts]) -> dict[str, str]:
+    """Nodes that gave no answer, or none that says whether they have GPUs, and why."""
+    unsure = {}
+    for node in facts:
+        found = no_gpu(node.gpus)
+        if node.unreached is not None:
+            unsure[node.name] = str(node.unreached)
+        elif found is not None and found.verdict is Verdict.UNKNOWN:
+            unsure[node.name] = found.evidence
+    return unsure
 
 
 def choose_slots(
@@ -105,7 +124,16 @@ def choose_slots(
 def plan_launch(
     nodes: Sequence[Node], prepared: Prepared, options: LaunchOptions, line: LaunchLine, claim: bool
 ) -> LaunchPlan:
-    """The plan; with `claim` its run directory is made. Raises `UsageError`."""
+    """The plan; with `claim` its run directory is made. Raises `UsageError`.
+
+    Raises `CouldNotFindOut` where `auto` would start a run on CPUs without knowing all nodes.
+    """
+    if claim and prepared.unsure and (options.device, prepared.device) == ("auto", "cpu"):
+        why = next(iter(prepared.unsure.values()))
+        names = fold(prepared.unsure)
+        text = f"nothing was started: whether {names} has GPUs is not known ({why})"
+        hint = f"--device cpu or --device cuda decides; or leave it out: -x {names}"
+        raise CouldNotFindOut(text, hint=hint)
     if not Path(options.python).is_absolute():
         raise UsageError(f"--python {options.python} is not an absolute path")
     workdir = options.workdir.absolute()

@@ -54,9 +54,10 @@ def main():
         reads.update({"port:%d" % port: partial(try_port, port) for port in ARGS["ports"]})
     tasks += [partial(call, name, read, 3.0) for name, read in reads.items()]
     if ARGS.get("python"):
-        from clusterctl.payload.collect.launch import ask_python
+        from clusterctl.payload.collect.launch import ask_python, ask_torch
 
         tasks.append(partial(ask_python, ARGS["python"], timeout_s))
+        tasks.append(partial(ask_torch, ARGS["python"], timeout_s))
     together(tasks)
     finish({"cpu_s": sum(os.times()[:4])})
     if ARGS.get("pings"):

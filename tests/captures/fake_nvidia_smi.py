@@ -135,6 +135,14 @@ def install(
     return {"PATH": f"{directory}:{python}:/usr/local/bin:/usr/bin:/bin"}
 
 
+def install_torch(directory: Path, cuda: str = "12.8") -> dict[str, str]:
+    """A torch by name, built for a CUDA; returns an environment in which an interpreter sees it."""
+    (directory / "torch").mkdir(parents=True, exist_ok=True)
+    (directory / "torch-2.9.0.dist-info").mkdir(exist_ok=True)
+    (directory / "torch" / "version.py").write_text(f"cuda = {cuda!r}\n")
+    return {"PYTHONPATH": str(directory)}
+
+
 def write_tool(path: Path, text: str) -> None:
     path.write_text(text + "\n")
     path.chmod(0o755)

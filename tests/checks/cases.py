@@ -26,6 +26,7 @@ from checks.facts import (
     ShellLimits,
     System,
     TimeSource,
+    TorchGpus,
     Unknown,
     Unreached,
 )
@@ -195,6 +196,8 @@ CASES: dict[str, list[Case]] = {
     "gpu.fabric": [
         bad("manager failed", FAIL, gpus=h.gpu_facts(fabric_manager="failed")),
         bad("in progress", FAIL, **gpu(fabric_state="In Progress")),
+        bad("in progress in a virtual machine", WARN, gpus=dataclasses.replace(
+            h.with_gpu(3, fabric_state="In Progress", virtualization="Pass-Through"), nvswitches=0)),
     ],
     "gpu.persistence": [bad("off", WARN, **gpu(persistence=False))],
     "gpu.mig": [bad("on", FAIL, **gpu(mig=True))],
@@ -263,6 +266,18 @@ CASES: dict[str, list[Case]] = {
     ],
     "software.nccl_equal": [bad("older", FAIL, **env(**{"nvidia-nccl-cu12": "2.21.5"}))],
     "software.packages_equal": [bad("one package", WARN, **env(einops="0.7"))],
+    "software.cuda_driver": [
+        bad("CUDA 13 on driver 565", FAIL, software=dataclasses.replace(environment(), torch_cuda="13.0"),
+            torch_gpus=TorchGpus(0, "The NVIDIA driver on your system is too old (found version 12070)")),
+        bad("with cuda-compat", WARN, software=dataclasses.replace(environment(), torch_cuda="13.0")),
+        bad("a torch for the CPU", FAIL, software=dataclasses.replace(environment(), torch_cuda=None)),
+        bad("no line about CUDA", UNKNOWN, software=dataclasses.replace(environment(), torch_cuda=Unknown("version.py"))),
+    ],
+    "software.torch_gpus": [
+        bad("fabric manager is down", FAIL, torch_gpus=TorchGpus(0, "Error 802: system not yet initialized")),
+        bad("six of eight", FAIL, torch_gpus=TorchGpus(6)),
+        bad("import hangs", UNKNOWN, torch_gpus=Unknown("no end in 20 s, killed")),
+    ],
     "software.git_commit": [bad("another", FAIL, git=GitState("f" * 40, ()))],
     "software.git_dirty": [bad("changed", WARN, git=GitState(h.COMMIT, ("train.py",)))],
     "storage.free_space": [bad("9 GiB for 20", FAIL, disks={"/data": h.disk(0.991, path="/data")})],

@@ -28,7 +28,7 @@ def _nvml_row(index: int) -> dict[str, Any]:
         "memory_total": 80 << 30, "utilization": 0, "temperature": 30, "slowdown_c": 89, "margin_c": 59,
         "vbios": "96.00.74.00.01", "inforom": "G520", "gsp": "565.57.01", "persistence": 1, "mig": 0,
         "compute_mode": 0, "ecc": 1, "corrected_volatile": 0, "uncorrected_volatile": 0,
-        "sram_uncorrected_aggregate": 0, "remapped_uncorrectable": 0, "remap_pending": 0, "remap_failure": 0,
+        "sram_uncorrected_aggregate": 0, "sram_threshold": 0, "virtualization": 0, "remapped_uncorrectable": 0, "remap_pending": 0, "remap_failure": 0,
         "throttle": 1, "pcie_width": 16, "pcie_width_max": 16, "pcie_gen": 5, "pcie_gen_max": 5,
         "max_sm_mhz": 1980, "recovery": 0, "fabric_state": "Completed", "fabric_status": "Success",
         "links": [1] * 18, "processes": [],
@@ -45,13 +45,20 @@ def _smi() -> dict[str, str]:
     csv = fake.h100()
     return {
         "gpus": csv, "gpu_processes": fake.capture("no-processes.apps.csv"), "gpu_details": fake.details(csv),
-        "nvlink": fake.nvlinks(csv), "topology": recorded("topo/topo-m.h100x8-no-nic.txt"),
+        "nvlink": fake.nvlinks(csv),
     }  # fmt: skip
 
 
 def _pci(kind: str, device: str, count: int) -> str:
     devices = "".join(f"\n0000:{n:02x}:00.0 {kind} {device}" for n in range(count))
     return f"#devices\t40{devices}"
+
+
+def _module(gpus: int) -> str:
+    version = (
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  565.57.01  Thu Oct 10 12:29:05 UTC 2024"
+    )
+    return "\n".join([version, *(f"0000:{n:02x}:00.0" for n in range(gpus))])
 
 
 def _mount(path: str, kind: str, source: str) -> str:
@@ -77,6 +84,8 @@ def _texts(by_nvml: bool) -> Mapping[str, str]:
     fabric = "#devices\t9\n#peermem\tyes\n" + lids + recorded("infiniband/sysfs-h100.tsv")
     return {
         **({"nvml": _nvml()} if by_nvml else _smi()),
+        "topology": recorded("topo/topo-m.h100x8-no-nic.txt"), "nvidia_proc": _module(8),
+        "torch": json.dumps({"count": 8, "reason": ""}),
         "pci": _pci("0x030200", "0x2330", 8), "nvswitch": _pci("0x068000", "0x22a3", 4), "fabric_manager": "active\n",
         "meminfo": "MemTotal: 2097152000 kB\nMemAvailable: 2000000000 kB\nSwapTotal: 0 kB\nSwapFree: 0 kB\n",
         "loadavg": "1.00 1.00 1.00 1/900 4711\n",

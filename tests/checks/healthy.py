@@ -32,6 +32,7 @@ from checks.facts import (
     ShellLimits,
     System,
     TimeSource,
+    TorchGpus,
     Unknown,
 )
 from checks.parsers.census import parse_all_gpus
@@ -144,7 +145,7 @@ def full(name: str, **fields: Any) -> NodeFacts:
         name=name, hostname=name, user="me", python="3.10.12", gpus=gpu_facts(),
         machine=machine(f"boot-{name}"), memory=Memory(1 << 41, 1 << 40, 0, 0), load_1min=1.0,
         software=dataclasses.replace(environment(), installed={"torch": "2.9.0", "nvidia-nccl-cu12": "2.27.5"}),
-        interpreter="works", disks={"/data": disk(path="/data")}, ports={29500: Port(True)}, connect_s=0.2,
+        torch_gpus=TorchGpus(8), interpreter="works", disks={"/data": disk(path="/data")}, ports={29500: Port(True)}, connect_s=0.2,
         fabric=fabric(), clock=clock(), kernel_log=KernelLog((), 800),
         shell_limits=ShellLimits(1048576, None, 1 << 40), mounts=(ROOT, SHARED),
         network=network(), processes=ProcessTable((), (), 400), system=System("Ubuntu 22.04", ("performance",)),

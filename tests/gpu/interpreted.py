@@ -8,7 +8,7 @@ import json
 import torch
 import torch.nn.functional as F
 
-from tests.gpu.frames_attention import frames_attention, is_usable
+from trainer.models.attention.frames import frames_attention, is_usable
 
 # Clips, frames, places, heads, width of a head: one frame, sequences that share a block, and a long one.
 SHAPES = [

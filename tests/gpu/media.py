@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from tests.gpu.run import Item, Options
@@ -13,15 +13,8 @@ if TYPE_CHECKING:
 
 BUDGET_S = 300.0
 REPEATS = 3
-# Of transformers' T5Config; the encoder of DeepFloyd/t5-v1_1-xxl that Open-Sora reads.
-XXL = {"d_model": 4096, "d_ff": 10240, "num_layers": 24, "num_heads": 64, "vocab_size": 32128}
-TINY = {"d_model": 32, "d_ff": 64, "num_layers": 2, "num_heads": 2, "vocab_size": 99}
 TOKENS = 300
 SIZES = {"360p": (360, 640), "720p": (720, 1280)}
-TINY_VAE = {
-    "spatial": {"block_out_channels": [8, 8, 8, 8], "norm_num_groups": 4},
-    "temporal": {"filters": 8, "num_groups": 4},
-}
 
 
 def items(options: Options) -> Iterator[Item]:
@@ -64,24 +57,17 @@ def vae(
 def t5(options: Options, captions: int, at_once: int) -> dict[str, Any]:
     """Full captions through an encoder of T5-XXL's sizes, `at_once` in one pass."""
     import torch
-    from transformers import T5Config, T5EncoderModel
+
+    from trainer.bench.encoders import TINY, XXL, random_text
 
     device = torch.device(options.device)
     sizes, tokens = (TINY, 16) if options.tiny else (XXL, TOKENS)
-    config = T5Config(**sizes, d_kv=64, feed_forward_proj="gated-gelu", dropout_rate=0.0)
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(_dtype(options))
-    try:
-        with device:
-            model = T5EncoderModel(config).eval()
-    finally:
-        torch.set_default_dtype(before)
-    ids = torch.randint(1, config.vocab_size, (captions, tokens), device=device)
+    encoder = random_text(sizes, tokens, tokens, _dtype(options), device)
+    texts = ["caption"] * captions
 
-    @torch.no_grad()
     def encode() -> None:
-        for part in torch.split(ids, at_once):
-            model(input_ids=part, attention_mask=torch.ones_like(part))
+        for start in range(0, captions, at_once):
+            encoder.encode(texts[start : start + at_once])
 
     found = _timed(encode, device)
     return {"captions": captions, "tokens": tokens, "at_once": at_once, **found}
@@ -122,13 +108,9 @@ def sampling(options: Options, size: tuple[int, int, int]) -> dict[str, Any]:
 def _vae(options: Options) -> Any:
     import torch
 
-    from trainer.models.vae.video import OpenSoraVAE, VideoVAESettings
+    from trainer.bench.encoders import random_vae
 
-    settings = VideoVAESettings.from_dict(TINY_VAE if options.tiny else {})
-    network = OpenSoraVAE(settings)
-    network.spatial_vae.to(_dtype(options))
-    network.temporal_vae.to(_dtype(options))
-    return network.to(torch.device(options.device))
+    return random_vae(options.tiny, _dtype(options), torch.device(options.device))
 
 
 def _dtype(options: Options) -> torch.dtype:
@@ -145,25 +127,10 @@ def _small(size: tuple[int, int, int]) -> tuple[int, int, int]:
 def _timed(
     work: Callable[[], object], device: torch.device, repeats: int = REPEATS
 ) -> dict[str, Any]:
-    """Seconds of the first call and of the best of the next ones, and peak memory on a GPU."""
-    import torch
+    """Seconds of the first call and the median of the next ones, FLOP, and peak memory."""
+    from trainer.bench.encoders import timed
 
-    on_gpu = device.type == "cuda"
-
-    def seconds() -> float:
-        start = time.perf_counter()
-        work()
-        if on_gpu:
-            torch.cuda.synchronize()
-        return time.perf_counter() - start
-
-    if on_gpu:
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-    first = seconds()
-    best = min(seconds() for _ in range(repeats))
-    peak = torch.cuda.max_memory_allocated() if on_gpu else None
-    headline = f"{best:.3f} s, first call {first:.2f} s"
-    if peak is not None:
-        headline += f"  peak {peak / 1e9:.1f} GB"
-    return {"seconds": best, "first_s": first, "peak_bytes": peak, "headline": headline}
+    found = timed(work, device, repeats)
+    headline = f"{found.seconds:.3f} s, first call {found.first_s:.2f} s"
+    headline += f"  {found.flops / 1e12:.1f} TFLOP  peak {found.peak_bytes / 1e9:.1f} GB"
+    return {**asdict(found), "headline": headline}

@@ -37,7 +37,7 @@ BASIC = {"gpus", "gpu_processes", "gpu_details", "nvlink", "topology", "nvml", "
 OF_LAUNCH = {"network", "addresses", "name:@", "reach", "system", "ib"}
 OF_CLOCK = {"began", "adjtimex", "chrony_tracking", "chrony_sources", "clocksource", "log_ahead", "processes"}  # fmt: skip
 # Sections that are there only when the head has named what it wants.
-ASKED = {"python", "git_head", "git_status", "files", "token", "wandb", "disk:/data", "port:29500", "name:n1"}  # fmt: skip
+ASKED = {"python", "torch", "git_head", "git_status", "files", "token", "wandb", "disk:/data", "port:29500", "name:n1"}  # fmt: skip
 BOOTED_S = 1.7e9
 JUMP_AFTER_S = 0.6
 DEAD = TransportError("tcp", "connection refused", hint="is sshd running there?")
@@ -90,7 +90,7 @@ class Machine:
         if args.get("growth_s") == 0.0:
             wanted["ib_again"] = wanted["ib"]
         named = {
-            "python": args.get("python"), "git_head": args.get("workdir"), "git_status": args.get("workdir"),
+            "python": args.get("python"), "torch": args.get("python"), "git_head": args.get("workdir"), "git_status": args.get("workdir"),
             "files": args.get("files"), "wandb": args.get("wandb"),
         }  # fmt: skip
         wanted |= {name: every[name] for name, is_asked in named.items() if is_asked}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from argparse import ArgumentTypeError
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,16 +15,20 @@ if __name__ == "__main__":  # before the imports that need them
 from trainer.config import load as configuration
 from trainer.errors import ConfigError
 
+PATHS = ("plain", "lambda")
 _DESCRIPTION = """\
 Training steps on random latents, bucket by bucket: seconds by phase (medians), tokens/s, TFLOP/s
 and MFU of forward and backward pass (recomputation apart, as "again"), peak memory. Each bucket
 runs in its own process. Any key of the config is an option too: --dtype fp32.
 
 With --search-batch-size, the largest batch of each bucket within --budget-s and --budget-mb,
-printed as a bucket_config."""
+printed as a bucket_config.
+
+`python -m trainer.bench attention --help`: which kernel attends fastest, by the number of keys."""
 _EPILOG = """\
 examples
   python -m trainer.bench demo --compare plain
+  python -m trainer.bench stage1 --shards 192 --compare plain,lambda --encoders --bucket 360p:51
   python -m trainer.bench stage1 --shards 192 --bucket 360p:102 --bucket 720p:51
   python -m trainer.bench stage1 --shards 192 --search-batch-size --budget-s 12 \\
       --budget-mb 120000"""
@@ -31,12 +36,21 @@ examples
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    args, overrides = _parser().parse_known_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["attention"]:
+        from trainer.bench import attention
+
+        return attention.main(words[1:])
+    args, overrides = _parser().parse_known_args(words)
     config = configuration.load(args.config, overrides)
     if (args.budget_s or args.budget_mb) and not args.search_batch_size:
         raise ConfigError("--budget-s and --budget-mb need --search-batch-size")
-    if args.compare and args.search_batch_size:
-        raise ConfigError("--compare cannot be used with --search-batch-size")
+    args.compare = [name for names in args.compare or () for name in names]
+    for option in ("compare", "encoders"):
+        if getattr(args, option) and args.search_batch_size:
+            raise ConfigError(f"--{option} cannot be used with --search-batch-size")
+    if args.tiny_encoders and not args.encoders:
+        raise ConfigError("--tiny-encoders needs --encoders")
     from trainer.bench.buckets import Bench  # after the arguments: it imports torch
 
     bench = Bench(args, config)
@@ -52,9 +66,13 @@ def _parser() -> Parser:
     add("--bucket", action="append", metavar="NAME:FRAMES", help="only this one, e.g. 360p:102")
     add("--aspect-ratio", metavar="H:W", help="of the clips; default 9:16, or the nearest there is")
     add("--batch-size", **count, help="instead of the bucket's")
-    plain = "explicit fp32 softmax, modulation twice, every block checkpointed"
-    what = f"also run the model as Open-Sora 1.2 does: {plain}"
-    add("--compare", choices=("plain",), help=what)
+    what = (
+        "also run the model as Open-Sora 1.2 does: explicit fp32 softmax, modulation twice, every "
+        "block checkpointed (plain); or with its kernels switched on, as Lambda ran it (lambda)"
+    )
+    add("--compare", action="append", type=_paths, metavar="plain,lambda", help=what)
+    add("--encoders", action="store_true", help="also time VAE and text encoder on the microbatch")
+    add("--tiny-encoders", action="store_true", help="small ones, to rehearse without a GPU")
     what = "off, all, 'every 2', or memory for activations, '24 GB'; default as the config does"
     add("--grad-checkpoint", metavar="WHAT", help=what)
     add("--offload", action="store_true", help="kept activations wait in host memory")
@@ -75,6 +93,14 @@ def _parser() -> Parser:
     add("--budget-mb", **positive, help="peak memory, 10^6 bytes")
     add("--most", **count, default=4096, help="largest batch size to try")
     return parser
+
+
+def _paths(text: str) -> list[str]:
+    names = text.split(",")
+    for name in names:
+        if name not in PATHS:
+            raise ArgumentTypeError(f"{name!r} is not one of {', '.join(PATHS)}")
+    return names
 
 
 if __name__ == "__main__":

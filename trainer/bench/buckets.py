@@ -7,19 +7,22 @@ import functools
 import json
 import platform
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from trainer.bench.child import Kind, Outcome, try_in_child
+from trainer.bench.child import Kind, Outcome, Work, try_in_child
+from trainer.bench.encoders import TEXT, VAE, encode_trial
+from trainer.bench.rows import Row, other_paths, print_table
 from trainer.bench.search import Budget, SearchStopped, largest_batch
 from trainer.bench.shapes import Shape, as_bucket_config, shapes_of
-from trainer.bench.trial import OURS, PHASES, PLAIN, Measured, Spec, run_trial
+from trainer.bench.trial import OTHERS, OURS, Spec, run_trial
 from trainer.config.load import Config
+from trainer.device import choose_device
 from trainer.errors import ConfigError
 from trainer.models.activation_checkpointing import GradCheckpoint
+from trainer.models.attention.table import read_table
 from trainer.models.stdit_config import PRESETS, STDiT3Config
 from trainer.runlog.gpu_peaks import peak_flops
 from trainer.runlog.output import LOG
@@ -33,6 +36,8 @@ class Bench:
         self._args = args
         if args.grad_checkpoint:
             GradCheckpoint.parse(args.grad_checkpoint)  # an error here, not in each child
+        if config.attention_table is not None:
+            read_table(config.attention_table)
         self._config = replace(
             config,
             grad_checkpoint=args.grad_checkpoint or config.grad_checkpoint,
@@ -42,16 +47,15 @@ class Bench:
         self._shapes = shapes_of(config, args.bucket or (), args.aspect_ratio)
         if not self._shapes:
             raise ConfigError("bucket_config has no bucket that takes clips")
-        self._device = _device(args.device)
+        self._device = device_of(args.device)
         on_cpu = self._device == "cpu"
-        name = platform.processor() if on_cpu else torch.cuda.get_device_name(self._device)
-        self._device_name = name or "cpu"
+        self._device_name = name_of(self._device)
         if on_cpu and args.search_batch_size and not (args.budget_s or args.budget_mb):
             hint = "without one it would fill this machine's memory"
             raise ConfigError(
                 "on a CPU the search needs a limit: --budget-s or --budget-mb", hint=hint
             )
-        self._peak = None if on_cpu else peak_flops(name, config.dtype)
+        self._peak = None if on_cpu else peak_flops(self._device_name, config.dtype)
         if args.peak_tflops:
             self._peak = args.peak_tflops * 1e12
 
@@ -61,17 +65,20 @@ class Bench:
         patch = options.get("patch_size", STDiT3Config().patch_size)
         rows = []
         for shape in self._shapes:
-            for path in (OURS, PLAIN) if self._args.compare else (OURS,):
+            for path in (OURS, *(path for path in OTHERS if path in self._args.compare)):
                 spec = replace(self._spec(shape), path=path)
                 outcome = self._try(spec, f", {path}")
                 tokens = spec.shape.batch_size * spec.shape.tokens(patch)
-                rows.append(Row(spec.shape, path, tokens, outcome))
+                encoders = self._encoders(spec) if path == OURS else {}
+                rows.append(Row(spec.shape, path, tokens, outcome, encoders))
         if self._args.json:
-            self._print_document(self._peak, rows=[row.to_json(self._peak) for row in rows])
+            lines = [row.to_json(self._peak, other_paths(rows, row)) for row in rows]
+            self._print_document(self._peak, rows=lines)
         else:
             print_table(rows, self._peak)
-            print(self._notes())
-        return 0 if all(row.outcome.kind is Kind.MEASURED for row in rows) else 1
+            print(self._notes(rows))
+        outcomes = [outcome for row in rows for outcome in (row.outcome, *row.encoders.values())]
+        return 0 if all(outcome.kind is Kind.MEASURED for outcome in outcomes) else 1
 
     def search(self) -> int:
         """Print the config's bucket_config with the largest batch sizes. Raises SearchStopped."""
@@ -116,14 +123,23 @@ class Bench:
             steps=args.steps,
         )
 
-    def _try(self, spec: Spec, what: str = "") -> Outcome:
+    def _encoders(self, spec: Spec) -> dict[str, Outcome]:
+        if not self._args.encoders:
+            return {}
+        works = {
+            name: functools.partial(encode_trial, spec, name, self._args.tiny_encoders)
+            for name in (VAE, TEXT)
+        }
+        return {name: self._try(spec, f", {name}", work) for name, work in works.items()}
+
+    def _try(self, spec: Spec, what: str = "", work: Work | None = None) -> Outcome:
         name, names = spec.shape.name, [shape.name for shape in self._shapes]
         place = f"bucket {names.index(name) + 1} of {len(names)}"
         title = f"{place}: {name} x {spec.shape.batch_size}{what}"
         if not sys.stderr.isatty():
             LOG.info(title)  # a log names it at once
         with StepProgress(title) as progress:
-            work = functools.partial(run_trial, spec)
+            work = work or functools.partial(run_trial, spec)
             return try_in_child(work, spec.device, self._args.timeout_s, progress)
 
     def _print_document(self, peak: float | None, **results: Any) -> None:
@@ -140,113 +156,32 @@ class Bench:
         }
         print(json.dumps(document | results))
 
-    def _notes(self) -> str:
+    def _notes(self, rows: list[Row]) -> str:
         peak, shards = self._peak, self._args.shards
         known = f"peak {peak / 1e12:g} TFLOP/s" if peak else "no peak known: set --peak-tflops"
         share = f"; optimizer state of 1 of {shards} ranks" if shards > 1 else ""
         again = "again: recomputed in the backward pass, not in TFLOP/s or MFU."
-        return f"\n{self._device_name}, {known}{share}. {again}"
+        text = f"\n{self._device_name}, {known}{share}. {again}"
+        found = [row.outcome.measured for row in rows if row.path == OURS and row.outcome.measured]
+        if self._config.compile and found:
+            kinds = " and ".join(f"{n} {kind}" for kind, n in found[0].compiled_blocks.items())
+            text += f"\ncompiled: {kinds} blocks of ours; embedders and final layer are not."
+        if self._args.encoders:
+            text += "\nof a step: of encoders, model and optimizer, one after the other."
+        return text
 
 
-def _device(wanted: str | None) -> str:
+def device_of(wanted: str | None) -> str:
+    """The device of --device, or the one that training would choose. Raises ConfigError."""
     if wanted is None:
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        return choose_device().type
     kind = wanted.split(":")[0]
     if kind not in ("cpu", "cuda") or (kind == "cuda" and not torch.cuda.is_available()):
         raise ConfigError(f"device {wanted!r} is not available")
     return wanted
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One bucket on one path."""
-
-    shape: Shape
-    path: str
-    tokens: int  # latent tokens of the batch
-    outcome: Outcome
-
-    def to_json(self, peak: float | None) -> dict[str, Any]:
-        """Seconds, bytes, FLOP/s; `mfu` counts forward and backward pass, recomputation apart."""
-        same = ("ratio", "height", "width", "latent")
-        document = {
-            "bucket": self.shape.name,
-            **{name: getattr(self.shape, name) for name in same},
-            "path": self.path,
-            "batch_size": self.shape.batch_size,
-            "tokens": self.tokens,
-            "result": self.outcome.kind.value,
-            "reason": self.outcome.reason,
-        }
-        measured = self.outcome.measured
-        if measured is None:
-            return document
-        return document | asdict(measured) | rates(measured, self.tokens, peak)
-
-
-def rates(measured: Measured, tokens: int, peak: float | None) -> dict[str, float | None]:
-    """Throughput of a measurement; shares of the peak are None without one."""
-    passes_s = measured.forward_s + measured.backward_s
-    flops, recompute = measured.model_flops / passes_s, measured.recompute_flops / passes_s
-    of_step = measured.model_flops / measured.step_s
-    return {
-        "tokens_per_s": tokens / measured.step_s,
-        "flops_per_s": flops,
-        "recompute_flops_per_s": recompute,
-        "step_flops_per_s": of_step,
-        "mfu": None if peak is None else flops / peak,
-        "recompute_share": None if peak is None else recompute / peak,
-        "mfu_of_step": None if peak is None else of_step / peak,
-    }
-
-
-def print_table(rows: Sequence[Row], peak: float | None) -> None:
-    """Columns without boxes, the same on a terminal and in a pipe."""
-    from rich.console import Console
-    from rich.table import Table
-
-    # Whole lines, however narrow the terminal: a figure cut short is a wrong figure.
-    console = Console(width=240, highlight=False)
-    plain = {row.shape.name: row.outcome.measured for row in rows if row.path == PLAIN}
-    left_out = [] if plain else ["path", "faster"]
-    left_out += ["MFU"] if peak is None else []
-    names = ["bucket", "path", "batch", "tokens", *PHASES, "step s", "tokens/s", "TFLOP/s", "MFU"]
-    names = [name for name in (*names, "again", "peak MB", "faster") if name not in left_out]
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for name in names:
-        left = name in ("bucket", "path")
-        table.add_column(name, justify="left" if left else "right", no_wrap=True)
-    for row in rows:
-        measured = row.outcome.measured
-        if measured is None:
-            cells = {"forward": row.outcome.kind.value}
-        else:
-            cells = _cells(measured, row.tokens, peak)
-            other = plain.get(row.shape.name)
-            if other is not None and row.path != PLAIN:
-                cells["faster"] = f"{other.step_s / measured.step_s:.2f}x"
-        cells |= {"bucket": row.shape.name, "path": row.path}
-        cells |= {"batch": str(row.shape.batch_size), "tokens": f"{row.tokens:,}"}
-        table.add_row(*(cells.get(name, "-") for name in names))
-    console.print(table)
-    for row in rows:
-        if row.outcome.measured is None:
-            console.print(f"{row.shape.name} {row.path}: {row.outcome.reason}", markup=False)
-
-
-def _cells(measured: Measured, tokens: int, peak: float | None) -> dict[str, str]:
-    figures = rates(measured, tokens, peak)
-    mfu, recompute = figures["mfu"], measured.recompute_flops / measured.model_flops
-    return {
-        **{name: _seconds(getattr(measured, f"{name}_s")) for name in PHASES},
-        "step s": _seconds(measured.step_s),
-        "tokens/s": f"{figures['tokens_per_s']:,.0f}",
-        "TFLOP/s": f"{(figures['flops_per_s'] or 0) / 1e12:.3g}",
-        "MFU": "-" if mfu is None else f"{100 * mfu:.1f}%",
-        "again": f"+{100 * recompute:.0f}%",
-        "peak MB": f"{measured.peak_bytes / 1e6:,.0f}",
-    }
-
-
-def _seconds(value: float) -> str:
-    return f"{value:.3f}" if value < 10 else f"{value:.1f}"
+def name_of(device: str) -> str:
+    if device == "cpu":
+        return platform.processor() or "cpu"
+    return torch.cuda.get_device_name(device)

@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 
-from trainer.bench.trial import Measured, status_bytes
+from trainer.allocator import use_expandable_segments
+from trainer.bench.peaks import status_bytes
 from trainer.errors import one_line
 from trainer.models import memory
 
@@ -42,7 +43,7 @@ class Outcome:
     """What the work returned, or why it did not in `reason`."""
 
     kind: Kind
-    measured: Measured | None = None
+    measured: Any = None  # of a training step: trial.Measured
     reason: str = ""
 
 
@@ -52,6 +53,7 @@ def try_in_child(work: Work, device: str, timeout_s: float, progress: Progress) 
     Only an allocator's error, or a kill while the kernel counted an out-of-memory kill, is
     OUT_OF_MEMORY; every other end is FAILED with its reason.
     """
+    use_expandable_segments(os.environ)
     context = multiprocessing.get_context("forkserver")
     # Forked from a server that has torch imported, a child starts in milliseconds, not seconds.
     context.set_forkserver_preload(["trainer.bench.trial", "torch._dynamo"])  # AdamW asks for it

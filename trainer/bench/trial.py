@@ -7,28 +7,32 @@ of `shards` ranks holds; communication between ranks is not in it.
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import itertools
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from trainer.bench.peaks import held_bytes, peak_bytes, reset_peak
 from trainer.bench.shapes import Shape, model_options
 from trainer.config.load import Config
 from trainer.data.plan.costs import now
+from trainer.device import be_deterministic
 from trainer.diffusion.rectified_flow import build_flow
+from trainer.models.attention.table import read_table
 from trainer.models.flops import flops_by_part
+from trainer.models.peak import State, predicted_peak
 from trainer.models.plain import plain_forward
 from trainer.models.stdit import STDiT3, build_stdit
 from trainer.optim.ema import EMA
 
 # B batch · C channels · T,H,W latent frames, height, width · L text tokens
-OURS, PLAIN = "ours", "plain"
+OURS, PLAIN, LAMBDA = "ours", "plain", "lambda"
+OTHERS = (PLAIN, LAMBDA)  # what ours can be compared with
 PHASES = ("forward", "backward", "optimizer")
 
 
@@ -62,6 +66,9 @@ class Measured:
     parameters: int
     forward_flops: int  # of one pass over the batch
     recompute_flops: int  # what checkpointing runs a second time
+    first_s: float  # the very first step: with compiling, planning, loading of kernels
+    compiled_blocks: dict[str, int]  # spatial and temporal ones
+    predicted_mb: float | None = None  # of `predicted_peak`, of our path
 
     @property
     def model_flops(self) -> int:
@@ -71,18 +78,21 @@ class Measured:
 
 def run_trial(spec: Spec, progress: Callable[[int, int], None]) -> Measured:
     """Build, warm up, measure. `progress(done, total)` counts steps. Raises what torch raises."""
+    if spec.config.deterministic:
+        be_deterministic()
     device, shape = torch.device(spec.device), spec.shape
     if spec.config.threads is not None:
         torch.set_num_threads(spec.config.threads)
     torch.manual_seed(0)
     trainee = Trainee(spec, device)
-    on_gpu = device.type == "cuda"
-    start_bytes = torch.cuda.memory_allocated(device) if on_gpu else status_bytes("VmRSS")
-    _reset_peak(device)
+    start_bytes = held_bytes(device)
+    reset_peak(device)
     times: list[tuple[float, ...]] = []
+    first_s = 0.0
     for number in range(spec.warmup + spec.steps):
         progress(number, spec.warmup + spec.steps)
         seconds = trainee.step()
+        first_s = first_s or sum(seconds)
         if number >= spec.warmup:
             times.append(seconds)
         if spec.enough_s is not None and sum(seconds) > spec.enough_s:
@@ -90,18 +100,21 @@ def run_trial(spec: Spec, progress: Callable[[int, int], None]) -> Measured:
             break
     columns = zip(PHASES, zip(*times, strict=True), strict=True)
     phases: dict[str, Any] = {f"{name}_s": statistics.median(column) for name, column in columns}
-    peak_bytes = torch.cuda.max_memory_allocated(device) if on_gpu else status_bytes("VmHWM")
+    most_bytes = peak_bytes(device)
     sizes = (shape.batch_size, *shape.latent, spec.text_tokens)
     parts = flops_by_part(trainee.model.config, *sizes)
     return Measured(
         **phases,
         step_s=statistics.median(sum(seconds) for seconds in times),
         steps=len(times),
-        peak_bytes=peak_bytes,
+        peak_bytes=most_bytes,
         start_bytes=start_bytes,
         parameters=sum(p.numel() for p in trainee.model.parameters()),
         forward_flops=parts.total,
         recompute_flops=parts.recompute(trainee.recomputed),
+        first_s=first_s,
+        compiled_blocks=trainee.compiled_blocks(),
+        predicted_mb=trainee.predicted_mb(spec),
     )
 
 
@@ -116,10 +129,12 @@ class Trainee:
         self.model.use_positions(config.positions)
         self._flow = build_flow(config.scheduler)
         self._call: Callable[..., Tensor] = self.model
-        if spec.path == PLAIN:
-            self._call = self._plain
+        if spec.path in OTHERS:
+            self._call = functools.partial(self._plain, spec.path == LAMBDA)
             self.recomputed: frozenset[int] = frozenset(range(2 * self.model.config.depth))
         else:
+            if config.attention_table is not None:
+                self.model.use_attention(read_table(config.attention_table))
             self.model.enable_grad_checkpoint(config.grad_checkpoint, config.offload_activations)
             sizes = shape.batch_size, shape.latent, spec.text_tokens
             self.recomputed = self.model.recomputed_blocks(*sizes)
@@ -133,12 +148,33 @@ class Trainee:
             self._mask_BT = torch.ones(sizes_BT, dtype=torch.bool, device=device)
             self._mask_BT[0, 0] = False
 
-    def _plain(self, x: Tensor, t: Tensor, num_frames: Any = None, **kwargs: Any) -> Tensor:
+    def compiled_blocks(self) -> dict[str, int]:
+        """How many blocks of each kind torch.compile runs."""
+        kinds = {"spatial": self.model.spatial_blocks, "temporal": self.model.temporal_blocks}
+        return {
+            kind: sum(block._compiled_call_impl is not None for block in blocks)
+            for kind, blocks in kinds.items()
+        }
+
+    def predicted_mb(self, spec: Spec) -> float | None:
+        """Tensors at the fullest moment of our step, from shapes alone, 10^6 bytes."""
+        if spec.path != OURS:
+            return None
+        # Gradients are whole here, and no collective has a bucket of them.
+        state = State(world=spec.shards, plugin="zero1", reduce_bucket=0)
+        sizes = spec.shape.batch_size, spec.shape.latent, spec.text_tokens
+        return predicted_peak(self.model, *sizes, state, masked=spec.masked).total / 1e6
+
+    def _plain(
+        self, fused: bool, x: Tensor, t: Tensor, num_frames: Any = None, **kwargs: Any
+    ) -> Tensor:
         if "x_mask" in kwargs:  # the plain path knows frames of tokens only
             patch = self.model.config.patch_size[0]
             x_mask = nn.functional.pad(kwargs["x_mask"], (0, -x.shape[2] % patch))
             kwargs["x_mask"] = x_mask.unflatten(1, (-1, patch)).any(-1)
-        return plain_forward(self.model, x, t, kwargs.pop("y"), recompute=True, **kwargs)
+        return plain_forward(
+            self.model, x, t, kwargs.pop("y"), recompute=True, fused=fused, **kwargs
+        )
 
     def step(self) -> tuple[float, ...]:
         """Seconds of forward, backward and optimizer."""
@@ -161,7 +197,7 @@ def _inputs(
     config, shape, batch = model.config, spec.shape, spec.shape.batch_size
     length = config.model_max_length
     y = torch.randn(batch, 1, length, config.caption_channels, device=device, dtype=dtype)
-    mask = torch.zeros(batch, length, dtype=torch.int64, device=device)
+    mask = torch.zeros(batch, length, dtype=torch.int64)  # on the host, as in training
     mask[:, : spec.text_tokens] = 1
     size = {"fps": 24, "height": shape.height, "width": shape.width, "num_frames": shape.frames}
     values = {name: torch.full((batch,), float(v), device=device) for name, v in size.items()}
@@ -210,18 +246,3 @@ def _first_share(params: list[nn.Parameter], shards: int) -> Iterator[tuple[nn.P
         if left > 0:
             yield p, min(left, p.numel())
         left -= p.numel()
-
-
-def status_bytes(name: str) -> int:
-    """A line of this process's status (VmRSS), 0 where there is none."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), 0)
-
-
-def _reset_peak(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        return
-    # Not every container allows it; the peak then has the building of the model in it.
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts again from what is held now

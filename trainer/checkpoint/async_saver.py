@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from trainer.checkpoint import files as checkpoint
-from trainer.checkpoint.staging_buffer import PendingCopy, StagingBuffer
+from trainer.checkpoint.staging_buffer import PendingCopy, StagingBuffer, use_device
 from trainer.config.load import Config
 from trainer.engine.base import STATE, Engine, EngineState
 from trainer.engine.shards import write
@@ -99,7 +99,7 @@ class Saver:
         self._wait_s = min(config.process_group_timeout_s / 2, LIMIT_S)
         self._noted: set[str] = set()
         self._save: _Save | None = None
-        self._buffer = StagingBuffer()
+        self._buffer = StagingBuffer(engine.device)
 
     def prepare(self) -> None:
         """Get memory for copies of weights and state on a thread, now."""
@@ -112,7 +112,7 @@ class Saver:
             keys = [f"state/{name}/{kind}" for kind in ("master", *STATE)] + [f"average/{name}"]
             sizes |= dict.fromkeys(keys, master.nbytes)
         sizes |= {f"weights/{k}": v.nbytes for k, v in weights.items() if not v.is_meta}
-        self._buffer.prepare(sizes, pinned=any(master.is_cuda for _, master in masters))
+        self._buffer.prepare(sizes)
 
     @property
     def status(self) -> float:
@@ -236,6 +236,7 @@ class Saver:
     def _start(self, save: _Save, work: Callable[[], None]) -> None:
         def guarded() -> None:
             try:
+                use_device(self._engine.device)
                 work()
             except CheckpointError as error:
                 save.fail(str(error))

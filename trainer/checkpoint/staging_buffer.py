@@ -13,6 +13,13 @@ import torch
 from torch import Tensor
 
 
+def use_device(device: torch.device) -> None:
+    """Call first on a thread that touches CUDA: its current device would be GPU 0, where each
+    local rank would then open a context of about 0.5 GB."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
 class PendingCopy:
     """Tensors as they are now, for another thread; on a GPU after the work queued so far."""
 
@@ -40,16 +47,19 @@ class PendingCopy:
 class StagingBuffer:
     """Bytes by name. Only one thread at a time uses it; `prepare` is over when `copy` begins."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device  # of what is copied
         self._buffers: dict[str, Tensor] = {}
         self._preparing: threading.Thread | None = None
 
-    def prepare(self, sizes: Mapping[str, int], *, pinned: bool) -> None:
+    def prepare(self, sizes: Mapping[str, int]) -> None:
         """Allocate these bytes on a thread, now, so that the first save does not wait for it."""
 
         def get() -> None:
             # Where there is none, the save asks again, and says it.
             with contextlib.suppress(MemoryError, RuntimeError):
+                use_device(self._device)
+                pinned = self._device.type == "cuda"
                 for key, size in sizes.items():
                     buffer = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
                     self._buffers[key] = buffer.zero_()

@@ -181,6 +181,8 @@ class Config(Section):
     offload_activations: bool = False  # what the backward pass keeps waits in host memory
     compile: bool = False  # torch.compile of each block: slow first steps, faster ones after
     positions: str = choice("fp32-exact", "bf16-compat")  # bf16-compat: as in Open-Sora's runs
+    deterministic: bool = False  # the same bits in every run on a GPU; slower backward passes
+    attention_table: str | None = None  # kernels by shape, made by trainer.bench attention --write
     dtype: str = choice("bf16", "fp32")  # fp32 master weights either way
 
     # optimisation

@@ -22,7 +22,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainer.config.load import Config
+from trainer.device import choose_device
 from trainer.engine.agreement import agreed, attempt, common
+from trainer.engine.listed_adamw import ListedAdamW
 from trainer.engine.process_group import rank_of_run
 from trainer.engine.shards import Facts, Shards
 from trainer.errors import EngineError, TrainerError
@@ -59,12 +61,15 @@ class Engine(abc.ABC):
     forward_is_local: ClassVar[bool] = True  # whether `module` computes without the other ranks
     _config: Config
     _optimizer: Any
+    _masters: list[tuple[str, Tensor]]  # `wrap` finds them once: 2 ms of a step with 971
 
     def __init__(self) -> None:
         own = rank_of_run()
         self.rank, self.world, self.local_rank = own.rank, own.world, own.local_rank
-        on_gpu = torch.cuda.is_available()
-        self.device = torch.device("cuda", self.local_rank) if on_gpu else torch.device("cpu")
+        self.device = choose_device(self.local_rank)
+        # Called in `backward` when all that computes without the other ranks is launched, by an
+        # engine that can tell it apart.
+        self.on_computed: Callable[[], None] = lambda: None
         # torch 2.13 renamed collectives; ColossalAI and we, for older torch, use the old names.
         warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)
 
@@ -78,6 +83,10 @@ class Engine(abc.ABC):
     def wrap(self, model: nn.Module, config: Config) -> nn.Module:
         """Take over the model and make its optimizer; call the returned module from then on."""
 
+    @abc.abstractmethod
+    def twin(self, model: nn.Module) -> nn.Module:
+        """A second, small model for passes alone, as `wrap` left the first (collective)."""
+
     def passing(self, *, is_last: bool) -> AbstractContextManager[None]:
         """Around a microbatch's passes; collectives may wait for the one that `is_last`."""
         return nullcontext()
@@ -87,21 +96,26 @@ class Engine(abc.ABC):
         """Add this rank's gradients, averaged over ranks, to those since the last step."""
 
     @abc.abstractmethod
-    def step(self) -> float:
-        """Clip, update, forget the gradients. Returns the gradient norm before clipping."""
+    def step(self) -> Tensor:
+        """Clip, update, forget the gradients. Returns the gradient norm before clipping, fp64 on
+        the device: reading it here would keep the device waiting for the update's launches."""
 
     def state(self) -> EngineState | None:
         """This rank's part of the optimizer's state, not copied; None where others hold it."""
         if not self.is_sharded and self.rank:
             return None  # every rank has the same
         tensors: dict[str, Tensor] = {}
-        steps: dict[str, int] = {}
+        counts: dict[str, Tensor] = {}
         for name, master, own in self._states():
-            steps[name] = int(own.get("step", 0))
             # A parameter without a gradient so far has only its master.
+            counts |= {name: own["step"]} if "step" in own else {}
             values = {"master": master} | {kind: own[kind] for kind in STATE if kind in own}
             for kind, value in values.items():
-                tensors[f"{name}/{kind}"] = self._local(value).detach().reshape(-1)
+                tensors[f"{name}/{kind}"] = value.detach().reshape(-1)
+        steps = dict.fromkeys((name for name, _ in self._masters), 0)
+        if counts:  # fused AdamW has its counts on the device: one transfer, not one for each
+            found = torch.stack(list(counts.values())).tolist()
+            steps |= {name: int(count) for name, count in zip(counts, found, strict=True)}
         return EngineState(
             *self._place, tensors, Facts(engine=self.name, steps=steps), self._shapes()
         )
@@ -120,7 +134,7 @@ class Engine(abc.ABC):
             if steps.get(name):
                 for kind in STATE:
                     part = self._read_part(shards, name, kind).view(master.shape)
-                    own[kind] = self._held(name, part.to(master.device))
+                    own[kind] = part.to(master.device)
                 # fused AdamW wants its count where the parameter is
                 own["step"] = torch.tensor(float(steps[name]), device=master.device)
 
@@ -145,28 +159,15 @@ class Engine(abc.ABC):
     def _read_part(self, shards: Shards, name: str, kind: str) -> Tensor:
         """What this rank holds of a parameter's master or state, in any shape."""
 
-    def _held(self, name: str, part: Tensor) -> Tensor:
-        """A rank's part of a parameter as the optimizer holds it."""
-        return part
-
-    def _local(self, held: Tensor) -> Tensor:
-        """This rank's part of what the optimizer holds."""
-        return held
-
     @abc.abstractmethod
     def _spread(self) -> None:
         """Set the weights that the ranks compute with from the masters (collective)."""
 
-    def _adamw(self, parameters: list[Any]) -> torch.optim.Optimizer:
+    def _adamw(self, parameters: list[Any]) -> ListedAdamW:
         own = self._config
         numbers = (own.lr, own.adam_betas, own.adam_eps, own.weight_decay)
         # fused: one kernel for all parameters, also on the CPU; needs no CUDA toolkit
-        return torch.optim.AdamW(parameters, *numbers, fused=True)
-
-    def _clip(self, model: nn.Module) -> Tensor:
-        """Clip the gradients; returns their norm before."""
-        limit = self._config.grad_clip or float("inf")  # `inf` never clips and gives the norm
-        return nn.utils.clip_grad_norm_(model.parameters(), limit)
+        return ListedAdamW(parameters, *numbers, fused=True)
 
     def close(self) -> None:
         """Leave the process group."""
@@ -190,9 +191,9 @@ class Engine(abc.ABC):
         """Rank 0's whole state in working precision, else None (collective); what is on the meta
         device is made of `master_params`, in its dtype."""
 
-    @abc.abstractmethod
     def master_params(self) -> list[tuple[str, Tensor]]:
-        """Name and fp32 master of each trained parameter: this rank's flat part, or the whole."""
+        """Name and fp32 master of each trained parameter: this rank's part, or the whole."""
+        return list(self._masters)
 
     @property
     def is_sharded(self) -> bool:
@@ -213,6 +214,10 @@ class Engine(abc.ABC):
         return 0.0
 
     # --- collectives for the loop ---
+
+    def read(self, *values: Tensor) -> list[float]:
+        """Numbers that are on the device, in one transfer: waits for all that is launched."""
+        return torch.stack([value.detach().double() for value in values]).tolist()
 
     def gather(self, values: Iterable[float]) -> list[list[float]]:
         """Every rank's numbers, in rank order, on every rank; one small collective (fp64)."""

@@ -2,7 +2,8 @@
 
 ColossalAI's own checkpoints rebuild the fp32 masters from the working weights: a bf16 run differs
 by 1e-3 ten steps after a resume. This engine writes the masters with the optimizer state; a resumed
-run continues bit by bit at the same world size, and starts at any other.
+run continues bit by bit at the same world size (on a GPU only where its kernels are deterministic),
+and starts at any other.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from torch import Tensor, nn
 from trainer.config.load import Config
 from trainer.engine.base import Engine
 from trainer.engine.colossal_import import import_colossalai, use_cpu
+from trainer.engine.gradients import clip_in_place
 from trainer.engine.process_group import joining
 from trainer.engine.shards import Shards, part_of
+from trainer.engine.zero_step import ZeroStep
 from trainer.errors import EngineError
 
 _STAGES = {"zero2": 2, "zero1": 1}
@@ -60,10 +63,16 @@ class ColossalEngine(Engine):
         optimizer = self._adamw([p for p in model.parameters() if p.requires_grad])
         self._booster = self._names.Booster(plugin=plugin)
         self._model, self._optimizer, *_ = self._booster.boost(model, optimizer)
+        self._parameters = [parameter for _, parameter in self._trained()]
+        self._masters = self._find_masters()
         if self.is_sharded:
             self._time_collectives()
-            self._norm_at_once()
+            self._update = ZeroStep(self._optimizer, config.grad_clip)
         return self._model
+
+    def twin(self, model: nn.Module) -> nn.Module:
+        dtype = next(self.module.parameters()).dtype
+        return model.to(self.device, dtype)
 
     def _plugin(self, config: Config) -> Any:
         on_gpu = self.device.type == "cuda"
@@ -83,33 +92,19 @@ class ColossalEngine(Engine):
         )
 
     def _time_collectives(self) -> None:
-        reduce = self._optimizer._run_reduction
+        reduce, reduce_last = self._optimizer._run_reduction, self._optimizer._reduce_grad
 
         def timed() -> None:
             start = time.perf_counter()
             reduce()
             self._waited_s += time.perf_counter() - start
 
-        self._optimizer._run_reduction = timed
+        def marked(partition_grad: bool) -> None:
+            # On a GPU reductions are on a stream of their own, for which `backward` waits next.
+            reduce_last(partition_grad)
+            self.on_computed()
 
-    def _norm_at_once(self) -> None:
-        """Norm and clipping in one call each; ColossalAI's loops cost 5 ms of a 130 ms step."""
-
-        def norm(dp_pg: Any, gradients: list[Tensor], norm_type: int = 2) -> float:
-            total = torch.zeros((), dtype=torch.float64, device=self.device)  # as ColossalAI sums
-            if gradients:
-                norms = torch._foreach_norm(gradients, norm_type, torch.float64)
-                total = torch.stack(norms).square().sum()
-            dist.all_reduce(total, group=dp_pg)
-            return float(total.sqrt())
-
-        def clip(gradients: list[Tensor], total_norm: float) -> None:
-            limit = self._config.grad_clip
-            if gradients and limit and (scale := (total_norm + 1e-6) / limit) > 1:
-                torch._foreach_mul_(gradients, 1.0 / scale)
-
-        self._optimizer._compute_grad_norm = norm
-        self._optimizer._unscale_and_clip_grads = clip
+        self._optimizer._run_reduction, self._optimizer._reduce_grad = timed, marked
 
     def passing(self, *, is_last: bool) -> contextlib.AbstractContextManager[None]:
         # DDP decides in the forward pass whether the backward pass after it will reduce. ZeRO-2
@@ -131,13 +126,14 @@ class ColossalEngine(Engine):
                 for gradients in parts.values():
                     gradients[:] = [gradient.float() for gradient in gradients]
 
-    def step(self) -> float:
+    def step(self) -> Tensor:
         if self.is_sharded:
-            self._optimizer.step()
-            norm = float(self._optimizer.get_grad_norm())
+            norm = self._update.step()
         else:
-            norm = float(self._clip(self._model))
-            self._optimizer.step()
+            found = [p for p in self._parameters if p.grad is not None]
+            gradients = [p.grad for p in found]
+            norm = clip_in_place(gradients, self._config.grad_clip, self.device)
+            self._optimizer.optim.update(found, gradients)
         self._optimizer.zero_grad()
         return norm
 
@@ -158,7 +154,7 @@ class ColossalEngine(Engine):
     def weights_to_save(self) -> dict[str, Tensor] | None:
         return dict(self.module.state_dict()) if self.rank == 0 else None
 
-    def master_params(self) -> list[tuple[str, Tensor]]:
+    def _find_masters(self) -> list[tuple[str, Tensor]]:
         if not self.is_sharded:
             return [(name, parameter.detach()) for name, parameter in self._trained()]
         master_of = self._optimizer.working_to_master_param

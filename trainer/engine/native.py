@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from trainer.config.load import Config
 from trainer.engine.base import Engine
+from trainer.engine.gradients import clip_in_place
 from trainer.engine.process_group import joining
 from trainer.engine.shards import Shards
 from trainer.errors import EngineError
@@ -48,6 +49,14 @@ class NativeEngine(Engine):
             text = f"plugin {config.plugin} is ColossalAI's; the native engine shards everything"
             raise EngineError(text, hint='engine = "colossal", or leave plugin out')
         self._config, self._dtype = config, _DTYPES[config.dtype]
+        self._model = self.twin(model)
+        self._parameters = self._trained()
+        # This rank's rows as plain tensors: of 971 DTensors an update takes 110 ms, of these 8 ms.
+        self._masters = [(name, p.to_local().detach()) for name, p in self._parameters]
+        self._optimizer = self._adamw([master for _, master in self._masters])
+        return self._model
+
+    def twin(self, model: nn.Module) -> nn.Module:
         model = model.to(self.device, torch.float32)
         policy = MixedPrecisionPolicy(
             param_dtype=self._dtype,
@@ -60,19 +69,24 @@ class NativeEngine(Engine):
             for layer in layers:
                 shard(layer)
         shard(model)
-        self._model = model
-        self._optimizer = self._adamw([parameter for _, parameter in self._trained()])
         return model
 
     def backward(self, loss: Tensor, *, is_last: bool = True) -> None:
         # Every pass is reduced to this rank's fp32 rows: waiting would keep whole gradients.
         loss.backward()
 
-    def step(self) -> float:
-        norm = self._clip(self._model)
-        self._optimizer.step()
-        self._optimizer.zero_grad()
-        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+    @torch.no_grad()
+    def step(self) -> Tensor:
+        masters, gradients = [], []
+        for (_, parameter), (_, master) in zip(self._parameters, self._masters, strict=True):
+            if (gradient := parameter.grad) is not None:
+                masters.append(master)
+                gradients.append(gradient._local_tensor)  # 1 ms of 971 less than to_local()
+                parameter.grad = None
+        limit, group = self._config.grad_clip, dist.group.WORLD
+        norm = clip_in_place(gradients, limit, self.device, group)
+        self._optimizer.update(masters, gradients)
+        return norm
 
     # --- views ---
 
@@ -92,9 +106,6 @@ class NativeEngine(Engine):
                 found[name] = whole.to(self._dtype) if whole.is_floating_point() else whole
         return found if self.rank == 0 else None
 
-    def master_params(self) -> list[tuple[str, Tensor]]:
-        return [(name, parameter.to_local().detach()) for name, parameter in self._trained()]
-
     def part(self, name: str, whole: Tensor) -> Tensor:
         """Its rows: FSDP2 cuts the first dimension."""
         each = -(-whole.shape[0] // self.world)
@@ -102,26 +113,21 @@ class NativeEngine(Engine):
 
     def full_params(self, parts: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         for name, part in parts:
-            yield name, self._held(name, part).full_tensor()
+            like: Any = self._model.get_parameter(name)
+            whole = {"shape": like.shape, "stride": like.stride()}
+            rows = DTensor.from_local(part, like.device_mesh, [Shard(0)], run_check=False, **whole)
+            yield name, rows.full_tensor()
 
     # --- state on disk ---
 
     def _states(self) -> Iterator[tuple[str, Tensor, dict[str, Any]]]:
-        for name, parameter in self._trained():
-            yield name, parameter.to_local().detach(), self._optimizer.state[parameter]
+        for name, master in self._masters:
+            yield name, master, self._optimizer.state[master]
 
     def _read_part(self, shards: Shards, name: str, kind: str) -> Tensor:
         parameter = self._model.get_parameter(name)
         whole = shards.read(f"{name}/{kind}", parameter.numel(), 0, 1)
         return self.part(name, whole.view(parameter.shape).to(self.device))
-
-    def _held(self, name: str, part: Tensor) -> DTensor:
-        like: Any = self._model.get_parameter(name)
-        whole = {"shape": like.shape, "stride": like.stride()}
-        return DTensor.from_local(part, like.device_mesh, [Shard(0)], run_check=False, **whole)
-
-    def _local(self, held: Tensor) -> Tensor:
-        return held.to_local() if isinstance(held, DTensor) else held
 
     def _spread(self) -> None:
         """The parameters are the masters."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from trainer.allocator import use_expandable_segments
 from trainer.command_line import INTERRUPTED, Parser, above_0, command, finite, whole
 from trainer.config import load as configuration
 from trainer.config.load import RUN_CONFIG, Config
@@ -45,6 +47,7 @@ examples
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
+    use_expandable_segments(os.environ)
     args, overrides = _parser().parse_known_args(argv, argparse.Namespace(run_dir=None))
     try:
         return _run(args, overrides)

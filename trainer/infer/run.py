@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from trainer.components import build_parts
+from trainer.device import choose_device
 from trainer.engine.base import set_threads
 from trainer.engine.process_group import Rank
 from trainer.infer import files
@@ -47,9 +48,7 @@ def carry_out(plan: Plan, rank: Rank, progress: Progress) -> list[Path]:
 
 
 def _make(plan: Plan, rank: Rank, todo: Sequence[Job], progress: Progress) -> list[Path]:
-    device = torch.device("cpu")
-    if torch.cuda.is_available():
-        device = torch.device(f"cuda:{rank.local_rank % torch.cuda.device_count()}")
+    device = choose_device(rank.local_rank)
     LOG.info("loading the text encoder, the VAE and the model")
     set_threads(plan.config.threads, rank.on_host, device.type != "cpu")
     less = "a smaller text encoder or model, or dtype = bf16"

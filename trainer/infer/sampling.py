@@ -6,7 +6,6 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -105,17 +104,19 @@ class Sampler:
         for loop in range(settings.loop):
             z_BCTHW, edit_BT = self._start(jobs, groups, references, loop)
             z_BCTHW = self._denoise(jobs, z_BCTHW, edit_BT, loop, step)
-            video_BCTHW = self.parts.vae.decode(z_BCTHW, settings.num_frames)
-            video_BCTHW = video_BCTHW.float().clamp(-1, 1)
-            if loop + 1 < settings.loop:
-                # What the next clip continues: encoded alone, these are whole chunks of the VAE.
-                tails = video_BCTHW[:, :, -self._carried :]
-                length, edit = settings.condition_frame_length, settings.condition_frame_edit
-                for tail, mine, own in zip(tails, groups, references, strict=True):
+            made = []
+            # One clip at a time: 8 of 408 frames at 720p are 36 GB in fp32.
+            for z_CTHW, mine, own in zip(z_BCTHW, groups, references, strict=True):
+                video_CTHW = self.parts.vae.decode(z_CTHW[None], settings.num_frames)[0]
+                video_CTHW = video_CTHW.float().clamp(-1, 1)
+                if loop + 1 < settings.loop:
+                    # What the next clip continues: whole chunks of the VAE when encoded alone.
+                    length, edit = settings.condition_frame_length, settings.condition_frame_edit
                     mine.append(Group(loop + 1, len(own), length=length, edit_ratio=edit))
-                    own.append(self._reader.encode(tail))
-            new = video_BCTHW[:, :, self._carried :] if loop else video_BCTHW
-            whole.append(((new + 1) * 127.5).round().byte().permute(0, 2, 3, 4, 1).cpu())
+                    own.append(self._reader.encode(video_CTHW[:, -self._carried :]))
+                new = video_CTHW[:, self._carried :] if loop else video_CTHW
+                made.append(((new + 1) * 127.5).round_().byte().permute(1, 2, 3, 0).cpu())
+            whole.append(torch.stack(made))
         return torch.cat(whole, dim=1).numpy()
 
     def _start(
@@ -152,7 +153,6 @@ class Sampler:
         y_null, null_mask = model.y_embedder.y_embedding, None
         if settings.negative_prompt is not None and settings.cfg_scale != 1:
             y_null, null_mask = self.parts.text.encode([settings.negative_prompt])
-            null_mask = null_mask.to(self.device)
         size = {
             name: torch.full((len(jobs),), float(getattr(settings, name)), device=self.device)
             for name in ("fps", "height", "width", "num_frames")
@@ -160,12 +160,20 @@ class Sampler:
         generator = [
             generator_of(settings.seed, job.prompt.index, job.sample, loop, "edit") for job in jobs
         ]
-        y, y_null = y.to(self.device, torch.float32), y_null.to(self.device, torch.float32)
-        text_mask, numbers = text_mask.to(self.device), (settings.steps, settings.cfg_scale)
-        options: Any = {"progress": step, "frame_mask": edit_BT, "null_mask": null_mask}
-        texts = (y, y_null, text_mask, size)
-        sample = self.parts.flow.sample
-        return sample(model, z_BCTHW, *texts, *numbers, generator=generator, **options)
+        return self.parts.flow.sample(
+            model,
+            z_BCTHW,
+            y.to(self.device, torch.float32),
+            y_null.to(self.device, torch.float32),
+            text_mask,
+            size,
+            settings.steps,
+            settings.cfg_scale,
+            generator=generator,
+            progress=step,
+            frame_mask=edit_BT,
+            null_mask=null_mask,
+        )
 
     def _least_bytes(self, count: int) -> int:
         """A lower bound of a batch's bytes: pixels, latents and the activations of one block."""

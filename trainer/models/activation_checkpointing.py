@@ -7,12 +7,15 @@ as fit into it, for each shape of a batch. Without torch: reading a config parse
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from trainer.errors import ConfigError
 from trainer.models.stdit_config import STDiT3Config
 
 # B batch · T frames · S places of a frame · L text tokens · D width · N heads
+Size = tuple[int, int, int]  # frames, rows, columns of latents
+WITH_WEIGHTS = ("products", "math")  # kernels that keep a weight for every query and key
 _UNITS = {"mb": 10**6, "gb": 10**9}
 
 
@@ -22,6 +25,8 @@ class GradCheckpoint:
 
     every: int = 0  # pairs of blocks: 1 is all, n each n-th, 0 none
     budget_bytes: int | None = None  # for the blocks' activations; goes before `every`
+    # Blocks that are recomputed in any case, for latents that would not fit (`trainer.fits`).
+    at_least: Mapping[Size, int] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, value: GradCheckpoint | bool | int | str) -> GradCheckpoint:
@@ -40,18 +45,31 @@ class GradCheckpoint:
         known = "off, all, 'every 2' or a size such as '24000 MB'"
         raise ConfigError(f"grad_checkpoint must be {known}; not {value!r}")
 
-    def blocks(self, depth: int, size: BlockBytes) -> frozenset[int]:
+    def blocks(self, depth: int, size: BlockBytes, latent: Size | None = None) -> frozenset[int]:
         """Those recomputed, in the order they run: even ones are spatial, odd ones temporal."""
         count = 2 * depth
+        first = frozenset(range(self.at_least.get(latent, 0) if latent else 0))
         if self.budget_bytes is None:
             every = self.every
-            return frozenset(i for i in range(count) if every and i // 2 % every == 0)
+            return first | {i for i in range(count) if every and i // 2 % every == 0}
         held, recomputed = depth * (size.spatial + size.temporal), 0
         # The first ones: when the backward pass comes to them, the kept ones are free again.
         while held > self.budget_bytes and recomputed < count:
             held -= (size.temporal if recomputed % 2 else size.spatial) - size.entry
             recomputed += 1
-        return frozenset(range(recomputed))
+        return first | frozenset(range(recomputed))
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """What attends, as attention/table.py calls it; that decides what attention keeps."""
+
+    spatial: str = "flash"
+    temporal: str = "flash"
+    text: str = "flash"
+
+
+_FLASH = Kernels()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,26 +86,33 @@ def block_bytes(
     places: int,
     text: int,
     itemsize: int,
-    short_keys: int = 0,
+    kernels: Kernels = _FLASH,
+    modulations: int = 1,
 ) -> BlockBytes:
     """Counted over what the operations of a block save (a test measures it); weights left out.
     `frames` and `places` are of the token grid, `text` the tokens of a caption, `itemsize` bytes of
-    a value; attention to at most `short_keys` keys keeps a weight for each. Compiled: less."""
+    a value, `modulations` those of a clip (`frames` with frame masks). Compiled: less."""
     tokens = batch * frames * places
     entry = tokens * config.hidden_size * itemsize
     # In widths per token: three inputs of branches, qkv 3, normed q and k 2, attention out 1, two
     # branches before their gates, text query and out 2, the inputs of the norms 2; the MLP's two.
     widths = 15 + 2 * config.mlp_ratio
     # fp32: mean and deviation of two norms, deviations of q and k
-    statistics = tokens * 4 * (4 + 2 * config.num_heads)
-    captions = 2 * batch * text * config.hidden_size * itemsize
+    statistics = tokens * 4 * (4 + 2 * config.num_heads * config.qk_norm)
+    captions = (2 * text + 6 * modulations) * batch * config.hidden_size * itemsize
     both = int(widths * entry) + statistics + captions
 
-    def attention(keys: int) -> int:
-        """Log-sums in fp32, or weights."""
-        return tokens * config.num_heads * (keys * itemsize if keys <= short_keys else 4)
+    def attention(kernel: str, keys: int) -> int:
+        """Weights of the keys, log-sums in fp32, or nothing."""
+        if kernel == "frames":
+            return 0
+        weights = keys * itemsize if kernel in WITH_WEIGHTS else 4
+        return tokens * config.num_heads * weights
 
-    spatial, temporal = (both + attention(keys) + attention(text) for keys in (places, frames))
-    # Frames stand side by side only after a copy of the values; unless normed, qkv then goes.
-    temporal += entry - 3 * entry * (not config.qk_norm)
+    cross = both + attention(kernels.text, text)
+    spatial = cross + attention(kernels.spatial, places)
+    temporal = cross + attention(kernels.temporal, frames)
+    if kernels.temporal != "frames":
+        # Frames stand side by side only after a copy of the values; unless normed, qkv then goes.
+        temporal += entry - 3 * entry * (not config.qk_norm)
     return BlockBytes(spatial, temporal, entry)

@@ -111,9 +111,8 @@ def real_columns(keep_BL: Tensor) -> tuple[Tensor | None, Tensor | None]:
 
 
 def unpacked(y_1KD: Tensor, lengths: list[int]) -> tuple[Tensor, Tensor | None]:
-    """Captions laid end to end to one row each, with the mask of real tokens (None: no padding)."""
+    """Captions that lie end to end, a row each; which tokens are real, on the host (None: all)."""
     y_BLD = nn.utils.rnn.pad_sequence(list(y_1KD[0].split(lengths)), batch_first=True)
     if len(set(lengths)) == 1:
         return y_BLD, None
-    counts = torch.tensor(lengths, device=y_1KD.device)
-    return y_BLD, torch.arange(y_BLD.shape[1], device=y_1KD.device) < counts[:, None]
+    return y_BLD, torch.arange(y_BLD.shape[1]) < torch.tensor(lengths)[:, None]

@@ -1,6 +1,6 @@
 """The parts of STDiT3. Names and shapes of parameters are Open-Sora 1.2's: its weights load.
 
-Every attention is one call of `attend`, without upstream's explicit softmax of temporal blocks.
+Every attention is a call of attention/calls.py, which chooses the kernel.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from trainer.errors import ModelInputError
-from trainer.models.attention import attend
+from trainer.models.attention import calls
+from trainer.models.attention.calls import Packed
+from trainer.models.attention.table import Table
 from trainer.models.fused import Rotation, gelu_tanh, split_heads
 from trainer.models.positions import sinusoid
 
 # B batch · A any batch of sequences · T frames · S tokens of a frame · L text tokens
 # D model width · N heads · E width of a head · C channels
-MOST_HEADS = 65_535  # of a CUDA grid's last axis; XL/2 has 57,600 of places and heads at 720p
 
 
 class HeadNorm(nn.Module):
@@ -33,7 +34,7 @@ class SelfAttention(nn.Module):
 
     def __init__(self, width: int, heads: int, qk_norm: bool) -> None:
         super().__init__()
-        self.heads, self.qk_norm = heads, qk_norm
+        self.heads, self.qk_norm, self.table = heads, qk_norm, Table()
         self.qkv = nn.Linear(width, 3 * width)
         self.q_norm: nn.Module = HeadNorm(width // heads) if qk_norm else nn.Identity()
         self.k_norm: nn.Module = HeadNorm(width // heads) if qk_norm else nn.Identity()
@@ -47,14 +48,8 @@ class SelfAttention(nn.Module):
         if self.qk_norm:
             norms = (self.q_norm.get_parameter("weight"), self.k_norm.get_parameter("weight"))
         parts = split_heads(self.qkv(x_BTSD), self.heads, norms, rotation, across_frames)
-        batch, frames, places, _ = x_BTSD.shape
-        order = "(b t) n s e"
-        if across_frames:  # places beside the heads: no activation is moved
-            few = places * self.heads <= MOST_HEADS
-            order = "b (s n) t e" if few else "(b s) n t e"
-        q, k, v = (rearrange(part, f"b t s n e -> {order}") for part in parts)
-        out = attend(q, k, v)
-        return self.proj(rearrange(out, f"{order} -> b t s (n e)", b=batch, t=frames, s=places))
+        attend = calls.across_frames if across_frames else calls.within_frames
+        return self.proj(attend(*parts, self.table).flatten(-2))
 
 
 class CrossAttention(nn.Module):
@@ -62,17 +57,22 @@ class CrossAttention(nn.Module):
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.table = heads, Table()
         self.q_linear = nn.Linear(width, width)
         self.kv_linear = nn.Linear(width, 2 * width)
         self.proj = nn.Linear(width, width)
 
-    def forward(self, x_BTSD: Tensor, y_BLD: Tensor, keep_BL: Tensor | None) -> Tensor:
-        """`keep_BL` (bool) leaves the padding out; equal to upstream's packing of real tokens."""
+    def forward(self, x_BTSD: Tensor, y: Tensor, real: Tensor | Packed | None) -> Tensor:
+        """`y` [B, L, D] with the mask [B, L] (bool) of its real tokens, or packed, [B L, D]."""
         frames = x_BTSD.shape[1]
+        if isinstance(real, Packed):
+            q = self.q_linear(x_BTSD).flatten(1, 2).unflatten(-1, (self.heads, -1))
+            k, v = self.kv_linear(y).unflatten(-1, (2, self.heads, -1)).unbind(1)
+            out = calls.to_packed_text(q, k, v, real)
+            return self.proj(rearrange(out, "b (t s) n e -> b t s (n e)", t=frames))
         q = rearrange(self.q_linear(x_BTSD), "b t s (n e) -> b n (t s) e", n=self.heads)
-        k, v = rearrange(self.kv_linear(y_BLD), "b l (k n e) -> k b n l e", k=2, n=self.heads)
-        out = attend(q, k, v, keep_BL)
+        k, v = rearrange(self.kv_linear(y), "b l (k n e) -> k b n l e", k=2, n=self.heads)
+        out = calls.attend(q, k, v, real, self.table.choose("text", k.shape[-2]))
         return self.proj(rearrange(out, "b n (t s) e -> b t s (n e)", t=frames))
 
 

@@ -48,6 +48,12 @@ def available_bytes(device: torch.device) -> int:
     return min([_meminfo("MemAvailable"), *_cgroup_free()])
 
 
+def card_bytes(device: torch.device) -> int:
+    """What of an accelerator is torch's or free: all but contexts, NCCL and other processes."""
+    free, _total = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device)
+
+
 def _meminfo(name: str) -> int:
     return int(Path("/proc/meminfo").read_text().split(f"{name}:")[1].split()[0]) * 1024
 
@@ -121,8 +127,16 @@ class MemoryBudget:
         return self.limit_bytes
 
 
-def in_batches(network: Network, x: Tensor, each_bytes: int, budget: MemoryBudget) -> Tensor:
-    """network(x) in batches of rows that fit, `each_bytes` a row. Raises OutOfMemory."""
+def in_batches(
+    network: Network,
+    x: Tensor,
+    each_bytes: int,
+    budget: MemoryBudget,
+    name: str = "the VAE",
+    hint: str = "smaller videos, or a smaller vae.memory_gb",
+) -> Tensor:
+    """network(x) in batches of rows that fit, `each_bytes` a row. Raises OutOfMemory, in which
+    `name` is the network."""
     out: Tensor | None = None
     start = 0
     while start < len(x):
@@ -133,8 +147,8 @@ def in_batches(network: Network, x: Tensor, each_bytes: int, budget: MemoryBudge
             budget.limit_bytes = count * each_bytes // 2
             if count == 1:
                 what = f"{' x '.join(map(str, x.shape[1:]))} values at once"
-                text = f"{what} are too many for the VAE in the memory of {x.device}"
-                raise OutOfMemory(text, hint="smaller videos, or a smaller vae.memory_gb")
+                text = f"{what} are too many for {name} in the memory of {x.device}"
+                raise OutOfMemory(text, hint=hint)
             continue
         if out is None:  # in place: joining at the end would hold everything twice
             out = piece if count == len(x) else piece.new_empty(len(x), *piece.shape[1:])

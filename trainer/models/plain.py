@@ -1,7 +1,10 @@
 """STDiT3 the way Open-Sora 1.2 runs it, for benchmarks and tests to compare with.
 
 Same weights and numbers, other arithmetic: attention scores in full with an fp32 softmax, every
-activation modulated twice with a frame mask, tokens moved for every temporal block.
+activation modulated twice with a frame mask, tokens moved for every temporal block. With `fused`
+it has the kernels that Lambda's stage 1 switches on: flash attention for long sequences, and one
+for the captions of all clips (upstream: xformers). Layer norm is one kernel either way: torch's
+own does what apex's FusedLayerNorm does.
 """
 
 from __future__ import annotations
@@ -12,14 +15,18 @@ import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
+from trainer.models.attention.calls import Packed, packs_text, to_packed_text
+from trainer.models.attention.table import Table
 from trainer.models.fused import NORM_EPS, wide
 from trainer.models.layers import CrossAttention, HeadNorm, SelfAttention
 from trainer.models.stdit import STDiT3, STDiT3Block
 
 # B batch · T frames · S tokens of a frame · K = T S tokens of a clip · L text tokens · D width
 # A sequences · N heads · E width of a head · I tokens of a sequence
+_FLASH_FIRST = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def plain_forward(
@@ -34,8 +41,12 @@ def plain_forward(
     height: Tensor,
     width: Tensor,
     recompute: bool = False,
+    fused: bool = False,
 ) -> Tensor:
-    """What `model` gives for a row of every input per clip; `recompute` checkpoints every block."""
+    """What `model` gives for a row of every input per clip; `recompute` checkpoints every block.
+
+    `fused`: as Lambda ran stage 1, with upstream's switches for kernels on.
+    """
     config, dtype = model.config, model.x_embedder.proj.weight.dtype
     frames, rows, columns = x_BCTHW.shape[2:]
     pt, ph, pw = config.patch_size
@@ -58,7 +69,7 @@ def plain_forward(
 
     for pair in zip(model.spatial_blocks, model.temporal_blocks, strict=True):
         for block in pair:
-            inputs: tuple[Any, ...] = (block, x_BKD, texts, times, x_mask, grid[0], rotation)
+            inputs: tuple[Any, ...] = (block, x_BKD, texts, times, x_mask, grid[0], rotation, fused)
             if recompute and torch.is_grad_enabled():
                 x_BKD = checkpoint(_block, *inputs, use_reentrant=False)
             else:
@@ -77,6 +88,7 @@ def _block(
     x_mask: Tensor | None,
     frames: int,
     rotation: tuple[Tensor, Tensor],
+    fused: bool,
 ) -> Tensor:
     rows = [rearrange(t, "b (six d) -> b six d", six=6) for t in times]
     tables = [(block.scale_shift_table + t).chunk(6, dim=1) for t in rows]
@@ -91,10 +103,10 @@ def _block(
 
     order = "(b s) t d" if block.temporal else "(b t) s d"
     sequences = rearrange(modulated(0), f"b (t s) d -> {order}", t=frames)
-    branch = _attend(block.attn, sequences, rotation if block.temporal else None)
+    branch = _attend(block.attn, sequences, rotation if block.temporal else None, fused)
     branch = rearrange(branch, f"{order} -> b (t s) d", b=len(x_BKD), t=frames)
     x_BKD = x_BKD + gated(branch, 2)
-    x_BKD = x_BKD + _attend_text(block.cross_attn, x_BKD, texts)
+    x_BKD = x_BKD + _attend_text(block.cross_attn, x_BKD, texts, fused)
     hidden = F.gelu(block.mlp.fc1(modulated(3)), approximate="tanh")
     return x_BKD + gated(block.mlp.fc2(hidden), 5)
 
@@ -107,15 +119,28 @@ def _choose(both: list[Tensor], x_mask: Tensor | None, frames: int) -> Tensor:
     return rearrange(torch.where(x_mask[:, :, None, None], noised, given), "b t s d -> b (t s) d")
 
 
-def _attend(attn: SelfAttention, x_AID: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
+def _attend(
+    attn: SelfAttention, x_AID: Tensor, rotation: tuple[Tensor, Tensor] | None, fused: bool
+) -> Tensor:
     qkv = rearrange(attn.qkv(x_AID), "a i (three n e) -> three a n i e", three=3, n=attn.heads)
     q, k, v = qkv.unbind(0)
     q, k = _head_norm(attn.q_norm, q), _head_norm(attn.k_norm, k)
     if rotation is not None:
         q, k = _rotate(q, rotation), _rotate(k, rotation)
-    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
-    out = scores.to(wide(x_AID.dtype)).softmax(dim=-1).to(x_AID.dtype) @ v
+    if fused and takes_flash(*x_AID.shape[:2]):
+        with sdpa_kernel(_FLASH_FIRST, set_priority=True):  # flash has no fp32
+            out = F.scaled_dot_product_attention(q, k, v)
+    else:
+        scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
+        out = scores.to(wide(x_AID.dtype)).softmax(dim=-1).to(x_AID.dtype) @ v
     return attn.proj(rearrange(out, "a n i e -> a i (n e)"))
+
+
+def takes_flash(sequences: int, tokens: int) -> bool:
+    """Upstream's rule: "flash attn is not memory efficient for small sequences, this is
+    empirical". In stage 1 spatial attention takes it from 240p on, temporal attention never.
+    """
+    return tokens > sequences
 
 
 def _head_norm(norm: torch.nn.Module, x: Tensor) -> Tensor:
@@ -134,15 +159,31 @@ def _rotate(x_ANIE: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
     return (exact * cos_IE + across * sin_IE).to(x_ANIE.dtype)
 
 
-def _attend_text(attn: CrossAttention, x_BKD: Tensor, texts: list[Tensor]) -> Tensor:
-    """Every clip for itself, over the real tokens of its caption."""
+def _attend_text(attn: CrossAttention, x_BKD: Tensor, texts: list[Tensor], fused: bool) -> Tensor:
+    """Over the real tokens of each clip's caption: clip by clip, or `fused` in one kernel."""
+    lengths = [len(text) for text in texts]
+    kv = attn.kv_linear(torch.cat(texts))
+    if fused and packs_text(x_BKD.device, x_BKD.dtype, Table(), max(lengths)):
+        q_BKNE = attn.q_linear(x_BKD).unflatten(-1, (attn.heads, -1))
+        k, v = kv.unflatten(-1, (2, attn.heads, -1)).unbind(1)
+        return attn.proj(to_packed_text(q_BKNE, k, v, _packed(x_BKD, lengths)).flatten(-2))
     q_BNKE = rearrange(attn.q_linear(x_BKD), "b k (n e) -> b n k e", n=attn.heads)
-    kv = attn.kv_linear(torch.cat(texts)).split([len(text) for text in texts])
     outs = []
-    for q_NKE, kv_LD in zip(q_BNKE, kv, strict=True):
+    for q_NKE, kv_LD in zip(q_BNKE, kv.split(lengths), strict=True):
         k, v = rearrange(kv_LD, "l (two n e) -> two n l e", two=2, n=attn.heads).unbind(0)
         outs.append(F.scaled_dot_product_attention(q_NKE[None], k[None], v[None])[0])
     return attn.proj(rearrange(torch.stack(outs), "b n k e -> b k (n e)"))
+
+
+def _packed(x_BKD: Tensor, lengths: list[int]) -> Packed:
+    """Captions of these lengths end to end, without padding."""
+    batch, queries = x_BKD.shape[:2]
+    starts = torch.arange(0, (batch + 1) * queries, queries, dtype=torch.int32)
+    ends = F.pad(torch.tensor(lengths).cumsum(0), (1, 0)).int()
+    is_real = torch.ones(sum(lengths), 1, dtype=torch.bool)
+    sides = (starts, ends, is_real)
+    starts, ends, is_real = (side.to(x_BKD.device, non_blocking=True) for side in sides)
+    return Packed(starts, ends, is_real, queries, max(lengths))
 
 
 def _final(

@@ -20,10 +20,12 @@ from torch.utils.checkpoint import checkpoint
 from trainer.errors import ConfigError, nearest
 from trainer.models import layers, positions
 from trainer.models.activation_checkpointing import GradCheckpoint, block_bytes
-from trainer.models.attention import short_keys
-from trainer.models.compiling import require_compiler
+from trainer.models.attention.calls import Packed, pack, packs_text
+from trainer.models.attention.table import Table
+from trainer.models.compiling import compile_each
 from trainer.models.fused import Rotation, add_gated, norm_modulate, wide
 from trainer.models.inputs import check_inputs, frame_mask, real_columns, repeated, unpacked
+from trainer.models.kernels import kernels_used
 from trainer.models.offloading import to_host
 from trainer.models.stdit_config import PRESETS, STDiT3Config
 
@@ -57,8 +59,8 @@ class STDiT3Block(nn.Module):
     def forward(
         self,
         x_BTSD: Tensor,
-        y_BLD: Tensor,
-        keep_BL: Tensor | None,
+        y: Tensor,
+        real: Tensor | Packed | None,
         t_BF6D: Tensor,
         rotation: Rotation | None,
     ) -> Tensor:
@@ -67,7 +69,7 @@ class STDiT3Block(nn.Module):
         branch = self.attn(norm_modulate(x_BTSD, shift, scale), self.temporal, rotation)
         x_BTSD = add_gated(x_BTSD, branch, self._kept(gate))
         # quirk: the text branch has neither norm nor gate
-        x_BTSD = x_BTSD + self.cross_attn(x_BTSD, y_BLD, keep_BL)
+        x_BTSD = x_BTSD + self.cross_attn(x_BTSD, y, real)
         branch = self.mlp(norm_modulate(x_BTSD, shift_mlp, scale_mlp))
         return add_gated(x_BTSD, branch, self._kept(gate_mlp))
 
@@ -117,6 +119,7 @@ class STDiT3(nn.Module):
         self.spatial_blocks = nn.ModuleList(STDiT3Block(config, False, drop) for drop in drops)
         self.temporal_blocks = nn.ModuleList(STDiT3Block(config, True, drop) for drop in drops)
         self.final_layer = FinalLayer(width, patch[0] * patch[1] * patch[2] * config.out_channels)
+        self.use_attention(Table())  # one object: compiled blocks are guarded by what they share
         self._initialize()
         if config.only_train_temporal:
             self.requires_grad_(False)
@@ -135,10 +138,12 @@ class STDiT3(nn.Module):
     def recomputed_blocks(self, batch: int, latent: Size, text_tokens: int) -> frozenset[int]:
         """Blocks that run a second time for latents of that size: even spatial, odd temporal."""
         frames, rows, columns = self._grid(latent)
-        weight = self.x_embedder.proj.weight
-        shape = (batch, frames, rows * columns, text_tokens)
-        size = block_bytes(self.config, *shape, weight.element_size(), short_keys(weight))
-        return self.grad_checkpoint.blocks(self.config.depth, size)
+        config, weight = self.config, self.x_embedder.proj.weight
+        keys, item = (frames, rows * columns, text_tokens), weight.element_size()
+        head = config.hidden_size // config.num_heads
+        kernels = kernels_used(self.table, weight.device.type, item, head, *keys)
+        size = block_bytes(config, batch, *keys, item, kernels)
+        return self.grad_checkpoint.blocks(config.depth, size, latent)
 
     def use_positions(self, mode: str) -> None:
         """One of `positions.POSITIONS`. Raises ConfigError."""
@@ -147,13 +152,15 @@ class STDiT3(nn.Module):
             raise ConfigError(f"positions must be one of {known}; not {mode!r}")
         self.positions = mode
 
-    def compile_blocks(self, backend: str = "inductor") -> None:
-        """torch.compile each block: seconds instead of minutes, shared by blocks of a kind. Each
-        new batch shape compiles. Raises EngineError where the compiler is missing."""
-        if backend == "inductor":
-            require_compiler("cuda" if torch.cuda.is_available() else "cpu")
+    def use_attention(self, table: Table) -> None:
+        """Choose kernels by `table` where the model runs on an accelerator."""
+        self.table = table
         for block in self.blocks():
-            block.compile(backend=backend)
+            block.attn.table = block.cross_attn.table = table
+
+    def compile_blocks(self, backend: Any = "inductor") -> None:
+        """See `compile_each`. The 248 shapes of stage 1 need 12 programs."""
+        compile_each(self.blocks(), backend)
 
     def blocks(self) -> list[STDiT3Block]:
         """In the order they run."""
@@ -205,26 +212,30 @@ class STDiT3(nn.Module):
             t0_BD = self.t_embedder(torch.zeros_like(timestep_B)) + fps_BD
             # Chosen once per frame here, so a block modulates in a single pass.
             t_BF6D = torch.where(x_mask_BT[:, :, None, None], t_BF6D, self._modulation(t0_BD))
-        y_BLD, keep_BL = self._text(y, mask, batch, dtype)
+        text, real = self._text(y, mask, batch, x_BTSD)
 
-        x_BTSD = self._run_blocks(x_BTSD, y_BLD, keep_BL, t_BF6D, (frames, rows, columns))
+        x_BTSD = self._run_blocks(x_BTSD, text, real, t_BF6D, (frames, rows, columns))
         x_BTSD = self.final_layer(x_BTSD, t_BD, t0_BD, x_mask_BT)
         order = "b t (h w) (p q r c) -> b c (t p) (h q) (w r)"
         out = rearrange(x_BTSD, order, h=grid[1], p=pt, q=ph, r=pw)
         return out[:, :, :frames, :rows, :columns].to(wide(dtype))
 
     def _run_blocks(
-        self, x_BTSD: Tensor, y_BLD: Tensor, keep_BL: Tensor | None, t_BF6D: Tensor, latent: Size
+        self, x_BTSD: Tensor, y: Tensor, real: Tensor | Packed | None, t_BF6D: Tensor, latent: Size
     ) -> Tensor:
         rotation = self.rope(x_BTSD.shape[1], self.positions)
         recomputed: frozenset[int] = frozenset()
         if learns := torch.is_grad_enabled():
-            recomputed = self.recomputed_blocks(len(x_BTSD), latent, y_BLD.shape[1])
+            length = real.keys if isinstance(real, Packed) else y.shape[1]
+            recomputed = self.recomputed_blocks(len(x_BTSD), latent, length)
         # Without random numbers in the blocks there is no generator state to keep for recomputing.
         keep_rng = self.training and self.config.drop_path > 0
-        with to_host(self.parameters()) if learns and self.offload else nullcontext():
+        host = to_host(x_BTSD.device, 2 * self.config.depth) if learns and self.offload else None
+        with host or nullcontext():
             for index, block in enumerate(self.blocks()):
-                inputs = (x_BTSD, y_BLD, keep_BL, t_BF6D, rotation if block.temporal else None)
+                if host is not None:
+                    host.begin(block.parameters)
+                inputs = (x_BTSD, y, real, t_BF6D, rotation if block.temporal else None)
                 if index in recomputed:
                     x_BTSD = checkpoint(
                         block, *inputs, use_reentrant=False, preserve_rng_state=keep_rng
@@ -249,18 +260,26 @@ class STDiT3(nn.Module):
         return rearrange(self.t_block(t_BD), "b (six d) -> b 1 six d", six=6)
 
     def _text(
-        self, y: Tensor, mask: Tensor | Sequence[int] | None, batch: int, dtype: torch.dtype
-    ) -> tuple[Tensor, Tensor | None]:
-        """Text of the model's width and which of its tokens are real (None: all)."""
+        self, y: Tensor, mask: Tensor | Sequence[int] | None, batch: int, x_BTSD: Tensor
+    ) -> tuple[Tensor, Tensor | Packed | None]:
+        """Text of the model's width, and which of its tokens are real (None: all)."""
+        device, dtype = x_BTSD.device, x_BTSD.dtype
+        packs = packs_text(device, dtype, self.table, y.shape[-2])
         if self.config.skip_y_embedder:
             assert mask is not None  # checked: as many lengths as clips
-            return unpacked(y.to(dtype), [int(length) for length in mask])
-        columns = keep_BL = None
-        if mask is not None:
-            # quirk: a caption dropped for the null text keeps its own mask
-            columns, keep_BL = real_columns(repeated(torch.as_tensor(mask) != 0, batch))
-        y_BLD = self.y_embedder(y.to(dtype), columns).squeeze(1)
-        return y_BLD, None if keep_BL is None else keep_BL.to(y.device, non_blocking=True)
+            y_BLD, keep_BL = unpacked(y.to(dtype), [int(length) for length in mask])
+        else:
+            columns = keep_BL = None
+            if mask is not None:
+                # quirk: a caption dropped for the null text keeps its own mask
+                keep_BL = repeated(torch.as_tensor(mask) != 0, batch)
+                packs = packs and keep_BL.device.type == "cpu"
+                if not packs:
+                    columns, keep_BL = real_columns(keep_BL)
+            y_BLD = self.y_embedder(y.to(dtype), columns).squeeze(1)
+        if packs and keep_BL is not None:
+            return pack(y_BLD, keep_BL, x_BTSD.shape[1] * x_BTSD.shape[2])
+        return y_BLD, None if keep_BL is None else keep_BL.to(device, non_blocking=True)
 
     def _initialize(self) -> None:
         """Upstream's start: Xavier, temporal blocks as identity, frame rate without effect."""

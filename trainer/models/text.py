@@ -15,17 +15,24 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trainer.errors import ConfigError
+from trainer.models.memory import MemoryBudget, in_batches
 
 # B batch · L text tokens · C text channels
 PAD, END, UNKNOWN = "<pad>", "</s>", "<unk>"
 
 
 class TextEncoder:
-    """Tokens padded to one length, last hidden state, and which tokens are real."""
+    """Tokens padded to one length, last hidden state, and which tokens are real.
 
-    def __init__(self, model: Any, tokenizer: Any, max_length: int) -> None:
+    `budget` decides how many captions go through at once: 475 of T5-XXL take up to 31 GB.
+    """
+
+    def __init__(
+        self, model: Any, tokenizer: Any, max_length: int, budget: MemoryBudget | None = None
+    ) -> None:
         self.model = model.eval().requires_grad_(False)
         self.tokenizer, self.max_length = tokenizer, max_length
+        self.budget = budget or MemoryBudget()
 
     @classmethod
     def from_folder(
@@ -58,10 +65,21 @@ class TextEncoder:
         self.model.to(device)
         return self
 
+    def caption_bytes(self, tokens: int) -> int:
+        """Peak of one caption, as an upper bound. The bias of a caption's pairs of tokens, and its
+        padded copy; without torch's attention (transformers before 5) their scores in fp32, too."""
+        config, item = self.model.config, self.model.dtype.itemsize
+        in_kernel = getattr(config, "_attn_implementation", None) == "sdpa"
+        each = 2 * item if in_kernel else 2 * item + 4
+        attention = config.num_heads * tokens**2 * each
+        widths = 6 * config.d_model + 4 * config.num_heads * config.d_kv + 3 * config.d_ff
+        return attention + tokens * widths * item
+
     @torch.no_grad()
     def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Features [B, 1, L, C] in the encoder's dtype, 0 of padding, and mask int64 [B, L], 1 =
-        real token. L is `max_length`: longer captions are cut."""
+        """Features [B, 1, L, C] in the encoder's dtype, 0 of padding, and int64 mask
+        [B, L] on the host, 1 = real token. L is `max_length`: longer captions are cut. Raises
+        OutOfMemory when one caption is too much."""
         tokens = self.tokenizer(
             list(texts),
             max_length=self.max_length,
@@ -69,11 +87,19 @@ class TextEncoder:
             truncation=True,
             return_attention_mask=True,
             return_tensors="pt",
-        ).to(self.model.device)
+        )
         mask_BL = tokens["attention_mask"]
-        y_BLC = self.model(input_ids=tokens["input_ids"], attention_mask=mask_BL).last_hidden_state
+        inputs_B2L = torch.stack([tokens["input_ids"], mask_BL], 1).to(self.model.device)
+
+        def network(part_B2L: Tensor) -> Tensor:
+            ids, mask = part_B2L.unbind(1)
+            return self.model(input_ids=ids, attention_mask=mask).last_hidden_state
+
+        each, hint = self.caption_bytes(mask_BL.shape[1]), "a smaller text_encoder.model_max_length"
+        y_BLC = in_batches(network, inputs_B2L, each, self.budget, "the text encoder", hint)
+        mask = inputs_B2L[:, 1]
         rest = self.max_length - mask_BL.shape[1]
-        y_BLC = F.pad(y_BLC * mask_BL[:, :, None].to(y_BLC), (0, 0, 0, rest))
+        y_BLC = F.pad(y_BLC * mask[:, :, None].to(y_BLC), (0, 0, 0, rest))
         return y_BLC[:, None], F.pad(mask_BL, (0, rest))
 
 

@@ -27,7 +27,7 @@ class EMA:
         decay = min(self.decay, ramp)
         shadow = list(self._shadow.values())
         self.updates += 1
-        if all(value.dtype == torch.float32 for value in values):
+        if {value.dtype for value in values} == {torch.float32}:
             torch._foreach_lerp_(shadow, values, 1 - decay)
         else:  # without a copy of the model in fp32; the sum is made in fp32 all the same
             torch._foreach_mul_(shadow, decay)

@@ -77,12 +77,20 @@ class RowProgress(ProgressLine):
 class StepProgress(ProgressLine):
     """Of steps that take about equally long: which of how many, time left."""
 
+    unit = "step"
+
     def __call__(self, done: int, total: int) -> None:
         """Step `done` (from 0) begins."""
         seconds = self.seconds()
         if self.is_due():
             left = f", {clock(seconds / done * (total - done))} left" if done else ""
-            self.show(f"step {done + 1} of {total}{left}")
+            self.show(f"{self.unit} {done + 1} of {total}{left}")
+
+
+class ShapeProgress(StepProgress):
+    """Of shapes of a batch."""
+
+    unit = "shape"
 
 
 class ByteProgress(ProgressLine):

@@ -35,7 +35,9 @@ class StepRecord:
     step_s: float  # wall time of the step on the slowest rank, with a save before it
     seconds: dict[str, float] = field(default_factory=dict)  # by phase, mean over ranks
     weight_norm: float | None = None  # of the trained fp32 weights after the step
-    idle_share: float | None = None  # (slowest - mean) / slowest of the ranks' own work, 0 to 1
+    # (slowest - mean) / slowest of the ranks' own work, 0 to 1; on a GPU (slowest - mean) / step of
+    # what they do before they wait for each other, see trainer.engine.device_clock
+    idle_share: float | None = None
     slowest_rank: int | None = None
     bucket: str = ""  # resolution, frames and ratio on rank 0
     flops: float = 0.0  # of the forward and backward passes of all ranks, none counted twice

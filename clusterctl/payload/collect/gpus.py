@@ -16,20 +16,26 @@ PROCESS_FIELDS = "gpu_uuid,pid,used_memory,process_name"
 
 
 def collect_gpus(timeout_s, nvml=None, deep=False):
-    """`nvml` is a child that reads NVML; with `deep` nvidia-smi adds health, links and topology."""
+    """`nvml` is a child that reads NVML; with `deep` nvidia-smi adds health, links and topology.
+
+    Topology is nvidia-smi's in any case: NVML does not know how far GPUs are from network cards.
+    """
+
+    def ask(name, *words):
+        return section(name, ("nvidia-smi",) + words, timeout_s)
+
     if nvml is not None:
         answer = collect_child("nvml", nvml, timeout_s)
         if answer["rc"] == 0:
             pids = re.findall(r'"processes": \[(.*?)\]\]', answer["out"])
             call("gpu_owners", lambda: describe_processes(" ".join(pids)), 3.0)
+            if deep and '"gpus": []' not in answer["out"]:
+                ask("topology", "topo", "-m")
             return
         if answer["state"] == "timeout":
             # nvidia-smi would hang in the driver as well.
             SECTIONS["gpus"] = dict(answer, err="NVML: " + answer["err"])
             return
-
-    def ask(name, *words):
-        return section(name, ("nvidia-smi",) + words, timeout_s)
 
     if ask("gpus", "--query-gpu=" + GPU_FIELDS, "--format=csv")["state"] != "ended":
         return  # a second one would hang as well

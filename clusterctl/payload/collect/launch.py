@@ -79,6 +79,30 @@ print(write({"executable": sys.executable, "prefix": sys.prefix,
     "python": "%d.%d.%d" % sys.version_info[:3], "packages": found, "torch_cuda": cuda,
     "installed": every}))
 """
+# torch's own answer. Its reason is a warning of is_available, else the error of init; the name of a
+# missing library is the error of the import. Prints one line whatever happens.
+TORCH_CODE = """
+import sys
+sys.path[:] = filter(None, sys.path)  # not the folder that the session begins in
+import json, warnings
+count, reason = 0, ""
+try:
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        import torch
+        del seen[:]
+        if torch.cuda.is_available():
+            count = torch.cuda.device_count()
+    if not count:
+        reason = " ".join(str(one.message) for one in seen)
+    if not count and not reason:
+        torch.cuda.init()
+        reason = "CUDA starts and shows no GPU (CUDA_VISIBLE_DEVICES?)"
+except Exception as error:
+    reason = "%s: %s" % (type(error).__name__, error)
+print(json.dumps({"count": count, "reason": reason[:2000]}))
+"""
+DRIVER = ("/proc/driver/nvidia/version", "/dev/nvidiactl")  # where a driver is loaded
 FILES = 20000  # of one folder whose sizes are added up
 PACKAGES = ("torch", "colossalai", "av", "transformers", "diffusers", "numpy", "clusterctl")
 
@@ -108,6 +132,12 @@ def ask_python(python, timeout_s):
     # Twice the time: the first start of an environment on a shared folder reads many small files.
     if not is_refused("python", python):
         section("python", [python, "-B", "-S", "-c", PYTHON_CODE, *PACKAGES], 2 * timeout_s)
+
+
+def ask_torch(python, timeout_s, signs=DRIVER):
+    """How many GPUs torch can use, else why none. Its import takes seconds: only with a driver."""
+    if any(map(os.path.exists, signs)) and not is_refused("torch", python):
+        section("torch", [python, "-B", "-c", TORCH_CODE], 2 * timeout_s)
 
 
 def is_refused(name, path):

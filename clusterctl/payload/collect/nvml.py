@@ -7,7 +7,7 @@ PLAIN = """uuid=UUID name=Name power_mw=PowerUsage power_limit_mw=EnforcedPowerL
 power_default_mw=PowerManagementDefaultLimit vbios=VbiosVersion inforom=InforomImageVersion
 gsp=GspFirmwareVersion persistence=PersistenceMode compute_mode=ComputeMode
 pcie_width=CurrPcieLinkWidth pcie_width_max=MaxPcieLinkWidth pcie_gen=CurrPcieLinkGeneration
-pcie_gen_max=MaxPcieLinkGeneration""".split()
+pcie_gen_max=MaxPcieLinkGeneration virtualization=VirtualizationMode""".split()
 
 
 def ask_nvml():
@@ -49,8 +49,8 @@ def ask_gpu(nv, handle, row):
         name, function = pair.split("=")
         keep(name, get, function)
     keep("bus_id", lambda: get("PciInfo").busId)
-    keep("memory_used", lambda: get("MemoryInfo").used)
-    keep("memory_total", lambda: get("MemoryInfo").total)
+    keep("memory_used", lambda: memory_info(nv, handle).used)
+    keep("memory_total", lambda: memory_info(nv, handle).total)
     keep("utilization", lambda: get("UtilizationRates").gpu)
     now = keep("temperature", get, "Temperature", nv.NVML_TEMPERATURE_GPU)
     slow = keep("slowdown_c", get, "TemperatureThreshold", 1)
@@ -64,6 +64,7 @@ def ask_gpu(nv, handle, row):
     keep("uncorrected_volatile", get, "TotalEccErrors", 1, 0)
     # Counter type 1 is aggregate, location 7 SRAM.
     keep("sram_uncorrected_aggregate", get, "MemoryErrorCounter", 1, 1, 7)
+    keep("sram_threshold", sram_threshold, nv, handle)
     for index, name in enumerate(("remapped_uncorrectable", "remap_pending", "remap_failure"), 1):
         keep(name, lambda: get("RemappedRows")[index])
     if isinstance(keep("throttle", get, "CurrentClocksEventReasons"), dict):
@@ -73,6 +74,24 @@ def ask_gpu(nv, handle, row):
     keep("fabric_state", fabric_state, nv, handle, row)
     keep("links", link_states, nv, handle)
     keep("processes", lambda: [[p.pid, p.usedGpuMemory] for p in get("ComputeRunningProcesses")])
+
+
+def memory_info(nv, handle):
+    """Total and used as nvidia-smi shows them; drivers before 510 count the reserved part as used.
+
+    The first version of the structure does so with every driver: half a GB on an idle H100.
+    """
+    try:
+        return nv.nvmlDeviceGetMemoryInfo(handle, version=nv.nvmlMemory_v2)
+    except (nv.NVMLError, AttributeError, TypeError):  # a lost card refuses the first one, too
+        return nv.nvmlDeviceGetMemoryInfo(handle)
+
+
+def sram_threshold(nv, handle):
+    """1 where the card has counted too many SRAM errors in its life (driver 550 or newer)."""
+    status = nv.c_nvmlEccSramErrorStatus_v1_t()
+    nv.nvmlDeviceGetSramEccErrorStatus(handle, nv.byref(status))
+    return int(status.bThresholdExceeded)
 
 
 def recovery_action(nv, handle):

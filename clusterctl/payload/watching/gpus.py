@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 
+from clusterctl.payload.collect.nvml import memory_info
 from clusterctl.payload.jobs.processes import process, rank_number, tags
 from clusterctl.payload.proc_files import age_s, as_text, owner_of, read_text, user_name
 from clusterctl.payload.tools import error_text, forget_tool, start_tool
@@ -172,7 +173,7 @@ class Cards:
                     row[:4] = [
                         ask(lambda: nv.nvmlDeviceGetName(handle)),
                         ask(lambda: nv.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000),
-                        ask(lambda: nv.nvmlDeviceGetMemoryInfo(handle).total >> 20),
+                        ask(lambda: memory_info(nv, handle).total >> 20),
                         ask(lambda: nv.nvmlDeviceGetPciInfo(handle).busId),
                     ]
                 if ecc or row[4] is None:
@@ -182,7 +183,7 @@ class Cards:
                 answer["g%d" % index] = [  # a GPU of columns.py
                     ask(lambda: round(nv.nvmlDeviceGetPowerUsage(handle) / 1000)),
                     ask(lambda: nv.nvmlDeviceGetUtilizationRates(handle).gpu),
-                    ask(lambda: nv.nvmlDeviceGetMemoryInfo(handle).used >> 20),
+                    ask(lambda: memory_info(nv, handle).used >> 20),
                     ask(lambda: nv.nvmlDeviceGetTemperature(handle, nv.NVML_TEMPERATURE_GPU)),
                     ask(lambda: nv.nvmlDeviceGetClockInfo(handle, nv.NVML_CLOCK_SM)),
                     ask(lambda: int(nv.nvmlDeviceGetCurrentClocksEventReasons(handle)) & TROUBLE),

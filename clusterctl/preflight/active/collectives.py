@@ -1,4 +1,8 @@
-"""All-reduce over groups of nodes: runs the rounds of `search`, which name bad nodes and links."""
+"""All-reduce inside nodes and over groups of them, in rounds, which name bad nodes and links.
+
+First the GPUs of each node sum with each other, which tests NVLink alone; then `search` says which
+nodes sum together.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from checks.facts import NOT_ASKED, BadLink, Collectives
 from checks.rules.active import rate
 from clusterctl.nodes import counted, grouped
 from clusterctl.preflight.active.fault_isolation import Diagnosis, Group, Outcome, search
-from clusterctl.preflight.active.plan import Plan
+from clusterctl.preflight.active.plan import MOST_INSIDE, Plan
 from clusterctl.preflight.active.ranks import start_ranks
 from clusterctl.remote.session_pool import Answer, SessionPool
 
@@ -33,15 +37,23 @@ def try_links(
     without = {**unable, **pool.lost}
     unknown = {name: without[name] for name in plan.nodes if name in without}
     names = [name for name in plan.nodes if name not in without]
-    if len(names) < 2:
-        return Collectives(plan.nodes, unknown=unknown)
     rounds = Rounds(pool, plan, addresses, share)
+    inside = [name for name in plan.shared_nodes if name in names]
+    found = rounds.try_inside(inside, say) if inside else Diagnosis()
+    names = [name for name in names if name not in {*found.bad_nodes, *found.lost}]
+    if len(names) < 2:
+        if len(plan.nodes) > 1:
+            unknown |= dict.fromkeys(names, "no other node is left to sum with")
+        return rounds.collect(found, unknown)
     tests = search(names)
     outcome: Outcome | None = None
     while True:
         try:
             groups = next(tests) if outcome is None else tests.send(outcome)
         except StopIteration as end:
+            end.value.bad_nodes |= found.bad_nodes
+            end.value.lost |= found.lost
+            end.value.rounds += found.rounds
             return rounds.collect(end.value, unknown)
         size = len(groups[0])
         what = counted(len(groups), "pair") if size == 2 else f"{size} nodes together"
@@ -57,10 +69,38 @@ class Rounds:
     ) -> None:
         self._pool, self._plan, self._addresses, self._share = pool, plan, addresses, share
         self.count = 0
+        self._inside: dict[str, float] = {}  # the same of each node's own devices, the best try's
         self._pairs: dict[Group, float] = {}  # bandwidth of each pair when last tried, bytes/s
         self._why: dict[Group, str] = {}
         self._usable: set[str] = set()  # nodes whose ranks are known to be usable
         self._named: dict[str, str] = {}  # nodes that this round proves bad, and why
+
+    def try_inside(self, names: list[str], say: Callable[[str], None]) -> Diagnosis:
+        """The devices of each node with each other, all nodes at once; what is bad again is bad.
+
+        A node is bad when that fails, or is under the share of the middle node.
+        """
+        found, again = Diagnosis(), list(names)
+        while again and found.rounds < MOST_INSIDE:
+            say(f"all-reduce: inside {counted(len(again), 'node')}")
+            outcome = self.run_round([(name,) for name in again])
+            found.rounds += 1
+            found.lost |= outcome.lost
+            failed = {name: self._why[(name,)] for (name,) in outcome.bad}
+            why = {**self._slow_inside(), **outcome.named, **failed}
+            again = [name for name in names if name in why and name not in found.lost]
+            found.bad_nodes = {name: f"inside the node, alone: {why[name]}" for name in again}
+        self._why.clear()  # what went well in the end is no reason of a later failure
+        return found
+
+    def _slow_inside(self) -> dict[str, str]:
+        speeds = sorted(self._inside.values())
+        middle = speeds[len(speeds) // 2] if speeds else 0.0
+        return {
+            name: f"{rate(speed)}, the middle node has {rate(middle)}"
+            for name, speed in self._inside.items()
+            if speed < self._share * middle
+        }
 
     def run_round(self, groups: list[Group]) -> Outcome:
         """One round: all groups at once, each with a store on its first node."""
@@ -158,10 +198,14 @@ class Rounds:
                     self._named[name] = f"{one['error']}, while it was to {doing}"
         if errors:
             return errors[0]
-        if slowest_s > 0 and len(group) == 2:
+        if slowest_s > 0 and len(group) <= 2:
             world = self._ranks(group)
             # Bus bandwidth: what each rank's link carries in a ring.
-            self._pairs[group] = 2 * (world - 1) / world * self._plan.bytes / slowest_s
+            speed = 2 * (world - 1) / world * self._plan.bytes / slowest_s
+            if len(group) == 2:
+                self._pairs[group] = speed
+            else:
+                self._inside[group[0]] = max(speed, self._inside.get(group[0], 0.0))
         return ""
 
     def collect(self, found: Diagnosis, unknown: Mapping[str, str]) -> Collectives:
@@ -178,8 +222,8 @@ class Rounds:
         unclear = tuple((group, f"{why}: {self._reason(*group)}") for group, why in found.unclear)
         middle_speed = NOT_ASKED if middle is None else middle
         unknown = {**unknown, **lost}
-        nodes, rounds = self._plan.nodes, found.rounds
-        return Collectives(nodes, bad_nodes, links, unclear, unknown, rounds, middle_speed)
+        ends = (unknown, found.rounds, middle_speed, self._inside)
+        return Collectives(self._plan.nodes, bad_nodes, links, unclear, *ends)
 
     def _reason(self, *names: str) -> str:
         """Why a group with these nodes was bad, the smallest such group first."""

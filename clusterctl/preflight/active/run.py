@@ -51,7 +51,7 @@ def run_active(
             shared, writer, write_error = try_shared(pool, plan)
         addresses = ports.addresses(chosen)
         unable: dict[str, str] = {}
-        if tests & {"matmul", "allreduce"}:
+        if "matmul" in tests or plan.has_sums:
             say(f"torch: starting it on {counted(len(pool.names), 'node')}")
             unable = {**pool.lost, **start_ranks(pool, plan, pool.names, addresses)}
         if "matmul" in tests:
@@ -60,8 +60,9 @@ def run_active(
             for name, why in plan.left_out.items():
                 if why != "not reached":
                     speeds[name] = Unknown(f"not tested: {why}")
-        if "allreduce" in tests and len(plan.nodes) < 2:
-            collectives = Unknown("all-reduce needs at least two nodes")
+        if "allreduce" in tests and not plan.has_sums:
+            why = "one node with one device has none to sum with"
+            collectives = Unknown(why, is_absence=True)
         elif "allreduce" in tests:
             shares = {"cuda": profile.active_link_share, "cpu": profile.active_cpu_link_share}
             collectives = try_links(pool, plan, addresses, unable, shares[plan.device], say)

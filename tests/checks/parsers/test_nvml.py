@@ -11,9 +11,9 @@ import pytest
 
 from checks.facts import Fleet, GpuHealth, Unknown
 from checks.parsers.census import parse_all_gpus
-from checks.parsers.nvml import parse_nvml
 from checks.runner import run_checks
 from clusterctl.payload.collect import nvml as collect_nvml
+from tests.checks.captures import recorded
 from tests.checks.sections import ended, node, pci_devices
 
 ANSWERS = {
@@ -26,7 +26,7 @@ ANSWERS = {
     "nvmlDeviceGetTemperatureThreshold": 89, "nvmlDeviceGetVbiosVersion": "96.00.74.00.01",
     "nvmlDeviceGetInforomImageVersion": "G520", "nvmlDeviceGetGspFirmwareVersion": "565.57.01",
     "nvmlDeviceGetPersistenceMode": 1, "nvmlDeviceGetMigMode": [0, 0], "nvmlDeviceGetComputeMode": 0,
-    "nvmlDeviceGetEccMode": [1, 1], "nvmlDeviceGetTotalEccErrors": 0, "nvmlDeviceGetMemoryErrorCounter": 0,
+    "nvmlDeviceGetEccMode": [1, 1], "nvmlDeviceGetVirtualizationMode": 0, "nvmlDeviceGetTotalEccErrors": 0, "nvmlDeviceGetMemoryErrorCounter": 0,
     "nvmlDeviceGetRemappedRows": [1, 0, 0, 0], "nvmlDeviceGetCurrentClocksEventReasons": 1,
     "nvmlDeviceGetCurrPcieLinkWidth": 16, "nvmlDeviceGetMaxPcieLinkWidth": 16,
     "nvmlDeviceGetCurrPcieLinkGeneration": 5, "nvmlDeviceGetMaxPcieLinkGeneration": 5,
@@ -51,6 +51,10 @@ class Library:
             return lambda handle, fields: [field]
         if name == "nvmlDeviceGetGpuFabricInfoV":
             return self._fabric
+        if name == "nvmlDeviceGetMemoryInfo":
+            return lambda handle, version=None: self._say(self.answers[name])
+        if name == "nvmlDeviceGetSramEccErrorStatus":
+            return lambda handle, reference: None  # leaves the structure as it is: nothing is over
         if name in self.answers:
             return lambda *_: self._say(self.answers[name])
         value = getattr(pynvml, name)  # constants and structures are pynvml's own
@@ -72,12 +76,12 @@ class Library:
 def ask(monkeypatch: pytest.MonkeyPatch, library: Library):
     monkeypatch.setitem(sys.modules, "pynvml", library)
     monkeypatch.setattr(ctypes, "CDLL", lambda name: None)
-    return parse_nvml(ended(collect_nvml.ask_nvml()))
+    topology = ended(recorded("topo/topo-m.h100x8-no-nic.txt"))
+    return parse_all_gpus({"nvml": ended(collect_nvml.ask_nvml()), "topology": topology})
 
 
 def test_every_value_comes_home_and_is_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
     facts = ask(monkeypatch, Library())
-    assert facts is not None
     first = facts.gpus[0]
     assert (first.name, first.power_w, first.driver) == (
         "NVIDIA H100 80GB HBM3",
@@ -89,7 +93,7 @@ def test_every_value_comes_home_and_is_healthy(monkeypatch: pytest.MonkeyPatch) 
         name for name in GpuHealth.__slots__
         if isinstance(getattr(first.health, name), Unknown) and name not in ("pages_pending", "reset_required")
     ]  # fmt: skip
-    assert unknown == ["sram_threshold_exceeded"]
+    assert unknown == []
     assert (first.health.cuda, first.health.margin_c, first.health.fabric_state) == (
         "12.7",
         59,
@@ -116,7 +120,6 @@ def test_what_a_card_or_an_older_library_does_not_have_is_unknown(
         nvmlDeviceGetRemappedRows=refused, nvmlDeviceGetTemperatureThreshold=refused, nvmlDeviceGetEccMode=refused,
     )  # fmt: skip
     facts = ask(monkeypatch, library)
-    assert facts is not None
     health = facts.gpus[0].health
     assert isinstance(health, GpuHealth)
     for value in (
@@ -155,8 +158,6 @@ def test_links_and_recovery_that_cannot_be_read_are_not_taken_for_absent(
     library = Library(2, nvmlDeviceGetNvLinkState=lost)
     library.__dict__["nvmlDeviceGetFieldValues"] = lambda *_: [field]
     broken, whole = ask(monkeypatch, library), ask(monkeypatch, Library(2))
-    assert broken is not None
-    assert whole is not None
     fleet = Fleet((node("n1", gpus=whole), node("n2", gpus=broken)))
     report = run_checks(fleet, only=["gpu.nvlink", "gpu.recovery"])
     seen = {(one.id, one.nodes[0]): one.verdict.value for one in report.findings}
@@ -169,6 +170,5 @@ def test_lost_card_is_told_beside_the_others(monkeypatch: pytest.MonkeyPatch) ->
     answers = iter(["handle", pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)])
     library.__dict__["nvmlDeviceGetHandleByIndex"] = lambda _: library._say(next(answers))
     facts = ask(monkeypatch, library)
-    assert facts is not None
     assert (facts.state, len(facts.gpus)) == ("partial", 1)
     assert "GPU 1" in facts.message

@@ -75,7 +75,7 @@ def test_when_the_writer_cannot_write_nobody_else_is_blamed() -> None:
 
 def test_tests_that_had_nothing_to_do_are_skipped_not_passed() -> None:
     active = dataclasses.replace(
-        cases.GOOD, writer="", shared={}, meeting_ports={}, collectives=Unknown("one node has nobody to sum with")
+        cases.GOOD, writer="", shared={}, meeting_ports={}, collectives=Unknown("one node with one device has none to sum with", is_absence=True)
     )  # fmt: skip
     report = run_checks(cases.fleet(active), only=["active"], without=["active.matmul"])
     assert {one.verdict for one in report.findings} == {Verdict.SKIP}

@@ -50,8 +50,8 @@ DAMAGE: dict[str, Callable[[str], Section | None]] = {
 
 # Said about what a section names, when it names something; here the GPUs have no process.
 NO_VERDICT = {"gpu_owners"}
-# Nobody asks for it where NVML tells the links; a name that was asked of no node is in no question.
-ENOUGH = {("topology", "gpu.nvlink", "not sent"), ("name:n1", "net.names", "not sent")}
+# A name that was asked of no node is in no question.
+ENOUGH = {("name:n1", "net.names", "not sent")}
 # The head's own: a record that is not there makes a check less sharp, and docs/reference/checks.md says so.
 OF_THE_HEAD = (".previous", ".token_s")
 QUICK = ("timeout, half said", "rc 127", "empty", "cut at its limit", "garbage")

@@ -39,7 +39,8 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalCluster:
 
 def equip(cluster: LocalCluster, name: str, gpus: str, apps: str | None = None, **how) -> None:
     env = fake.install(cluster.hostfile.parent / f"bin-{name}", gpus, apps, **how)
-    cluster.nodes[name] = LocalConnection(env)
+    torch = fake.install_torch(cluster.hostfile.parent / "site")
+    cluster.nodes[name] = LocalConnection({**env, **torch})
 
 
 def preflight(cluster: LocalCluster, *args: str) -> int:

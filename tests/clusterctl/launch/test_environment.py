@@ -40,6 +40,26 @@ def test_facts_stand_over_the_preset_and_below_what_the_user_says() -> None:
     assert origins["NCCL_P2P_LEVEL"] == ("NVL", "preset h100-ib")
 
 
+def test_gpus_of_the_head_are_not_those_of_the_nodes() -> None:
+    found = build({"CUDA_VISIBLE_DEVICES": "0"}, device="cuda", run_dir=RUN_DIR).values()
+    assert "CUDA_VISIBLE_DEVICES" not in found
+    assert found["TRAINER_DEVICE"] == "cuda"
+    given = ["CUDA_VISIBLE_DEVICES=1,2"]
+    found = build({}, assignments=given, device="cuda", run_dir=RUN_DIR).values()
+    assert found["CUDA_VISIBLE_DEVICES"] == "1,2"
+    found = build({}, device="cpu", run_dir=RUN_DIR).values()
+    assert (found["CUDA_VISIBLE_DEVICES"], found["TRAINER_DEVICE"]) == ("", "cpu")
+
+
+def test_allocator_takes_segments_that_grow_unless_the_user_says_otherwise() -> None:
+    assert build({}, run_dir=RUN_DIR).values()["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    older = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512"}
+    assert "PYTORCH_ALLOC_CONF" not in build(older, run_dir=RUN_DIR).values()
+    newer = ["PYTORCH_ALLOC_CONF=backend:native"]
+    found = build({}, assignments=newer, run_dir=RUN_DIR).values()
+    assert found["PYTORCH_ALLOC_CONF"] == "backend:native"
+
+
 def test_secrets_are_hidden_wherever_they_are_shown() -> None:
     found = build(
         {"HF_TOKEN": "hf-0123456789", "HF_ENDPOINT": "https://me:pw@hub"}, run_dir=RUN_DIR

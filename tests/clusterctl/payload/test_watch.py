@@ -23,6 +23,7 @@ from clusterctl.payload.watching.kernel_log import KernelLog
 from clusterctl.remote import payload as ship
 from dashboards.feeds.watch_decoder import Decoder
 from dashboards.model.samples import NodeSample
+from tests.captures import nvml_library
 from tests.clusterctl.payload.local import LocalConnection, tools_only
 
 ROW = "0, NVIDIA H100 80GB HBM3, 698.30 W, 700.00 W, 100 %, 71204 MiB, 81559 MiB, 64, 1980 MHz"
@@ -252,44 +253,9 @@ def test_hung_driver_silences_the_gpus_and_not_the_node(tmp_path: Path) -> None:
         assert sample.memory_total_bytes
 
 
-NVML = """
-#include <string.h>
-typedef struct { unsigned gpu, memory; } util_t;
-typedef struct { unsigned long long total, free, used; } mem_t;
-int nvmlInitWithFlags(unsigned f) { return 0; }
-int nvmlInit_v2(void) { return 0; }
-int nvmlShutdown(void) { return 0; }
-const char *nvmlErrorString(int e) { return e == 15 ? "GPU is lost" : "Not Supported"; }
-int nvmlDeviceGetCount_v2(unsigned *n) { *n = 3; return 0; }
-int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **d) { *d = (void *)(long)(i + 1); return 0; }
-int nvmlDeviceGetName(void *d, char *name, unsigned n) { strncpy(name, "Stand-in H100", n); return 0; }
-int nvmlDeviceGetEnforcedPowerLimit(void *d, unsigned *v) { *v = 700000; return 0; }
-int nvmlDeviceGetPowerUsage(void *d, unsigned *v) {
-  if ((long)d == 3) return 15; /* lost */
-  *v = 690000 + (unsigned)(long)d; return 0; }
-int nvmlDeviceGetUtilizationRates(void *d, util_t *u) { u->gpu = 97; u->memory = 5; return 0; }
-int nvmlDeviceGetMemoryInfo(void *d, mem_t *m) { m->total = 80ULL << 30; m->used = 71ULL << 30; m->free = 9ULL << 30; return 0; }
-int nvmlDeviceGetTemperature(void *d, int s, unsigned *v) { *v = 64; return 0; }
-int nvmlDeviceGetClockInfo(void *d, int c, unsigned *v) { return 3; /* not supported */ }
-int nvmlDeviceGetTotalEccErrors(void *d, int e, int c, unsigned long long *v) { *v = (long)d == 2 ? 3 : 0; return 0; }
-int nvmlDeviceGetNvLinkState(void *d, unsigned link, int *v) { if (link > 3) return 2; *v = link != 1; return 0; }
-int nvmlDeviceGetCurrentClocksEventReasons(void *d, unsigned long long *v) { *v = 0x4 | ((long)d == 2 ? 0x40 : 0); return 0; }
-typedef struct { unsigned pid; unsigned long long used; unsigned gi, ci; } proc_t;
-int nvmlDeviceGetComputeRunningProcesses_v3(void *d, unsigned *n, proc_t *p) {
-  if ((long)d != 1) { *n = 0; return 0; }
-  if (*n < 1) { *n = 1; return 7; /* too small */ }
-  *n = 1; p[0].pid = PID; p[0].used = 70ULL << 30; return 0; }
-"""
-
-
 def stand_in(tmp_path: Path, pid: int) -> dict[str, str]:
-    """The environment of a node whose libnvidia-ml is compiled here; `pid` computes on its GPU 0."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("no C compiler to make a stand-in for libnvidia-ml")
-    (tmp_path / "nvml.c").write_text(NVML)
-    library = tmp_path / "libnvidia-ml.so.1"
-    subprocess.run([compiler, "-shared", "-fPIC", "-w", f"-DPID={pid}", "-o", library, tmp_path / "nvml.c"], check=True)  # fmt: skip
+    """The environment of a node whose libnvidia-ml is compiled; `pid` computes on its GPU 0."""
+    nvml_library.build(tmp_path, pid)
     env = tools_only(tmp_path / "bin", **{"nvidia-smi": "echo must not be asked; exit 1"})
     return {**env, "LD_LIBRARY_PATH": str(tmp_path)}
 

@@ -66,7 +66,12 @@ def none(shell: Shell) -> None:
             "gpu_details": missing,
             "pci": raw("#devices\t40"),
         }
-        cluster[name].sections |= {"gpu_processes": missing, "nvlink": missing, "topology": missing}
+        cluster[name].sections |= {
+            "gpu_processes": missing,
+            "nvlink": missing,
+            "topology": missing,
+            "nvidia_proc": missing,
+        }
     shell.run("clusterctl gpus")
     shell.run("clusterctl gpus --processes")
     shell.run("clusterctl gpus --json")

@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 from tests.trainer.bench import work as bench_work
 from trainer.bench import __main__ as bench
 from trainer.bench import child
-from trainer.bench.buckets import rates
+from trainer.bench.buckets import Bench
 from trainer.bench.child import Kind, Outcome, try_in_child
+from trainer.bench.rows import Row, print_table, rates
 from trainer.bench.search import Budget, SearchStopped, largest_batch
 from trainer.bench.shapes import Shape, as_bucket_config, model_options, shapes_of
-from trainer.bench.trial import Measured, ShardedAdamW, Spec, run_trial
+from trainer.bench.trial import Measured, ShardedAdamW, Spec, Trainee, _inputs, run_trial
 from trainer.config import load as configuration
 from trainer.config.keys import ModelConfig, TextEncoderConfig
 from trainer.data.plan.buckets import Buckets
@@ -40,6 +41,7 @@ CONFIG = configuration.Config(
     threads=1,
 )
 SHAPE = Shape("32px", 9, "1.00", 32, 32, batch_size=2, latent=(3, 4, 4))
+CPU = torch.device("cpu")
 SPEC = Spec(CONFIG, SHAPE, "cpu", text_tokens=4, warmup=1, steps=2)
 BUCKETS = """
 bucket_config = {
@@ -50,9 +52,8 @@ bucket_config = {
 
 
 def measured(step_s: float = 1.0, peak_bytes: int = 100, start_bytes: int = 0) -> Measured:
-    return Measured(
-        step_s * 0.3, step_s * 0.6, step_s * 0.1, step_s, 5, peak_bytes, start_bytes, 1, 1000, 500
-    )  # fmt: skip
+    phases = (step_s * 0.3, step_s * 0.6, step_s * 0.1, step_s)
+    return Measured(*phases, 5, peak_bytes, start_bytes, 1, 1000, 500, 2 * step_s, {})
 
 
 # --- shapes ---
@@ -114,11 +115,57 @@ def test_a_trial_times_phases_and_counts_the_documented_flops() -> None:
 def test_the_plain_path_and_masks_run_and_plain_recomputes_every_block(dtype: str) -> None:
     options = {**SMALL, "patch_size": (2, 2, 2)}  # frames of tokens are not latent frames
     config = replace(CONFIG, model=replace(CONFIG.model, options=options), dtype=dtype)
-    for path in ("ours", "plain"):
+    for path in ("ours", "plain", "lambda"):
         spec = replace(SPEC, config=config, path=path, masked=True, shards=3, warmup=0, steps=1)
         result = run_trial(spec, print)
-        assert (result.recompute_flops > 0) == (path == "plain")
+        assert (result.recompute_flops > 0) == (path != "ours")
     assert result.recompute_flops < result.forward_flops  # embedders and final layer run once
+
+
+def test_the_text_mask_is_on_the_host_as_in_training() -> None:
+    trainee = Trainee(SPEC, CPU)
+    z_BCTHW, inputs = _inputs(SPEC, trainee.model, torch.device("meta"), torch.float32)
+    kinds = {name: value.device.type for name, value in inputs.items()}
+    assert kinds.pop("mask") == "cpu"
+    assert {z_BCTHW.device.type, *kinds.values()} == {"meta"}
+    assert inputs["mask"].sum(1).tolist() == [4, 4]
+
+
+def test_the_first_step_is_told_apart() -> None:
+    result = run_trial(replace(SPEC, warmup=0, steps=1), print)
+    assert result.first_s == pytest.approx(result.step_s)
+    assert run_trial(SPEC, print).first_s > 0
+
+
+def test_compiled_blocks_are_counted_by_kind() -> None:
+    trainee = Trainee(SPEC, CPU)
+    assert trainee.compiled_blocks() == {"spatial": 0, "temporal": 0}
+    trainee.model.compile_blocks(backend="eager")
+    assert trainee.compiled_blocks() == {"spatial": 1, "temporal": 1}
+
+
+def test_the_predicted_peak_is_of_this_batch_and_of_the_ranks_share() -> None:
+    once = replace(SPEC, warmup=0, steps=1)
+    alone = run_trial(once, print)
+    assert alone.predicted_mb is not None
+    large = run_trial(replace(once, shape=replace(SHAPE, batch_size=64)), print)
+    assert large.predicted_mb is not None
+    # A token of fp32 keeps more than its 32 values in each of the two blocks.
+    assert large.predicted_mb - alone.predicted_mb > 62 * 12 * 32 * 4 * 2 / 1e6
+    share = run_trial(replace(once, shards=2), print)
+    assert share.predicted_mb is not None
+    # Master weight, two moments and EMA, in fp32, of the other half.
+    assert alone.predicted_mb - share.predicted_mb == pytest.approx(8 * alone.parameters / 1e6, 0.2)
+    assert run_trial(replace(once, path="plain"), print).predicted_mb is None
+
+
+def test_the_attention_table_of_the_config_is_used(tmp_path: Path) -> None:
+    rows = {"spatial": "math", "temporal": "products", "text": "efficient"}
+    file = tmp_path / "table.json"
+    file.write_text(json.dumps({kind: [[None, kernel]] for kind, kernel in rows.items()}))
+    trainee = Trainee(replace(SPEC, config=replace(CONFIG, attention_table=str(file))), CPU)
+    assert trainee.model.table.choose("temporal", 3) == "products"
+    assert trainee.model.blocks()[0].cross_attn.table.choose("text", 6) == "efficient"
 
 
 def test_recomputed_blocks_are_counted_apart() -> None:
@@ -282,15 +329,25 @@ def test_mfu_leaves_the_optimizer_and_the_recomputation_out() -> None:
 ONE_STEP = ["demo", "--threads", "1", "--warmup", "1", "--steps", "1", "--batch-size", "2"]
 
 
-def test_the_command_measures_both_paths(capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench.main([*ONE_STEP, "--compare", "plain", "--json", "--peak-tflops", "1"]) == 0
+@pytest.mark.parametrize(
+    "words", [["--compare", "plain,lambda"], ["--compare", "lambda", "--compare", "plain"]]
+)
+def test_the_command_measures_all_paths(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench.main([*ONE_STEP, *words, "--json", "--peak-tflops", "1"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["schema"], document["command"]) == (1, "bench")
-    ours, plain = document["rows"]
-    assert (ours["path"], plain["path"]) == ("ours", "plain")
-    assert ours["forward_flops"] == plain["forward_flops"] > 0
-    assert ours["recompute_flops"] == 0 < plain["recompute_flops"]
-    assert all(0 < row["mfu"] < 1 and math.isfinite(row["tokens_per_s"]) for row in (ours, plain))
+    ours, *others = document["rows"]
+    assert [row["path"] for row in document["rows"]] == ["ours", "plain", "lambda"]
+    for other in others:
+        assert ours["forward_flops"] == other["forward_flops"] > 0
+        assert ours["recompute_flops"] == 0 < other["recompute_flops"]
+        assert ours["faster"][other["path"]] == pytest.approx(other["step_s"] / ours["step_s"])
+        assert "faster" not in other
+    rows = document["rows"]
+    assert all(0 < row["mfu"] < 1 and math.isfinite(row["tokens_per_s"]) for row in rows)
+    assert all(row["first_s"] > 0 for row in rows)
 
 
 def test_the_command_prints_a_table_and_a_failure_in_words(
@@ -304,6 +361,29 @@ def test_the_command_prints_a_table_and_a_failure_in_words(
     assert bench.main([*ONE_STEP, "--batch-size", "1000000000"]) == 1
     out = capsys.readouterr().out
     assert "out of memory" in out
+
+
+def test_the_table_says_how_much_faster_than_each_path(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        Row(SHAPE, path, 100, Outcome(Kind.MEASURED, measured(seconds)))
+        for path, seconds in (("ours", 1.0), ("plain", 3.0), ("lambda", 2.0))
+    ]
+    print_table(rows, None)
+    head, ours, plain, _ = capsys.readouterr().out.splitlines()
+    assert head.rstrip().endswith("faster than plain  faster than lambda")
+    assert ours.split()[-2:] == ["3.00x", "2.00x"]
+    assert plain.split()[-2:] == ["-", "-"]
+    assert "2.000" in ours.split()  # the first step
+
+
+def test_what_is_compiled_is_said_below_the_table() -> None:
+    args, _ = bench._parser().parse_known_args(["demo", "--compile", "--device", "cpu"])
+    figures = replace(measured(), compiled_blocks={"spatial": 28, "temporal": 28})
+    rows = [Row(SHAPE, "ours", 100, Outcome(Kind.MEASURED, figures))]
+    notes = Bench(args, configuration.load("demo"))._notes(rows)
+    assert "compiled: 28 spatial and 28 temporal blocks of ours; embedders" in notes
+    args.compile = False
+    assert "compiled" not in Bench(args, configuration.load("demo"))._notes(rows)
 
 
 def test_the_command_searches_and_prints_a_bucket_config(
@@ -322,6 +402,10 @@ def test_the_command_searches_and_prints_a_bucket_config(
         (["--search-batch-size", "--device", "cpu"], "needs a limit"),
         (["--budget-s", "3"], "--budget-s and --budget-mb need --search-batch-size"),
         (["--bucket", "720p:51"], "there is no bucket 720p:51"),
+        (["--compare", "plain", "--search-batch-size"], "--compare cannot be used with"),
+        (["--encoders", "--search-batch-size"], "--encoders cannot be used with"),
+        (["--tiny-encoders"], "--tiny-encoders needs --encoders"),
+        (["--attention-table", "none.json"], "attention_table none.json cannot be read"),
         (["--grad-checkpoint", "some"], "grad_checkpoint must be off, all"),
         (["--device", "tpu"], "device 'tpu' is not available"),
         (["--nonsense", "3"], "nonsense"),
@@ -334,6 +418,15 @@ def test_wrong_wishes_are_one_sentence(
     error = capsys.readouterr().err
     assert said in error
     assert "Traceback" not in error
+
+
+def test_a_path_that_is_none_is_named_with_those_that_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        bench.main(["demo", "--compare", "plain,theirs"])
+    assert end.value.code == 2
+    assert "'theirs' is not one of plain, lambda" in capsys.readouterr().err
 
 
 def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:

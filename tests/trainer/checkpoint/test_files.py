@@ -74,6 +74,7 @@ class Rank:
         return value
 
     is_sharded = True
+    device = torch.device("cpu")
 
     def master_params(self) -> list[tuple[str, Tensor]]:
         return list(self.average().items())

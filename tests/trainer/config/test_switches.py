@@ -49,7 +49,7 @@ def test_an_empty_model_has_its_switches_and_no_memory(folder: Path) -> None:
 
 def test_compile_reaches_every_block(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
-    monkeypatch.setattr("trainer.models.stdit.require_compiler", seen.append)
+    monkeypatch.setattr("trainer.models.compiling.require_compiler", seen.append)
     monkeypatch.setattr(STDiT3Block, "compile", lambda block, backend: seen.append(backend))
     parts(folder, "--compile")
     assert seen[1:] == ["inductor"] * 2

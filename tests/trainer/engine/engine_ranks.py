@@ -61,8 +61,33 @@ def train(engine: Engine, plugin: str, dtype: str, each: int = 1) -> tuple[list[
         for left, part in zip(range(each - 1, -1, -1), x.chunk(each), strict=True):
             with engine.passing(is_last=not left):
                 engine.backward(loss_of(model, part).float() / each, is_last=not left)
-        norms.append(engine.step())
+        norms.append(float(engine.step()))
     return norms, model
+
+
+def in_small_buckets(engine: Any) -> list[float]:
+    """Norms of a run whose weights are gathered in several buckets, one of them a single weight."""
+    wrap = engine.wrap
+
+    def small(*args: Any) -> nn.Module:
+        model = wrap(*args)
+        engine._update._buckets = engine._update._make_buckets(12)
+        return model
+
+    engine.wrap = small
+    try:
+        return train(engine, "zero2", "fp32")[0]
+    finally:
+        engine.wrap = wrap
+
+
+def marks(engine: Engine, plugin: str) -> int:
+    """How often the engine says that a backward pass has come to where it waits for others."""
+    marked: list[None] = []
+    engine.on_computed = lambda: marked.append(None)
+    train(engine, plugin, "fp32", each=3)
+    engine.on_computed = lambda: None
+    return len(marked)
 
 
 def reductions(engine: Engine, each: int) -> int:
@@ -165,6 +190,13 @@ def main(folder: Path) -> None:
         norms, _ = train(engine, plugin, dtype, each=3)
         apart = difference(state_of(engine), weights)
         said[f"{plugin}-{dtype}-in-3"] = {"norms": norms, "apart": apart}
+    norms = in_small_buckets(engine)
+    said["small-buckets"] = {
+        "norms": norms,
+        "apart": difference(state_of(engine), weights),
+        "buckets": [len(bucket.masters) for bucket in engine._update._buckets],  # type: ignore[attr-defined]
+    }
+    said["marks"] = [marks(engine, plugin) for plugin in ("zero2", "zero1", "ddp")]
     said["reductions"] = [reductions(engine, 1), reductions(engine, 3)]
     # what another kind of run wrote, at this world size, and back
     fresh = engine.wrap(make_model(), Config(dtype="fp32", plugin="zero2"))

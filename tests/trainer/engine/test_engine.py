@@ -64,6 +64,23 @@ def test_three_microbatches_a_step_are_one_batch(ranks: Ranks, kind: str) -> Non
         assert said[f"{kind}-in-3"]["apart"] < 1e-5
 
 
+def test_weights_that_are_gathered_in_several_buckets_are_the_same(ranks: Ranks) -> None:
+    for said in ranks.said:
+        found = said["small-buckets"]
+        assert found["buckets"] == [
+            1,
+            1,
+            2,
+        ]  # parts of 18, 11, 2 and 2 elements, at most 12 together
+        assert found["norms"] == pytest.approx(said["plain"], rel=1e-5)
+        assert found["apart"] < 1e-5
+
+
+def test_zero_says_once_a_pass_when_it_begins_to_wait_for_other_ranks(ranks: Ranks) -> None:
+    """Four steps of three microbatches; DDP cannot tell."""
+    assert [said["marks"] for said in ranks.said] == [[12, 12, 0]] * 2
+
+
 def test_bf16_microbatches_add_up_without_losing_more(ranks: Ranks) -> None:
     said = ranks.said[0]
     assert said["zero2-bf16-in-3"]["norms"] == pytest.approx(said["plain"], rel=0.05)

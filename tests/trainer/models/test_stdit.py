@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from tests.trainer.models.stdit_cases import SMALL, batch, run, small_model
 from trainer.errors import ConfigError
 from trainer.models import layers
+from trainer.models.attention import calls
 from trainer.models.stdit import STDiT3Config, build_stdit
 
 # B batch · C channels · T,H,W latent frames, height, width · L text tokens
@@ -149,7 +150,7 @@ def test_a_fresh_models_temporal_blocks_do_nothing() -> None:
 def test_frames_too_large_for_one_launch_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     model, inputs = small_model(), batch()
     want = run(model, inputs)
-    monkeypatch.setattr(layers, "MOST_HEADS", 17)
+    monkeypatch.setattr(calls, "MOST_HEADS", 17)
     torch.testing.assert_close(run(model, inputs), want, rtol=1e-6, atol=1e-6)
 
 

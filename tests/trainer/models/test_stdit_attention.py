@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from trainer.models import attention
-from trainer.models.attention import attend
+from trainer.models.attention import short
+from trainer.models.attention.calls import attend
 
 
 def parts(queries: int, keys: int, dtype=torch.float64) -> list[torch.Tensor]:
@@ -28,7 +28,7 @@ def test_values_and_gradients_are_the_same(queries, keys, masked):
         keep[:, 0] = True
     q, k, v = parts(queries, keys)
     with torch.no_grad():
-        assert attention._is_short(q, k, keep)
+        assert short.is_short(q, k, keep)
     target = torch.randn(2, 3, queries, 6, dtype=torch.float64)
     found = [attend(q, k, v, keep), slow(q, k, v, keep)]
     assert torch.allclose(*found, atol=1e-12)
@@ -52,9 +52,9 @@ def test_a_caption_without_tokens_gives_zeros():
 
 
 @pytest.mark.parametrize(
-    ("keys", "dtype"), [(attention.MOST_KEYS + 1, torch.float64), (8, torch.bfloat16)]
+    ("keys", "dtype"), [(short.MOST_KEYS + 1, torch.float64), (8, torch.bfloat16)]
 )
 def test_long_sequences_and_half_precision_go_the_common_way(keys, dtype):
     q, k, v = parts(4, keys, dtype)
-    assert not attention._is_short(q, k, None)
+    assert not short.is_short(q, k, None)
     assert torch.equal(attend(q, k, v), slow(q, k, v, None))

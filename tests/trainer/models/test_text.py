@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.trainer.models.live_bytes import LiveBytes
 from trainer.components import build_text_encoder
 from trainer.config.load import load
 from trainer.data import digits
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, OutOfMemory
 from trainer.models.text import TextEncoder, build_tiny_t5
 
 
@@ -77,6 +78,62 @@ def test_bf16_is_near_fp32(folder: Path, encoder: TextEncoder) -> None:
     got = rough.encode(["handwritten digit three moving left"])[0]
     assert got.dtype == torch.bfloat16
     assert (got - want).square().mean().sqrt() < 0.02 * want.square().mean().sqrt()
+
+
+def test_captions_in_chunks_are_the_captions_at_once(folder: Path, encoder: TextEncoder) -> None:
+    """Up to rounding: matrix products of other numbers of rows add in another order."""
+    texts = [f"handwritten digit {word} moving left" for word in digits.WORDS] + ["digit one"]
+    sizes: list[int] = []
+    parts = TextEncoder.from_folder(folder, max_length=8)
+    parts.model.register_forward_pre_hook(
+        lambda _, __, inputs: sizes.append(len(inputs["input_ids"])), with_kwargs=True
+    )
+    length = int(encoder.encode(texts)[1].sum(1).max())
+    each = parts.caption_bytes(length)
+    for captions, wanted in ((4, [4, 4, 3]), (1, [1] * 11), (11, [11]), (0.5, [1] * 11)):
+        parts.budget.limit_bytes = int(captions * each)
+        sizes.clear()
+        for got, want in zip(parts.encode(texts), encoder.encode(texts), strict=True):
+            torch.testing.assert_close(got, want, rtol=0, atol=1e-6)
+        assert sizes == wanted
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize(("heads", "length"), [(16, 40), (2, 60)])
+def test_the_bytes_of_a_caption_bound_its_peak(
+    dtype: torch.dtype, attention: str, heads: int, length: int
+) -> None:
+    """Not above what is alive at once by more than the copy that only a GPU's kernel makes."""
+    from transformers import T5Config, T5EncoderModel
+
+    config = T5Config(
+        vocab_size=10, d_model=64, d_kv=64 // heads, d_ff=160, num_layers=2, num_heads=heads,
+        feed_forward_proj="gated-gelu", dropout_rate=0.0, attn_implementation=attention,
+    )  # fmt: skip
+    model = T5EncoderModel(config).to(dtype)
+    encoder = TextEncoder(model, None, length)
+    ids, count = torch.ones(12, length, dtype=torch.int64), 12
+    mask = (torch.arange(length) < torch.arange(12)[:, None] + 5).long()
+    live = LiveBytes([*model.parameters(), ids, mask])
+    held = live.now
+    with torch.no_grad(), live:
+        model(input_ids=ids, attention_mask=mask)
+    got, bound = live.peak - held, count * encoder.caption_bytes(length)
+    assert 0.4 * bound < got < bound
+
+
+def test_too_little_memory_for_one_caption_is_one_sentence(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = TextEncoder.from_folder(folder, max_length=8)
+
+    def fails(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(encoder.model, "forward", fails)
+    with pytest.raises(OutOfMemory, match="too many for the text encoder"):
+        encoder.encode(["digit one", "digit two"])
 
 
 def test_the_published_layout_loads(tmp_path: Path) -> None:

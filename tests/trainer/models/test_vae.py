@@ -125,6 +125,36 @@ def test_a_large_frame_goes_in_strips_by_itself() -> None:
     assert relative(small.decode(want, 1), large.decode(want, 1)) < 1e-5
 
 
+@pytest.mark.parametrize("budget", [1 << 40, 2_000_000])  # at once, and in strips
+def test_channels_last_gives_the_same_numbers(budget: int) -> None:
+    """Weights and images both: 1e-5 of the largest value."""
+    image, plain, last = clip(1, 200, 160), tiny_vae(), tiny_vae()
+    plain.budget, last.budget = MemoryBudget(budget), MemoryBudget(budget)
+    last.spatial_vae.channels_last = True
+    layouts: list[bool] = []
+    conv2d = torch.nn.functional.conv2d
+
+    def noted(x: Tensor, weight: Tensor, *more: Any, **named: Any) -> Tensor:
+        layouts.append(weight.is_contiguous(memory_format=torch.channels_last))
+        return conv2d(x, weight, *more, **named)
+
+    def note(_layer: torch.nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        layouts.append(inputs[0].is_contiguous(memory_format=torch.channels_last))
+
+    want = plain.encode_posterior(image).mean
+    decoded = plain.decode(want, 1)
+    last.spatial_vae.module.encoder.conv_in.register_forward_pre_hook(note)  # at once
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.nn.functional, "conv2d", noted)  # in strips
+        assert relative(last.encode_posterior(image).mean, want) < 1e-5
+        assert relative(last.decode(want, 1), decoded) < 1e-5
+    assert layouts
+    assert all(layouts)
+    last.spatial_vae.channels_last = None  # as on a CPU: the weights are turned back
+    assert relative(last.encode_posterior(image).mean, want) < 1e-5
+    assert last.spatial_vae.module.encoder.conv_in.weight.is_contiguous()
+
+
 def test_less_goes_through_at_once_after_memory_ran_out() -> None:
     sizes: list[int] = []
 

@@ -21,6 +21,7 @@ from trainer.data.features.index import text_key
 from trainer.data.features.units import keys_of, segments
 from trainer.data.manifest.left_out import RESUME
 from trainer.data.video.decode import Window
+from trainer.device import choose_device
 from trainer.engine.base import set_threads
 from trainer.engine.process_group import Rank
 from trainer.runlog.progress import RowProgress
@@ -48,9 +49,7 @@ class Maker:
     ) -> None:
         self._config, self._work, self._document = config, work, document
         self._options, self._out = options, out
-        self._device = torch.device("cpu")
-        if torch.cuda.is_available():
-            self._device = torch.device("cuda", Rank.from_environment().local_rank)
+        self._device = choose_device(Rank.from_environment().local_rank)
         self._bad = 0
         self._progress = RowProgress(f"encode {out.name}", options.quiet)
 

@@ -62,6 +62,7 @@ class Strips:
     module: Any
     strip_bytes: int  # of a strip's inputs; the computation takes a few times as much
     store: torch.device  # where whole layers lie
+    form: torch.memory_format = torch.contiguous_format  # in which order of their axes
 
     def moments(self, x_NCHW: Tensor) -> Tensor:
         """What `module.encode` gives as parameters."""
@@ -171,7 +172,9 @@ class Strips:
             strip = piece(a, b)
             if out is None:
                 shape = (*strip.shape[:2], times * rows, strip.shape[3])
-                out = strip.new_empty(shape, device=self.store)
+                out = torch.empty(
+                    shape, dtype=strip.dtype, device=self.store, memory_format=self.form
+                )
             out[:, :, times * a : times * b] = strip
         assert out is not None
         return out
@@ -206,7 +209,14 @@ class Strips:
 
 
 class SpatialVAE(nn.Module):
-    """Images to moments of latents and back, many at once, or one in strips."""
+    """Images to moments of latents and back, many at once, or one in strips.
+
+    On an accelerator weights and images lie channels last, as its convolutions read them: cuDNN
+    otherwise turns bf16 images around before and after each. `channels_last` forces it or forbids
+    it. The same numbers up to rounding. (The VAE over frames stays as it is: nothing was measured.)
+    """
+
+    channels_last: bool | None = None  # None: on an accelerator
 
     def __init__(self, settings: SpatialSettings) -> None:
         super().__init__()
@@ -247,21 +257,31 @@ class SpatialVAE(nn.Module):
     ) -> Tensor:
         """Through all at once or in strips; `layer` values of an image are at full size."""
         dtype, device = self.module.encoder.conv_in.weight.dtype, x_NCHW.device
+        form = self._layout(device)
         layer_bytes, each = layer * dtype.itemsize, LAYERS_AT_ONCE * layer * dtype.itemsize
         if each <= budget.bytes(device):
             try:
-                return in_batches(lambda x: network(x.to(dtype)), x_NCHW, each, budget)
+                whole = partial(torch.Tensor.to, dtype=dtype, memory_format=form)
+                return in_batches(lambda x: network(whole(x)), x_NCHW, each, budget)
             except OutOfMemory:
                 pass  # one image alone was too much, and `budget` is half of that now
         while True:
             limit = budget.bytes(device)
             store = device if LAYERS_IN_STRIPS * layer_bytes <= limit else torch.device("cpu")
-            strips = Strips(self.module, limit // STRIPS_OF_BUDGET, store)
+            strips = Strips(self.module, limit // STRIPS_OF_BUDGET, store, form)
             try:
                 return in_batches(partial(in_strips, strips), x_NCHW, limit, budget)
             except OutOfMemory:  # `budget` is half of what it was: narrower strips, on the host
                 if limit < LEAST_BYTES:
                     raise
+
+    def _layout(self, device: torch.device) -> torch.memory_format:
+        """How images lie there; the weights are laid out alike, once."""
+        last = device.type == "cuda" if self.channels_last is None else self.channels_last
+        form = torch.channels_last if last else torch.contiguous_format
+        if not self.module.encoder.conv_in.weight.is_contiguous(memory_format=form):
+            self.module.to(memory_format=form)
+        return form
 
 
 _OLD_ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}

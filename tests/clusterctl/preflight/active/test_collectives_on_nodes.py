@@ -58,6 +58,16 @@ def test_good_nodes_sum_together(pool: SessionPool, lab: Lab) -> None:
     assert not isinstance(found.pair_bytes_s, Unknown)
 
 
+def test_devices_of_one_node_sum_alone(lab: Lab) -> None:
+    """Two ranks on one node, as two GPUs are: there is no other node to sum with."""
+    with gather(lab) as pool:
+        plan = make_plan(lab, nodes=("node-1",), devices={"node-1": 2})
+        assert start_ranks(pool, plan, ["node-1"], addresses(lab)) == {}
+        found = try_links(pool, plan, addresses(lab), {}, SHARE, lambda _: None)
+    assert (found.rounds, dict(found.bad_nodes), dict(found.unknown)) == (1, {}, {})
+    assert found.inside_bytes_s["node-1"] > 0
+
+
 @pytest.mark.slow
 def test_a_slow_link_is_named_with_both_ends(pool: SessionPool, lab: Lab) -> None:
     node, other = lab.nodes[1], lab.nodes[2]

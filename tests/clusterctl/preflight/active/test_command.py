@@ -85,6 +85,15 @@ def test_an_environment_without_torch_is_unknown_with_the_reason(
     assert "--python PATH names the interpreter" in out
 
 
+def test_one_device_alone_has_nothing_to_sum_and_needs_no_torch(
+    nodes: LocalCluster, capsys
+) -> None:
+    args = ["--active", "--yes", "--check", "active.allreduce", "--python", "/nowhere/python"]
+    assert preflight(nodes, *args, "--skip", "active.port,active.matmul", "-w", "n1", "-v") == 0
+    out, err = capsys.readouterr()
+    assert "one node with one device has none to sum with" in out + err
+
+
 def test_without_an_interpreter_it_is_unknown_too(nodes: LocalCluster, capsys) -> None:
     args = ["--active", "--yes", "--check", "active.allreduce", "--python", "/nowhere/python"]
     assert (

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """The kernels of `frames_attention`; importing this needs Triton.
 
 A program has GROUP whole sequences of T frames in a block of ROWS rows. Row r is frame r % T of

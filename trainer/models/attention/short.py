@@ -1,4 +1,4 @@
-"""Scaled dot-product attention, and on the CPU a form of it for short sequences.
+"""Attention for short sequences on the CPU, and for few keys where there is no better kernel.
 
 Torch's CPU kernel gives each head to one thread; for short sequences a second one gains nothing
 (temporal, 1,024 sequences of 8: 5.3 ms on one thread, 7 to 11 ms on two). Products over all heads
@@ -10,20 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 # B batch · N heads · I queries · K keys · E width of a head
 MOST_KEYS = 256  # above, keeping a row of K scores a query costs more memory than it saves time
-
-
-def attend(q_BNIE: Tensor, k_BNKE: Tensor, v_BNKE: Tensor, keep_BK: Tensor | None = None) -> Tensor:
-    """softmax(q k^T / sqrt(E)) v, [B, N, I, E], of the keys in `keep_BK` (bool); zeros without."""
-    if _is_short(q_BNIE, k_BNKE, keep_BK):
-        return _Short.apply(q_BNIE, k_BNKE, v_BNKE, keep_BK)
-    mask = None if keep_BK is None else keep_BK[:, None, None, :]
-    return F.scaled_dot_product_attention(q_BNIE, k_BNKE, v_BNKE, attn_mask=mask)
 
 
 def short_keys(like: Tensor) -> int:
@@ -32,10 +23,18 @@ def short_keys(like: Tensor) -> int:
     return MOST_KEYS if like.device.type == "cpu" and is_exact else 0
 
 
-def _is_short(q: Tensor, k: Tensor, keep: Tensor | None) -> bool:
+def is_short(q: Tensor, k: Tensor, keep: Tensor | None) -> bool:
+    """Whether `products` is the better form; every query needs a key."""
     if k.shape[-2] > short_keys(q) or torch.compiler.is_compiling():
         return False
     return keep is None or bool(keep.any(-1).all())
+
+
+def products(
+    q_BNIE: Tensor, k_BNKE: Tensor, v_BNKE: Tensor, keep_BK: Tensor | None = None
+) -> Tensor:
+    """softmax(q k^T / sqrt(E)) v, [B, N, I, E], of the keys in `keep_BK`; keeps the weights."""
+    return _Short.apply(q_BNIE, k_BNKE, v_BNKE, keep_BK)
 
 
 class _Short(torch.autograd.Function):

@@ -11,7 +11,6 @@ Triton is imported with the first call: a CPU build of torch does not have it.
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import os
 from typing import Any
@@ -22,6 +21,8 @@ from torch import Tensor
 # B batch · T frames · S places of a frame · N heads · E width of a head
 MOST_FRAMES = 128  # rows of a block; flash attention wastes nothing on longer sequences
 MOST_WIDTH = 128
+_HAS_TRITON = importlib.util.find_spec("triton") is not None
+_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # runs kernels on a CPU, for tests
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -30,8 +31,7 @@ def is_usable(q_BTSNE: Tensor) -> bool:
     _, frames, _, _, width = q_BTSNE.shape
     # Rows begin at multiples of 16 bytes: the kernels count strides in eighths.
     fits = frames <= MOST_FRAMES and width <= MOST_WIDTH and width % 8 == 0
-    fits = fits and q_BTSNE.dtype in _DTYPES
-    return fits and (q_BTSNE.is_cuda or _is_interpreted()) and _has_triton()
+    return fits and q_BTSNE.dtype in _DTYPES and (q_BTSNE.is_cuda or _INTERPRETED) and _HAS_TRITON
 
 
 def frames_attention(q_BTSNE: Tensor, k_BTSNE: Tensor, v_BTSNE: Tensor) -> Tensor:
@@ -42,16 +42,16 @@ def frames_attention(q_BTSNE: Tensor, k_BTSNE: Tensor, v_BTSNE: Tensor) -> Tenso
     return _attention(q_BTSNE, k_BTSNE, v_BTSNE)
 
 
-@torch.library.custom_op("gpu_test::frames_attention", mutates_args=())
+@torch.library.custom_op("trainer::frames_attention", mutates_args=())
 def _attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    from tests.gpu import frames_kernels
+    from trainer.models.attention import frames_kernels
 
     return frames_kernels.forward(q, k, v)
 
 
-@torch.library.custom_op("gpu_test::frames_attention_backward", mutates_args=())
+@torch.library.custom_op("trainer::frames_attention_backward", mutates_args=())
 def _gradients(q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    from tests.gpu import frames_kernels
+    from trainer.models.attention import frames_kernels
 
     return frames_kernels.backward(q, k, v, grad)
 
@@ -75,14 +75,3 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 _attention.register_autograd(_backward, setup_context=_keep)
-
-
-@functools.cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
-
-
-@functools.cache
-def _is_interpreted() -> bool:
-    """Triton's interpreter runs kernels on a CPU, for tests."""
-    return os.environ.get("TRITON_INTERPRET") == "1"

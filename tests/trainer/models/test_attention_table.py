@@ -1,0 +1,72 @@
+"""Which kernel attends: the built-in choice, tables from files, and files that are none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.models.stdit_cases import batch, run, small_model
+from trainer.errors import ConfigError
+from trainer.models.attention.table import Table, read_table
+
+GOOD = {
+    "spatial": [[1024, "flash"], [None, "cudnn"]],
+    "temporal": [[16, "frames"], [None, "efficient"]],
+    "text": [[None, "varlen"]],
+}
+
+
+def written(path: Path, data: object) -> Path:
+    path.write_text(json.dumps(data))
+    return path
+
+
+def test_built_in_choice_avoids_what_is_slow_for_new_shapes_and_for_few_frames() -> None:
+    table = Table()
+    assert table.choose("temporal", 1) == table.choose("temporal", 120) == "frames"
+    assert table.choose("temporal", 129) == "flash"
+    assert "cudnn" not in {table.choose("spatial", keys) for keys in (1, 920, 16_128)}
+
+
+def test_a_table_chooses_by_the_number_of_keys(tmp_path: Path) -> None:
+    table = read_table(written(tmp_path / "table.json", GOOD))
+    assert [table.choose("spatial", keys) for keys in (920, 1024, 1025)] == [
+        "flash",
+        "flash",
+        "cudnn",
+    ]
+    assert table.choose("temporal", 30) == "efficient"
+
+
+def test_a_cpu_computes_the_same_with_every_table(tmp_path: Path) -> None:
+    model, inputs = small_model(), batch()
+    wanted = run(model, inputs)
+    model.use_attention(read_table(written(tmp_path / "table.json", GOOD)))
+    assert run(model, inputs).equal(wanted)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({**GOOD, "spatial": [[None, "fast"]]}, "spatial 'fast' is not one of flash, efficient"),
+        ({**GOOD, "text": [[None, "frames"]]}, "text 'frames' is not one of varlen"),
+        ({**GOOD, "temporal": ["flash"]}, "temporal has no pair of keys and kernel: flash"),
+        ({name: GOOD[name] for name in ("spatial", "text")}, "has no rows for temporal"),
+        ([1], "holds no table"),
+    ],
+)
+def test_files_that_are_no_table_are_refused_with_a_reason(
+    tmp_path: Path, data: object, words: str
+) -> None:
+    path = written(tmp_path / "table.json", data)
+    with pytest.raises(ConfigError, match=words) as refused:
+        read_table(path)
+    assert str(path) in str(refused.value)
+
+
+def test_a_file_that_is_not_there_is_named_with_the_command_that_makes_it(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read") as refused:
+        read_table(tmp_path / "none.json")
+    assert "trainer.bench attention --write" in str(refused.value.hint)

@@ -1,0 +1,137 @@
+"""A step on a GPU waits for the device once: a simulated device under the real step."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.trainer.engine.simulated_device import Device
+from trainer import step as step_module
+from trainer.engine.device_clock import DeviceClock
+from trainer.runlog.telemetry import Clock, StepRecord
+from trainer.step import Share, step
+
+
+class SimulatedEngine:
+    """One rank whose launches take the device's time; only `read` synchronises."""
+
+    rank, world, is_sharded, waited_s = 0, 1, True, 0.0
+
+    def __init__(self, device: Device) -> None:
+        self.simulated, self.device = device, torch.device("cpu")
+        self.read_at_ms: list[float] = []
+
+    def step(self) -> Tensor:
+        self.simulated.launch(30)
+        return torch.tensor(2.0, dtype=torch.float64)
+
+    def master_params(self) -> list[tuple[str, Tensor]]:
+        return [("w", torch.full((4,), 3.0))]
+
+    def read(self, *values: Tensor) -> list[float]:
+        self.simulated.synchronise()
+        self.read_at_ms.append(self.simulated.host_ms)
+        return [float(value) for value in values]
+
+    def gather(self, values: Iterable[float]) -> list[list[float]]:
+        return [list(values)]
+
+
+def run_of(device: Device, clock: Clock, records: list[StepRecord]) -> Any:
+    def nothing(*_: Any) -> None: ...
+
+    saver = SimpleNamespace(is_copying=False, status=0.0, advance=lambda _: [])
+    return SimpleNamespace(
+        engine=SimulatedEngine(device),
+        clock=clock,
+        config=SimpleNamespace(accumulation_steps=2),
+        schedule=SimpleNamespace(lr=0.1, step=lambda: None),
+        ema=SimpleNamespace(update=nothing),
+        journal=SimpleNamespace(step=records.append),
+        loader=SimpleNamespace(cursor=SimpleNamespace(epoch=0)),
+        saver=saver,
+        step=0,
+        steps_total=1,
+        samples=0,
+        stop_requested=False,
+    )
+
+
+def test_a_step_reads_its_events_after_the_one_wait_that_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device, records = Device(), list[StepRecord]()
+    clock = DeviceClock(None, make_event=device.event)
+
+    def microbatch(_run: Any, _batch: Any, share: Share, _left: int) -> None:
+        with clock.phase("data", 1):
+            device.wait_on_host(2)
+        with clock.phase("forward", 1):
+            device.launch(100)
+        with clock.phase("backward", 1):
+            device.launch(200)
+            clock.mark_computed()
+            device.launch(10)
+        share.loss = share.loss + torch.tensor(0.25, dtype=torch.float64)
+
+    monkeypatch.setattr(step_module, "_microbatch", microbatch)
+    run = run_of(device, clock, records)
+    batches: Any = iter([object(), object()])
+    assert step(run, batches) is False
+    assert len(run.engine.read_at_ms) == 1
+    (record,) = records
+    assert record.loss == 0.5
+    assert record.grad_norm == 2.0
+    assert record.weight_norm == pytest.approx(6.0)
+    expected = {"data": 0.002, "forward": 0.2, "backward": 0.42, "optimizer": 0.03}
+    assert {k: v for k, v in record.seconds.items() if v} == pytest.approx(expected, abs=1e-4)
+    assert sum(record.seconds.values()) == pytest.approx(run.engine.read_at_ms[0] / 1e3)
+    assert clock.own_s == pytest.approx(0.602, abs=1e-4)
+    assert (record.idle_share, record.slowest_rank) == (0.0, 0)
+
+
+def test_the_loss_stays_on_the_device_until_the_end_of_the_step() -> None:
+    """The real `_microbatch` on torch's device without memory, where no number can be read."""
+    meta = torch.device("meta")
+    passed: list[Tensor] = []
+    config = SimpleNamespace(patch_size=(1, 1, 1))
+
+    def losses(*_: Any, **__: Any) -> Tensor:
+        return torch.ones(3, device=meta, requires_grad=True)
+
+    run: Any = SimpleNamespace(
+        engine=SimpleNamespace(
+            device=meta,
+            passing=lambda is_last: contextlib.nullcontext(),
+            backward=lambda loss, is_last: passed.append(loss),
+        ),
+        clock=Clock(None),
+        step=0,
+        config=SimpleNamespace(seed=1, accumulation_steps=2),
+        parts=SimpleNamespace(
+            masks=SimpleNamespace(draw=lambda *_: torch.ones(1, 1)),
+            flow=SimpleNamespace(training_losses=losses),
+            model=SimpleNamespace(config=config),
+        ),
+        model=None,
+    )
+    batch: Any = SimpleNamespace(microbatch=(0, 1), bucket="16px", bad=[], decoder_bytes=0)
+    share = Share()
+    with pytest.MonkeyPatch.context() as patch:
+        latent = torch.zeros(3, 4, 2, 2, 2)
+        patch.setattr(step_module, "_encode", lambda *_: (latent, {"y": torch.zeros(3, 1, 5, 8)}))
+        patch.setattr(step_module, "forward_flops", lambda *_: 1.0)
+        step_module._microbatch(run, batch, share, 1)
+        step_module._microbatch(run, batch, share, 0)
+    assert len(passed) == 2
+    assert isinstance(share.loss, Tensor)
+    assert (share.loss.device, share.loss.dtype) == (meta, torch.float64)
+    assert share.figures.samples == 6
+    assert math.isclose(share.figures.flops, 6.0)

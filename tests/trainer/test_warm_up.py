@@ -1,0 +1,92 @@
+"""No step compiles: what a batch's shape needs is made before the first one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.ports import free_port
+from tests.trainer.ranks import environment, fork, wait
+
+LIMIT_S = 300
+pytestmark = pytest.mark.timeout(400)
+
+
+def main(folder: Path) -> None:
+    """A rank: warm up, then steps of the same shapes, for one engine and dtype."""
+    from torch._dynamo.utils import counters
+
+    from trainer.config.load import Config
+    from trainer.data.plan.buckets import Bucket
+    from trainer.diffusion.rectified_flow import RectifiedFlow
+    from trainer.engine.base import build_engine
+    from trainer.models import stdit
+    from trainer.warm_up import WarmUp
+
+    compile_blocks = stdit.STDiT3.compile_blocks
+    stdit.STDiT3.compile_blocks = lambda self: compile_blocks(self, "eager")  # type: ignore
+    settings = json.loads((folder / "settings.json").read_text())
+    engine = build_engine(settings["engine"])
+    engine.setup(0, 60)
+    sizes = {"hidden_size": 32, "num_heads": 2, "depth": 3, "caption_channels": 8}
+    model = stdit.STDiT3(stdit.STDiT3Config(**sizes, model_max_length=6))
+    model.enable_grad_checkpoint(settings["grad_checkpoint"])
+    model.compile_blocks()
+    config = Config(plugin="zero2", dtype=settings["dtype"])
+    wrapped = engine.wrap(model.train(), config)
+    flow = RectifiedFlow()
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    warm_up = WarmUp(model, flow, engine, lambda size: size, compiled=True, has_masks=True)
+    buckets = [
+        Bucket("a", frames, "1", height, width, batch)
+        for batch, frames, height, width in [(3, 1, 4, 6), (2, 3, 4, 4), (1, 5, 6, 4), (2, 7, 8, 8)]
+    ]
+    seen: list[tuple[int, int]] = []
+    warmed = warm_up.run(buckets, lambda done, total: seen.append((done, total)))
+    same_numbers = torch.equal(before, torch.get_rng_state())
+    again = warm_up.run(buckets)
+    made = counters["stats"]["unique_graphs"]
+    for number, bucket in enumerate(buckets * 2):
+        z_BCTHW, conditions, mask_BT = warm_up._batch(
+            bucket.batch_size, (bucket.frames, bucket.height, bucket.width), bucket
+        )
+        mask = mask_BT if number < len(buckets) else None
+        loss = flow.training_losses(wrapped, z_BCTHW, conditions, mask=mask).mean()
+        engine.backward(loss)
+        engine.step()
+    said: dict[str, Any] = {"warmed": asdict(warmed), "text": str(warmed), "again": again}
+    said |= {"later": counters["stats"]["unique_graphs"] - made, "seen": seen}
+    said |= {"same_numbers": same_numbers}
+    (folder / f"{engine.rank}.json").write_text(json.dumps(said))
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("engine", "dtype", "grad_checkpoint"),
+    [("colossal", "bf16", "all"), ("colossal", "fp32", "off"), ("native", "bf16", "every 2")],
+)
+def test_steps_after_a_warm_up_compile_nothing(
+    tmp_path: Path, engine: str, dtype: str, grad_checkpoint: str
+) -> None:
+    settings = {"engine": engine, "dtype": dtype, "grad_checkpoint": grad_checkpoint}
+    (tmp_path / "settings.json").write_text(json.dumps(settings))
+    port, logs = free_port(), [tmp_path / f"{rank}.log" for rank in range(2)]
+    ranks = [
+        fork(main, tmp_path, env=environment(rank, 2, port), log=logs[rank]) for rank in range(2)
+    ]
+    assert wait(ranks, LIMIT_S) == [0, 0], "\n".join(log.read_text() for log in logs)
+    for rank in range(2):
+        said = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert said["warmed"]["shapes"] == 4
+        assert said["warmed"]["programs"] > 0
+        assert said["text"].endswith("programs for 6 blocks")
+        assert said["seen"] == [[number, 4] for number in range(4)]
+        assert said["same_numbers"]
+        assert said["again"] is None
+        assert said["later"] == 0

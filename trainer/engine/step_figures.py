@@ -1,0 +1,70 @@
+"""What ranks tell each other about a step, and what all of them conclude from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainer.engine.agreement import agreed
+from trainer.errors import Diverged
+
+
+@dataclass(slots=True)
+class StepFigures:
+    """One rank's step in numbers, which all ranks exchange in one small collective."""
+
+    loss: float = 0.0  # mean over its microbatches
+    samples: float = 0
+    tokens: float = 0
+    flops: float = 0.0
+    bad: float = 0  # clips that could not be read
+    decoder_bytes: float = 0  # peak of its largest decoding process
+    failed: float = False  # it has no batch
+    data: float = 0.0  # seconds by phase, see telemetry.PHASES
+    encode: float = 0.0
+    forward: float = 0.0
+    backward: float = 0.0
+    optimizer: float = 0.0
+    checkpoint: float = 0.0
+    grad_norm: float = 0.0
+    square: float = 0.0  # sum of squares of the fp32 weights that it holds
+    step_s: float = 0.0
+    own_s: float = 0.0  # of them, not in gradient collectives; on a GPU see DeviceClock
+    memory_bytes: float = 0
+    stop: float = False  # it got a signal
+    saver: float = 0  # `Saver.status`
+
+
+def idle_and_slowest(ranks: Sequence[StepFigures], *, on_device: bool) -> tuple[float, int]:
+    """Share of time that ranks wait for the slowest one, and which that is.
+
+    On the CPU `own_s` is all of a rank's work, and the share is of the slowest one's. On a GPU it
+    is what a rank does before it waits for others, and the share is of the step.
+    """
+    work_s = [rank.own_s for rank in ranks]
+    longest_s = max(work_s)
+    if on_device:
+        step_s = max(rank.step_s for rank in ranks)
+        share = (longest_s - sum(work_s) / len(work_s)) / step_s
+    else:
+        share = 1 - sum(work_s) / len(work_s) / longest_s
+    return share, work_s.index(longest_s)
+
+
+_NUMBERS = {
+    "loss": "the loss of step {} is {}",
+    "grad_norm": "the norm of the gradients of step {} is {}",
+    "square": "the norm of the weights after step {} is {}",
+}
+
+
+def require_numbers(number: int, ranks: Sequence[StepFigures]) -> None:
+    """Raises `Diverged` on all ranks before anything that is not finite can be saved."""
+    for name, template in _NUMBERS.items():
+        values = [getattr(rank, name) for rank in ranks]
+        bad = [rank for rank, value in enumerate(values) if not math.isfinite(value)]
+        if bad:
+            what = f"{template.format(number, values[bad[0]])} on rank {', '.join(map(str, bad))}"
+            hint = "resume from the newest checkpoint with a smaller lr or grad_clip"
+            raise agreed(Diverged(f"{what}; all ranks stop; this step is not saved", hint=hint))

@@ -1,0 +1,116 @@
+"""The three attentions of a block: within a frame, across frames, and to the caption."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from trainer.models.attention import frames, short
+from trainer.models.attention.table import Table
+
+# B batch · T frames · S places of a frame · N heads · E width of a head · I queries · K keys
+# L tokens of a caption
+MOST_HEADS = 65_535  # of a CUDA grid's last axis; XL/2 has 57,600 of places and heads at 720p
+_BACKENDS = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+
+
+class Packed(NamedTuple):
+    """Where clips begin among queries [B I] and among caption tokens [B L], which end with padding.
+
+    Of fixed sizes for a shape of the batch, whatever the captions are: a compiled block serves all.
+    """
+
+    query_ends: Tensor  # int32 [B + 1]
+    key_ends: Tensor  # int32 [B + 1]
+    is_real: Tensor  # bool [B L, 1]
+    queries: int
+    keys: int  # most of a caption
+
+
+def within_frames(q_BTSNE: Tensor, k_BTSNE: Tensor, v_BTSNE: Tensor, table: Table) -> Tensor:
+    """Attention among the places of each frame, [B, T, S, N, E]."""
+    batch = len(q_BTSNE)
+    q, k, v = (rearrange(x, "b t s n e -> (b t) n s e") for x in (q_BTSNE, k_BTSNE, v_BTSNE))
+    out = attend(q, k, v, None, table.choose("spatial", k.shape[-2]))
+    return rearrange(out, "(b t) n s e -> b t s n e", b=batch)
+
+
+def across_frames(q_BTSNE: Tensor, k_BTSNE: Tensor, v_BTSNE: Tensor, table: Table) -> Tensor:
+    """Attention among the frames of each place, [B, T, S, N, E]."""
+    batch, count, places, heads, _ = q_BTSNE.shape
+    kernel = table.choose("temporal", count)
+    if kernel == "frames":
+        if frames.is_usable(q_BTSNE):
+            return frames.frames_attention(q_BTSNE, k_BTSNE, v_BTSNE)
+        # Without Triton. Flash attention pads each sequence to 128 rows and keeps them in fp32.
+        kernel = "products"
+    # Places beside the heads where the grid allows it: no activation is moved.
+    order = "b (s n) t e" if places * heads <= MOST_HEADS else "(b s) n t e"
+    q, k, v = (rearrange(x, f"b t s n e -> {order}") for x in (q_BTSNE, k_BTSNE, v_BTSNE))
+    out = attend(q, k, v, None, kernel)
+    return rearrange(out, f"{order} -> b t s n e", b=batch, s=places)
+
+
+def attend(
+    q_BNIE: Tensor,
+    k_BNKE: Tensor,
+    v_BNKE: Tensor,
+    keep_BK: Tensor | None = None,
+    kernel: str = "flash",
+) -> Tensor:
+    """softmax(q k^T / sqrt(E)) v, [B, N, I, E], of the keys in `keep_BK` (bool); zeros without.
+
+    `kernel` is for an accelerator: the first to be tried, others where it does not fit (fp32).
+    """
+    if short.is_short(q_BNIE, k_BNKE, keep_BK) or (kernel == "products" and q_BNIE.is_cuda):
+        return short.products(q_BNIE, k_BNKE, v_BNKE, keep_BK)
+    mask = None if keep_BK is None else keep_BK[:, None, None, :]
+    if not q_BNIE.is_cuda:
+        return F.scaled_dot_product_attention(q_BNIE, k_BNKE, v_BNKE, attn_mask=mask)
+    first = _BACKENDS.get(kernel, SDPBackend.EFFICIENT_ATTENTION)
+    backends = [first, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    with sdpa_kernel(backends, set_priority=True):
+        return F.scaled_dot_product_attention(q_BNIE, k_BNKE, v_BNKE, attn_mask=mask)
+
+
+def to_packed_text(q_BINE: Tensor, k_KNE: Tensor, v_KNE: Tensor, packed: Packed) -> Tensor:
+    """Each clip's queries over its caption's real tokens, which lie end to end, [B, I, N, E]."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    # What the kernel leaves in the gradients of the padding behind the last caption is not read.
+    k, v = (torch.where(packed.is_real[:, None], x, 0) for x in (k_KNE, v_KNE))
+    ends = packed.query_ends, packed.key_ends
+    out = varlen_attn(q_BINE.flatten(0, 1), k, v, *ends, packed.queries, packed.keys)
+    assert isinstance(out, Tensor)  # a pair only where the log-sums are asked for
+    return out.view(q_BINE.shape)
+
+
+def packs_text(device: torch.device, dtype: torch.dtype, table: Table, keys: int) -> bool:
+    """Whether captions are to be packed: where the kernel for it runs, and the table chooses it."""
+    is_half = dtype in (torch.float16, torch.bfloat16)
+    return device.type == "cuda" and is_half and table.choose("text", keys) == "varlen"
+
+
+def pack(y_BLD: Tensor, keep_BL: Tensor, queries: int) -> tuple[Tensor, Packed]:
+    """Caption tokens [B L, D], real ones (`keep_BL`, on the host) first; where captions begin."""
+    batch, length, _ = y_BLD.shape
+    keep, ends = keep_BL.flatten(), keep_BL.sum(1).cumsum(0)
+    order = torch.cat([keep.nonzero(), (~keep).nonzero()])[:, 0]
+    key_ends = F.pad(ends, (1, 0)).int()
+    query_ends = torch.arange(0, (batch + 1) * queries, queries, dtype=torch.int32)
+    is_real = torch.arange(batch * length)[:, None] < ends[-1]
+    sides = (order, query_ends, key_ends, is_real)
+    order, query_ends, key_ends, is_real = (
+        side.to(y_BLD.device, non_blocking=True) for side in sides
+    )
+    return y_BLD.flatten(0, 1)[order], Packed(query_ends, key_ends, is_real, queries, length)
