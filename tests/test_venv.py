@@ -96,7 +96,6 @@ OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  {}  Release Bu
     [
         (OPEN, "580.65.06", "LOCK=cuda: NVIDIA driver 580.65.06 serves CUDA 13"),
         (CLOSED, "570.86.15", "LOCK=cuda12: NVIDIA driver 570.86.15 serves CUDA 12, and CUDA 13 needs 580"),
-        (CLOSED, "525.60.13", "LOCK=cuda12: NVIDIA driver 525.60.13 serves CUDA 12, and CUDA 13 needs 580"),
     ],
 )  # fmt: skip
 def test_lock_is_chosen_by_the_kernel_module_and_the_reason_said(

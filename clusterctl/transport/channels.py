@@ -210,11 +210,11 @@ class ParamikoStream:
 
     def _at_end(self) -> bool:
         channel = self.channel
-        if channel.recv_ready() or channel.recv_stderr_ready():
-            return False
-        if channel.eof_received or channel.closed:
-            return True
-        return channel.status_event.is_set() and time.monotonic() - self._moved > AFTERLIFE_S
+        is_over = channel.eof_received or channel.closed
+        if not is_over and channel.status_event.is_set():
+            is_over = time.monotonic() - self._moved > AFTERLIFE_S
+        # Asked last: what arrives with the end is there before it.
+        return is_over and not channel.recv_ready() and not channel.recv_stderr_ready()
 
     def close_stdin(self) -> None:
         with suppress(*BROKEN):  # already closed

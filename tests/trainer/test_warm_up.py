@@ -68,20 +68,25 @@ def main(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine", "dtype", "grad_checkpoint"),
-    [("colossal", "bf16", "all"), ("colossal", "fp32", "off"), ("native", "bf16", "every 2")],
+    ("engine", "dtype", "grad_checkpoint", "world"),
+    [
+        ("colossal", "bf16", "all", 1),
+        pytest.param("colossal", "fp32", "off", 2, marks=pytest.mark.slow),
+        pytest.param("native", "bf16", "every 2", 2, marks=pytest.mark.slow),
+    ],
 )
 def test_steps_after_a_warm_up_compile_nothing(
-    tmp_path: Path, engine: str, dtype: str, grad_checkpoint: str
+    tmp_path: Path, engine: str, dtype: str, grad_checkpoint: str, world: int
 ) -> None:
     settings = {"engine": engine, "dtype": dtype, "grad_checkpoint": grad_checkpoint}
     (tmp_path / "settings.json").write_text(json.dumps(settings))
-    port, logs = free_port(), [tmp_path / f"{rank}.log" for rank in range(2)]
+    port, logs = free_port(), [tmp_path / f"{rank}.log" for rank in range(world)]
     ranks = [
-        fork(main, tmp_path, env=environment(rank, 2, port), log=logs[rank]) for rank in range(2)
+        fork(main, tmp_path, env=environment(rank, world, port), log=log)
+        for rank, log in enumerate(logs)
     ]
-    assert wait(ranks, LIMIT_S) == [0, 0], "\n".join(log.read_text() for log in logs)
-    for rank in range(2):
+    assert wait(ranks, LIMIT_S) == [0] * world, "\n".join(log.read_text() for log in logs)
+    for rank in range(world):
         said = json.loads((tmp_path / f"{rank}.json").read_text())
         assert said["warmed"]["shapes"] == 4
         assert said["warmed"]["programs"] > 0

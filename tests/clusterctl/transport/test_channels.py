@@ -106,6 +106,28 @@ def test_fifty_commands_at_once_on_one_connection(connection: ParamikoConnection
         assert [one.result(30).out for one in work] == [b"x%d\n" % i for i in range(50)]
 
 
+def test_output_that_arrives_with_the_end_is_not_lost(
+    connection: ParamikoConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reader has looked at the empty buffer, then output and end arrive before it goes on."""
+    stream = connection.stream("cat", b"")
+    is_ready, asked = stream.channel.recv_ready, iter((False, True))
+
+    def looked_at_too_soon() -> bool:
+        if not next(asked, False):
+            return is_ready()
+        stream.write(b"late\n")
+        stream.close_stdin()
+        wait_for(lambda: stream.channel.eof_received)
+        return False
+
+    monkeypatch.setattr(stream.channel, "recv_ready", looked_at_too_soon)
+    lines = (stream.read_line(0.1) for _ in range(20))
+    assert next(filter(None, lines)) == b"late"
+    with pytest.raises(EOFError):
+        stream.read_line(5)
+
+
 def test_stream_gives_lines_and_its_input_is_a_lease(connection: ParamikoConnection) -> None:
     stream = connection.stream("while read x; do echo got $x; done; printf rest; exit 5", b"one\n")
     assert stream.read_line(5) == b"got one"

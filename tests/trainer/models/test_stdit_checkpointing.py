@@ -144,7 +144,7 @@ def test_compiled_blocks_give_the_same_gradients() -> None:
         torch.testing.assert_close(got, exact, rtol=1e-4, atol=1e-5 * float(exact.abs().max()))
 
 
-@pytest.mark.parametrize("recomputed", [False, True])
+@pytest.mark.parametrize("recomputed", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_many_shapes_of_batches_compile_few_programs(recomputed: bool) -> None:
     """With torch's limit of 8 a recomputed block fails here, and another one is not compiled."""
     shapes = [

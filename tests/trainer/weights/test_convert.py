@@ -58,7 +58,6 @@ def test_convert_writes_the_average_in_another_dtype(
     assert main(["convert", str(checkpoint), str(target), "--dtype", "bf16"]) == 0
     printed = capsys.readouterr()
     assert printed.out.strip() == str(target)
-    assert "100" not in printed.out
     written, state = load_file(target), noisy().state_dict()
     assert written.keys() == state.keys()
     assert written["t_block.1.weight"].dtype == torch.bfloat16
