@@ -7,7 +7,6 @@ small, and they and their keys end with this program.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib.util
 import json
 import os
@@ -186,6 +185,16 @@ def _train(
     return plan.run_dir, steps
 
 
+# Not a preexec_fn: that runs Python's hooks of a fork, in which a Ctrl-C of that moment gets lost.
+_DIES_WITH_PARENT = """
+import ctypes, os, runpy, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+_, parent, *sys.argv = sys.argv
+if os.getppid() == int(parent):
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+
+
 def _python(module: str, *words: object) -> str:
     """Run a module of the trainer as its own process; returns stdout.
 
@@ -193,14 +202,13 @@ def _python(module: str, *words: object) -> str:
     Raises `ClusterctlError` with its last lines.
     """
     child = subprocess.Popen(
-        [sys.executable, "-m", module, *map(str, words)],
+        [sys.executable, "-c", _DIES_WITH_PARENT, str(os.getpid()), module, *map(str, words)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         start_new_session=True,
-        preexec_fn=_die_with_parent,
     )
     try:
         out, err = child.communicate()
@@ -218,7 +226,3 @@ def _python(module: str, *words: object) -> str:
         lines = (err or out).strip().splitlines()[-12:]
         raise ClusterctlError("\n".join([f"{module} ended with code {child.returncode}", *lines]))
     return out
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

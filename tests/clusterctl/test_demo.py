@@ -22,12 +22,17 @@ MOMENTS = {  # words on stderr after which Ctrl-C comes
     "while ranks train": "start:",
 }
 
+started: list[subprocess.Popen[str]] = []
+
 
 @pytest.fixture(autouse=True)
 def orphans_come_here() -> Iterator[None]:
     """Whatever loses its parent becomes a child of this process, where the test sees it."""
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
     yield
+    for child in started:  # a test that failed; its ranks end with it
+        child.kill()
+    started.clear()
     ctypes.CDLL(None).prctl(36, 0, 0, 0, 0)
 
 
@@ -47,6 +52,7 @@ class Demo:
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             env={**os.environ, "TMPDIR": str(scratch)}, start_new_session=True,
         )  # fmt: skip
+        started.append(self.child)
         self.lines: list[str] = []
         self.ended = False
         self._new = threading.Condition()
@@ -150,6 +156,16 @@ def test_ctrl_c_leaves_nothing(words: str, outputs: Path, tmp_path: Path) -> Non
     assert code == 130 or early, (code, demo.lines)
     assert not any("Traceback" in line for line in demo.lines) or not words
     _assert_nothing_left(tmp_path, before)
+
+
+def test_programs_of_the_demo_are_started_without_hooks_that_lose_ctrl_c() -> None:
+    """KeyboardInterrupt in a hook of a fork is printed and forgotten: up to half of those sent then."""
+    from clusterctl import demo
+
+    forks: list[int] = []
+    os.register_at_fork(after_in_parent=lambda: forks.append(1))
+    assert "usage: " in demo._python("trainer.data.digits", "--help")
+    assert forks == []
 
 
 def test_demo_that_is_killed_leaves_no_process(outputs: Path, tmp_path: Path) -> None:

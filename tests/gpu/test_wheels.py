@@ -55,3 +55,4 @@ def test_the_scripts_run_from_the_wheels_alone(tmp_path: Path) -> None:
         assert [row for row in rows if "error" in row] == []
     if "triton" in run(python, "-m", "pip", "list"):
         run(python, "-m", "tests.gpu.interpreted", TRITON_INTERPRET="1", **environment)
+        run(python, "-m", "tests.gpu.compiled", **environment)

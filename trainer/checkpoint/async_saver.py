@@ -138,7 +138,7 @@ class Saver:
         """
         done = self.finish()
         began = time.perf_counter()
-        state, weights = self._engine.state(), self._engine.weights_to_save() or {}
+        state, weights = self._engine.state(), dict(self._engine.weights_to_save() or {})
         final = self._run_dir / f"epoch{epoch}-global_step{step}"
         part = checkpoint.part_of(final)
         parts, average = (state.tensors, average) if state else ({}, {})

@@ -23,15 +23,28 @@ MOST_FRAMES = 128  # rows of a block; flash attention wastes nothing on longer s
 MOST_WIDTH = 128
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # runs kernels on a CPU, for tests
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+# Shared memory of the backward pass for 128 rows of 128 columns (tests.gpu.compiled): cards of data
+# centers have 163 kB and more for a block of threads, others 99 kB.
+_LARGEST_BYTES = 131_072
 
 
 def is_usable(q_BTSNE: Tensor) -> bool:
     """Whether `frames_attention` takes these queries here."""
     _, frames, _, _, width = q_BTSNE.shape
     # Rows begin at multiples of 16 bytes: the kernels count strides in eighths.
-    fits = frames <= MOST_FRAMES and width <= MOST_WIDTH and width % 8 == 0
-    return fits and q_BTSNE.dtype in _DTYPES and (q_BTSNE.is_cuda or _INTERPRETED) and _HAS_TRITON
+    if frames > MOST_FRAMES or width > MOST_WIDTH or width % 8 or not _HAS_TRITON:
+        return False
+    if not q_BTSNE.is_cuda:
+        return _INTERPRETED and q_BTSNE.dtype in (torch.float16, torch.float32)
+    # fp32 products run on no tensor core: they spill registers, and compile for minutes.
+    is_half = q_BTSNE.dtype in (torch.float16, torch.bfloat16)
+    return is_half and (frames <= MOST_FRAMES // 2 or _has_shared_memory(q_BTSNE.device.index))
+
+
+@torch.compiler.assume_constant_result
+def _has_shared_memory(index: int | None) -> bool:
+    card: Any = torch.cuda.get_device_properties(index)
+    return getattr(card, "shared_memory_per_block_optin", 0) >= _LARGEST_BYTES
 
 
 def frames_attention(q_BTSNE: Tensor, k_BTSNE: Tensor, v_BTSNE: Tensor) -> Tensor:

@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+_VARY = ("places", "sequences")  # one program for all of them
+
 
 @triton.jit
 def _rows(strides, frames, places, heads, sequences, GROUP: tl.constexpr, ROWS: tl.constexpr):
@@ -58,7 +60,7 @@ def _weights(q, k, inside, exists, scale):
     return weights / tl.where(total > 0, total, 1.0)[:, None]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_VARY)
 def _forward(
     q_ptr, k_ptr, v_ptr, out_ptr, q_strides, k_strides, v_strides, out_strides,
     scale, frames, places, heads, sequences,
@@ -76,7 +78,7 @@ def _forward(
     _store(out_ptr, at_out, exists, out, WIDTH, COLUMNS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_VARY)
 def _backward(
     q_ptr, k_ptr, v_ptr, grad_ptr, dq_ptr, dk_ptr, dv_ptr,
     q_strides, k_strides, v_strides, grad_strides, d_strides,
@@ -122,15 +124,20 @@ def _launch(kernel: Any, tensors: list[Tensor], strided: int) -> None:
     """`strided` first tensors with strides of their own; those behind have the last one's."""
     tensors = [t if _is_aligned(t) else t.contiguous() for t in tensors]
     batch, frames, places, heads, width = tensors[0].shape
-    rows = max(16, triton.next_power_of_2(frames))  # a matrix product takes at least 16
-    group = rows // frames
+    constants, options = sizes_of(frames, width)
     sequences = batch * places * heads
     strides = [tuple(s // 8 for s in tensor.stride()[:4]) for tensor in tensors[:strided]]
-    kernel[(triton.cdiv(sequences, group),)](
-        *tensors, *strides, width**-0.5, frames, places, heads, sequences,
-        GROUP=group, ROWS=rows, WIDTH=width, COLUMNS=max(16, triton.next_power_of_2(width)),
-        num_warps=8 if rows > 64 else 4 if rows > 16 else 1,
+    kernel[(triton.cdiv(sequences, constants["GROUP"]),)](
+        *tensors, *strides, width**-0.5, frames, places, heads, sequences, **constants, **options
     )  # fmt: skip
+
+
+def sizes_of(frames: int, width: int) -> tuple[dict[str, int], dict[str, int]]:
+    """Constants of a program, and the options that it is compiled with."""
+    rows = max(16, triton.next_power_of_2(frames))  # a matrix product takes at least 16
+    columns = max(16, triton.next_power_of_2(width))
+    constants = {"GROUP": rows // frames, "ROWS": rows, "WIDTH": width, "COLUMNS": columns}
+    return constants, {"num_warps": 8 if rows > 64 else 4 if rows > 16 else 1}
 
 
 def _is_aligned(tensor: Tensor) -> bool:
