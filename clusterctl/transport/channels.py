@@ -210,7 +210,7 @@ class ParamikoStream:
 
     def _at_end(self) -> bool:
         channel = self.channel
-        is_over = channel.eof_received or channel.closed
+        is_over = bool(channel.eof_received or channel.closed)
         if not is_over and channel.status_event.is_set():
             is_over = time.monotonic() - self._moved > AFTERLIFE_S
         # Asked last: what arrives with the end is there before it.

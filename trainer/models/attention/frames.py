@@ -41,7 +41,7 @@ def is_usable(q_BTSNE: Tensor) -> bool:
     return is_half and (frames <= MOST_FRAMES // 2 or _has_shared_memory(q_BTSNE.device.index))
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _has_shared_memory(index: int | None) -> bool:
     card: Any = torch.cuda.get_device_properties(index)
     return getattr(card, "shared_memory_per_block_optin", 0) >= _LARGEST_BYTES
