@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import resource
 import time
@@ -21,6 +20,7 @@ from trainer.data.loader.build_loader import latents_of
 from trainer.data.loader.loader import Loader
 from trainer.data.loader.microbatch import Batch, leave_out_bad
 from trainer.data.plan.data_plan import DataPlan
+from trainer.diffusion.draws import Drawing
 from trainer.engine.agreement import agreed, attempt
 from trainer.engine.base import Engine
 from trainer.engine.device_clock import DeviceClock
@@ -58,6 +58,11 @@ class Run:
     bad_clips: set[str] = field(default_factory=set)  # paths; on all ranks those of all ranks
     saved_at: int = -1
     stop_requested: bool = False
+    drawing: Drawing = field(init=False)
+
+    def __post_init__(self) -> None:
+        parts = self.parts
+        self.drawing = Drawing(self.config.seed, parts.flow, parts.masks, self.engine.device)
 
     @property
     def steps_total(self) -> int:
@@ -205,20 +210,17 @@ def _end_without_data(run: Run, number: int, share: Share) -> NoReturn:
 def _microbatch(run: Run, batch: Batch, share: Share, left: int) -> None:
     """Forward and backward pass; `left` more of them make the step."""
     engine, clock, number = run.engine, run.clock, run.step + 1
-    # By microbatch, not by rank: no state to save, the same noise for any number of ranks.
-    seeds = (run.config.seed, *batch.microbatch)
     with clock.phase("encode", number):
-        # The posterior has its own seed: times and noise are the same with a feature cache.
-        torch.manual_seed(_seed(*seeds, 1))
+        run.drawing.seed_for_encoding(batch.microbatch)
         z_BCTHW, conditions = _encode(run, batch)
-        torch.manual_seed(_seed(*seeds))
-        mask_BT = run.parts.masks.draw(z_BCTHW.shape[0], z_BCTHW.shape[2])
-        # not blocking: the host would wait until the device has encoded
-        mask_BT = None if mask_BT is None else mask_BT.to(engine.device, non_blocking=True)
+        given = run.drawing.take(batch.microbatch, z_BCTHW, conditions)
     with engine.passing(is_last=not left):
         with clock.phase("forward", number):
-            losses = run.parts.flow.training_losses(run.model, z_BCTHW, conditions, mask=mask_BT)
+            losses = run.parts.flow.training_losses(
+                run.model, z_BCTHW, conditions, **given._asdict()
+            )
             loss = losses.mean() / run.config.accumulation_steps
+        _draw_ahead(run)
         with clock.phase("backward", number):
             engine.backward(loss, is_last=not left)
     figures = share.figures
@@ -254,15 +256,19 @@ def _encode(run: Run, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
     return z_BCTHW, {**moved, "mask": mask_BL}
 
 
+def _draw_ahead(run: Run) -> None:
+    """For the next microbatch, while a GPU works on what this one has launched."""
+    if (coming := run.loader.coming()) is not None:
+        place, bucket = coming
+        vae, size = run.parts.vae, (bucket.frames, bucket.height, bucket.width)
+        shape = (bucket.batch_size, vae.out_channels, *vae.latent_size(size))
+        run.drawing.ahead(place, shape)
+
+
 def _memory(engine: Engine) -> float:
     if engine.device.type == "cuda":
         return float(torch.cuda.max_memory_allocated(engine.device))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
-
-
-def _seed(*numbers: int) -> int:
-    digest = hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
 
 
 def report(run: Run, done: Iterable[Saved]) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tests.trainer.engine.simulated_device import Device
 from trainer import step as step_module
+from trainer.diffusion.draws import Given
 from trainer.engine.device_clock import DeviceClock
 from trainer.runlog.telemetry import Clock, StepRecord
 from trainer.step import Share, step
@@ -116,11 +117,14 @@ def test_the_loss_stays_on_the_device_until_the_end_of_the_step() -> None:
         step=0,
         config=SimpleNamespace(seed=1, accumulation_steps=2),
         parts=SimpleNamespace(
-            masks=SimpleNamespace(draw=lambda *_: torch.ones(1, 1)),
-            flow=SimpleNamespace(training_losses=losses),
-            model=SimpleNamespace(config=config),
+            flow=SimpleNamespace(training_losses=losses), model=SimpleNamespace(config=config)
         ),
         model=None,
+        drawing=SimpleNamespace(
+            seed_for_encoding=lambda _: None,
+            take=lambda *_: Given(None, torch.zeros(3), torch.zeros(3)),
+        ),
+        loader=SimpleNamespace(coming=lambda: None),
     )
     batch: Any = SimpleNamespace(microbatch=(0, 1), bucket="16px", bad=[], decoder_bytes=0)
     share = Share()

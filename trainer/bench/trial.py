@@ -142,6 +142,7 @@ class Trainee:
                 self.model.compile_blocks()
         self._optimizer = ShardedAdamW(self.model, spec.shards)
         self._inputs = _inputs(spec, self.model, device, dtype)
+        self._noise_BCTHW = torch.randn_like(self._inputs[0])  # training has drawn it ahead
         self._mask_BT: Tensor | None = None
         if spec.masked:  # what a frame mask costs, not how many frames it gives
             sizes_BT = shape.batch_size, shape.latent[0]
@@ -180,7 +181,9 @@ class Trainee:
         """Seconds of forward, backward and optimizer."""
         z_BCTHW, kwargs = self._inputs
         marks = [now(self._device)]
-        losses = self._flow.training_losses(self._call, z_BCTHW, kwargs, mask=self._mask_BT)
+        losses = self._flow.training_losses(
+            self._call, z_BCTHW, kwargs, mask=self._mask_BT, noise=self._noise_BCTHW
+        )
         loss = losses.mean()
         marks.append(now(self._device))
         loss.backward()

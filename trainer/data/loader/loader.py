@@ -23,6 +23,7 @@ import torch
 
 from trainer.config.keys import DatasetConfig
 from trainer.data.loader.microbatch import Batch, Clip, Task, assemble, make_task
+from trainer.data.plan.buckets import Bucket
 from trainer.data.plan.data_plan import Cursor, DataPlan
 from trainer.data.video.decode import START_TIMEOUT_S, Decoder, DecoderBroken
 from trainer.errors import ConfigError, TrainerError
@@ -181,6 +182,13 @@ class Loader:
         )
         error.on_all_ranks = True
         raise error
+
+    def coming(self) -> tuple[tuple[int, int], Bucket] | None:
+        """Epoch, index and bucket of the batch that is next, where it is of this epoch."""
+        if not self._left:
+            return None
+        epoch, index = self.cursor.epoch, self.cursor.consumed + self.rank
+        return (epoch, index), self.plan.buckets.cells[int(self.plan.epoch(epoch).cells[index])]
 
     def stand_in(self) -> Batch:
         """A batch of one black clip in the next batch's shape, for a rank without data."""

@@ -69,6 +69,22 @@ def test_batch_holds_what_the_model_needs(folder):
         assert 0 < batch.decode_s < 5
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_batch_to_come_is_told_before_it_comes(folder, rank):
+    loader = build_loader(plan_of(folder), Cursor(consumed=2), rank, 2, 0, FAST)
+    told, given = [], []
+    try:
+        told.append(loader.coming())
+        for batch in loader:
+            given.append((batch.microbatch, batch.bucket))
+            told.append(loader.coming())
+    finally:
+        loader.close()
+    assert told.pop() is None  # the epoch is over
+    assert [(place, bucket.name) for place, bucket in told] == given
+    assert [index for (_, index), _ in given] == [2 + rank, 4 + rank, 6 + rank, 8 + rank]
+
+
 @pytest.mark.parametrize(("resize", "error"), [("bilinear", 0.04), ("area", 0.001)])
 def test_pixels_are_the_digit_that_the_caption_says(folder, resize, error):
     images, _ = digits.scans("train")
