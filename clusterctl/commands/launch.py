@@ -149,8 +149,9 @@ def command(
     if env_from_facts:
         wanted = replace(wanted, facts_env=_environment_from_facts(output, cluster, wanted))
     if dry_run and skip_preflight:
-        device = "cpu" if wanted.device == "auto" else wanted.device
-        prepared = Prepared(device, choose_slots(nodes, (), wanted.ranks, device), None)
+        # No node is asked, so `auto` stays undecided.
+        slots = choose_slots(nodes, (), wanted.ranks, wanted.device)
+        prepared = Prepared(wanted.device, slots, None)
     else:
         prepared = prepare(cluster, wanted, line)
     if dry_run:

@@ -185,6 +185,9 @@ class LaunchPlan:
         yield f"python     {self.python}  in {self.workdir}"
         nodes = counted(len(self.shares), "node")
         yield f"ranks      {self.world_size} on {nodes}, device {self.device}"
+        if self.device == "auto":
+            undecided = "no node was asked: with GPUs it is cuda, ranks as slots= or GPUs say"
+            yield f"           {undecided}"
         for slots, neighbours in itertools.groupby(self.shares, key=lambda share: share.slots):
             group = list(neighbours)
             first, last = group[0].first_rank, group[-1].ranks[-1]
