@@ -18,8 +18,9 @@ from clusterctl.errors import ClusterctlError, OutputLost, UsageError
 
 # In the order of a working day. Entry points instead of this list would cost `--help` 20 ms and be
 # missing in a checkout until it is installed again.
-COMMANDS = ["demo", "nodes", "run", "gpus", "clock", "fabric", "env", "push", "data", "preflight"]
-COMMANDS += ["launch", "top", "watch", "export", "dump-stacks", "stop", "kill"]
+COMMANDS = ["demo", "nodes", "exclude", "run", "gpus", "clock", "fabric", "env", "push", "data"]
+COMMANDS += ["preflight", "plan-checkpoints", "launch", "top", "watch", "export"]
+COMMANDS += ["dump-stacks", "stop", "kill"]
 OF_DASHBOARDS = ("top", "watch", "export")
 HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
 

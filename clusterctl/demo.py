@@ -29,6 +29,7 @@ from clusterctl.signal_handlers import handled_by
 NODES = ("demo-1", "demo-2")
 NEEDS = ("torch", "colossalai", "av", "sklearn", "transformers", "matplotlib")
 CLIPS = 2000
+LEASE_S = 10.0  # the ranks of a demo that was killed end soon
 # Scores below these are a failed demo (chance: 0.10 and 0.25).
 DIGIT_FLOOR, DIRECTION_FLOOR = 0.6, 0.9
 
@@ -142,6 +143,7 @@ def _train(
 ) -> tuple[Path, int]:
     """Preflight, then launch, as `clusterctl launch demo HOSTFILE`; (run directory, steps)."""
     from clusterctl.launch.inputs import resolve
+    from clusterctl.launch.plan import Timing
     from clusterctl.launch.start import LaunchOptions, plan_launch, prepare
     from clusterctl.launch.supervise import supervise
     from clusterctl.nodes import read_hostfile
@@ -157,6 +159,7 @@ def _train(
         python=sys.executable,
         outputs=outputs,
         min_free_bytes=1 << 30,
+        timing=Timing(lease_s=LEASE_S),
     )
     cluster = Cluster(read_hostfile(hostfile), ParamikoTransport())
     reads = resolve("demo", overrides, workdir=Path.cwd(), env={})

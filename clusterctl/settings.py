@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from clusterctl.remote.fanout import WIDTH
 from clusterctl.transport.base import Limits
 
 if TYPE_CHECKING:
+    from clusterctl.exclude.leave_out import Chosen
     from clusterctl.remote.cluster import Cluster, Sweep
     from clusterctl.transport.base import Transport
 
@@ -52,9 +54,26 @@ class Settings:
 
     def cluster(self, sweep: Sweep) -> Cluster:
         """The chosen nodes with the ssh backend."""
+        return self._cluster(self.nodes(), sweep)
+
+    def cluster_for_run(self, output: Output) -> tuple[Cluster, Chosen]:
+        """As `cluster`, without the nodes that exclude.toml leaves out; says which.
+
+        Raises `ExcludeError`, and `HostfileError` where no node is left.
+        """
+        from clusterctl.exclude.entries import path_beside, read
+        from clusterctl.exclude.leave_out import leave_out
+
+        entries = read(path_beside(self.hostfile))
+        chosen = leave_out(self.nodes(), entries, time.time(), named=self.only is not None)
+        for sentence in chosen.sentences:
+            output.warn(sentence, "warn")
+        return self._cluster(chosen.nodes, output.sweep), chosen
+
+    def _cluster(self, nodes: list[Node], sweep: Sweep) -> Cluster:
         from clusterctl.remote.cluster import Cluster
 
-        return Cluster(self.nodes(), self.transport(), self.limits, self.width, sweep)
+        return Cluster(nodes, self.transport(), self.limits, self.width, sweep)
 
 
 PATH = click.Path(path_type=Path)

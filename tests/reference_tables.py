@@ -16,6 +16,7 @@ from typing import Any
 
 from checks.registry import Check
 from checks.runner import all_checks
+from clusterctl.launch.causes.kinds import Kind
 from dashboards.alerts.engine import RULES
 from dashboards.model.alert_book import Rule
 from dashboards.model.units import span
@@ -90,6 +91,15 @@ def _alert(rule: Rule) -> list[str]:
     return [f"`{rule.id}` {rule.severity.upper()}", rule.meaning, limit, times, f"`{command}`"]
 
 
+def causes() -> str:
+    lines = ["| class | meaning | deterministic | of the node |", "|---|---|---|---|"]
+    for kind in Kind:
+        meaning = kind.meaning + (". Always a consequence" if kind.is_consequence else "")
+        marks = ("yes" if mark else "" for mark in (kind.is_deterministic, kind.is_of_node))
+        lines.append(f"| {' | '.join((f'`{kind}`', meaning, *marks))} |")
+    return "\n".join(lines) + "\n"
+
+
 def _by_subject(
     head: Sequence[str], subjects: Mapping[str, str], rows: Mapping[str, Sequence[str]]
 ) -> str:
@@ -162,6 +172,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "alerts.md": alerts,
     "checks.md": checks,
     "configs.md": configs,
+    "incidents.md": causes,
 }
 
 

@@ -34,10 +34,12 @@ from trainer.engine.base import Engine, set_threads
 from trainer.engine.device_clock import clock_for
 from trainer.errors import CheckpointError, ConfigError
 from trainer.fits import fit_buckets
+from trainer.guards.guards import Guards
+from trainer.guards.rollback import Back, between
 from trainer.journal import Journal
 from trainer.optim.ema import EMA
 from trainer.optim.lr_schedules import Schedule
-from trainer.resume import Source, place_note, read_source, stated_place, take_over
+from trainer.resume import place_note, resumed_note, source_of, stated_place, take_guards, take_over
 from trainer.runlog.output import RUN
 from trainer.runlog.telemetry import Heartbeat
 from trainer.step import Run
@@ -51,9 +53,14 @@ _LOSS_WEIGHTING = "each microbatch counts once, whatever the number of its clips
 
 
 def assemble(
-    config: Config, engine: Engine, run_dir: Path, heartbeat: Heartbeat | None, data_state: str
+    config: Config,
+    engine: Engine,
+    run_dir: Path,
+    heartbeat: Heartbeat | None,
+    data_state: str,
+    back: Back | None = None,
 ) -> Run:
-    """Everything `train` needs, on every rank the same way (collective)."""
+    """All that `train` needs, on every rank the same way (collective); after a rollback `back`."""
     set_threads(config.threads, engine.ranks_on_this_host(), engine.device.type != "cpu")
     require_shared(run_dir, engine)
     journal = engine.together(lambda: Journal(run_dir, config, engine.rank))
@@ -65,7 +72,7 @@ def assemble(
     if manifest.wrong:
         journal.event("data", _left_out(manifest), rows_left_out=len(manifest.wrong))
     plan = engine.together(lambda: _plan(config, manifest))
-    taken = engine.run_on_rank0(lambda: _source(config))
+    taken = engine.run_on_rank0(lambda: source_of(config))
     source = taken.path if taken is not None else None
     engine.run_on_rank0(lambda: _prepare_text(config, run_dir, source, manifest.texts))
     features = _features(config, plan, run_dir, engine, journal)
@@ -103,9 +110,14 @@ def assemble(
             restored = engine.run_on_rank0(restore)
             cursor = restored.cursor
             plan.leave_out(cursor.epoch, restored.left_out)
+            plan.skipped = list(restored.skipped)
+            if back is not None:
+                each = engine.world * config.accumulation_steps
+                plan.skipped += between(plan, cursor, back.place, each)
+                cursor = back.place
             if restored.note:
                 journal.event("data", restored.note)
-        journal.event("resume", _resumed(source, running, cursor, engine.world))
+        journal.event("resume", resumed_note(source, running, cursor, engine.world))
     for note in plan_once(engine, plan, cursor.epoch, ids=features is not None):
         journal.event("data", note)
     each, workers = config.accumulation_steps, config.num_workers
@@ -119,12 +131,15 @@ def assemble(
     compiled = f"{2 * parts.model.config.depth} blocks are compiled; embedders and last layer not"
     for note in (*config.notes, *([compiled] if config.compile else [])):
         journal.event("note", note)
+    guards = Guards(config, plan, journal)
+    if taken is not None and not config.start_from_scratch:
+        engine.together(lambda: take_guards(guards, taken, back))
     saver = Saver(run_dir, engine, config)
     if config.ckpt_every:
         saver.prepare()
     # What continues from the checkpoint; nothing with --start-from-scratch.
     counted = {} if config.start_from_scratch else running
-    in_place = bool(counted) and source is not None and source.parent == run_dir
+    in_place = bool(counted) and source is not None and source.parent == run_dir and not back
     return Run(
         config=config,
         engine=engine,
@@ -134,6 +149,7 @@ def assemble(
         ema=ema,
         schedule=schedule,
         journal=journal,
+        guards=guards,
         saver=saver,
         run_dir=run_dir,
         clock=clock_for(engine, heartbeat),
@@ -228,13 +244,6 @@ def _balance(
     return Balance(window, found, {0: step})
 
 
-def _resumed(source: Path, running: Mapping[str, Any], cursor: Cursor, world: int) -> str:
-    before = running["world"]
-    ranks = "" if before == world else f", written by {before} ranks and read by {world}"
-    place = f"epoch {cursor.epoch} after {cursor.consumed} microbatches"
-    return f"{source} of step {running['global_step']}{ranks}; the data continue in {place}"
-
-
 def require_shared(run_dir: Path, engine: Engine) -> None:
     """All ranks must see rank 0's run directory, or no checkpoint can be whole (collective)."""
     mark = run_dir / engine.broadcast(f".seen-{secrets.token_hex(8)}")
@@ -253,15 +262,6 @@ def require_shared(run_dir: Path, engine: Engine) -> None:
         hint = "--outputs or --run-dir on a shared filesystem"
         needed = "checkpoints need a folder that all nodes share"
         raise agreed(ConfigError(f"{text}; {needed}", hint=hint))
-
-
-def _source(config: Config) -> Source | None:
-    """The checkpoint to resume from, whole; rank 0 reads it through once for all."""
-    if config.load is None:
-        return None
-    path = checkpoints.find(Path(config.load))
-    checkpoint.verify(path)
-    return read_source(path)
 
 
 def _prepare_text(config: Config, run_dir: Path, source: Path | None, texts: Sequence[str]) -> None:

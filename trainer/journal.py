@@ -44,10 +44,11 @@ class Journal:
         if self._tracker is not None:
             self._tracker.log(record)
         if record.step % self._log_every == 0 or record.step == 1:
+            skipped = "  skipped" if record.skipped else ""
             RUN.info(
                 f"step {record.step}/{record.steps_total}  epoch {record.epoch}  "
                 f"loss {record.loss:.4f}  grad {record.grad_norm:.3f}  lr {record.lr:.2e}  "
-                f"{record.step_s:.3f} s/step"
+                f"{record.step_s:.3f} s/step{skipped}"
             )
 
     def event(self, name: str, text: str, *, step: int | None = None, **data: Any) -> None:

@@ -9,9 +9,13 @@ from typing import Any
 import numpy as np
 
 from trainer.checkpoint import files as checkpoint
+from trainer.checkpoint.room import Room, Shortage, rules_of
+from trainer.checkpoint.sizes import size_of_model
 from trainer.data.loader.microbatch import Batch
 from trainer.data.plan import state as data_state
 from trainer.errors import CheckpointError, TrainerError
+from trainer.guards import guards
+from trainer.guards.finite_state import require_finite
 from trainer.runlog.progress import ShapeProgress
 from trainer.step import Run, report, step
 
@@ -32,14 +36,41 @@ def train(run: Run) -> bool:
 
 
 def _steps(run: Run) -> bool:
-    batches, every = _timed(run), run.config.ckpt_every
+    batches = _timed(run)
+    room = _room(run)
+    _require(run, room)
     stopped = False
     while not run.is_over and not stopped:
         stopped = step(run, batches)
-        if every and run.step % every == 0 and not stopped and not run.is_over:
+        if _is_due(run) and not stopped and not run.is_over:
+            _tell(run, room.look_ahead(run.step, run.steps_total))
             save(run)
     save(run, background=False)
     return stopped and not run.is_over
+
+
+def _is_due(run: Run) -> bool:
+    """Whether a checkpoint belongs after this step; the same on all ranks."""
+    every, is_epoch_end = run.config.ckpt_every, not len(run.loader)
+    return bool(every and run.step % every == 0) or (run.config.ckpt_at_epoch_end and is_epoch_end)
+
+
+def _room(run: Run) -> Room:
+    config, plan, epoch = run.config, run.plan, run.loader.cursor.epoch
+    steps = len(plan.epoch(epoch)) // (run.engine.world * config.accumulation_steps)
+    size = size_of_model(run.engine.module, config.dtype)
+    return Room(run.run_dir, size, rules_of(config), steps or None)
+
+
+def _require(run: Run, room: Room) -> None:
+    """Raises CheckpointError where no checkpoint fits; warns of later ones (collective)."""
+    first, last = run.step, run.step if run.is_over else run.steps_total
+    _tell(run, run.engine.run_on_rank0(lambda: room.check(first, last)))
+
+
+def _tell(run: Run, lacks: Shortage | None) -> None:
+    if lacks is not None:
+        run.journal.event("space", lacks.text, step=run.step, **lacks.data)
 
 
 def _timed(run: Run) -> Iterator[Batch]:
@@ -81,11 +112,13 @@ def _warm_up(run: Run) -> None:
 
 
 def save(run: Run, *, background: bool = True) -> None:
-    """Begin a checkpoint of this moment, unless there is one (collective)."""
+    """Begin a checkpoint of this moment, unless there is one (collective). Raises `Diverged` on
+    all ranks, and writes nothing, when weights or average are not finite."""
     if run.saved_at == run.step:
         return
     place, tensors = (run.loader.cursor.epoch, run.step), run.ema.state_dict()
     with run.clock.phase("checkpoint", run.step):
+        require_finite(run.engine, run.step, tensors)
         done = run.saver.save(*place, tensors, _documents(run), background=background)
     run.saved_at = run.step
     report(run, done)
@@ -96,6 +129,7 @@ def _documents(run: Run) -> Callable[[], dict[str, Any]]:
     cursor, world, plan, schedule = run.loader.cursor, run.engine.world, run.plan, run.schedule
     now = {
         checkpoint.SCHEDULE: schedule.state_dict(),
+        guards.FILE: run.guards.state_dict(),
         checkpoint.RUNNING: {
             "schema": 1,
             "epoch": cursor.epoch,

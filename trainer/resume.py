@@ -11,7 +11,10 @@ from trainer.checkpoint import files as checkpoint
 from trainer.config.load import Config
 from trainer.data.plan.data_plan import Cursor, DataPlan
 from trainer.errors import CheckpointError, ConfigError
+from trainer.guards.guards import FILE, Guards
+from trainer.guards.rollback import Back
 from trainer.optim.lr_schedules import Schedule
+from trainer.weights import checkpoints
 
 _COUNTS = ("epoch", "global_step", "samples", "bad_samples", "ema_updates", "world")
 
@@ -25,6 +28,16 @@ class Source:
     schedule: Mapping[str, Any]
     sampler: Any  # checked by trainer.data.plan.state, which names what is wrong with it
     bad_clips: tuple[str, ...]  # paths that could not be read so far
+    guards: Mapping[str, Any]  # empty in older checkpoints
+
+
+def source_of(config: Config) -> Source | None:
+    """The checkpoint to resume from, whole; rank 0 reads it through once for all."""
+    if config.load is None:
+        return None
+    path = checkpoints.find(Path(config.load))
+    checkpoint.verify(path)
+    return read_source(path)
 
 
 def read_source(path: Path) -> Source:
@@ -39,7 +52,9 @@ def read_source(path: Path) -> Source:
     bad = running.get("bad_clips", [])  # older checkpoints have none
     if not isinstance(bad, list) or not all(isinstance(clip, str) for clip in bad):
         raise CheckpointError(f"{path / checkpoint.RUNNING}: bad_clips is {bad!r}"[:300])
-    return Source(path, running, schedule, sampler, tuple(bad))
+    guarded = path / FILE
+    before = checkpoint.read_document(guarded) if guarded.is_file() else {}
+    return Source(path, running, schedule, sampler, tuple(bad), before)
 
 
 def take_over(schedule: Schedule, source: Source) -> str:
@@ -50,6 +65,16 @@ def take_over(schedule: Schedule, source: Source) -> str:
         return ""
     own = f"this run's lr = {schedule.config.lr:g} and schedule"
     return f"the learning rate is {schedule.lr:.3g} by {own}, not the checkpoint's {before:.3g}"
+
+
+def take_guards(guards: Guards, source: Source, back: Back | None) -> None:
+    """Raises CheckpointError naming what is damaged in the checkpoint's file."""
+    try:
+        guards.load_state_dict(source.guards)
+    except ValueError as error:
+        raise CheckpointError(f"{source.path / FILE}: {error} cannot be read") from None
+    if back is not None:
+        guards.went_back(back)
 
 
 def stated_place(
@@ -78,6 +103,14 @@ def stated_place(
         hint = f"its end is --start-epoch {epoch + 1} --start-step 0"
         raise ConfigError(f"--start-step {step}: epoch {epoch} has {has}", hint=hint)
     return Cursor(epoch, step * group)
+
+
+def resumed_note(source: Path, running: Mapping[str, Any], cursor: Cursor, world: int) -> str:
+    """For people: what the run continues from, and where in the data."""
+    before = running["world"]
+    ranks = "" if before == world else f", written by {before} ranks and read by {world}"
+    place = f"epoch {cursor.epoch} after {cursor.consumed} microbatches"
+    return f"{source} of step {running['global_step']}{ranks}; the data continue in {place}"
 
 
 def place_note(place: Cursor, source: Source | None, steps: int) -> str:

@@ -27,6 +27,7 @@ from trainer.engine.device_clock import DeviceClock
 from trainer.engine.gradients import square_sum
 from trainer.engine.step_figures import StepFigures, idle_and_slowest, require_numbers
 from trainer.errors import TooManyBadSamples, TrainerError
+from trainer.guards.guards import Guards
 from trainer.journal import Journal
 from trainer.models.flops import forward_flops
 from trainer.models.vae.interface import to_signed
@@ -48,12 +49,13 @@ class Run:
     ema: EMA
     schedule: Schedule
     journal: Journal
+    guards: Guards
     saver: Saver
     run_dir: Path
     clock: Clock
     model: torch.nn.Module
     warm_up: WarmUp | None = None
-    step: int = 0  # optimizer steps taken over the whole run
+    step: int = 0  # over the whole run, those that a guard skipped among them
     samples: int = 0
     bad_clips: set[str] = field(default_factory=set)  # paths; on all ranks those of all ranks
     saved_at: int = -1
@@ -94,7 +96,8 @@ class Share:
 def step(run: Run, batches: Iterator[Batch]) -> bool:
     """One optimizer step; returns whether all ranks agreed to stop after it."""
     engine, clock, number = run.engine, run.clock, run.step + 1
-    start = time.perf_counter() - clock.seconds["checkpoint"]  # what this step waited for
+    # since the step before: what this one waited for, and the average's update
+    start = time.perf_counter() - sum(clock.seconds.values())
     waited, share, each = engine.waited_s, Share(), run.config.accumulation_steps
     for left in range(each - 1, -1, -1):
         _microbatch(run, _next(run, batches, share), share, left)
@@ -103,7 +106,8 @@ def step(run: Run, batches: Iterator[Batch]) -> bool:
             run.saver.hold()
     with clock.phase("optimizer", number):
         lr = run.schedule.lr
-        on_device = update(run)
+        limit = run.guards.begin(run.loader.cursor, engine.world * each)
+        on_device = update(run, limit)
     # Where the host waits for a GPU: all phases have ended there when these are read.
     loss, grad_norm, square = engine.read(torch.as_tensor(share.loss), *on_device)
 
@@ -130,6 +134,10 @@ def step(run: Run, batches: Iterator[Batch]) -> bool:
         _end_without_data(run, number, share)
 
     run.step = number
+    if not (is_skipped := run.guards.is_skipped(grad_norm)):
+        with clock.phase("optimizer", number):  # of the next step: this one's times are taken
+            run.schedule.step()
+            run.ema.update(engine.master_params())
     samples = int(sum(rank.samples for rank in ranks))
     run.samples += samples
     squares = [rank.square for rank in ranks]
@@ -143,6 +151,7 @@ def step(run: Run, batches: Iterator[Batch]) -> bool:
         flops=sum(rank.flops for rank in ranks),
         loss=sum(rank.loss for rank in ranks) / engine.world,
         grad_norm=grad_norm,
+        skipped=is_skipped,
         lr=lr,
         step_s=max(rank.step_s for rank in ranks),
         seconds={p: sum(getattr(rank, p) for rank in ranks) / engine.world for p in PHASES},
@@ -159,20 +168,20 @@ def step(run: Run, batches: Iterator[Batch]) -> bool:
     for row, path, reason in share.bad:
         run.journal.bad_sample(number, engine.rank, row, path, reason)
     report(run, run.saver.advance(rank.saver for rank in ranks))
-    require_numbers(number, ranks)
+    require_numbers(number, ranks, is_skipped)
+    run.guards.end(record)
     if any(rank.bad for rank in ranks):
         _count_bad(run, share)
     return any(rank.stop for rank in ranks)
 
 
-def update(run: Run) -> tuple[Tensor, Tensor]:
-    """All of a step that follows the last backward pass (collective): the norm of the gradients
-    and the sum of squares of this rank's fp32 weights after it, on the device."""
-    grad_norm = run.engine.step()
-    run.schedule.step()
-    masters = run.engine.master_params()
-    run.ema.update(masters)
-    return grad_norm, square_sum([master for _, master in masters], run.engine.device)
+def update(run: Run, limit: float | None) -> tuple[Tensor, Tensor]:
+    """What follows the last backward pass (collective), as long as the norm of the gradients is at
+    most `limit`: this norm and the sum of squares of this rank's fp32 weights after it, on the
+    device."""
+    grad_norm = run.engine.step(limit)
+    masters = [master for _, master in run.engine.master_params()]
+    return grad_norm, square_sum(masters, run.engine.device)
 
 
 def _count_bad(run: Run, share: Share) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import faulthandler
+import gc
 import json
 import os
 import signal
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -29,12 +30,12 @@ from trainer.errors import ConfigError, EngineError, TrainerError
 from trainer.runlog.output import LOG, all_is_out, report_error
 from trainer.runlog.run_dir import lock, make_run_dir
 from trainer.runlog.telemetry import Heartbeat
+from trainer.stopping import Stopper
 
 if TYPE_CHECKING:
     from trainer.engine.base import Engine
-    from trainer.step import Run
+    from trainer.guards.rollback import Back
 
-_ONE_KEYSTROKE_S = 1.0
 _EXAMPLES = """\
 examples: python -m trainer.train demo --data-path digits/digits.csv
           torchrun --nproc_per_node 2 -m trainer.train demo --load outputs/001-STDiT3-demo"""
@@ -130,23 +131,48 @@ def _run(
     closing: contextlib.ExitStack,
 ) -> int:
     """From the run directory to the last step; what must be closed after it goes to `closing`."""
-    from trainer.build_run import assemble
-    from trainer.loop import train
 
     def lock_run_dir() -> str:
         release, note = lock(run_dir)
         closing.callback(release)
         return note
 
-    def record_failure(_kind: object, error: BaseException | None, _trace: object) -> None:
-        if isinstance(error, Exception):
-            journal.event("failed", str(error), step=run.step)
-
     engine.run_on_rank0(lambda: _check_files(config))
     run_dir = engine.run_on_rank0(lambda: _run_dir(config, options))
     unlocked = engine.run_on_rank0(lock_run_dir)
     engine.run_on_rank0(lambda: _describe(config, run_dir, argv))
-    run = assemble(config, engine, run_dir, heartbeat, options.data_state)
+    stop, back = Stopper(), None
+    while True:
+        attempt = closing.enter_context(contextlib.ExitStack())
+        given = (config, engine, run_dir, heartbeat, options.data_state)
+        code, back = _attempt(given, back, unlocked, stop, attempt)
+        if back is None:
+            return code
+        attempt.close()
+        config = back.config(config)
+        engine.release()
+        gc.collect()  # the model of before, its state and what a save has held
+
+
+def _attempt(
+    given: tuple[configuration.Config, Engine, Path, Heartbeat | None, str],
+    back: Back | None,
+    unlocked: str,
+    stop: Stopper,
+    closing: contextlib.ExitStack,
+) -> tuple[int, Back | None]:
+    """Train from the present checkpoint on: the exit code, or how the run must go back."""
+    from trainer.build_run import assemble
+    from trainer.guards.rollback import RollBack, choose
+    from trainer.loop import save, train
+    from trainer.weights.checkpoints import complete
+
+    def record_failure(_kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, Exception):
+            journal.event("failed", str(error), step=run.step)
+
+    run = assemble(*given, back)
+    _, engine, run_dir, *_ = given
     journal = run.journal
     closing.callback(journal.close)
     closing.callback(run.loader.close)
@@ -154,18 +180,28 @@ def _run(
     if unlocked:
         journal.event("note", f"a second run in this directory would not be noticed: {unlocked}")
 
-    stop = _stopper(run)
+    stop.attach(run)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     began, first = time.monotonic(), run.step
     journal.event("start", f"{run_dir.name} at step {first}", step=first, world=engine.world)
-    finished = train(run)
+    try:
+        if back is not None:  # a later resume must not repeat what led here
+            save(run, background=False)
+        finished = train(run)
+    except RollBack as error:
+        asked, place = error, run.loader.cursor
+        back = engine.run_on_rank0(lambda: choose(asked, complete(run_dir), place))
+        data = {"checkpoint": str(back.source), "rollbacks": back.tries}
+        journal.event("rollback", back.text, step=run.step, **data)
+        stop.attach(None)
+        return 0, back
     outcome = "done" if finished else "stopped"
     took = f"after {time.monotonic() - began:.0f} s"
     if run.step == first:
         took = "as before: max_steps or epochs were reached, nothing was left to train"
     journal.event(outcome, f"{outcome} at step {run.step} {took}", step=run.step)
-    return 0 if finished else INTERRUPTED
+    return 0 if finished else INTERRUPTED, None
 
 
 def _check_files(config: configuration.Config) -> None:
@@ -181,21 +217,6 @@ def _check_files(config: configuration.Config) -> None:
         from trainer.weights.source import find_source
 
         find_source(config.model.from_pretrained).read(shapes_only=True)
-
-
-def _stopper(run: Run) -> Callable[[int, object], None]:
-    """Handles SIGTERM and SIGINT: all ranks agree at the end of the step, then save."""
-    asked_s: list[float] = []
-
-    def stop(number: int, _frame: object) -> None:
-        run.stop_requested = True
-        asked_s.append(time.monotonic())
-        # Ctrl-C again ends the process at once. torchrun passes the first one on a second time.
-        if number == signal.SIGINT and asked_s[-1] - asked_s[0] > _ONE_KEYSTROKE_S:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-
-    return stop
 
 
 def _run_dir(config: configuration.Config, options: argparse.Namespace) -> Path:

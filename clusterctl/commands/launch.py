@@ -94,6 +94,7 @@ _launch_options = with_options(
     click.option("--start-timeout", "start_s", type=Duration(0), default=900.0, show_default=True, help="Seconds to the first step; 0 is no limit."),
     click.option("--hang-timeout", "hang_s", type=Duration(0), default=600.0, show_default=True, help="Seconds without a step (or 5 times the longest recent one; 3 times that in a save) until the run is stopped; 0 is no limit."),
     click.option("--look", "look_s", type=Duration(0), default=30.0, show_default=True, help="Seconds that such a stop may wait for the stacks of all ranks; 0 takes none."),
+    click.option("--keep-for", "lease_s", type=Duration(1), default=60.0, show_default=True, help="Seconds that ranks train on when the connection to this program is lost; then they save and end."),
     click.option("--min-free", "min_free_gib", type=Number(0), default=20.0, show_default=True, help="GiB that must be free in --outputs."),
     click.option("--skip-preflight", is_flag=True, help="Start although checks fail."),
     click.option("--yes", is_flag=True, help="Start although others use the GPUs, without asking."),
@@ -144,7 +145,7 @@ def command(
     # A wrong key ends it before nodes are asked, and the hostfile may stand behind it as its value.
     env, workdir = kept_environment(wanted.env, wanted.nccl), wanted.workdir.absolute()
     line = resolve(wanted.config, wanted.overrides, workdir=workdir, env=env)
-    cluster = settings.cluster(output.sweep)
+    cluster, _ = settings.cluster_for_run(output)
     nodes = cluster.nodes
     if env_from_facts:
         wanted = replace(wanted, facts_env=_environment_from_facts(output, cluster, wanted))
@@ -256,6 +257,9 @@ def _report(output: Output, plan: LaunchPlan, result: RunResult) -> None:
         output.warn(result.reason if was_asked else f"error: {result.reason}", "bad")
         for line in result.last_lines:
             output.warn(f"  | {line}")
+        if result.cause and result.cause["class"] not in ("unknown", "user-stop"):
+            note = f" ({result.cause['note']})" if result.cause["note"] else ""
+            output.warn(f"  cause: {result.cause['class']}{note}")
         if result.verdict and output.quiet:  # else it was printed as soon as it was known
             output.warn(f"  {result.verdict}", "bad")
         if result.stacks:

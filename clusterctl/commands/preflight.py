@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from checks.facts import Active, Fleet, LaunchNeeds
     from checks.finding import Report
     from checks.profile import Profile
+    from clusterctl.exclude.leave_out import Chosen
     from clusterctl.nodes import Node
     from clusterctl.remote.cluster import Cluster
 
@@ -86,7 +87,7 @@ def command(
     if options["explain"] or options["list_all"]:
         return _explain(output, options["explain"])
     limits = files.read_profile(options["profile"], _severities(options["severity"]))
-    cluster = settings.cluster(output.sweep)
+    cluster, chosen = settings.cluster_for_run(output)
     nodes = cluster.nodes
     report = _run(cluster, output, limits, options)
     good = [hostfile_line(node) for node in nodes if node.name in report.good_nodes]
@@ -96,7 +97,7 @@ def command(
         files.write(options["junit"], files.junit(report))
     if record is not None:
         files.write(record, files.profile_text(recorded(report)))
-    _show(output, report)
+    _show(output, report, chosen)
     if write_good is not None:
         output.note(f"{counted(len(good), 'node')} written to {write_good}")
     if record is not None:
@@ -174,13 +175,14 @@ def _needs(nodes: Sequence[Node], options: dict[str, Any]) -> LaunchNeeds:
     )
 
 
-def _show(output: Output, report: Report) -> None:
+def _show(output: Output, report: Report, chosen: Chosen) -> None:
     from clusterctl.nodes import fold
     from clusterctl.preflight.run import fix_lines, headline, shown, table_rows
 
     verdict = headline(report)
     if output.json:
-        output.document("preflight", headline=verdict, **report.to_json())
+        excluded = [entry.to_json(is_over=False) for entry in chosen.excluded]
+        output.document("preflight", headline=verdict, **report.to_json(), excluded=excluded)
         return
     rows: list[list[str | Cell]] = []
     columns = ["VERDICT", "CHECK", "NODES", "EVIDENCE"]

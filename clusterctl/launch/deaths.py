@@ -3,62 +3,36 @@
 from __future__ import annotations
 
 import math
-import re
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from clusterctl.launch.causes import texts
+from clusterctl.launch.causes.texts import Stated
 
 SETTLE_S = 1.5  # for other nodes' deaths to arrive, of which one may state the cause
 # For a likelier cause than one of this weight; an unseen end may have been a good one.
 WAITS_S = (0.0, 0.3, SETTLE_S, SETTLE_S, math.inf, SETTLE_S)
 SHOWN_LINES = 25
-
-# The trainer and most programs write "error: …"; the interpreter, C++ and CUDA the others.
-_STATED = re.compile(
-    r"error: (?:rank \d+: )?(?P<text>.+)|"
-    r"(?P<fatal>(?:Fatal Python error|terminate called after throwing|CUDA error).*)"
-)
-# The last line of a Python traceback: a class name, often with its module, and its str().
-_ENDINGS = "Error|Exception|Interrupt|Exit|Timeout|Failure|Expired"
-_RAISED = re.compile(rf"(?:\w+\.)*\w*(?:{_ENDINGS})(?:: .*)?")
-# How gloo, NCCL and torch's store word the end of a peer: the peer has the cause, not this rank.
-_OF_A_PEER = re.compile(
-    r"connection (?:was )?(?:closed|reset|refused)|remote process exited|ncclRemoteError|"
-    r"socket (?:timeout|closed)|broken pipe|failed to recv|Dist(?:Network|Store)Error|Gloo connect",
-    re.IGNORECASE,
-)
-
-
-def _find(lines: Sequence[str]) -> tuple[int, str] | None:
-    # Index of the line that states the error, and the error without its prefix.
-    for index in range(len(lines) - 1, -1, -1):
-        stated = _STATED.match(lines[index])
-        if stated:
-            return index, (stated["text"] or stated["fatal"]).strip()
-    raised: int | None = None
-    is_ignored = False  # inside of "Exception ignored in: …", printed while Python ends
-    for index, line in enumerate(lines):
-        if line.startswith("Exception ignored"):
-            is_ignored = True
-        elif _RAISED.fullmatch(line):
-            raised, is_ignored = (raised if is_ignored else index), False
-    return None if raised is None else (raised, lines[raised].strip())
+ASKED_TO_STOP = 130  # a rank's exit code after SIGTERM and a checkpoint (trainer.train)
+# Signals that this program and torchrun send; a rank gets no other one from us.
+OURS = (-signal.SIGTERM, -signal.SIGKILL, -signal.SIGINT, -signal.SIGABRT)
 
 
 def sentence(lines: Sequence[str]) -> str | None:
     """The error as one line, without its prefix; None where no line states one."""
-    found = _find(lines)
-    return found and found[1]
+    found = texts.read(lines)
+    return None if found is None else found.text
 
 
 def blames_a_peer(text: str) -> bool:
     """Whether this is how a rank ends because another one has ended."""
-    return _OF_A_PEER.search(text) is not None
+    return texts.classify(text).kind.is_consequence
 
 
 def shown(lines: Sequence[str]) -> tuple[str, ...]:
     """The last lines of a log; from the error on where that is further up."""
-    found = _find(lines)
+    found = texts.find(lines)
     start = max(0, len(lines) - SHOWN_LINES)
     start = min(start, found[0]) if found else start
     return tuple(lines[start : start + SHOWN_LINES])
@@ -75,29 +49,66 @@ class Death:
     tail: Sequence[str]
     at_s: float  # monotonic time at which the message arrived
     error: str | None = None  # the reason in its log
+    stated: Stated | None = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        stated = texts.read(self.tail)
+        if stated is None and self.error:
+            stated = texts.classify(self.error)
+        object.__setattr__(self, "stated", stated)
+
+    @property
+    def states_own_error(self) -> bool:
+        """Whether its log has the reason for its end.
+
+        Of a rank that was ended only the last words count: a traceback further up is of an error
+        that the program has survived.
+        """
+        if self.stated is None or self.stated.kind.is_consequence:
+            return False
+        was_ended = self.code in (None, ASKED_TO_STOP, *OURS[:3])
+        return self.stated.is_last or not was_ended
 
     @property
     def weight(self) -> int:
         """0 for a likely cause, more for a consequence.
 
-        torchrun sends SIGTERM to the peers of a dead rank. NCCL's watchdog and gloo send SIGABRT,
-        so it counts as an exit code; of those an error in the log comes first: ranks log it once.
+        A signal comes first; SIGTERM and SIGABRT do not count as one: torchrun sends SIGTERM to the
+        peers of a dead rank, NCCL's watchdog and gloo send SIGABRT. Then a log that states an error
+        of its own, also of a rank whose exit code nobody has seen: of two ranks that end at the
+        same moment the log with the reason counts, not the first message.
         """
+        is_signal = self.code is not None and self.code < 0
+        if is_signal and self.code not in (-signal.SIGTERM, -signal.SIGABRT):
+            return 0
+        if self.states_own_error:
+            return 1
+        if self.stated is not None and self.stated.kind.is_consequence:
+            return 5 if self.code == -signal.SIGTERM else 3
         if self.code is None:
             return 4
-        if self.code == -signal.SIGTERM:
-            return 5
-        if self.code < 0 and self.code != -signal.SIGABRT:
-            return 0
-        if self.error is None:
-            return 2
-        return 3 if blames_a_peer(self.error) else 1
+        return 5 if self.code == -signal.SIGTERM else 2
+
+    @property
+    def order(self) -> tuple[int, bool, float]:
+        """The likeliest cause is the least: evidence first, the earliest event second."""
+        return self.weight, self.code == ASKED_TO_STOP, self.at_s
 
 
 def cause(deaths: Sequence[Death], now_s: float) -> Death | None:
     """The death that ended a run; None while the message of a likelier one may still come."""
     if not deaths:
         return None
-    likeliest = min(deaths, key=lambda death: (death.weight, death.at_s))
+    likeliest = min(deaths, key=lambda death: death.order)
     first_s = min(death.at_s for death in deaths)
     return likeliest if now_s - first_s >= WAITS_S[likeliest.weight] else None
+
+
+def told_later(death: Death, stopped_s: float) -> bool:
+    """Whether a death was told after the stop at `stopped_s`, and says nothing but that.
+
+    Not so where its log states an error of its own, or it died of a signal that nobody sends.
+    """
+    if death.at_s <= stopped_s or death.states_own_error:
+        return False
+    return death.code is None or death.code >= 0 or death.code in OURS

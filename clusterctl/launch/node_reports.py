@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from clusterctl.launch import deaths, journal
+from clusterctl.launch.causes.kinds import Fact
+from clusterctl.launch.end_cause import End
 from clusterctl.launch.hang import StepClock
 from clusterctl.launch.plan import LaunchPlan
 from clusterctl.launch.state import NodeState, RunFailed, RunState
 from clusterctl.nodes import fold
 from clusterctl.remote.cluster import Cluster
-from clusterctl.remote.session_pool import NodeMessage
+from clusterctl.remote.inbox import NodeMessage
 from trainer.runlog import telemetry
 
 REAP_S = 15.0  # TERM, KILL and a check on each node
-ASKED_TO_STOP = 130  # a rank's exit code after SIGTERM and a checkpoint (trainer.train)
+PASSING = ("beat", "telemetry", "log", "resumed")  # of agents: not kept for a head that comes back
 Lines = tuple[str, ...]
 
 
@@ -33,6 +36,11 @@ class Reports:
         self.addresses: list[str] = []  # of the first node, which all nodes try to reach
         self.address_errors: dict[str, dict[str, str | None]] = {}
         self.deaths: list[deaths.Death] = []
+        # Of each node: messages that an agent keeps for a head, and bytes of its files.
+        self.seen: Counter[str] = Counter()
+        self.positions: dict[str, dict[str, int]] = {name: {} for name in self.shares}
+        self.lost: dict[str, str] = {}  # nodes that cannot be asked any more, and why
+        self.facts: list[Fact] = []  # of kernels and cgroups; agents report none so far
         self.starter_ended_s = math.inf  # when a torchrun ended because of one of these
 
     def take(self, arrived: NodeMessage) -> None:
@@ -42,11 +50,13 @@ class Reports:
         node.heard_s = time.monotonic()
         if message is None:
             if not node.is_over:
-                self._fail_lost(name, arrived.why)
+                self.fail_lost(name, arrived.why)
             return
+        if message["type"] not in PASSING:
+            self.seen[name] += 1
         kind, rank = message["type"], message.get("rank", share.first_rank)
         if rank not in share.ranks:
-            self._fail_lost(name, f"it sends data of rank {rank}, which is not its own")
+            self.fail_lost(name, f"it sends data of rank {rank}, which is not its own")
         if kind == "hello":
             self.hellos[name] = message
             node.shared, node.text = message["shared"], "ready"
@@ -54,27 +64,31 @@ class Reports:
                 self.journal.write("unshared", "its logs come over the wire", node=name)
         elif kind == "probed":
             if message["errors"].keys() != set(self.addresses):
-                self._fail_lost(name, "it tried addresses that were not requested")
+                self.fail_lost(name, "it tried addresses that were not requested")
             self.address_errors[name] = message["errors"]
         elif kind == "rank":
             if rank in node.pids:
-                self._fail_lost(name, f"rank {rank} started twice")
+                self.fail_lost(name, f"rank {rank} started twice")
             node.pids[rank] = message["pid"]
             self.journal.write("rank", f"rank {rank} is pid {message['pid']}", node=name)
             node.text = "running"
         elif kind == "beat":
             node.ranks = {int(one): beat for one, beat in message["ranks"].items()}
             if not node.ranks.keys() <= set(share.ranks):
-                self._fail_lost(name, "it sends heartbeats of ranks that are not its own")
+                self.fail_lost(name, "it sends heartbeats of ranks that are not its own")
         elif kind == "telemetry":
             if share.first_rank != 0:
-                self._fail_lost(name, "it sends the telemetry of a rank 0 that is not its own")
-            self._take_telemetry(name, node, message["text"])
+                self.fail_lost(name, "it sends the telemetry of a rank 0 that is not its own")
+            if self._is_next(name, "telemetry", message):
+                self._take_telemetry(name, node, message["text"])
         elif kind == "log":
-            self.copies.append(f"ranks/{rank}.log", message["text"], name)
+            if self._is_next(name, str(rank), message):
+                self.copies.append(f"ranks/{rank}.log", message["text"], name)
+        elif kind == "resumed":
+            node.text = "running"
         elif kind == "rank_ended":
             if rank in node.ended:
-                self._fail_lost(name, f"rank {rank} ended twice")
+                self.fail_lost(name, f"rank {rank} ended twice")
             node.ended.add(rank)
             node.text = "ending"
             self._rank_ended(name, message)
@@ -90,7 +104,21 @@ class Reports:
         elif kind == "gone":
             node.is_over, node.text = True, "done" if node.code == 0 else "stopped"
 
-    def _fail_lost(self, name: str, why: str) -> NoReturn:
+    def _is_next(self, name: str, file: str, message: Mapping[str, Any]) -> bool:
+        """Whether this part of a file follows what is there; what was sent twice does not."""
+        positions = self.positions[name]
+        if message["at"] != positions.get(file, 0):
+            return False
+        positions[file] = message["end"]
+        return True
+
+    def resume(self, name: str) -> dict[str, Any] | None:
+        """What a head that comes back says to an agent; None before the agent has said anything."""
+        if name not in self.hellos:
+            return None
+        return {"seen": self.seen[name], "positions": dict(self.positions[name])}
+
+    def fail_lost(self, name: str, why: str) -> NoReturn:
         """A node that is lost, or sends what no agent sends: a run cannot rely on it."""
         if not self.state.nodes[name].is_over:
             self.lose(name, why)
@@ -99,6 +127,7 @@ class Reports:
     def lose(self, name: str, why: str) -> None:
         node = self.state.nodes[name]
         node.is_over, node.text = True, "lost"
+        self.lost[name] = why
         self.journal.write("lost", why, node=name)
 
     def _take_telemetry(self, name: str, node: NodeState, text: str) -> None:
@@ -130,10 +159,23 @@ class Reports:
         death = deaths.cause(self.deaths, now)
         if death is None:
             return
-        if death.code == ASKED_TO_STOP:
+        if death.code == deaths.ASKED_TO_STOP:
             raise RunFailed(130, "stopped by clusterctl stop (SIGTERM to its ranks)")
+        raise self.failure(death)
+
+    def failure(self, death: deaths.Death) -> RunFailed:
+        """How a run ends of which this death is the cause."""
         why, last_lines = f"rank {death.rank} on {death.node}: {death.how}", self._shown(death.tail)
-        raise RunFailed(1, why, failed_rank=death.rank, last_lines=last_lines)
+        return RunFailed(1, why, failed_rank=death.rank, last_lines=last_lines)
+
+    def end(self, exit_code: int, reason: str, stopped_s: float, unconfirmed: Lines) -> End:
+        """What is known of a bad end. `unconfirmed` is what `prove_gone` says of silent nodes."""
+        homes = {rank: name for name, share in self.shares.items() for rank in share.ranks}
+        silent = {name: why for name, _, why in (line.partition(": ") for line in unconfirmed)}
+        lost = {**silent, **self.lost}
+        return End(
+            exit_code, reason, self.deaths, lost, homes=homes, facts=self.facts, stopped_s=stopped_s
+        )
 
     def where(self) -> str:
         """Where a run stands that was stopped: its step and its last checkpoint."""

@@ -69,7 +69,9 @@ class Timing:
     grace_s: float = 30.0  # an orderly stop: from SIGTERM to SIGKILL, time for a checkpoint
     fail_grace_s: float = 3.0  # the same after a rank has died: its peers have nothing to save
     lease_s: float = 60.0  # an agent without a message from the head for so long stops its ranks
-    silent_s: float = 15.0  # a node without a message for so long is lost (agents beat at 1 Hz)
+    # A node without a message for so long is connected again, and lost where no step came meanwhile
+    # (agents beat at 1 Hz).
+    silent_s: float = 15.0
     hello_s: float = 20.0  # from the channel to the agent's report of the node's state
 
 

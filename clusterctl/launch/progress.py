@@ -11,8 +11,8 @@ from clusterctl.output import Live, Output, clock
 
 PLAIN_EVERY_S = 10.0
 STYLES = {
-    **dict.fromkeys(("checkpoint", "start", "note", "done", "stopped"), "dim"),
-    **dict.fromkeys(("hang", "goes-on"), "warn"),
+    **dict.fromkeys(("checkpoint", "start", "note", "done", "stopped", "reconnected"), "dim"),
+    **dict.fromkeys(("hang", "goes-on", "disconnected"), "warn"),
     "verdict": "bad",
 }  # of the events that are shown
 

@@ -65,6 +65,7 @@ class RunResult:
     hint: str | None = None
     verdict: str | None = None  # of a run that took no step: who is waited for, in one line
     stacks: str | None = None  # the folder of its stacks
+    cause: dict[str, Any] | None = None  # the root, as in incidents.jsonl; None of a good end
 
     @property
     def ok(self) -> bool:

@@ -6,19 +6,25 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from clusterctl.launch import journal
+from clusterctl.launch.causes.hangs import of_verdict
+from clusterctl.launch.connections import Connections
+from clusterctl.launch.end_cause import End, judge_end
 from clusterctl.launch.hang import Inspection
+from clusterctl.launch.incidents import Incident, record
 from clusterctl.launch.node_reports import Lines, Reports, check_fitness, choose_address, prove_gone
 from clusterctl.launch.plan import LaunchPlan, Rendezvous
+from clusterctl.launch.root_cause import Judgement
 from clusterctl.launch.run_dir import write_layout
 from clusterctl.launch.state import NodeState, RunFailed, RunResult, RunState
 from clusterctl.nodes import counted, fold
 from clusterctl.remote.cluster import Cluster
 from clusterctl.remote.fanout import in_order
-from clusterctl.remote.session_pool import NodeMessage, SessionPool
+from clusterctl.remote.inbox import NodeMessage
+from clusterctl.remote.session_pool import SessionPool
 from trainer.runlog import telemetry
 
 TICK_S = 0.2
@@ -58,13 +64,17 @@ class _Supervisor:
         self.agents = SessionPool(
             self.cluster,
             verb="agent",
-            args=lambda node: plan.agent_args(self.shares[node.name]),
+            args=lambda node: {
+                **plan.agent_args(self.shares[node.name]),
+                "resume": self.reports.resume(node.name),
+            },
             start_timeout_s=plan.timing.hello_s,
         )
         self.started = False
         self.pinged_s = time.monotonic()
         self.inspection: Inspection | None = None  # of ranks that take no step
         self.arrived: deque[NodeMessage] = deque()  # taken from the inbox, not processed yet
+        self.connections = Connections(plan, self.state, self.clock, self.agents, self._tell)
 
     def run(self) -> RunResult:
         plan = self.plan
@@ -90,12 +100,35 @@ class _Supervisor:
             self.journal.write("failure", reason, exit_code=code)
             self.on_update(self.state)
         grace_s = plan.timing.grace_s if code == 130 else plan.timing.fail_grace_s
+        stopped_s = time.monotonic()
         left, unconfirmed = self._end_all(grace_s)
+        if code and self.started and "cause" not in facts:  # now every rank has told its end
+            reason, facts = self._record(
+                self.reports.end(code, reason, stopped_s, unconfirmed), facts
+            )
         reason += self.reports.where() if code == 130 else ""
         if code == 0 and (left or unconfirmed):
             code, reason = 1 if left else 3, "the run ended, but not everything is proved gone"
         self.journal.write("end", reason, exit_code=code, leftovers=left, unconfirmed=unconfirmed)
         return RunResult(code, reason, leftovers=left, unconfirmed=unconfirmed, **facts)
+
+    def _record(self, end: End, facts: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        """Write the incident of a bad end; returns reason and facts by the cause known now."""
+        found = judge_end(replace(end, starter_lines=facts.get("last_lines", ())))
+        reason = end.reason
+        if end.exit_code == 1 and found.death is not None:
+            failed = self.reports.failure(found.death)
+            reason, facts = str(failed), failed.facts
+        return reason, {**facts, "cause": self._write_incident(reason, found, end.stopped_s)}
+
+    def _write_incident(
+        self, text: str, found: Judgement, at_s: float, **more: Any
+    ) -> dict[str, Any]:
+        """`at_s` is the monotonic time of the failure. Returns the root as it was written."""
+        step = self.clock.step.step if self.clock.step else None
+        time_s = time.time() - (time.monotonic() - at_s)
+        incident = Incident(text, found, "stopped the run", step, time_s=time_s, more=more)
+        return record(self.plan.run_dir, self.journal, incident, self.plan.environment.redact)
 
     def _connect(self) -> None:
         """Open an agent on every node; when one is out of reach nothing starts anywhere."""
@@ -158,16 +191,12 @@ class _Supervisor:
             now = time.monotonic()
             slept_s, last_s = now - last_s, now
             if slept_s > SLEPT_S:
-                # This program was stopped (Ctrl-Z, a closed laptop), not the nodes: their messages
-                # are still on the way to the inbox.
-                for node in self.state.nodes.values():
-                    node.heard_s += slept_s
-                self.clock.slept(slept_s)
+                self.connections.slept(slept_s)  # Ctrl-Z, a closed laptop
             for name, node in self.state.nodes.items():
                 if not node.is_over and now - node.heard_s > silent_s:
-                    why = f"{name} has sent nothing for {silent_s:g} s"
-                    self.reports.lose(name, why)
-                    raise RunFailed(3, why)
+                    why = self.connections.why_lost(name, now)
+                    if why is not None:
+                        self.reports.fail_lost(name, why)
             self.reports.check_deaths(now)
             self._check_steps(now)
         if self.reports.starter_ended_s < math.inf:
@@ -180,7 +209,9 @@ class _Supervisor:
         if found is None and is_late:
             why, limit_s = self._why_hung(), self.plan.timing.look_s
             if not limit_s:
-                raise RunFailed(1, why, hint=self.clock.hint)
+                unseen = Judgement(of_verdict(None, why, len(self.shares)))
+                cause = self._write_incident(why, unseen, now)
+                raise RunFailed(1, why, hint=self.clock.hint, cause=cause)
             self._tell("hang", f"{why}: collecting the stacks of all ranks, {limit_s:g} s at most")
             self.inspection = Inspection(self.plan, self.cluster)
         elif found is not None and not is_late:
@@ -195,17 +226,15 @@ class _Supervisor:
         """Record what was found and raise; the stop follows, whatever that was."""
         why, run_dir = self._why_hung(), self.plan.run_dir
         headline = self.plan.environment.redact(found.headline)
-        step = self.clock.step.step if self.clock.step else None
         data = found.to_json(run_dir)
-        incident = {"incident": "hang", "text": why, "time_s": time.time(), "step": step, **data}
+        verdict = found.diagnosis.verdict if found.diagnosis else None
+        root = of_verdict(verdict, headline, len(self.shares))
         self._tell("verdict", headline, stacks=data["stacks"], error=found.error)
-        try:
-            journal.append(run_dir / journal.INCIDENTS_FILE, incident)
-        except OSError as error:
-            self.journal.write("error", f"{journal.INCIDENTS_FILE}: {error}")
-        facts = {"hint": None if found.is_sure else self.clock.hint, "verdict": headline}
+        cause = self._write_incident(why, Judgement(root), time.monotonic(), **data)
+        hint = None if found.is_sure else self.clock.hint
         folder = str(found.folder) if found.folder else None
-        raise RunFailed(1, why, failed_rank=found.culprit, stacks=folder, **facts)
+        facts = {"hint": hint, "verdict": headline, "stacks": folder, "cause": cause}
+        raise RunFailed(1, why, failed_rank=found.culprit, **facts)
 
     def _tell(self, name: str, text: str, **data: Any) -> None:
         self.journal.write(name, text, **data)
@@ -231,11 +260,20 @@ class _Supervisor:
         arrived, is_full = self.agents.inbox.take(0.0 if self.arrived else TICK_S)
         self.arrived.extend(arrived)
         while self.arrived:  # one that raises leaves the others for the next turn
-            self.reports.take(self.arrived.popleft())
+            self._take(self.arrived.popleft())
         if arrived:
             self.on_update(self.state)
         if is_full:  # a node that floods gets no more of this program than that
             time.sleep(max(0.0, TICK_S - (time.monotonic() - started)))
+
+    def _take(self, message: NodeMessage) -> None:
+        connections, data = self.connections, message.data
+        if self.started and connections.loses(message):
+            return
+        if data is not None and data["type"] == "failed" and message.node in connections.away:
+            self.reports.fail_lost(message.node, data["text"])
+        self.reports.take(message)
+        connections.finds(message)
 
     def _ping(self) -> None:
         """Renew the agents' lease, also while a slow node still connects."""
@@ -247,9 +285,7 @@ class _Supervisor:
     def _end_all(self, grace_s: float) -> tuple[Lines, Lines]:
         """Stop what runs, wait for every agent up to a deadline; what `prove_gone` returns."""
         hurried = False
-        for name, node in self.state.nodes.items():
-            if not node.is_over:
-                self.agents.send(name, {"op": "stop", "grace_s": grace_s})
+        self.connections.stop(grace_s)
         deadline = time.monotonic() + grace_s + 10.0
         while self.started and time.monotonic() < deadline and not self.state.is_over:
             try:

@@ -20,8 +20,9 @@ from typing import Any
 
 from clusterctl.manifests.work_queue import Worker, WorkQueue
 from clusterctl.remote.cluster import Cluster
+from clusterctl.remote.inbox import Inbox, NodeMessage
 from clusterctl.remote.node_threads import start_thread
-from clusterctl.remote.session_pool import Inbox, NodeMessage, SessionPool
+from clusterctl.remote.session_pool import SessionPool
 
 SILENT_S = 30.0  # a node sends a sign of life every 2 s
 SLEPT_S = 3.0  # between two rounds: longer only when this program did not run

@@ -1,17 +1,16 @@
-"""Start a node's ranks, watch them, stop them, check that they are gone. Runs until stdin closes.
+"""Start a node's ranks, watch them, stop them, check that they are gone.
 
-ARGS are those of `LaunchPlan.agent_args`. Sends `hello` (this node's properties), waits for
-`{"op": "start", …}`, then sends ranks, heartbeats, telemetry and logs, one JSON line each, and
-ends with `gone`. `{"op": "stop", "grace_s": s}` stops the ranks in order; so does the end of stdin,
-or silence of the head for `lease_s`.
+ARGS are those of `LaunchPlan.agent_args`, and `resume` for a head that comes back. The agent lives
+apart from the ssh session that started it (launch/session.py). It sends `hello` (this node's
+properties), waits for `{"op": "start", …}`, then sends ranks, heartbeats, telemetry and logs, one
+JSON line each, and `gone` at the end, which `{"op": "bye"}` confirms. `{"op": "stop"}` with
+`grace_s` stops the ranks in order; so does silence of the head for `lease_s`.
 """
 
 import ctypes
-import json
 import os
 import queue
 import shutil
-import threading
 import time
 
 from clusterctl.payload.files.locks import drop_lock, lock_path, take_lock
@@ -19,80 +18,68 @@ from clusterctl.payload.files.ownership import refuse_made_by_others
 from clusterctl.payload.jobs.processes import is_own, tags
 from clusterctl.payload.launch.ranks import END, Ranks, end_members, run_file
 from clusterctl.payload.launch.rendezvous import RendezvousListener, own_addresses, probe_port
-from clusterctl.payload.prelude import ARGS, hold_lease, on_signals
+from clusterctl.payload.launch.session import HeadLink, fork_agent, relay, socket_path
+from clusterctl.payload.prelude import ARGS, emit, on_signals
 from clusterctl.payload.proc_files import all_pids, read_word
-from clusterctl.payload.tools import in_thread
 
 PR_SET_CHILD_SUBREAPER = 36
 MASTER_PATIENCE_S, PATIENCE_S = 0.5, 4.0  # for the lock of a job
-FLUSH_S = 3.0  # for the last messages, when the head reads slowly or not at all
-BACKLOG = 50  # unsent messages, above which logs and telemetry wait
 
 # A SimpleQueue: a signal handler puts into it, which may deadlock with queue.Queue.
 orders = queue.SimpleQueue()  # type: Any
 holding = []  # type: list[tuple[int, str]]  # descriptor and path of the job's lock
+running = []  # type: list[Ranks]  # which need no head once they have started
+connections = []  # type: list[HeadLink]
+signalled = []  # type: list[bool]  # to end without a head's word
 
 
 def end(*_):
+    signalled.append(True)
     orders.put(END)
 
 
-class AsyncWriter:
-    """Sends messages to the head from its own thread, so that the agent never waits for a reader.
-
-    With a cut cable the pipe fills up and a write never returns; with a head that is gone it fails.
-    Neither may keep the agent from stopping its ranks.
-    """
-
-    def __init__(self):
-        self._waiting = queue.SimpleQueue()  # type: Any
-        self.is_lost = False
-
-    def send(self, message):
-        if not self.is_lost:
-            self._waiting.put(json.dumps(message).encode() + b"\n")
-
-    def is_behind(self):
-        return self.is_lost or self._waiting.qsize() > BACKLOG
-
-    def flush(self):
-        """Wait until everything has been sent, FLUSH_S at most."""
-        done = threading.Event()
-        self._waiting.put(done)
-        done.wait(FLUSH_S)
-
-    def send_forever(self):
-        while True:
-            item = self._waiting.get()
-            if isinstance(item, threading.Event):
-                item.set()
-                continue
-            try:
-                while item and not self.is_lost:
-                    item = item[os.write(1, item) :]
-            except OSError:
-                self.is_lost = True
-                end()
-
-
-writer = AsyncWriter()
-emit = writer.send
-
-
 def main():
-    in_thread(writer.send_forever)
+    path = socket_path(ARGS["run"], ARGS["node"])
     try:
-        supervise()
+        if ARGS["resume"] is None:
+            fork_agent(path, live)
+        relay(path, ARGS["word"], ARGS["resume"])
+    except OSError as error:
+        emit({"type": "failed", "text": "its agent has ended (%s)" % error.strerror})
+
+
+def live(listener):
+    """The agent's life, in a process of its own."""
+    head = HeadLink(listener, ARGS["word"], orders, lose_head)
+    connections.append(head)
+    try:
+        supervise(head)
+        say_goodbye(head)
     finally:
         if holding:
             drop_lock(*holding.pop())
-        writer.flush()
+        head.flush()
 
 
-def supervise():
+def lose_head():
+    """Before the start there is nothing that could go on without a head."""
+    if not running:
+        orders.put(END)
+
+
+def say_goodbye(head):
+    """Wait until the head has got all, or has not come back for the lease."""
+    deadline = time.monotonic() + ARGS["lease_s"]
+    while not signalled and (running or head.is_connected or not head.was_connected):
+        order = next_order(max(0.0, deadline - time.monotonic()))
+        if order is None or order["op"] in ("bye", "end"):
+            return
+
+
+def supervise(head):
+    emit = head.send
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     on_signals(end)
-    hold_lease(orders.put, end)
     # Files of ranks are for their user alone, or for the group that the user has named.
     os.umask(0o027 if ARGS["group"] else 0o077)
     refused = "no job can be started here"
@@ -111,14 +98,16 @@ def supervise():
     hello["python_found"] = os.access(ARGS["python"], os.X_OK)
     hello["workdir_found"] = os.path.isdir(ARGS["workdir"])
     emit(hello)
-    order = start_order()
+    order = start_order(emit)
     listener.close()
-    emit({"type": "gone", "left": run_ranks(order, shared) if order else []})
+    emit({"type": "gone", "left": run_ranks(head, order, shared) if order else []})
 
 
-def run_ranks(order, shared):
+def run_ranks(head, order, shared):
     """Start the ranks and watch them until they have ended; returns what is left of them."""
-    ranks = Ranks(shared, writer, next_order)
+    emit = head.send
+    ranks = Ranks(shared, head, next_order)
+    running.append(ranks)
     try:
         try:
             ranks.start(order)
@@ -135,11 +124,18 @@ def run_ranks(order, shared):
 
 
 def next_order(timeout_s):
-    """The head's next order, END when it has gone; None after `timeout_s`."""
+    """The head's next order; None after `timeout_s`. A new head is connected and given the rest."""
     try:
-        return orders.get(timeout=timeout_s)
+        order = orders.get(timeout=timeout_s)
     except queue.Empty:
         return None
+    if order["op"] == "connect":
+        (head,) = connections
+        head.connect(order)
+        for ranks in running:
+            ranks.go_back((order["resume"] or {}).get("positions", {}))
+        head.repeat(order)
+    return order
 
 
 def same_job():
@@ -199,11 +195,11 @@ def is_shared():
     return is_heads
 
 
-def start_order():
+def start_order(emit):
     """Answer the head until it sends start; None when it sends something else, or nothing."""
     while True:
         order = next_order(ARGS["lease_s"])
-        if order is None or order["op"] not in ("ping", "probe", "start"):
+        if order is None or order["op"] not in ("connect", "ping", "probe", "start"):
             return None
         if order["op"] == "start":
             return order

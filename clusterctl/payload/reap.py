@@ -1,4 +1,4 @@
-"""End what is left of a run on this node, and report what could not be ended.
+"""End what is left of a run on this node, its agent too, and report what could not be ended.
 
 ARGS: run, node (None: whatever node name the processes carry), grace_s, kill (False: only look).
 Answers `found` (before) and `left` (after): lists of `describe`.
@@ -6,7 +6,8 @@ Answers `found` (before) and `left` (after): lists of `describe`.
 
 import os
 
-from clusterctl.payload.jobs.processes import chain_above, describe, end_all, members
+from clusterctl.payload.jobs.processes import chain_above, describe, end_all, members, process
+from clusterctl.payload.launch.session import agents_of
 from clusterctl.payload.prelude import ARGS, finish
 
 
@@ -14,7 +15,10 @@ def main():
     own = chain_above(os.getpid())  # `reap` may be typed in a shell of the run itself
 
     def find():
-        return members(ARGS["run"], ARGS.get("node"), without=own)
+        found = members(ARGS["run"], ARGS.get("node"), without=own)
+        agents = {pid: process(pid) for pid in agents_of(ARGS["run"])}
+        found.update({pid: one for pid, one in agents.items() if one})
+        return found
 
     found = left = [describe(facts) for facts in find().values()]
     if found and ARGS.get("kill", True):

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from clusterctl.errors import TransportError
@@ -18,14 +17,14 @@ from clusterctl.nodes import Node
 from clusterctl.remote import payload
 from clusterctl.remote.cluster import Cluster
 from clusterctl.remote.fanout import Fanout
+from clusterctl.remote.inbox import Inbox, NodeMessage
 from clusterctl.remote.node_threads import CLOSE_S, join_all, start_thread
 from clusterctl.remote.payload import PayloadStream
 from clusterctl.transport.base import Connection, Progress
 
 ROUND_TRIP_S = 3.0  # for an answer, on top of what the node may take
 FLOOD_S = 0.05
-WAITING = 64  # messages of one node; an agent sends a dozen a second
-WAITING_BYTES = 8 << 20  # of one node; one message more is let in
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 8.0  # between tries to connect once more
 # Keys of an answer without an error, by the order; for `files` and `work` by the task in it.
 _NEEDED = {
     "start": ("ranks",),
@@ -42,62 +41,6 @@ _NEEDED = {
 # Lists of equal length: one of the answer, one of its order.
 _PAIRS = {"start": ("ranks", "devices"), "work": ("answers", "orders"), "probe": ("why", "where")}
 Answer = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class NodeMessage:
-    """A message of a node; None with the reason when no more will come."""
-
-    node: str
-    data: dict[str, Any] | None
-    why: str = ""
-
-
-class Inbox:
-    """One queue in order of arrival. Each node has a thread that puts; one thread takes for all.
-
-    Bounded for each node: one that sends more waits, because its thread puts no more, the window
-    of its channel fills, and its payload blocks.
-    """
-
-    def __init__(self) -> None:
-        self._waiting: list[NodeMessage] = []
-        self._count: Counter[str] = Counter()
-        self._bytes: Counter[str] = Counter()
-        self._changed = threading.Condition()
-        self._closed = False
-
-    def put(self, message: NodeMessage) -> None:
-        """Add a message; waits while its node has too many here."""
-        name, data = message.node, message.data or {}
-        # About the bytes that it holds: texts are the only large part of an agent's message.
-        size = len(data.get("text", "")) + sum(map(len, data.get("tail", ())))
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or not self._is_full(name))
-            self._count[name] += 1
-            self._bytes[name] += size
-            self._waiting.append(message)
-            self._changed.notify_all()
-
-    def take(self, timeout_s: float) -> tuple[list[NodeMessage], bool]:
-        """All that waits, as soon as there is something, and whether a node's queue is full."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._waiting, timeout_s)
-            is_full = any(map(self._is_full, self._count))
-            taken, self._waiting = self._waiting, []
-            self._count.clear()
-            self._bytes.clear()
-            self._changed.notify_all()
-            return taken, is_full
-
-    def _is_full(self, name: str) -> bool:
-        return self._count[name] >= WAITING or self._bytes[name] >= WAITING_BYTES
-
-    def close(self) -> None:
-        """`put` waits no more."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
 
 
 class SessionPool:
@@ -120,8 +63,9 @@ class SessionPool:
         self._verb, self._args = verb, args
         self._start_timeout_s, self._exit_s = start_timeout_s, exit_s
         self._lock = threading.Lock()
-        self._closed, self._number = False, 0
+        self._closed, self._number = threading.Event(), 0
         self._open: dict[str, tuple[Connection, PayloadStream]] = {}
+        self._again: set[str] = set()  # nodes that are being connected once more
 
     @property
     def names(self) -> list[str]:
@@ -151,8 +95,9 @@ class SessionPool:
             connection.close()
             raise
         with self._lock:
-            if not self._closed and node.name not in self.lost:
+            if not self._closed.is_set() and node.name not in self.lost:
                 self._open[node.name] = (connection, stream)
+                self._again.discard(node.name)
                 start_thread(self._listen, node.name, stream)
                 return
         _close(connection, stream, 0.0)  # too late
@@ -161,15 +106,52 @@ class SessionPool:
         try:
             while True:
                 message = stream.receive(3600.0)
+                if self._is_replaced(name, stream):
+                    return
                 if message is not None:
                     self.inbox.put(NodeMessage(name, message))
         except EOFError:
-            why = stream.end_reason()
+            why, is_wrong = stream.end_reason(), False
         except TransportError as error:
-            why = f"{error.phase}: {error}"
+            why, is_wrong = f"{error.phase}: {error}", error.phase == "parse"
         except Exception as error:  # noqa: BLE001 - node boundary: it becomes this node's result
-            why = f"{type(error).__name__}: {error}"
-        self.inbox.put(NodeMessage(name, None, why))
+            why, is_wrong = f"{type(error).__name__}: {error}", True
+        if not self._is_replaced(name, stream):
+            self.inbox.put(NodeMessage(name, None, why, is_wrong))
+
+    def _is_replaced(self, name: str, stream: PayloadStream) -> bool:
+        with self._lock:
+            return name in self._again or self._open.get(name, (None, stream))[1] is not stream
+
+    def reconnect(self, node: Node, until_s: float) -> None:
+        """Start its payload once more, with pauses, until a monotonic time; waits for nothing.
+
+        What the old stream still sends is dropped. If that fails, the inbox says why.
+        """
+        with self._lock:
+            opened = self._open.pop(node.name, None)
+            is_under_way = node.name in self._again
+            self._again.add(node.name)
+        if opened is not None:
+            start_thread(_close, *opened, 0.0)
+        if not is_under_way:
+            start_thread(self._try_again, node, until_s)
+
+    def _try_again(self, node: Node, until_s: float) -> None:
+        pause_s = FIRST_PAUSE_S
+        while not self._closed.is_set():
+            try:
+                self._start(node, Progress())
+                return
+            except TransportError as error:
+                why = f"{error.phase}: {error}"
+            except Exception as error:  # noqa: BLE001 - node boundary
+                why = f"{type(error).__name__}: {error}"
+            if time.monotonic() + pause_s > until_s:
+                self.inbox.put(NodeMessage(node.name, None, f"it cannot be reached again: {why}"))
+                return
+            self._closed.wait(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def send(self, name: str, message: dict[str, Any]) -> None:
         """To a node whose stream is open. A broken connection is reported by the inbox."""
@@ -232,8 +214,8 @@ class SessionPool:
     def close(self) -> None:
         """End all payloads at once; those that do not end in time are left to their lease."""
         self.inbox.close()
+        self._closed.set()
         with self._lock:
-            self._closed = True
             opened, self._open = self._open, {}
         threads = [start_thread(_close, *one, self._exit_s) for one in opened.values()]
         join_all(threads, self._exit_s or CLOSE_S)

@@ -23,9 +23,9 @@ HARMLESS = frozenset(
         "exec_timeout", "clip_timeout", "keep", "dry_run",
         # what is trained or looked at, and how it is judged
         "outputs", "seed", "steps", "score", "device", "nccl", "nproc_per_node", "master_addr",
-        "master_port", "env_from_facts", "grace", "start_timeout", "hang_timeout", "look", "min_free",
+        "master_port", "env_from_facts", "grace", "start_timeout", "hang_timeout", "keep_for", "look", "min_free",
         "launch", "shared", "check", "skip", "skip_check", "severity", "active", "root", "workers",
-        "max_wrong_rows", "command",
+        "max_wrong_rows", "command", "reason", "mtbf", "save_stall", "step_time", "ranks",
     )
 )  # fmt: skip
 

@@ -92,16 +92,17 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         return [str(folder / "tiny.py"), "--data-path", str(folder / data), "--run-dir", str(folder / name),
                 "--ckpt-every", "0", "--dataset.balance-window", "0", *more]  # fmt: skip
 
+    unguarded = ["--guard-skip", "false"]
     three = str(folder / "first" / "epoch0-global_step3")
     (folder / "used").mkdir()
     release, note = lock(folder / "used")
     assert note == ""
     asked = {
         "first": words("first", "--max-steps", "3", "--ckpt-every", "1"),
-        "inf-last": words("inf-last", "--max-steps", "4", "harm=infinite_gradient"),
-        "inf-saved": words("inf-saved", "--max-steps", "6", "--ckpt-every", "2", "--keep-checkpoints", "1", "harm=infinite_gradient"),
-        "inf-native": words("inf-native", "--engine", "native", "--max-steps", "4", "--ckpt-every", "3", "harm=infinite_gradient"),
-        "nan-loss": words("nan-loss", "--max-steps", "6", "harm=loss_that_is_no_number"),
+        "inf-last": words("inf-last", *unguarded, "--max-steps", "4", "harm=infinite_gradient"),
+        "inf-saved": words("inf-saved", *unguarded, "--max-steps", "6", "--ckpt-every", "2", "--keep-checkpoints", "1", "harm=infinite_gradient"),
+        "inf-native": words("inf-native", *unguarded, "--engine", "native", "--max-steps", "4", "--ckpt-every", "3", "harm=infinite_gradient"),
+        "nan-loss": words("nan-loss", *unguarded, "--max-steps", "6", "harm=loss_that_is_no_number"),
         "sigterm": words("sigterm", "--max-steps", "4", "harm=sigterm_in_last_step"),
         "texts": words("texts", "--max-steps", "20", "harm=texts_gone"),
         "texts-io": words("texts-io", "--max-steps", "20", "harm=texts_io_error"),

@@ -9,9 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file
 
 from tests.trainer import ranks
 from tests.trainer.ranks import TINY, Done
+from trainer.checkpoint.sizes import predicted_size
+from trainer.config.load import load
 from trainer.data.digits import main as render
 from trainer.runlog.telemetry import Event, StepRecord, read
 
@@ -71,7 +74,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory, clips: Path) -> Runs:
         "whole": words("whole"),
         "bf16": words("bf16", *bf16),
         "ddp": words("ddp", "--plugin", "ddp"),
-        "two-epochs": words("two-epochs", "--ckpt-every", "12", "--max-steps", "14"),
+        "two-epochs": words(
+            "two-epochs", "--ckpt-every", "0", "--ckpt-at-epoch-end", "--max-steps", "14"
+        ),
         "one-epoch": words("one-epoch", *end, "none", "--epochs", "1", "--lr-schedule", "none"),
         "masked": words("masked", "--mask-ratios.image_head", "0.4", "--mask-ratios.random", "0.3"),
         "twenty": words("twenty", "--max-steps", "20"),
@@ -198,6 +203,23 @@ def test_a_run_ends_with_its_last_epoch(runs: Runs) -> None:
     assert runs.records("one-epoch")[-1].steps_total == 12
     assert (runs.directory("one-epoch") / "epoch0-global_step12" / "manifest.json").is_file()
     assert "done" in runs.events("one-epoch")
+
+
+def test_a_run_can_save_at_the_end_of_each_epoch(runs: Runs) -> None:
+    runs.good("two-epochs")
+    made = sorted(path.name for path in runs.directory("two-epochs").glob("epoch*-global_step*"))
+    assert made == ["epoch0-global_step12", "epoch1-global_step14"]
+
+
+@pytest.mark.parametrize("name", ["whole", "native"])
+def test_the_predicted_size_of_a_checkpoint_is_that_of_its_tensors(runs: Runs, name: str) -> None:
+    runs.good(name)
+    size = predicted_size(load(runs.directory(name)))
+    for folder, predicted in (("model", size.model_bytes), ("ema", size.ema_bytes), ("optimizer", size.optimizer_bytes)):  # fmt: skip
+        files = (runs.directory(name) / "epoch0-global_step8" / folder).glob("*.safetensors")
+        tensors = [tensor for file in files for tensor in load_file(file).values()]
+        written = sum(tensor.nbytes for tensor in tensors)
+        assert predicted <= written <= 1.05 * predicted  # parts of ranks are padded
 
 
 def test_a_finished_run_resumed_has_nothing_to_do(runs: Runs) -> None:

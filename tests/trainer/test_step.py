@@ -14,10 +14,13 @@ from torch import Tensor
 
 from tests.trainer.engine.simulated_device import Device
 from trainer import step as step_module
+from trainer.data.plan.data_plan import Cursor
 from trainer.diffusion.draws import Given
 from trainer.engine.device_clock import DeviceClock
 from trainer.runlog.telemetry import Clock, StepRecord
 from trainer.step import Share, step
+
+LIMIT = 5.0  # of the gradient norm
 
 
 class SimulatedEngine:
@@ -29,7 +32,8 @@ class SimulatedEngine:
         self.simulated, self.device = device, torch.device("cpu")
         self.read_at_ms: list[float] = []
 
-    def step(self) -> Tensor:
+    def step(self, limit: float | None) -> Tensor:
+        assert limit == LIMIT
         self.simulated.launch(30)
         return torch.tensor(2.0, dtype=torch.float64)
 
@@ -55,8 +59,11 @@ def run_of(device: Device, clock: Clock, records: list[StepRecord]) -> Any:
         config=SimpleNamespace(accumulation_steps=2),
         schedule=SimpleNamespace(lr=0.1, step=lambda: None),
         ema=SimpleNamespace(update=nothing),
+        guards=SimpleNamespace(
+            begin=lambda *_: LIMIT, is_skipped=lambda norm: norm > LIMIT, end=nothing
+        ),
         journal=SimpleNamespace(step=records.append),
-        loader=SimpleNamespace(cursor=SimpleNamespace(epoch=0)),
+        loader=SimpleNamespace(cursor=Cursor()),
         saver=saver,
         step=0,
         steps_total=1,

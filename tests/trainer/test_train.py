@@ -22,6 +22,7 @@ from trainer.command_line import is_reporter
 from trainer.data.digits import main as render
 from trainer.errors import CheckpointError, ConfigError
 from trainer.runlog.telemetry import Event, StepRecord, read
+from trainer.stopping import Stopper
 
 KEY = "0123456789abcdef" * 2 + "01234567"
 
@@ -162,7 +163,8 @@ def test_ctrl_c_again_ends_at_once_but_one_keystroke_may_arrive_twice(
     monkeypatch.setattr(train.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(train.os, "kill", lambda pid, number: killed.append((pid, number)))
     monkeypatch.setattr(train.signal, "signal", lambda *_: None)
-    stop = train._stopper(run)  # type: ignore[arg-type]
+    stop = Stopper()
+    stop.attach(run)  # type: ignore[arg-type]
     stop(signal.SIGINT, None)
     stop(signal.SIGINT, None)
     assert run.stop_requested

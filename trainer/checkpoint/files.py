@@ -23,6 +23,7 @@ from trainer.engine.shards import Shards
 from trainer.errors import CheckpointError
 from trainer.runlog.atomic_file import sha256_of, sync, write_synced
 from trainer.runlog.json_file import read_object
+from trainer.runlog.retention import outdated
 from trainer.weights.checkpoints import LATEST, MANIFEST, OPTIMIZER, complete, others
 from trainer.weights.write import total_bytes, write_file, write_index
 
@@ -153,9 +154,9 @@ def forget_old(newest: Path, keep: int, every: int = 0) -> list[str]:
     """Keep `newest`, `keep - 1` others and each `every`-th step; returns messages as `discard`."""
     if keep < 1:
         return []
-    older = [path for path in complete(newest.parent) if path != newest]
-    older = older[: max(0, len(older) - keep + 1)]
-    return discard(p for p in older if not every or int(p.name.rpartition("step")[2]) % every)
+    made = [*(path for path in complete(newest.parent) if path != newest), newest]
+    steps = [int(path.name.rpartition("step")[2]) for path in made]
+    return discard([made[index] for index in outdated(steps, keep, every)])
 
 
 def verify(path: Path) -> None:

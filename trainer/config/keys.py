@@ -198,6 +198,11 @@ class Config(Section):
     max_lr: float | None = number(None, least=0)  # 1cycle's peak
     cooldown_steps: int | None = number(None, least=0)  # 1cycle: from the peak down to lr
     anneal_strategy: str = choice("cos", "linear")  # 1cycle's shape
+    guard_skip: bool = True  # a gradient norm that is not finite, or above guard_z, skips the step
+    # deviations above the median of 200 steps, of the norm's logarithm
+    guard_z: float = number(10.0, above=0)
+    # a loss or norm that stays high for 50 steps: back to a checkpoint before, without those data
+    guard_rollback: bool = True
     ema_decay: float = number(0.9999, least=0, below=1)  # per step
     ema_warmup: bool = False  # decay grows as (1 + n) / (10 + n) first, for short runs
     epochs: int = number(1000, least=1)  # passes over the data; max_steps may end the run before
@@ -208,6 +213,7 @@ class Config(Section):
     seed: int = number(1024, least=0, most=2**32 - 1)
     outputs: str = "outputs"  # run directories are made here
     ckpt_every: int = number(0, least=0)  # steps between checkpoints; 0 is only at the end
+    ckpt_at_epoch_end: bool = False  # also save after the last step of each epoch
     keep_checkpoints: int = number(-1, least=-1)  # newest ones to keep; -1 is all
     keep_every: int = number(0, least=0)  # beside them, those of every n-th step; 0 is none
     async_io: bool = True  # training continues while a checkpoint is written from a copy in memory

@@ -31,6 +31,7 @@ from trainer.errors import EngineError, TrainerError
 
 T = TypeVar("T")
 STATE = ("exp_avg", "exp_avg_sq")  # AdamW's, beside the master weights
+_WRAPPED = ("_model", "_optimizer", "_booster", "_update", "_parameters", "_masters")
 _ENGINES = {"colossal": "ColossalEngine", "native": "NativeEngine"}  # by module
 
 
@@ -96,9 +97,9 @@ class Engine(abc.ABC):
         """Add this rank's gradients, averaged over ranks, to those since the last step."""
 
     @abc.abstractmethod
-    def step(self) -> Tensor:
-        """Clip, update, forget the gradients. Returns the gradient norm before clipping, fp64 on
-        the device: reading it here would keep the device waiting for the update's launches."""
+    def step(self, limit: float | None = None) -> Tensor:
+        """Clip, update unless the norm is above `limit`, forget the gradients. Returns the norm
+        before clipping, the same on all ranks, fp64 on the device, which reading would stop."""
 
     def state(self) -> EngineState | None:
         """This rank's part of the optimizer's state, not copied; None where others hold it."""
@@ -168,6 +169,11 @@ class Engine(abc.ABC):
         numbers = (own.lr, own.adam_betas, own.adam_eps, own.weight_decay)
         # fused: one kernel for all parameters, also on the CPU; needs no CUDA toolkit
         return ListedAdamW(parameters, *numbers, fused=True)
+
+    def release(self) -> None:
+        """Forget what `wrap` took and made, before another model is wrapped."""
+        for name in _WRAPPED:
+            self.__dict__.pop(name, None)
 
     def close(self) -> None:
         """Leave the process group."""

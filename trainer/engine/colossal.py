@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from trainer.config.load import Config
 from trainer.engine.base import Engine
 from trainer.engine.colossal_import import import_colossalai, use_cpu
-from trainer.engine.gradients import clip_in_place
+from trainer.engine.gradients import at_most, clip_in_place
 from trainer.engine.process_group import joining
 from trainer.engine.shards import Shards, part_of
 from trainer.engine.zero_step import ZeroStep
@@ -126,14 +126,18 @@ class ColossalEngine(Engine):
                 for gradients in parts.values():
                     gradients[:] = [gradient.float() for gradient in gradients]
 
-    def step(self) -> Tensor:
+    def step(self, limit: float | None = None) -> Tensor:
         if self.is_sharded:
-            norm = self._update.step()
+            norm = self._update.step(limit)
         else:
             found = [p for p in self._parameters if p.grad is not None]
             gradients = [p.grad for p in found]
             norm = clip_in_place(gradients, self._config.grad_clip, self.device)
-            self._optimizer.optim.update(found, gradients)
+            if limit is not None and self.world > 1:
+                # Every rank computes it from the same bits; ranks that take a step or not by
+                # numbers of their own could differ on processors of two kinds.
+                dist.broadcast(norm, src=0)
+            self._optimizer.optim.update(found, gradients, at_most(norm, limit))
         self._optimizer.zero_grad()
         return norm
 

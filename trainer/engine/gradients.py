@@ -27,6 +27,12 @@ def square_sum(
     return torch.stack(norms).double().square().sum()
 
 
+def at_most(norm: Tensor, limit: float | None) -> Tensor | None:
+    """Whether a norm (fp64, no dimension) is at most `limit`, on its device: bool without a
+    dimension, False for what is not a number. None where no limit is set."""
+    return None if limit is None else norm <= limit
+
+
 @torch.no_grad()
 def clip_in_place(
     gradients: Sequence[Tensor],

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from trainer.config.load import Config
 from trainer.engine.base import Engine
-from trainer.engine.gradients import clip_in_place
+from trainer.engine.gradients import at_most, clip_in_place
 from trainer.engine.process_group import joining
 from trainer.engine.shards import Shards
 from trainer.errors import EngineError
@@ -76,16 +76,16 @@ class NativeEngine(Engine):
         loss.backward()
 
     @torch.no_grad()
-    def step(self) -> Tensor:
+    def step(self, limit: float | None = None) -> Tensor:
         masters, gradients = [], []
         for (_, parameter), (_, master) in zip(self._parameters, self._masters, strict=True):
             if (gradient := parameter.grad) is not None:
                 masters.append(master)
                 gradients.append(gradient._local_tensor)  # 1 ms of 971 less than to_local()
                 parameter.grad = None
-        limit, group = self._config.grad_clip, dist.group.WORLD
-        norm = clip_in_place(gradients, limit, self.device, group)
-        self._optimizer.update(masters, gradients)
+        clip, group = self._config.grad_clip, dist.group.WORLD
+        norm = clip_in_place(gradients, clip, self.device, group)
+        self._optimizer.update(masters, gradients, at_most(norm, limit))
         return norm
 
     # --- views ---

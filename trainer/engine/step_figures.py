@@ -59,9 +59,12 @@ _NUMBERS = {
 }
 
 
-def require_numbers(number: int, ranks: Sequence[StepFigures]) -> None:
-    """Raises `Diverged` on all ranks before anything that is not finite can be saved."""
+def require_numbers(number: int, ranks: Sequence[StepFigures], is_skipped: bool) -> None:
+    """Raises `Diverged` on all ranks before anything that is not finite can be saved. Loss and
+    gradients of a step that `is_skipped` have changed nothing."""
     for name, template in _NUMBERS.items():
+        if is_skipped and name != "square":
+            continue
         values = [getattr(rank, name) for rank in ranks]
         bad = [rank for rank, value in enumerate(values) if not math.isfinite(value)]
         if bad:

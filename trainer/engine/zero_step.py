@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainer.engine.gradients import clip_in_place
+from trainer.engine.gradients import at_most, clip_in_place
 from trainer.engine.listed_adamw import ListedAdamW
 
 _ALIGNED = 4  # elements: foreach kernels read 16 bytes at once where a tensor begins at such
@@ -60,13 +60,14 @@ class ZeroStep:
         return buckets
 
     @torch.no_grad()
-    def step(self) -> Tensor:
-        """Clip, update, spread (collective); returns the gradient norm before clipping, fp64."""
+    def step(self, limit: float | None) -> Tensor:
+        """Clip, update, spread (collective); returns the gradient norm before clipping, fp64. A
+        norm that is not at most `limit` changes nothing."""
         masters, gradients = self._gradients()
         whole = self._in_fp32(gradients)
         device, fp64 = self._masters[0].device, torch.float64  # as ColossalAI sums
         norm = clip_in_place(whole, self._clip, device, self._group, fp64, of=gradients)
-        self._adamw.update(masters, whole)
+        self._adamw.update(masters, whole, at_most(norm, limit))
         self._spread()
         return norm
 

@@ -45,6 +45,7 @@ class StepRecord:
     decoder_bytes: int | None = None  # peak resident memory of the largest decoding process
     world: int = 1
     time_s: float = 0.0  # unix time, for people; never for arithmetic between nodes
+    skipped: bool = False  # grad_norm was not finite or absurd: the step has changed no weight
 
 
 @dataclass(frozen=True, slots=True)

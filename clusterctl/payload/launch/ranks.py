@@ -16,7 +16,7 @@ from clusterctl.payload.proc_files import as_text, read_bytes
 
 libc = ctypes.CDLL(None)
 PR_SET_PDEATHSIG = 1
-LOOK_S = 0.1
+LOOK_S = 0.2
 LOG_S = 2.0  # until torchrun's log has the exit code of a rank whose end was not seen
 BEAT_S = 1.0
 LOG_BYTES_PER_S = 256 * 1024  # of a rank's log, to a head that does not share the run directory
@@ -46,10 +46,11 @@ def run_file(*names):
 class Ranks:
     """The processes that the agent starts: torchrun and its ranks, which write heartbeats."""
 
-    def __init__(self, shared, writer, next_order):
-        self.writer, self.emit, self.next_order = writer, writer.send, next_order
+    def __init__(self, shared, head, next_order):
+        self.head, self.emit, self.next_order = head, head.send, next_order
         self.child = None  # type: Any  # Popen of torchrun
         self.code = None  # of torchrun
+        self.is_over = False  # nothing more will be written
         self.beats = ""  # folder of the heartbeats
         self.sent_s = time.monotonic()  # when heartbeats were sent last
         self.numbers = range(ARGS["first_rank"], ARGS["first_rank"] + ARGS["slots"])
@@ -93,11 +94,14 @@ class Ranks:
                 heard_s = time.monotonic()
             if order is not None and order["op"] == "stop":
                 self.stop(order["grace_s"])
-            elif order == END or time.monotonic() - heard_s > ARGS["lease_s"]:
+            elif order == END:
                 self.stop(ARGS["fail_grace_s"])
+            elif time.monotonic() - heard_s > ARGS["lease_s"]:
+                self.stop(ARGS["grace_s"])  # nobody has come back: they save and end
         left = end_members(0.5)
         for rank in list(self.vanished):
             self.report_ended(rank, code_in_log(self.pids[rank][0]))
+        self.is_over = True
         self.send_files(to_the_end=True)
         self.emit({"type": "ended", "code": self.code, "tail": tail(starter_log())})
         return left
@@ -106,7 +110,7 @@ class Ranks:
         """Check everything and report to the head; returns its order, if there is one."""
         order = self.next_order(LOOK_S)
         self.look()
-        if not self.writer.is_behind():
+        if not self.head.is_behind():
             self.send_files()
             if time.monotonic() - self.sent_s >= BEAT_S:
                 self.sent_s = time.monotonic()
@@ -177,15 +181,27 @@ class Ranks:
         if self.code is None:
             self.code = -signal.SIGKILL  # it cannot be ended; `gone` reports what is left
 
-    def send_files(self, to_the_end=False):
-        log_bytes = LAST_BYTES if to_the_end else int(LOG_BYTES_PER_S * LOOK_S)
-        text = self.telemetry.lines(LAST_BYTES, to_the_end) if ARGS["first_rank"] == 0 else ""
-        if text:
-            self.emit({"type": "telemetry", "text": text})
+    def go_back(self, positions):
+        """To what a head has got of each file; what was on its way to it is sent again."""
+        self.telemetry.offset = positions.get("telemetry", 0)
         for rank, log in self.logs.items():
-            text = log.lines(log_bytes, to_the_end)
-            if text:
-                self.emit({"type": "log", "rank": rank, "text": text})
+            log.offset = positions.get(str(rank), 0)
+        if self.is_over:
+            self.send_files(to_the_end=True)
+
+    def send_files(self, to_the_end=False):
+        """`at` and `end` are places in the file, so that a head takes each part once."""
+        log_bytes = LAST_BYTES if to_the_end else int(LOG_BYTES_PER_S * LOOK_S)
+        if ARGS["first_rank"] == 0:
+            self.send_part({"type": "telemetry"}, self.telemetry, LAST_BYTES, to_the_end)
+        for rank, log in self.logs.items():
+            self.send_part({"type": "log", "rank": rank}, log, log_bytes, to_the_end)
+
+    def send_part(self, message, file, limit, to_the_end):
+        at = file.offset
+        text = file.lines(limit, to_the_end)
+        if text:
+            self.emit(dict(message, text=text, at=at, end=file.offset))
 
     def heartbeats(self):
         """Step, phase and age of each rank's last beat; a rank without one is left out."""

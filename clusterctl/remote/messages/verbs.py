@@ -206,10 +206,11 @@ _AGENT = either(
         "rank": {"rank": _rank, "pid": _pid},
         "beat": {"ranks": table(digits(1 << 20), _BEAT, RANKS)},
         "rank_ended": {"rank": _rank, "code": _exit_code, "how": text()},
-        "telemetry": {"text": raw_text(5 * MIB)},
-        "log": {"rank": _rank, "text": raw_text(5 * MIB)},
+        "telemetry": {"text": raw_text(5 * MIB), "at": _size, "end": _size},
+        "log": {"rank": _rank, "text": raw_text(5 * MIB), "at": _size, "end": _size},
         "ended": {"code": _exit_code, "tail": _TAIL},
         "gone": {"left": rows(_LEFT_ROW)},
+        "resumed": {},
     },
     {"rank_ended": {"tail": _TAIL}},
 )

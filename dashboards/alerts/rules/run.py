@@ -74,6 +74,8 @@ def bad_loss(context: RuleContext) -> Iterable[Breach]:
     if run is None:
         return
     for record in reversed(run.recent[-context.limits.window_steps :]):
+        if record.skipped:
+            continue  # by the guard: nothing was learned from it
         for name, value in (("loss", record.loss), ("gradient norm", record.grad_norm)):
             if not math.isfinite(value):
                 yield Breach(("", run.name), f"{name} is {value:g} at step {record.step:,}")
@@ -148,6 +150,23 @@ def unsent(context: RuleContext) -> Iterable[Breach]:
             return
 
 
+def space(context: RuleContext) -> Iterable[Breach]:
+    """The next checkpoints do not fit, as the trainer reports at a save; over with a later one."""
+    run = context.run
+    saved = -1
+    for sample in reversed(run.events if run else ()):
+        event = sample.event
+        if event.name == "checkpoint" and event.step is not None:
+            saved = max(saved, event.step)
+        if event.name in ("start", "done", "stopped"):
+            return  # earlier events are of another attempt, or the run needs no more
+        if run and event.name == "space":
+            is_over = event.step is not None and saved > event.step
+            if not is_over and context.now_s - sample.at_s <= context.limits.forgotten_s:
+                yield Breach(("", run.name), event.text or "the next checkpoints do not fit")
+            return
+
+
 RULES = (
     Rule("run.failed", FAIL, "The run ended badly.",
          failed, always_known, 0, 0, "tail -n 30 {run}/ranks/*.log", "any other end than done or stopped, within the last day"),
@@ -169,5 +188,7 @@ RULES = (
          suppressed_by=("gpu.throttle", "gpu.idle", "gpu.xid", "gpu.hot")),
     Rule("wandb.unsent", WARN, "W&B does not take the figures: its page shows an old state while the run continues.",
          unsent, always_known, 0, 0, "wandb sync {run}/wandb/latest-run", "reported by the run since it started"),
+    Rule("run.space", WARN, "A save that finds the disk full ends the run.",
+         space, always_known, 0, 0, "clusterctl plan-checkpoints {run}", "at a save, no room for the next 3 checkpoints; before the first step, for all of them"),
 )  # fmt: skip
 """The files of a run can always be read: what they do not show is not there."""

@@ -165,8 +165,8 @@ def test_closed_terminal_stops_everything(user: User) -> None:
     wait_until(lambda: not tagged(run_id))
 
 
-def test_killed_head_leaves_nothing_on_the_nodes(user: User) -> None:
-    process = user.start(*SHORT)
+def test_killed_head_leaves_nothing_on_the_nodes_after_a_while(user: User) -> None:
+    process = user.start(*SHORT, "--keep-for", "2s")
     run_id = user.run_id()
     assert len(ranks_of(run_id)) == 2
     process.kill()

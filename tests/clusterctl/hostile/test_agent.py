@@ -83,8 +83,12 @@ SLOW = pytest.mark.slow
 @pytest.mark.parametrize(
     ("message", "seconds"),
     [
-        ({"type": "log", "rank": 1, "text": "x" * 200_000 + "\n"}, 1.0),
-        pytest.param({"type": "log", "rank": 1, "text": "x" * 200_000 + "\n"}, 30.0, marks=SLOW),
+        ({"type": "log", "rank": 1, "text": "x" * 200_000 + "\n", "at": 0, "end": 200_001}, 1.0),
+        pytest.param(
+            {"type": "log", "rank": 1, "text": "x" * 200_000 + "\n", "at": 0, "end": 200_001},
+            30.0,
+            marks=SLOW,
+        ),
         pytest.param(BEAT, 30.0, marks=SLOW),
         pytest.param({"type": "started", "pid": 9}, 30.0, marks=SLOW),
     ],
@@ -114,9 +118,9 @@ def test_flood_holds_up_no_stop_and_fills_neither_memory_nor_disk(bench, message
         ({"type": "probed", "errors": {"elsewhere": None}}, "it tried addresses that were not requested"),
         ({"type": "rank", "rank": 0, "pid": 9}, "it sends data of rank 0, which is not its own"),
         ({"type": "rank", "rank": 1, "pid": 9}, "rank 1 started twice"),
-        ({"type": "telemetry", "text": "{}\n"}, "telemetry of a rank 0 that is not its own"),
+        ({"type": "telemetry", "text": "{}\n", "at": 0, "end": 3}, "telemetry of a rank 0 that is not its own"),
         ({"type": "beat", "ranks": {"0": {"step": 1, "phase": "x", "age_s": 1}}}, "not its own"),
-        ({"type": "log", "rank": "../../x", "text": ""}, "rank should be a whole number"),
+        ({"type": "log", "rank": "../../x", "text": "", "at": 0, "end": 0}, "rank should be a whole number"),
         ({"type": "rank_ended", "rank": 1, "code": 1, "how": "x" * 9999}, "how should be a text"),
         ({"type": "gone"}, "left should be there"),
         ({"type": "\u001b]0;x\u0007"}, "type should be one of"),

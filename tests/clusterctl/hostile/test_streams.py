@@ -29,8 +29,9 @@ from clusterctl.preflight.active.run import run_active
 from clusterctl.remote import session_pool
 from clusterctl.remote.cluster import Cluster
 from clusterctl.remote.fanout import Fanout
+from clusterctl.remote.inbox import NodeMessage
 from clusterctl.remote.messages.verbs import read_line
-from clusterctl.remote.session_pool import NodeMessage, SessionPool
+from clusterctl.remote.session_pool import SessionPool
 from clusterctl.transfer import push
 from clusterctl.transport.base import Limits
 from dashboards import once

@@ -198,7 +198,7 @@ def test_cut_network_is_noticed_and_that_node_is_not_confirmed(bench_on, lab) ->
     result = launch.result()
     print(f"cut to notice {noticed_s:.1f} s, to the end {time.monotonic() - begun:.1f} s")
     assert result.exit_code == 3
-    assert result.reason == "node-2 has sent nothing for 2 s"
+    assert result.reason == "node-2 was lost: it has sent nothing for 2 s"
     assert result.leftovers == ()
     assert [line.split(":")[0] for line in result.unconfirmed] == ["node-2"]
     # Its agent has heard nothing for the lease and ends the ranks by itself.

@@ -8,8 +8,17 @@ import signal
 import time
 from pathlib import Path
 
+from clusterctl.launch.journal import INCIDENTS_FILE
 from clusterctl.launch.plan import Timing
-from tests.clusterctl.launch.harness import REPO, WAIT, command_line, ranks_of, tagged, wait_until
+from tests.clusterctl.launch.harness import (
+    REPO,
+    WAIT,
+    command_line,
+    ranks_of,
+    read_lines,
+    tagged,
+    wait_until,
+)
 
 
 def test_ranks_of_two_nodes_run_to_their_end_and_each_has_its_log(bench) -> None:
@@ -39,6 +48,10 @@ def test_killed_rank_fails_the_launch_within_ten_seconds_and_is_named(bench) -> 
     assert result.reason == "rank 2 on node-2: killed by SIGKILL"
     assert result.failed_rank == 2
     assert result.last_lines == ("up",)
+    (incident,) = read_lines(launch.plan.run_dir / INCIDENTS_FILE)
+    assert (incident["incident"], incident["class"], incident["rank"]) == ("crash", "signal-9", 2)
+    assert result.cause == incident["root"]
+    assert result.cause["note"] == "maybe out of memory, not proved"
     assert result.leftovers == result.unconfirmed == ()
     assert tagged(launch.plan.run_id) == []
 
@@ -71,6 +84,31 @@ def test_reason_comes_from_the_log_that_has_it_though_another_rank_ends_first(be
     assert tagged(plan.run_id) == []
 
 
+def test_sentence_of_a_rank_that_lingers_is_the_cause_though_the_run_is_stopped_for_another(
+    bench,
+) -> None:
+    """Its peer ends first and says nothing; the head hears of this one only when it stops it."""
+    program = (
+        "import os, sys, time\nprint('UserWarning: deprecated', flush=True)\n"
+        "if os.environ['RANK'] == '1': time.sleep(0.3); sys.exit(1)\n"
+        "print('error: there is no /data/clips.csv for dataset.data_path', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    result, plan = bench.run(program)
+    assert (result.exit_code, result.failed_rank) == (1, 0)
+    assert result.reason.endswith("there is no /data/clips.csv for dataset.data_path")
+    assert result.last_lines[-1].startswith("error: there is no /data/clips.csv")
+    (incident,) = read_lines(plan.run_dir / INCIDENTS_FILE)
+    assert (incident["class"], incident["rank"], incident["node"]) == (
+        "missing-file", 0, "node-1",
+    )  # fmt: skip
+    assert incident["root"]["is_deterministic"] is True
+    assert [one["rank"] for one in incident["consequences"]] == [1]
+    assert incident["evidence"]["source"] == "rank log"
+    assert incident["text"] == result.reason
+    assert incident["action"] == "stopped the run"
+
+
 def test_rank_that_dies_before_anybody_looks_is_named_by_torchruns_log(bench) -> None:
     result, _ = bench.run("import sys\nsys.exit(9)\n", env=("POLL_S=0.001",))
     assert result.exit_code == 1
@@ -87,12 +125,14 @@ def test_ranks_that_end_well_unseen_are_no_failure(bench) -> None:
 
 def test_starter_that_fails_is_shown_with_its_log(bench) -> None:
     starter = ("/bin/sh", "-c", "echo no module named torch >&2; exit 4", "starter")
-    result, _ = bench.run("pass", starter=starter)
+    result, plan = bench.run("pass", starter=starter)
     assert result.exit_code == 1
     assert result.reason in (
         f"{node}: what starts its ranks ended with code 4" for node in ("node-1", "node-2")
     )
     assert result.last_lines == ("no module named torch",)
+    (incident,) = read_lines(plan.run_dir / INCIDENTS_FILE)
+    assert (incident["class"], incident["rank"]) == ("unknown", None)
 
 
 def test_ranks_that_ignore_sigterm_are_killed_after_the_grace(bench) -> None:
@@ -176,6 +216,10 @@ def test_killed_agent_ends_the_run_and_nothing_is_left(bench) -> None:
     result = launch.result()
     assert result.exit_code == 3
     assert result.reason.startswith("node-2 was lost")
+    (incident,) = read_lines(launch.plan.run_dir / INCIDENTS_FILE)
+    assert (incident["incident"], incident["class"], incident["node"]) == (
+        "node-lost", "node-unreachable", "node-2",
+    )  # fmt: skip
     assert result.leftovers == result.unconfirmed == ()
     assert tagged(launch.plan.run_id) == []
 
@@ -230,5 +274,8 @@ def test_ranks_that_were_asked_to_stop_on_their_node_are_no_failure_of_theirs(be
     reason = "stopped by clusterctl stop (SIGTERM to its ranks) at step 46"
     reason += "; last checkpoint: /x/epoch0-global_step46"
     assert (result.exit_code, result.reason) == (130, reason)
+    (incident,) = read_lines(launch.plan.run_dir / INCIDENTS_FILE)
+    assert (incident["incident"], incident["class"]) == ("user-stop", "user-stop")
+    assert sorted(one["rank"] for one in incident["consequences"]) == [0, 1]
     events = map(json.loads, (launch.plan.run_dir / "events.jsonl").read_text().splitlines())
     assert [one["data"]["exit_code"] for one in events if one["event"] == "failure"] == [130]

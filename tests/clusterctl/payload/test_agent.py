@@ -21,6 +21,7 @@ import pytest
 from clusterctl.launch.plan import RANK_SHELL
 from clusterctl.payload.files import ownership as trust
 from clusterctl.payload.files import private
+from clusterctl.payload.launch.session import agents_of
 from clusterctl.remote import payload as ship
 from tests.clusterctl.launch.harness import (
     PYTHON,
@@ -59,15 +60,36 @@ class Agent:
             "grace_s": 2.0,
             "fail_grace_s": 0.5,
             "lease_s": 30.0,
+            "resume": None,
             **args,
         }
+        self.interpreter = interpreter
+        self.connect()
+
+    def connect(self, **more: Any) -> None:
+        """As an ssh session does; `resume` is what a head that comes back has got."""
         self.process = subprocess.Popen(
-            ["/bin/sh", "-c", ship.command_line().replace("python3", interpreter, 1)],
+            ["/bin/sh", "-c", ship.command_line().replace("python3", self.interpreter, 1)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
         )
-        self.write(ship.request("agent", self.args))
+        self.write(ship.request("agent", {**self.args, **more}))
+
+    def disconnect(self) -> None:
+        """As a lost connection: the program that ssh started is killed."""
+        self.process.kill()
+        self.process.wait(5)
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            with contextlib.suppress(OSError):
+                pipe.close()
+
+    @property
+    def pid(self) -> int:
+        """Of the agent itself."""
+        (pid,) = agents_of(self.run_id)
+        return pid
 
     def write(self, data: bytes) -> None:
         assert self.process.stdin is not None
@@ -129,7 +151,7 @@ def agent(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
     for one in made:
         if one.process.poll() is None:
             os.killpg(one.process.pid, signal.SIGKILL)
-        for pid in tagged(one.run_id):
+        for pid in [*agents_of(one.run_id), *tagged(one.run_id)]:
             with contextlib.suppress(ProcessLookupError):  # it was ending
                 os.kill(pid, signal.SIGKILL)
         one.process.wait(5)
@@ -138,21 +160,24 @@ def agent(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
                 pipe.close()
 
 
-def test_ranks_end_when_stdin_closes(agent, tmp_path: Path) -> None:
-    one = agent()
-    one.start(DEAF, tmp_path)
-    one.process.stdin.close()
-    assert one.process.wait(10) == 0
-    assert tagged(one.run_id) == []
-
-
-@on_the_oldest_too
-def test_ranks_end_when_nobody_reads_any_more(agent, tmp_path: Path) -> None:
-    one = agent()
-    one.start(DEAF, tmp_path)
-    one.process.stdout.close()  # its stdin stays open: only the failed write tells
-    one.process.wait(10)
-    assert tagged(one.run_id) == []
+@pytest.mark.parametrize("how", ["stdin", "stdout", "killed"])
+def test_ranks_train_on_without_a_head_and_end_after_the_lease(
+    agent, tmp_path: Path, how: str
+) -> None:
+    one = agent(lease_s=1.5)
+    pid = one.start(WAIT, tmp_path)
+    mine = one.pid
+    if how == "killed":
+        one.disconnect()
+    else:
+        getattr(one.process, how).close()
+    begun = time.monotonic()
+    if how != "stdout":  # only a failed write tells of that
+        one.process.wait(5)
+        assert ranks_of(one.run_id) == {0: pid}
+    wait_until(lambda: not tagged(one.run_id))
+    assert how == "stdout" or time.monotonic() - begun > 1.0
+    wait_until(lambda: not Path(f"/proc/{mine}").exists())
 
 
 def test_ranks_end_when_the_head_is_silent_for_the_lease_and_the_pipe_is_full(
@@ -163,24 +188,108 @@ def test_ranks_end_when_the_head_is_silent_for_the_lease_and_the_pipe_is_full(
     one.start(
         "import time\nwhile True:\n    print('x' * 9999, flush=True); time.sleep(0.005)\n", tmp_path
     )
-    one.process.wait(15)
-    assert tagged(one.run_id) == []
+    wait_until(lambda: not tagged(one.run_id), 15)
+    wait_until(lambda: not agents_of(one.run_id), 15)
 
 
 def test_ranks_end_with_a_killed_agent(agent, tmp_path: Path) -> None:
     one = agent()
     one.start(WAIT, tmp_path)
-    one.process.kill()
+    os.kill(one.pid, signal.SIGKILL)
     wait_until(lambda: not tagged(one.run_id))
+    assert one.process.wait(5) == 0  # what ssh has started ends with it
 
 
 def test_signals_to_the_agent_stop_its_ranks(agent, tmp_path: Path) -> None:
     one = agent()
     one.start(DEAF, tmp_path)
+    mine = one.pid
     for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
-        one.process.send_signal(number)
-    assert one.process.wait(10) == 0
-    assert tagged(one.run_id) == []
+        os.kill(mine, number)
+    wait_until(lambda: not tagged(one.run_id))
+    wait_until(lambda: not agents_of(one.run_id))
+
+
+@on_the_oldest_too
+def test_head_that_comes_back_gets_what_it_has_not_got_and_nothing_twice(
+    agent, tmp_path: Path
+) -> None:
+    one, go = agent(), tmp_path / "go"
+    program = f"""
+import os, time
+for number in range(20000):
+    print("line", number, flush=True)
+    if number == 5000:
+        while not os.path.exists({str(go)!r}):
+            time.sleep(0.02)
+"""
+    one.start(program, tmp_path)
+    text, position = "", 0
+    while position < 20000:
+        part = one.hear("log")
+        assert part["at"] == position
+        text, position = text + part["text"], part["end"]
+    one.disconnect()
+    go.touch()
+    wait_until(lambda: "line 19999" in (one.run_dir / "ranks" / "0.log").read_text())
+    # It has got hello, started and rank, and of the log what is in `text`.
+    one.connect(resume={"seen": 3, "positions": {"0": position}})
+    kinds = []
+    for line in one.process.stdout:
+        if not line.startswith(b"{"):
+            continue
+        message = json.loads(line)
+        kinds.append(message["type"])
+        if message["type"] == "log":
+            assert message["at"] == position
+            text, position = text + message["text"], message["end"]
+        if message["type"] == "gone":
+            break
+    assert text == "".join(f"line {number}\n" for number in range(20000))
+    assert [kind for kind in kinds if kind not in ("log", "beat")] == [
+        "resumed",
+        "rank_ended",
+        "ended",
+        "gone",
+    ]
+    one.send(op="bye")
+    wait_until(lambda: not agents_of(one.run_id))
+
+
+def test_newer_head_replaces_an_older_one(agent, tmp_path: Path) -> None:
+    one = agent()
+    one.start(WAIT, tmp_path)
+    first = one.process
+    one.connect(resume={"seen": 3, "positions": {}})
+    one.hear("resumed")
+    assert first.wait(5) == 0
+    first.stdin.close()
+    first.stdout.close()
+    one.send(op="stop", grace_s=0)
+    one.hear("gone")
+
+
+def test_nobody_without_the_word_of_the_run_is_a_head(agent, tmp_path: Path) -> None:
+    one = agent()
+    pid = one.start(WAIT, tmp_path)
+    first = one.process
+    one.connect(word="another", resume={"seen": 0, "positions": {}})
+    assert one.process.wait(5) == 0
+    one.process.stdin.close()
+    one.process.stdout.close()
+    one.process = first
+    one.send(op="ping")
+    assert one.hear("beat")
+    assert ranks_of(one.run_id) == {0: pid}
+
+
+def test_agent_that_is_gone_is_told_to_a_head_that_comes_back(agent, tmp_path: Path) -> None:
+    one = agent()
+    one.hear("hello")
+    one.disconnect()
+    wait_until(lambda: not agents_of(one.run_id))  # nothing had been started
+    one.connect(resume={"seen": 1, "positions": {}})
+    assert "its agent has ended" in one.hear("failed")["text"]
 
 
 @on_the_oldest_too
@@ -240,10 +349,12 @@ def test_job_is_free_again_when_its_agent_has_gone(agent, tmp_path: Path) -> Non
     for one in (first, second):
         one.process.stdin.close()
         one.process.wait(5)
+        wait_until(lambda one=one: not agents_of(one.run_id))
     third = agent(job="one-at-a-time", run_dir=str(tmp_path / "third"))
     assert third.hear("hello")["same_job"] == []
     third.send(op="stop", grace_s=0)
     third.hear("gone")
+    third.send(op="bye")
     wait_until(lambda: not list(Path(private.own_folder()).glob("*one_at_a_time*")))
 
 

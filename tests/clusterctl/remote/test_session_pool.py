@@ -13,8 +13,9 @@ from clusterctl.errors import TransportError
 from clusterctl.nodes import Node
 from clusterctl.remote.cluster import Cluster
 from clusterctl.remote.fanout import NodeResult
+from clusterctl.remote.inbox import NodeMessage
 from clusterctl.remote.node_threads import Followers, Pauses
-from clusterctl.remote.session_pool import NodeMessage, SessionPool
+from clusterctl.remote.session_pool import SessionPool
 from clusterctl.transport.base import Connection
 from tests.clusterctl.payload.local import LocalConnection, LocalTransport
 

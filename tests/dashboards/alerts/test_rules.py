@@ -297,6 +297,7 @@ OVER_RUN: list[tuple[str, Callable[[], State], Unit, str]] = [
     ("run.data_wait", lambda: training(with_last(20, seconds={"data": 1.6, "forward": 2.0})), RUN, "40 % of the last 20"),
     ("run.straggler", lambda: training(with_last(20, idle_share=0.4, slowest_rank=11)), ("n2", "GPU 3"), "rank 11 is the slowest in 20 of 20"),
     ("wandb.unsent", lambda: training(steps(), Event("tracking", "W&B was too slow", {"unsent": 240})), RUN, "240 unsent"),
+    ("run.space", lambda: training(steps(), Event("checkpoint", "", {}, 200), Event("space", "the next 3 checkpoints need 60 GB more", {}, 200), Event("checkpoint", "", {}, 200)), RUN, "need 60 GB more"),
 ]  # fmt: skip
 
 
@@ -351,6 +352,13 @@ def test_one_bad_batch_is_no_spike_and_too_few_steps_say_nothing() -> None:
 def test_what_an_earlier_attempt_told_of_wandb_is_over() -> None:
     told = [Event("tracking", "W&B failed", time_s=1500.0), Event("start", "again", time_s=1600.0)]
     assert breaches("wandb.unsent", training(steps(), *told)) == {}
+
+
+def test_lack_of_space_is_over_with_a_later_save_another_attempt_or_the_end() -> None:
+    lacks = Event("space", "the next 3 checkpoints need 60 GB more", {}, 200)
+    later = Event("checkpoint", "", {}, 300), Event("start", "again"), Event("done", "done")
+    for event in later:
+        assert breaches("run.space", training(steps(), lacks, event)) == {}
 
 
 # --- all of them ---

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.interface.cases import case
+from tests.interface.machines import start
 from tests.interface.shell import Shell
 
 
@@ -70,3 +71,62 @@ def settings(shell: Shell) -> None:
     ):
         shell.write("clusterctl.toml", text)
         shell.run("clusterctl nodes -v")
+
+
+@case("exclude.good")
+def exclude(shell: Shell) -> None:
+    """Nodes that no run may use: none, added, listed, removed."""
+    shell.patches.setattr("clusterctl.exclude.change.author", lambda: "ann@head")
+    shell.write("nodes.txt", "a[1-3]\nb\n")
+    shell.run("clusterctl exclude list")
+    shell.run("clusterctl exclude add a2 --reason 'Xid 79' --for 2d")
+    shell.run("clusterctl exclude add a3,b nodes.txt --reason 'fan' --json")
+    shell.run("clusterctl exclude add a3 --reason 'fan, ticket 4711'")
+    shell.run("clusterctl exclude list")
+    shell.run("clusterctl exclude list nodes.txt --json")
+    shell.run("clusterctl nodes")
+    shell.run("clusterctl nodes --json")
+    shell.run("clusterctl exclude remove a[2-3]")
+    shell.run("clusterctl exclude remove b --json")
+    over = 'reason = "x"\nsince = 2026-03-01T08:00:00Z\nuntil = 2026-03-02T08:00:00Z\n'
+    shell.write("exclude.toml", f'[[exclude]]\nnode = "a9"\n{over}')
+    shell.run("clusterctl exclude list")
+
+
+@case("exclude.bad")
+def bad_exclude(shell: Shell) -> None:
+    """Words that are none, nodes that are not there, files that cannot be read or changed."""
+    shell.run("clusterctl exclude list")
+    shell.write("nodes.txt", "a[1-3]\n")
+    shell.run("clusterctl exclude")
+    shell.run("clusterctl exclude add")
+    shell.run("clusterctl exclude add a1")
+    shell.run("clusterctl exclude add a9 --reason x")
+    shell.run("clusterctl exclude add a1 nodes.txt a2 --reason x")
+    shell.run("clusterctl exclude add a1 nodes.txt --hostfile other.txt --reason x")
+    shell.run("clusterctl exclude add a1 --reason x --for 0")
+    shell.run("clusterctl exclude list --reason x")
+    shell.run("clusterctl exclude remove a1")
+    shell.write("exclude.toml", '[[exclude]]\nnode = "a1"\n')
+    for line in ("exclude list", "nodes", "preflight", "launch demo"):
+        shell.run(f"clusterctl {line}")
+    shell.write("exclude.toml", '[[exclude]]\n"node" = "a1"\nreason = "x"\n')
+    shell.run("clusterctl exclude remove a1")
+    shell.write("exclude.toml", ''.join(f'[[exclude]]\nnode = "a{n}"\nreason = "x"\n' for n in (1, 2, 3)))  # fmt: skip
+    shell.run("clusterctl preflight")
+
+
+@case("exclude.use")
+def exclude_use(shell: Shell) -> None:
+    """preflight and launch leave excluded nodes out, and say so; an entry that is over is not applied."""
+    start(shell, "n1", "n2", "n3")
+    since = "since = 2026-03-01T08:00:00Z\n"
+    held = f'[[exclude]]\nnode = "n2"\nreason = "Xid 79"\n{since}by = "ann@head"\n'
+    over = f'[[exclude]]\nnode = "n3"\nreason = "fan"\n{since}until = 2026-03-02T08:00:00Z\n'
+    shell.write("exclude.toml", held + over)
+    shell.write("c.py", "model = dict(type='STDiT3-XL/2')\n")
+    places = "--python /venv/bin/python --outputs /data --workdir /data"
+    shell.run(f"clusterctl preflight {places} --skip time.skew,ssh.connect_time")
+    shell.run(f"clusterctl preflight {places} -q -w n1,n2 --skip time.skew,ssh.connect_time")
+    shell.run(f"clusterctl preflight {places} -w n2")
+    shell.run("clusterctl launch c.py --dry-run --skip-preflight -w n2")

@@ -4,6 +4,9 @@ import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,15 +15,18 @@ from hypothesis import strategies as st
 
 from tests.trainer.checkpoint.test_files import save
 from trainer.checkpoint import files as checkpoint
+from trainer.config.load import Config
 from trainer.data.plan.buckets import Buckets
 from trainer.errors import CheckpointError, ConfigError
-from trainer.resume import read_source
+from trainer.guards.guards import FILE, Guards
+from trainer.resume import read_source, take_guards
 from trainer.weights import checkpoints
 
 GOOD = {
     checkpoint.RUNNING: {"schema": 1, "epoch": 0, "global_step": 4, "samples": 8, "bad_samples": 0, "ema_updates": 4, "world": 2, "bad_clips": ["a.mp4"]},
     checkpoint.SCHEDULE: {"schema": 1, "steps": 4, "lr": 1e-4},
     checkpoint.SAMPLER: {},
+    FILE: {"schema": 1, "skips": {"norms": {"16px 8f": [1.5]}, "skipped": [3], "count": 1}, "spikes": None, "rollbacks": {"tries": 0, "point": 0}},
 }  # fmt: skip
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
@@ -62,6 +68,10 @@ def test_any_json_beside_the_tensors_is_taken_or_refused_by_name(tmp_path, value
         counts = GOOD[checkpoint.RUNNING].keys() - {"schema", "bad_clips"}
         assert all(isinstance(source.running[key], int) for key in counts)
         assert isinstance(source.schedule.get("steps", source.schedule.get("last_epoch")), int)
+        plan: Any = SimpleNamespace(buckets=Buckets.parse({"16px": {8: (1.0, 4)}}))
+        guards = Guards(Config(), plan, Mock())
+        take_guards(guards, source, None)
+        assert all(limit > 0 for limit in (guards._skips.begin(("16px 8f",)),))
 
 
 @many

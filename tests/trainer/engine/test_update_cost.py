@@ -24,6 +24,7 @@ from trainer.config.load import Config
 from trainer.engine.base import Engine, build_engine
 from trainer.optim.ema import EMA
 
+LIMIT = 1e6  # of the gradient norm: the guard is on
 LIMIT_S = 150  # a guard, not a measure: machines may be busy
 PARAMETERS, BLOCKS, WIDTH = 971, 56, 16
 _READS = "aten._local_scalar_dense.default"  # `item`, `float`, `bool` of a tensor
@@ -89,7 +90,8 @@ def python_calls() -> Iterator[list[int]]:
 
 def after_backward(run: Any, loss: Tensor) -> None:
     """What `step.step` does between the last backward pass and its record."""
-    numbers = run.engine.read(loss, *step.update(run))
+    numbers = run.engine.read(loss, *step.update(run, LIMIT))
+    run.ema.update(run.engine.master_params())
     run.engine.gather([*numbers, *[0.0] * 18])
 
 
@@ -106,8 +108,7 @@ def measure(kind: str, plugin: str, dtype_name: str, said: Path) -> None:
     dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[dtype_name]
     config = Config(lr=1e-3, grad_clip=0.1, dtype=dtype_name, plugin=plugin)
     model = engine.wrap(Model().to(dtype), config)
-    ema, schedule = EMA(engine.master_params(), 0.99), SimpleNamespace(step=lambda: None)
-    run = SimpleNamespace(engine=engine, ema=ema, schedule=schedule)
+    run = SimpleNamespace(engine=engine, ema=EMA(engine.master_params(), 0.99))
     for _ in range(2):  # the state of the optimizer is made in the first
         after_backward(run, backward(engine, model, dtype))
     found: dict[str, Any] = {"trained": len(engine.master_params())}

@@ -114,6 +114,8 @@ class DataPlan:
     frame_interval: int = 1
     balance: Balance | None = None
     left_out: tuple[int, NDArray[np.uint64]] | None = field(default=None, init=False)
+    # epoch, first and end of microbatches that no step was made of, in checkpoints for people
+    skipped: list[tuple[int, int, int]] = field(default_factory=list, init=False)
     _recent: list[EpochPlan] = field(default_factory=list, init=False)
 
     def epoch(self, epoch: int) -> EpochPlan:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,7 @@ class Restored:
     cursor: Cursor
     left_out: Ids
     note: str = ""  # how data that differ were handled, for people
+    skipped: tuple[tuple[int, int, int], ...] = ()  # for `plan.skipped`
 
 
 def take(plan: DataPlan, cursor: Cursor, world: int) -> dict[str, Any]:
@@ -47,6 +48,7 @@ def take(plan: DataPlan, cursor: Cursor, world: int) -> dict[str, Any]:
         "epoch": cursor.epoch,
         "microbatches_consumed": cursor.consumed,
         "left_out": {"count": len(left_out), "hash": _hash(left_out)} if len(left_out) else None,
+        "skipped": [list(place) for place in plan.skipped],
         "world": world,
     }
 
@@ -80,6 +82,11 @@ def restore(
     """The position that a checkpoint's state and its `seen` ids stand for. Raises DataStateError
     when the state is damaged, and on "fail" naming the first difference."""
     _check_types(state)
+    restored = _restore(plan, state, before, on_mismatch)
+    return replace(restored, skipped=tuple(map(tuple, state.get("skipped", ()))))
+
+
+def _restore(plan: DataPlan, state: Mapping[str, Any], before: Ids, on_mismatch: str) -> Restored:
     epoch, consumed = int(state["epoch"]), int(state["microbatches_consumed"])
     stored = state.get("left_out")
     left_out = before[: stored["count"]] if stored else before[:0]
@@ -221,12 +228,19 @@ def _require(found: Any, types: Mapping[str, type]) -> None:
             raise _damaged(f"{name} is {found.get(name)!r}")
 
 
+def _is_place(found: Any) -> bool:
+    return isinstance(found, list) and [type(number) for number in found] == [int, int, int]
+
+
 def _check_types(state: Mapping[str, Any]) -> None:
     """Refuse a state file that was truncated or edited; the message names a wrong entry."""
     _require(state, _TYPES)
     _require(state["marks"], {"stride": int, "hashes": list})
     if state.get("left_out") is not None:
         _require(state["left_out"], {"count": int, "hash": str})
+    skipped = state.get("skipped", [])
+    if not isinstance(skipped, list) or not all(map(_is_place, skipped)):
+        raise _damaged("skipped")
     if min(state["epoch"], state["microbatches_consumed"], state["rows"]) < 0:
         raise _damaged("a count is below 0")
     if state["marks"]["stride"] < 1:

@@ -1,0 +1,68 @@
+"""Checkpoints that a run directory holds, their sizes, and the free space of its disk."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clusterctl.checkpoints.settings_of_run import Size
+from trainer.runlog.json_file import read_object
+
+MANIFEST = "manifest.json"
+FOLDERS = ("model", "ema", "optimizer")
+EXTRA_BYTES = 64 << 20  # kept free by the trainer beside the tensors of a save
+_NAME = re.compile(r"epoch\d+-global_step(\d{1,12})")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A complete one: it has a manifest, which says what its files hold."""
+
+    path: Path
+    step: int
+    size: Size
+
+
+@dataclass(frozen=True, slots=True)
+class FreeSpace:
+    """Of a file system, for this user. Quotas are not in it."""
+
+    folder: Path  # that was asked: the one that is named, or the nearest above it that exists
+    free_bytes: int
+    total_bytes: int
+
+
+def checkpoints_in(run_dir: Path) -> list[Checkpoint]:
+    """Complete ones in the order in which they were made. Raises OSError."""
+    found = []
+    for path in run_dir.iterdir():
+        if match := _NAME.fullmatch(path.name):
+            # Others may delete it meanwhile; one with a damaged manifest is none.
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+                made_ns = (path / MANIFEST).stat().st_mtime_ns
+                size = _size(read_object(path / MANIFEST)["files"])
+                found.append((made_ns, Checkpoint(path, int(match[1]), size)))
+    return [checkpoint for _, checkpoint in sorted(found, key=lambda item: item[0])]
+
+
+def _size(files: Mapping[str, Any]) -> Size:
+    sizes = dict.fromkeys((*FOLDERS, "other"), 0)
+    for name, entry in files.items():
+        folder = name.partition("/")[0]
+        sizes[folder if folder in FOLDERS else "other"] += max(0, int(entry["size"]))
+    own = {f"{name}_bytes": size for name, size in sizes.items()}
+    return Size(**own, extra_bytes=sizes["ema"] + EXTRA_BYTES)
+
+
+def free_space(folder: Path) -> FreeSpace:
+    """Where `folder` is, or would be made. Raises OSError."""
+    place = folder.absolute()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    found = os.statvfs(place)
+    return FreeSpace(place, found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)

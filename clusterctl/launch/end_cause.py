@@ -1,0 +1,69 @@
+"""The cause of a run's end by deaths, lost nodes and torchrun's log. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from clusterctl.launch.causes import texts
+from clusterctl.launch.causes.kinds import Cause, Evidence, Fact, Kind, Source
+from clusterctl.launch.deaths import Death
+from clusterctl.launch.root_cause import Judgement, judge
+
+USER_STOPPED, NODE_LOST = 130, 3  # exit codes of a launch
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How an attempt ended. Times are of the head's monotonic clock, in seconds."""
+
+    exit_code: int
+    reason: str
+    deaths: Sequence[Death] = ()
+    lost: Mapping[str, str] = field(default_factory=dict)  # node: why it cannot be asked any more
+    starter_lines: Sequence[str] = ()  # torchrun's last lines, where torchrun itself failed
+    homes: Mapping[int, str] = field(default_factory=dict)  # the node of each rank
+    facts: Sequence[Fact] = ()
+    stopped_s: float = float("inf")  # when the supervisor stopped what was left
+
+
+def judge_end(end: End) -> Judgement:
+    """Root and consequences of an end that was not good.
+
+    A node that cannot be asked is the root where the run ended because of it, and also where every
+    rank that died blames a peer: that peer is on it.
+    """
+    found = judge(end.deaths, end.facts, homes=end.homes, stopped_s=end.stopped_s)
+    if end.exit_code == USER_STOPPED:
+        stop = Cause(Kind.USER_STOP, evidence=Evidence(Source.USER, end.reason))
+        return Judgement(stop, _victims(found, end.stopped_s))
+    blames_others = found is None or found.root.kind.is_consequence
+    if end.lost and (end.exit_code == NODE_LOST or blames_others):
+        node, why = next(iter(end.lost.items()))
+        evidence = Evidence(Source.CONNECTION, why)
+        root = Cause(Kind.NODE_UNREACHABLE, "", node, None, evidence, is_of_node=True)
+        return Judgement(root, _victims(found, end.stopped_s))
+    return found or Judgement(_of_starter(end))
+
+
+def _victims(found: Judgement | None, stopped_s: float) -> tuple[Cause, ...]:
+    """Causes that are none beside the known root; what the stop itself ended is left out."""
+    if found is None:
+        return ()
+    every = (found.root, *found.consequences)
+    died = [one for one in every if one.at_s is None or one.at_s <= stopped_s]
+    return tuple(replace(one, is_root=False) for one in died)
+
+
+def _of_starter(end: End) -> Cause:
+    """No rank died: torchrun itself could not start, or an agent reported a failure."""
+    stated = texts.read(end.starter_lines)
+    if stated is None or stated.kind == Kind.WORKER_EXCEPTION:
+        line = end.starter_lines[-1] if end.starter_lines else ""
+        stated = texts.classify(line) if line else None
+    name = end.reason.partition(":")[0]  # "node-1: what starts its ranks ended with code 4"
+    node = name if name in end.homes.values() else None
+    if stated is None or stated.kind == Kind.WORKER_EXCEPTION:
+        return Cause(Kind.UNKNOWN, "", node, None, Evidence(Source.STARTER_LOG, end.reason))
+    evidence = Evidence(Source.STARTER_LOG, stated.text)
+    return Cause(stated.kind, stated.detail, node, None, evidence)

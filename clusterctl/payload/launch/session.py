@@ -1,0 +1,232 @@
+"""An agent apart from the ssh session that started it, and the head that is connected to it.
+
+The program that ssh starts forks the agent and then only passes bytes on, between ssh and a socket
+of the agent's in this user's own folder. When the connection is lost that program ends, and the
+agent goes on. A head that comes back starts another such program, says how much it has already
+got, and is sent the rest: no message twice and none lost.
+"""
+
+import glob
+import json
+import os
+import queue
+import socket
+import sys
+import threading
+import zlib
+
+from clusterctl.payload.files.private import own_folder, replace_file
+from clusterctl.payload.jobs.processes import start_of
+from clusterctl.payload.proc_files import as_text, or_none, read_word
+from clusterctl.payload.tools import in_thread
+
+BACKLOG = 50  # unsent messages, above which logs and telemetry wait
+FLUSH_S = 3.0  # for the last messages, when the head reads slowly
+GREETING_BYTES = 1 << 20
+PASSING = (
+    "beat",
+    "telemetry",
+    "log",
+    "resumed",
+)  # not kept: newer ones say the same, or a file has them
+
+
+def socket_path(run, node):
+    """In the own folder; the kernel allows 107 bytes."""
+    check = zlib.crc32(("%s\0%s" % (run, node)).encode("utf-8", "backslashreplace"))
+    return os.path.join(own_folder(), "agent-%s-%08x.sock" % (run[-24:], check))
+
+
+def fork_agent(path, work):
+    """Run `work(listener)` in a process with a session of its own; returns in this one.
+
+    Its stdout and stderr are a file beside the socket, which `relay` shows if it ends badly.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(path)
+    listener.listen(4)
+    if os.fork():
+        listener.close()
+        return
+    code = 1
+    try:
+        os.setsid()
+        replace_file(pid_file(path), b"%d %d" % (os.getpid(), start_of(os.getpid())))
+        log = os.open(errors_of(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+        null = os.open(os.devnull, os.O_RDONLY)
+        for number, target in enumerate((null, log, log)):
+            os.dup2(target, number)
+        work(listener)
+        code = 0
+    except BaseException:  # noqa: BLE001 - the end of a process
+        sys.excepthook(*sys.exc_info())
+    finally:
+        for name in (path, pid_file(path)) + (errors_of(path),) * (code == 0):
+            or_none(os.unlink, name)
+        os._exit(code)
+
+
+def errors_of(path):
+    return path[: -len(".sock")] + ".err"
+
+
+def pid_file(path):
+    return path[: -len(".sock")] + ".pid"
+
+
+def agents_of(run):
+    """Process ids of living agents of a run on this machine, whatever node they are for."""
+    found = []
+    names = glob.glob("%s/agent-%s-*.pid" % (or_none(own_folder), glob.escape(run[-24:])))
+    for path in names:
+        pid, _, start = (read_word(path) or "").partition(" ")
+        if pid.isdigit() and str(start_of(int(pid))) == start:
+            found.append(int(pid))
+    return found
+
+
+def relay(path, word, resume):
+    """Pass bytes between ssh and the agent until one of them ends. Raises OSError without one.
+
+    `resume` is what the head has already got ({"seen": messages, "positions": bytes of each file}),
+    None for the first head.
+    """
+    peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    peer.connect(path)
+    peer.sendall(json.dumps({"word": word, "resume": resume}).encode() + b"\n")
+
+    def forward():
+        orders = sys.stdin.buffer  # type: Any
+        for data in iter(lambda: orders.read1(65536), b""):
+            if or_none(_send_all, peer, data) is None:
+                return  # the agent has gone
+        or_none(peer.shutdown, socket.SHUT_RDWR)
+        os._exit(0)  # the head has gone, and may have left a full pipe behind
+
+    forwarding = in_thread(forward)
+    while True:
+        data = or_none(peer.recv, 65536)
+        if not data:
+            break
+        while data:
+            sent = or_none(os.write, 1, data)
+            if sent is None:
+                forwarding.join(FLUSH_S)  # the head has gone; its last order may still be here
+                return
+            data = data[sent:]
+    try:  # of an agent that has ended badly
+        with open(errors_of(path), "rb") as file:
+            sys.stderr.write(as_text(file.read())[-4000:])
+        os.unlink(errors_of(path))
+    except OSError:
+        pass
+
+
+class HeadLink:
+    """Messages to the head that is connected, and its orders. A newer head replaces an older one.
+
+    Orders arrive in `orders`, among them {"op": "connect"} for each new head, which is to be given
+    to `connect` and `repeat`; `on_loss()` is called when a head has gone.
+    """
+
+    def __init__(self, listener, word, orders, on_loss):
+        self._listener, self._word = listener, word
+        self._orders, self._on_loss = orders, on_loss
+        self._said = []  # type: list[bytes]  # all that is not passing, in order
+        self._lock = threading.Lock()
+        self._peer, self._waiting = None, None  # type: Any, Any
+        self.was_connected = False
+        in_thread(self._accept)
+
+    def send(self, message):
+        """Raises nothing: without a head, what passes is dropped and all else is kept."""
+        line = json.dumps(message).encode() + b"\n"
+        waiting = self._waiting
+        if message["type"] not in PASSING:
+            self._said.append(line)
+        if waiting is not None:
+            waiting.put(line)
+
+    @property
+    def is_connected(self):
+        return self._waiting is not None
+
+    def is_behind(self):
+        """Whether logs and telemetry are to wait in their files."""
+        waiting = self._waiting
+        return waiting is None or waiting.qsize() > BACKLOG
+
+    def connect(self, order):
+        """Send to this head from now on."""
+        peer, waiting = order["peer"], queue.SimpleQueue()  # type: Any, Any
+        with self._lock:
+            if peer.fileno() < 0:
+                return  # it has gone again
+            old, self._peer, self._waiting = self._peer, peer, waiting
+            self.was_connected = True
+        if old is not None:
+            or_none(old.shutdown, socket.SHUT_RDWR)
+        if order["resume"] is not None:
+            self.send({"type": "resumed"})
+        in_thread(self._write, peer, waiting)
+
+    def repeat(self, order):
+        """Send what this head has not got of the messages that are kept."""
+        waiting = self._waiting
+        if waiting is not None:
+            for line in self._said[(order["resume"] or {}).get("seen", 0) :]:
+                waiting.put(line)
+
+    def flush(self):
+        """Wait until everything has been sent to the head that is connected, FLUSH_S at most."""
+        done, waiting = threading.Event(), self._waiting
+        if waiting is not None:
+            waiting.put(done)
+            done.wait(FLUSH_S)
+
+    def _accept(self):
+        while True:
+            peer, _ = self._listener.accept()
+            in_thread(self._serve, peer)
+
+    def _serve(self, peer):
+        lines = peer.makefile("rb")
+        try:
+            greeting = json.loads(lines.readline(GREETING_BYTES))
+            if greeting["word"] != self._word:
+                return
+            self._orders.put({"op": "connect", "peer": peer, "resume": greeting["resume"]})
+            for line in lines:
+                if line.endswith(b"\n") and line.strip():
+                    self._orders.put(json.loads(line))
+        except (OSError, ValueError, KeyError, TypeError):
+            pass  # it has gone, or is no head of this run
+        finally:
+            lines.close()
+            self._disconnect(peer)
+
+    def _write(self, peer, waiting):
+        while True:
+            item = waiting.get()
+            if item is None:
+                return
+            if isinstance(item, threading.Event):
+                item.set()
+            elif or_none(_send_all, peer, item) is None:
+                or_none(peer.shutdown, socket.SHUT_RDWR)  # `_serve` finds it closed
+                return
+
+    def _disconnect(self, peer):
+        with self._lock:
+            is_last = self._peer in (None, peer)
+            if self._peer is peer:
+                self._waiting.put(None)
+                self._peer = self._waiting = None
+            peer.close()
+        if is_last:
+            self._on_loss()
+
+
+def _send_all(peer, data):
+    peer.sendall(data)
+    return True

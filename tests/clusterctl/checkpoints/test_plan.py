@@ -1,0 +1,212 @@
+"""The plan of a run: where its numbers come from, what it needs on the disk, and its verdict."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clusterctl.checkpoints.figures import MTBF_S
+from clusterctl.checkpoints.on_disk import FreeSpace, checkpoints_in, free_space
+from clusterctl.checkpoints.plan import Plan, Stated, make_plan
+from clusterctl.checkpoints.report import about, document, verdict
+from clusterctl.checkpoints.subject import Subject, read_subject
+from clusterctl.errors import UsageError
+from tests.clusterctl.checkpoints.run_directories import MB, Run, failing_run
+
+EACH = 9 * MB + 1000  # bytes of a checkpoint of these runs
+EXTRA = 2 * MB + (64 << 20)  # while it is written
+
+
+def read(run: Run, free: int = 10**12, *, all_runs: bool = False) -> Subject:
+    subject = read_subject(str(run.path), None, (), all_runs=all_runs)
+    return replace(subject, space=FreeSpace(run.path, free, 10**12))
+
+
+def plan(run: Run, free: int = 10**12, **stated: float | int) -> Plan:
+    return make_plan(read(run, free), Stated(**stated), run.at_s)  # type: ignore[arg-type]
+
+
+def test_all_is_measured_on_a_run_that_has_failed_often_enough(tmp_path: Path) -> None:
+    found = plan(failing_run(tmp_path / "001-x"))
+    values = {name: figure.value for name, figure in found.figures.items()}
+    assert values == {
+        "save_stall_s": 0.5, "save_write_s": 7.5, "step_s": pytest.approx(2, rel=0.01),
+        "mtbf_s": pytest.approx(900, rel=0.01), "detect_s": 10.0, "restart_s": 60.0,
+    }  # fmt: skip
+    assert {figure.source for figure in found.figures.values()} == {"measured"}
+    assert found.costs.best_s == pytest.approx(30.0, rel=0.01)
+    assert (found.best_steps, found.now and found.now.ckpt_every) == (15, 100)
+    assert found.best is not None
+    assert found.now is not None
+    assert found.best.ettr > found.now.ettr
+    assert found.exit_code == 0
+
+
+def test_with_too_few_failures_the_assumption_counts_as_one_and_is_named(tmp_path: Path) -> None:
+    run = failing_run(tmp_path / "001-x", times=1)
+    figure = plan(run).figures["mtbf_s"]
+    assert figure.source == "assumed"
+    assert figure.value == pytest.approx((900 + MTBF_S) / 2, rel=0.01)
+    assert "1 failure in 15 min" in figure.why
+    assert "1 in 24 h is added" in figure.why
+
+
+def test_more_ranks_fail_more_often(tmp_path: Path) -> None:
+    run = failing_run(tmp_path / "001-x")
+    few = plan(run, ranks=2).figures["mtbf_s"].value
+    many = plan(run, ranks=8).figures["mtbf_s"].value
+    assert few == pytest.approx(4 * (many or 0))
+
+
+def test_runs_beside_it_count_if_asked(tmp_path: Path) -> None:
+    run = Run(tmp_path / "002-x")
+    run.start()
+    run.train(5)
+    run.save()
+    failing_run(tmp_path / "001-x")
+    alone, all_of_them = (
+        make_plan(read(run, all_runs=together), Stated(), run.at_s) for together in (False, True)
+    )
+    assert alone.figures["mtbf_s"].source == "assumed"
+    assert all_of_them.figures["mtbf_s"].source == "measured"
+
+
+def test_what_is_stated_replaces_what_is_on_record(tmp_path: Path) -> None:
+    run = failing_run(tmp_path / "001-x")
+    found = plan(run, mtbf_s=7200.0, stall_s=4.0, step_s=3.0)
+    assert found.costs.best_s == 240.0
+    assert found.best_steps == 80
+    assert found.figures["mtbf_s"].text == "option: --mtbf"
+
+
+def test_the_save_at_the_end_says_nothing_about_a_stall(tmp_path: Path) -> None:
+    run = Run(tmp_path / "001-x")
+    run.start()
+    run.train(100)
+    run.save(stall_s=0.2)
+    run.train(100)
+    run.save(stall_s=8.0)
+    run.event("done")
+    assert plan(run).figures["save_stall_s"].value == 0.2
+
+
+def test_a_run_needs_room_for_what_it_has_yet_to_save(tmp_path: Path) -> None:
+    run = Run(tmp_path / "001-x", "--ckpt-every", "100")
+    run.start()
+    run.train(300)
+    run.save()
+    need = plan(run).disk.need
+    assert need is not None
+    assert (need.saves, need.kept) == (7, 8)  # of 1,000 steps
+    assert need.more_peak_bytes == 7 * EACH + EXTRA
+    assert need.end_bytes == 8 * EACH
+
+
+def test_what_does_not_fit_is_exit_code_1_with_what_would_fit(tmp_path: Path) -> None:
+    run = Run(tmp_path / "001-x", "--ckpt-every", "100")
+    run.start()
+    run.train(300)
+    run.save()
+    found = plan(run, free=EXTRA + 3 * EACH)
+    assert found.exit_code == 1
+    assert "do not fit: they need 132.1 MB more and 96.1 MB are free" in verdict(found)
+    assert verdict(found).endswith("; keep_checkpoints = 3 fits")
+    hopeless = plan(run, free=EACH)
+    assert "no keep_checkpoints fits, so free" in verdict(hopeless)
+
+
+def test_a_finished_run_needs_nothing_more(tmp_path: Path) -> None:
+    run = Run(tmp_path / "001-x")
+    run.start()
+    run.train(300)
+    run.save()
+    run.event("done")
+    found = plan(run, free=0)
+    assert found.exit_code == 0
+    assert "the run saves no more" in verdict(found)
+    assert about(found).endswith("finished, step 300 of 300, 2 ranks")
+
+
+def test_free_space_that_is_unknown_is_never_enough(tmp_path: Path) -> None:
+    run = failing_run(tmp_path / "001-x")
+    subject = replace(read(run), space=None, space_why="/data: Stale file handle")
+    found = make_plan(subject, Stated(), run.at_s)
+    assert found.exit_code == 3
+    assert "free space is unknown: /data: Stale file handle" in verdict(found)
+
+
+def test_without_a_length_only_a_bounded_number_of_checkpoints_is_known_to_fit(
+    tmp_path: Path,
+) -> None:
+    for number, keep, code in ((1, "-1", 3), (2, "3", 0)):
+        endless = ("--max-steps", "none", "--lr-schedule", "none", "--keep-checkpoints", keep)
+        run = Run(tmp_path / f"00{number}-x", *endless)
+        run.save(each=MB)
+        found = plan(run, step_s=2.0)
+        assert found.exit_code == code
+    assert found.disk.need is not None
+    assert found.disk.need.more_peak_bytes == 3 * EACH + EXTRA
+
+
+def test_epoch_ends_count_only_where_their_number_is_known(tmp_path: Path) -> None:
+    run = Run(tmp_path / "001-x", "--ckpt-every", "0", "--ckpt-at-epoch-end")
+    run.start()
+    run.train(100, epoch=0)
+    run.save()
+    assert plan(run).exit_code == 3
+    run.train(1, epoch=1)
+    need = plan(run).disk.need
+    assert need is not None
+    assert need.saves == 9  # 200, 300, ... 1,000
+
+
+def test_a_step_time_that_is_unknown_is_exit_code_3(tmp_path: Path) -> None:
+    run = Run(tmp_path / "001-x")
+    run.start()
+    run.save()
+    found = plan(run)
+    assert (found.best_steps, found.rows, found.exit_code) == (None, (), 3)
+    assert document(found)["inputs"]["unknown"] == {
+        "step_s": "no step on record; --step-time SECONDS states it"
+    }
+
+
+def test_only_whole_checkpoints_count(tmp_path: Path) -> None:
+    run = Run(tmp_path / "001-x")
+    run.start()
+    run.train(3)
+    run.save()
+    (run.path / "epoch0-global_step9").mkdir()  # being deleted, or of another program
+    (run.path / ".tmp-epoch0-global_step12").mkdir()
+    damaged = run.path / "epoch0-global_step10"
+    damaged.mkdir()
+    (damaged / "manifest.json").write_text('{"files": {"model/x": {"size": "much"}}}')
+    (found,) = checkpoints_in(run.path)
+    assert (found.step, found.size.total_bytes) == (3, EACH)
+
+
+def test_free_space_is_that_of_the_nearest_folder_that_exists(tmp_path: Path) -> None:
+    space = free_space(tmp_path / "not" / "yet")
+    assert space.folder == tmp_path
+    assert 0 < space.free_bytes <= space.total_bytes
+
+
+def test_the_newest_run_of_a_folder_is_found(tmp_path: Path) -> None:
+    run = failing_run(tmp_path / "001-x", times=1)
+    assert read_subject(str(tmp_path), None, (), all_runs=False).name == str(run.path)
+    assert read_subject(None, tmp_path, (), all_runs=False).name == str(run.path)
+    for name, outputs in ((None, tmp_path / "none"), (str(run.path / "ranks"), None)):
+        with pytest.raises(UsageError):
+            read_subject(name, outputs, (), all_runs=False)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"config": 3}', '{"config": {"ckpt_every": "x"}}']
+)
+def test_a_config_that_is_damaged_is_named(tmp_path: Path, text: str) -> None:
+    run = failing_run(tmp_path / "001-x", times=1)
+    (run.path / "config.json").write_text(text)
+    with pytest.raises(UsageError, match=r"config\.json is not a run's config"):
+        read_subject(str(run.path), None, (), all_runs=False)
