@@ -72,8 +72,15 @@ def _keep(name, work, timeout_s, late, pack=as_text):
     """Keep the result of `work`, which runs in a thread; a time-out when it does not return."""
     started = time.monotonic()
     box = []  # type: list
-    thread = in_thread(lambda: box.append(result(*work(), started=started, pack=pack)))
-    _wait_for(thread, timeout_s)
+
+    def keep():
+        try:
+            found = work()
+        except Exception as error:  # noqa: BLE001 - section boundary: it becomes the answer
+            found = "error", None, b"", error_text(error)
+        box.append(result(*found, started=started, pack=pack))
+
+    _wait_for(in_thread(keep), timeout_s)
     if not box:
         box.append(result("timeout", None, b"", late, started=started, pack=pack))
     if name:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.payload import tools
 from clusterctl.remote import payload as ship
 from tests.clusterctl.payload.local import LocalConnection
 
@@ -139,3 +140,13 @@ def test_a_signal_that_another_thread_gets_does_not_wait_for_the_tool() -> None:
         signal.signal(signal.SIGUSR1, before)
     assert result["state"] == "ended", result
     assert float(result["out"]) < 2.0
+
+
+def test_fault_of_a_section_is_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise AttributeError("partially initialized module")
+
+    monkeypatch.setattr(tools, "_run_tool", broken)
+    found = tools.section("", ["/bin/true"], 5.0)
+    assert (found["state"], found["rc"]) == ("error", None)
+    assert found["err"] == "AttributeError: partially initialized module"
