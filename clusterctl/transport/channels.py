@@ -21,7 +21,7 @@ STDERR_TAIL_BYTES = 16 << 10
 MAX_LINE_BYTES = 16 << 20
 WRITE_TIMEOUT_S = 10.0
 # sshd keeps the channel open while a background process of an ended command holds its stdout.
-# This much silence after the exit status is the end.
+# This much silence after the exit status, which may come before the last output, is the end.
 AFTERLIFE_S = 1.0
 
 
@@ -98,6 +98,7 @@ class ParamikoStream:
         self._buffer, self._stderr = bytearray(), bytearray()
         self._scanned = 0  # bytes of the buffer without a newline
         self._moved = time.monotonic()  # when something arrived
+        self._status_seen = False
         self._reading, self._writing = threading.Lock(), threading.Lock()
 
     def exec(self, command: str, deadline: float) -> None:
@@ -212,6 +213,8 @@ class ParamikoStream:
         channel = self.channel
         is_over = bool(channel.eof_received or channel.closed)
         if not is_over and channel.status_event.is_set():
+            if not self._status_seen:
+                self._status_seen, self._moved = True, time.monotonic()
             is_over = time.monotonic() - self._moved > AFTERLIFE_S
         # Asked last: what arrives with the end is there before it.
         return is_over and not channel.recv_ready() and not channel.recv_stderr_ready()

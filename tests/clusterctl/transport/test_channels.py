@@ -128,6 +128,19 @@ def test_output_that_arrives_with_the_end_is_not_lost(
         stream.read_line(5)
 
 
+def test_output_behind_the_exit_status_of_a_long_command_is_waited_for(
+    connection: ParamikoConnection,
+) -> None:
+    """sshd may send the status before the last output, also when nothing came for a long time."""
+    stream = connection.stream("cat", b"")
+    stream._moved -= 60.0
+    stream.channel.status_event.set()
+    assert stream.read_line(0.2) is None
+    stream.write(b"late\n")
+    stream.close_stdin()
+    assert stream.read_line(5) == b"late"
+
+
 def test_stream_gives_lines_and_its_input_is_a_lease(connection: ParamikoConnection) -> None:
     stream = connection.stream("while read x; do echo got $x; done; printf rest; exit 5", b"one\n")
     assert stream.read_line(5) == b"got one"
