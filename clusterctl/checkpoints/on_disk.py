@@ -12,10 +12,10 @@ from typing import Any
 
 from clusterctl.checkpoints.settings_of_run import Size
 from trainer.runlog.json_file import read_object
+from trainer.runlog.retention import OVERHEAD_BYTES
 
 MANIFEST = "manifest.json"
 FOLDERS = ("model", "ema", "optimizer")
-EXTRA_BYTES = 64 << 20  # kept free by the trainer beside the tensors of a save
 _NAME = re.compile(r"epoch\d+-global_step(\d{1,12})")
 
 
@@ -56,7 +56,7 @@ def _size(files: Mapping[str, Any]) -> Size:
         folder = name.partition("/")[0]
         sizes[folder if folder in FOLDERS else "other"] += max(0, int(entry["size"]))
     own = {f"{name}_bytes": size for name, size in sizes.items()}
-    return Size(**own, extra_bytes=sizes["ema"] + EXTRA_BYTES)
+    return Size(**own, extra_bytes=sizes["ema"] + OVERHEAD_BYTES)
 
 
 def free_space(folder: Path) -> FreeSpace:

@@ -15,12 +15,12 @@ from clusterctl.launch.hang import StepClock
 from clusterctl.launch.plan import LaunchPlan
 from clusterctl.launch.state import NodeState, RunFailed, RunState
 from clusterctl.nodes import fold
+from clusterctl.payload.launch.session import PASSING
 from clusterctl.remote.cluster import Cluster
 from clusterctl.remote.inbox import NodeMessage
 from trainer.runlog import telemetry
 
 REAP_S = 15.0  # TERM, KILL and a check on each node
-PASSING = ("beat", "telemetry", "log", "resumed")  # of agents: not kept for a head that comes back
 Lines = tuple[str, ...]
 
 

@@ -28,11 +28,11 @@ from trainer.config.load import Config
 from trainer.engine.base import STATE, Engine, EngineState
 from trainer.engine.shards import write
 from trainer.errors import CheckpointError, TrainerError
+from trainer.runlog.retention import OVERHEAD_BYTES
 from trainer.weights.checkpoints import EMA, MODEL, OPTIMIZER
 
 _POLL_S = 0.2  # how often `finish` asks the other ranks
 LIMIT_S = 1800.0  # a filesystem that hangs ends the run, also when all else is done
-_OVERHEAD = 64 << 20  # bytes beside the tensors: documents, indexes, the filesystem's own
 
 
 class _State(enum.IntEnum):
@@ -145,7 +145,7 @@ class Saver:
         # The average twice: for a while the whole of it lies beside its parts.
         stored = (*parts.values(), *average.values(), *average.values(), *weights.values())
         own = float(sum(tensor.nbytes for tensor in stored))
-        need = int(sum(row[0] for row in self._engine.gather([own]))) + _OVERHEAD
+        need = int(sum(row[0] for row in self._engine.gather([own]))) + OVERHEAD_BYTES
         try:
             notes = self._engine.run_on_rank0(lambda: checkpoint.begin(part, need))
         except TrainerError as error:

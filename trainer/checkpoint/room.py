@@ -16,7 +16,7 @@ from trainer.checkpoint.sizes import CheckpointSize
 from trainer.config.load import Config
 from trainer.errors import CheckpointError
 from trainer.runlog.retention import Rules, disk_need, largest_keep, save_steps
-from trainer.weights.checkpoints import complete
+from trainer.weights.checkpoints import complete, step_of
 
 AHEAD = 3  # saves for which there must be room, or an event `space` says so
 _MOST = 10_000  # saves of a run that are counted through
@@ -100,7 +100,7 @@ class Room:
     def _held(self) -> list[tuple[int, int]]:
         """Complete checkpoints, each taken to be as large as this run's are."""
         each = self.size.total_bytes
-        return [(int(p.name.rpartition("step")[2]), each) for p in complete(self.run_dir)]
+        return [(step_of(path), each) for path in complete(self.run_dir)]
 
 
 def shown(size: int) -> str:

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from trainer.config.load import Config
 from trainer.models.stdit import build_stdit
+from trainer.runlog.retention import OVERHEAD_BYTES
 
 _AVERAGE = 4  # bytes of a trained weight in ema/: fp32
 _OPTIMIZER = 12  # in optimizer/: fp32 master, exp_avg, exp_avg_sq
 _LATENT_CHANNELS = 4  # of OpenSoraVAE_V1_2
 _WORKING = {"bf16": torch.bfloat16, "fp32": torch.float32}
-OVERHEAD_BYTES = 64 << 20  # kept free beside the tensors, as trainer.checkpoint.async_saver does
 
 
 @dataclass(frozen=True, slots=True)

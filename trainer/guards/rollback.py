@@ -15,6 +15,7 @@ from pathlib import Path
 from trainer.config.load import Config
 from trainer.data.plan.data_plan import Cursor, DataPlan
 from trainer.errors import Diverged, TrainerError
+from trainer.weights.checkpoints import step_of
 
 MOST = 2  # rollbacks without getting past the step of the first
 
@@ -39,13 +40,8 @@ class Back:
 
     def config(self, config: Config) -> Config:
         """Of the run that continues."""
-        anew = {"start_from_scratch": False, "start_epoch": None, "start_step": None}
-        return replace(config, load=str(self.source), **anew)  # type: ignore[arg-type]
-
-
-def step_of(checkpoint: Path) -> int:
-    """The step in the name of a checkpoint's folder."""
-    return int(checkpoint.name.rpartition("step")[2])
+        fresh = {"start_from_scratch": False, "start_epoch": None, "start_step": None}
+        return replace(config, load=str(self.source), **fresh)  # type: ignore[arg-type]
 
 
 def on_the_way(made: Iterable[Path]) -> list[Path]:

@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+# Kept free beside the tensors of a save: for documents, indexes, the file system's own.
+OVERHEAD_BYTES = 64 << 20
 MOST_SAVES = 100_000  # of one run that are counted through, in 0.1 s
 
 

@@ -28,6 +28,11 @@ def complete(run_dir: Path) -> list[Path]:
     return [path for _, _, path in sorted(found)]
 
 
+def step_of(checkpoint: Path) -> int:
+    """The step in the name of a complete checkpoint's folder."""
+    return int(checkpoint.name.rpartition("step")[2])
+
+
 def find(path: Path) -> Path:
     """The checkpoint at a path: itself, or the one that a run directory's `latest` names."""
     path = path.absolute()

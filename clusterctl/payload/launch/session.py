@@ -23,12 +23,8 @@ from clusterctl.payload.tools import in_thread
 BACKLOG = 50  # unsent messages, above which logs and telemetry wait
 FLUSH_S = 3.0  # for the last messages, when the head reads slowly
 GREETING_BYTES = 1 << 20
-PASSING = (
-    "beat",
-    "telemetry",
-    "log",
-    "resumed",
-)  # not kept: newer ones say the same, or a file has them
+# Not kept, and not counted by the head: newer ones say the same, or a file has them.
+PASSING = ("beat", "telemetry", "log", "resumed")
 
 
 def socket_path(run, node):
