@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,13 @@ class Source:
     sampler: Any  # checked by trainer.data.plan.state, which names what is wrong with it
     bad_clips: tuple[str, ...]  # paths that could not be read so far
     guards: Mapping[str, Any]  # empty in older checkpoints
+
+
+def continued(config: Config, checkpoint: Path) -> Config:
+    """The config of a run that goes on from a checkpoint of its own, exactly where that was: where
+    the run itself began does not count any more."""
+    fresh = {"start_from_scratch": False, "start_epoch": None, "start_step": None}
+    return replace(config, load=str(checkpoint), **fresh)  # type: ignore[arg-type]
 
 
 def source_of(config: Config) -> Source | None:

@@ -6,16 +6,14 @@ import argparse
 import contextlib
 import faulthandler
 import gc
-import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 if __package__ in (None, ""):  # run as a file, as `colossalai run` does
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -24,6 +22,7 @@ if __package__ in (None, ""):  # run as a file, as `colossalai run` does
 from trainer.allocator import use_expandable_segments
 from trainer.command_line import INTERRUPTED, Parser, is_reporter, missing_packages
 from trainer.config import load as configuration
+from trainer.config.description import describe
 from trainer.engine.agreement import in_words, is_lost
 from trainer.engine.process_group import ends_after
 from trainer.errors import ConfigError, EngineError, TrainerError
@@ -40,9 +39,6 @@ _EXAMPLES = """\
 examples: python -m trainer.train demo --data-path digits/digits.csv
           torchrun --nproc_per_node 2 -m trainer.train demo --load outputs/001-STDiT3-demo"""
 _LEAVE_S = 60.0  # for the end of a rank: workers, the tracker, the last writes
-# Variables that explain a run; names with these words in them are never written.
-_KEPT = ("NCCL_", "GLOO_", "OMP_", "CUDA_", "TORCH_", "WORLD_SIZE", "MASTER_", "CLUSTERCTL_")
-_SECRET = ("KEY", "TOKEN", "SECRET", "PASS", "PWD", "AUTH", "CREDENTIAL", "COOKIE")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,6 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.allow_partial:
             overrides.append("--allow-partial")
         config = configuration.load(options.config, overrides)
+        if options.resume_from is not None:
+            config = _resumed(config, options)
         with missing_packages():
             return _train(config, options, argv)
     except TrainerError as error:
@@ -72,9 +70,22 @@ def _parser() -> Parser:
     add("--run-dir", type=Path, help="default: the next free outputs/NNN-<model>")
     choices, what = ("fail", "reset", "force", "remap"), "when the data are not the checkpoint's"
     add("--data-state", choices=choices, default="fail", help=f"with --load, {what}")
+    what = "continue from this checkpoint of the run directory, as clusterctl's restarts do"
+    add("--resume-from", metavar="NAME", help=what)
     what = "start although less than 99 %% of the tensors are there"
     add("--allow-partial", action="store_true", help=f"with --ckpt-path, {what}")
     return parser
+
+
+def _resumed(config: configuration.Config, options: argparse.Namespace) -> configuration.Config:
+    """What a config and options say of the beginning was for the first attempt of the run."""
+    from trainer.resume import continued
+
+    run_dir = _given_run_dir(options)
+    if run_dir is None:
+        raise ConfigError("--resume-from goes with --run-dir", hint="--load PATH loads any other")
+    options.data_state = "fail"
+    return continued(config, run_dir / options.resume_from)
 
 
 def _train(config: configuration.Config, options: argparse.Namespace, argv: Sequence[str]) -> int:
@@ -131,6 +142,7 @@ def _run(
     closing: contextlib.ExitStack,
 ) -> int:
     """From the run directory to the last step; what must be closed after it goes to `closing`."""
+    from trainer.resume import continued
 
     def lock_run_dir() -> str:
         release, note = lock(run_dir)
@@ -140,7 +152,7 @@ def _run(
     engine.run_on_rank0(lambda: _check_files(config))
     run_dir = engine.run_on_rank0(lambda: _run_dir(config, options))
     unlocked = engine.run_on_rank0(lock_run_dir)
-    engine.run_on_rank0(lambda: _describe(config, run_dir, argv))
+    engine.run_on_rank0(lambda: describe(config, run_dir, argv))
     stop, back = Stopper(), None
     while True:
         attempt = closing.enter_context(contextlib.ExitStack())
@@ -149,7 +161,7 @@ def _run(
         if back is None:
             return code
         attempt.close()
-        config = back.config(config)
+        config = continued(config, back.source)
         engine.release()
         gc.collect()  # the model of before, its state and what a save has held
 
@@ -221,9 +233,8 @@ def _check_files(config: configuration.Config) -> None:
 
 def _run_dir(config: configuration.Config, options: argparse.Namespace) -> Path:
     """Made by rank 0, unless the launcher or the user has made it."""
-    given = options.run_dir or os.environ.get("CLUSTERCTL_RUN_DIR")
-    if given:
-        path = Path(given).absolute()
+    path = _given_run_dir(options)
+    if path is not None:
         path.mkdir(parents=True, exist_ok=True)
         return path
     outputs = Path(config.outputs).absolute()
@@ -231,35 +242,9 @@ def _run_dir(config: configuration.Config, options: argparse.Namespace) -> Path:
     return make_run_dir(outputs, config.model.type.replace("/", "-"))
 
 
-def _describe(config: configuration.Config, run_dir: Path, argv: Sequence[str]) -> None:
-    """config.json: all that is needed to understand and repeat the run, without secrets."""
-    document: dict[str, Any] = {
-        "schema": 1,
-        "config": configuration.to_dict(config),
-        "argv": list(argv),
-        "commit": _commit(),
-        "environment": _environment(os.environ),
-        "python": sys.version.split()[0],
-    }
-    (run_dir / "config.json").write_text(json.dumps(document, indent=1) + "\n")
-
-
-def _environment(environ: Mapping[str, str]) -> dict[str, str]:
-    kept = {name: value for name, value in sorted(environ.items()) if name.startswith(_KEPT)}
-    return {name: v for name, v in kept.items() if not any(word in name for word in _SECRET)}
-
-
-def _commit() -> str | None:
-    """The checkout's commit, with + when it has changes; None outside of one."""
-    words = ["git", "describe", "--always", "--dirty=+", "--abbrev=40", "--exclude=*"]
-    home = Path(__file__).resolve().parent
-    try:
-        done = subprocess.run(
-            words, cwd=home, capture_output=True, text=True, timeout=10, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()
+def _given_run_dir(options: argparse.Namespace) -> Path | None:
+    given = options.run_dir or os.environ.get("CLUSTERCTL_RUN_DIR")
+    return Path(given).absolute() if given else None
 
 
 def threads_end(limit_s: float) -> bool:

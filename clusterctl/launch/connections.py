@@ -46,7 +46,7 @@ class Connections:
         is_cut = message.data is None and not message.is_wrong
         if not is_cut or self._state.nodes[name].is_over or name in self.away:
             return False
-        self._reconnect(name, message.why)
+        self.lose(name, message.why)
         return True
 
     def finds(self, message: NodeMessage) -> None:
@@ -70,7 +70,7 @@ class Connections:
         if not goes_on or now - heard_s > timing.lease_s:
             return why
         if name not in self.away:
-            self._reconnect(name, why)
+            self.lose(name, why)
         return None
 
     def slept(self, seconds: float) -> None:
@@ -79,7 +79,8 @@ class Connections:
             node.heard_s += seconds
         self._clock.slept(seconds)
 
-    def _reconnect(self, name: str, why: str) -> None:
+    def lose(self, name: str, why: str) -> None:
+        """Its connection is made again in the background, while the lease lasts."""
         node = self._state.nodes[name]
         node.text = "no connection"
         self.away.add(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,14 +31,17 @@ def append(path: Path, record: Mapping[str, Any]) -> None:
 
 
 class Journal:
-    def __init__(self, run_dir: Path) -> None:
-        self._path = run_dir / EVENTS_FILE
+    def __init__(self, run_dir: Path, known: Collection[tuple[str, str | None, str]] = ()) -> None:
+        """`known`: (event, node, text) of events that are on record; they are not written again."""
+        self._path, self._known = run_dir / EVENTS_FILE, set(known)
 
     def write(self, name: str, text: str, *, node: str | None = None, **data: Any) -> None:
         """Record one event, now. `text` is one sentence for people; secrets are masked.
 
         `mono_s` orders the events of one head and gives durations; `time_s` is for people.
         """
+        if (name, node, hide(text)) in self._known:
+            return
         mono_s, time_s = round(time.monotonic(), 3), round(time.time(), 3)
         event: dict[str, Any] = {"event": name, "text": hide(text), "node": node}
         event |= {"mono_s": mono_s, "time_s": time_s, "data": _without_secrets(data)}

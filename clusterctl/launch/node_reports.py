@@ -27,7 +27,14 @@ Lines = tuple[str, ...]
 class Reports:
     """The state of a run by the messages of its agents, of which some end the run."""
 
-    def __init__(self, plan: LaunchPlan, state: RunState, log: journal.Journal) -> None:
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        state: RunState,
+        log: journal.Journal,
+        taken: Mapping[str, dict[str, int]] | None = None,
+    ) -> None:
+        """`taken` are the positions in the nodes' files of a run that another head has started."""
         self.plan, self.state, self.journal = plan, state, log
         self.shares = {share.node.name: share for share in plan.shares}
         self.copies = journal.Copies(plan.run_dir, log)
@@ -38,7 +45,9 @@ class Reports:
         self.deaths: list[deaths.Death] = []
         # Of each node: messages that an agent keeps for a head, and bytes of its files.
         self.seen: Counter[str] = Counter()
-        self.positions: dict[str, dict[str, int]] = {name: {} for name in self.shares}
+        self.is_taken = taken is not None
+        before = taken or {}
+        self.positions = {name: dict(before.get(name, {})) for name in self.shares}
         self.lost: dict[str, str] = {}  # nodes that cannot be asked any more, and why
         self.facts: list[Fact] = []  # of kernels and cgroups; agents report none so far
         self.starter_ended_s = math.inf  # when a torchrun ended because of one of these
@@ -63,7 +72,7 @@ class Reports:
             if not node.shared:
                 self.journal.write("unshared", "its logs come over the wire", node=name)
         elif kind == "probed":
-            if message["errors"].keys() != set(self.addresses):
+            if message["errors"].keys() != set(self.addresses) and not self.is_taken:
                 self.fail_lost(name, "it tried addresses that were not requested")
             self.address_errors[name] = message["errors"]
         elif kind == "rank":
@@ -107,14 +116,14 @@ class Reports:
     def _is_next(self, name: str, file: str, message: Mapping[str, Any]) -> bool:
         """Whether this part of a file follows what is there; what was sent twice does not."""
         positions = self.positions[name]
-        if message["at"] != positions.get(file, 0):
+        if message["at"] != positions.get(file, message["at"]):
             return False
         positions[file] = message["end"]
         return True
 
     def resume(self, name: str) -> dict[str, Any] | None:
         """What a head that comes back says to an agent; None before the agent has said anything."""
-        if name not in self.hellos:
+        if name not in self.hellos and not self.is_taken:
             return None
         return {"seen": self.seen[name], "positions": dict(self.positions[name])}
 
@@ -226,9 +235,15 @@ def choose_address(
     raise RunFailed(1, why, hint=f"{hint}; a firewall must let the nodes reach each other")
 
 
-def prove_gone(plan: LaunchPlan, cluster: Cluster) -> tuple[Lines, Lines]:
-    """Look for the run on every node again and end it; a sentence per leftover, per silent node."""
+def prove_gone(
+    plan: LaunchPlan, cluster: Cluster, *, keep_standby: bool = False
+) -> tuple[Lines, Lines]:
+    """Look for the run on every node again and end it; a sentence per leftover, per silent node.
+
+    With `keep_standby`, what starts ranks stays for an attempt after this one.
+    """
     args = {"run": plan.run_id, "kill": True, "grace_s": plan.timing.fail_grace_s}
+    args["keep_standby"] = keep_standby
     leftovers, unconfirmed = [], []
     for result in cluster.ask("reap", args, timeout_s=REAP_S):
         name = result.node.name

@@ -19,6 +19,7 @@ from clusterctl.payload.mask_secrets import hide_words
 
 # Outside the kernel's ephemeral ports (32768 up), so that no outgoing connection holds one.
 PORT_RANGE = range(29500, 30000)
+PORT_CHOICES = 20  # that the first node tries
 
 # The shell that a rank's program replaces (`exec`: same process id). It gives each rank a log file
 # of its own with stdout and stderr in the order written; torchrun's --redirects parts them and
@@ -94,6 +95,8 @@ class LaunchPlan:
     starter: tuple[str, ...]  # what starts a node's ranks: (python, "-m", "torch.distributed.run")
     timing: Timing = Timing()
     share: str = ""  # the group that may read the run directory; nobody else without
+    attempt: int = 1
+    checkpoint: str | None = None  # name of the one in the run directory to continue from
     # The first node answers with it at the master port: it cannot be guessed, and has no other use.
     token: str = field(default_factory=lambda: secrets.token_hex(8))
 
@@ -101,6 +104,11 @@ class LaunchPlan:
         for word in self.program:
             if "\0" in word:
                 raise UsageError(f"the argument {word!r} holds a zero byte")
+
+    @property
+    def rank_program(self) -> tuple[str, ...]:
+        """`program`, from the attempt's checkpoint on."""
+        return (*self.program, *(("--resume-from", self.checkpoint) if self.checkpoint else ()))
 
     @property
     def job_id(self) -> str:
@@ -134,7 +142,7 @@ class LaunchPlan:
             "--log-dir": f"{self.run_dir}/torchrun",
         }
         words = [str(word) for option in options.items() for word in option]
-        rank = ["/bin/sh", "-c", RANK_SHELL, "rank", self.python, *self.program]
+        rank = ["/bin/sh", "-c", RANK_SHELL, "rank", self.python, *self.rank_program]
         # torchrun fills ${local_rank} in, and takes $$ for $, in every word of the command.
         escaped = [word.replace("$", "$$") for word in rank]
         return [*self.starter, *words, "--no-python", *escaped]
@@ -143,6 +151,7 @@ class LaunchPlan:
         """Arguments of a node's agent payload: what it checks and prepares before the start."""
         return {
             "run": self.run_id,
+            "attempt": self.attempt,
             "job": self.job_id,
             "word": self.token,
             "group": self.share,
@@ -158,7 +167,7 @@ class LaunchPlan:
         """The plan without secrets; commands are those of the first choice of address and port."""
         meet = Rendezvous(self.address, self.ports[0])
         return {
-            **_values(self, "run_id", "job_id", "config"),
+            **_values(self, "run_id", "job_id", "config", "attempt", "checkpoint"),
             "run_dir": str(self.run_dir),
             "workdir": str(self.workdir),
             **_values(self, "python", "device", "world_size"),

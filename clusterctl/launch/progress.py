@@ -12,7 +12,9 @@ from clusterctl.output import Live, Output, clock
 PLAIN_EVERY_S = 10.0
 STYLES = {
     **dict.fromkeys(("checkpoint", "start", "note", "done", "stopped", "reconnected"), "dim"),
-    **dict.fromkeys(("hang", "goes-on", "disconnected"), "warn"),
+    **dict.fromkeys(("attempt", "nodes"), "dim"),
+    **dict.fromkeys(("hang", "goes-on", "disconnected", "waiting", "excluded"), "warn"),
+    "restart": "bad",
     "verdict": "bad",
 }  # of the events that are shown
 

@@ -19,14 +19,19 @@ from checks.runner import run_checks
 from clusterctl.errors import CouldNotFindOut, UsageError
 from clusterctl.launch import environment
 from clusterctl.launch.inputs import LaunchLine, kept_environment
-from clusterctl.launch.plan import PORT_RANGE, LaunchPlan, Timing, assign_ranks, new_run_id
+from clusterctl.launch.plan import (
+    PORT_CHOICES,
+    PORT_RANGE,
+    LaunchPlan,
+    Timing,
+    assign_ranks,
+    new_run_id,
+)
 from clusterctl.launch.run_dir import claim_run_dir, run_label
 from clusterctl.nodes import Node, fold
 from clusterctl.remote.cluster import Cluster
 from clusterctl.remote.facts import read_node
 from trainer.runlog.run_dir import next_run_dir
-
-PORT_CHOICES = 20
 
 
 @dataclass(frozen=True, slots=True)

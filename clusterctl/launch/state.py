@@ -28,7 +28,8 @@ class NodeState:
 class RunState:
     """A run as the head sees it now; passed to `on_update` after every change."""
 
-    nodes: dict[str, NodeState]
+    nodes: dict[str, NodeState] = field(default_factory=dict)  # of the attempt that runs
+    attempt: int = 1
     started_s: float = field(default_factory=time.monotonic)
     step: telemetry.StepRecord | None = None
     events: deque[telemetry.Event] = field(default_factory=lambda: deque(maxlen=EVENTS))
@@ -54,7 +55,8 @@ class RunState:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """How a run ended. `exit_code` is the command's: 0, 1, 3 (a node out of reach) or 130."""
+    """How a run ended. `exit_code` is the command's: 0, 1, 3 (a node out of reach), 93 (given
+    up) or 130."""
 
     exit_code: int
     reason: str
@@ -66,6 +68,7 @@ class RunResult:
     verdict: str | None = None  # of a run that took no step: who is waited for, in one line
     stacks: str | None = None  # the folder of its stacks
     cause: dict[str, Any] | None = None  # the root, as in incidents.jsonl; None of a good end
+    attempts: int = 1
 
     @property
     def ok(self) -> bool:

@@ -1,35 +1,50 @@
-"""Carry out a launch plan: connect to all nodes, start, watch, stop everywhere, verify."""
+"""A run from its first attempt to its end: what failed is recorded, and started again."""
 
 from __future__ import annotations
 
-import math
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
-from clusterctl.launch import journal
-from clusterctl.launch.causes.hangs import of_verdict
-from clusterctl.launch.connections import Connections
-from clusterctl.launch.end_cause import End, judge_end
-from clusterctl.launch.hang import Inspection
+from clusterctl.errors import ClusterctlError
+from clusterctl.exclude import change
+from clusterctl.exclude.entries import Exclusion
+from clusterctl.launch.attempt import Attempt, Ended
+from clusterctl.launch.causes.kinds import Cause, Evidence, Kind, Source
 from clusterctl.launch.incidents import Incident, record
-from clusterctl.launch.node_reports import Lines, Reports, check_fitness, choose_address, prove_gone
-from clusterctl.launch.plan import LaunchPlan, Rendezvous
+from clusterctl.launch.journal import Journal
+from clusterctl.launch.node_reports import prove_gone
+from clusterctl.launch.plan import LaunchPlan
+from clusterctl.launch.restart import between
+from clusterctl.launch.restart.budget import Decision, Failure, decide
+from clusterctl.launch.restart.choose import choose
+from clusterctl.launch.restart.next_plan import next_plan
+from clusterctl.launch.restart.rules import Rules
 from clusterctl.launch.root_cause import Judgement
 from clusterctl.launch.run_dir import write_layout
-from clusterctl.launch.state import NodeState, RunFailed, RunResult, RunState
-from clusterctl.nodes import counted, fold
+from clusterctl.launch.state import RunResult, RunState
+from clusterctl.nodes import Node, counted, fold
 from clusterctl.remote.cluster import Cluster
-from clusterctl.remote.fanout import in_order
-from clusterctl.remote.inbox import NodeMessage
-from clusterctl.remote.session_pool import SessionPool
 from trainer.runlog import telemetry
 
-TICK_S = 0.2
-PING_S = 5.0
-SLEPT_S = 3.0  # between two turns: longer only when the head itself did not run
+ASK_AGAIN_S = 10.0  # nodes that are awaited
+LISTEN_S = 0.2  # to the user, in a pause
+EXCLUDED_S = 24 * 3600.0  # a node with a fault of its own; somebody looks at it until then
+NOT_FOUND, STOPPED = 3, 130  # exit codes: a node out of reach, the user's stop
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What a supervisor must know of a run that it did not begin itself."""
+
+    failures: tuple[Failure, ...] = ()
+    unproved: Mapping[str, str] = field(default_factory=dict)  # nodes not proved clean, and why
+    barred: Mapping[str, str] = field(default_factory=dict)  # nodes with a fault of their own
+    damaged: frozenset[str] = frozenset()
+    positions: Mapping[str, dict[str, int]] | None = None  # of an attempt whose ranks go on
+    known: frozenset[tuple[str, str | None, str]] = frozenset()  # events on record
 
 
 def supervise(
@@ -39,262 +54,227 @@ def supervise(
     on_update: Callable[[RunState], None],
     stop: Callable[[], bool] = lambda: False,
     kill: Callable[[], bool] = lambda: False,
+    rules: Rules | None = None,
+    past: Past | None = None,
+    on_change: Callable[[LaunchPlan, str, Past], None] = lambda plan, phase, past: None,
+    recheck: between.Recheck = lambda nodes: {},
 ) -> RunResult:
     """Run the plan to its end, or to an orderly stop after `stop()`; `kill()` cuts its grace short.
 
-    A failure on nodes is in the result; every node is checked for leftovers at the end.
+    A failure on nodes is in the result; every node is checked for leftovers at the end. Without
+    `rules` nothing is started twice. `on_change(plan, phase, past)` is called where somebody else
+    would need to know it to go on in this place: "starting", "running", "between" attempts.
     """
-    return _Supervisor(plan, cluster, on_update, stop, kill).run()
+    given = rules or Rules(nodes=tuple(plan.nodes))
+    run = _Run(plan, cluster, given, on_update, stop, kill, past or Past(), on_change, recheck)
+    return run.run()
 
 
 @dataclass
-class _Supervisor:
-    plan: LaunchPlan
+class _Run:
+    plan: LaunchPlan  # of the attempt that runs or was the last
     cluster: Cluster
+    rules: Rules
     on_update: Callable[[RunState], None]
     stop: Callable[[], bool]
     kill: Callable[[], bool]
+    past: Past
+    on_change: Callable[[LaunchPlan, str, Past], None]
+    recheck: between.Recheck
 
     def __post_init__(self) -> None:
-        plan = self.plan
-        self.state = RunState({node.name: NodeState() for node in plan.nodes})
-        self.journal = journal.Journal(plan.run_dir)
-        self.reports = Reports(plan, self.state, self.journal)
-        self.clock, self.shares = self.reports.clock, self.reports.shares
-        self.agents = SessionPool(
-            self.cluster,
-            verb="agent",
-            args=lambda node: {
-                **plan.agent_args(self.shares[node.name]),
-                "resume": self.reports.resume(node.name),
-            },
-            start_timeout_s=plan.timing.hello_s,
-        )
-        self.started = False
-        self.pinged_s = time.monotonic()
-        self.inspection: Inspection | None = None  # of ranks that take no step
-        self.arrived: deque[NodeMessage] = deque()  # taken from the inbox, not processed yet
-        self.connections = Connections(plan, self.state, self.clock, self.agents, self._tell)
+        self.state = RunState()
+        self.journal = Journal(self.plan.run_dir, self.past.known)
+        self.cause: dict[str, Any] | None = None
 
     def run(self) -> RunResult:
-        plan = self.plan
-        write_layout(plan.run_dir, plan.run_id, plan.to_json())
-        nodes = counted(len(plan.shares), "node")
-        self.journal.write("plan", f"{counted(plan.world_size, 'rank')} on {nodes}")
-        facts: dict[str, Any] = {}
+        taken = self.past.positions
+        while True:
+            ended = self._attempt(taken)
+            taken = None
+            if ended.exit_code == 0:
+                return self._finish(ended)
+            decision = self._judge(ended)
+            if not decision.is_restart:
+                return self._finish(ended, decision)
+            why_not = self._prepare(decision)
+            if why_not is not None:
+                code = STOPPED if self.stop() else NOT_FOUND
+                reason = f"{ended.reason}; {why_not}"
+                return self._finish(replace(ended, exit_code=code, reason=reason))
+
+    def _attempt(self, taken: Mapping[str, dict[str, int]] | None) -> Ended:
+        plan, state = self.plan, self.state
+        state.attempt, state.failure = plan.attempt, None
+        if taken is None:
+            write_layout(plan.run_dir, plan.run_id, plan.to_json())
+            self._save("starting")
+            self._tell_attempt()
+        attempt = Attempt(
+            plan,
+            replace(self.cluster, nodes=plan.nodes),
+            state,
+            self.journal,
+            self.on_update,
+            self.stop,
+            self.kill,
+            keeps_standby=self.rules.max_restarts != 0,
+            positions=taken,
+            on_start=lambda: self._save("running"),
+        )
+        return attempt.run()
+
+    def _tell_attempt(self) -> None:
+        plan, unfit = self.plan, {**self.past.unproved, **self.past.barred}
+        names = [node.name for node in plan.nodes]
+        where = plan.checkpoint and f", from {plan.checkpoint}"
+        ranks = counted(plan.world_size, "rank")
+        spares = [node.name for node in self.rules.spares if node.name not in (*names, *unfit)]
+        self._tell(
+            "attempt",
+            f"attempt {plan.attempt} on {fold(names)}, {ranks}{where or ''}",
+            attempt=plan.attempt,
+            nodes=names,
+            spares=spares,
+            excluded=[{"node": name, "why": why} for name, why in unfit.items()],
+            world_size=plan.world_size,
+            **{"from": plan.checkpoint},
+        )
+
+    def _judge(self, ended: Ended) -> Decision:
+        """Record the incident, with what follows from it."""
+        plan, judgement = self.plan, ended.judgement
+        fenced = between.by_node(ended.leftovers, "there is still")
+        fenced |= between.by_node(ended.unconfirmed, "not reached,")
+        self.past = replace(self.past, unproved={**self.past.unproved, **ended.lost, **fenced})
+        if judgement is None:
+            if plan.attempt == 1:  # nothing was started: preflight's word, not a fault of the run
+                return Decision(False, "")
+            judgement = Judgement(_not_started(ended))
+        root = judgement.root
+        failure = Failure(root, self._newest_here(), self.state.step is not None)
+        self.past = replace(self.past, failures=(*self.past.failures, failure))
+        if root.kind == Kind.CHECKPOINT_INVALID and plan.checkpoint:
+            self.past = replace(self.past, damaged=self.past.damaged | {plan.checkpoint})
+        decision = decide(self.past.failures, self.rules.max_restarts)
+        again = f"starts it again as attempt {plan.attempt + 1}"
+        step = self.state.step.step if self.state.step else None
+        incident = Incident(
+            ended.reason,
+            judgement,
+            again if decision.is_restart else "stopped the run",
+            step,
+            attempt=plan.attempt,
+            time_s=time.time() - (time.monotonic() - ended.at_s),
+            more=ended.more,
+        )
+        self.cause = record(plan.run_dir, self.journal, incident, plan.environment.redact)
+        if root.is_of_node and root.kind != Kind.NODE_UNREACHABLE and root.node:
+            self._exclude(root)
+        self._save("between")
+        if decision.is_restart:
+            self.state.failure = ended.reason
+            text = f"{ended.reason}; again in {decision.pause_s:g} s ({decision.text})"
+            data = {"wait_s": decision.pause_s, "cause": root.name, "node": root.node}
+            self._tell("restart", text, attempt=plan.attempt + 1, restarts=plan.attempt, **data)
+        return decision
+
+    def _newest_here(self) -> str | None:
+        """The run's last checkpoint as far as its events say: enough to see that it gets on."""
+        saved = [one.data.get("path") for one in self.state.events if one.name == "checkpoint"]
+        return Path(str(saved[-1])).name if saved else self.plan.checkpoint
+
+    def _exclude(self, root: Cause) -> None:
+        """Enter a node with a fault of its own in exclude.toml, for this run and all others."""
+        assert root.node is not None
+        self.past = replace(self.past, barred={**self.past.barred, root.node: root.sentence})
+        if self.rules.exclude_file is None:
+            return
+        now_s = time.time()
+        reason = self.plan.environment.redact(root.sentence)[:400]
+        entry = Exclusion(root.node, reason, now_s, now_s + EXCLUDED_S, change.author())
         try:
-            self._connect()
-            self._start(self._agree())
-            self._watch()
-            code, reason = 0, "all ranks have ended well"
-        except RunFailed as failed:
-            code, reason, facts = failed.exit_code, str(failed), failed.facts
-        except BaseException as error:
-            self.journal.write("error", f"{type(error).__name__}: {error}")
-            self._end_all(plan.timing.fail_grace_s)
-            raise
-        if self.inspection is not None:
-            self.inspection.close()
-        if code:
-            self.state.failure = reason
-            self.journal.write("failure", reason, exit_code=code)
-            self.on_update(self.state)
-        grace_s = plan.timing.grace_s if code == 130 else plan.timing.fail_grace_s
-        stopped_s = time.monotonic()
-        left, unconfirmed = self._end_all(grace_s)
-        if code and self.started and "cause" not in facts:  # now every rank has told its end
-            reason, facts = self._record(
-                self.reports.end(code, reason, stopped_s, unconfirmed), facts
+            change.add(self.rules.exclude_file, [entry])
+            self._tell("excluded", f"{entry.sentence}", node=root.node)
+        except (ClusterctlError, OSError) as error:
+            self.journal.write("error", f"{root.node} is not entered in exclude.toml: {error}")
+
+    def _prepare(self, decision: Decision) -> str | None:
+        """Wait, choose nodes and plan the next attempt; why there is none."""
+        if self._pause(decision.pause_s):
+            return "stopped by the user before the next attempt"
+        deadline = time.monotonic() + self.rules.patience_s
+        shown = ""
+        while True:
+            found = between.look(
+                self.plan,
+                self.cluster,
+                self.rules.every_node,
+                unproved=self.past.unproved,
+                recheck=self.recheck,
+                damaged=self.past.damaged,
             )
-        reason += self.reports.where() if code == 130 else ""
+            unfit = {**found.unfit, **self.past.barred}
+            choice = choose(self.rules.pool, [node.name for node in self.plan.nodes], unfit)
+            if choice.nodes and found.unseen and found.checkpoint is None:
+                choice = replace(choice, nodes=(), text=found.unseen)
+            if choice.nodes:
+                break
+            if self.stop() or time.monotonic() > deadline:
+                return choice.text
+            if choice.text != shown:
+                shown = choice.text
+                self._tell("waiting", f"{shown}; waiting for them")
+            if self._pause(ASK_AGAIN_S):
+                return "stopped by the user before the next attempt"
+        if choice.text:
+            self._tell("nodes", choice.text)
+        self.past = replace(self.past, unproved=found.unfit)
+        nodes: dict[str, Node] = {node.name: node for node in self.rules.every_node}
+        chosen = [nodes[name] for name in choice.nodes]
+        self.plan = next_plan(self.plan, chosen, self.rules.slots, found.checkpoint)
+        return None
+
+    def _pause(self, seconds: float) -> bool:
+        """Whether the user has stopped the run meanwhile."""
+        until = time.monotonic() + seconds
+        while not self.stop():
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                return False
+            time.sleep(min(LISTEN_S, left_s))
+        return True
+
+    def _finish(self, ended: Ended, decision: Decision | None = None) -> RunResult:
+        code, reason = ended.exit_code, ended.reason
+        left, unconfirmed = ended.leftovers, ended.unconfirmed
+        if decision is not None and decision.exit_code is not None:
+            code, reason = decision.exit_code, f"{reason}; given up: {decision.text}"
+        if code and self.rules.max_restarts != 0 and self.past.failures:
+            everywhere = replace(self.cluster, nodes=self.rules.every_node)
+            left, unconfirmed = prove_gone(self.plan, everywhere)
         if code == 0 and (left or unconfirmed):
             code, reason = 1 if left else 3, "the run ended, but not everything is proved gone"
         self.journal.write("end", reason, exit_code=code, leftovers=left, unconfirmed=unconfirmed)
-        return RunResult(code, reason, leftovers=left, unconfirmed=unconfirmed, **facts)
+        facts = {**ended.facts, "cause": self.cause if code else None}
+        attempts = self.plan.attempt
+        return RunResult(
+            code, reason, leftovers=left, unconfirmed=unconfirmed, attempts=attempts, **facts
+        )
 
-    def _record(self, end: End, facts: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        """Write the incident of a bad end; returns reason and facts by the cause known now."""
-        found = judge_end(replace(end, starter_lines=facts.get("last_lines", ())))
-        reason = end.reason
-        if end.exit_code == 1 and found.death is not None:
-            failed = self.reports.failure(found.death)
-            reason, facts = str(failed), failed.facts
-        return reason, {**facts, "cause": self._write_incident(reason, found, end.stopped_s)}
-
-    def _write_incident(
-        self, text: str, found: Judgement, at_s: float, **more: Any
-    ) -> dict[str, Any]:
-        """`at_s` is the monotonic time of the failure. Returns the root as it was written."""
-        step = self.clock.step.step if self.clock.step else None
-        time_s = time.time() - (time.monotonic() - at_s)
-        incident = Incident(text, found, "stopped the run", step, time_s=time_s, more=more)
-        return record(self.plan.run_dir, self.journal, incident, self.plan.environment.redact)
-
-    def _connect(self) -> None:
-        """Open an agent on every node; when one is out of reach nothing starts anywhere."""
-
-        def meanwhile() -> None:  # a node that does not answer must not delay a Ctrl-C
-            self._check_stop()
-            self._ping()
-
-        opened = in_order(self.plan.nodes, list(self.agents.open(meanwhile)))
-        lost = [(one.node.name, one.unreachable) for one in opened if one.unreachable]
-        if lost:
-            names, why = fold(name for name, _ in lost), lost[0][1]
-            reason = f"{names} cannot be reached, so nothing was started anywhere"
-            hint = why.hint or f"leave it out: --exclude {names}"
-            raise RunFailed(3, f"{reason}: {why.sentence()}", hint=hint)
-
-    def _agree(self) -> Rendezvous:
-        """Wait for every agent's report, then find an address and port that all nodes reach."""
-        plan, first, reports = self.plan, self.plan.master.name, self.reports
-        self._wait_for(reports.hellos, "did not report")
-        for node in plan.nodes:
-            check_fitness(plan, node.name, reports.hellos[node.name])
-        port = reports.hellos[first]["port"]
-        # The hostfile's name may be an alias that only the head's ssh_config knows.
-        others = [] if plan.address_fixed else reports.hellos[first]["addresses"]
-        reports.addresses = list(dict.fromkeys([plan.address, *others]))
-        self.agents.send_all({"op": "probe", "addresses": reports.addresses, "port": port})
-        self._wait_for(reports.address_errors, "did not report whether they reach the first node")
-        return Rendezvous(choose_address(plan, reports.addresses, reports.address_errors), port)
-
-    def _wait_for(self, answers: Mapping[str, Any], what: str) -> None:
-        """Until all nodes have answered."""
-        timeout_s, first = self.plan.timing.hello_s, self.plan.master.name
-        deadline = time.monotonic() + timeout_s
-        while len(answers) < len(self.plan.shares):
-            self._turn()
-            self._check_stop()
-            if first in self.reports.hellos:  # so that the later of two launches frees the nodes
-                check_fitness(self.plan, first, self.reports.hellos[first])
-            if time.monotonic() > deadline:
-                late = [node.name for node in self.plan.nodes if node.name not in answers]
-                raise RunFailed(3, f"{fold(late)} {what} within {timeout_s:g} s")
-
-    def _start(self, meet: Rendezvous) -> None:
-        self.journal.write("start", f"ranks meet at {meet.address}:{meet.port}")
-        self.started = True
-        for node in self.state.nodes.values():
-            # Agents beat from now on; the first may have reported long before the last.
-            node.text, node.heard_s = "starting", time.monotonic()
-        order = {"op": "start", "env": self.plan.environment.values(), "address": meet.address}
-        for name, share in self.shares.items():
-            self.agents.send(name, {**order, "argv": self.plan.argv(share, meet)})
-
-    def _watch(self) -> None:
-        silent_s = self.plan.timing.silent_s
-        last_s = self.clock.since_s = time.monotonic()
-        while not self.state.is_over:
-            self._turn()
-            self._check_stop()
-            now = time.monotonic()
-            slept_s, last_s = now - last_s, now
-            if slept_s > SLEPT_S:
-                self.connections.slept(slept_s)  # Ctrl-Z, a closed laptop
-            for name, node in self.state.nodes.items():
-                if not node.is_over and now - node.heard_s > silent_s:
-                    why = self.connections.why_lost(name, now)
-                    if why is not None:
-                        self.reports.fail_lost(name, why)
-            self.reports.check_deaths(now)
-            self._check_steps(now)
-        if self.reports.starter_ended_s < math.inf:
-            self.reports.check_deaths(math.inf)
-
-    def _check_steps(self, now: float) -> None:
-        """Collect the stacks of a run that takes no step, then stop it; all else goes on."""
-        self.clock.is_saving = self.state.is_saving
-        found, is_late = self.inspection, self.clock.is_late(now)
-        if found is None and is_late:
-            why, limit_s = self._why_hung(), self.plan.timing.look_s
-            if not limit_s:
-                unseen = Judgement(of_verdict(None, why, len(self.shares)))
-                cause = self._write_incident(why, unseen, now)
-                raise RunFailed(1, why, hint=self.clock.hint, cause=cause)
-            self._tell("hang", f"{why}: collecting the stacks of all ranks, {limit_s:g} s at most")
-            self.inspection = Inspection(self.plan, self.cluster)
-        elif found is not None and not is_late:
-            found.close()
-            self.inspection = None
-            self._tell("goes-on", "a step came: the run is not stopped")
-        elif found is not None and found.is_over(now):
-            found.close()
-            self._fail_hung(found)
-
-    def _fail_hung(self, found: Inspection) -> NoReturn:
-        """Record what was found and raise; the stop follows, whatever that was."""
-        why, run_dir = self._why_hung(), self.plan.run_dir
-        headline = self.plan.environment.redact(found.headline)
-        data = found.to_json(run_dir)
-        verdict = found.diagnosis.verdict if found.diagnosis else None
-        root = of_verdict(verdict, headline, len(self.shares))
-        self._tell("verdict", headline, stacks=data["stacks"], error=found.error)
-        cause = self._write_incident(why, Judgement(root), time.monotonic(), **data)
-        hint = None if found.is_sure else self.clock.hint
-        folder = str(found.folder) if found.folder else None
-        facts = {"hint": hint, "verdict": headline, "stacks": folder, "cause": cause}
-        raise RunFailed(1, why, failed_rank=found.culprit, **facts)
+    def _save(self, phase: str) -> None:
+        self.on_change(self.plan, phase, self.past)
 
     def _tell(self, name: str, text: str, **data: Any) -> None:
         self.journal.write(name, text, **data)
         self.state.add(telemetry.Event(name, text, data, time_s=time.time()))
         self.on_update(self.state)
 
-    def _why_hung(self) -> str:
-        why, beating = self.clock.sentence(), self.state.beats
-        silent = [str(rank) for rank in range(self.plan.world_size) if rank not in beating]
-        if not silent or not beating:
-            return why
-        more = " …" if len(silent) > 8 else ""
-        return f"{why}; rank {', '.join(silent[:8])}{more} never showed a heartbeat"
 
-    def _check_stop(self) -> None:
-        if self.stop():
-            raise RunFailed(130, "stopped by the user")
-
-    def _turn(self) -> None:
-        """Process what has arrived; returns after one tick at the latest. Raises on a failure."""
-        self._ping()
-        started = time.monotonic()
-        arrived, is_full = self.agents.inbox.take(0.0 if self.arrived else TICK_S)
-        self.arrived.extend(arrived)
-        while self.arrived:  # one that raises leaves the others for the next turn
-            self._take(self.arrived.popleft())
-        if arrived:
-            self.on_update(self.state)
-        if is_full:  # a node that floods gets no more of this program than that
-            time.sleep(max(0.0, TICK_S - (time.monotonic() - started)))
-
-    def _take(self, message: NodeMessage) -> None:
-        connections, data = self.connections, message.data
-        if self.started and connections.loses(message):
-            return
-        if data is not None and data["type"] == "failed" and message.node in connections.away:
-            self.reports.fail_lost(message.node, data["text"])
-        self.reports.take(message)
-        connections.finds(message)
-
-    def _ping(self) -> None:
-        """Renew the agents' lease, also while a slow node still connects."""
-        now = time.monotonic()
-        if now - self.pinged_s > min(PING_S, self.plan.timing.lease_s / 4):
-            self.pinged_s = now
-            self.agents.send_all({"op": "ping"})
-
-    def _end_all(self, grace_s: float) -> tuple[Lines, Lines]:
-        """Stop what runs, wait for every agent up to a deadline; what `prove_gone` returns."""
-        hurried = False
-        self.connections.stop(grace_s)
-        deadline = time.monotonic() + grace_s + 10.0
-        while self.started and time.monotonic() < deadline and not self.state.is_over:
-            try:
-                self._turn()
-            except RunFailed:
-                continue  # the first failure is the one that counts
-            if self.kill() and not hurried:
-                hurried = True
-                deadline = min(deadline, time.monotonic() + 10.0)
-                self.agents.send_all({"op": "stop", "grace_s": 0})
-        self.agents.close()
-        return prove_gone(self.plan, self.cluster) if self.started else ((), ())
+def _not_started(ended: Ended) -> Cause:
+    """The root of an attempt whose ranks were not started."""
+    if not ended.lost:
+        return Cause(Kind.UNKNOWN, evidence=Evidence(Source.CONNECTION, ended.reason))
+    node, why = next(iter(ended.lost.items()))
+    evidence = Evidence(Source.CONNECTION, why)
+    return Cause(Kind.NODE_UNREACHABLE, "", node, None, evidence, is_of_node=True)

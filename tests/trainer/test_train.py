@@ -19,6 +19,7 @@ from tests.trainer.ranks import REPO, TINY
 from trainer import build_run as assemble
 from trainer import train
 from trainer.command_line import is_reporter
+from trainer.config import description
 from trainer.data.digits import main as render
 from trainer.errors import CheckpointError, ConfigError
 from trainer.runlog.telemetry import Event, StepRecord, read
@@ -153,7 +154,7 @@ def test_run_directories_are_numbered_and_taken_once(tmp_path: Path) -> None:
 
 def test_no_name_of_a_secret_reaches_config_json() -> None:
     environ = {"NCCL_DEBUG": "INFO", "CLUSTERCTL_TOKEN": "x", "CUDA_KEY": "x", "OTHER": "x"}
-    assert train._environment(environ) == {"NCCL_DEBUG": "INFO"}
+    assert description._environment(environ) == {"NCCL_DEBUG": "INFO"}
 
 
 def test_ctrl_c_again_ends_at_once_but_one_keystroke_may_arrive_twice(

@@ -9,10 +9,9 @@ the same batches gave no spike from another state of the weights.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.config.load import Config
 from trainer.data.plan.data_plan import Cursor, DataPlan
 from trainer.errors import Diverged, TrainerError
 from trainer.weights.checkpoints import step_of
@@ -37,11 +36,6 @@ class Back:
     tries: int
     point: int
     text: str  # for people
-
-    def config(self, config: Config) -> Config:
-        """Of the run that continues."""
-        fresh = {"start_from_scratch": False, "start_epoch": None, "start_step": None}
-        return replace(config, load=str(self.source), **fresh)  # type: ignore[arg-type]
 
 
 def on_the_way(made: Iterable[Path]) -> list[Path]:

@@ -69,8 +69,8 @@ class Ranks:
             env["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // ARGS["slots"]))
         name_interface(env, "GLOO_SOCKET_IFNAME", order["address"])
         env["CLUSTERCTL_HEARTBEATS"] = self.beats
-        for name in ("run", "job", "node", "run_dir"):
-            env["CLUSTERCTL_" + name.upper()] = ARGS[name]
+        for name in ("run", "attempt", "job", "node", "run_dir"):
+            env["CLUSTERCTL_" + name.upper()] = str(ARGS[name])
         with open(starter_log(), "ab") as log:
             self.child = subprocess.Popen(
                 order["argv"],

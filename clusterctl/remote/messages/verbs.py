@@ -140,6 +140,7 @@ _PREPARED = by_key(
     _envelope("push", part=_path, dest=_path, there=flag, same=flag),
 )
 _REAP = _envelope("reap", found=rows(_LEFT_ROW), left=rows(_LEFT_ROW))
+_CHECKPOINTS = _envelope("launch.checkpoints", complete=items(NAME, 100_000), error=maybe(text()))
 _STACKS = either(
     "type",
     {"found": {"processes": _count, "machine": NAME}, "report": {"packed": ascii_text(6 * MIB)}},
@@ -221,6 +222,7 @@ _AGENT = either(
 VERBS: dict[str, tuple[Shape, int]] = {
     "active": (_ACTIVE, 2 * MIB),
     "agent": (_AGENT, 6 * MIB),
+    "launch.checkpoints": (_CHECKPOINTS, 6 * MIB),
     "census": (_CENSUS, 6 * MIB),
     "clock": (_CLOCK, 4 * MIB),
     "examine": (_EXAMINE, 2 * MIB),

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 
 from checks.profile import Profile
 from clusterctl.errors import TransportError
+from clusterctl.launch import attempt
 from clusterctl.launch import supervise as supervising
 from clusterctl.launch.node_reports import prove_gone
 from clusterctl.launch.plan import LaunchPlan, Timing
@@ -258,13 +260,16 @@ class _Cluster:
 @pytest.mark.parametrize("times", TIMES)
 def test_launch(times: int, tmp_path: Path, monkeypatch) -> None:
     """Whatever the second node says, the run ends, with a code of the table and a printable reason."""
-    monkeypatch.setattr(supervising, "TICK_S", 0.02)
+    monkeypatch.setattr(attempt, "TICK_S", 0.02)
     bench = Bench(_Cluster(NODES, tmp_path), tmp_path)
     timing = Timing(grace_s=0.2, fail_grace_s=0.1, hello_s=1.0, silent_s=1.0, look_s=0.0)
 
     def agent(verb: str, args: dict[str, Any], orders: Orders) -> Iterator[dict[str, Any]]:
         if verb == "reap":
             yield envelope("reap", found=[], left=[])
+            return
+        if verb == "launch.checkpoints":
+            yield envelope(verb, complete=["epoch0-global_step5"], error=None)
             return
         first = args["first_rank"]
         yield {"type": "hello", "shared": False, "cores": 2, "python_found": True, "workdir_found": True, "same_job": [], "port": 29500, "addresses": ["10.0.0.1"]}  # fmt: skip
@@ -276,7 +281,7 @@ def test_launch(times: int, tmp_path: Path, monkeypatch) -> None:
         yield {"type": "started", "pid": 5}
         yield {"type": "rank", "rank": first, "pid": 6}
         yield {"type": "beat", "ranks": {str(first): {"step": 1, "phase": "data", "age_s": 0.1}}}
-        yield {"type": "log", "rank": first, "text": "hello\n"}
+        yield {"type": "log", "rank": first, "text": "hello\n", "at": 0, "end": 6}
         yield {"type": "rank_ended", "rank": first, "code": 0, "how": "exit code 0"}
         yield {"type": "ended", "code": 0, "tail": []}
         yield {"type": "gone", "left": []}
@@ -286,10 +291,11 @@ def test_launch(times: int, tmp_path: Path, monkeypatch) -> None:
     def work(rng: random.Random) -> None:
         nonlocal plan
         plan = bench.plan("pass", nodes=NODES, timing=timing)
+        rules = replace(bench.rules(plan, max_restarts=rng.choice([0, 1])), patience_s=0.0)
         result = supervising.supervise(
-            plan, Cluster(NODES, both(agent, rng), LIMITS), on_update=lambda _: None
+            plan, Cluster(NODES, both(agent, rng), LIMITS), on_update=lambda _: None, rules=rules
         )
-        assert result.exit_code in (0, 1, 3, 130)
+        assert result.exit_code in (0, 1, 3, 93, 130)
         words = [result.reason, *result.last_lines, *result.leftovers, *result.unconfirmed]
         assert all(line.isprintable() for line in words), words
         assert (plan.run_dir / "events.jsonl").exists()
@@ -303,5 +309,6 @@ def test_every_verb_has_a_campaign() -> None:
 
     here = {"reap", "push", "examine", "active", "watch", "agent"}
     commands = {"shell", "census", "clock", "stacks", "stop", "kill"}
+    here |= {"launch.checkpoints"}
     assert {name.split()[0] for name in VERBS} == here | commands
     assert callable(read_line)

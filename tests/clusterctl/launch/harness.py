@@ -14,6 +14,7 @@ from typing import Any
 from clusterctl.launch import environment
 from clusterctl.launch.journal import EVENTS_FILE
 from clusterctl.launch.plan import LaunchPlan, Timing, assign_ranks, new_run_id
+from clusterctl.launch.restart.rules import Rules
 from clusterctl.launch.state import RunResult, RunState
 from clusterctl.launch.supervise import supervise
 from clusterctl.nodes import Node, read_hostfile
@@ -133,9 +134,17 @@ class Bench:
         )
         return self.last
 
-    def launch(self, plan: LaunchPlan) -> Launch:
+    def launch(self, plan: LaunchPlan, rules: Rules | None = None, **options: Any) -> Launch:
         """Start supervising in a thread."""
-        return Launch(plan)
+        return Launch(plan, rules, options)
+
+    def rules(self, plan: LaunchPlan, spares: Sequence[Node] = (), **options: Any) -> Rules:
+        """Restarts without a limit of their own; each spare has as many ranks as the first node."""
+        slots = {share.node.name: share.slots for share in plan.shares}
+        slots |= {node.name: plan.shares[0].slots for node in spares}
+        first = tuple(plan.nodes)
+        given = {"max_restarts": None, "patience_s": 20.0, **options}
+        return Rules(nodes=first, spares=tuple(spares), slots=slots, **given)
 
     def run(self, program: str, *arguments: str, **options: Any) -> tuple[RunResult, LaunchPlan]:
         """Launch and wait for the end."""
@@ -148,6 +157,8 @@ class Launch:
     """One supervised run; `stop` and `kill` are what Ctrl-C sets."""
 
     plan: LaunchPlan
+    rules: Rules | None = None
+    options: dict[str, Any] = field(default_factory=dict)
     stop: threading.Event = field(default_factory=threading.Event)
     kill: threading.Event = field(default_factory=threading.Event)
     state: RunState | None = None
@@ -165,6 +176,8 @@ class Launch:
                 on_update=self._see,
                 stop=self.stop.is_set,
                 kill=self.kill.is_set,
+                rules=self.rules,
+                **self.options,
             )
         except BaseException as error:  # noqa: BLE001 - handed to the test's thread
             self._result = error

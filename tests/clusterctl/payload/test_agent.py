@@ -55,6 +55,7 @@ class Agent:
             "device": "cpu",
             "address": "127.0.0.1",
             "ports": [29500],
+            "attempt": 1,
             "first_rank": 0,
             "slots": 1,
             "grace_s": 2.0,

@@ -14,6 +14,7 @@ from trainer.data.plan.data_plan import Cursor
 from trainer.errors import Diverged
 from trainer.guards.guards import Guards
 from trainer.guards.rollback import Back, RollBack, between, choose, on_the_way
+from trainer.resume import continued
 from trainer.runlog.telemetry import StepRecord
 
 
@@ -58,7 +59,7 @@ def test_without_an_older_checkpoint_the_run_ends_with_the_reason() -> None:
 
 def test_the_run_that_continues_takes_its_place_from_the_checkpoint() -> None:
     config = Config(start_from_scratch=True, start_epoch=1, start_step=2, load="/before")
-    found = Back(paths(30)[0], Cursor(), 1, 50, "").config(config)
+    found = continued(config, paths(30)[0])
     assert (found.load, found.start_from_scratch) == ("/run/epoch0-global_step30", False)
     assert (found.start_epoch, found.start_step) == (None, None)
 

@@ -1,0 +1,312 @@
+"""One attempt of a run: connect to all nodes, start, watch, stop everywhere, verify."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn
+
+from clusterctl.launch import journal
+from clusterctl.launch.causes.hangs import of_verdict
+from clusterctl.launch.connections import Connections
+from clusterctl.launch.end_cause import judge_end
+from clusterctl.launch.hang import Inspection
+from clusterctl.launch.node_reports import Lines, Reports, check_fitness, choose_address, prove_gone
+from clusterctl.launch.plan import LaunchPlan, Rendezvous
+from clusterctl.launch.root_cause import Judgement
+from clusterctl.launch.state import NodeState, RunFailed, RunState
+from clusterctl.nodes import fold
+from clusterctl.remote.cluster import Cluster
+from clusterctl.remote.fanout import in_order
+from clusterctl.remote.inbox import NodeMessage
+from clusterctl.remote.session_pool import SessionPool
+from trainer.runlog import telemetry
+
+TICK_S = 0.2
+PING_S = 5.0
+SLEPT_S = 3.0  # between two turns: longer only when the head itself did not run
+Nothing = Callable[[], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How an attempt ended, after every node was asked for what is left of it."""
+
+    exit_code: int
+    reason: str
+    at_s: float  # monotonic, when it was noticed
+    facts: Mapping[str, Any] = field(default_factory=dict)  # of `RunResult`
+    judgement: Judgement | None = None  # None of a good end, and where nothing was started
+    more: Mapping[str, Any] = field(default_factory=dict)  # keys of its incident
+    leftovers: Lines = ()
+    unconfirmed: Lines = ()
+    lost: Mapping[str, str] = field(default_factory=dict)  # nodes that failed it, and why
+
+
+@dataclass
+class Attempt:
+    """`stop()` ends it in order, `kill()` cuts the grace short. `positions` are those of each
+    node's files, of a run that another head has started: this one takes it over."""
+
+    plan: LaunchPlan
+    cluster: Cluster
+    state: RunState
+    journal: journal.Journal
+    on_update: Callable[[RunState], None]
+    stop: Nothing
+    kill: Nothing
+    keeps_standby: bool = False  # for an attempt after this one
+    positions: Mapping[str, dict[str, int]] | None = None
+    on_start: Callable[[], None] = lambda: None
+
+    def __post_init__(self) -> None:
+        plan = self.plan
+        self.state.nodes = {node.name: NodeState() for node in plan.nodes}
+        self.reports = Reports(plan, self.state, self.journal, self.positions)
+        self.clock, self.shares = self.reports.clock, self.reports.shares
+        self.agents = SessionPool(
+            self.cluster,
+            verb="agent",
+            args=lambda node: {
+                **plan.agent_args(self.shares[node.name]),
+                "resume": self.reports.resume(node.name),
+            },
+            start_timeout_s=plan.timing.hello_s,
+        )
+        self.started = False
+        self.pinged_s = time.monotonic()
+        self.inspection: Inspection | None = None  # of ranks that take no step
+        self.arrived: deque[NodeMessage] = deque()  # taken from the inbox, not processed yet
+        self.connections = Connections(plan, self.state, self.clock, self.agents, self._tell)
+
+    def run(self) -> Ended:
+        """Raises only what no run expects; then everything has been stopped, too."""
+        plan, facts = self.plan, {}
+        try:
+            self._connect()
+            if self.positions is None:
+                self._start(self._agree())
+            else:
+                self._take_over()
+            self._watch()
+            code, reason = 0, "all ranks have ended well"
+        except RunFailed as failed:
+            code, reason, facts = failed.exit_code, str(failed), failed.facts
+        except BaseException as error:
+            self.journal.write("error", f"{type(error).__name__}: {error}")
+            self._end_all(plan.timing.fail_grace_s, keep_standby=False)
+            raise
+        if self.inspection is not None:
+            self.inspection.close()
+        if code:
+            self.state.failure = reason
+            self.journal.write("failure", reason, exit_code=code)
+            self.on_update(self.state)
+        grace_s = plan.timing.grace_s if code == 130 else plan.timing.fail_grace_s
+        at_s = time.monotonic()
+        left, unconfirmed = self._end_all(
+            grace_s, keep_standby=self.keeps_standby and code in (1, 3)
+        )
+        ended = Ended(code, reason, at_s, facts, None, {}, left, unconfirmed, self.reports.lost)
+        return self._judged(ended) if code and self.started else ended
+
+    def _judged(self, ended: Ended) -> Ended:
+        """With the cause and, of a death, its rank and last lines: now every rank has told its
+        end."""
+        code, facts = ended.exit_code, dict(ended.facts)
+        found, more = facts.pop("judgement", None), facts.pop("more", {})
+        reason = ended.reason
+        if found is None:
+            end = self.reports.end(code, reason, ended.at_s, ended.unconfirmed)
+            found = judge_end(replace(end, starter_lines=facts.get("last_lines", ())))
+            if code == 1 and found.death is not None:
+                failed = self.reports.failure(found.death)
+                reason, facts = str(failed), failed.facts
+        if code == 130:
+            reason += self.reports.where()
+        return replace(ended, reason=reason, facts=facts, judgement=found, more=more)
+
+    def _connect(self) -> None:
+        """Open an agent on every node; when one is out of reach nothing starts anywhere."""
+
+        def meanwhile() -> None:  # a node that does not answer must not delay a Ctrl-C
+            self._check_stop()
+            self._ping()
+
+        opened = in_order(self.plan.nodes, list(self.agents.open(meanwhile)))
+        lost = [(one.node.name, one.unreachable) for one in opened if one.unreachable]
+        self.reports.lost = {name: why.sentence() for name, why in lost}
+        if lost and self.positions is None:
+            names, why = fold(name for name, _ in lost), lost[0][1]
+            reason = f"{names} cannot be reached, so nothing was started anywhere"
+            hint = why.hint or f"leave it out: --exclude {names}"
+            raise RunFailed(3, f"{reason}: {why.sentence()}", hint=hint)
+
+    def _agree(self) -> Rendezvous:
+        """Wait for every agent's report, then find an address and port that all nodes reach."""
+        plan, first, reports = self.plan, self.plan.master.name, self.reports
+        self._wait_for(reports.hellos, "did not report")
+        for node in plan.nodes:
+            check_fitness(plan, node.name, reports.hellos[node.name])
+        port = reports.hellos[first]["port"]
+        # The hostfile's name may be an alias that only the head's ssh_config knows.
+        others = [] if plan.address_fixed else reports.hellos[first]["addresses"]
+        reports.addresses = list(dict.fromkeys([plan.address, *others]))
+        self.agents.send_all({"op": "probe", "addresses": reports.addresses, "port": port})
+        self._wait_for(reports.address_errors, "did not report whether they reach the first node")
+        return Rendezvous(choose_address(plan, reports.addresses, reports.address_errors), port)
+
+    def _wait_for(self, answers: Mapping[str, Any], what: str) -> None:
+        """Until all nodes have answered."""
+        timeout_s, first = self.plan.timing.hello_s, self.plan.master.name
+        deadline = time.monotonic() + timeout_s
+        while len(answers) < len(self.plan.shares):
+            self._turn()
+            self._check_stop()
+            if first in self.reports.hellos:  # so that the later of two launches frees the nodes
+                check_fitness(self.plan, first, self.reports.hellos[first])
+            if time.monotonic() > deadline:
+                late = [node.name for node in self.plan.nodes if node.name not in answers]
+                self.reports.lost |= dict.fromkeys(late, what)
+                raise RunFailed(3, f"{fold(late)} {what} within {timeout_s:g} s")
+
+    def _start(self, meet: Rendezvous) -> None:
+        self.journal.write("start", f"ranks meet at {meet.address}:{meet.port}")
+        self.started = True
+        self.on_start()
+        for node in self.state.nodes.values():
+            # Agents beat from now on; the first may have reported long before the last.
+            node.text, node.heard_s = "starting", time.monotonic()
+        order = {"op": "start", "env": self.plan.environment.values(), "address": meet.address}
+        for name, share in self.shares.items():
+            self.agents.send(name, {**order, "argv": self.plan.argv(share, meet)})
+
+    def _take_over(self) -> None:
+        """Go on with ranks that another head has started; nodes out of reach are tried again."""
+        self.started, lost, now = True, self.reports.lost, time.monotonic()
+        self.reports.lost = {}
+        for name, node in self.state.nodes.items():
+            node.text, node.heard_s = "connecting", now
+            if name in lost:
+                self.connections.lose(name, lost[name])
+
+    def _watch(self) -> None:
+        silent_s = self.plan.timing.silent_s
+        last_s = self.clock.since_s = time.monotonic()
+        while not self.state.is_over:
+            self._turn()
+            self._check_stop()
+            now = time.monotonic()
+            slept_s, last_s = now - last_s, now
+            if slept_s > SLEPT_S:
+                self.connections.slept(slept_s)  # Ctrl-Z, a closed laptop
+            for name, node in self.state.nodes.items():
+                if not node.is_over and now - node.heard_s > silent_s:
+                    why = self.connections.why_lost(name, now)
+                    if why is not None:
+                        self.reports.fail_lost(name, why)
+            self.reports.check_deaths(now)
+            self._check_steps(now)
+        if self.reports.starter_ended_s < math.inf:
+            self.reports.check_deaths(math.inf)
+
+    def _check_steps(self, now: float) -> None:
+        """Collect the stacks of a run that takes no step, then stop it; all else goes on."""
+        self.clock.is_saving = self.state.is_saving
+        found, is_late = self.inspection, self.clock.is_late(now)
+        if found is None and is_late:
+            why, limit_s = self._why_hung(), self.plan.timing.look_s
+            if not limit_s:
+                unseen = Judgement(of_verdict(None, why, len(self.shares)))
+                raise RunFailed(1, why, hint=self.clock.hint, judgement=unseen)
+            self._tell("hang", f"{why}: collecting the stacks of all ranks, {limit_s:g} s at most")
+            self.inspection = Inspection(self.plan, self.cluster)
+        elif found is not None and not is_late:
+            found.close()
+            self.inspection = None
+            self._tell("goes-on", "a step came: the run is not stopped")
+        elif found is not None and found.is_over(now):
+            found.close()
+            self._fail_hung(found)
+
+    def _fail_hung(self, found: Inspection) -> NoReturn:
+        """Raise with what was found; the stop follows, whatever that was."""
+        why, run_dir = self._why_hung(), self.plan.run_dir
+        headline = self.plan.environment.redact(found.headline)
+        data = found.to_json(run_dir)
+        verdict = found.diagnosis.verdict if found.diagnosis else None
+        root = of_verdict(verdict, headline, len(self.shares))
+        self._tell("verdict", headline, stacks=data["stacks"], error=found.error)
+        hint = None if found.is_sure else self.clock.hint
+        folder = str(found.folder) if found.folder else None
+        facts = {"hint": hint, "verdict": headline, "stacks": folder, "more": data}
+        judgement = Judgement(root)
+        raise RunFailed(1, why, failed_rank=found.culprit, judgement=judgement, **facts)
+
+    def _tell(self, name: str, text: str, **data: Any) -> None:
+        self.journal.write(name, text, **data)
+        self.state.add(telemetry.Event(name, text, data, time_s=time.time()))
+        self.on_update(self.state)
+
+    def _why_hung(self) -> str:
+        why, beating = self.clock.sentence(), self.state.beats
+        silent = [str(rank) for rank in range(self.plan.world_size) if rank not in beating]
+        if not silent or not beating:
+            return why
+        more = " …" if len(silent) > 8 else ""
+        return f"{why}; rank {', '.join(silent[:8])}{more} never showed a heartbeat"
+
+    def _check_stop(self) -> None:
+        if self.stop():
+            raise RunFailed(130, "stopped by the user")
+
+    def _turn(self) -> None:
+        """Process what has arrived; returns after one tick at the latest. Raises on a failure."""
+        self._ping()
+        started = time.monotonic()
+        arrived, is_full = self.agents.inbox.take(0.0 if self.arrived else TICK_S)
+        self.arrived.extend(arrived)
+        while self.arrived:  # one that raises leaves the others for the next turn
+            self._take(self.arrived.popleft())
+        if arrived:
+            self.on_update(self.state)
+        if is_full:  # a node that floods gets no more of this program than that
+            time.sleep(max(0.0, TICK_S - (time.monotonic() - started)))
+
+    def _take(self, message: NodeMessage) -> None:
+        connections, data = self.connections, message.data
+        if self.started and connections.loses(message):
+            return
+        if data is not None and data["type"] == "failed" and message.node in connections.away:
+            self.reports.fail_lost(message.node, data["text"])
+        self.reports.take(message)
+        connections.finds(message)
+
+    def _ping(self) -> None:
+        """Renew the agents' lease, also while a slow node still connects."""
+        now = time.monotonic()
+        if now - self.pinged_s > min(PING_S, self.plan.timing.lease_s / 4):
+            self.pinged_s = now
+            self.agents.send_all({"op": "ping"})
+
+    def _end_all(self, grace_s: float, *, keep_standby: bool) -> tuple[Lines, Lines]:
+        """Stop what runs, wait for every agent up to a deadline; what `prove_gone` returns."""
+        hurried = False
+        self.connections.stop(grace_s)
+        deadline = time.monotonic() + grace_s + 10.0
+        while self.started and time.monotonic() < deadline and not self.state.is_over:
+            try:
+                self._turn()
+            except RunFailed:
+                continue  # the first failure is the one that counts
+            if self.kill() and not hurried:
+                hurried = True
+                deadline = min(deadline, time.monotonic() + 10.0)
+                self.agents.send_all({"op": "stop", "grace_s": 0})
+        self.agents.close()
+        if not self.started:
+            return (), ()
+        return prove_gone(self.plan, self.cluster, keep_standby=keep_standby)

@@ -1,0 +1,98 @@
+"""Runs that fail and are started again over real ssh servers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from clusterctl.launch.journal import INCIDENTS_FILE
+from tests.clusterctl.launch.harness import read_lines, tagged, wait_until
+
+# A rank of the first attempt waits for its death; those of later ones end well.
+ONCE = """
+import os, sys, time
+print("attempt", os.environ["CLUSTERCTL_ATTEMPT"], flush=True)
+if os.environ["CLUSTERCTL_ATTEMPT"] == "1": time.sleep(60)
+"""
+
+
+def test_killed_rank_is_followed_by_an_attempt_that_ends_well(bench) -> None:
+    plan = bench.plan(ONCE, slots=2)
+    launch = bench.launch(plan, bench.rules(plan))
+    pids = launch.pids(4)
+    begun = time.monotonic()
+    os.kill(pids[2], signal.SIGKILL)
+    result = launch.result()
+    print(f"rank death to the end of the next attempt: {time.monotonic() - begun:.2f} s")
+    assert result.ok, result
+    assert (result.attempts, result.cause) == (2, None)
+    assert "attempt 1\n" in launch.log(0)
+    assert launch.log(0).endswith("attempt 2\n")
+    (incident,) = read_lines(plan.run_dir / INCIDENTS_FILE)
+    assert (incident["class"], incident["attempt"]) == ("signal-9", 1)
+    assert incident["action"] == "starts it again as attempt 2"
+    names = [event["event"] for event in launch.events()]
+    assert names.count("attempt") == 2
+    assert names.index("failure") < names.index("restart") < names.index("end")
+    (again,) = [event["data"] for event in launch.events() if event["event"] == "restart"]
+    assert again == {"attempt": 2, "wait_s": 0.0, "cause": "signal-9", "restarts": 1}
+    assert tagged(plan.run_id) == []
+
+
+def test_root_that_comes_again_and_again_is_given_up(bench) -> None:
+    program = "import os, time\ntime.sleep(0.3)\nos.kill(os.getpid(), 11)\n"
+    plan = bench.plan(program)
+    result = bench.launch(plan, bench.rules(plan, max_restarts=2)).result(60)
+    assert (result.exit_code, result.attempts) == (93, 3)
+    assert result.reason.endswith("given up: --max-restarts allows 2 restarts")
+    assert result.cause["class"] == "signal-11"
+    incidents = read_lines(plan.run_dir / INCIDENTS_FILE)
+    assert [one["attempt"] for one in incidents] == [1, 2, 3]
+    assert incidents[-1]["action"] == "stopped the run"
+    assert tagged(plan.run_id) == []
+
+
+def test_stop_ends_a_run_that_waits_for_its_next_attempt(bench) -> None:
+    plan = bench.plan("import os\nos.kill(os.getpid(), 11)\n")
+    launch = bench.launch(plan, bench.rules(plan))
+    wait_until(
+        lambda: [e for e in launch.events() if e["event"] == "restart" and e["data"]["wait_s"]]
+    )
+    launch.stop.set()
+    result = launch.result()
+    assert (result.exit_code, result.attempts) == (130, 2)
+    assert tagged(plan.run_id) == []
+
+
+@pytest.mark.lab
+def test_spare_takes_the_place_of_a_dead_node(bench_on, lab) -> None:
+    nodes = lab(3)
+    bench = bench_on(nodes)
+    *first, spare = bench.nodes
+    plan = bench.plan(ONCE, nodes=first)
+    launch = bench.launch(plan, bench.rules(plan, [spare]))
+    launch.pids(2)
+    nodes.nodes[0].die()
+    result = launch.result(90)
+    assert result.ok, result
+    second = [event["data"] for event in launch.events() if event["event"] == "attempt"][1]
+    assert second["nodes"] == ["node-3", "node-2"]
+    assert [one["node"] for one in second["excluded"]] == ["node-1"]
+
+
+@pytest.mark.lab
+def test_run_goes_on_with_fewer_nodes_where_that_is_allowed(bench_on, lab) -> None:
+    nodes = lab(2)
+    bench = bench_on(nodes)
+    plan = bench.plan(ONCE)
+    launch = bench.launch(plan, bench.rules(plan, min_nodes=1))
+    launch.pids(2)
+    nodes.nodes[1].die()
+    result = launch.result(90)
+    assert result.ok, result
+    assert [
+        event["data"]["world_size"] for event in launch.events() if event["event"] == "attempt"
+    ] == [2, 1]

@@ -1,0 +1,48 @@
+"""config.json of a run directory: the resolved config, the command, the code, the environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer.config.load import Config, to_dict
+
+# Variables that explain a run; names with these words in them are never written.
+_KEPT = ("NCCL_", "GLOO_", "OMP_", "CUDA_", "TORCH_", "WORLD_SIZE", "MASTER_", "CLUSTERCTL_")
+_SECRET = ("KEY", "TOKEN", "SECRET", "PASS", "PWD", "AUTH", "CREDENTIAL", "COOKIE")
+
+
+def describe(config: Config, run_dir: Path, argv: Sequence[str]) -> None:
+    """config.json: all that is needed to understand and repeat the run, without secrets."""
+    document: dict[str, Any] = {
+        "schema": 1,
+        "config": to_dict(config),
+        "argv": list(argv),
+        "commit": _commit(),
+        "environment": _environment(os.environ),
+        "python": sys.version.split()[0],
+    }
+    (run_dir / "config.json").write_text(json.dumps(document, indent=1) + "\n")
+
+
+def _environment(environ: Mapping[str, str]) -> dict[str, str]:
+    kept = {name: value for name, value in sorted(environ.items()) if name.startswith(_KEPT)}
+    return {name: v for name, v in kept.items() if not any(word in name for word in _SECRET)}
+
+
+def _commit() -> str | None:
+    """The checkout's commit, with + when it has changes; None outside of one."""
+    words = ["git", "describe", "--always", "--dirty=+", "--abbrev=40", "--exclude=*"]
+    home = Path(__file__).resolve().parent.parent
+    try:
+        done = subprocess.run(
+            words, cwd=home, capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
