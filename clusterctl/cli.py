@@ -20,14 +20,16 @@ from clusterctl.errors import ClusterctlError, OutputLost, UsageError
 # missing in a checkout until it is installed again.
 COMMANDS = ["demo", "nodes", "exclude", "run", "gpus", "clock", "fabric", "env", "push", "data"]
 COMMANDS += ["preflight", "plan-checkpoints", "launch", "top", "watch", "export"]
-COMMANDS += ["dump-stacks", "stop", "kill"]
-OF_DASHBOARDS = ("top", "watch", "export")
+COMMANDS += ["attach", "dump-stacks", "stop", "kill"]
+FOLDERS = {
+    **dict.fromkeys(("top", "watch", "export"), "dashboards.commands"),
+    "attach": "clusterctl.commands.runs",
+}
 HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
 
 
 def _module_name(command: str) -> str:
-    package = "dashboards" if command in OF_DASHBOARDS else "clusterctl"
-    return f"{package}.commands.{command.replace('-', '_')}"
+    return f"{FOLDERS.get(command, 'clusterctl.commands')}.{command.replace('-', '_')}"
 
 
 def _load(name: str) -> click.Command:

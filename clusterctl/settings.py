@@ -6,7 +6,7 @@ import functools
 import inspect
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,8 +56,10 @@ class Settings:
         """The chosen nodes with the ssh backend."""
         return self._cluster(self.nodes(), sweep)
 
-    def cluster_for_run(self, output: Output) -> tuple[Cluster, Chosen]:
-        """As `cluster`, without the nodes that exclude.toml leaves out; says which.
+    def cluster_for_run(
+        self, output: Output, nodes: Sequence[Node] | None = None
+    ) -> tuple[Cluster, Chosen]:
+        """As `cluster`, or of other `nodes`, without those that exclude.toml leaves out; says which.
 
         Raises `ExcludeError`, and `HostfileError` where no node is left.
         """
@@ -65,7 +67,8 @@ class Settings:
         from clusterctl.exclude.leave_out import leave_out
 
         entries = read(path_beside(self.hostfile))
-        chosen = leave_out(self.nodes(), entries, time.time(), named=self.only is not None)
+        given = self.nodes() if nodes is None else nodes
+        chosen = leave_out(given, entries, time.time(), named=self.only is not None)
         for sentence in chosen.sentences:
             output.warn(sentence, "warn")
         return self._cluster(chosen.nodes, output.sweep), chosen

@@ -5,26 +5,24 @@ from __future__ import annotations
 import difflib
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import asdict, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from clusterctl.errors import UsageError
-from clusterctl.nodes import counted
+from clusterctl.nodes import fold, read_hostfile
 from clusterctl.output import Output
 from clusterctl.param_types import Duration, Number
-from clusterctl.remote.cluster import Cluster
 from clusterctl.settings import PATH, Settings, cluster_command, with_options
-from clusterctl.signal_handlers import handled_by
 
 if TYPE_CHECKING:
+    from clusterctl.launch.inputs import LaunchLine
     from clusterctl.launch.plan import LaunchPlan
     from clusterctl.launch.start import LaunchOptions, Prepared
-    from clusterctl.launch.state import RunResult
+    from clusterctl.remote.cluster import Cluster
 
 
 class PassingCommand(click.Command):
@@ -94,7 +92,11 @@ _launch_options = with_options(
     click.option("--start-timeout", "start_s", type=Duration(0), default=900.0, show_default=True, help="Seconds to the first step; 0 is no limit."),
     click.option("--hang-timeout", "hang_s", type=Duration(0), default=600.0, show_default=True, help="Seconds without a step (or 5 times the longest recent one; 3 times that in a save) until the run is stopped; 0 is no limit."),
     click.option("--look", "look_s", type=Duration(0), default=30.0, show_default=True, help="Seconds that such a stop may wait for the stacks of all ranks; 0 takes none."),
-    click.option("--keep-for", "lease_s", type=Duration(1), default=60.0, show_default=True, help="Seconds that ranks train on when the connection to this program is lost; then they save and end."),
+    click.option("--keep-for", "lease_s", type=Duration(1), default=86400.0, show_default="24h", help="How long ranks train on without a supervisor (10m, 24h); then they save and end."),
+    click.option("--detach", is_flag=True, help="Return as soon as the run has begun; clusterctl attach shows it."),
+    click.option("--max-restarts", type=click.IntRange(0), metavar="N", help="Restarts after failures, 0 for none. Default: as long as checkpoints are made in between."),
+    click.option("--spares", metavar="SET", help="Nodes of the hostfile that wait until one of the others fails."),
+    click.option("--min-nodes", type=click.IntRange(1), metavar="N", help="Restart with fewer nodes down to this many. Default: with as many as at first."),
     click.option("--min-free", "min_free_gib", type=Number(0), default=20.0, show_default=True, help="GiB that must be free in --outputs."),
     click.option("--skip-preflight", is_flag=True, help="Start although checks fail."),
     click.option("--yes", is_flag=True, help="Start although others use the GPUs, without asking."),
@@ -109,7 +111,8 @@ _launch_options = with_options(
     cls=PassingCommand,
     examples="""
   clusterctl launch demo nodes.txt --dataset.data-path digits/digits.csv
-  clusterctl launch stage1.py nodes.txt --nccl h100-ib --lr 1e-4 --dry-run""",
+  clusterctl launch stage1.py nodes.txt --nccl h100-ib --lr 1e-4 --dry-run
+  clusterctl launch stage1.py nodes.txt --spares 'n[23-24]' --detach""",
 )
 def command(
     settings: Settings,
@@ -117,15 +120,24 @@ def command(
     skip_preflight: bool,
     yes: bool,
     dry_run: bool,
+    detach: bool,
+    max_restarts: int | None,
+    spares: str | None,
+    min_nodes: int | None,
     **options: Any,
 ) -> int:
     """Every option that is not listed here goes to the trainer: --dataset.data-path X, --lr 1e-4;
     they come last, and everything after -- is the trainer's.
-    Ctrl-C once stops in order (the trainer saves), twice at once.
+    A run that fails is started again from its newest checkpoint. It goes on when this terminal is
+    closed; Ctrl-C asks what to do, twice stops in order (the trainer saves), once more at once.
     """
+    from clusterctl.exclude.entries import path_beside
+    from clusterctl.launch.head.session import begin
     from clusterctl.launch.inputs import kept_environment, resolve
     from clusterctl.launch.plan import Timing
+    from clusterctl.launch.restart.rules import Rules, check_nodes, part_spares
     from clusterctl.launch.run_dir import group_id
+    from clusterctl.launch.saved_run import SavedRun
     from clusterctl.launch.start import LaunchOptions, Prepared, choose_slots, plan_launch, prepare
     from clusterctl.payload.mask_secrets import is_secret
 
@@ -145,8 +157,13 @@ def command(
     # A wrong key ends it before nodes are asked, and the hostfile may stand behind it as its value.
     env, workdir = kept_environment(wanted.env, wanted.nccl), wanted.workdir.absolute()
     line = resolve(wanted.config, wanted.overrides, workdir=workdir, env=env)
-    cluster, _ = settings.cluster_for_run(output)
-    nodes = cluster.nodes
+    named = settings.nodes(), settings.only
+    first, waiting = part_spares(read_hostfile(settings.hostfile), *named, spares)
+    cluster, _ = settings.cluster_for_run(output, [*first, *waiting])
+    first, waiting = ([node for node in cluster.nodes if node in part] for part in (first, waiting))
+    check_nodes(first, min_nodes)
+    cluster, standing_by = replace(cluster, nodes=first), replace(cluster, nodes=waiting)
+    nodes = first
     if env_from_facts:
         wanted = replace(wanted, facts_env=_environment_from_facts(output, cluster, wanted))
     if dry_run and skip_preflight:
@@ -163,9 +180,36 @@ def command(
     plan = plan_launch(nodes, prepared, wanted, line, claim=True)
     if not output.json:
         _show_plan(output, plan, commands=False)
-    result = run_plan(plan, Cluster(plan.nodes, cluster.transport, cluster.limits), output)
-    _report(output, plan, result)
-    return result.exit_code
+    slots = {**prepared.slots, **_look_at_spares(output, standing_by, wanted, prepared, line)}
+    rules = Rules(
+        max_restarts,
+        tuple(plan.nodes),
+        tuple(waiting),
+        min_nodes,
+        slots,
+        None if skip_preflight else prepared.needs,
+        path_beside(settings.hostfile).absolute(),
+    )
+    saved = SavedRun(plan, rules, settings.limits, settings.width, settings.accept_new)
+    return begin(saved, output, detach=detach)
+
+
+def _look_at_spares(
+    output: Output, cluster: Cluster, wanted: LaunchOptions, prepared: Prepared, line: LaunchLine
+) -> Mapping[str, int]:
+    """Ranks of each spare; says which of them could not stand in now. They are no reason not to
+    start."""
+    from clusterctl.launch.start import prepare
+
+    if not cluster.nodes:
+        return {}
+    found = prepare(cluster, replace(wanted, device=prepared.device), line)
+    report = found.report
+    for finding in report.findings if report is not None else ():
+        if report is not None and report.stops(finding):
+            names = fold(finding.nodes)
+            output.warn(f"spare {names} could not be used now: {finding.evidence}", "warn")
+    return found.slots
 
 
 def _environment_from_facts(
@@ -199,7 +243,6 @@ def _show_plan(output: Output, plan: LaunchPlan, *, commands: bool) -> None:
 
 def _judge(output: Output, prepared: Prepared, *, assume_yes: bool) -> int:
     """Show what preflight found; its exit code when it is no-go."""
-    from clusterctl.nodes import fold
     from clusterctl.preflight.run import fix_lines, headline, table_rows
 
     report = prepared.report
@@ -221,55 +264,3 @@ def _judge(output: Output, prepared: Prepared, *, assume_yes: bool) -> int:
         output.document("launch", **about, preflight=report.to_json())
     output.warn("nothing was started; --skip-preflight starts in spite of it")
     return report.exit_code
-
-
-def run_plan(plan: LaunchPlan, cluster: Cluster, output: Output) -> RunResult:
-    """Supervise, show progress on the terminal; Ctrl-C, SIGTERM, a closed terminal stop the run."""
-    from clusterctl.launch.progress import Progress
-    from clusterctl.launch.supervise import supervise
-
-    progress = Progress(output)
-    asked: list[int] = []  # no Event: two signals at once would take its lock twice
-
-    def ask(number: int, _frame: object) -> None:
-        asked.append(number)  # first: nothing can be printed on a closed terminal
-        if len(asked) == 1:
-            with suppress(OSError, RuntimeError):  # the second: it came in the middle of a print
-                output.warn("\nstopping on all nodes; once more to kill at once")
-
-    with handled_by(ask):
-        try:
-            stop, kill = (lambda: bool(asked)), (lambda: len(asked) > 1)
-            return supervise(plan, cluster, on_update=progress.update, stop=stop, kill=kill)
-        finally:
-            progress.close()
-
-
-def _report(output: Output, plan: LaunchPlan, result: RunResult) -> None:
-    if output.json:
-        about = {"run_id": plan.run_id, "run_dir": str(plan.run_dir), "ok": result.ok}
-        output.document("launch", **about, **asdict(result))
-        return
-    if result.ok:
-        output.line(f"done: {plan.run_dir}", "good")
-    else:
-        was_asked = result.exit_code == 130
-        output.warn(result.reason if was_asked else f"error: {result.reason}", "bad")
-        for line in result.last_lines:
-            output.warn(f"  | {line}")
-        if result.cause and result.cause["class"] not in ("unknown", "user-stop"):
-            note = f" ({result.cause['note']})" if result.cause["note"] else ""
-            output.warn(f"  cause: {result.cause['class']}{note}")
-        if result.verdict and output.quiet:  # else it was printed as soon as it was known
-            output.warn(f"  {result.verdict}", "bad")
-        if result.stacks:
-            output.warn(f"  stacks: {result.stacks}/index.html")
-        if result.hint:
-            output.warn(f"  hint: {result.hint}")
-        output.warn(f"  logs: {plan.run_dir}/ranks/")
-    for left in result.leftovers:
-        output.warn(f"still there: {left}", "bad")
-    for name in result.unconfirmed:
-        output.warn(f"NOT CONFIRMED: {name}", "bad")
-    if not result.leftovers and not result.unconfirmed:
-        output.note(f"nothing of it is left running on {counted(len(plan.shares), 'node')}")

@@ -6,7 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from clusterctl.launch import journal
@@ -17,7 +17,7 @@ from clusterctl.launch.hang import Inspection
 from clusterctl.launch.node_reports import Lines, Reports, check_fitness, choose_address, prove_gone
 from clusterctl.launch.plan import LaunchPlan, Rendezvous
 from clusterctl.launch.root_cause import Judgement
-from clusterctl.launch.state import NodeState, RunFailed, RunState
+from clusterctl.launch.state import Ended, NodeState, RunFailed, RunState
 from clusterctl.nodes import fold
 from clusterctl.remote.cluster import Cluster
 from clusterctl.remote.fanout import in_order
@@ -29,21 +29,6 @@ TICK_S = 0.2
 PING_S = 5.0
 SLEPT_S = 3.0  # between two turns: longer only when the head itself did not run
 Nothing = Callable[[], bool]
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """How an attempt ended, after every node was asked for what is left of it."""
-
-    exit_code: int
-    reason: str
-    at_s: float  # monotonic, when it was noticed
-    facts: Mapping[str, Any] = field(default_factory=dict)  # of `RunResult`
-    judgement: Judgement | None = None  # None of a good end, and where nothing was started
-    more: Mapping[str, Any] = field(default_factory=dict)  # keys of its incident
-    leftovers: Lines = ()
-    unconfirmed: Lines = ()
-    lost: Mapping[str, str] = field(default_factory=dict)  # nodes that failed it, and why
 
 
 @dataclass

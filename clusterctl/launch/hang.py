@@ -28,13 +28,15 @@ SPARE_S = 1.0  # of the limit: to judge and write what has arrived
 class StepClock:
     """Time of a run without a sign of a step. Pure; times are monotonic seconds.
 
-    Signs are the records of rank 0: steps, and events such as a checkpoint. Heartbeats are none: a
-    rank that beats while the others wait for it takes no step.
+    Signs are the records of rank 0: steps, and events such as a checkpoint; and a heartbeat of a
+    later step than all before, since rank 0 may be out of reach. Other heartbeats are none: a rank
+    that beats while the others wait for it takes no step.
     """
 
     timing: Timing
     since_s: float  # of the start, later of the newest sign
     step: telemetry.StepRecord | None = None
+    beat_step: int = 0  # the latest of all ranks' heartbeats
     is_saving: bool = False  # a rank's heartbeat is in the phase checkpoint
     lengths: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
 
@@ -45,6 +47,12 @@ class StepClock:
             self.step = record
         if self.step is not None:  # one limit covers all that is before the first step
             self.since_s = now
+
+    def beaten(self, step: int, now: float) -> None:
+        if step > self.beat_step:
+            self.beat_step = step
+            if self.step is not None:
+                self.since_s = now
 
     def slept(self, seconds: float) -> None:
         """The head itself was stopped: messages of that time have not arrived yet."""

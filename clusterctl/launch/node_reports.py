@@ -13,12 +13,14 @@ from clusterctl.launch.causes.kinds import Fact
 from clusterctl.launch.end_cause import End
 from clusterctl.launch.hang import StepClock
 from clusterctl.launch.plan import LaunchPlan
+from clusterctl.launch.positions import Notes
 from clusterctl.launch.state import NodeState, RunFailed, RunState
 from clusterctl.nodes import fold
 from clusterctl.payload.launch.session import PASSING
 from clusterctl.remote.cluster import Cluster
 from clusterctl.remote.inbox import NodeMessage
 from trainer.runlog import telemetry
+from trainer.runlog.progress import clock
 
 REAP_S = 15.0  # TERM, KILL and a check on each node
 Lines = tuple[str, ...]
@@ -37,7 +39,7 @@ class Reports:
         """`taken` are the positions in the nodes' files of a run that another head has started."""
         self.plan, self.state, self.journal = plan, state, log
         self.shares = {share.node.name: share for share in plan.shares}
-        self.copies = journal.Copies(plan.run_dir, log)
+        self.copies, self.notes = journal.Copies(plan.run_dir, log), Notes(plan.run_dir)
         self.clock = StepClock(plan.timing, time.monotonic())
         self.hellos: dict[str, dict[str, Any]] = {}
         self.addresses: list[str] = []  # of the first node, which all nodes try to reach
@@ -85,14 +87,18 @@ class Reports:
             node.ranks = {int(one): beat for one, beat in message["ranks"].items()}
             if not node.ranks.keys() <= set(share.ranks):
                 self.fail_lost(name, "it sends heartbeats of ranks that are not its own")
+            steps = (beat["step"] for beat in node.ranks.values())
+            self.clock.beaten(max(steps, default=0), time.monotonic())
         elif kind == "telemetry":
             if share.first_rank != 0:
                 self.fail_lost(name, "it sends the telemetry of a rank 0 that is not its own")
             if self._is_next(name, "telemetry", message):
                 self._take_telemetry(name, node, message["text"])
+                self.notes.note(self.positions, self.copies.names)
         elif kind == "log":
             if self._is_next(name, str(rank), message):
                 self.copies.append(f"ranks/{rank}.log", message["text"], name)
+                self.notes.note(self.positions, self.copies.names)
         elif kind == "resumed":
             node.text = "running"
         elif kind == "rank_ended":
@@ -248,7 +254,7 @@ def prove_gone(
     for result in cluster.ask("reap", args, timeout_s=REAP_S):
         name = result.node.name
         if result.unreachable is not None:
-            until = f"{plan.timing.lease_s:g} s after its last message from here"
+            until = f"{clock(plan.timing.lease_s)} after its last message from here"
             why = f"{result.unreachable.sentence()}; if its agent lives, it ends the ranks {until}"
             unconfirmed.append(f"{name}: {why}")
         for left in result.value["left"] if result.value else ():

@@ -59,6 +59,7 @@ class Prepared(NamedTuple):
     report: Report | None  # None: the user skipped it
     # Nodes of which nobody knows whether they have GPUs, and why.
     unsure: Mapping[str, str] = MappingProxyType({})
+    needs: LaunchNeeds | None = None  # what was checked; None: nothing
 
 
 def prepare(cluster: Cluster, options: LaunchOptions, line: LaunchLine) -> Prepared:
@@ -67,17 +68,8 @@ def prepare(cluster: Cluster, options: LaunchOptions, line: LaunchLine) -> Prepa
     port = options.master_port or PORT_RANGE[0]
     workdir, outputs = options.workdir.absolute(), str(options.outputs.absolute())
     env = kept_environment(options.env, options.nccl, facts=options.facts_env)
-    args = {
-        "tool_timeout_s": cluster.limits.tool_s,
-        "python": options.python,
-        "ports": [port],
-        "paths": [outputs],
-        "launch": True,
-        "workdir": str(workdir),
-        "files": list(line.reads["files"]),
-        "wandb": line.reads["wandb"],
-    }
-    facts = tuple(map(read_node, cluster.ask("census", args)))
+    files, wandb = tuple(line.reads["files"]), bool(line.reads["wandb"])
+    facts = ask_nodes(cluster, options.python, port, outputs, str(workdir), files, wandb)
     device = choose_device(options.device, facts)
     slots = choose_slots(nodes, facts, options.ranks, device)
     needs = LaunchNeeds(
@@ -94,7 +86,30 @@ def prepare(cluster: Cluster, options: LaunchOptions, line: LaunchLine) -> Prepa
     # Without --master_port the agents look for a free one themselves.
     without = () if options.master_port else ("launch.port_free",)
     report = run_checks(Fleet(facts, needs), without=without, seconds=time.monotonic() - started)
-    return Prepared(device, slots, report, unsure_of_gpus(facts))
+    return Prepared(device, slots, report, unsure_of_gpus(facts), needs)
+
+
+def ask_nodes(
+    cluster: Cluster,
+    python: str,
+    port: int,
+    outputs: str,
+    workdir: str,
+    files: Sequence[str],
+    wandb: bool,
+) -> tuple[NodeFacts, ...]:
+    """One census for the checks of a launch."""
+    args = {
+        "tool_timeout_s": cluster.limits.tool_s,
+        "python": python,
+        "ports": [port],
+        "paths": [outputs],
+        "launch": True,
+        "workdir": workdir,
+        "files": list(files),
+        "wandb": wandb,
+    }
+    return tuple(map(read_node, cluster.ask("census", args)))
 
 
 def choose_device(device: str, facts: Sequence[NodeFacts]) -> str:

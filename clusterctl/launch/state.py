@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from clusterctl.launch.root_cause import Judgement
 from trainer.runlog import telemetry
 
 EVENTS = 500  # kept: a run lasts for weeks
@@ -51,6 +53,21 @@ class RunState:
     @property
     def is_saving(self) -> bool:
         return any(beat.get("phase") == "checkpoint" for beat in self.beats.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How an attempt ended, after every node was asked for what is left of it."""
+
+    exit_code: int
+    reason: str
+    at_s: float  # monotonic, when it was noticed
+    facts: Mapping[str, Any] = field(default_factory=dict)  # of `RunResult`
+    judgement: Judgement | None = None  # None of a good end, and where nothing was started
+    more: Mapping[str, Any] = field(default_factory=dict)  # keys of its incident
+    leftovers: tuple[str, ...] = ()
+    unconfirmed: tuple[str, ...] = ()
+    lost: Mapping[str, str] = field(default_factory=dict)  # nodes that failed it, and why
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import ClusterctlError
 from clusterctl.exclude import change
 from clusterctl.exclude.entries import Exclusion
-from clusterctl.launch.attempt import Attempt, Ended
+from clusterctl.launch.attempt import Attempt
 from clusterctl.launch.causes.kinds import Cause, Evidence, Kind, Source
 from clusterctl.launch.incidents import Incident, record
 from clusterctl.launch.journal import Journal
@@ -19,32 +21,18 @@ from clusterctl.launch.node_reports import prove_gone
 from clusterctl.launch.plan import LaunchPlan
 from clusterctl.launch.restart import between
 from clusterctl.launch.restart.budget import Decision, Failure, decide
-from clusterctl.launch.restart.choose import choose
-from clusterctl.launch.restart.next_plan import next_plan
+from clusterctl.launch.restart.next_attempt import Arrangement, NoNext, Recheck
+from clusterctl.launch.restart.past import Past
 from clusterctl.launch.restart.rules import Rules
 from clusterctl.launch.root_cause import Judgement
 from clusterctl.launch.run_dir import write_layout
-from clusterctl.launch.state import RunResult, RunState
-from clusterctl.nodes import Node, counted, fold
+from clusterctl.launch.state import Ended, RunResult, RunState
+from clusterctl.nodes import counted, fold
 from clusterctl.remote.cluster import Cluster
 from trainer.runlog import telemetry
 
-ASK_AGAIN_S = 10.0  # nodes that are awaited
-LISTEN_S = 0.2  # to the user, in a pause
 EXCLUDED_S = 24 * 3600.0  # a node with a fault of its own; somebody looks at it until then
 NOT_FOUND, STOPPED = 3, 130  # exit codes: a node out of reach, the user's stop
-
-
-@dataclass(frozen=True, slots=True)
-class Past:
-    """What a supervisor must know of a run that it did not begin itself."""
-
-    failures: tuple[Failure, ...] = ()
-    unproved: Mapping[str, str] = field(default_factory=dict)  # nodes not proved clean, and why
-    barred: Mapping[str, str] = field(default_factory=dict)  # nodes with a fault of their own
-    damaged: frozenset[str] = frozenset()
-    positions: Mapping[str, dict[str, int]] | None = None  # of an attempt whose ranks go on
-    known: frozenset[tuple[str, str | None, str]] = frozenset()  # events on record
 
 
 def supervise(
@@ -57,7 +45,7 @@ def supervise(
     rules: Rules | None = None,
     past: Past | None = None,
     on_change: Callable[[LaunchPlan, str, Past], None] = lambda plan, phase, past: None,
-    recheck: between.Recheck = lambda nodes: {},
+    recheck: Recheck = lambda plan, nodes: {},
 ) -> RunResult:
     """Run the plan to its end, or to an orderly stop after `stop()`; `kill()` cuts its grace short.
 
@@ -80,7 +68,7 @@ class _Run:
     kill: Callable[[], bool]
     past: Past
     on_change: Callable[[LaunchPlan, str, Past], None]
-    recheck: between.Recheck
+    recheck: Recheck
 
     def __post_init__(self) -> None:
         self.state = RunState()
@@ -88,7 +76,18 @@ class _Run:
         self.cause: dict[str, Any] | None = None
 
     def run(self) -> RunResult:
-        taken = self.past.positions
+        past, taken = self.past, None
+        if past.phase != "new":
+            host, pid = socket.gethostname(), os.getpid()
+            self.journal.write("supervisor", f"process {pid} on {host} goes on with the run")
+        if past.began_s is not None:
+            self.state.started_s = time.monotonic() - (time.time() - past.began_s)
+        if past.phase == "running":
+            taken = past.positions
+        elif past.phase != "new":
+            result = self._resume()
+            if result is not None:
+                return result
         while True:
             ended = self._attempt(taken)
             taken = None
@@ -99,9 +98,24 @@ class _Run:
                 return self._finish(ended, decision)
             why_not = self._prepare(decision)
             if why_not is not None:
-                code = STOPPED if self.stop() else NOT_FOUND
-                reason = f"{ended.reason}; {why_not}"
-                return self._finish(replace(ended, exit_code=code, reason=reason))
+                return self._finish(self._without_next(ended, why_not))
+
+    def _resume(self) -> RunResult | None:
+        """Go on where a supervisor has ended between two attempts; the result where that ends."""
+        ended = Ended(1, "the supervisor had ended", time.monotonic())
+        if self.past.phase == "starting":
+            everywhere = replace(self.cluster, nodes=self.rules.every_node)
+            unclean = between.not_clean(self.plan, everywhere)
+            self.past = replace(self.past, unproved={**self.past.unproved, **unclean})
+            if not unclean.keys() & {node.name for node in self.plan.nodes}:
+                return None
+        last = decide(self.past.failures, self.rules.max_restarts) if self.past.failures else None
+        why_not = self._prepare(last or Decision(True, ""))
+        return None if why_not is None else self._finish(self._without_next(ended, why_not))
+
+    def _without_next(self, ended: Ended, why: str) -> Ended:
+        code = STOPPED if self.stop() else NOT_FOUND
+        return replace(ended, exit_code=code, reason=f"{ended.reason}; {why}")
 
     def _attempt(self, taken: Mapping[str, dict[str, int]] | None) -> Ended:
         plan, state = self.plan, self.state
@@ -152,7 +166,8 @@ class _Run:
                 return Decision(False, "")
             judgement = Judgement(_not_started(ended))
         root = judgement.root
-        failure = Failure(root, self._newest_here(), self.state.step is not None)
+        before = any(one.has_trained for one in self.past.failures) or plan.checkpoint is not None
+        failure = Failure(root, self._newest_here(), before or self.state.step is not None)
         self.past = replace(self.past, failures=(*self.past.failures, failure))
         if root.kind == Kind.CHECKPOINT_INVALID and plan.checkpoint:
             self.past = replace(self.past, damaged=self.past.damaged | {plan.checkpoint})
@@ -200,50 +215,14 @@ class _Run:
             self.journal.write("error", f"{root.node} is not entered in exclude.toml: {error}")
 
     def _prepare(self, decision: Decision) -> str | None:
-        """Wait, choose nodes and plan the next attempt; why there is none."""
-        if self._pause(decision.pause_s):
-            return "stopped by the user before the next attempt"
-        deadline = time.monotonic() + self.rules.patience_s
-        shown = ""
-        while True:
-            found = between.look(
-                self.plan,
-                self.cluster,
-                self.rules.every_node,
-                unproved=self.past.unproved,
-                recheck=self.recheck,
-                damaged=self.past.damaged,
-            )
-            unfit = {**found.unfit, **self.past.barred}
-            choice = choose(self.rules.pool, [node.name for node in self.plan.nodes], unfit)
-            if choice.nodes and found.unseen and found.checkpoint is None:
-                choice = replace(choice, nodes=(), text=found.unseen)
-            if choice.nodes:
-                break
-            if self.stop() or time.monotonic() > deadline:
-                return choice.text
-            if choice.text != shown:
-                shown = choice.text
-                self._tell("waiting", f"{shown}; waiting for them")
-            if self._pause(ASK_AGAIN_S):
-                return "stopped by the user before the next attempt"
-        if choice.text:
-            self._tell("nodes", choice.text)
-        self.past = replace(self.past, unproved=found.unfit)
-        nodes: dict[str, Node] = {node.name: node for node in self.rules.every_node}
-        chosen = [nodes[name] for name in choice.nodes]
-        self.plan = next_plan(self.plan, chosen, self.rules.slots, found.checkpoint)
+        """Plan the next attempt; why there is none."""
+        again = Arrangement(self.plan, self.cluster, self.rules, self.past, self.recheck)
+        try:
+            self.plan, unfit = again.next(decision.pause_s, self.stop, self._tell)
+        except NoNext as error:
+            return str(error)
+        self.past = replace(self.past, unproved=unfit)
         return None
-
-    def _pause(self, seconds: float) -> bool:
-        """Whether the user has stopped the run meanwhile."""
-        until = time.monotonic() + seconds
-        while not self.stop():
-            left_s = until - time.monotonic()
-            if left_s <= 0:
-                return False
-            time.sleep(min(LISTEN_S, left_s))
-        return True
 
     def _finish(self, ended: Ended, decision: Decision | None = None) -> RunResult:
         code, reason = ended.exit_code, ended.reason

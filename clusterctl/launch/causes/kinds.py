@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -149,6 +150,18 @@ class Cause:
         on = f" on {place}" if place else ""
         said = f": {self.evidence.line}" if self.evidence else ""
         return f"{self.name}{on}{said}{f' ({self.note})' if self.note else ''}"
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Cause:
+        """What `to_json` has written, but for its time. Raises ValueError, LookupError."""
+        said, name = data["evidence"], str(data["class"])
+        evidence = said and Evidence(Source(said["source"]), str(said["line"]))
+        names = {f"{kind.value}-{data['detail']}": kind for kind in Kind}
+        kind = names.get(name) or next((one for one in Kind if one.value == name), None)
+        if kind is None:
+            raise ValueError(f"no cause is called {name}")
+        same = {key: data[key] for key in ("detail", "node", "rank", "is_root", "is_of_node")}
+        return cls(kind, evidence=evidence, note=data["note"], **same)
 
     def to_json(self) -> dict[str, Any]:
         """Keys are only ever added (docs/reference/run-directory.md)."""

@@ -36,30 +36,31 @@ class Rules:
 
 
 def part_spares(
-    every: Sequence[Node], chosen: Sequence[Node], wanted: str, *, named: str | None
+    every: Sequence[Node], chosen: Sequence[Node], named: str | None, wanted: str | None
 ) -> tuple[list[Node], list[Node]]:
     """The nodes that a run begins with, and its spares.
 
-    `every` are those of the hostfile, `chosen` those that the user lets the run use, `wanted` is
-    --spares, `named` the user's own choice (-w), None without one. Raises `UsageError` for a spare
-    that is chosen by name as well, or left out, and where nothing is left to begin with.
+    `every` are those of the hostfile, `chosen` those that the user lets the run use, `named` the
+    user's own choice (-w), `wanted` is --spares; both None without one. Raises `UsageError` for a
+    spare that is chosen by name as well, or left out.
     """
+    if wanted is None:
+        return list(chosen), []
     spares = select(list(every), wanted, None)
     names, usable = {node.name for node in spares}, {node.name for node in chosen}
     if named is not None and (both := sorted(names & usable)):
         hint = "a spare waits until a node fails; name it in one of the two"
         raise UsageError(f"{fold(both)} is in -w {named} and in --spares {wanted}", hint=hint)
     if named is None and (out := sorted(names - usable)):
-        text = f"{fold(out)} is in --spares {wanted} and is left out (-x)"
+        text = f"{fold(out)} is in --spares {wanted} and is left out by -x"
         raise UsageError(text, hint="leave it out of --spares, too")
-    first = [node for node in chosen if node.name not in names]
-    if not first:
-        raise UsageError(f"--spares {wanted} leaves no node to begin with")
-    return first, spares
+    return [node for node in chosen if node.name not in names], spares
 
 
-def check_min_nodes(min_nodes: int | None, nodes: Sequence[Node]) -> None:
-    """Raises `UsageError` for more than a run begins with."""
+def check_nodes(nodes: Sequence[Node], min_nodes: int | None) -> None:
+    """Raises `UsageError` where none is left to begin with, or fewer than --min-nodes."""
+    if not nodes:
+        raise UsageError("no node is left to begin with: all are spares or excluded")
     if min_nodes is not None and min_nodes > len(nodes):
         text = f"--min-nodes {min_nodes} is more than the {counted(len(nodes), 'node')} of the run"
         raise UsageError(text, hint="spares do not count: they replace nodes that fail")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import grp
 import io
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,19 @@ from checks.finding import Finding, Report, Verdict
 from clusterctl import cli
 from clusterctl.commands import launch
 from clusterctl.errors import Declined
+from clusterctl.launch.head import owner
 from clusterctl.launch.inputs import LaunchLine
 from clusterctl.launch.start import Prepared
 from clusterctl.output import Output
-from tests.clusterctl.launch.harness import PYTHON, STARTER, WAIT, ranks_of, tagged, wait_until
+from tests.clusterctl.launch.harness import (
+    PYTHON,
+    STARTER,
+    WAIT,
+    ranks_of,
+    read_lines,
+    tagged,
+    wait_until,
+)
 from tests.lab import why_not
 
 # Stands for the interpreter on the nodes: torchrun and the trainer are replaced, the rest is real.
@@ -37,7 +47,9 @@ trainer.train) shift 2; exec {python} {program} "$@" ;;
 *) exec {python} "$@" ;;
 esac
 """
-SHORT = ("--grace", "3", "--min-free", "0", "--skip-preflight", "--yes")
+SHORT = (
+    "--grace", "3", "--min-free", "0", "--skip-preflight", "--yes", "--max-restarts", "0",
+)  # fmt: skip
 
 
 class User:
@@ -78,12 +90,36 @@ class User:
             str(hostfile or self.cluster.hostfile),
             "--outputs", str(self.outputs), "--python", str(self.python), *words,
         ]  # fmt: skip
+        options = {"stdin": stdin, "stderr": stderr, "preexec_fn": preexec_fn}
+        return self._start(argv, env, **options)
+
+    def command(self, *words: str, **options: Any) -> subprocess.Popen[str]:
+        """Another command of clusterctl than launch."""
+        return self._start([sys.executable, "-m", "clusterctl", *words], {}, **options)
+
+    def _start(
+        self, argv: Sequence[str], env: dict[str, str], **options: Any
+    ) -> subprocess.Popen[str]:
+        pipes = {"stdin": subprocess.DEVNULL, "stderr": subprocess.PIPE, **options}
         process = subprocess.Popen(
-            argv, stdin=stdin, stdout=subprocess.PIPE, stderr=stderr, text=True,
-            start_new_session=True, preexec_fn=preexec_fn, env={**os.environ, **env},
+            argv, stdout=subprocess.PIPE, text=True, start_new_session=True,
+            env={**os.environ, **env}, **pipes,
         )  # fmt: skip
         self.processes.append(process)
         return process
+
+    def close(self) -> None:
+        """End what is left: views, supervisors, ranks."""
+        for process in self.processes:
+            process.kill()
+            process.communicate()
+        for run_dir in self.outputs.glob("*-*"):
+            found = owner.find(run_dir)
+            if found is not None:
+                os.kill(found.pid, signal.SIGKILL)
+            plan = run_dir / "plan.json"
+            for pid in tagged(json.loads(plan.read_text())["run_id"]) if plan.exists() else ():
+                os.kill(pid, signal.SIGKILL)
 
     def type(self, *words: str, **options: Any) -> tuple[int, str, str]:
         """Exit code, stdout and stderr of a launch that ends by itself."""
@@ -94,6 +130,9 @@ class User:
     @property
     def run_dir(self) -> Path:
         return self.outputs / "001-STDiT3-XL-2"
+
+    def events(self) -> list[dict[str, Any]]:
+        return read_lines(self.run_dir / "events.jsonl")
 
     def run_id(self) -> str:
         """Of the first run, once all of its ranks are there."""
@@ -115,13 +154,10 @@ def user(nodes: Any, request: pytest.FixtureRequest) -> Iterator[User]:
     one = User(nodes, directory)
     one.program(WAIT)
     yield one
-    for process in one.processes:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
+    one.close()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_stops_everything(user: User, number: signal.Signals) -> None:
     process = user.start(*SHORT)
     run_id = user.run_id()
@@ -133,45 +169,95 @@ def test_signal_stops_everything(user: User, number: signal.Signals) -> None:
     assert tagged(run_id) == []
 
 
-def test_ctrl_c_on_a_terminal_stops_everything_and_shows_progress(user: User) -> None:
-    head, terminal = os.openpty()
-    user.program("import time\nprint('up', flush=True)\ntime.sleep(60)\n")
-    process = user.start(
-        *SHORT,
-        stdin=terminal,
-        stderr=terminal,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY),
-    )
+class Terminal:
+    """A command on a terminal of its own."""
+
+    def __init__(self, start: Callable[..., subprocess.Popen[str]], *words: str) -> None:
+        self.head, terminal = os.openpty()
+        self.process = start(
+            *words,
+            stdin=terminal,
+            stderr=terminal,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY),
+        )
+        os.close(terminal)
+        self.shown = ""
+
+    def type(self, keys: bytes) -> None:
+        os.write(self.head, keys)
+
+    def wait_for(self, text: str) -> None:
+        os.set_blocking(self.head, False)
+
+        def is_there() -> bool:
+            with contextlib.suppress(OSError):
+                self.shown += os.read(self.head, 1 << 16).decode()
+            return text in self.shown
+
+        wait_until(is_there, 20)
+
+
+QUESTION = "[d]etach (it trains on), [s]top, [c]ancel?"
+
+
+def test_ctrl_c_on_a_terminal_asks_and_a_second_one_stops_everything(user: User) -> None:
+    terminal = Terminal(user.start, *SHORT)
     run_id = user.run_id()
-    os.write(head, b"\x03")
-    process.wait(20)
-    os.close(terminal)
-    shown = os.read(head, 1 << 16).decode()
-    os.close(head)
-    assert process.returncode == 130, shown
-    assert "stopping on all nodes; once more to kill at once" in shown
-    assert "nothing of it is left running on 2 nodes" in shown
-    assert "\x1b[2Knode-[1-2] running" in shown
+    terminal.wait_for("\x1b[2Knode-[1-2] running")
+    terminal.type(b"\x03")
+    terminal.wait_for(QUESTION)
+    terminal.type(b"c")
+    terminal.shown = ""
+    terminal.wait_for("node-[1-2] running")
+    assert len(ranks_of(run_id)) == 2
+    terminal.type(b"\x03")
+    terminal.wait_for(QUESTION)
+    terminal.type(b"\x03")
+    terminal.wait_for("stopping on all nodes; once more to kill at once")
+    terminal.wait_for("nothing of it is left running on 2 nodes")
+    assert terminal.process.wait(20) == 130
     assert tagged(run_id) == []
 
 
-def test_closed_terminal_stops_everything(user: User) -> None:
+def test_run_that_is_left_goes_on_and_another_view_stops_it(user: User) -> None:
+    terminal = Terminal(user.start, *SHORT)
+    run_id = user.run_id()
+    ranks = ranks_of(run_id)
+    terminal.type(b"\x03")
+    terminal.wait_for(QUESTION)
+    terminal.type(b"d")
+    assert terminal.process.wait(20) == 0
+    assert ranks_of(run_id) == ranks
+    view = Terminal(user.command, "attach", str(user.run_dir))
+    view.wait_for("node-[1-2] running")
+    view.type(b"\x03")
+    view.wait_for(QUESTION)
+    view.type(b"s")
+    view.wait_for("nothing of it is left running on 2 nodes")
+    assert view.process.wait(20) == 130
+    assert tagged(run_id) == []
+
+
+def test_closed_terminal_leaves_the_run(user: User) -> None:
     process = user.start(*SHORT)
     run_id = user.run_id()
     process.stdout.close()
     process.stderr.close()  # nothing can be printed any more
     process.send_signal(signal.SIGHUP)
     process.wait(20)
-    wait_until(lambda: not tagged(run_id))
+    assert len(ranks_of(run_id)) == 2
 
 
-def test_killed_head_leaves_nothing_on_the_nodes_after_a_while(user: User) -> None:
+def test_killed_supervisor_leaves_nothing_on_the_nodes_after_a_while(user: User) -> None:
     process = user.start(*SHORT, "--keep-for", "2s")
     run_id = user.run_id()
     assert len(ranks_of(run_id)) == 2
-    process.kill()
-    process.wait(5)
+    os.kill(owner.find(user.run_dir).pid, signal.SIGKILL)
     begun = time.monotonic()
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 3
+    assert "error: the supervisor of this run has ended" in err
+    assert f"clusterctl attach {user.run_dir} goes on with it" in err
     wait_until(lambda: not tagged(run_id), 10)
     print(f"head killed to nodes empty: {time.monotonic() - begun:.1f} s")
 
@@ -399,3 +485,39 @@ def test_unreachable_node_is_exit_3_and_nothing_is_started(user: User) -> None:
         assert "tcp" in err
         assert "nothing was started" in err
     assert not list(user.outputs.glob("*/ranks/*.log"))
+
+
+STEADY = """
+import os, sys, time
+from pathlib import Path
+sys.path.insert(0, os.getcwd())
+end = Path(os.environ["CLUSTERCTL_RUN_DIR"]).parent / "end"
+number = 0
+while not end.exists():
+    number += 1
+    print("line", number, flush=True)
+    time.sleep(0.02)
+"""
+
+
+def test_run_outlives_its_supervisor_and_another_takes_it_over(user: User) -> None:
+    user.program(STEADY)
+    process = user.start(*SHORT)
+    run_id = user.run_id()
+    ranks = ranks_of(run_id)
+    os.kill(owner.find(user.run_dir).pid, signal.SIGKILL)
+    process.wait(20)
+    view = user.command("attach", str(user.run_dir), "--json")
+    wait_until(lambda: owner.find(user.run_dir), 20)
+    wait_until(lambda: "supervisor" in [event["event"] for event in user.events()], 20)
+    assert ranks_of(run_id) == ranks
+    (user.outputs / "end").touch()
+    out, err = view.communicate(timeout=30)
+    document = json.loads(out)
+    assert (view.returncode, document["ok"], document["attempts"]) == (0, True, 1), err
+    names = [(event["event"], event["node"], event["text"]) for event in user.events()]
+    assert len(names) == len(set(names))
+    for rank in (0, 1):
+        lines = (user.run_dir / "ranks" / f"{rank}.log").read_text().splitlines()
+        assert lines == [f"line {number}" for number in range(1, len(lines) + 1)]
+    assert tagged(run_id) == []

@@ -1,0 +1,115 @@
+"""A terminal that looks at a run: progress as it comes, and what Ctrl-C shall mean.
+
+The supervisor is a process of its own, so closing the terminal ends only the view. On a terminal
+Ctrl-C asks; in a script, where nobody can answer, it stops the run, as SIGTERM does everywhere.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import termios
+import tty
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from clusterctl.errors import CouldNotFindOut
+from clusterctl.launch.head import wire
+from clusterctl.launch.head.link import Link
+from clusterctl.launch.progress import Progress
+from clusterctl.launch.state import RunResult, RunState
+from clusterctl.output import Output
+from clusterctl.signal_handlers import handled_by
+
+TICK_S = 0.2
+QUESTION = "[d]etach (it trains on), [s]top, [c]ancel?"
+STOPPING = "stopping on all nodes; once more to kill at once"
+
+
+def follow(link: Link, run_dir: Path, output: Output) -> RunResult | None:
+    """Show the run until it ends, or until the user detaches: then None.
+
+    Raises `CouldNotFindOut` when its supervisor ends without a result.
+    """
+    return _View(link, run_dir, output).run()
+
+
+class _View:
+    def __init__(self, link: Link, run_dir: Path, output: Output) -> None:
+        self._link, self._run_dir, self._output = link, run_dir, output
+        self._progress, self._state = Progress(output), RunState()
+        self._signals: list[int] = []  # no Event: two signals at once would take its lock twice
+        self._stops = 0
+
+    def run(self) -> RunResult | None:
+        with handled_by(lambda number, _: self._signals.append(number)):
+            try:
+                while True:
+                    for message in self._link.take(TICK_S):
+                        if message["type"] == "result":
+                            return wire.result_of(message["result"])
+                        self._show(message)
+                    if self._link.ended:
+                        raise self._lost()
+                    if self._signals and self._leaves(self._signals.pop(0)):
+                        return None
+            finally:
+                self._progress.close()
+                self._link.close()
+
+    def _show(self, message: dict[str, Any]) -> None:
+        if message["type"] == "state":
+            wire.take(self._state, message["state"], message["events"])
+            self._progress.update(self._state)
+
+    def _lost(self) -> CouldNotFindOut:
+        hint = f"its ranks train on without it: clusterctl attach {self._run_dir} goes on with it"
+        return CouldNotFindOut("the supervisor of this run has ended", hint=hint)
+
+    def _leaves(self, number: int) -> bool:
+        """Whether this signal ends the view while the run goes on."""
+        if number == signal.SIGHUP:
+            return True
+        is_asked = number == signal.SIGINT and not self._stops and sys.stdin.isatty()
+        answer = self._ask() if is_asked else "s"
+        if answer == "s":
+            self._stops += 1
+            self._link.send("stop" if self._stops == 1 else "kill")
+            if self._stops == 1:
+                with suppress(OSError, RuntimeError):  # a terminal that has gone
+                    self._output.warn(f"\n{STOPPING}")
+        return answer == "d"
+
+    def _ask(self) -> str:
+        """One of d, s, c. Ctrl-C once more is s; where the run ends meanwhile, c."""
+        self._progress.close()
+        self._output.warn(f"\n{QUESTION} ", "warn")
+        with _key_by_key():
+            while not self._link.ended:
+                if self._signals:
+                    number = self._signals.pop(0)
+                    return "d" if number == signal.SIGHUP else "s"
+                with suppress(InterruptedError):
+                    if select.select([sys.stdin], [], [], TICK_S)[0]:
+                        key = os.read(sys.stdin.fileno(), 1).decode("ascii", "replace").lower()
+                        if key in ("d", "s", "c"):
+                            return key
+                        if not key:  # the terminal has gone
+                            return "d"
+        return "c"
+
+
+@contextmanager
+def _key_by_key() -> Iterator[None]:
+    """Keys arrive without Enter; Ctrl-C still is a signal."""
+    before = termios.tcgetattr(sys.stdin)
+    tty.setcbreak(sys.stdin, termios.TCSANOW)
+    try:
+        yield
+    finally:
+        with suppress(termios.error):
+            termios.tcsetattr(sys.stdin, termios.TCSANOW, before)

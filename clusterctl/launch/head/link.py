@@ -1,0 +1,74 @@
+"""The connection of a view to the supervisor of a run on this machine."""
+
+from __future__ import annotations
+
+import json
+import selectors
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from clusterctl.errors import CouldNotFindOut
+
+LINE_BYTES = 16 << 20
+
+
+class Link:
+    """Messages of a supervisor; `ended` once it has gone."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError where nobody listens."""
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._socket.connect(str(path))
+        except OSError:
+            self._socket.close()
+            raise
+        self._socket.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._socket, selectors.EVENT_READ)
+        self._rest = b""
+        self.ended = False
+
+    def take(self, timeout_s: float) -> list[dict[str, Any]]:
+        """What has arrived, after `timeout_s` at the latest. Raises `CouldNotFindOut` for what no
+        supervisor sends."""
+        if self.ended or not self._selector.select(timeout_s):
+            return []
+        try:
+            data = self._socket.recv(1 << 20)
+        except BlockingIOError:
+            return []
+        except OSError:
+            data = b""
+        self.ended = not data
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > LINE_BYTES:
+            raise CouldNotFindOut("the supervisor sends a line without end")
+        try:
+            return [json.loads(line) for line in lines]
+        except ValueError as error:
+            raise CouldNotFindOut(f"the supervisor's message cannot be read: {error}") from None
+
+    def first_state(self, timeout_s: float) -> tuple[dict[str, Any], dict[str, Any]]:
+        """(the run, its first state). Raises `CouldNotFindOut` where none comes in time."""
+        about: dict[str, Any] = {}
+        deadline = time.monotonic() + timeout_s
+        while not self.ended and time.monotonic() < deadline:
+            for message in self.take(0.1):
+                if message["type"] == "run":
+                    about = message
+                if message["type"] == "state" and about:
+                    return about, message
+        raise CouldNotFindOut(f"the supervisor says nothing within {timeout_s:g} s")
+
+    def send(self, order: str) -> None:
+        try:
+            self._socket.sendall(json.dumps({"op": order}).encode() + b"\n")
+        except OSError:
+            self.ended = True
+
+    def close(self) -> None:
+        self._selector.close()
+        self._socket.close()

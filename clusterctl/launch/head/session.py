@@ -1,0 +1,107 @@
+"""Begin a run, look at it, say how it ended: what `launch` and `attach` do on the head."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from clusterctl.errors import UsageError
+from clusterctl.launch import saved_run
+from clusterctl.launch.head import owner, supervisor
+from clusterctl.launch.head.attached import follow
+from clusterctl.launch.head.link import Link
+from clusterctl.launch.run_dir import write_layout
+from clusterctl.launch.saved_run import SavedRun
+from clusterctl.launch.state import RunResult
+from clusterctl.nodes import counted
+from clusterctl.output import Output
+
+STATE_S = 10.0  # for the first word of a supervisor
+
+
+def begin(run: SavedRun, output: Output, *, detach: bool) -> int:
+    """Start the supervisor of a new run and show it to its end; the exit code."""
+    plan = run.plan
+    write_layout(plan.run_dir, plan.run_id, plan.to_json())
+    run.write()
+    link = supervisor.start(plan.run_dir, "begin")
+    if detach:
+        about, _ = link.first_state(STATE_S)
+        link.close()
+        _say_detached(output, "launch", about)
+        return 0
+    return _watch(run, link, output, "launch")
+
+
+def attach(run_dir: Path, output: Output) -> int:
+    """Show a run that goes on; where its supervisor has gone, a new one takes over."""
+    run = saved_run.read(run_dir)
+    return _watch(run, connect(run), output, "attach")
+
+
+def connect(run: SavedRun) -> Link:
+    """To the run's supervisor, of which a new one is started where there is none. Raises
+    `UsageError` where it is supervised on another machine, or cannot be asked."""
+    run_dir = run.plan.run_dir
+    found = owner.find(run_dir)
+    if found is None:
+        return supervisor.start(run_dir, "resume")
+    if not found.is_here:
+        text = f"this run is supervised on {found.host} (process {found.pid})"
+        raise UsageError(text, hint=f"clusterctl attach on {found.host}")
+    try:
+        return Link(owner.socket_path(run.plan.run_id))
+    except OSError as error:
+        text = f"{found.text} supervises this run and cannot be asked ({error.strerror})"
+        raise UsageError(text, hint="kill it, then attach again: the ranks go on") from None
+
+
+def _watch(run: SavedRun, link: Link, output: Output, command: str) -> int:
+    run_dir = run.plan.run_dir
+    about = {"run_id": run.plan.run_id, "run_dir": str(run_dir)}
+    result = follow(link, run_dir, output)
+    if result is None:
+        _say_detached(output, command, about)
+        return 0
+    if output.json:
+        output.document(command, **about, ok=result.ok, **asdict(result))
+    else:
+        _say_end(output, run_dir, len(run.plan.shares), result)
+    return result.exit_code
+
+
+def _say_detached(output: Output, command: str, about: dict[str, Any]) -> None:
+    facts = {name: about[name] for name in ("run_id", "run_dir")}
+    if output.json:
+        output.document(command, **facts, ok=True, exit_code=0, detached=True)
+        return
+    output.line(f"the run goes on: {about['run_dir']}", "good")
+    output.note(f"  clusterctl attach {about['run_dir']} shows it, clusterctl logs -f its output")
+
+
+def _say_end(output: Output, run_dir: Path, nodes: int, result: RunResult) -> None:
+    if result.ok:
+        again = f" (after {counted(result.attempts - 1, 'restart')})" if result.attempts > 1 else ""
+        output.line(f"done: {run_dir}{again}", "good")
+    else:
+        was_asked = result.exit_code == 130
+        output.warn(result.reason if was_asked else f"error: {result.reason}", "bad")
+        for line in result.last_lines:
+            output.warn(f"  | {line}")
+        if result.cause and result.cause["class"] not in ("unknown", "user-stop"):
+            note = f" ({result.cause['note']})" if result.cause["note"] else ""
+            output.warn(f"  cause: {result.cause['class']}{note}")
+        if result.verdict and output.quiet:  # else it was printed as soon as it was known
+            output.warn(f"  {result.verdict}", "bad")
+        if result.stacks:
+            output.warn(f"  stacks: {result.stacks}/index.html")
+        if result.hint:
+            output.warn(f"  hint: {result.hint}")
+        output.warn(f"  logs: {run_dir}/ranks/")
+    for left in result.leftovers:
+        output.warn(f"still there: {left}", "bad")
+    for name in result.unconfirmed:
+        output.warn(f"NOT CONFIRMED: {name}", "bad")
+    if not result.leftovers and not result.unconfirmed:
+        output.note(f"nothing of it is left running on {counted(nodes, 'node')}")

@@ -1,0 +1,143 @@
+"""The process that supervises a run: apart from every terminal, `python -m … RUN_DIR begin`.
+
+`begin` is for a new run, `resume` for one whose supervisor has gone. What it prints is in
+supervisor.log of the run directory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from clusterctl.errors import ClusterctlError, CouldNotFindOut
+from clusterctl.launch import journal, positions, saved_run
+from clusterctl.launch.head import owner
+from clusterctl.launch.head.link import Link
+from clusterctl.launch.head.views import Views
+from clusterctl.launch.plan import LaunchPlan
+from clusterctl.launch.restart.past import Past
+from clusterctl.launch.restart.recheck import recheck
+from clusterctl.launch.supervise import supervise
+from clusterctl.remote.cluster import Cluster
+
+LOG = "supervisor.log"
+START_S = 30.0  # for Python and its imports, on a busy machine
+TAIL_CHARS = 2000
+REPEATED = ("rank", "rank-ended", "unshared")  # events that agents' messages give once more
+
+
+def start(run_dir: Path, word: str) -> Link:
+    """Start a supervisor of a saved run and connect to it. Raises `CouldNotFindOut`."""
+    path = owner.socket_path(saved_run.read(run_dir).plan.run_id)
+    log = os.open(run_dir / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
+    command = [sys.executable, "-m", __name__, str(run_dir), word]
+    with os.fdopen(log, "wb") as out:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+            env=_environment(),
+        )
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        try:
+            return Link(path)
+        except OSError:
+            if child.poll() is not None:
+                break
+        time.sleep(0.05)
+    said = (run_dir / LOG).read_text(errors="replace")[-TAIL_CHARS:].strip()
+    why = said.splitlines()[-1].removeprefix("error: ") if said else f"nothing in {LOG}"
+    raise CouldNotFindOut(f"the run has no supervisor: {why}", hint=f"see {run_dir / LOG}")
+
+
+def _environment() -> dict[str, str]:
+    """The same clusterctl as this one, wherever the supervisor is started."""
+    here = str(Path(__file__).parents[3])
+    paths = [here, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
+
+
+def main(run_dir: Path, word: str) -> int:
+    os.umask(0o077)
+    lock = owner.take(run_dir)
+    run = saved_run.read(run_dir)
+    if run.plan.share:
+        os.umask(0o027)
+    orders: list[str] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: orders.append("stop"))
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # it belongs to no terminal
+    about = {"run_id": run.plan.run_id, "run_dir": str(run_dir), "pid": os.getpid()}
+    views = Views(
+        owner.socket_path(run.plan.run_id), {**about, "host": socket.gethostname()}, orders.append
+    )
+    result = supervise(
+        run.plan,
+        _cluster(run),
+        on_update=views.update,
+        stop=lambda: bool(orders),
+        kill=lambda: "kill" in orders or orders.count("stop") > 1,
+        rules=run.rules,
+        past=replace(_past(run), phase=run.phase if word == "resume" else "new"),
+        on_change=lambda plan, phase, past: run.at(plan, phase, past).write(),
+        recheck=lambda plan, nodes: recheck(plan, _cluster(run), run.rules.needs, nodes),
+    )
+    saved_run.remove(run_dir)
+    positions.remove(run_dir)
+    views.end(result)
+    owner.give_back(run_dir, lock)
+    return 0
+
+
+def _cluster(run: saved_run.SavedRun) -> Cluster:
+    from clusterctl.transport.paramiko_backend import ParamikoTransport
+
+    transport = ParamikoTransport(accept_new=run.accept_new)
+    return Cluster(run.plan.nodes, transport, run.limits, run.width)
+
+
+def _past(run: saved_run.SavedRun) -> Past:
+    """With what the run directory tells of a run that another supervisor has begun."""
+    events = _events(run.plan)
+    began_s = events[0]["time_s"] if events else None
+    last = max((at for at, one in enumerate(events) if one["event"] == "attempt"), default=0)
+    repeated = [one for one in events[last:] if one["event"] in REPEATED]
+    known = frozenset((one["event"], one["node"], one["text"]) for one in repeated)
+    return replace(
+        run.past, positions=positions.load(run.plan.run_dir), known=known, began_s=began_s
+    )
+
+
+def _events(plan: LaunchPlan) -> list[dict[str, Any]]:
+    """The journal; a last line that was cut is left out."""
+    found = []
+    try:
+        text = (plan.run_dir / journal.EVENTS_FILE).read_text(encoding="utf-8")
+    except OSError:
+        return []
+    for line in text.splitlines():
+        try:
+            event = json.loads(line)
+            found.append({key: event[key] for key in ("event", "node", "text", "time_s")})
+        except (ValueError, LookupError, TypeError):
+            continue
+    return found
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(Path(sys.argv[1]), sys.argv[2]))
+    except ClusterctlError as failure:
+        print(f"error: {failure}", file=sys.stderr)
+        sys.exit(failure.exit_code)

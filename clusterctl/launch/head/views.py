@@ -1,0 +1,105 @@
+"""Those who look at a run: each gets its state and events over a socket, and may give orders.
+
+The supervisor never waits for them: a view that reads slowly gets newer states, and all events.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from clusterctl.launch.head import wire
+from clusterctl.launch.state import EVENTS, RunResult, RunState
+
+EVERY_S = 0.2  # between two states
+SEND_S = 5.0  # for a view that does not read; then it is closed
+LAST_S = 3.0  # for the result to reach the views
+ORDERS = ("stop", "kill")
+
+
+class Views:
+    """Listens on a socket in the user's own folder; `on_order` gets "stop" or "kill"."""
+
+    def __init__(self, path: Path, about: dict[str, Any], on_order: Callable[[str], None]) -> None:
+        self._about, self._on_order = about, on_order
+        self._changed = threading.Condition()
+        self._picture: dict[str, Any] = {}
+        self._events: deque[dict[str, Any]] = deque(maxlen=EVENTS)
+        self._count = 0  # of all events so far
+        self._result: dict[str, Any] | None = None
+        self._threads: list[threading.Thread] = []
+        self._path = path
+        path.unlink(missing_ok=True)  # of a supervisor that was killed: the lock is ours
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(str(path))
+        self._listener.listen(16)
+        threading.Thread(target=self._accept, name="views", daemon=True).start()
+
+    def update(self, state: RunState) -> None:
+        with self._changed:
+            fresh = state.event_count - self._count
+            self._events.extend(map(wire.event_line, list(state.events)[-fresh:] if fresh else ()))
+            self._count = state.event_count
+            self._picture = wire.picture(state)
+            self._changed.notify_all()
+
+    def end(self, result: RunResult) -> None:
+        """Tell the result to all who look, and close."""
+        with self._changed:
+            self._result = asdict(result)
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join(LAST_S)
+        with suppress(OSError):
+            self._path.unlink()
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                peer, _ = self._listener.accept()
+            except OSError:
+                return
+            thread = threading.Thread(target=self._serve, args=(peer,), daemon=True)
+            self._threads = [one for one in self._threads if one.is_alive()] + [thread]
+            thread.start()
+
+    def _serve(self, peer: socket.socket) -> None:
+        peer.settimeout(SEND_S)
+        gone = threading.Event()
+        threading.Thread(target=self._listen, args=(peer.dup(), gone), daemon=True).start()
+        told = 0
+        with peer, suppress(OSError):
+            _send(peer, {"type": "run", **self._about})
+            while not gone.is_set():
+                with self._changed:
+                    self._changed.wait(EVERY_S)
+                    fresh = min(self._count - told, len(self._events))
+                    events = list(self._events)[-fresh:] if fresh else []
+                    told, picture, result = self._count, self._picture, self._result
+                if picture:
+                    _send(peer, {"type": "state", "state": picture, "events": events})
+                if result is not None:
+                    _send(peer, {"type": "result", "result": result})
+                    return
+                gone.wait(EVERY_S)
+
+    def _listen(self, peer: socket.socket, gone: threading.Event) -> None:
+        peer.settimeout(None)
+        with peer, suppress(OSError, ValueError), peer.makefile("rb") as lines:
+            for line in lines:
+                order = json.loads(line)
+                if isinstance(order, dict) and order.get("op") in ORDERS:
+                    self._on_order(order["op"])
+        gone.set()
+
+
+def _send(peer: socket.socket, message: dict[str, Any]) -> None:
+    peer.sendall(json.dumps(message, default=str).encode() + b"\n")

@@ -1,0 +1,51 @@
+"""What a supervisor tells those who look at its run, as JSON lines."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
+from typing import Any
+
+from clusterctl.launch.state import NodeState, RunResult, RunState
+from clusterctl.nodes import grouped
+from trainer.runlog import telemetry
+
+
+def picture(state: RunState) -> dict[str, Any]:
+    """The state without its events; nodes by what they do."""
+    groups = grouped((node.text, name) for name, node in state.nodes.items())
+    return {
+        "attempt": state.attempt,
+        "seconds": round(time.monotonic() - state.started_s, 1),
+        "nodes": groups,
+        "ranks": len(state.beats),
+        "step": asdict(state.step) if state.step is not None else None,
+        "event_count": state.event_count,
+        "failure": state.failure,
+    }
+
+
+def event_line(event: telemetry.Event) -> dict[str, Any]:
+    return asdict(event)
+
+
+def take(state: RunState, data: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> None:
+    """Put a picture and the events since the last one into a state. Raises ValueError, TypeError,
+    LookupError for what no supervisor of this version sends."""
+    state.attempt = int(data["attempt"])
+    state.started_s = time.monotonic() - float(data["seconds"])
+    state.failure = data["failure"]
+    texts = {name: text for text, names in data["nodes"].items() for name in names}
+    state.nodes = {name: NodeState(text) for name, text in texts.items()}
+    if data["step"] is not None:
+        state.step = telemetry.StepRecord(**data["step"])
+    for event in events:
+        state.add(telemetry.Event(**event))
+
+
+def result_of(data: Mapping[str, Any]) -> RunResult:
+    """A result from its dictionary. Raises TypeError."""
+    names = {field.name for field in fields(RunResult)}
+    lists = {name: tuple(data[name]) for name in ("last_lines", "leftovers", "unconfirmed")}
+    return RunResult(**{name: data[name] for name in names if name in data} | lists)

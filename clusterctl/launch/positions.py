@@ -1,0 +1,61 @@
+"""How far the head has got in the nodes' files, for a supervisor that takes a run over.
+
+What was copied after the last note is cut off and sent again, so no line is lost or doubled.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from clusterctl.payload.files.private import replace_file
+
+FILE = ".positions.json"
+EVERY_S = 1.0
+_COPY = re.compile(r"ranks/\d+\.log|telemetry\.jsonl")
+Positions = dict[str, dict[str, int]]  # bytes by node and file: "telemetry", or a rank's number
+
+
+class Notes:
+    """Writes the positions down, once a second at most."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir, self._noted_s = run_dir, 0.0
+
+    def note(self, found: Mapping[str, Mapping[str, int]], copies: Iterable[str]) -> None:
+        """`copies` are the files, relative to the run directory, that the head itself writes."""
+        now = time.monotonic()
+        if now - self._noted_s < EVERY_S:
+            return
+        self._noted_s = now
+        with suppress(OSError):  # a full disk must not end a run
+            sizes = {name: (self._run_dir / name).stat().st_size for name in copies}
+            document = json.dumps({"positions": found, "sizes": sizes})
+            replace_file(str(self._run_dir / FILE), document.encode())
+
+
+def load(run_dir: Path) -> Positions:
+    """The positions noted last; the head's copies are cut to what they were then."""
+    try:
+        document = json.loads((run_dir / FILE).read_bytes())
+        found: Positions = {
+            str(node): {str(name): int(at) for name, at in files.items()}
+            for node, files in document["positions"].items()
+        }
+        for name, size in document["sizes"].items():
+            if not _COPY.fullmatch(name):
+                raise ValueError(name)
+            with suppress(FileNotFoundError):
+                os.truncate(run_dir / name, int(size))
+        return found
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return {}
+
+
+def remove(run_dir: Path) -> None:
+    (run_dir / FILE).unlink(missing_ok=True)

@@ -1,0 +1,113 @@
+"""The next attempt of a run: a pause, nodes that are clean and fit, the newest whole checkpoint."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from clusterctl.launch.plan import PORT_CHOICES, PORT_RANGE, LaunchPlan, assign_ranks
+from clusterctl.launch.restart import between
+from clusterctl.launch.restart.choose import Choice, choose
+from clusterctl.launch.restart.past import Past
+from clusterctl.launch.restart.rules import Rules
+from clusterctl.nodes import Node
+from clusterctl.remote.cluster import Cluster
+
+ASK_AGAIN_S = 10.0  # nodes that are awaited
+LISTEN_S = 0.2  # to the user, in a pause
+STOPPED = "stopped by the user before the next attempt"
+Recheck = Callable[[LaunchPlan, Sequence[Node]], Mapping[str, str]]
+
+
+class NoNext(Exception):
+    """Why there is no next attempt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """`plan` is that of the last attempt; `recheck` names nodes that fail a short preflight."""
+
+    plan: LaunchPlan
+    cluster: Cluster
+    rules: Rules
+    past: Past
+    recheck: Recheck
+
+    def next(
+        self, pause_s: float, stop: Callable[[], bool], tell: Callable[..., None]
+    ) -> tuple[LaunchPlan, Mapping[str, str]]:
+        """The plan, and the nodes that it could not use. Raises `NoNext` after a stop, or when
+        there are too few nodes for too long."""
+        if _pause(pause_s, stop):
+            raise NoNext(STOPPED)
+        deadline = time.monotonic() + self.rules.patience_s
+        shown = ""
+        while True:
+            found, choice = self._look()
+            if choice.nodes:
+                break
+            if time.monotonic() > deadline:
+                raise NoNext(choice.text)
+            if choice.text != shown:
+                shown = choice.text
+                tell("waiting", f"{shown}; waiting for them")
+            if _pause(ASK_AGAIN_S, stop):
+                raise NoNext(STOPPED)
+        if choice.text:
+            tell("nodes", choice.text)
+        nodes = {node.name: node for node in self.rules.every_node}
+        chosen = [nodes[name] for name in choice.nodes]
+        return next_plan(self.plan, chosen, self.rules.slots, found.checkpoint), found.unfit
+
+    def _look(self) -> tuple[between.Found, Choice]:
+        found = between.look(
+            self.plan,
+            self.cluster,
+            self.rules.every_node,
+            unproved=self.past.unproved,
+            recheck=partial(self.recheck, self.plan),
+            damaged=self.past.damaged,
+        )
+        unfit = {**found.unfit, **self.past.barred}
+        choice = choose(self.rules.pool, [node.name for node in self.plan.nodes], unfit)
+        if choice.nodes and found.unseen and found.checkpoint is None:
+            choice = Choice((), f"checkpoints cannot be listed ({found.unseen})")
+        return found, choice
+
+
+def next_plan(
+    plan: LaunchPlan, nodes: Sequence[Node], slots: Mapping[str, int], checkpoint: str | None
+) -> LaunchPlan:
+    """Ports that the last attempt tried are left out: what is left of its connections must not
+    reach the new ranks. A port or an address that the user has given is kept, the address only
+    while the first node is the same.
+    """
+    is_same_first = nodes[0].name == plan.master.name
+    address = plan.address if plan.address_fixed and is_same_first else nodes[0].address
+    ports = plan.ports
+    if len(ports) > 1:
+        free = [port for port in PORT_RANGE if port not in ports]
+        ports = tuple(random.sample(free, PORT_CHOICES))
+    return replace(
+        plan,
+        attempt=plan.attempt + 1,
+        checkpoint=checkpoint,
+        shares=assign_ranks(nodes, slots),
+        address=address,
+        address_fixed=plan.address_fixed and is_same_first,
+        ports=ports,
+    )
+
+
+def _pause(seconds: float, stop: Callable[[], bool]) -> bool:
+    """Whether the user has stopped the run meanwhile."""
+    until = time.monotonic() + seconds
+    while not stop():
+        left_s = until - time.monotonic()
+        if left_s <= 0:
+            return False
+        time.sleep(min(LISTEN_S, left_s))
+    return True

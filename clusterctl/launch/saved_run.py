@@ -1,0 +1,168 @@
+"""The file of a run from which another supervisor can go on: plan, rules, what has happened.
+
+It holds the word by which agents know their head, and the ranks' environment with its secrets, so
+only its user can read it (0600), and it is removed at the run's end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from checks.facts import LaunchNeeds
+from clusterctl.errors import UsageError
+from clusterctl.launch.causes.kinds import Cause
+from clusterctl.launch.environment import Environment, Variable
+from clusterctl.launch.plan import LaunchPlan, Share, Timing
+from clusterctl.launch.restart.budget import Failure
+from clusterctl.launch.restart.past import Past
+from clusterctl.launch.restart.rules import Rules
+from clusterctl.nodes import Node
+from clusterctl.payload.files.private import open_own, replace_file
+from clusterctl.transport.base import Limits
+
+FILE = ".supervisor.json"
+MAX_BYTES = 64 << 20
+PHASES = ("starting", "running", "between")
+
+
+@dataclass(frozen=True, slots=True)
+class SavedRun:
+    """All that a supervisor needs. `phase` is one of `PHASES`."""
+
+    plan: LaunchPlan
+    rules: Rules
+    limits: Limits = field(default_factory=Limits)
+    width: int = 64
+    accept_new: bool = False
+    phase: str = "starting"
+    past: Past = field(default_factory=Past)
+    version: str = field(default_factory=lambda: version("clusterctl"))
+
+    def write(self) -> None:
+        """Replace the file. Raises OSError."""
+        replace_file(str(self.plan.run_dir / FILE), json.dumps(self._document()).encode())
+
+    def at(self, plan: LaunchPlan, phase: str, past: Past) -> SavedRun:
+        return replace(self, plan=plan, phase=phase, past=past)
+
+    def _document(self) -> dict[str, Any]:
+        plan, past = self.plan, self.past
+        failures = [{**asdict(one), "root": one.root.to_json()} for one in past.failures]
+        return {
+            "version": self.version,
+            "phase": self.phase,
+            "plan": _plain(plan),
+            "rules": _plain(self.rules),
+            "limits": asdict(self.limits),
+            "width": self.width,
+            "accept_new": self.accept_new,
+            "past": {
+                "failures": failures,
+                "unproved": dict(past.unproved),
+                "barred": dict(past.barred),
+                "damaged": sorted(past.damaged),
+            },
+        }
+
+
+def read(run_dir: Path) -> SavedRun:
+    """The run of a directory. Raises `UsageError` for one that is over, damaged, of another user or
+    of another version of clusterctl: agents and supervisor must speak alike."""
+    path = run_dir / FILE
+    try:
+        with os.fdopen(open_own(str(path), os.O_RDONLY), "rb") as file:
+            document = json.loads(file.read(MAX_BYTES))
+        theirs, ours = document["version"], version("clusterctl")
+        if theirs != ours:
+            text = f"{run_dir} was started by clusterctl {theirs}, this is {ours}"
+            raise UsageError(text, hint=f"use clusterctl {theirs} for this run")
+        return _run(document)
+    except FileNotFoundError:
+        raise UsageError(f"no run goes on in {run_dir}", hint="clusterctl runs") from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise UsageError(f"{path} cannot be read: {why}") from None
+
+
+def remove(run_dir: Path) -> None:
+    (run_dir / FILE).unlink(missing_ok=True)
+
+
+def _plain(one: Any) -> Any:
+    """Dataclasses as dictionaries, paths as texts."""
+
+    def value(item: Any) -> Any:
+        if isinstance(item, Path):
+            return str(item)
+        if isinstance(item, Mapping):
+            return {key: value(inner) for key, inner in item.items()}
+        if isinstance(item, list | tuple):
+            return [value(inner) for inner in item]
+        return item
+
+    return value(asdict(one))
+
+
+def _run(document: Mapping[str, Any]) -> SavedRun:
+    past = document["past"]
+    if document["phase"] not in PHASES:
+        raise ValueError(f"phase {document['phase']!r}")
+    return SavedRun(
+        plan=_plan(document["plan"]),
+        rules=_rules(document["rules"]),
+        limits=Limits(**document["limits"]),
+        width=int(document["width"]),
+        accept_new=bool(document["accept_new"]),
+        phase=document["phase"],
+        past=Past(
+            failures=tuple(map(_failure, past["failures"])),
+            unproved=past["unproved"],
+            barred=past["barred"],
+            damaged=frozenset(past["damaged"]),
+        ),
+    )
+
+
+def _plan(data: dict[str, Any]) -> LaunchPlan:
+    tuples = {name: tuple(data[name]) for name in ("ports", "program", "starter")}
+    return LaunchPlan(
+        **{
+            **data,
+            **tuples,
+            "run_dir": Path(data["run_dir"]),
+            "workdir": Path(data["workdir"]),
+            "shares": tuple(
+                Share(**{**share, "node": _node(share["node"])}) for share in data["shares"]
+            ),
+            "environment": Environment(
+                tuple(Variable(**one) for one in data["environment"]["variables"])
+            ),
+            "timing": Timing(**data["timing"]),
+        }
+    )
+
+
+def _rules(data: dict[str, Any]) -> Rules:
+    needs, file = data["needs"], data["exclude_file"]
+    if needs is not None:
+        needs = LaunchNeeds(
+            **{**needs, "files": tuple(needs["files"]), "on_head": tuple(needs["on_head"])}
+        )
+    groups = {name: tuple(map(_node, data[name])) for name in ("nodes", "spares")}
+    return Rules(**{**data, **groups, "needs": needs, "exclude_file": file and Path(file)})
+
+
+def _node(data: dict[str, Any]) -> Node:
+    return Node(**{**data, "labels": tuple((key, value) for key, value in data["labels"])})
+
+
+def _failure(data: dict[str, Any]) -> Failure:
+    return Failure(Cause.from_json(data["root"]), data["checkpoint"], bool(data["has_trained"]))
