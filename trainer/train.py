@@ -44,7 +44,7 @@ _LEAVE_S = 60.0  # for the end of a rank: workers, the tracker, the last writes
 def main(argv: Sequence[str] | None = None) -> int:
     use_expandable_segments(os.environ)
     argv = list(sys.argv[1:] if argv is None else argv)
-    options, overrides = _parser().parse_known_args(argv)
+    options, overrides = parser().parse_known_args(argv)
     try:
         if options.allow_partial:
             overrides.append("--allow-partial")
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _parser() -> Parser:
+def parser() -> Parser:
     description = (
         "Train. Every key of the config is an option, too: --lr 1e-4 --dataset.data-path X."
     )

@@ -15,7 +15,7 @@ SETTLE_S = 1.5  # for other nodes' deaths to arrive, of which one may state the 
 WAITS_S = (0.0, 0.3, SETTLE_S, SETTLE_S, math.inf, SETTLE_S)
 SHOWN_LINES = 25
 ASKED_TO_STOP = 130  # a rank's exit code after SIGTERM and a checkpoint (trainer.train)
-# Signals that this program and torchrun send; a rank gets no other one from us.
+# Signals that this program sends; a rank gets no other one from us. SIGABRT is NCCL's and gloo's.
 OURS = (-signal.SIGTERM, -signal.SIGKILL, -signal.SIGINT, -signal.SIGABRT)
 
 
@@ -73,7 +73,7 @@ class Death:
     def weight(self) -> int:
         """0 for a likely cause, more for a consequence.
 
-        A signal comes first; SIGTERM and SIGABRT do not count as one: torchrun sends SIGTERM to the
+        A signal comes first; SIGTERM and SIGABRT do not count as one: agents send SIGTERM to the
         peers of a dead rank, NCCL's watchdog and gloo send SIGABRT. Then a log that states an error
         of its own, also of a rank whose exit code nobody has seen: of two ranks that end at the
         same moment the log with the reason counts, not the first message.

@@ -1,4 +1,4 @@
-"""The cause of a run's end by deaths, lost nodes and torchrun's log. Pure."""
+"""The cause of a run's end by deaths, lost nodes and the starter's log. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class End:
     reason: str
     deaths: Sequence[Death] = ()
     lost: Mapping[str, str] = field(default_factory=dict)  # node: why it cannot be asked any more
-    starter_lines: Sequence[str] = ()  # torchrun's last lines, where torchrun itself failed
+    starter_lines: Sequence[str] = ()  # of the starter's log, where it has failed itself
     homes: Mapping[int, str] = field(default_factory=dict)  # the node of each rank
     facts: Sequence[Fact] = ()
     stopped_s: float = float("inf")  # when the supervisor stopped what was left
@@ -56,7 +56,7 @@ def _victims(found: Judgement | None, stopped_s: float) -> tuple[Cause, ...]:
 
 
 def _of_starter(end: End) -> Cause:
-    """No rank died: torchrun itself could not start, or an agent reported a failure."""
+    """No rank died: what starts them has failed, or an agent reported a failure."""
     stated = texts.read(end.starter_lines)
     if stated is None or stated.kind == Kind.WORKER_EXCEPTION:
         line = end.starter_lines[-1] if end.starter_lines else ""

@@ -16,7 +16,7 @@ from clusterctl.payload.mask_secrets import HIDDEN, hide, is_secret
 
 PASSED_PREFIXES = ("NCCL_", "GLOO_", "OMP_", "CUDA_", "TORCH_", "PYTORCH_", "WANDB_", "HF_")
 
-# Set by torchrun and the agent; another value would break the rendezvous or the clean-up.
+# Set by the starter and the agent; another value would break the rendezvous or the clean-up.
 _RESERVED = re.compile(
     "RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|NODE_RANK|GROUP_RANK|MASTER_ADDR|MASTER_PORT|"
     "CLUSTERCTL_.*"

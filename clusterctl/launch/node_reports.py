@@ -52,7 +52,7 @@ class Reports:
         self.positions = {name: dict(before.get(name, {})) for name in self.shares}
         self.lost: dict[str, str] = {}  # nodes that cannot be asked any more, and why
         self.facts: list[Fact] = []  # of kernels and cgroups; agents report none so far
-        self.starter_ended_s = math.inf  # when a torchrun ended because of one of these
+        self.starter_ended_s = math.inf  # when a starter ended because of one of these
 
     def take(self, arrived: NodeMessage) -> None:
         """Raises `RunFailed`."""
@@ -111,7 +111,7 @@ class Reports:
             raise RunFailed(1, f"{name}: {message['text']}")
         elif kind == "ended":
             code = node.code = message["code"]
-            if code != 0 and self.deaths:  # torchrun ended because of a rank
+            if code != 0 and self.deaths:  # it ended because of a rank
                 self.starter_ended_s = min(self.starter_ended_s, time.monotonic())
             elif code != 0:
                 why = f"{name}: what starts its ranks ended with code {code}"
@@ -168,7 +168,7 @@ class Reports:
             self.deaths.append(deaths.Death(name, rank, code, why, tail, time.monotonic(), error))
 
     def check_deaths(self, now: float) -> None:
-        """Raise once the cause is known. After torchrun has failed, an unseen end counts too."""
+        """Raise once the cause is known. After a starter has failed, an unseen end counts too."""
         if now - self.starter_ended_s > deaths.SETTLE_S:
             now = math.inf
         death = deaths.cause(self.deaths, now)

@@ -21,15 +21,6 @@ from clusterctl.payload.mask_secrets import hide_words
 PORT_RANGE = range(29500, 30000)
 PORT_CHOICES = 20  # that the first node tries
 
-# The shell that a rank's program replaces (`exec`: same process id). It gives each rank a log file
-# of its own with stdout and stderr in the order written; torchrun's --redirects parts them and
-# puts them under a random name. The process id is for the agent: a rank that dies in its first
-# tenth of a second is a zombie without environment before the agent reads it.
-RANK_SHELL = (
-    '[ -z "$CLUSTERCTL_HEARTBEATS" ] || echo $$ >"$CLUSTERCTL_HEARTBEATS/$RANK.pid"; '
-    'exec "$@" >>"$CLUSTERCTL_RUN_DIR/ranks/$RANK.log" 2>&1'
-)
-
 
 @dataclass(frozen=True, slots=True)
 class Share:
@@ -92,7 +83,8 @@ class LaunchPlan:
     ports: tuple[int, ...]  # candidates for the master port; one when the user gave it
     environment: Environment
     program: tuple[str, ...]  # what python runs as a rank: ("-m", "trainer.train", CONFIG, …)
-    starter: tuple[str, ...]  # what starts a node's ranks: (python, "-m", "torch.distributed.run")
+    starter: tuple[str, ...]  # what starts a node's ranks: (python, "-m", "trainer.starter")
+    preload: tuple[str, ...] = ()  # modules that it imports once for all ranks of a node
     timing: Timing = Timing()
     share: str = ""  # the group that may read the run directory; nobody else without
     attempt: int = 1
@@ -129,23 +121,19 @@ class LaunchPlan:
         return self.shares[0].node
 
     def argv(self, share: Share, meet: Rendezvous) -> list[str]:
-        """The command of a node. Static rendezvous and no restarts: the supervisor decides both."""
+        """The command of a node, which also works where a person types it."""
         options = {
             "--nnodes": len(self.shares),
             "--node_rank": share.node_rank,
             "--nproc_per_node": share.slots,
+            "--first_rank": share.first_rank,
+            "--world_size": self.world_size,
             "--master_addr": meet.address,
             "--master_port": meet.port,
-            "--max-restarts": 0,
-            # A dead rank stays a zombie for up to this long, in which the agent reads its status.
-            "--monitor-interval": 1,
-            "--log-dir": f"{self.run_dir}/torchrun",
         }
         words = [str(word) for option in options.items() for word in option]
-        rank = ["/bin/sh", "-c", RANK_SHELL, "rank", self.python, *self.rank_program]
-        # torchrun fills ${local_rank} in, and takes $$ for $, in every word of the command.
-        escaped = [word.replace("$", "$$") for word in rank]
-        return [*self.starter, *words, "--no-python", *escaped]
+        words += [word for module in self.preload for word in ("--preload", module)]
+        return [*self.starter, *words, *self.rank_program]
 
     def agent_args(self, share: Share) -> dict[str, Any]:
         """Arguments of a node's agent payload: what it checks and prepares before the start."""

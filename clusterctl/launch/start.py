@@ -184,7 +184,8 @@ def plan_launch(
                 run_dir=run_dir,
             ),
             program=("-m", "trainer.train", config, *options.overrides),
-            starter=(options.python, "-m", "torch.distributed.run"),
+            starter=(options.python, "-m", "trainer.starter"),
+            preload=("trainer.starter.train_modules",),
             timing=options.timing,
             share=options.share,
         )

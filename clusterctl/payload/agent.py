@@ -19,6 +19,7 @@ from clusterctl.payload.jobs.processes import is_own, tags
 from clusterctl.payload.launch.ranks import END, Ranks, end_members, run_file
 from clusterctl.payload.launch.rendezvous import RendezvousListener, own_addresses, probe_port
 from clusterctl.payload.launch.session import HeadLink, fork_agent, relay, socket_path
+from clusterctl.payload.launch.starter import end_idle, end_standby
 from clusterctl.payload.prelude import ARGS, emit, on_signals
 from clusterctl.payload.proc_files import all_pids, read_word
 
@@ -54,7 +55,8 @@ def live(listener):
     connections.append(head)
     try:
         supervise(head)
-        say_goodbye(head)
+        if not say_goodbye(head) and running:
+            end_standby(socket_path(ARGS["run"], ARGS["node"], "starter"))  # nobody starts again
     finally:
         if holding:
             drop_lock(*holding.pop())
@@ -68,12 +70,13 @@ def lose_head():
 
 
 def say_goodbye(head):
-    """Wait until the head has got all, or has not come back for the lease."""
+    """Wait until the head has got all, or has not come back for the lease; whether it has."""
     deadline = time.monotonic() + ARGS["lease_s"]
     while not signalled and (running or head.is_connected or not head.was_connected):
         order = next_order(max(0.0, deadline - time.monotonic()))
         if order is None or order["op"] in ("bye", "end"):
-            return
+            return order is not None and order["op"] == "bye"
+    return False
 
 
 def supervise(head):
@@ -114,7 +117,7 @@ def run_ranks(head, order, shared):
         except OSError as error:
             emit({"type": "failed", "text": "cannot start %s: %s" % (order["argv"][0], error)})
             return []
-        emit({"type": "started", "pid": ranks.child.pid})
+        emit({"type": "started", "pid": ranks.starter.pid})
         return ranks.watch()
     except BaseException:
         end_members(ARGS["fail_grace_s"])  # the ranks must not outlive this program
@@ -146,7 +149,8 @@ def same_job():
         run, job, node, _ = tags(pid)
         # A rank whose agent is gone.
         if job == ARGS["job"] and run != ARGS["run"] and node == ARGS["node"] and is_own(pid):
-            found.append({"pid": pid, "run": run})
+            if not end_idle(pid):
+                found.append({"pid": pid, "run": run})
     return found
 
 

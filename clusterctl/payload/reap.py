@@ -1,6 +1,7 @@
 """End what is left of a run on this node, its agent too, and report what could not be ended.
 
-ARGS: run, node (None: whatever node name the processes carry), grace_s, kill (False: only look).
+ARGS: run, node (None: whatever node name the processes carry), grace_s, kill (False: only look),
+keep_standby (True: the starter that keeps torch imported for the next attempt is left alone).
 Answers `found` (before) and `left` (after): lists of `describe`.
 """
 
@@ -8,14 +9,17 @@ import os
 
 from clusterctl.payload.jobs.processes import chain_above, describe, end_all, members, process
 from clusterctl.payload.launch.session import agents_of
+from clusterctl.payload.launch.starter import standbys
 from clusterctl.payload.prelude import ARGS, finish
 
 
 def main():
     own = chain_above(os.getpid())  # `reap` may be typed in a shell of the run itself
+    starters = standbys(ARGS["run"], ARGS.get("node"))
+    spared = own + starters if ARGS.get("keep_standby") else own
 
     def find():
-        found = members(ARGS["run"], ARGS.get("node"), without=own)
+        found = members(ARGS["run"], ARGS.get("node"), starters, without=spared)
         agents = {pid: process(pid) for pid in agents_of(ARGS["run"])}
         found.update({pid: one for pid, one in agents.items() if one})
         return found

@@ -144,7 +144,7 @@ def test_without_a_dataset_the_message_says_how_to_make_one(
 
 
 def test_run_directories_are_numbered_and_taken_once(tmp_path: Path) -> None:
-    options = train._parser().parse_args(["demo"])
+    options = train.parser().parse_args(["demo"])
     config = train.configuration.load("demo", ["--outputs", str(tmp_path)])
     names = [train._run_dir(config, options).name for _ in range(3)]
     assert names == ["001-STDiT3", "002-STDiT3", "003-STDiT3"]

@@ -70,7 +70,7 @@ class Source(str, Enum):
     """Where a line of evidence is from."""
 
     RANK_LOG = "rank log"
-    STARTER_LOG = "torchrun's log"
+    STARTER_LOG = "starter's log"
     EXIT_CODE = "exit code"
     KERNEL = "kernel"
     VERDICT = "verdict"  # of the stacks

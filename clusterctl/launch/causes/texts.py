@@ -60,7 +60,7 @@ def _row(kind: Kind, words: str, *, is_of_node: bool = False) -> _Row:
 TABLE: tuple[_Row, ...] = (
     _row(Kind.PORT_TAKEN, r"EADDRINUSE|address already in use|the program at that port has not answered"),
     _row(Kind.NCCL_WATCHDOG, _WATCHDOG.pattern),
-    # Ended by us or by torchrun, not by itself.
+    # Ended by us or by a launcher, not by itself.
     _row(Kind.PEER_LOST, r"is killed by signal: Terminated|^SystemExit: (?:143|130)$|SignalException"),
     _row(Kind.WORKER_DIED, r"DataLoader worker .*(?:is killed by signal|exited unexpectedly)|Pin memory thread exited|decoding processes were killed"),
     _row(Kind.PEER_LOST, r"another rank has ended|connection (?:was )?(?:closed|reset|refused|likely closed)|remote process exited|ncclRemoteError|socket (?:timeout|closed)|broken pipe|failed to recv|pair closure|recvValue failed|client socket has (?:failed|timed out)|timed out waiting|Dist(?:Network|Store)Error|Gloo connect"),

@@ -100,10 +100,10 @@ def family(facts, roots):
     return found
 
 
-def members(run, node=None, root=None, without=()):
-    """Living processes of a run as {pid: Process}; with `root` also all that descends from it."""
+def members(run, node=None, roots=(), without=()):
+    """Living processes of a run as {pid: Process}; also all that descends from `roots`."""
     facts = all_processes()
-    pids = family(facts, [root])
+    pids = family(facts, roots)
     for pid in facts:
         tag = tags(pid)
         if tag[0] == run and node in (None, tag[2]) and is_own(pid):

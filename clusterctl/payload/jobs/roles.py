@@ -8,6 +8,7 @@ from clusterctl.payload.jobs.processes import rank_number, variable
 SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "fish", "csh", "tcsh", "busybox", "env", "timeout")
 LAUNCHERS = re.compile(
     rb"torch/distributed/(run|launch)|torch\.distributed\.(run|launch)|(^|/)torchrun(\0|$)|"
+    rb"-m\0trainer\.starter(\0|$)|"
     rb"(^|/)colossalai\0run|(^|/)(accelerate-launch|deepspeed|mpirun|mpiexec)(\0|$)"
 )
 OTHERS = (

@@ -1,23 +1,22 @@
-"""The ranks of a run on this node, and torchrun, which starts them: watched, reported, ended."""
+"""The ranks of a run on this node, and their starter: watched, reported, ended."""
 
-import ctypes
 import json
 import os
-import re
 import signal
-import subprocess
 import time
 
 from clusterctl.payload.files.private import new_folder, own_folder
 from clusterctl.payload.jobs import processes
 from clusterctl.payload.launch.rendezvous import name_interface
+from clusterctl.payload.launch.starter import Starter, standbys
 from clusterctl.payload.prelude import ARGS
 from clusterctl.payload.proc_files import as_text, read_bytes
 
-libc = ctypes.CDLL(None)
-PR_SET_PDEATHSIG = 1
 LOOK_S = 0.2
-LOG_S = 2.0  # until torchrun's log has the exit code of a rank whose end was not seen
+SETTLE_S = 2.0  # for the starter to tell the ends of ranks that were killed, or its own
+# From the first bad end of a rank to SIGTERM for the others, where no head decides: they find out
+# by themselves within that, and say why.
+PEERS_S = 5.0
 BEAT_S = 1.0
 LOG_BYTES_PER_S = 256 * 1024  # of a rank's log, to a head that does not share the run directory
 LAST_BYTES = 1 << 20  # of telemetry at once, and of each rank's log when all is over
@@ -25,14 +24,20 @@ TAIL_BYTES = 16384
 END = {"op": "end"}  # the head has gone, or a signal asks the agent to end
 
 
-def end_members(grace_s):
-    """End all processes of the run on this node; returns what is left."""
+def end_members(grace_s, spare=None):
+    """End all processes of the run on this node, but one that is spared; returns what is left."""
     own = os.getpid()
-    return processes.end_all(lambda: processes.members(ARGS["run"], ARGS["node"], own), grace_s)
+    # A starter that stood by is no child of this agent.
+    roots = [own, *standbys(ARGS["run"], ARGS["node"])]
+
+    def find():
+        return processes.members(ARGS["run"], ARGS["node"], roots, without=(own, spare))
+
+    return processes.end_all(find, grace_s)
 
 
 def starter_log():
-    return run_file("ranks", "torchrun-%s.log" % ARGS["node"].replace("/", "_"))
+    return run_file("ranks", "starter-%s.log" % ARGS["node"].replace("/", "_"))
 
 
 def rank_log(rank):
@@ -44,67 +49,79 @@ def run_file(*names):
 
 
 class Ranks:
-    """The processes that the agent starts: torchrun and its ranks, which write heartbeats."""
+    """The processes that the starter starts for the agent, which write heartbeats."""
 
     def __init__(self, shared, head, next_order):
         self.head, self.emit, self.next_order = head, head.send, next_order
-        self.child = None  # type: Any  # Popen of torchrun
-        self.code = None  # of torchrun
+        self.starter = Starter(ARGS["run"], ARGS["node"])
+        self.have_ended = False
+        self.code = None  # 1 after a bad end of a rank; the starter's own where it has failed
+        self.keeps_starter = True  # for the next attempt
         self.is_over = False  # nothing more will be written
+        self.has_told_end = False
         self.beats = ""  # folder of the heartbeats
         self.sent_s = time.monotonic()  # when heartbeats were sent last
         self.numbers = range(ARGS["first_rank"], ARGS["first_rank"] + ARGS["slots"])
         self.pids = {}  # rank -> (pid, start ticks)
         self.ended = {}  # rank -> exit code or None
-        self.vanished = {}  # rank -> when it was found gone, its exit code unknown so far
+        self.failed_s = None  # type: Any  # when the first rank ended badly
+        self.gone_s = None  # type: Any  # when the starter was found gone
         self.telemetry = Follower(run_file("telemetry.jsonl"))
         self.logs = {} if shared else {rank: Follower(rank_log(rank)) for rank in self.numbers}
 
     def start(self, order):
+        """Raises OSError."""
         self.beats = new_folder("beats", (own_folder(),))
-        env = dict(os.environ, **order["env"])
+        env = dict(order["env"])
         python_bin = os.path.dirname(ARGS["python"])
-        env["PATH"] = python_bin + ":" + env.get("PATH", "/usr/local/bin:/usr/bin:/bin")
+        path = env.get("PATH") or os.environ.get("PATH", "/usr/local/bin:/usr/bin:/bin")
+        env["PATH"] = python_bin + ":" + path
         if env.get("OMP_NUM_THREADS") == "auto":
             env["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // ARGS["slots"]))
         name_interface(env, "GLOO_SOCKET_IFNAME", order["address"])
-        env["CLUSTERCTL_HEARTBEATS"] = self.beats
-        for name in ("run", "attempt", "job", "node", "run_dir"):
-            env["CLUSTERCTL_" + name.upper()] = str(ARGS[name])
-        with open(starter_log(), "ab") as log:
-            self.child = subprocess.Popen(
-                order["argv"],
-                env=env,
-                cwd=ARGS["workdir"],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                # If the agent is killed, torchrun ends its ranks. Children of the subreaper stay;
-                # `reap` finds them by their tag.
-                preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0),
-            )
+        for name in ("run", "job", "node", "run_dir"):
+            env["CLUSTERCTL_" + name.upper()] = ARGS[name]
+        # What ssh and the login have set differs between connections: no reason to start again.
+        asked = {"argv": order["argv"], "env": env, "fail_grace_s": ARGS["fail_grace_s"]}
+        asked["more"] = {"CLUSTERCTL_HEARTBEATS": self.beats}
+        asked["more"]["CLUSTERCTL_ATTEMPT"] = str(ARGS["attempt"])
+        self.starter.start(asked, dict(os.environ, **env), ARGS["workdir"], starter_log())
 
     def watch(self):
         """Until everything has ended, by itself or by order; returns what is left."""
         heard_s = time.monotonic()
-        while self.code is None:
+        while not self.have_ended:
             order = self.turn()
+            now = time.monotonic()
             if order is not None:
-                heard_s = time.monotonic()
+                heard_s = now
             if order is not None and order["op"] == "stop":
                 self.stop(order["grace_s"])
             elif order == END:
+                self.keeps_starter = False
                 self.stop(ARGS["fail_grace_s"])
-            elif time.monotonic() - heard_s > ARGS["lease_s"]:
+            elif now - heard_s > ARGS["lease_s"]:
+                self.keeps_starter = False
                 self.stop(ARGS["grace_s"])  # nobody has come back: they save and end
-        left = end_members(0.5)
-        for rank in list(self.vanished):
-            self.report_ended(rank, code_in_log(self.pids[rank][0]))
+            elif self.failed_s is not None and not self.head.is_connected:
+                if now - self.failed_s > PEERS_S:
+                    self.stop(ARGS["fail_grace_s"])
+        if self.starter.is_gone:
+            self.tell_end()  # before those of the ranks, which it has brought about
+        is_warm = self.keeps_starter and self.code != 0 and not self.starter.is_gone
+        left = end_members(0.5, self.starter.pid if is_warm else None)
+        self.look()
+        for rank in set(self.pids) - set(self.ended):
+            self.report_ended(rank, None)
         self.is_over = True
         self.send_files(to_the_end=True)
-        self.emit({"type": "ended", "code": self.code, "tail": tail(starter_log())})
+        if not self.has_told_end:
+            self.tell_end()
         return left
+
+    def tell_end(self):
+        self.has_told_end = True
+        self.emit({"type": "ended", "code": self.code, "tail": tail(starter_log())})
 
     def turn(self):
         """Check everything and report to the head; returns its order, if there is one."""
@@ -118,32 +135,30 @@ class Ranks:
         return order
 
     def look(self):
-        """Find ranks that have started or ended, and report each once."""
-        for rank in self.numbers:
-            if rank not in self.pids:
-                # The rank's shell writes its process id before it becomes the rank's program.
-                text = read_bytes("%s/%d.pid" % (self.beats, rank)) or b""
-                if text.endswith(b"\n"):
-                    self.pids[rank] = (int(text), processes.start_of(int(text)))
-                    self.emit({"type": "rank", "rank": rank, "pid": int(text)})
-        for rank, (pid, start) in self.pids.items():
-            if rank in self.ended:
-                continue
-            facts = processes.process(pid)
-            if facts is not None and facts.start == start:
-                if facts.state in "ZX":
-                    self.report_ended(rank, processes.exit_code(facts.exit_code))
-                continue
-            # torchrun has reaped it; its log will have the exit code.
-            gone_s = time.monotonic() - self.vanished.setdefault(rank, time.monotonic())
-            code = code_in_log(pid)
-            if code is not None or gone_s > LOG_S:
-                self.report_ended(rank, code)
+        """Take what the starter reports of ranks, and find out whether it lives."""
+        for message in self.starter.messages():
+            if message["type"] == "rank":
+                rank, pid = message["rank"], message["pid"]
+                self.pids[rank] = (pid, processes.start_of(pid))
+                self.emit({"type": "rank", "rank": rank, "pid": pid})
+            elif message["type"] == "ended":
+                self.report_ended(message["rank"], message["code"])
+            elif message["type"] == "over":
+                self.have_ended, self.code = True, message["code"]
         self.reap()
+        if self.starter.is_gone and not self.have_ended:
+            self.gone_s = self.gone_s or time.monotonic()
+            child = self.starter.child
+            self.code = child and child.returncode
+            waits = child is not None and self.code is None
+            self.have_ended = not waits or time.monotonic() - self.gone_s > SETTLE_S
 
     def report_ended(self, rank, code):
+        if rank in self.ended:
+            return
         self.ended[rank] = code
-        self.vanished.pop(rank, None)
+        if code != 0:
+            self.failed_s = self.failed_s or time.monotonic()
         how = processes.exit_text(code)
         message = {"type": "rank_ended", "rank": rank, "code": code, "how": how}
         if code != 0:
@@ -151,13 +166,16 @@ class Ranks:
         self.emit(message)
 
     def reap(self):
-        """Reap torchrun, and orphans that are ours as a subreaper."""
+        """Reap the starter, and orphans that are ours as a subreaper: its ranks, after its end."""
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
             while pid:
-                if pid == self.child.pid:
-                    self.code = processes.exit_code(status)
-                    self.child.returncode = self.code  # Popen must not wait for it again
+                code = processes.exit_code(status)
+                if self.starter.child is not None and pid == self.starter.child.pid:
+                    self.starter.child.returncode = code  # Popen must not wait for it again
+                for rank, (known, _) in self.pids.items():
+                    if pid == known:
+                        self.report_ended(rank, code)
                 pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
             pass  # none is left
@@ -166,20 +184,28 @@ class Ranks:
         """Send SIGTERM to the ranks alone, so that they can save, then end everything."""
         if grace_s > 0:
             keys = [key for rank, key in self.pids.items() if rank not in self.ended]
-            pids = [pid for pid, start in keys if processes.start_of(pid) == start]
+            pids = [pid for pid, start in keys if start and processes.start_of(pid) == start]
             processes.send(pids, signal.SIGTERM)
             deadline = time.monotonic() + grace_s
             while time.monotonic() < deadline and len(self.ended) < len(self.pids):
                 order = self.turn()
                 if order is not None and order["op"] == "stop" and order["grace_s"] == 0:
                     break  # the user asked twice
-        end_members(min(grace_s, 1.0))
-        deadline = time.monotonic() + 2.0
-        while self.code is None and time.monotonic() < deadline:
+        end_members(min(grace_s, 1.0), self.starter.pid)
+        if self.pids:
+            self.wait_for_ends(SETTLE_S)
+        if not self.have_ended:  # it cannot tell: it was stopped, or still imports
+            self.keeps_starter = False
+            end_members(0.5)
+            self.wait_for_ends(SETTLE_S)
+        if not self.have_ended:
+            self.have_ended, self.code = True, -signal.SIGKILL  # `gone` reports what is left
+
+    def wait_for_ends(self, limit_s):
+        deadline = time.monotonic() + limit_s
+        while not self.have_ended and time.monotonic() < deadline:
             self.look()
             time.sleep(0.05)
-        if self.code is None:
-            self.code = -signal.SIGKILL  # it cannot be ended; `gone` reports what is left
 
     def go_back(self, positions):
         """To what a head has got of each file; what was on its way to it is sent again."""
@@ -214,13 +240,6 @@ class Ranks:
             except (ValueError, KeyError, TypeError):
                 continue
         return found
-
-
-def code_in_log(pid):
-    """Exit code of a process in torchrun's report, which has only the first; else None."""
-    pattern = r"exitcode: (-?\d+)\) local_rank: \d+ \(pid: %d\)" % pid
-    found = re.search(pattern, "\n".join(tail(starter_log())))
-    return int(found.group(1)) if found else None
 
 
 class Follower:

@@ -1,6 +1,6 @@
 """Where the ranks of a run can meet: a port of the first node that every node reaches.
 
-torchrun itself waits ten minutes for an address that names another machine on some node
+torch itself waits ten minutes for an address that names another machine on some node
 (127.0.1.1 for the own name, `localhost` in a hostfile) or is behind a firewall.
 """
 
@@ -16,7 +16,7 @@ PROBE_S = 3.0  # for one address, from one node
 
 
 class RendezvousListener:
-    """Holds the first free port until torchrun uses it; sends this run's word to each client."""
+    """Holds the first free port until rank 0 uses it; sends this run's word to each client."""
 
     def __init__(self, ports, word):
         self.port = None

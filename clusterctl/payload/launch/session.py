@@ -16,7 +16,7 @@ import threading
 import zlib
 
 from clusterctl.payload.files.private import own_folder, replace_file
-from clusterctl.payload.jobs.processes import start_of
+from clusterctl.payload.jobs.processes import process, start_of
 from clusterctl.payload.proc_files import as_text, or_none, read_word
 from clusterctl.payload.tools import in_thread
 
@@ -27,10 +27,10 @@ GREETING_BYTES = 1 << 20
 PASSING = ("beat", "telemetry", "log", "resumed")
 
 
-def socket_path(run, node):
+def socket_path(run, node, kind="agent"):
     """In the own folder; the kernel allows 107 bytes."""
     check = zlib.crc32(("%s\0%s" % (run, node)).encode("utf-8", "backslashreplace"))
-    return os.path.join(own_folder(), "agent-%s-%08x.sock" % (run[-24:], check))
+    return os.path.join(own_folder(), "%s-%s-%08x.sock" % (kind, run[-24:], check))
 
 
 def fork_agent(path, work):
@@ -70,15 +70,17 @@ def pid_file(path):
     return path[: -len(".sock")] + ".pid"
 
 
+def living(path):
+    """Process id of the agent or starter that has this socket; None when it has ended."""
+    pid, _, start = (read_word(pid_file(path)) or "").partition(" ")
+    facts = process(int(pid)) if pid.isdigit() else None
+    return facts.pid if facts and str(facts.start) == start and facts.state not in "ZX" else None
+
+
 def agents_of(run):
     """Process ids of living agents of a run on this machine, whatever node they are for."""
-    found = []
-    names = glob.glob("%s/agent-%s-*.pid" % (or_none(own_folder), glob.escape(run[-24:])))
-    for path in names:
-        pid, _, start = (read_word(path) or "").partition(" ")
-        if pid.isdigit() and str(start_of(int(pid))) == start:
-            found.append(int(pid))
-    return found
+    names = glob.glob("%s/agent-%s-*.sock" % (or_none(own_folder), glob.escape(run[-24:])))
+    return [pid for pid in map(living, names) if pid is not None]
 
 
 def relay(path, word, resume):

@@ -30,7 +30,6 @@ from clusterctl.launch.start import Prepared
 from clusterctl.output import Output
 from tests.clusterctl.launch.harness import (
     PYTHON,
-    STARTER,
     WAIT,
     ranks_of,
     read_lines,
@@ -39,13 +38,20 @@ from tests.clusterctl.launch.harness import (
 )
 from tests.lab import why_not
 
-# Stands for the interpreter on the nodes: torchrun and the trainer are replaced, the rest is real.
+# Stands for the interpreter on the nodes: `trainer.train` is the test's program, the rest is real.
 FAKE_PYTHON = """#!/bin/sh
-case "$2" in
-torch.distributed.run) shift 2; exec {starter} "$@" ;;
-trainer.train) shift 2; exec {python} {program} "$@" ;;
-*) exec {python} "$@" ;;
-esac
+PYTHONPATH={folder} exec {python} "$@"
+"""
+FAKE_TRAINER = """
+import importlib.util, sys
+
+class Finder:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        files = {{"trainer.train": {program!r}, "trainer.starter.train_modules": {empty!r}}}
+        return importlib.util.spec_from_file_location(name, files[name]) if name in files else None
+
+sys.meta_path.insert(0, Finder)
 """
 SHORT = (
     "--grace", "3", "--min-free", "0", "--skip-preflight", "--yes", "--max-restarts", "0",
@@ -67,13 +73,13 @@ class User:
         """What a rank runs."""
         script = self.directory / "program.py"
         script.write_text(text)
-        self.python.write_text(
-            FAKE_PYTHON.format(
-                starter=shlex.join(STARTER),
-                python=shlex.quote(PYTHON),
-                program=shlex.quote(str(script)),
-            )
-        )
+        folder = self.directory / "site"
+        folder.mkdir(exist_ok=True)
+        (folder / "empty.py").touch()
+        fake = FAKE_TRAINER.format(program=str(script), empty=str(folder / "empty.py"))
+        (folder / "sitecustomize.py").write_text(fake)
+        words = {"folder": shlex.quote(str(folder)), "python": shlex.quote(PYTHON)}
+        self.python.write_text(FAKE_PYTHON.format(**words))
         self.python.chmod(0o755)
 
     def start(

@@ -25,7 +25,7 @@ from clusterctl.transport.paramiko_backend import ParamikoTransport
 REPO = Path(__file__).parents[3]
 # The interpreter itself: a virtual environment's start is slower and nothing here imports more.
 PYTHON = str(Path(__import__("sys").executable).resolve())
-STARTER = (PYTHON, "-I", "-S", str(Path(__file__).with_name("starter.py")))
+STARTER = (PYTHON, "-m", "trainer.starter")
 QUICK = Timing(grace_s=5.0, fail_grace_s=1.0)
 LIMITS = Limits(tcp_s=2.0, handshake_s=3.0, channel_s=3.0, command_s=10.0)
 
@@ -53,7 +53,7 @@ def ranks_of(run_id: str) -> dict[int, int]:
     found: dict[int, int] = {}
     for pid in sorted(tagged(run_id)):
         rank = variables(pid).get("RANK")
-        if rank is not None and b"starter.py" not in command_line(pid):
+        if rank is not None:
             found.setdefault(int(rank), pid)
     return found
 
@@ -128,7 +128,7 @@ class Bench:
             address_fixed=master_addr is not None,
             ports=tuple(ports),
             program=(str(script), *arguments),
-            starter=more.pop("starter", STARTER),
+            starter=more.pop("starter", (python, *STARTER[1:])),
             timing=timing,
             **more,
         )

@@ -77,7 +77,7 @@ def test_secrets_show_in_no_command_line_file_or_message(bench) -> None:
     pids = launch.pids(2)
     run_id = launch.plan.run_id
     lines = [command_line(pid).decode(errors="replace") for pid in _everything()]
-    assert any("starter.py" in line for line in lines)
+    assert any("trainer.starter" in line for line in lines)
     # What the user gives the trainer as an argument is one, for all to see.
     seen = [line for line in lines if "--x-key" not in line]
     wait_until(lambda: launch.log(0).endswith("up\n"))

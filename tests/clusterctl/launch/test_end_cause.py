@@ -1,4 +1,4 @@
-"""The cause of an end by more than the ranks' deaths: lost nodes, a stop, torchrun itself."""
+"""The cause of an end by more than the ranks' deaths: lost nodes, a stop, the starter itself."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_stop_by_the_user_is_the_root_whatever_the_ranks_print_then() -> None:
     assert [one.rank for one in found.consequences] == [1]
 
 
-def test_log_of_torchrun_says_why_it_could_not_start() -> None:
+def test_log_of_the_starter_says_why_it_could_not_start() -> None:
     lines = ["Traceback (most recent call last):", "ModuleNotFoundError: No module named 'torch'"]
     reason = "node-2: what starts its ranks ended with code 1"
     root = judge_end(End(1, reason, starter_lines=lines, homes=HOMES)).root

@@ -209,7 +209,8 @@ def test_cut_network_is_noticed_and_that_node_is_not_confirmed(bench_on, lab) ->
 def test_frozen_node_is_noticed(bench_on, lab) -> None:
     nodes = lab(2)
     bench = bench_on(nodes)
-    launch = bench.launch(bench.plan(WAIT, timing=Timing(silent_s=2.0, fail_grace_s=1.0)))
+    timing = Timing(silent_s=2.0, lease_s=3.0, fail_grace_s=1.0)
+    launch = bench.launch(bench.plan(WAIT, timing=timing))
     launch.pids(2)
     nodes.nodes[1].freeze()
     result = launch.result()

@@ -8,14 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from clusterctl.launch.plan import Timing
-from tests.clusterctl.launch.harness import REPO, WAIT, command_line, tagged, variables, wait_until
-from tests.clusterctl.launch.test_carried import ODD
+from tests.clusterctl.launch.harness import REPO, command_line, tagged, variables, wait_until
 from trainer.runlog import telemetry
 
 pytestmark = pytest.mark.slow
@@ -122,30 +119,3 @@ def test_rank_of_a_real_run_is_killed_and_the_launch_ends_within_ten_seconds(lab
     assert document["reason"] == "rank 3 on node-2: killed by SIGKILL"
     assert document["leftovers"] == document["unconfirmed"] == []
     assert tagged(run_id) == []
-
-
-@pytest.mark.timeout(200)
-def test_real_torchrun_numbers_ranks_as_the_plan_does(bench) -> None:
-    """Nodes with different numbers of ranks, and arguments that it must not touch."""
-    program = "import os, sys\nprint(os.environ['CLUSTERCTL_NODE'], os.environ['LOCAL_RANK'])\n"
-    program += "print(sys.argv[1:])\n"
-    starter = (sys.executable, "-m", "torch.distributed.run")
-    plan = bench.plan(program, *ODD, starter=starter)
-    shares = (replace(plan.shares[0], slots=2), replace(plan.shares[1], first_rank=2))
-    result = bench.launch(replace(plan, shares=shares)).result(90)
-    assert result.ok, result
-    logs = [(plan.run_dir / "ranks" / f"{rank}.log").read_text() for rank in range(3)]
-    assert logs == [f"{place}\n{list(ODD)}\n" for place in ("node-1 0", "node-1 1", "node-2 0")]
-
-
-@pytest.mark.timeout(200)
-def test_early_death_under_real_torchrun_is_named(bench) -> None:
-    program = (
-        "import os, sys\nprint('here', flush=True)\nif os.environ['RANK'] == '1': sys.exit(9)\n"
-    )
-    starter = (sys.executable, "-m", "torch.distributed.run")
-    result, _ = bench.run(
-        program + WAIT, starter=starter, timing=Timing(fail_grace_s=1.0, grace_s=5.0)
-    )
-    assert result.reason == "rank 1 on node-2: exit code 9"
-    assert result.last_lines == ("here",)

@@ -42,7 +42,7 @@ def test_rank_that_lost_its_peer_is_not_the_cause() -> None:
     assert cause([lost], 11.6) is lost
 
 
-def test_peers_that_torchrun_or_gloo_ended_are_not_the_cause() -> None:
+def test_peers_that_an_agent_or_gloo_ended_are_not_the_cause() -> None:
     ended, aborted, left = death(0, -15, 9.0), death(1, -6, 9.1), death(2, 7, 9.05)
     assert cause([ended, aborted, left], 11.0) is left
     assert cause([ended], 9.5) is None
@@ -52,5 +52,5 @@ def test_peers_that_torchrun_or_gloo_ended_are_not_the_cause() -> None:
 def test_end_that_nobody_saw_may_have_been_a_good_one() -> None:
     unseen = death(0, None, 9.0)
     assert cause([unseen], 1e9) is None
-    assert cause([unseen], float("inf")) is unseen  # torchrun says that something failed
+    assert cause([unseen], float("inf")) is unseen  # the starter says that something failed
     assert cause([], 1e9) is None

@@ -8,6 +8,8 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
+
 from clusterctl.launch.journal import INCIDENTS_FILE
 from clusterctl.launch.plan import Timing
 from tests.clusterctl.launch.harness import (
@@ -109,17 +111,26 @@ def test_sentence_of_a_rank_that_lingers_is_the_cause_though_the_run_is_stopped_
     assert incident["action"] == "stopped the run"
 
 
-def test_rank_that_dies_before_anybody_looks_is_named_by_torchruns_log(bench) -> None:
-    result, _ = bench.run("import sys\nsys.exit(9)\n", env=("POLL_S=0.001",))
+@pytest.mark.parametrize(
+    ("end", "how"),
+    [
+        ("sys.exit(9)", "exit code 9"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "killed by SIGKILL"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "killed by SIGSEGV"),
+    ],
+)
+def test_end_of_a_rank_that_nobody_has_seen_alive_is_known(bench, end: str, how: str) -> None:
+    program = f"import os, signal, sys\nif os.environ['RANK'] == '1': {end}\n"
+    result, _ = bench.run(program + WAIT, slots=2)
     assert result.exit_code == 1
-    assert result.reason in ("rank 0 on node-1: exit code 9", "rank 1 on node-2: exit code 9")
+    assert result.reason.startswith(f"rank 1 on node-1: {how}")
 
 
-def test_ranks_that_end_well_unseen_are_no_failure(bench) -> None:
+def test_ranks_that_end_well_while_others_run_are_no_failure(bench) -> None:
     program = (
-        "import os, time\nif os.environ['RANK'] == '1': time.sleep(3)\nprint('done', flush=True)\n"
+        "import os, time\nif os.environ['RANK'] == '1': time.sleep(1)\nprint('done', flush=True)\n"
     )
-    result, _ = bench.run(program, slots=2, env=("POLL_S=0.001",))
+    result, _ = bench.run(program, slots=2)
     assert result.ok, result
 
 

@@ -25,7 +25,7 @@ def row(pid: int, role: str, rank: int | None, **more: Any) -> dict[str, Any]:
 
 def _job(first: int) -> list[dict[str, Any]]:
     return [
-        row(1000, "launcher", None, program="torchrun"),
+        row(1000, "launcher", None, program="python -m trainer.starter"),
         row(1001, "trainer", first),
         row(1002, "trainer", first + 1),
         row(1003, "loader", first, index=0, ppid=1001),

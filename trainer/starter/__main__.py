@@ -1,0 +1,29 @@
+"""Start a node's ranks: `python -m trainer.starter OPTIONS -m trainer.train CONFIG …`."""
+
+from __future__ import annotations
+
+import sys
+
+from trainer.starter import visible
+from trainer.starter.agent_link import AgentLink
+from trainer.starter.command import parse
+from trainer.starter.preload import preload
+from trainer.starter.program import Program
+from trainer.starter.serve import Starter
+
+
+def main() -> int | Program:
+    arguments = sys.argv[1:]
+    command = parse(arguments)
+    visible.make_room()
+    link = AgentLink.from_environment()
+    if command.preload:
+        preload(command.preload, command.program.words)
+    return Starter(arguments, command, link).serve()
+
+
+if __name__ == "__main__":
+    outcome = main()
+    if isinstance(outcome, int):
+        sys.exit(outcome)
+    outcome.run()  # in a rank

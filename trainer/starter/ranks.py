@@ -1,0 +1,122 @@
+"""The ranks of a node as children of the starter: forked, waited for, ended."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from trainer.starter import visible
+from trainer.starter.command import Command
+from trainer.starter.preload import cannot_be_forked
+from trainer.starter.program import Program
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+@dataclass
+class Ranks:
+    """Those of one attempt."""
+
+    alive: dict[int, int] = field(default_factory=dict)  # pid -> rank
+    failed_s: float | None = None  # when the first one ended badly
+    kill_s: float | None = None  # after SIGTERM: when those that still live get SIGKILL
+
+    def start(self, command: Command, leave: Callable[[], None]) -> Program | None:
+        """Fork all ranks; in each of them `leave()` closes what is the starter's, and the program
+        that it is to run is returned."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        parent = os.getpid()
+        self.failed_s = self.kill_s = None
+        for local_rank in range(command.slots):
+            pid = os.fork()
+            if not pid:
+                try:
+                    leave()
+                    return _become(command, local_rank, parent)
+                except BaseException:  # noqa: BLE001 - the end of a process
+                    traceback.print_exc()
+                    os._exit(1)
+            self.alive[pid] = command.first_rank + local_rank
+        return None
+
+    def reap(self) -> list[tuple[int, int, int]]:
+        """(rank, pid, exit code) of those that have ended; orphans of theirs are reaped, too."""
+        ended = []
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if not pid:
+                break
+            rank = self.alive.pop(pid, None)
+            if rank is not None:
+                code = os.waitstatus_to_exitcode(status)
+                ended.append((rank, pid, code))
+                if code and self.failed_s is None:
+                    self.failed_s = time.monotonic()
+        return ended
+
+    def end(self, grace_s: float) -> None:
+        """SIGTERM now, SIGKILL after the grace; a second call changes nothing."""
+        if self.kill_s is None:
+            self._send(signal.SIGTERM)
+            self.kill_s = time.monotonic() + grace_s
+
+    def kill_late(self) -> None:
+        if self.kill_s is not None and time.monotonic() >= self.kill_s:
+            self._send(signal.SIGKILL)
+
+    def _send(self, number: int) -> None:
+        for pid in self.alive:  # not reaped, so the number is still theirs
+            os.kill(pid, number)
+
+
+def _become(command: Command, local_rank: int, parent: int) -> Program:
+    """Make this forked process a rank."""
+    os.setsid()
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)  # it died before that
+    for number in (*SIGNALS, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    variables = command.variables(local_rank)
+    _open_files(variables["RANK"])
+    os.environ.pop(visible.ROOM, None)
+    os.environ.update(variables)
+    words = [sys.executable, *command.program.words]
+    if cannot_be_forked():
+        os.execv(sys.executable, words)  # `python PROGRAM`, with imports of its own
+    visible.show(words, variables)
+    numbers = sys.modules.get("numpy.random")
+    if numbers is not None:
+        numbers.seed()  # each rank would draw the same
+    return command.program
+
+
+def _open_files(rank: str) -> None:
+    """No input; stdout and stderr in the order written, to the rank's log where runs have one."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    run_dir = os.environ.get("CLUSTERCTL_RUN_DIR")
+    if run_dir:
+        folder = f"{run_dir}/ranks"
+        os.makedirs(folder, exist_ok=True)  # noqa: PTH103
+        log = os.open(f"{folder}/{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
