@@ -94,7 +94,7 @@ def _become(command: Command, local_rank: int, parent: int) -> Program:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     variables = command.variables(local_rank)
-    _open_files(variables["RANK"])
+    _open_files(variables["RANK"], variables.get("CLUSTERCTL_ATTEMPT", "1"))
     os.environ.pop(visible.ROOM, None)
     os.environ.update(variables)
     words = [sys.executable, *command.program.words]
@@ -107,8 +107,11 @@ def _become(command: Command, local_rank: int, parent: int) -> Program:
     return command.program
 
 
-def _open_files(rank: str) -> None:
-    """No input; stdout and stderr in the order written, to the rank's log where runs have one."""
+def _open_files(rank: str, attempt: str) -> None:
+    """No input; stdout and stderr in the order written, to the rank's log where runs have one.
+
+    All attempts of a run write to one log, so each but the first begins with a line of its own.
+    """
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
@@ -117,6 +120,8 @@ def _open_files(rank: str) -> None:
         folder = f"{run_dir}/ranks"
         os.makedirs(folder, exist_ok=True)  # noqa: PTH103
         log = os.open(f"{folder}/{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        if attempt != "1":
+            os.write(log, f"--- attempt {attempt} ---\n".encode())
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(log)

@@ -10,7 +10,7 @@ from clusterctl.payload.jobs import processes
 from clusterctl.payload.launch.rendezvous import name_interface
 from clusterctl.payload.launch.starter import Starter, standbys
 from clusterctl.payload.prelude import ARGS
-from clusterctl.payload.proc_files import as_text, read_bytes
+from clusterctl.payload.proc_files import as_text, or_none, read_bytes
 
 LOOK_S = 0.2
 SETTLE_S = 2.0  # for the starter to tell the ends of ranks that were killed, or its own
@@ -209,9 +209,9 @@ class Ranks:
 
     def go_back(self, positions):
         """To what a head has got of each file; what was on its way to it is sent again."""
-        self.telemetry.offset = positions.get("telemetry", 0)
+        self.telemetry.go_to(positions.get("telemetry"))
         for rank, log in self.logs.items():
-            log.offset = positions.get(str(rank), 0)
+            log.go_to(positions.get(str(rank)))
         if self.is_over:
             self.send_files(to_the_end=True)
 
@@ -243,10 +243,15 @@ class Ranks:
 
 
 class Follower:
-    """What was appended to a file since the last call."""
+    """What was appended to a file since the last call; what earlier attempts wrote is left out."""
 
     def __init__(self, path):
-        self.path, self.offset = path, 0
+        self.path = path
+        self.first = self.offset = getattr(or_none(os.stat, path), "st_size", 0)
+
+    def go_to(self, position):
+        """None: to the first byte of this attempt."""
+        self.offset = self.first if position is None else position
 
     def lines(self, limit, to_the_end=False):
         """Whole lines of at most `limit` bytes; at the end the last, after a line about a gap."""

@@ -29,8 +29,7 @@ def test_killed_rank_is_followed_by_an_attempt_that_ends_well(bench) -> None:
     print(f"rank death to the end of the next attempt: {time.monotonic() - begun:.2f} s")
     assert result.ok, result
     assert (result.attempts, result.cause) == (2, None)
-    assert "attempt 1\n" in launch.log(0)
-    assert launch.log(0).endswith("attempt 2\n")
+    assert launch.log(0) == "attempt 1\n--- attempt 2 ---\nattempt 2\n"
     (incident,) = read_lines(plan.run_dir / INCIDENTS_FILE)
     assert (incident["class"], incident["attempt"]) == ("signal-9", 1)
     assert incident["action"] == "starts it again as attempt 2"
