@@ -40,6 +40,8 @@ class Progress:
                 self._output.note(f"  {text}", STYLES[event.name])
         self._shown_events = state.event_count
         now = time.monotonic()
+        if not state.nodes:
+            return  # an attempt that has not begun
         if self._live.is_on:
             self._live.show(self._line(state, now))
         elif now - self._shown_s >= PLAIN_EVERY_S:

@@ -189,7 +189,8 @@ class _Run:
         self._save("between")
         if decision.is_restart:
             self.state.failure = ended.reason
-            text = f"{ended.reason}; again in {decision.pause_s:g} s ({decision.text})"
+            when = f"in {decision.pause_s:g} s" if decision.pause_s else "now"
+            text = f"{ended.reason}; restarting {when} ({decision.text})"
             data = {"wait_s": decision.pause_s, "cause": root.name, "node": root.node}
             self._tell("restart", text, attempt=plan.attempt + 1, restarts=plan.attempt, **data)
         return decision
