@@ -1,0 +1,184 @@
+"""What the launcher wrote of a run's attempts: begins, incidents, restarts, the end. Pure.
+
+Lines of `events.jsonl` and `incidents.jsonl` come as events, from two files and in any order; each
+has its own time. A line may hold anything: what no such line can hold is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from trainer.runlog.json_file import parse
+from trainer.runlog.telemetry import Event
+
+MOST = 1000  # of each kind that are kept; the oldest are dropped
+MOST_NODES = 4096  # of an attempt
+LARGEST = 1 << 53
+LATEST_S = 1e11
+USER_STOP, UNKNOWN = "user-stop", "unknown"
+INTERRUPTED = 130
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """An attempt begins."""
+
+    number: int
+    time_s: float  # unix time of the head, as all times here
+    nodes: tuple[str, ...] = ()
+    spares: tuple[str, ...] | None = None  # not used yet; None: the line does not say
+    excluded: tuple[tuple[str, str], ...] = ()  # (node, why) of those left out in this run
+    world: int | None = None  # ranks
+    checkpoint: str = ""  # that it continues from; "" the beginning
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """What ended an attempt."""
+
+    time_s: float
+    cause: str  # its class
+    text: str
+    node: str | None = None
+    rank: int | None = None
+    attempt: int | None = None
+    action: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """It was decided that another attempt begins."""
+
+    time_s: float
+    attempt: int  # the next one
+    cause: str
+    text: str
+    node: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Of the whole run."""
+
+    time_s: float
+    exit_code: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """Everything in order of time; `after_event` gives the next value."""
+
+    begins: tuple[Begin, ...] = ()
+    incidents: tuple[Incident, ...] = ()
+    restarts: tuple[Restart, ...] = ()
+    restart_count: int = 0  # also of those that are not kept any more
+    end: End | None = None
+
+
+def after_event(journal: Journal, event: Event) -> Journal:
+    """With one line of events.jsonl more."""
+    data = event.data
+    if event.name == "attempt":
+        number = _count(data.get("attempt"))
+        if number is None:
+            return journal
+        end = journal.end if journal.end and journal.end.time_s > event.time_s else None
+        begins = _in_order(journal.begins, _begin(number, event), lambda one: one.time_s)
+        return replace(journal, begins=begins, end=end)
+    if event.name == "restart":
+        restart = Restart(
+            event.time_s,
+            _count(data.get("attempt")) or 0,
+            _text(data.get("cause")) or UNKNOWN,
+            event.text,
+            _text(data.get("node")) or None,
+        )
+        restarts = _in_order(journal.restarts, restart, lambda one: one.time_s)
+        return replace(journal, restarts=restarts, restart_count=journal.restart_count + 1)
+    if event.name == "end":
+        code = data.get("exit_code")
+        end = End(event.time_s, code if type(code) is int else 0, event.text)
+        is_old = any(begin.time_s > end.time_s for begin in journal.begins[-1:])
+        return journal if is_old else replace(journal, end=end)
+    return journal
+
+
+def after_incident(journal: Journal, event: Event) -> Journal:
+    """With one line of incidents.jsonl more, as `incident_event` gives it."""
+    data = event.data
+    rank = data.get("rank")
+    incident = Incident(
+        event.time_s,
+        _text(data.get("class")) or UNKNOWN,
+        event.text,
+        _text(data.get("node")) or None,
+        rank if type(rank) is int and 0 <= rank < LARGEST else None,
+        _count(data.get("attempt")),
+        _text(data.get("action")),
+    )
+    incidents = _in_order(journal.incidents, incident, lambda one: one.time_s)
+    return replace(journal, incidents=incidents)
+
+
+def incident_event(line: bytes | str) -> Event | None:
+    """A line of incidents.jsonl as an event; None for one that is torn or something else."""
+    try:
+        entry = parse(line)
+    except ValueError:
+        return None
+    if not isinstance(entry, dict) or not isinstance(entry.get("incident"), str):
+        return None
+    time_s, step = entry.get("time_s"), entry.get("step")
+    if not isinstance(time_s, int | float) or not 0 <= time_s <= LATEST_S:
+        return None
+    kept = ("incident", "class", "node", "rank", "attempt", "action")
+    data = {name: entry[name] for name in kept if isinstance(entry.get(name), str | int)}
+    # Lines of 0.2 have only a type: `hang` is a class as well, the others say little.
+    data.setdefault("class", entry["incident"] if entry["incident"] == "hang" else UNKNOWN)
+    step = step if type(step) is int and abs(step) <= LARGEST else None
+    return Event("incident", str(entry.get("text") or ""), data, step, float(time_s))
+
+
+def _begin(number: int, event: Event) -> Begin:
+    data = event.data
+    spares = data.get("spares")
+    left_out = data.get("excluded")
+    excluded = left_out if isinstance(left_out, list | tuple) else ()
+    pairs = (one for one in excluded[:MOST_NODES] if isinstance(one, Mapping))
+    return Begin(
+        number,
+        event.time_s,
+        _names(data.get("nodes")),
+        _names(spares) if isinstance(spares, list | tuple) else None,
+        tuple((_text(one.get("node")), _text(one.get("why"))) for one in pairs),
+        _count(data.get("world_size")),
+        _text(data.get("from")),
+        event.text,
+    )
+
+
+def _in_order(
+    kept: tuple[_T, ...], new: _T, time_of: Callable[[_T], float], most: int = MOST
+) -> tuple[_T, ...]:
+    at = len(kept)
+    while at and time_of(kept[at - 1]) > time_of(new):
+        at -= 1
+    return (*kept[:at], new, *kept[at:])[-most:]
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    names = value[:MOST_NODES] if isinstance(value, list | tuple) else ()
+    return tuple(name for name in names if isinstance(name, str))
+
+
+def _text(value: Any) -> str:
+    return value[:1000] if isinstance(value, str) else ""
+
+
+def _count(value: Any) -> int | None:
+    return value if type(value) is int and 0 <= value < LARGEST else None
