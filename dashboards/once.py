@@ -11,11 +11,13 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from clusterctl import nodes
+from clusterctl.nodes import counted
 from clusterctl.output import Cell, Output
 from clusterctl.printable import printable
 from dashboards.feeds.replay import Player
 from dashboards.model import table, units
-from dashboards.model.run_progress import figures, one_line
+from dashboards.model.run_progress import Figures, accounted, figures, one_line
 from dashboards.model.samples import Feed, Tick
 from dashboards.model.state import NodeState, RunState, State, state_of
 from dashboards.reduce import fold
@@ -112,10 +114,28 @@ def _write_run(run: RunState, state: State, output: Output) -> None:
         if now.phases:
             parts = ", ".join(f"{name} {units.seconds(seconds)}" for name, seconds in now.phases)
             output.line(printable(f"  {parts}"))
+    for line in attempt_lines(now):
+        output.line(printable(f"  {line}"))
     for sample in run.events[-5:]:
         event = sample.event
         at = time.strftime("%H:%M:%S", time.localtime(event.time_s)) if event.time_s else "-"
         output.line(printable(f"  {at}  {event.name}  {one_line(event)}").rstrip())
+
+
+def attempt_lines(now: Figures) -> list[str]:
+    """Attempts, nodes and lost time; none of one attempt without a launcher."""
+    if now.attempt is None or (now.spares is None and not now.restarts):
+        return []
+    parts = [f"attempt {now.attempt}, {counted(now.restarts, 'restart')}"]
+    if now.spares is not None:
+        parts.append(f"{counted(now.spares, 'spare')} left")
+    if now.excluded:
+        parts.append(f"excluded: {nodes.fold(now.excluded)}")
+    lines = [", ".join(parts)]
+    if now.ettr is not None:
+        lost = ", ".join(f"{cause} {units.span(seconds)}" for cause, seconds in now.lost_s)
+        lines.append(f"ETTR {now.ettr:.1%}" + (f", lost: {lost}" if lost else ""))
+    return lines
 
 
 def verdict(state: State) -> str:
@@ -169,7 +189,8 @@ def _run_json(run: RunState, state: State) -> dict[str, Any]:
         "nodes": run.planned,
         "node_states": run.node_states,
         "age_s": None if run.last_s is None else state.now_s - run.last_s,
-        "figures": {**now, "phases": dict(now["phases"])},
+        "figures": {**now, "phases": dict(now["phases"]), "lost_s": dict(now["lost_s"])},
+        "attempts": [asdict(attempt) for attempt in accounted(run).attempts],
         "last": asdict(run.last) if run.last else None,
         "events": [asdict(sample.event) for sample in run.events[-20:]],
     }

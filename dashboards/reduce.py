@@ -7,6 +7,8 @@ import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from clusterctl.runs.journal import Begin, after_event, after_incident
+from clusterctl.runs.steps import after_record
 from dashboards.alerts.engine import after
 from dashboards.model.outliers import odd_gpus
 from dashboards.model.ring_buffer import GPU_COLUMNS, NAN, Ring
@@ -123,6 +125,9 @@ def _after_other(state: State, sample: RunOpened | StepSample | EventSample | Ti
 def _after_step(run: RunState, sample: StepSample) -> RunState:
     record = sample.record
     smooth, weight, loss = run.smooth, run.smooth_weight, NAN
+    if run.last is not None and record.step <= run.last.step:
+        # Of an attempt that is broken off: its losses after this step do not count any more.
+        smooth = weight * run.curve.value_before(record.step, 2, smooth / weight if weight else NAN)
     if math.isfinite(record.loss):
         loss, (few, many) = record.loss, SMOOTH_STEPS
         keep = 1.0 - 1.0 / max(few, min(many, SMOOTH_SHARE * record.steps_total))
@@ -141,18 +146,22 @@ def _after_step(run: RunState, sample: StepSample) -> RunState:
         smooth=smooth,
         smooth_weight=weight,
         ended="",
+        steps=after_record(run.steps, record),
     )
 
 
 # What the trainer and the launcher call the end of a run, and a node's part in it.
 _ENDINGS = dict.fromkeys(("done", "finished"), "finished") | {"stopped": "stopped"}
 _ENDINGS |= dict.fromkeys(("failure", "failed", "error"), "failed")
-_BEGINNINGS = ("plan", "start", "resume")
+_BEGINNINGS = ("plan", "start", "resume", "attempt", "restart")
 _NODE_WORDS = {"rank": "running", "lost": "lost"}
 
 
 def _after_event(run: RunState, sample: EventSample) -> RunState:
     event = sample.event
+    if sample.source == "incidents":  # the journal's events tell people of it
+        return replace(run, journal=after_incident(run.journal, event))
+    run = _with_attempts(run, sample)
     ended = run.ended
     if event.name in ("end", "failure") and event.data.get("exit_code") == INTERRUPTED:
         ended = "stopped"
@@ -176,6 +185,33 @@ def _after_event(run: RunState, sample: EventSample) -> RunState:
         at -= 1
     events = (*events[:at], sample, *events[at:])[-RECENT_EVENTS:]
     return replace(run, events=events, ended=ended, node_states=states)
+
+
+def _with_attempts(run: RunState, sample: EventSample) -> RunState:
+    """With what an event says of starts and attempts; a new attempt may be on other nodes."""
+    event = sample.event
+    if sample.source == "telemetry":
+        return replace(run, steps=after_record(run.steps, event))
+    journal = after_event(run.journal, event)
+    if journal is run.journal:
+        return run
+    run = replace(run, journal=journal)
+    begin = journal.begins[-1] if event.name == "attempt" and journal.begins else None
+    if begin is None or begin.time_s != event.time_s or not begin.nodes:
+        return run
+    ranks = run.ranks if begin.nodes == run.planned else _ranks(run, begin)
+    return replace(run, planned=begin.nodes, ranks=ranks, node_states={})
+
+
+def _ranks(run: RunState, begin: Begin) -> tuple[int, ...]:
+    """Of each node of an attempt: as the plan has them, on spares an equal share of the rest."""
+    known = dict(zip(run.planned, run.ranks, strict=False))
+    new = [name for name in begin.nodes if name not in known]
+    left = (begin.world or 0) - sum(known.get(name, 0) for name in begin.nodes)
+    if (left if not new else left % len(new)) or left < 0:
+        return ()  # the plan says something else: better no place than a wrong one
+    each = left // len(new) if new else 0
+    return tuple(known.get(name, each) for name in begin.nodes)
 
 
 def tick_parts(tick: Tick) -> tuple[Callable[[State], State], ...]:

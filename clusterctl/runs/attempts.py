@@ -60,7 +60,9 @@ class Account:
     effective_s: float = 0.0
     lost: Mapping[str, float] = field(default_factory=dict)  # seconds by cause, largest first
     pending: tuple[str, float] | None = None  # (cause, since when): no step has followed yet
-    is_restarting: bool = False  # no attempt since the restart, or no step since that attempt
+    restarting_since_s: float | None = (
+        None  # when it was decided, or the attempt began; no step yet
+    )
 
     def ettr(self, now_s: float) -> float | None:
         """0 to 1; None before the first step."""
@@ -105,7 +107,7 @@ def account(steps: Steps, journal: Journal) -> Account:
         steps.effective_s,
         dict(sorted(lost.items(), key=lambda item: -item[1])),
         _pending(steps, journal, attempts),
-        bool(newest) and not journal.end and _is_restarting(steps, journal),
+        None if journal.end else _restarting_since(steps, journal),
     )
 
 
@@ -257,10 +259,10 @@ def _pending(
     return None if since_s is None else (incident.cause, since_s)
 
 
-def _is_restarting(steps: Steps, journal: Journal) -> bool:
-    """Whether the last thing that happened is a restart, and no step has followed."""
+def _restarting_since(steps: Steps, journal: Journal) -> float | None:
+    """When the restart was, if it is the last thing that happened."""
     done_s = max((start.last_s for start in steps.starts), default=0.0)
-    begins = journal.begins
     again = [one.time_s for one in journal.restarts[-1:]]
-    again += [begins[-1].time_s] if len(begins) > 1 else []
-    return max(again, default=-1.0) > done_s
+    again += [one.time_s for one in journal.begins[1:][-1:]]
+    newest_s = max(again, default=0.0)
+    return newest_s if newest_s > done_s else None

@@ -86,8 +86,9 @@ def _after(steps: Steps, event: Event) -> Steps:
     if event.name == "rollback":
         return replace(steps, is_rollback=True)
     if event.name in ENDINGS and steps.starts:
-        ended = {"ending": event.name, "ended_s": event.time_s, "text": event.text}
-        return replace(steps, starts=(*steps.starts[:-1], replace(steps.starts[-1], **ended)))  # type: ignore[arg-type]
+        *others, last = steps.starts
+        last = replace(last, ending=event.name, ended_s=event.time_s, text=event.text)
+        return replace(steps, starts=(*others, last))
     return steps
 
 
@@ -115,9 +116,9 @@ def _after_step(steps: Steps, record: StepRecord) -> Steps:
             changes = {"pauses": pauses, "accounted": (begun_s, last[1])}
     first = record.step if newest.first is None else newest.first
     newest = replace(newest, first=first, last=record.step, last_s=time_s)
-    steps = replace(steps, starts=(*steps.starts[:-1], newest), **changes)  # type: ignore[arg-type]
-    knot = (record.step, steps.effective_s + record.step_s, time_s)
-    return replace(steps, levels=_with(steps.levels, knot))
+    starts = (*steps.starts[:-1], newest)
+    levels = _with(steps.levels, (record.step, steps.effective_s + record.step_s, time_s))
+    return replace(steps, starts=starts, levels=levels, **changes)  # type: ignore[arg-type]
 
 
 def _with(levels: tuple[tuple[Knot, ...], ...], knot: Knot) -> tuple[tuple[Knot, ...], ...]:

@@ -101,6 +101,12 @@ def _phases(state: State) -> Rows:
             yield (state.run.name, name), seconds
 
 
+def _lost(state: State) -> Rows:
+    if state.run is not None:
+        for cause, seconds in figures(state.run, state.now_s).lost_s:
+            yield (state.run.name, cause), seconds
+
+
 def _alerts(state: State) -> Rows:
     for alert in state.alerts.active:
         for node, part in alert.units:
@@ -156,6 +162,12 @@ METRICS: tuple[Metric, ...] = (
     Metric("run_remaining_seconds", "Until the last step, at the pace of the last ones", "s", R, _run(lambda run, now, state: now.eta_s), row=RUN, panel="Time left", legend="{{run}}"),
     Metric("run_active", "1 while the run neither ended nor stands still", "short", R, _run(lambda run, now, state: float(now.status in ("running", "waiting")))),
     Metric("run_ranks", "Ranks of the last step", "short", R, _of_last("world")),
+    Metric("run_attempt", "Number of the attempt", "short", R, _run(lambda run, now, state: now.attempt), row=RUN, panel="Attempts", legend="{{run}}"),
+    Metric("run_restarts_total", "Attempts after the first one", "short", R, _run(lambda run, now, state: float(now.restarts)), COUNTER, row=RUN, panel="Attempts", query="increase({}[1h])", legend="{{run}} restarts in an hour"),
+    Metric("run_spares", "Nodes left to replace others", "short", R, _run(lambda run, now, state: now.spares), row=RUN, panel="Nodes of the run", legend="{{run}} spares"),
+    Metric("run_excluded_nodes", "Nodes left out in this run", "short", R, _run(lambda run, now, state: None if now.spares is None else float(len(now.excluded))), row=RUN, panel="Nodes of the run", legend="{{run}} excluded"),
+    Metric("run_ettr_ratio", "Time of the steps that count, of the wall time since the first attempt began", "percentunit", R, _run(lambda run, now, state: now.ettr), row=RUN, panel="Effective training time", legend="{{run}}"),
+    Metric("run_lost_seconds_total", "Repeated work and downtime, by what ended an attempt", "s", ("run", "cause"), _lost, COUNTER, row=RUN, panel="Time lost", legend="{{run}} {{cause}}"),
     Metric("link_receive_bytes_per_second", "Received on the port", "Bps", L, _links(lambda o: o.rx_bytes_s), row=NETWORK, panel="Received", query="sum by (node, kind) ({})", legend="{{node}} {{kind}}"),
     Metric("link_transmit_bytes_per_second", "Sent on the port", "Bps", L, _links(lambda o: o.tx_bytes_s), row=NETWORK, panel="Sent", query="sum by (node, kind) ({})", legend="{{node}} {{kind}}"),
     Metric("link_errors_per_minute", "New errors in the last minute", "short", L, _links(lambda o: o.errors_min), row=NETWORK, panel="Link errors a minute", query="{} > 0", legend="{{node}} {{link}}"),

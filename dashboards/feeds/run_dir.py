@@ -14,11 +14,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from clusterctl.runs.journal import incident_event
 from dashboards.model.samples import Clock, EventSample, Feed, RunOpened, Sample, StepSample
 from dashboards.recording.validation import MOST_RANKS, is_sound
 from trainer.runlog.telemetry import FILE, Event, Record, StepRecord, Tail, decode
 
 JOURNAL = "events.jsonl"  # the launcher's, beside the trainer's telemetry
+INCIDENTS = "incidents.jsonl"  # the launcher's too
 
 
 def steady_clock() -> Clock:
@@ -106,9 +108,16 @@ def journal_event(line: bytes | str) -> Event | None:
     return event if is_sound(event) else None
 
 
+def incident(line: bytes | str) -> Event | None:
+    """A line of incidents.jsonl as an event; None for one that is torn or something else."""
+    event = incident_event(line)
+    return event if event is not None and is_sound(event) else None
+
+
 FILES: tuple[tuple[str, str, Callable[[bytes], Record | None]], ...] = (
     (FILE, "telemetry", telemetry_record),
     (JOURNAL, "journal", journal_event),
+    (INCIDENTS, "incidents", incident),
 )
 """(name, source of its samples, reader of a line) of the files of a run."""
 
@@ -174,9 +183,14 @@ class RunDirFeed:
             samples.append(opened(run_dir, at_s))
             # Existing records are as old as their file, new ones as this poll.
             at_s -= _age_s(run_dir / FILE)
+        found: list[tuple[float, Sample]] = []
         for tail, source in self._tails:
-            samples += [as_sample(record, at_s, source) for record in tail.poll()]
-        return samples
+            last_s = 0.0
+            for record in tail.poll():  # in order of time, and each file in its own order
+                last_s = max(last_s, record.time_s)
+                found.append((last_s, as_sample(record, at_s, source)))
+        found.sort(key=lambda item: item[0])
+        return samples + [sample for _, sample in found]
 
 
 def _age_s(path: Path) -> float:

@@ -124,6 +124,8 @@ class Thin:
         thin = self
         if row[0] <= self.last_x:
             thin = self._rebuilt([old for old in self._kept_rows() if old[0] < row[0]], self.stride)
+            pending = tuple(old for old in self.pending if old[0] < row[0])
+            thin = replace(thin, pending=pending)
         pending = (*thin.pending, row)
         if len(pending) < thin.stride:
             return replace(thin, pending=pending, last_x=row[0])
@@ -138,6 +140,11 @@ class Thin:
         """Kept rows, and the mean of the pending ones."""
         rows = self._kept_rows()
         return [*rows, _mean(self.pending)] if self.pending else rows
+
+    def value_before(self, x: float, column: int, default: float) -> float:
+        """Of the newest row in front of `x`; `default` where there is none."""
+        before = [row[column] for row in (*self._kept_rows(), *self.pending) if row[0] < x]
+        return before[-1] if before else default
 
     def _kept_rows(self) -> list[tuple[float, ...]]:
         return self.kept.rows() if self.kept else []

@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
+from clusterctl.runs.attempts import Account, account
 from dashboards.model.state import INTERRUPTED, RunState
 from trainer.runlog.telemetry import PHASES, Event, StepRecord
 
@@ -17,6 +18,7 @@ WINDOW = 50
 # because of checkpoints and validation between steps.
 STALLED_TIMES = 6.0
 STALLED_S = 30.0
+STARTING_S = 900.0  # of an attempt; after that without a step it is stalled
 FAR_S = 1e10  # 300 years: no date is shown for that
 
 
@@ -24,7 +26,7 @@ FAR_S = 1e10  # 300 years: no date is shown for that
 class Figures:
     """What the run screen shows beside the curves. None: not known yet."""
 
-    status: str  # waiting, running, stalled, finished, stopped, failed
+    status: str  # waiting, running, stalled, restarting, finished, stopped, failed
     step: int
     steps_total: int
     step_s: float | None = None  # median over the window
@@ -44,6 +46,11 @@ class Figures:
     buckets: tuple[tuple[str, float], ...] = ()  # share of the recent steps, largest first
     checkpoint: tuple[int | None, float] | None = None  # step and time of the newest
     restarts: int = 0
+    attempt: int | None = None  # number of the newest one
+    spares: int | None = None  # nodes that are left to replace others; None: no launcher said so
+    excluded: tuple[str, ...] = ()  # nodes that were left out in this run
+    ettr: float | None = None  # effective training time ratio, 0 to 1
+    lost_s: tuple[tuple[str, float], ...] = ()  # by cause, largest first
 
     @property
     def part(self) -> float | None:
@@ -52,6 +59,29 @@ class Figures:
 
 def figures(run: RunState, now_s: float) -> Figures:
     """Everything derived from a run's records at the time `now_s`."""
+    now, known = _of_steps(run, now_s), accounted(run)
+    since_s = known.restarting_since_s
+    is_new = since_s is not None and now_s - since_s < STARTING_S
+    if is_new and now.status in ("running", "stalled", "waiting"):
+        now = replace(now, status="restarting", eta_s=None)
+    return replace(
+        now,
+        restarts=known.restarts,
+        attempt=known.attempts[-1].number if known.attempts else None,
+        spares=None if known.spares is None else len(known.spares),
+        excluded=tuple(node for node, _ in known.excluded),
+        ettr=known.ettr(now_s),
+        lost_s=tuple(known.lost_s(now_s).items()),
+    )
+
+
+@functools.lru_cache(maxsize=4)
+def accounted(run: RunState) -> Account:
+    """Its attempts, and where its time went."""
+    return account(run.steps, run.journal)
+
+
+def _of_steps(run: RunState, now_s: float) -> Figures:
     if run.last is None:
         return Figures(run.ended or "waiting", 0, 0)
     base = _of_records(run)
@@ -70,7 +100,7 @@ def _of_records(run: RunState) -> Figures:
     assert run.last is not None
     window = run.recent[-WINDOW:]
     step_s = statistics.median(record.step_s for record in window)
-    pace_s = _pace_s(window)
+    pace_s = _pace_s(window, run.steps.first_steps)
     left = max(0, run.last.steps_total - run.last.step)
     times = sorted(record.step_s for record in run.recent)
     status = run.ended or ("finished" if left == 0 and run.last.steps_total else "running")
@@ -99,7 +129,6 @@ def _of_records(run: RunState) -> Figures:
         data_share=_data_share(window),
         buckets=tuple((name, count / buckets.total()) for name, count in buckets.most_common()),
         checkpoint=_checkpoint(run),
-        restarts=sum(sample.event.name == "resume" for sample in run.events),
     )
 
 
@@ -120,13 +149,15 @@ def one_line(event: Event) -> str:
     return " … ".join(lines[:1] + lines[1:][-1:])
 
 
-def _pace_s(window: Sequence[StepRecord]) -> float:
+def _pace_s(window: Sequence[StepRecord], first_steps: Collection[int]) -> float:
     """Seconds from step to step, with checkpoints and validation between them.
 
     The times of the records come from one writer, so their difference is right; where they are
-    missing or jump, it is the mean duration of a step.
+    missing or jump, it is the mean duration of a step. What a restart took is not among them.
     """
     own = statistics.fmean(record.step_s for record in window)
+    begins = [index for index, record in enumerate(window) if record.step in first_steps]
+    window = window[begins[-1] :] if begins else window
     first, last = window[0], window[-1]
     steps = last.step - first.step
     if steps <= 0 or first.time_s <= 0:

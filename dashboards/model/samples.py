@@ -163,7 +163,7 @@ class StepSample:
 
 @dataclass(frozen=True, slots=True)
 class EventSample:
-    """Something that happened to the run; `source` is the file it stands in."""
+    """Something that happened to the run; `source` is its file: telemetry, journal, incidents."""
 
     event: Event
     at_s: float

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from clusterctl.runs.journal import Journal
+from clusterctl.runs.steps import Steps
 from dashboards.model.alert_book import AlertBook
 from dashboards.model.ring_buffer import FLEET_COLUMNS, NODE_COLUMNS, Ring, Thin
 from dashboards.model.samples import EventSample, Feed, NodeDown, NodeSample
@@ -49,10 +51,12 @@ class RunState:
     events: tuple[EventSample, ...] = ()
     node_states: Mapping[str, str] = field(default_factory=dict)
     ended: str = ""  # "", "finished", "stopped" or "failed"
+    steps: Steps = field(default_factory=Steps)  # that count, and what was lost between them
+    journal: Journal = field(default_factory=Journal)  # of attempts
 
     def __hash__(self) -> int:
         """Of few fields, as it is asked for at every tick: equal runs have the same."""
-        return hash((self.directory, self.last_s, len(self.events)))
+        return hash((self.directory, self.last_s, len(self.events), self.journal.restart_count))
 
     def place_of(self, rank: int) -> tuple[str, int] | None:
         """(node, local rank) of a rank; None where no plan has it."""

@@ -6,11 +6,12 @@ import itertools
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from dashboards.alerts.rules.base import RuleContext, always_known, gpu_part
 from dashboards.model import units
 from dashboards.model.alert_book import FAIL, WARN, Breach, Rule
+from dashboards.model.run_progress import accounted
 from dashboards.model.thresholds import Limits
 from trainer.runlog.telemetry import StepRecord
 
@@ -25,13 +26,15 @@ def stalled(context: RuleContext) -> Iterable[Breach]:
     if run.last is None or run.last_s is None:
         since_s = max((sample.at_s for sample in run.events), default=math.inf)
         limit_s, text, usual = limits.first_step_s, "no first step for", ""
+    elif (restarting_s := accounted(run).restarting_since_s) is not None:
+        since_s, limit_s, text, usual = restarting_s, limits.first_step_s, "no step since the restart for", ""  # fmt: skip
     elif run.last.steps_total and run.last.step >= run.last.steps_total:
         return  # the last step is done; what comes now is saving and evaluation
     elif context.now_s - run.last_s <= limits.stalled_s:
         return
     else:
         since_s, text = run.last_s, "no step for"
-        usual_s, limit_s = longest_pause_s(run.recent, limits)
+        usual_s, limit_s = longest_pause_s(run.recent, limits, run.steps.first_steps)
         usual = f" after step {run.last.step:,}"
         usual += f", usual {units.seconds(usual_s)}" if usual_s else ""
     age_s = context.now_s - since_s
@@ -40,8 +43,13 @@ def stalled(context: RuleContext) -> Iterable[Breach]:
         yield Breach(("", run.name), text, starts=age_s < limits.forgotten_s)
 
 
-def longest_pause_s(records: Sequence[StepRecord], limits: Limits) -> tuple[float | None, float]:
-    """(usual seconds of a step, seconds without one that are too many)."""
+def longest_pause_s(
+    records: Sequence[StepRecord], limits: Limits, first_steps: Collection[int] = ()
+) -> tuple[float | None, float]:
+    """(usual seconds of a step, seconds without one that are too many).
+
+    `first_steps` are those of attempts: the pause before them tells nothing of steps.
+    """
     if len(records) < FEW_STEPS:
         return None, max(limits.first_step_s / 3, 10 * max((r.step_s for r in records), default=0))
     usual_s = statistics.median(record.step_s for record in records)
@@ -49,6 +57,7 @@ def longest_pause_s(records: Sequence[StepRecord], limits: Limits) -> tuple[floa
     pauses = sorted(
         max(after.step_s, after.time_s - before.time_s if before.time_s > 0 else 0.0)
         for before, after in itertools.pairwise(records)
+        if after.step not in first_steps
     )
     p99_s = pauses[min(len(pauses) - 1, int(0.99 * len(pauses)))]
     times, p99_times = limits.stalled_times, limits.stalled_p99_times
@@ -67,6 +76,15 @@ def failed(context: RuleContext) -> Iterable[Breach]:
         at_s = endings[-1].event.time_s or endings[-1].at_s
     old = at_s is not None and context.now_s - at_s > context.limits.forgotten_s
     yield Breach(("", run.name), text, starts=not old)
+
+
+def restarted(context: RuleContext) -> Iterable[Breach]:
+    """Each restart is an alert of its own for some minutes, with its cause."""
+    run = context.run
+    for restart in run.journal.restarts if run else ():
+        age_s = context.now_s - restart.time_s
+        if run is not None and age_s <= context.limits.restarted_s:
+            yield Breach(("", f"{run.name} attempt {restart.attempt}"), restart.text)
 
 
 def bad_loss(context: RuleContext) -> Iterable[Breach]:
@@ -170,6 +188,8 @@ def space(context: RuleContext) -> Iterable[Breach]:
 RULES = (
     Rule("run.failed", FAIL, "The run ended badly.",
          failed, always_known, 0, 0, "tail -n 30 {run}/ranks/*.log", "any other end than done or stopped, within the last day"),
+    Rule("run.restarted", WARN, "An attempt ended, and the launcher began another one: time is lost, and the same node may fail again.",
+         restarted, always_known, 0, 0, "clusterctl logs {run} --tail 30", "a restart within the last 10 min"),
     # 3 s: when this machine itself stood still, steps arrive late.
     Rule("run.stalled", FAIL, "No step for far longer than steps take: hangs cost more than crashes, because nothing reports them.",
          stalled, always_known, 3, 5, "clusterctl dump-stacks {hosts}",

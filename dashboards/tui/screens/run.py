@@ -9,12 +9,13 @@ from textual.binding import BindingType
 from textual.containers import Horizontal
 from textual.widget import Widget
 
-from dashboards.model.run_progress import figures
+from dashboards.model.run_progress import accounted, figures
 from dashboards.model.state import State
 from dashboards.tui.screens.base import BACK, Commands
 from dashboards.tui.screens.dialogs import ActingScreen
 from dashboards.tui.screens.text import LogScreen
 from dashboards.tui.widgets import run_panels
+from dashboards.tui.widgets.attempts import Attempts
 
 
 class RunScreen(ActingScreen):
@@ -39,11 +40,17 @@ class RunScreen(ActingScreen):
             yield run_panels.RunFigures(id="figures")
         with Horizontal(id="lower"):
             yield run_panels.Events(id="events")
+            yield Attempts(id="attempts")
             yield run_panels.RunNodes(id="nodes")
 
     def prepare(self, state: State) -> None:
         """On the smallest terminals the curves need the lines of the events."""
         self.query_one("#lower").set_class(self.size.height < 20, "-off")
+        # With one attempt, the figures say all; on small terminals they are all there is room for.
+        is_wide = self.size.width >= 140
+        known = accounted(state.run) if state.run and is_wide else None
+        has_several = known is not None and len(known.attempts) > 1
+        self.query_one("#attempts").set_class(not has_several, "-off")
 
     def to_copy(self) -> str:
         run = self.top.state.run

@@ -139,8 +139,8 @@ def _loss(curve: Thin) -> str:
 def status_words(now: Figures, colors: Palette) -> Sequence[tuple[str, Style]]:
     marks = {"waiting": UNKNOWN, "stalled": ALARM, "failed": ALARM}
     styles = {UNKNOWN: colors.dim, ALARM: colors.alarm}
-    mark = marks.get(now.status, "")
-    style = styles.get(mark, colors.warn if now.status == "stopped" else colors.good)
+    mark, waits = marks.get(now.status, ""), now.status in ("stopped", "restarting")
+    style = styles.get(mark, colors.warn if waits else colors.good)
     return [(f"{mark} {now.status}".lstrip(), style)]
 
 

@@ -16,6 +16,7 @@ from dashboards.model.state import RunState, State
 from dashboards.model.table import node_mark, short_names
 from dashboards.tui import braille
 from dashboards.tui.braille import BLANK, Scale, finite, nice_scale, resampled
+from dashboards.tui.widgets.attempts import attempt_pairs
 from dashboards.tui.widgets.bars import last_step_age, progress_bar, status_words
 from dashboards.tui.widgets.palette import Palette
 from dashboards.tui.widgets.panel import Line, Panel, beside, clock, gauge, spread, words
@@ -278,8 +279,8 @@ class RunFigures(Panel):
             ("step", f"p99 {units.seconds(now.p99_s)}  longest {units.seconds(now.longest_s)}", colors.text),
             ("weight norm", units.number(last.weight_norm), colors.text),
         ]  # fmt: skip
-        if now.restarts:
-            pairs.insert(5, ("restarts", f"{now.restarts}", colors.warn))
+        first = 0 if now.restarts else 5
+        pairs[first:first] = attempt_pairs(now, colors)
         return pairs
 
 

@@ -27,7 +27,7 @@ def test_attempts_have_steps_nodes_and_how_they_ended() -> None:
     assert found.attempts[2].checkpoint == "epoch0-global_step100"
     assert found.attempts[2].nodes == ("n1", "n3")
     assert (found.restarts, found.spares, found.excluded) == (2, (), (("n2", "two crashes"),))
-    assert not found.is_restarting
+    assert found.restarting_since_s is None
 
 
 def test_ettr_counts_a_step_once_and_lost_time_is_by_cause() -> None:
@@ -49,16 +49,16 @@ def test_time_goes_on_being_lost_until_a_step_comes() -> None:
     found = run.account()
     assert found.pending == ("signal-9", run.at_s - 10.0)
     assert found.lost_s(run.at_s + 30)["signal-9"] == pytest.approx(79.0 + 40.0)
-    assert not found.is_restarting
+    assert found.restarting_since_s is None
     run.restart()
     run.attempt(after=150)
     found = run.account()
-    assert found.is_restarting
+    assert found.restarting_since_s == run.at_s - 20.0
     # Now it is known from which step the run goes on: 50 steps will be done again.
     assert found.lost_s(run.at_s)["signal-9"] == pytest.approx(79.0 + 50 + 10 + 4 + 20)
     run.train(1)
     found = run.account()
-    assert not found.is_restarting
+    assert found.restarting_since_s is None
     assert found.pending is None
     assert found.lost_s(run.at_s)["signal-9"] == pytest.approx(79.0 + 50 + 10 + 4 + 20)
 

@@ -277,6 +277,15 @@ def training(records: Iterable[Any], *events: Event, after_s: float = 0.0) -> St
     return fold(state, [*samples, Tick(last_s + after_s)])
 
 
+def restarted(age_s: float, *, after_step: int = 300) -> State:
+    """An attempt ended behind that step and another one is to begin; `age_s` seconds later."""
+    at_s, data = 1000.0 + 4.0 * after_step, {"attempt": 2, "cause": "signal-9", "node": "n2"}
+    said = Event("restart", "restarting in 4 s: rank 3 was killed", data, None, at_s + 5)
+    state = training(steps(after_step), after_s=age_s + 5)
+    run = [EventSample(said, said.time_s, "journal"), Tick(state.now_s)]
+    return fold(state, run)
+
+
 def steps(count: int = 300, **changed: Any) -> list[Any]:
     return [record(step, step_s=4.0, time_s=1000.0 + 4.0 * step, **changed) for step in range(1, count + 1)]  # fmt: skip
 
@@ -290,6 +299,7 @@ RUN = ("", "001-x")
 OVER_RUN: list[tuple[str, Callable[[], State], Unit, str]] = [
     ("run.stalled", lambda: training(steps(), after_s=65), RUN, "no step for 1 min 05 s after step 300"),
     ("run.stalled", lambda: training([], Event("start", time_s=100.0), after_s=1100), RUN, "no first step for 16 min"),
+    ("run.restarted", lambda: restarted(age_s=599), ("", "001-x attempt 2"), "restarting in 4 s: rank 3 was killed"),
     ("run.failed", lambda: training(steps(), Event("failed", "Traceback\nValueError: boom", time_s=2200.0)), RUN, "ValueError: boom"),
     ("loss.nan", lambda: training(with_last(1, loss=float("nan"))), RUN, "loss is nan at step 300"),
     ("loss.nan", lambda: training(with_last(3, grad_norm=float("inf"))), RUN, "gradient norm is inf"),
@@ -308,6 +318,27 @@ def test_run_over_the_limit(id: str, state: Callable[[], State], unit: Unit, tex
     assert set(found) == {unit}
     assert text in found[unit].text
     assert found[unit].starts
+
+
+def test_restart_is_an_alert_for_ten_minutes_and_no_stall_until_the_start_takes_too_long() -> None:
+    assert breaches("run.restarted", restarted(age_s=601)) == {}
+    assert breaches("run.stalled", restarted(age_s=800)) == {}
+    assert "no step since the restart for 16 min" in breaches("run.stalled", restarted(age_s=980))[RUN].text  # fmt: skip
+
+
+def test_what_a_restart_took_makes_no_stall_usual() -> None:
+    """A pause of ten minutes in the middle of the window would be its 99th percentile."""
+    late = [replace(one, time_s=one.time_s + 600.0) for one in steps(60) if one.step > 30]
+    records = [one for one in steps(60) if one.step <= 30]
+    state = training([*records, *late], after_s=65)
+    assert breaches("run.stalled", state) == {}
+    start = Event("start", "001-x at step 30", {}, 30, 1500.0)
+    opening: list[Sample] = [RunOpened("outputs/001-x", "001-x", 0.0, ("n1", "n2"), (8, 8))]
+    samples = [*(StepSample(one, one.time_s) for one in records), EventSample(start, 1500.0)]
+    samples += [StepSample(one, one.time_s) for one in late]
+    begin = initial_state(("n1", "n2"), now_s=0.0, source="nodes.txt")
+    state = fold(begin, [*opening, *samples, Tick(late[-1].time_s + 65)])
+    assert set(breaches("run.stalled", state)) == {RUN}
 
 
 def test_pauses_for_saving_are_no_stall() -> None:

@@ -113,7 +113,7 @@ def test_mfu_is_of_the_whole_time_between_steps() -> None:
 def test_buckets_checkpoint_and_restarts() -> None:
     samples = [*steps(1, 30, bucket="a"), *steps(31, 40, bucket="b")]
     samples += [
-        EventSample(Event("resume", "", {}, 1, 5.0), 5.0),
+        EventSample(Event("start", "", {}, 1, 5.0), 5.0),
         EventSample(Event("checkpoint", "", {}, 20, 9.0), 9.0),
         EventSample(Event("note", "", {}, 21, 10.0), 10.0),
     ]

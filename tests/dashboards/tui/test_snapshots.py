@@ -15,11 +15,14 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
+from dashboards.feeds.run_dir import RunDirFeed
+from dashboards.model.samples import Tick
 from dashboards.tui.app import TopApp
 from dashboards.tui.screens.stacks import StacksScreen
+from tests.clusterctl.runs.attempts_of import three_attempts
 from tests.dashboards.conftest import NOW
 from tests.dashboards.driving import quiet
-from tests.dashboards.runs import cpu_cluster
+from tests.dashboards.runs import FixedFeed, cpu_cluster
 
 PICTURES = Path(__file__).parents[3] / "docs" / "screenshots"
 Compare = Callable[..., bool]
@@ -82,6 +85,16 @@ def test_screen(
 
 def test_machines_without_gpus(snap_compare: Compare) -> None:
     assert snap_compare(TopApp(cpu_cluster(NOW)), terminal_size=(80, 24))
+
+
+@pytest.mark.parametrize("size", [(80, 24), (200, 50)], ids=lambda size: "x".join(map(str, size)))
+def test_run_that_was_restarted(
+    size: tuple[int, int], snap_compare: Compare, tmp_path: Path
+) -> None:
+    run = three_attempts()
+    feed = RunDirFeed(run.write(tmp_path / "001-STDiT3-XL-2"), clock=lambda: run.at_s)
+    fixed = FixedFeed((), [*feed.poll(), Tick(run.at_s)], run.at_s)
+    assert snap_compare(TopApp(fixed), terminal_size=size, run_before=pressing("3"))
 
 
 def test_no_color(
