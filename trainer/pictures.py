@@ -104,8 +104,7 @@ def _save(figure: Any, path: Path) -> None:
 
 def draw_run(run_dir: Path) -> Path:
     """Draw a run directory's loss curve; returns its path. Raises ValueError without steps."""
-    # By number: a resumed run may repeat some.
-    steps = {r.step: r for r in telemetry.read(run_dir) if isinstance(r, telemetry.StepRecord)}
+    steps = telemetry.final_steps(telemetry.read(run_dir))
     if not steps:
         raise ValueError(f"{run_dir} has no recorded step")
     last, path = steps[max(steps)], run_dir / CURVE

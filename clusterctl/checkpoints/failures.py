@@ -72,7 +72,7 @@ def _ended_badly(
     """Whether it did, and what the launcher wrote about it."""
     until_s = following.began_s if following is not None else float("inf")
     signs = [sign for sign in run.signs if attempt.began_s <= sign.time_s < until_s]
-    if attempt.ending in ("done", "stopped") or any(sign.is_users for sign in signs):
+    if attempt.ending in ("done", "stopped", "rollback") or any(sign.is_users for sign in signs):
         return False, signs
     if attempt.ending == "failed" or following is not None or signs:
         return True, signs

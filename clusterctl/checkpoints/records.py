@@ -18,7 +18,9 @@ from trainer.runlog.telemetry import FILE, Event, StepRecord, decode
 
 EVENTS_FILE, INCIDENTS_FILE = "events.jsonl", "incidents.jsonl"
 INTERRUPTED = 130  # exit code of a run that its user stopped
-STOP = "stop"  # type of an incident that is no failure: the user asked for the end
+# Types of an incident that is no failure: the user asked for the end. 0.2 called it stop.
+STOPS = ("user-stop", "stop")
+ENDINGS = ("done", "stopped", "failed", "rollback")
 RECENT_STEPS = 500  # whose mean is the step time: buckets of different shapes take turns
 SILENT_S = 900.0  # without a record, and 10 steps: a run of which nothing says that it ended
 _LONGEST = 1 << 20  # bytes of a line
@@ -34,7 +36,7 @@ class Attempt:
     last_step: int = 0
     first_step_s: float | None = None  # when its first step was done
     last_s: float = 0.0  # its newest record
-    ending: str = ""  # done, stopped or failed; "" where the trainer wrote nothing
+    ending: str = ""  # done, stopped, failed or rollback; "" where the trainer wrote nothing
     ended_s: float | None = None
     text: str = ""  # of what ended it
 
@@ -68,6 +70,7 @@ class RunRecord:
     recent: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     steps_total: int | None = None
     epoch_steps: int | None = None  # of the newest epoch that was whole
+    again_s: float = 0.0  # when the launcher last decided on another attempt, or began one
 
     @property
     def last(self) -> Attempt | None:
@@ -84,17 +87,18 @@ class RunRecord:
         last = self.last
         if last is None:
             return "waiting"
-        if last.ending:
-            return {"done": "finished"}.get(last.ending, last.ending)
+        if last.ending and last.ended_s is not None and last.ended_s >= self.again_s:
+            return {"done": "finished", "rollback": "running"}.get(last.ending, last.ending)
         if self._is_fresh(last, now_s):
             return "running"
         stopped = any(sign.is_users for sign in self.signs if sign.time_s >= last.began_s)
         return "stopped" if stopped else "failed"
 
     def _is_fresh(self, last: Attempt, now_s: float) -> bool:
-        if any(sign.time_s >= last.last_s for sign in self.signs):
+        if any(one.time_s >= last.last_s and one.time_s > self.again_s for one in self.signs):
             return False
-        return now_s - last.last_s < max(SILENT_S, 10 * (self.step_s or 0.0))
+        since_s = max(last.last_s, self.again_s)
+        return now_s - since_s < max(SILENT_S, 10 * (self.step_s or 0.0))
 
 
 def read_run(run_dir: Path) -> RunRecord:
@@ -109,7 +113,7 @@ def read_run(run_dir: Path) -> RunRecord:
         elif isinstance(item, Event):
             _take_event(record, item)
     record.epoch_steps = epochs.length
-    record.signs = sorted(_signs(run_dir), key=lambda sign: sign.time_s)
+    record.signs = sorted(_signs(run_dir, record), key=lambda sign: sign.time_s)
     return record
 
 
@@ -135,8 +139,9 @@ def _take_event(record: RunRecord, event: Event) -> None:
     if event.name == "start":
         world = data.get("world")
         own = world if type(world) is int and world > 0 else 1
-        record.attempts.append(Attempt(time_s, own, last_s=time_s))
-    elif event.name in ("done", "stopped", "failed") and (attempt := record.last):
+        done = event.step if type(event.step) is int and event.step > 0 else 0
+        record.attempts.append(Attempt(time_s, own, last_step=done, last_s=time_s))
+    elif event.name in ENDINGS and (attempt := record.last):
         attempt.ending, attempt.ended_s, attempt.text = event.name, time_s, str(event.text)
         attempt.last_s = max(attempt.last_s, time_s) if event.name != "failed" else attempt.last_s
     elif event.name == "checkpoint" and type(event.step) is int:
@@ -145,10 +150,12 @@ def _take_event(record: RunRecord, event: Event) -> None:
             record.saves.append(Save(event.step, seconds, min(stall_s, seconds)))
 
 
-def _signs(run_dir: Path) -> Iterator[Sign]:
+def _signs(run_dir: Path, record: RunRecord) -> Iterator[Sign]:
     for line in _lines(run_dir / EVENTS_FILE):
         entry = _object(line)
         time_s, data = _number(entry.get("time_s")), entry.get("data")
+        if entry.get("event") in ("attempt", "restart"):
+            record.again_s = max(record.again_s, time_s or 0.0)
         if entry.get("event") != "failure" or time_s is None:
             continue
         # The code stands beside the text in what older launchers wrote.
@@ -158,7 +165,7 @@ def _signs(run_dir: Path) -> Iterator[Sign]:
         entry = _object(line)
         time_s, kind = _number(entry.get("time_s")), entry.get("incident")
         if time_s is not None and isinstance(kind, str):
-            yield Sign(time_s, f"{kind}: {entry.get('text') or ''}", kind == STOP)
+            yield Sign(time_s, f"{kind}: {entry.get('text') or ''}", kind in STOPS)
 
 
 class _Epochs:

@@ -24,6 +24,26 @@ def test_a_runs_losses_become_a_curve(tmp_path: Path, capsys: pytest.CaptureFixt
     assert imread(tmp_path / "loss_curve.png").shape == (360, 720, 4)
 
 
+def test_steps_of_an_attempt_that_was_broken_off_are_not_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: dict[int, float] = {}
+
+    def draw(_path: Path, losses: dict[int, float], title: str) -> None:
+        drawn.update(losses)
+        assert title.endswith("loss, 4 of 9 steps")
+
+    monkeypatch.setattr(pictures, "loss_curve", draw)
+    writer = telemetry.Writer(tmp_path)
+    for step, loss in ((1, 1.0), (2, 1.0), (3, 50.0), (4, 60.0), (5, 70.0), (3, 1.0), (4, 1.0)):
+        if (step, loss) == (3, 1.0):
+            writer.write(telemetry.Event("start", "at step 2", {}, 2))
+        writer.write(telemetry.StepRecord(step, 9, 0, 8, 64, loss, 1.0, 1e-3, 0.1))
+    writer.close()
+    pictures.draw_run(tmp_path)
+    assert drawn == dict.fromkeys((1, 2, 3, 4), 1.0)
+
+
 def test_a_run_without_steps_is_said_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert pictures.main([str(tmp_path)]) == 1
     assert "no recorded step" in capsys.readouterr().err

@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -139,6 +139,28 @@ class Tail:
 def read(run_dir: Path) -> Iterator[Record]:
     """All records of a run directory."""
     yield from Tail(run_dir / FILE).poll()
+
+
+def final_steps(records: Iterable[Record]) -> dict[int, StepRecord]:
+    """The steps that count, by number in rising order.
+
+    A run that starts again continues from a checkpoint: steps behind it are done again, and the
+    last record of a number counts. What an attempt did beyond the place that the next one has come
+    to so far does not count either.
+    """
+    found: dict[int, StepRecord] = {}
+    for record in records:
+        if isinstance(record, StepRecord):
+            first = record.step
+        elif record.name == "start" and record.step is not None:
+            first = record.step + 1  # the step of a start is the last one before it
+        else:
+            continue
+        while found and next(reversed(found)) >= first:
+            found.popitem()
+        if isinstance(record, StepRecord):
+            found[record.step] = record
+    return found
 
 
 class Heartbeat:

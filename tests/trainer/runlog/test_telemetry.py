@@ -21,6 +21,7 @@ from trainer.runlog.telemetry import (
     Writer,
     decode,
     encode,
+    final_steps,
     read,
 )
 
@@ -154,3 +155,17 @@ def test_the_clip_at_hand_is_told_and_taken_back(
     assert json.loads(file.read_text())["path"] == ""
     monkeypatch.setenv("CLUSTERCTL_HEARTBEATS", str(tmp_path / "not-there"))
     assert CurrentClip.from_environment() is None
+
+
+def test_final_steps_are_the_last_ones_up_to_where_the_run_has_come() -> None:
+    def step(number: int, loss: float) -> StepRecord:
+        return StepRecord(number, 9, 0, 8, 64, loss, 1.0, 1e-3, 0.1)
+
+    first = [step(number, 1.0) for number in range(1, 7)]
+    assert list(final_steps(first)) == [1, 2, 3, 4, 5, 6]
+    begun = [*first, Event("start", "again", {}, 3)]
+    assert list(final_steps(begun)) == [1, 2, 3]
+    again = final_steps([*begun, step(4, 2.0)])
+    assert [one.loss for one in again.values()] == [1.0, 1.0, 1.0, 2.0]
+    assert list(final_steps([*first, step(2, 2.0)])) == [1, 2]  # of a version without starts
+    assert final_steps([Event("start", "x", {}, 0)]) == {}
