@@ -26,6 +26,7 @@ from trainer.runlog import progress
 T = TypeVar("T")
 
 # ANSI colours by meaning; never the only carrier of it.
+LABELS = ("36", "33", "32", "35", "34", "96", "93", "92", "95", "94")  # of lines of many sources
 STYLES = {"good": "32", "warn": "33", "bad": "31", "dim": "2", "bold": "1"}
 
 
@@ -54,6 +55,11 @@ class Output:
     def line(self, text: str, style: str | None = None) -> None:
         """A line of data on stdout."""
         _write(sys.stdout, self._paint(printable(text, lines=True), style, sys.stdout) + "\n")
+
+    def labelled(self, label: str, text: str, number: int) -> None:
+        """A line of data behind a label, which has a colour by its number."""
+        start = self._paint(printable(label), LABELS[number % len(LABELS)], sys.stdout)
+        _write(sys.stdout, f"{start}{printable(text)}\n")
 
     def note(self, text: str, style: str | None = None) -> None:
         """A line for the person, on stderr; silent under -q."""
@@ -184,7 +190,7 @@ class Output:
     def _paint(self, text: str, style: str | None, stream: TextIO) -> str:
         if style is None or not self._wants_color(stream):
             return text
-        return f"\x1b[{STYLES[style]}m{text}\x1b[0m"
+        return f"\x1b[{STYLES.get(style, style)}m{text}\x1b[0m"
 
     def _wants_color(self, stream: TextIO) -> bool:
         """--color, then NO_COLOR, then FORCE_COLOR, then whether it is a terminal."""

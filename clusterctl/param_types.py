@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import time
+from datetime import datetime
 from typing import Any
 
 import click
@@ -42,3 +44,26 @@ class Duration(Number):
                 wanted = "a valid duration: 90 (seconds), 10m, 1h30m"
                 self.fail(f"{value!r} is not {wanted}", param, ctx)
         return super().convert(value, param, ctx)
+
+
+class Moment(click.ParamType):  # type: ignore[type-arg]
+    """Unix seconds out of `10m` (so long ago), `14:30` (today), `2026-11-23 14:30`."""
+
+    name = "time"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        if isinstance(value, int | float):
+            return float(value)
+        words, now = str(value).strip(), time.time()
+        if re.fullmatch(r"(\d+(\.\d+)?[smhdSMHD])+", words):
+            return now - Duration().convert(words, param, ctx)
+        if re.fullmatch(r"\d{1,2}:\d{2}(:\d{2})?", words):
+            hour = words.rjust(5 if words.count(":") == 1 else 8, "0")
+            words = f"{datetime.fromtimestamp(now):%Y-%m-%d} {hour}"
+        try:
+            return datetime.fromisoformat(words).timestamp()
+        except (ValueError, OverflowError, OSError):
+            wanted = "a time: 10m (ago), 14:30, 2026-11-23, '2026-11-23 14:30:05'"
+            self.fail(f"{value!r} is not {wanted}", param, ctx)

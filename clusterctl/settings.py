@@ -185,6 +185,8 @@ def _output_options(json: str) -> Option:
 
 output_options = _output_options(JSON)
 """Give a command --json, -q, -v and --color; it receives `output`."""
+line_output_options = _output_options("A JSON document for each line, on stdout.")
+"""The same for a command whose output is lines that come one after another."""
 
 
 def cluster_command(

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from clusterctl.runs.find import EVENTS_FILE, INCIDENTS_FILE
 from trainer.runlog.json_file import parse
 from trainer.runlog.telemetry import FILE, Event, StepRecord, decode
 
-EVENTS_FILE, INCIDENTS_FILE = "events.jsonl", "incidents.jsonl"
 INTERRUPTED = 130  # exit code of a run that its user stopped
 # Types of an incident that is no failure: the user asked for the end. 0.2 called it stop.
 STOPS = ("user-stop", "stop")

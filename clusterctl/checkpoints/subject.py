@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl.checkpoints.on_disk import Checkpoint, FreeSpace, checkpoints_in, free_space
-from clusterctl.checkpoints.records import EVENTS_FILE, RunRecord, read_run
+from clusterctl.checkpoints.records import RunRecord, read_run
 from clusterctl.checkpoints.settings_of_run import (
     CONFIG_FILE,
     RunSettings,
@@ -18,7 +18,7 @@ from clusterctl.checkpoints.settings_of_run import (
     settings_of,
 )
 from clusterctl.errors import CouldNotFindOut, UsageError
-from trainer.runlog.telemetry import FILE
+from clusterctl.runs.find import runs_by_time
 
 MOST_RUNS = 50  # of a folder, the newest ones
 
@@ -48,7 +48,7 @@ def read_subject(
     given = Path(name) if name is not None else _newest(outputs or Path("outputs"))
     if given.name == CONFIG_FILE and given.is_file():
         given = given.parent
-    if given.is_dir() and not (given / CONFIG_FILE).is_file() and _by_time(given):
+    if given.is_dir() and not (given / CONFIG_FILE).is_file() and runs_by_time(given):
         given = _newest(given)  # the folder of all runs
     try:
         if not given.is_dir():
@@ -101,26 +101,17 @@ def _space(folder: Path) -> tuple[FreeSpace | None, str]:
 
 def _newest(outputs: Path) -> Path:
     """The run that was written to last. Raises UsageError without one."""
-    found = _by_time(outputs)
+    found = runs_by_time(outputs)
     if not found:
         hint = "name a run directory or a config: clusterctl plan-checkpoints stage1"
         raise UsageError(f"there is no run in {outputs}", hint=hint)
     return found[0]
 
 
-def _by_time(outputs: Path) -> list[Path]:
-    """Run directories of a folder, the one written to last first."""
-    newest: dict[Path, float] = {}
-    for path in (*outputs.glob(f"*/{FILE}"), *outputs.glob(f"*/{EVENTS_FILE}")):
-        with contextlib.suppress(OSError):  # removed just now
-            newest[path.parent] = max(path.stat().st_mtime, newest.get(path.parent, 0.0))
-    return sorted(newest, key=lambda path: -newest[path])
-
-
 def _runs(outputs: Path, own: Path | None = None) -> tuple[RunRecord, ...]:
     """The runs of a folder but `own`; those that cannot be read are left out."""
     records = []
-    for path in _by_time(outputs)[:MOST_RUNS]:
+    for path in runs_by_time(outputs)[:MOST_RUNS]:
         with contextlib.suppress(OSError):
             if own is None or not path.samefile(own):
                 records.append(read_run(path))

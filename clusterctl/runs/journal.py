@@ -80,6 +80,22 @@ class Journal:
     end: End | None = None
 
 
+def launcher_event(line: bytes | str) -> Event | None:
+    """A line of events.jsonl as an event; None for one that is torn or something else."""
+    try:
+        entry = parse(line)
+    except ValueError:
+        return None
+    if not isinstance(entry, dict) or not isinstance(entry.get("event"), str):
+        return None
+    data = dict(entry["data"]) if isinstance(entry.get("data"), dict) else {}
+    if isinstance(entry.get("node"), str):
+        data["node"] = entry["node"]
+    step = data["step"] if type(data.get("step")) is int else None
+    time_s = entry["time_s"] if isinstance(entry.get("time_s"), int | float) else 0.0
+    return Event(entry["event"], str(entry.get("text") or ""), data, step, time_s)
+
+
 def after_event(journal: Journal, event: Event) -> Journal:
     """With one line of events.jsonl more."""
     data = event.data

@@ -14,13 +14,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from clusterctl.runs.journal import incident_event
+from clusterctl.runs.find import EVENTS_FILE as JOURNAL
+from clusterctl.runs.find import INCIDENTS_FILE as INCIDENTS
+from clusterctl.runs.find import runs_by_time
+from clusterctl.runs.journal import incident_event, launcher_event
 from dashboards.model.samples import Clock, EventSample, Feed, RunOpened, Sample, StepSample
 from dashboards.recording.validation import MOST_RANKS, is_sound
 from trainer.runlog.telemetry import FILE, Event, Record, StepRecord, Tail, decode
-
-JOURNAL = "events.jsonl"  # the launcher's, beside the trainer's telemetry
-INCIDENTS = "incidents.jsonl"  # the launcher's too
 
 
 def steady_clock() -> Clock:
@@ -60,15 +60,8 @@ class Together:
 
 
 def newest_run(outputs: Path) -> Path | None:
-    """The run directory under `outputs` that was written to last; None when there is none.
-
-    The journal counts too: a run that has just been started has no telemetry yet.
-    """
-    found: list[tuple[float, Path]] = []
-    for path in (*outputs.glob(f"*/{FILE}"), *outputs.glob(f"*/{JOURNAL}")):
-        with contextlib.suppress(OSError):  # removed just now
-            found.append((path.stat().st_mtime, path.parent))
-    return max(found)[1] if found else None
+    """The run directory under `outputs` that was written to last; None when there is none."""
+    return next(iter(runs_by_time(outputs)), None)
 
 
 def opened(run_dir: Path, at_s: float) -> RunOpened:
@@ -93,19 +86,8 @@ def telemetry_record(line: bytes | str) -> Record | None:
 
 def journal_event(line: bytes | str) -> Event | None:
     """A line of the launcher's journal as an event; None for one that is torn or something else."""
-    try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(entry, dict) or not isinstance(entry.get("event"), str):
-        return None
-    data = dict(entry["data"]) if isinstance(entry.get("data"), dict) else {}
-    if isinstance(entry.get("node"), str):
-        data["node"] = entry["node"]
-    step = data["step"] if type(data.get("step")) is int else None
-    time_s = entry["time_s"] if isinstance(entry.get("time_s"), int | float) else 0.0
-    event = Event(entry["event"], str(entry.get("text") or ""), data, step, time_s)
-    return event if is_sound(event) else None
+    event = launcher_event(line)
+    return event if event is not None and is_sound(event) else None
 
 
 def incident(line: bytes | str) -> Event | None:

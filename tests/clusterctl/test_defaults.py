@@ -25,6 +25,7 @@ HARMLESS = frozenset(
         "outputs", "seed", "steps", "score", "device", "nccl", "nproc_per_node", "master_addr",
         "master_port", "env_from_facts", "grace", "start_timeout", "hang_timeout", "keep_for", "look", "min_free",
         "launch", "shared", "check", "skip", "skip_check", "severity", "active", "root", "workers",
+        "follow", "rank", "node", "since", "attempt", "tail",
         "max_wrong_rows", "command", "reason", "mtbf", "save_stall", "step_time", "ranks",
     )
 )  # fmt: skip

@@ -1,0 +1,104 @@
+"""Where the ranks of a run were, its attempts, and whether it is over, by the launcher's files."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from clusterctl.runs.attempts import Attempt, account
+from clusterctl.runs.find import EVENTS_FILE, INCIDENTS_FILE, PLAN_FILE
+from clusterctl.runs.journal import (
+    Journal,
+    after_event,
+    after_incident,
+    incident_event,
+    launcher_event,
+)
+from clusterctl.runs.steps import Steps
+from trainer.runlog.telemetry import Event, Tail
+
+_RANK = re.compile(r"rank (\d{1,7}) is pid ", re.ASCII)
+_BEGINS = ("plan", "start", "attempt", "restart")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What the launcher has written so far. Empty for a run without one."""
+
+    attempts: tuple[Attempt, ...] = ()
+    ranks: Mapping[str, frozenset[int]] = field(default_factory=dict)  # of a node, in any attempt
+    nodes: Mapping[int, str] = field(default_factory=dict)  # of a rank, in its newest attempt
+    is_over: bool = False
+
+    @property
+    def newest(self) -> int:
+        """Number of the newest attempt; 1 where nothing is known of attempts."""
+        return max((attempt.number for attempt in self.attempts), default=1)
+
+
+class LayoutReader:
+    """Follows the files of the launcher; reads only what is new."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._events = Tail(run_dir / EVENTS_FILE, launcher_event)
+        self._incidents = Tail(run_dir / INCIDENTS_FILE, incident_event)
+        self._journal = Journal()
+        self._ranks: dict[str, set[int]] = {}
+        self._nodes: dict[int, str] = {}
+        self._is_over = False
+        self._take_plan()
+
+    def is_over(self) -> bool:
+        """Whether the run has ended, by now."""
+        self._poll()
+        return self._is_over
+
+    def read(self) -> Layout:
+        self._poll()
+        ranks = {name: frozenset(ranks) for name, ranks in self._ranks.items()}
+        attempts = account(Steps(), self._journal).attempts
+        return Layout(attempts, ranks, dict(self._nodes), self._is_over)
+
+    def _poll(self) -> None:
+        for event in self._events.poll():
+            if isinstance(event, Event):
+                self._journal = after_event(self._journal, event)
+                self._take(event)
+        for event in self._incidents.poll():
+            if isinstance(event, Event):
+                self._journal = after_incident(self._journal, event)
+
+    def _take(self, event: Event) -> None:
+        if event.name == "end":
+            self._is_over = True
+        elif event.name in _BEGINS:
+            self._is_over = False
+        elif event.name == "rank" and (match := _RANK.match(event.text)):
+            self._place(str(event.data.get("node", "")), int(match[1]))
+
+    def _place(self, node: str, rank: int) -> None:
+        self._ranks.setdefault(node, set()).add(rank)
+        self._nodes[rank] = node
+
+    def _take_plan(self) -> None:
+        """Before ranks have started, the plan says where they will be."""
+        plan: Any = None
+        with suppress(OSError, ValueError, RecursionError):
+            plan = json.loads((self._run_dir / PLAN_FILE).read_text(encoding="utf-8"))
+        nodes = plan.get("nodes") if isinstance(plan, dict) else None
+        first = 0
+        for node in nodes if isinstance(nodes, list) else ():
+            if not isinstance(node, dict) or not isinstance(node.get("name"), str):
+                continue
+            slots = node.get("slots")
+            count = slots if type(slots) is int and 0 <= slots <= 1 << 10 else 0
+            self._ranks.setdefault(node["name"], set())
+            for rank in range(first, first + count):
+                self._place(node["name"], rank)
+            first += count
