@@ -59,7 +59,7 @@ class Settings:
     def cluster_for_run(
         self, output: Output, nodes: Sequence[Node] | None = None
     ) -> tuple[Cluster, Chosen]:
-        """As `cluster`, or of other `nodes`, without those that exclude.toml leaves out; says which.
+        """As `cluster`, or of other `nodes`, without those that exclude.toml leaves out; says so.
 
         Raises `ExcludeError`, and `HostfileError` where no node is left.
         """

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
+from clusterctl.exclude.change import author
 from clusterctl.launch import journal
 from clusterctl.launch.causes.hangs import of_verdict
 from clusterctl.launch.connections import Connections
@@ -58,6 +60,7 @@ class Attempt:
             args=lambda node: {
                 **plan.agent_args(self.shares[node.name]),
                 "resume": self.reports.resume(node.name),
+                "head": f"{author()}, process {os.getpid()}",
             },
             start_timeout_s=plan.timing.hello_s,
         )

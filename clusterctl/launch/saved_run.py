@@ -84,7 +84,7 @@ def read(run_dir: Path) -> SavedRun:
             raise UsageError(text, hint=f"use clusterctl {theirs} for this run")
         return _run(document)
     except FileNotFoundError:
-        raise UsageError(f"no run goes on in {run_dir}", hint="clusterctl runs") from None
+        raise UsageError(f"no run continues in {run_dir}", hint="clusterctl runs") from None
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
     except (ValueError, LookupError, TypeError, AttributeError) as error:

@@ -79,7 +79,7 @@ class _Run:
         past, taken = self.past, None
         if past.phase != "new":
             host, pid = socket.gethostname(), os.getpid()
-            self.journal.write("supervisor", f"process {pid} on {host} goes on with the run")
+            self.journal.write("supervisor", f"process {pid} on {host} continues with the run")
         if past.began_s is not None:
             self.state.started_s = time.monotonic() - (time.time() - past.began_s)
         if past.phase == "running":

@@ -16,6 +16,7 @@ import time
 from clusterctl.payload.files.locks import drop_lock, lock_path, take_lock
 from clusterctl.payload.files.ownership import refuse_made_by_others
 from clusterctl.payload.jobs.processes import is_own, tags
+from clusterctl.payload.launch.about import About
 from clusterctl.payload.launch.ranks import END, Ranks, end_members, run_file
 from clusterctl.payload.launch.rendezvous import RendezvousListener, own_addresses, probe_port
 from clusterctl.payload.launch.session import HeadLink, fork_agent, relay, socket_path
@@ -31,6 +32,7 @@ orders = queue.SimpleQueue()  # type: Any
 holding = []  # type: list[tuple[int, str]]  # descriptor and path of the job's lock
 running = []  # type: list[Ranks]  # which need no head once they have started
 connections = []  # type: list[HeadLink]
+abouts = []  # type: list[About]
 signalled = []  # type: list[bool]  # to end without a head's word
 
 
@@ -44,13 +46,16 @@ def main():
     try:
         if ARGS["resume"] is None:
             fork_agent(path, live)
-        relay(path, ARGS["word"], ARGS["resume"])
+        relay(path, ARGS["word"], ARGS["resume"], ARGS["head"])
     except OSError as error:
         emit({"type": "failed", "text": "its agent has ended (%s)" % error.strerror})
 
 
 def live(listener):
     """The agent's life, in a process of its own."""
+    about = About(socket_path(ARGS["run"], ARGS["node"]))
+    abouts.append(about)
+    about.change()
     head = HeadLink(listener, ARGS["word"], orders, lose_head)
     connections.append(head)
     try:
@@ -61,10 +66,12 @@ def live(listener):
         if holding:
             drop_lock(*holding.pop())
         head.flush()
+        about.close()
 
 
 def lose_head():
     """Before the start there is nothing that could go on without a head."""
+    abouts[0].alone()
     if not running:
         orders.put(END)
 
@@ -117,8 +124,11 @@ def run_ranks(head, order, shared):
         except OSError as error:
             emit({"type": "failed", "text": "cannot start %s: %s" % (order["argv"][0], error)})
             return []
+        abouts[0].change(state="running", beats=ranks.beats)
         emit({"type": "started", "pid": ranks.starter.pid})
-        return ranks.watch()
+        left = ranks.watch()
+        abouts[0].change(state="ended")
+        return left
     except BaseException:
         end_members(ARGS["fail_grace_s"])  # the ranks must not outlive this program
         raise
@@ -135,6 +145,7 @@ def next_order(timeout_s):
     if order["op"] == "connect":
         (head,) = connections
         head.connect(order)
+        abouts[0].connected(order["head"])
         for ranks in running:
             ranks.go_back((order["resume"] or {}).get("positions", {}))
         head.repeat(order)

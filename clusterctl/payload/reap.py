@@ -8,6 +8,7 @@ Answers `found` (before) and `left` (after): lists of `describe`.
 import os
 
 from clusterctl.payload.jobs.processes import chain_above, describe, end_all, members, process
+from clusterctl.payload.launch.about import clean
 from clusterctl.payload.launch.session import agents_of
 from clusterctl.payload.launch.starter import standbys
 from clusterctl.payload.prelude import ARGS, finish
@@ -27,4 +28,6 @@ def main():
     found = left = [describe(facts) for facts in find().values()]
     if found and ARGS.get("kill", True):
         left = end_all(find, ARGS.get("grace_s", 3.0))
+    if ARGS.get("kill", True):
+        clean(ARGS["run"])
     finish({"found": found, "left": left})

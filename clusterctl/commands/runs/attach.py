@@ -1,29 +1,31 @@
-"""Show a run that goes on without this terminal, to its end."""
+"""Show a run that continues without this terminal, to its end."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import click
 
 from clusterctl.output import Output
-from clusterctl.settings import PATH, output_options
+from clusterctl.settings import output_options
 
 
 @click.command(
     "attach",
     epilog="""\b
 Examples:
-  clusterctl attach outputs/003-STDiT3-XL-2""",
+  clusterctl attach
+  clusterctl attach 3""",
 )
-@click.argument("run", metavar="RUN", type=PATH)
+@click.argument("run", required=False)
 @output_options
-def command(output: Output, run: Path) -> int:
-    """Show a run that goes on without this terminal, to its end.
+def command(output: Output, run: str | None) -> int:
+    """Show a run that continues without this terminal, to its end.
+
+    RUN is a run directory, its number or its name below outputs/. Default: the newest.
 
     Ctrl-C asks whether to detach or to stop it. Where the run's supervisor has gone, with its
     machine or by a signal, a new one takes the run over from its agents: nothing is started twice.
     """
     from clusterctl.launch.head.session import attach
+    from clusterctl.runs.find import find_run
 
-    return attach(run.absolute(), output)
+    return attach(find_run(run).absolute(), output)

@@ -67,7 +67,7 @@ class _View:
             self._progress.update(self._state)
 
     def _lost(self) -> CouldNotFindOut:
-        hint = f"its ranks train on without it: clusterctl attach {self._run_dir} goes on with it"
+        hint = f"its ranks train on without it: clusterctl attach {self._run_dir} continues with it"
         return CouldNotFindOut("the supervisor of this run has ended", hint=hint)
 
     def _leaves(self, number: int) -> bool:

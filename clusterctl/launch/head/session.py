@@ -76,7 +76,7 @@ def _say_detached(output: Output, command: str, about: dict[str, Any]) -> None:
     if output.json:
         output.document(command, **facts, ok=True, exit_code=0, detached=True)
         return
-    output.line(f"the run goes on: {about['run_dir']}", "good")
+    output.line(f"the run continues: {about['run_dir']}", "good")
     output.note(f"  clusterctl attach {about['run_dir']} shows it, clusterctl logs -f its output")
 
 

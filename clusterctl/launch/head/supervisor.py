@@ -84,14 +84,14 @@ def main(run_dir: Path, word: str) -> int:
     )
     result = supervise(
         run.plan,
-        _cluster(run),
+        cluster_of(run),
         on_update=views.update,
         stop=lambda: bool(orders),
         kill=lambda: "kill" in orders or orders.count("stop") > 1,
         rules=run.rules,
         past=replace(_past(run), phase=run.phase if word == "resume" else "new"),
         on_change=lambda plan, phase, past: run.at(plan, phase, past).write(),
-        recheck=lambda plan, nodes: recheck(plan, _cluster(run), run.rules.needs, nodes),
+        recheck=lambda plan, nodes: recheck(plan, cluster_of(run), run.rules.needs, nodes),
     )
     saved_run.remove(run_dir)
     positions.remove(run_dir)
@@ -100,7 +100,7 @@ def main(run_dir: Path, word: str) -> int:
     return 0
 
 
-def _cluster(run: saved_run.SavedRun) -> Cluster:
+def cluster_of(run: saved_run.SavedRun) -> Cluster:
     from clusterctl.transport.paramiko_backend import ParamikoTransport
 
     transport = ParamikoTransport(accept_new=run.accept_new)

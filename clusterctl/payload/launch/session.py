@@ -83,15 +83,15 @@ def agents_of(run):
     return [pid for pid in map(living, names) if pid is not None]
 
 
-def relay(path, word, resume):
+def relay(path, word, resume, head):
     """Pass bytes between ssh and the agent until one of them ends. Raises OSError without one.
 
     `resume` is what the head has already got ({"seen": messages, "positions": bytes of each file}),
-    None for the first head.
+    None for the first head; `head` is its user, machine and process, for people.
     """
     peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     peer.connect(path)
-    peer.sendall(json.dumps({"word": word, "resume": resume}).encode() + b"\n")
+    peer.sendall(json.dumps({"word": word, "resume": resume, "head": head}).encode() + b"\n")
 
     def forward():
         orders = sys.stdin.buffer  # type: Any
@@ -193,7 +193,8 @@ class HeadLink:
             greeting = json.loads(lines.readline(GREETING_BYTES))
             if greeting["word"] != self._word:
                 return
-            self._orders.put({"op": "connect", "peer": peer, "resume": greeting["resume"]})
+            facts = {name: greeting[name] for name in ("resume", "head")}
+            self._orders.put(dict(facts, op="connect", peer=peer))
             for line in lines:
                 if line.endswith(b"\n") and line.strip():
                     self._orders.put(json.loads(line))

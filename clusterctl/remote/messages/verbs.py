@@ -140,6 +140,20 @@ _PREPARED = by_key(
     _envelope("push", part=_path, dest=_path, there=flag, same=flag),
 )
 _REAP = _envelope("reap", found=rows(_LEFT_ROW), left=rows(_LEFT_ROW))
+_RUNNING_AGENT = record(
+    {
+        **dict.fromkeys(("run", "node", "job"), NAME),
+        "run_dir": _path,
+        **dict.fromkeys(("attempt", "first_rank", "slots"), _rank),
+        **dict.fromkeys(("lease_s", "since_s"), SECONDS),
+        "state": one_of("waiting", "running", "ended"),
+        "head": NAME,
+        "alone_since_s": maybe(SECONDS),
+        "step": maybe(_size),
+        "phase": maybe(NAME),
+    }
+)
+_AGENTS = _envelope("launch.agents", agents=items(_RUNNING_AGENT, 1000))
 _CHECKPOINTS = _envelope("launch.checkpoints", complete=items(NAME, 100_000), error=maybe(text()))
 _STACKS = either(
     "type",
@@ -222,6 +236,7 @@ _AGENT = either(
 VERBS: dict[str, tuple[Shape, int]] = {
     "active": (_ACTIVE, 2 * MIB),
     "agent": (_AGENT, 6 * MIB),
+    "launch.agents": (_AGENTS, 6 * MIB),
     "launch.checkpoints": (_CHECKPOINTS, 6 * MIB),
     "census": (_CENSUS, 6 * MIB),
     "clock": (_CLOCK, 4 * MIB),

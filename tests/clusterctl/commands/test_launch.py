@@ -28,14 +28,7 @@ from clusterctl.launch.head import owner
 from clusterctl.launch.inputs import LaunchLine
 from clusterctl.launch.start import Prepared
 from clusterctl.output import Output
-from tests.clusterctl.launch.harness import (
-    PYTHON,
-    WAIT,
-    ranks_of,
-    read_lines,
-    tagged,
-    wait_until,
-)
+from tests.clusterctl.launch.harness import PYTHON, WAIT, ranks_of, read_lines, tagged, wait_until
 from tests.lab import why_not
 
 # Stands for the interpreter on the nodes: `trainer.train` is the test's program, the rest is real.
@@ -102,6 +95,12 @@ class User:
     def command(self, *words: str, **options: Any) -> subprocess.Popen[str]:
         """Another command of clusterctl than launch."""
         return self._start([sys.executable, "-m", "clusterctl", *words], {}, **options)
+
+    def ask(self, *words: str) -> tuple[int, dict[str, Any]]:
+        """Exit code and document of a command."""
+        process = self.command(*words, "--json")
+        out, _ = process.communicate(timeout=40)
+        return process.returncode, json.loads(out)
 
     def _start(
         self, argv: Sequence[str], env: dict[str, str], **options: Any
@@ -244,7 +243,7 @@ def test_run_that_is_left_goes_on_and_another_view_stops_it(user: User) -> None:
     assert tagged(run_id) == []
 
 
-def test_closed_terminal_leaves_the_run(user: User) -> None:
+def test_closed_terminal_leaves_the_run_which_status_and_runs_show(user: User) -> None:
     process = user.start(*SHORT)
     run_id = user.run_id()
     process.stdout.close()
@@ -252,6 +251,23 @@ def test_closed_terminal_leaves_the_run(user: User) -> None:
     process.send_signal(signal.SIGHUP)
     process.wait(20)
     assert len(ranks_of(run_id)) == 2
+    code, found = user.ask("status", str(user.run_dir))
+    assert (code, found["state"], found["attempt"]) == (0, "running", 1)
+    assert found["nodes"] == {"running": ["node-1", "node-2"]}
+    pid = owner.find(user.run_dir).pid
+    assert f"process {pid} on " in found["supervisor"]
+    (run,) = user.ask("runs", str(user.cluster.hostfile))[1]["runs"]
+    assert (run["run_id"], run["nodes"], run["ranks"]) == (run_id, ["node-1", "node-2"], 2)
+    assert run["supervisors"][0].endswith(f"process {pid}")
+
+    os.kill(pid, signal.SIGKILL)
+    wait_until(
+        lambda: user.ask("runs", str(user.cluster.hostfile))[1]["runs"][0]["supervisors"] == []
+    )
+    code, found = user.ask("status", str(user.run_dir))
+    assert (code, found["state"]) == (3, "without supervisor")
+    assert found["end"] == f"clusterctl attach {user.run_dir} continues with it"
+    assert 86000 < found["agents"]["ends_without_supervisor_in_s"] < 86400
 
 
 def test_killed_supervisor_leaves_nothing_on_the_nodes_after_a_while(user: User) -> None:
@@ -263,7 +279,7 @@ def test_killed_supervisor_leaves_nothing_on_the_nodes_after_a_while(user: User)
     _, err = process.communicate(timeout=20)
     assert process.returncode == 3
     assert "error: the supervisor of this run has ended" in err
-    assert f"clusterctl attach {user.run_dir} goes on with it" in err
+    assert f"clusterctl attach {user.run_dir} continues with it" in err
     wait_until(lambda: not tagged(run_id), 10)
     print(f"head killed to nodes empty: {time.monotonic() - begun:.1f} s")
 
@@ -518,6 +534,8 @@ def test_run_outlives_its_supervisor_and_another_takes_it_over(user: User) -> No
     wait_until(lambda: "supervisor" in [event["event"] for event in user.events()], 20)
     assert ranks_of(run_id) == ranks
     (user.outputs / "end").touch()
+    wait_until(lambda: not owner.find(user.run_dir), 20)
+    assert user.ask("status", str(user.run_dir))[1]["state"] == "ended"
     out, err = view.communicate(timeout=30)
     document = json.loads(out)
     assert (view.returncode, document["ok"], document["attempts"]) == (0, True, 1), err
@@ -527,3 +545,56 @@ def test_run_outlives_its_supervisor_and_another_takes_it_over(user: User) -> No
         lines = (user.run_dir / "ranks" / f"{rank}.log").read_text().splitlines()
         assert lines == [f"line {number}" for number in range(1, len(lines) + 1)]
     assert tagged(run_id) == []
+
+
+def test_two_supervisors_of_one_run_are_refused(user: User) -> None:
+    process = user.start(*SHORT)
+    user.run_id()
+    with pytest.raises(owner.Owned, match="this run is supervised already, by process"):
+        owner.take(user.run_dir)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+
+
+def test_detached_launch_returns_as_soon_as_the_run_has_begun(user: User) -> None:
+    code, out, _ = user.type(*SHORT, "--detach", "--json")
+    document = json.loads(out)
+    assert (code, document["ok"], document["detached"]) == (0, True, True)
+    assert document["run_dir"] == str(user.run_dir)
+    run_id = user.run_id()
+    assert len(ranks_of(run_id)) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (
+            ["--spares", "node-2", "-w", "node-[1-2]"],
+            "node-2 is in -w node-[1-2] and in --spares node-2",
+        ),
+        (
+            ["--spares", "node-2", "-x", "node-2"],
+            "node-2 is in --spares node-2 and is left out by -x",
+        ),
+        (["--spares", "node-[1-2]"], "no node is left to begin with: all are spares or excluded"),
+        (["--min-nodes", "3"], "--min-nodes 3 is more than the 2 nodes of the run"),
+    ],
+)
+def test_wrong_choices_of_nodes_are_refused(user: User, words: list[str], text: str) -> None:
+    code, _, err = user.type(*SHORT, *words)
+    assert code == 2
+    assert f"error: {text}" in err
+    assert not user.outputs.exists()
+
+
+def test_attach_to_a_run_that_is_over_or_gone_is_one_sentence(user: User) -> None:
+    user.program("print('done')")
+    assert user.type(*SHORT)[0] == 0
+    for run, text in (
+        (user.run_dir, f"no run continues in {user.run_dir}"),
+        ("gone", "there is no run gone"),
+    ):
+        process = user.command("attach", str(run))
+        _, err = process.communicate(timeout=20)
+        assert process.returncode == 2
+        assert err.startswith(f"error: {text}")

@@ -310,5 +310,6 @@ def test_every_verb_has_a_campaign() -> None:
     here = {"reap", "push", "examine", "active", "watch", "agent"}
     commands = {"shell", "census", "clock", "stacks", "stop", "kill"}
     here |= {"launch.checkpoints"}
+    commands |= {"launch.agents"}
     assert {name.split()[0] for name in VERBS} == here | commands
     assert callable(read_line)

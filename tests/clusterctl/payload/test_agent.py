@@ -62,6 +62,7 @@ class Agent:
             "fail_grace_s": 0.5,
             "lease_s": 30.0,
             "resume": None,
+            "head": "user@here, process 1",
             **args,
         }
         self.interpreter = interpreter

@@ -1,0 +1,54 @@
+"""The runs of this user that go on, as the nodes say."""
+
+from __future__ import annotations
+
+import time
+
+from clusterctl.nodes import counted, fold
+from clusterctl.output import Cell, Output
+from clusterctl.settings import Settings, cluster_command
+
+COLUMNS = ["RUN", "DIRECTORY", "ATTEMPT", "NODES", "RANKS", "STEP", "FOR", "SUPERVISOR"]
+
+
+@cluster_command(
+    "runs",
+    examples="""
+  clusterctl runs nodes.txt
+  clusterctl runs nodes.txt --json""",
+)
+def command(settings: Settings, output: Output) -> int:
+    """Every node is asked for its agents, so runs of another head are found, and runs whose
+    supervisor has gone. Exit code 3 where a node does not answer: it may have more.
+    """
+    from clusterctl.runs.agents import found_by, runs_of
+    from trainer.runlog.progress import clock
+
+    cluster = settings.cluster(output.sweep)
+    results = cluster.ask("launch.agents", {"run": None})
+    found, silent = runs_of(found_by(results)), [one for one in results if one.unreachable]
+    code = 3 if silent else 0
+    if output.json:
+        nodes = {one.node.name: one.unreachable.sentence() for one in silent if one.unreachable}
+        runs = [one.to_json() for one in found]
+        output.document("runs", runs=runs, unreachable=nodes, exit_code=code)
+        return code
+    if found:
+        rows: list[list[str | Cell]] = [
+            [
+                run.run_id,
+                run.run_dir,
+                str(run.attempt),
+                fold(run.nodes),
+                str(run.ranks),
+                "-" if run.step is None else str(run.step),
+                clock(max(0.0, time.time() - run.since_s)),
+                Cell(run.supervisor, None if run.keeps_s is None else "warn"),
+            ]
+            for run in found
+        ]
+        output.table(COLUMNS, rows, ["ATTEMPT", "RANKS", "STEP", "FOR"])
+    asked = counted(len(results) - len(silent), "node")
+    output.summary(f"{counted(len(found), 'run')} on {asked}", code)
+    output.unreachable(results)
+    return code

@@ -1,0 +1,174 @@
+"""Where a run stands: by its supervisor, else by the agents on its nodes, else by its files."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from clusterctl.errors import ClusterctlError, UsageError
+from clusterctl.launch import saved_run
+from clusterctl.launch.head import owner, supervisor
+from clusterctl.launch.head.link import Link
+from clusterctl.launch.saved_run import SavedRun
+from clusterctl.nodes import counted, fold
+from clusterctl.runs import agents
+from clusterctl.runs.attempts import Account, account
+from clusterctl.runs.find import EVENTS_FILE, INCIDENTS_FILE
+from clusterctl.runs.journal import (
+    Journal,
+    after_event,
+    after_incident,
+    incident_event,
+    launcher_event,
+)
+from clusterctl.runs.steps import Steps, after_record
+from trainer.runlog import telemetry
+from trainer.runlog.progress import clock
+
+ANSWER_S = 5.0
+SHOWN_INCIDENTS = 3
+RUNNING, ALONE, ENDED, LOST = "running", "without supervisor", "ended", "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """`state` is running, "without supervisor", ended or unknown."""
+
+    run_dir: Path
+    state: str
+    exit_code: int  # of the command
+    account: Account
+    supervisor: str = ""  # for people
+    picture: Mapping[str, Any] = field(default_factory=dict)  # of the supervisor
+    alone: agents.Running | None = None  # as its agents say
+    end: str = ""  # how it ended, or why nobody knows
+    end_code: int | None = None
+    incidents: tuple[str, ...] = ()  # the last ones
+    unreachable: Mapping[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        now_s = time.time()
+        return {
+            "run_dir": str(self.run_dir),
+            "state": self.state,
+            "exit_code": self.exit_code,
+            "supervisor": self.supervisor or None,
+            "end": self.end or None,
+            "end_exit_code": self.end_code,
+            "attempt": len(self.account.attempts) or None,
+            "restarts": self.account.restarts,
+            "ettr": self.account.ettr(now_s),
+            "lost_s": self.account.lost_s(now_s),
+            "nodes": self.picture.get("nodes"),
+            "step": self.picture.get("step"),
+            "agents": self.alone.to_json() if self.alone else None,
+            "unreachable": dict(self.unreachable),
+        }
+
+    def lines(self) -> Iterator[tuple[str, str | None]]:
+        """(line, style) for people."""
+        style = {RUNNING: "good", ALONE: "warn", LOST: "bad"}.get(self.state)
+        style = style or ("good" if self.end_code == 0 else "bad")
+        state = f"{self.state}: {self.end}" if self.end else self.state
+        yield f"run        {self.run_dir}", None
+        yield f"state      {state}", style
+        for text, names in self.picture.get("nodes", {}).items():
+            yield f"nodes      {fold(names)} {text}", None
+        step = self.picture.get("step")
+        if step is not None:
+            place = f"{step['step']} of {step['steps_total']}, loss {step['loss']:.4f}"
+            yield f"step       {place}, {step['step_s']:.2f} s/step", None
+        if self.alone is not None:
+            for line in agents.lines(self.alone):
+                yield line, None
+        elif self.supervisor:
+            yield f"supervisor {self.supervisor}", None
+        yield from self._history()
+        for name, why in self.unreachable.items():
+            yield f"NOT ASKED  {name}: {why}", "bad"
+
+    def _history(self) -> Iterator[tuple[str, str | None]]:
+        found, now_s = self.account, time.time()
+        if found.attempts:
+            newest = found.attempts[-1]
+            since = f", from {newest.checkpoint}" if newest.checkpoint else ""
+            restarts = counted(found.restarts, "restart")
+            yield f"attempt    {newest.number} on {fold(newest.nodes)}{since}; {restarts}", None
+        ettr, lost = found.ettr(now_s), found.lost_s(now_s)
+        if ettr is not None:
+            causes = ", ".join(f"{cause} {clock(seconds)}" for cause, seconds in lost.items())
+            yield f"effective  {ettr:.1%} of the time{f'; lost: {causes}' if causes else ''}", None
+        for text in self.incidents:
+            yield f"incident   {text}", None
+
+
+def read_status(run_dir: Path) -> Status:
+    """Ask what there is to ask. Raises `UsageError` for a file of a supervisor that is damaged."""
+    run_dir = run_dir.absolute()
+    found, journal = _files(run_dir)
+    last = tuple(one.text for one in journal.incidents[-SHOWN_INCIDENTS:])
+    if not (run_dir / saved_run.FILE).exists():
+        return _ended(run_dir, found, journal, last)
+    run = saved_run.read(run_dir)
+    who = owner.find(run_dir)
+    if who is None:
+        return _without_supervisor(run, found, last)
+    if not who.is_here:
+        return Status(run_dir, RUNNING, 0, found, f"{who.text}; ask there", incidents=last)
+    try:
+        with contextlib.closing(Link(owner.socket_path(run.plan.run_id))) as link:
+            _, state = link.first_state(ANSWER_S)
+    except (OSError, ClusterctlError) as error:
+        text = f"its supervisor ({who.text}) does not answer: {error}"
+        return Status(run_dir, LOST, 3, found, who.text, end=text, incidents=last)
+    return Status(run_dir, RUNNING, 0, found, who.text, state["state"], incidents=last)
+
+
+def _ended(run_dir: Path, found: Account, journal: Journal, last: tuple[str, ...]) -> Status:
+    end = journal.end
+    if end is None:
+        if not journal.begins and not found.attempts:
+            raise UsageError(f"{run_dir} is no directory of a run that was launched")
+        text = "no launcher says how it ended"
+        return Status(run_dir, LOST, 3, found, end=text, incidents=last)
+    code = 0 if end.exit_code in (0, 130) else 1
+    facts = {"end": end.text, "end_code": end.exit_code, "incidents": last}
+    return Status(run_dir, ENDED, code, found, **facts)  # type: ignore[arg-type]
+
+
+def _without_supervisor(run: SavedRun, found: Account, last: tuple[str, ...]) -> Status:
+    results = supervisor.cluster_of(run).ask("launch.agents", {"run": run.plan.run_id})
+    silent = {
+        one.node.name: one.unreachable.sentence() for one in results if one.unreachable is not None
+    }
+    running = agents.runs_of(agents.found_by(results))
+    text = f"clusterctl attach {run.plan.run_dir} continues with it"
+    if not running:
+        text = f"no agent of it is left on the nodes that answer; {text} from its last checkpoint"
+    facts = {"end": text, "incidents": last, "unreachable": silent}
+    alone = running[0] if running else None
+    return Status(run.plan.run_dir, ALONE, 3, found, alone=alone, **facts)  # type: ignore[arg-type]
+
+
+def _files(run_dir: Path) -> tuple[Account, Journal]:
+    """Attempts and times by the files of the run directory; torn lines are left out."""
+    journal, steps = Journal(), Steps()
+    for line in _lines(run_dir / EVENTS_FILE):
+        if (event := launcher_event(line)) is not None:
+            journal = after_event(journal, event)
+    for line in _lines(run_dir / INCIDENTS_FILE):
+        if (event := incident_event(line)) is not None:
+            journal = after_incident(journal, event)
+    for line in _lines(run_dir / telemetry.FILE):
+        if (record := telemetry.decode(line)) is not None:
+            steps = after_record(steps, record)
+    return account(steps, journal), journal
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        yield from file

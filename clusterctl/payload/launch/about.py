@@ -1,0 +1,62 @@
+"""What an agent says of itself to other programs of its user: a file beside its socket."""
+
+import glob
+import json
+import os
+import time
+
+from clusterctl.payload.files.private import own_folder, replace_file
+from clusterctl.payload.launch.session import living
+from clusterctl.payload.prelude import ARGS
+from clusterctl.payload.proc_files import or_none, read_bytes
+
+NAMES = ("run", "node", "job", "run_dir", "attempt", "first_rank", "slots", "lease_s")
+
+
+class About:
+    """The facts of this agent, written with every change."""
+
+    def __init__(self, path):
+        self.path = facts_file(path)
+        self.facts = {name: ARGS[name] for name in NAMES}
+        self.facts.update(
+            since_s=time.time(), state="waiting", head="", alone_since_s=None, beats=""
+        )
+
+    def change(self, **facts):
+        """A full disk must not end a run."""
+        self.facts.update(facts)
+        or_none(replace_file, self.path, json.dumps(self.facts).encode())
+
+    def connected(self, head):
+        self.change(head=head, alone_since_s=None)
+
+    def alone(self):
+        self.change(head="", alone_since_s=time.time())
+
+    def close(self):
+        or_none(os.unlink, self.path)
+
+
+def facts_file(path):
+    return path[: -len(".sock")] + ".json"
+
+
+def living_agents():
+    """The facts of every agent of this user that lives on this machine."""
+    found = []
+    for path in sorted(glob.glob("%s/agent-*.sock" % or_none(own_folder))):
+        if living(path) is not None:
+            try:
+                found.append(json.loads(read_bytes(facts_file(path), -1) or b""))
+            except ValueError:
+                continue  # it has just begun, or ends
+    return found
+
+
+def clean(run):
+    """Remove the files of agents of a run that were killed; those that live keep theirs."""
+    for path in glob.glob("%s/agent-%s-*.sock" % (or_none(own_folder), glob.escape(run[-24:]))):
+        if living(path) is None:
+            for name in glob.glob(glob.escape(path[: -len(".sock")]) + ".*"):
+                or_none(os.unlink, name)
