@@ -114,7 +114,8 @@ class Reports:
             if code != 0 and self.deaths:  # it ended because of a rank
                 self.starter_ended_s = min(self.starter_ended_s, time.monotonic())
             elif code != 0:
-                why = f"{name}: what starts its ranks ended with code {code}"
+                how = "has ended" if code is None else f"ended with code {code}"
+                why = f"{name}: what starts its ranks {how}"
                 raise RunFailed(1, why, last_lines=self._shown(message["tail"]))
         elif kind == "gone":
             node.is_over, node.text = True, "done" if node.code == 0 else "stopped"

@@ -60,7 +60,7 @@ def live(listener):
     connections.append(head)
     try:
         supervise(head)
-        if not say_goodbye(head) and running:
+        if not say_goodbye(head) and running and not signalled:
             end_standby(socket_path(ARGS["run"], ARGS["node"], "starter"))  # nobody starts again
     finally:
         if holding:

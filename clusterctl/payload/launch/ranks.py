@@ -64,6 +64,7 @@ class Ranks:
         self.numbers = range(ARGS["first_rank"], ARGS["first_rank"] + ARGS["slots"])
         self.pids = {}  # rank -> (pid, start ticks)
         self.ended = {}  # rank -> exit code or None
+        self.reaped = {}  # pid -> exit code of what the starter has left behind
         self.failed_s = None  # type: Any  # when the first rank ended badly
         self.gone_s = None  # type: Any  # when the starter was found gone
         self.telemetry = Follower(run_file("telemetry.jsonl"))
@@ -111,8 +112,8 @@ class Ranks:
         is_warm = self.keeps_starter and self.code != 0 and not self.starter.is_gone
         left = end_members(0.5, self.starter.pid if is_warm else None)
         self.look()
-        for rank in set(self.pids) - set(self.ended):
-            self.report_ended(rank, None)
+        for rank, (pid, _) in self.pids.items():
+            self.report_ended(rank, self.reaped.get(pid))
         self.is_over = True
         self.send_files(to_the_end=True)
         if not self.has_told_end:
@@ -173,9 +174,7 @@ class Ranks:
                 code = processes.exit_code(status)
                 if self.starter.child is not None and pid == self.starter.child.pid:
                     self.starter.child.returncode = code  # Popen must not wait for it again
-                for rank, (known, _) in self.pids.items():
-                    if pid == known:
-                        self.report_ended(rank, code)
+                self.reaped[pid] = code
                 pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
             pass  # none is left

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import grp
 import json
 import os
@@ -12,154 +11,17 @@ import socket
 import stat
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from clusterctl.payload.files import ownership as trust
 from clusterctl.payload.files import private
 from clusterctl.payload.launch.session import agents_of
-from clusterctl.remote import payload as ship
-from tests.clusterctl.launch.harness import (
-    PYTHON,
-    REPO,
-    STARTER,
-    WAIT,
-    ranks_of,
-    tagged,
-    variables,
-    wait_until,
-)
+from tests.clusterctl.launch.harness import WAIT, ranks_of, tagged, variables, wait_until
+from tests.clusterctl.payload.agents import on_the_oldest_too
 
-OLDEST = Path.home() / ".pyenv/versions/3.8.18/bin/python3.8"
 DEAF = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + WAIT
-
-
-class Agent:
-    """An agent whose pipes the test holds."""
-
-    def __init__(self, directory: Path, interpreter: str, /, **args: Any) -> None:
-        self.run_dir = directory / "run"
-        self.run_id = f"agent-{os.getpid()}-{time.monotonic_ns()}"
-        self.args = {
-            "run": self.run_id,
-            "job": f"job-{self.run_id}",
-            "word": "who-is-it",
-            "group": "",
-            "node": "here",
-            "run_dir": str(self.run_dir),
-            "workdir": "/",
-            "python": PYTHON,
-            "device": "cpu",
-            "address": "127.0.0.1",
-            "ports": [29500],
-            "attempt": 1,
-            "first_rank": 0,
-            "slots": 1,
-            "grace_s": 2.0,
-            "fail_grace_s": 0.5,
-            "lease_s": 30.0,
-            "resume": None,
-            "head": "user@here, process 1",
-            **args,
-        }
-        self.interpreter = interpreter
-        self.connect()
-
-    def connect(self, **more: Any) -> None:
-        """As an ssh session does; `resume` is what a head that comes back has got."""
-        self.process = subprocess.Popen(
-            ["/bin/sh", "-c", ship.command_line().replace("python3", self.interpreter, 1)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-        )
-        self.write(ship.request("agent", {**self.args, **more}))
-
-    def disconnect(self) -> None:
-        """As a lost connection: the program that ssh started is killed."""
-        self.process.kill()
-        self.process.wait(5)
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
-            with contextlib.suppress(OSError):
-                pipe.close()
-
-    @property
-    def pid(self) -> int:
-        """Of the agent itself."""
-        (pid,) = agents_of(self.run_id)
-        return pid
-
-    def write(self, data: bytes) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(data)
-        self.process.stdin.flush()
-
-    def send(self, **order: Any) -> None:
-        self.write(json.dumps(order).encode() + b"\n")
-
-    def hear(self, kind: str) -> dict[str, Any]:
-        """The next message of a kind; the others are dropped."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.startswith(b"{"):
-                message: dict[str, Any] = json.loads(line)
-                if message["type"] == kind:
-                    return message
-        raise AssertionError(f"the agent has ended without {kind!r}")
-
-    def start(self, program: str, directory: Path) -> int:
-        """Start one rank; its pid once it has begun to log."""
-        script = directory / "program.py"
-        script.write_text(program)
-        self.hear("hello")
-        argv = [
-            *STARTER, "--nnodes", "1", "--node_rank", "0", "--nproc_per_node", "1",
-            "--master_addr", "127.0.0.1", "--master_port", "29500",
-            str(script),
-        ]  # fmt: skip
-        self.send(op="start", argv=argv, env={"PYTHONPATH": str(REPO)}, address="127.0.0.1")
-        pid: int = self.hear("rank")["pid"]
-        log = self.run_dir / "ranks" / "0.log"
-        wait_until(lambda: log.exists() and log.stat().st_size)
-        return pid
-
-
-on_the_oldest_too = pytest.mark.parametrize(
-    "agent",
-    [
-        "python3",
-        pytest.param(
-            str(OLDEST), marks=pytest.mark.skipif(not OLDEST.exists(), reason="no Python 3.8 here")
-        ),
-    ],
-    ids=["python3", "3.8"],
-    indirect=True,
-)
-
-
-@pytest.fixture
-def agent(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
-    made: list[Agent] = []
-
-    def make(**args: Any) -> Agent:
-        made.append(Agent(tmp_path, getattr(request, "param", "python3"), **args))
-        return made[-1]
-
-    yield make
-    for one in made:
-        if one.process.poll() is None:
-            os.killpg(one.process.pid, signal.SIGKILL)
-        for pid in [*agents_of(one.run_id), *tagged(one.run_id)]:
-            with contextlib.suppress(ProcessLookupError):  # it was ending
-                os.kill(pid, signal.SIGKILL)
-        one.process.wait(5)
-        for pipe in (one.process.stdin, one.process.stdout):
-            with contextlib.suppress(OSError):
-                pipe.close()
 
 
 @pytest.mark.parametrize("how", ["stdin", "stdout", "killed"])
