@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from clusterctl.launch import deaths, journal
-from clusterctl.launch.causes.kinds import Fact
+from clusterctl.launch.causes.kinds import Evidence, Fact, Kind, Source
 from clusterctl.launch.end_cause import End
 from clusterctl.launch.hang import StepClock
 from clusterctl.launch.plan import LaunchPlan
@@ -23,6 +23,8 @@ from trainer.runlog import telemetry
 from trainer.runlog.progress import clock
 
 REAP_S = 15.0  # TERM, KILL and a check on each node
+FACT_KINDS = {str(kind): kind for kind in (Kind.OOM_KERNEL, Kind.XID)}
+FACTS = 50  # that are kept of a node
 Lines = tuple[str, ...]
 
 
@@ -51,7 +53,7 @@ class Reports:
         before = taken or {}
         self.positions = {name: dict(before.get(name, {})) for name in self.shares}
         self.lost: dict[str, str] = {}  # nodes that cannot be asked any more, and why
-        self.facts: list[Fact] = []  # of kernels and cgroups; agents report none so far
+        self.facts: list[Fact] = []  # of kernels and cgroups
         self.starter_ended_s = math.inf  # when a starter ended because of one of these
 
     def take(self, arrived: NodeMessage) -> None:
@@ -107,6 +109,8 @@ class Reports:
             node.ended.add(rank)
             node.text = "ending"
             self._rank_ended(name, message)
+        elif kind == "fact":
+            self._take_fact(name, message)
         elif kind == "failed":
             raise RunFailed(1, f"{name}: {message['text']}")
         elif kind == "ended":
@@ -123,7 +127,7 @@ class Reports:
     def _is_next(self, name: str, file: str, message: Mapping[str, Any]) -> bool:
         """Whether this part of a file follows what is there; what was sent twice does not."""
         positions = self.positions[name]
-        if message["at"] != positions.get(file, message["at"]):
+        if message["at"] != positions.get(file, 0):
             return False
         positions[file] = message["end"]
         return True
@@ -167,6 +171,17 @@ class Reports:
         self.journal.write("rank-ended", f"rank {rank}: {why}", node=name, code=code)
         if code != 0:
             self.deaths.append(deaths.Death(name, rank, code, why, tail, time.monotonic(), error))
+
+    def _take_fact(self, name: str, message: Mapping[str, Any]) -> None:
+        """What the kernel of a node says; a card may log thousands of lines."""
+        if sum(fact.node == name for fact in self.facts) >= FACTS:
+            return
+        evidence = Evidence(Source.KERNEL, message["text"])
+        known = {"detail": message.get("detail", ""), "rank": message.get("rank")}
+        at_s = time.monotonic() - message["age_s"]
+        fact = Fact(FACT_KINDS[message["kind"]], name, evidence, **known, at_s=at_s)
+        self.facts.append(fact)
+        self.journal.write("fact", f"{fact.kind}: {evidence.line}", node=name, rank=fact.rank)
 
     def check_deaths(self, now: float) -> None:
         """Raise once the cause is known. After a starter has failed, an unseen end counts too."""

@@ -37,6 +37,12 @@ def start_of(pid):
     return getattr(process(pid), "start", None)
 
 
+def is_alive(pid, start):
+    """Whether the process with this id and start still runs."""
+    facts = process(pid)
+    return facts is not None and facts.start == start and facts.state not in "ZX"
+
+
 def chain_above(pid):
     """A process and those above it."""
     chain = []

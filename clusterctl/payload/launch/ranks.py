@@ -7,10 +7,12 @@ import time
 
 from clusterctl.payload.files.private import new_folder, own_folder
 from clusterctl.payload.jobs import processes
+from clusterctl.payload.launch.kernel_facts import KernelFacts
+from clusterctl.payload.launch.log_files import Follower
 from clusterctl.payload.launch.rendezvous import name_interface
 from clusterctl.payload.launch.starter import Starter, standbys
 from clusterctl.payload.prelude import ARGS
-from clusterctl.payload.proc_files import as_text, or_none, read_bytes
+from clusterctl.payload.proc_files import read_bytes
 
 LOOK_S = 0.2
 SETTLE_S = 2.0  # for the starter to tell the ends of ranks that were killed, or its own
@@ -20,7 +22,6 @@ PEERS_S = 5.0
 BEAT_S = 1.0
 LOG_BYTES_PER_S = 256 * 1024  # of a rank's log, to a head that does not share the run directory
 LAST_BYTES = 1 << 20  # of telemetry at once, and of each rank's log when all is over
-TAIL_BYTES = 16384
 END = {"op": "end"}  # the head has gone, or a signal asks the agent to end
 
 
@@ -34,14 +35,6 @@ def end_members(grace_s, spare=None):
         return processes.members(ARGS["run"], ARGS["node"], roots, without=(own, spare))
 
     return processes.end_all(find, grace_s)
-
-
-def starter_log():
-    return run_file("ranks", "starter-%s.log" % ARGS["node"].replace("/", "_"))
-
-
-def rank_log(rank):
-    return run_file("ranks", "%d.log" % rank)
 
 
 def run_file(*names):
@@ -65,10 +58,15 @@ class Ranks:
         self.pids = {}  # rank -> (pid, start ticks)
         self.ended = {}  # rank -> exit code or None
         self.reaped = {}  # pid -> exit code of what the starter has left behind
+        self.kernel = None  # type: Any  # KernelFacts
+        self.kills = False  # whether SIGKILL may be ours
         self.failed_s = None  # type: Any  # when the first rank ended badly
         self.gone_s = None  # type: Any  # when the starter was found gone
         self.telemetry = Follower(run_file("telemetry.jsonl"))
-        self.logs = {} if shared else {rank: Follower(rank_log(rank)) for rank in self.numbers}
+        self.logs = {rank: Follower(run_file("ranks", "%d.log" % rank)) for rank in self.numbers}
+        name = "starter-%s.log" % ARGS["node"].replace("/", "_")
+        self.starter_log = Follower(run_file("ranks", name))
+        self.carried = {} if shared else self.logs
 
     def start(self, order):
         """Raises OSError."""
@@ -86,7 +84,8 @@ class Ranks:
         asked = {"argv": order["argv"], "env": env, "fail_grace_s": ARGS["fail_grace_s"]}
         asked["more"] = {"CLUSTERCTL_HEARTBEATS": self.beats}
         asked["more"]["CLUSTERCTL_ATTEMPT"] = str(ARGS["attempt"])
-        self.starter.start(asked, dict(os.environ, **env), ARGS["workdir"], starter_log())
+        self.starter.start(asked, dict(os.environ, **env), ARGS["workdir"], self.starter_log.path)
+        self.kernel = KernelFacts(self.starter.pid)
 
     def watch(self):
         """Until everything has ended, by itself or by order; returns what is left."""
@@ -114,6 +113,8 @@ class Ranks:
         self.look()
         for rank, (pid, _) in self.pids.items():
             self.report_ended(rank, self.reaped.get(pid))
+        for fact in self.kernel.xids(is_last=True) if self.code != 0 else ():
+            self.emit(fact)
         self.is_over = True
         self.send_files(to_the_end=True)
         if not self.has_told_end:
@@ -122,7 +123,7 @@ class Ranks:
 
     def tell_end(self):
         self.has_told_end = True
-        self.emit({"type": "ended", "code": self.code, "tail": tail(starter_log())})
+        self.emit({"type": "ended", "code": self.code, "tail": self.starter_log.tail()})
 
     def turn(self):
         """Check everything and report to the head; returns its order, if there is one."""
@@ -163,7 +164,12 @@ class Ranks:
         how = processes.exit_text(code)
         message = {"type": "rank_ended", "rank": rank, "code": code, "how": how}
         if code != 0:
-            message["tail"] = tail(rank_log(rank))
+            message["tail"] = self.logs[rank].tail()
+            facts = self.kernel.xids()
+            if not self.kills:
+                facts.append(self.kernel.of_death(rank, code, message["tail"]))
+            for fact in filter(None, facts):
+                self.emit(fact)
         self.emit(message)
 
     def reap(self):
@@ -190,6 +196,7 @@ class Ranks:
                 order = self.turn()
                 if order is not None and order["op"] == "stop" and order["grace_s"] == 0:
                     break  # the user asked twice
+        self.kills = True
         end_members(min(grace_s, 1.0), self.starter.pid)
         if self.pids:
             self.wait_for_ends(SETTLE_S)
@@ -208,25 +215,25 @@ class Ranks:
 
     def go_back(self, positions):
         """To what a head has got of each file; what was on its way to it is sent again."""
-        self.telemetry.go_to(positions.get("telemetry"))
-        for rank, log in self.logs.items():
-            log.go_to(positions.get(str(rank)))
+        self.telemetry.go_to(positions.get("telemetry", 0))
+        for rank, log in self.carried.items():
+            log.go_to(positions.get(str(rank), 0))
         if self.is_over:
             self.send_files(to_the_end=True)
 
     def send_files(self, to_the_end=False):
-        """`at` and `end` are places in the file, so that a head takes each part once."""
+        """`at` and `end` are places in this attempt's part, so that a head takes each once."""
         log_bytes = LAST_BYTES if to_the_end else int(LOG_BYTES_PER_S * LOOK_S)
         if ARGS["first_rank"] == 0:
             self.send_part({"type": "telemetry"}, self.telemetry, LAST_BYTES, to_the_end)
-        for rank, log in self.logs.items():
+        for rank, log in self.carried.items():
             self.send_part({"type": "log", "rank": rank}, log, log_bytes, to_the_end)
 
     def send_part(self, message, file, limit, to_the_end):
-        at = file.offset
+        at = file.place
         text = file.lines(limit, to_the_end)
         if text:
-            self.emit(dict(message, text=text, at=at, end=file.offset))
+            self.emit(dict(message, text=text, at=at, end=file.place))
 
     def heartbeats(self):
         """Step, phase and age of each rank's last beat; a rank without one is left out."""
@@ -239,45 +246,3 @@ class Ranks:
             except (ValueError, KeyError, TypeError):
                 continue
         return found
-
-
-class Follower:
-    """What was appended to a file since the last call; what earlier attempts wrote is left out."""
-
-    def __init__(self, path):
-        self.path = path
-        self.first = self.offset = getattr(or_none(os.stat, path), "st_size", 0)
-
-    def go_to(self, position):
-        """None: to the first byte of this attempt."""
-        self.offset = self.first if position is None else position
-
-    def lines(self, limit, to_the_end=False):
-        """Whole lines of at most `limit` bytes; at the end the last, after a line about a gap."""
-        gap = 0
-        try:
-            with open(self.path, "rb") as file:
-                if to_the_end:
-                    gap = max(0, file.seek(0, os.SEEK_END) - limit - self.offset)
-                self.offset += gap
-                file.seek(self.offset)
-                data = file.read(limit)
-        except OSError:
-            return ""
-        # The last line may still be written, or be cut within a character.
-        if (len(data) < limit and not to_the_end) or (len(data) == limit and b"\n" in data):
-            data = data[: data.rfind(b"\n") + 1]
-        self.offset += len(data)
-        text = as_text(data)
-        return "[%d bytes stayed on the node: %s]\n%s" % (gap, self.path, text) if gap else text
-
-
-def tail(path):
-    try:
-        with open(path, "rb") as file:
-            start = max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES)
-            file.seek(start)
-            lines = as_text(file.read()).splitlines()
-    except OSError:
-        return []
-    return lines[1:] if start and len(lines) > 1 else lines  # the first one is cut

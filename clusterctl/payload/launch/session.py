@@ -16,7 +16,7 @@ import threading
 import zlib
 
 from clusterctl.payload.files.private import own_folder, replace_file
-from clusterctl.payload.jobs.processes import process, start_of
+from clusterctl.payload.jobs.processes import is_alive, start_of
 from clusterctl.payload.proc_files import as_text, or_none, read_word
 from clusterctl.payload.tools import in_thread
 
@@ -73,8 +73,8 @@ def pid_file(path):
 def living(path):
     """Process id of the agent or starter that has this socket; None when it has ended."""
     pid, _, start = (read_word(pid_file(path)) or "").partition(" ")
-    facts = process(int(pid)) if pid.isdigit() else None
-    return facts.pid if facts and str(facts.start) == start and facts.state not in "ZX" else None
+    is_number = pid.isdigit() and start.isdigit()
+    return int(pid) if is_number and is_alive(int(pid), int(start)) else None
 
 
 def agents_of(run):

@@ -14,7 +14,7 @@ import subprocess
 import time
 
 from clusterctl.payload.files.private import own_folder, replace_file
-from clusterctl.payload.jobs.processes import all_processes, send, start_of
+from clusterctl.payload.jobs.processes import all_processes, is_alive, send, start_of
 from clusterctl.payload.launch.session import living, pid_file, socket_path
 from clusterctl.payload.proc_files import or_none
 
@@ -143,10 +143,11 @@ def end_idle(pid):
 def end_standby(path, signals=(signal.SIGTERM, signal.SIGKILL)):
     """End the starter that stands by at a socket, if there is one."""
     pid = living(path)
+    start = start_of(pid) if pid else None
     for number in signals:
         deadline = time.monotonic() + END_S
-        send([pid] if pid else [], number)
-        while pid and living(path) and time.monotonic() < deadline:
+        while start is not None and is_alive(pid, start) and time.monotonic() < deadline:
+            send([pid], number)
             time.sleep(0.01)
     for name in (path, pid_file(path)):
         or_none(os.unlink, name)

@@ -48,18 +48,22 @@ class KernelLog:
 
     def _read_kmsg(self, descriptor):
         """Ends only where it is /dev/null under another name, as in some containers."""
+        while self.drain(descriptor):
+            self.first_answer.set()
+            time.sleep(LOOK_S)
+        os.close(descriptor)
+
+    def drain(self, descriptor):
+        """Take what /dev/kmsg has now; False at the end of a file, which it does not have."""
         while True:
             try:
                 record = os.read(descriptor, 8192)
             except BlockingIOError:
-                self.first_answer.set()
-                time.sleep(LOOK_S)
-                continue
+                return True
             except BrokenPipeError:
                 continue  # older lines were overwritten before we came
             if not record:
-                os.close(descriptor)
-                return
+                return False
             head, _, text = record.decode("utf-8", "replace").partition(";")
             words = head.split(",")
             stamp_s = int(words[2]) / 1e6 if len(words) > 2 and words[2].isdigit() else None
@@ -81,14 +85,18 @@ class KernelLog:
             return
         try:
             for line in child.stdout:
-                text = line.decode("utf-8", "replace")
-                found = re.match(r"\[\s*(\d+\.\d+)\]", text)
-                if found:  # else it is a message of journalctl itself
-                    self._take(text, float(found.group(1)))
+                self.take_journal(line.decode("utf-8", "replace"))
         finally:
             forget_tool(child)
             child.stdout.close()
         self.why = "%s; journalctl ended (%s)" % (why, child.wait())
+
+    def take_journal(self, lines):
+        """Take lines of `journalctl -o short-monotonic`."""
+        for line in lines.splitlines():
+            found = re.match(r"\[\s*(\d+\.\d+)\]", line)
+            if found:  # else it is a message of journalctl itself
+                self._take(line, float(found.group(1)))
 
     def _take(self, text, stamp_s):
         """Keep a line about an Xid; `stamp_s` is the kernel's, None where it has none."""

@@ -221,13 +221,14 @@ _AGENT = either(
         "rank": {"rank": _rank, "pid": _pid},
         "beat": {"ranks": table(digits(1 << 20), _BEAT, RANKS)},
         "rank_ended": {"rank": _rank, "code": _exit_code, "how": text()},
+        "fact": {"kind": one_of("oom-kernel", "xid"), "text": text(), "age_s": AGE_S},
         "telemetry": {"text": raw_text(5 * MIB), "at": _size, "end": _size},
         "log": {"rank": _rank, "text": raw_text(5 * MIB), "at": _size, "end": _size},
         "ended": {"code": _exit_code, "tail": _TAIL},
         "gone": {"left": rows(_LEFT_ROW)},
         "resumed": {},
     },
-    {"rank_ended": {"tail": _TAIL}},
+    {"rank_ended": {"tail": _TAIL}, "fact": {"rank": _rank, "detail": digits(10_000)}},
 )
 
 

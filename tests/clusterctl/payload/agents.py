@@ -83,15 +83,15 @@ class Agent:
     def send(self, **order: Any) -> None:
         self.write(json.dumps(order).encode() + b"\n")
 
-    def hear(self, kind: str) -> dict[str, Any]:
-        """The next message of a kind; the others are dropped."""
+    def hear(self, *kinds: str) -> dict[str, Any]:
+        """The next message of these kinds, or of any; the others are dropped."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.startswith(b"{"):
                 message: dict[str, Any] = json.loads(line)
-                if message["type"] == kind:
+                if not kinds or message["type"] in kinds:
                     return message
-        raise AssertionError(f"the agent has ended without {kind!r}")
+        raise AssertionError(f"the agent has ended without {kinds}")
 
     def order(self, program: str, directory: Path, *arguments: str, **more: Any) -> None:
         """Send the start order for a program, once the agent has reported."""

@@ -91,6 +91,17 @@ def test_next_attempt_is_started_by_the_same_process(agent, tmp_path: Path) -> N
     assert standbys(first.run_id) == tagged(first.run_id) == [first.starter]
 
 
+def test_next_attempt_reports_its_own_lines_alone(agent, tmp_path: Path) -> None:
+    first = failed_attempt(agent, tmp_path)
+    second = agent(run=first.run_id)
+    second.order("import sys\nprint('again', flush=True)\nsys.exit(4)\n", tmp_path)
+    ended = second.hear("rank_ended")
+    assert (ended["code"], ended["tail"]) == (4, ["again"])
+    part = second.hear("log")
+    assert (part["text"], part["at"], part["end"]) == ("again\n", 0, 6)
+    assert (second.run_dir / "ranks" / "0.log").read_text() == "up\nagain\n"
+
+
 @pytest.mark.parametrize("why", ["killed", "stopped", "environment", "preload", "interpreter"])
 def test_next_attempt_starts_cold_where_the_starter_cannot_serve(
     agent, tmp_path: Path, why: str

@@ -202,8 +202,8 @@ def _has_ended(pid: int) -> bool:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signal_lets_ranks_save_and_end(starters: Starters, number: signal.Signals) -> None:
     program = starters.write(
-        "import signal, sys, time\n"
-        "def save(*_):\n    print('saved', flush=True); sys.exit(130)\n"
+        "import os, signal, sys, time\n"
+        "def save(*_):\n    os.write(1, b'saved\\n'); sys.exit(130)\n"
         "signal.signal(signal.SIGTERM, save)\nprint('up', flush=True)\ntime.sleep(60)\n"
     )
     process = starters.start("--nproc_per_node", "2", program)

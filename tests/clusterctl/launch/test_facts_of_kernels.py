@@ -1,0 +1,43 @@
+"""What agents report of their kernels is the cause of a run's end, by the evidence of the kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from clusterctl.launch.journal import INCIDENTS_FILE
+from tests.clusterctl.hostile.test_agent import HostileLaunch, line
+from tests.clusterctl.launch.harness import WAIT, read_lines
+
+XID = {
+    "type": "fact", "kind": "xid", "detail": "79", "age_s": 2.5,
+    "text": "NVRM: Xid (PCI:0000:44:00): 79, pid=8, GPU has fallen off the bus.",
+}  # fmt: skip
+OOM = {
+    "type": "fact", "kind": "oom-kernel", "rank": 1, "age_s": 0.0,
+    "text": "oom_kill in /sys/fs/cgroup/memory/user.slice/memory.oom_control grew from 0 to 1",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fact", "code", "name", "of_node"), [(XID, 1, "xid-79", True), (OOM, -9, "oom-kernel", False)]
+)
+def test_fact_of_a_kernel_is_the_cause(
+    bench, fact: dict[str, Any], code: int, name: str, of_node: bool
+) -> None:
+    ended = {"type": "rank_ended", "rank": 1, "code": code, "how": f"ended with {code}", "tail": []}
+    over = [{"type": "ended", "code": 1, "tail": []}, {"type": "gone", "left": []}]
+    plan = bench.plan(WAIT)
+    result = HostileLaunch(plan, iter([line(one) for one in (fact, ended, *over)])).result(60)
+    assert result.exit_code == 1
+    (incident,) = read_lines(plan.run_dir / INCIDENTS_FILE)
+    assert (incident["class"], incident["node"]) == (name, "node-2")
+    assert incident["evidence"] == {"source": "kernel", "line": fact["text"]}
+    assert incident["root"]["is_of_node"] is of_node
+    assert any(f"{fact['kind']}: {fact['text']}" == event["text"] for event in _facts(plan))
+
+
+def _facts(plan: Any) -> list[dict[str, Any]]:
+    events = read_lines(plan.run_dir / "events.jsonl")
+    return [event for event in events if event["event"] == "fact"]
