@@ -73,11 +73,6 @@ class Copies:
         self._files: dict[str, _File] = {}
         self._is_full = False
 
-    @property
-    def names(self) -> list[str]:
-        """Of the files, relative to the run directory."""
-        return list(self._files)
-
     def append(self, name: str, text: str, node: str) -> None:
         """Add what `node` sent for the file `name`. An `OSError` is recorded once, not raised."""
         now = time.monotonic()

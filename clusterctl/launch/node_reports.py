@@ -96,11 +96,9 @@ class Reports:
                 self.fail_lost(name, "it sends the telemetry of a rank 0 that is not its own")
             if self._is_next(name, "telemetry", message):
                 self._take_telemetry(name, node, message["text"])
-                self.notes.note(self.positions, self.copies.names)
         elif kind == "log":
             if self._is_next(name, str(rank), message):
                 self.copies.append(f"ranks/{rank}.log", message["text"], name)
-                self.notes.note(self.positions, self.copies.names)
         elif kind == "resumed":
             node.text = "running"
         elif kind == "rank_ended":
@@ -129,6 +127,8 @@ class Reports:
         positions = self.positions[name]
         if message["at"] != positions.get(file, 0):
             return False
+        target = telemetry.FILE if file == "telemetry" else f"ranks/{file}.log"
+        self.notes.note(self.positions, None if self.state.nodes[name].shared else target)
         positions[file] = message["end"]
         return True
 

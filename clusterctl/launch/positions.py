@@ -9,7 +9,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,21 +22,31 @@ Positions = dict[str, dict[str, int]]  # bytes by node and file: "telemetry", or
 
 
 class Notes:
-    """Writes the positions down, once a second at most."""
+    """Writes the positions of an attempt down before more is copied: once a second at most, and
+    before the first part of each file."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir, self._noted_s = run_dir, 0.0
+        self._copies: set[str] = set()
 
-    def note(self, found: Mapping[str, Mapping[str, int]], copies: Iterable[str]) -> None:
-        """`copies` are the files, relative to the run directory, that the head itself writes."""
+    def note(self, found: Mapping[str, Mapping[str, int]], copy: str | None) -> None:
+        """`copy` is the file, relative to the run directory, that the head is about to write; None
+        where it only reads."""
         now = time.monotonic()
-        if now - self._noted_s < EVERY_S:
+        if now - self._noted_s < EVERY_S and (copy is None or copy in self._copies):
             return
         self._noted_s = now
+        self._copies |= {copy} if copy else set()
         with suppress(OSError):  # a full disk must not end a run
-            sizes = {name: (self._run_dir / name).stat().st_size for name in copies}
+            sizes = {name: self._size(name) for name in sorted(self._copies)}
             document = json.dumps({"positions": found, "sizes": sizes})
             replace_file(str(self._run_dir / FILE), document.encode())
+
+    def _size(self, name: str) -> int:
+        try:
+            return (self._run_dir / name).stat().st_size
+        except FileNotFoundError:
+            return 0
 
 
 def load(run_dir: Path) -> Positions:

@@ -13,6 +13,7 @@ from typing import Any
 from clusterctl.errors import ClusterctlError
 from clusterctl.exclude import change
 from clusterctl.exclude.entries import Exclusion
+from clusterctl.launch import positions
 from clusterctl.launch.attempt import Attempt
 from clusterctl.launch.causes.kinds import Cause, Evidence, Kind, Source
 from clusterctl.launch.incidents import Incident, record
@@ -121,6 +122,7 @@ class _Run:
         plan, state = self.plan, self.state
         state.attempt, state.failure = plan.attempt, None
         if taken is None:
+            positions.remove(plan.run_dir)  # those of the attempt before
             write_layout(plan.run_dir, plan.run_id, plan.to_json())
             self._save("starting")
             self._tell_attempt()

@@ -146,9 +146,13 @@ def next_order(timeout_s):
         (head,) = connections
         head.connect(order)
         abouts[0].connected(order["head"])
+        resume = order["resume"] or {"seen": 0, "positions": {}}
+        # `hello` first: by it a head that is new knows which files it must copy. All else comes
+        # after the last parts of files, since a head that has heard `gone` reads no more.
+        head.repeat(resume["seen"], 1)
         for ranks in running:
-            ranks.go_back((order["resume"] or {}).get("positions", {}))
-        head.repeat(order)
+            ranks.go_back(resume["positions"])
+        head.repeat(max(1, resume["seen"]))
     return order
 
 

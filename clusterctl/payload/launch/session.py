@@ -168,11 +168,11 @@ class HeadLink:
             self.send({"type": "resumed"})
         in_thread(self._write, peer, waiting)
 
-    def repeat(self, order):
-        """Send what this head has not got of the messages that are kept."""
+    def repeat(self, first, end=None):
+        """Send those of the kept messages once more."""
         waiting = self._waiting
         if waiting is not None:
-            for line in self._said[(order["resume"] or {}).get("seen", 0) :]:
+            for line in self._said[first:end]:
                 waiting.put(line)
 
     def flush(self):

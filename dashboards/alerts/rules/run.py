@@ -27,7 +27,8 @@ def stalled(context: RuleContext) -> Iterable[Breach]:
         since_s = max((sample.at_s for sample in run.events), default=math.inf)
         limit_s, text, usual = limits.first_step_s, "no first step for", ""
     elif (restarting_s := accounted(run).restarting_since_s) is not None:
-        since_s, limit_s, text, usual = restarting_s, limits.first_step_s, "no step since the restart for", ""  # fmt: skip
+        since_s, limit_s, usual = restarting_s, limits.first_step_s, ""
+        text = "no step since the restart for"
     elif run.last.steps_total and run.last.step >= run.last.steps_total:
         return  # the last step is done; what comes now is saving and evaluation
     elif context.now_s - run.last_s <= limits.stalled_s:
