@@ -73,7 +73,7 @@ def test_every_command_has_a_file_a_summary_and_two_examples() -> None:
     from clusterctl.cli import COMMANDS, _summary, group
 
     paths = [
-        *(ROOT / "clusterctl/commands").glob("*.py"),
+        *(ROOT / "clusterctl/commands").rglob("*.py"),
         *(ROOT / "dashboards/commands").glob("*.py"),
     ]
     files = [p.stem.replace("_", "-") for p in paths if "def command(" in p.read_text()]
