@@ -9,8 +9,10 @@ of the next one, so repeated work and downtime together.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TypeVar
 
 from clusterctl.runs.journal import (
@@ -26,6 +28,7 @@ from clusterctl.runs.steps import Pause, Start, Steps
 
 ROLLBACK, DONE, FAILED, RUNNING = "rollback", "done", "failed", ""
 _Timed = TypeVar("_Timed", Incident, Restart)
+_time = attrgetter("time_s")
 SLACK_S = 1.0  # clocks of the head and of rank 0's node may differ; a trainer takes longer to start
 
 
@@ -115,8 +118,9 @@ def _attempts(steps: Steps, journal: Journal) -> Iterator[Attempt]:
     begins = journal.begins
     early: list[Start] = []  # before the first attempt of a launcher, or without one
     own: list[list[Start]] = [[] for _ in begins]
+    times = [begin.time_s for begin in begins]
     for start in steps.starts:
-        place = sum(begin.time_s <= start.began_s + SLACK_S for begin in begins)
+        place = bisect_right(times, start.began_s + SLACK_S)
         (own[place - 1] if place else early).append(start)
     yield from _without_launcher(early, is_over=bool(begins), journal=journal)
     for index, begin in enumerate(begins):
@@ -197,8 +201,12 @@ def _steps_of(starts: Sequence[Start]) -> tuple[int | None, int | None]:
 
 
 def _last_in(found: Sequence[_Timed], from_s: float, until_s: float) -> _Timed | None:
-    inside = (one for one in reversed(found) if from_s <= one.time_s < until_s)
-    return next(inside, None)
+    index = bisect_left(found, until_s, key=_time) - 1
+    return found[index] if index >= 0 and found[index].time_s >= from_s else None
+
+
+def _within(found: Sequence[_Timed], from_s: float, to_s: float) -> Sequence[_Timed]:
+    return found[bisect_left(found, from_s, key=_time) : bisect_right(found, to_s, key=_time)]
 
 
 def _lost(steps: Steps, journal: Journal) -> Iterator[tuple[str, float]]:
@@ -215,10 +223,10 @@ def _shares(pause: Pause, steps: Steps, journal: Journal) -> Iterator[tuple[str,
     if pause.is_rollback:
         yield ROLLBACK, pause.to_s - pause.from_s + pause.again_s
         return
-    inside = [one for one in journal.incidents if pause.from_s <= one.time_s <= pause.to_s]
-    causes: list[tuple[float, str]] = [(one.time_s, one.cause) for one in inside]
+    inside = _within(journal.incidents, pause.from_s, pause.to_s)
+    causes = [(one.time_s, one.cause) for one in inside]
     if not causes:
-        restarts = (one for one in journal.restarts if pause.from_s <= one.time_s <= pause.to_s)
+        restarts = _within(journal.restarts, pause.from_s, pause.to_s)
         causes = [(one.time_s, one.cause) for one in restarts]
     if not causes:
         yield _by_trainer(pause, steps.starts), pause.to_s - pause.from_s + pause.again_s
@@ -227,8 +235,9 @@ def _shares(pause: Pause, steps: Steps, journal: Journal) -> Iterator[tuple[str,
     for (time_s, cause), later in zip(causes, [*causes[1:], None], strict=True):
         to_s = pause.to_s
         if later is not None:
-            begins = (one.time_s for one in journal.begins if time_s < one.time_s <= later[0])
-            to_s = min(next(begins, later[0]), pause.to_s)
+            index = bisect_right(journal.begins, time_s, key=_time)
+            after = [one.time_s for one in journal.begins[index : index + 1]]
+            to_s = min([*after, later[0], pause.to_s])
         yield cause, to_s - from_s
         from_s = to_s
 

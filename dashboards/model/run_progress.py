@@ -140,7 +140,7 @@ def is_bad(event: Event) -> bool:
         return event.data.get("code") not in (0, INTERRUPTED)
     if event.name == "failure" and event.data.get("exit_code") == INTERRUPTED:
         return False  # the launcher's word for any end but a good one
-    return event.name in ("failure", "failed", "error", "lost", "incident", "stalled")
+    return event.name in ("failure", "failed", "error", "lost", "incident", "restart", "stalled")
 
 
 def one_line(event: Event) -> str:

@@ -44,6 +44,7 @@ class Limits:
     stalled_times: float = 6.0  # of the median step
     stalled_p99_times: float = 3.0
     first_step_s: float = 900.0  # loading, compiling, the first bucket
+    decision_s: float = 60.0  # until a launcher says what follows the end of an attempt
     restarted_s: float = 600.0  # a restart is an alert for so long
     forgotten_s: float = 86400.0  # a run that ended this long ago gives no new alert
     spike_sigmas: float = 8.0  # of the last losses, and

@@ -111,6 +111,8 @@ def command(
             which = "log of a rank" if ranks is None and nodes is None else "log of these ranks"
             raise CouldNotFindOut(f"{run_dir} has no {which}", hint=_there(layout))
         if follow:
+            if not found:
+                output.note(f"{run_dir} has no such log so far", "dim")
             logs.follow()
         elif missing:
             output.warn(f"there is no log of rank {', '.join(map(str, missing[:9]))}", "warn")

@@ -76,7 +76,10 @@ def failed(context: RuleContext) -> Iterable[Breach]:
         text = words[-1].strip().splitlines()[-1] if words and words[-1].strip() else text
         at_s = endings[-1].event.time_s or endings[-1].at_s
     old = at_s is not None and context.now_s - at_s > context.limits.forgotten_s
-    yield Breach(("", run.name), text, starts=not old)
+    # The trainer's word comes first; a launcher then decides whether another attempt begins.
+    may_restart = bool(run.journal.begins) and run.journal.end is None
+    after_s = context.limits.decision_s if may_restart else None
+    yield Breach(("", run.name), text, after_s=after_s, starts=not old)
 
 
 def restarted(context: RuleContext) -> Iterable[Breach]:

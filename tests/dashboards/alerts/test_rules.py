@@ -326,6 +326,16 @@ def test_restart_is_an_alert_for_ten_minutes_and_no_stall_until_the_start_takes_
     assert "no step since the restart for 16 min" in breaches("run.stalled", restarted(age_s=980))[RUN].text  # fmt: skip
 
 
+def test_end_of_an_attempt_is_the_end_of_the_run_only_where_no_restart_follows() -> None:
+    begun = Event("attempt", "attempt 1 on n[1-2]", {"attempt": 1}, None, 900.0)
+    failed = Event("failed", "ValueError: boom", time_s=2200.0)
+    end = Event("end", "rank 3 on n2: exit code 1", {"exit_code": 1}, None, 2230.0)
+    state = fold(training(steps()), [EventSample(begun, 900.0, "journal"), EventSample(failed, 2200.0)])  # fmt: skip
+    assert breaches("run.failed", state)[RUN].after_s == 60.0
+    state = fold(state, [EventSample(end, 2230.0, "journal")])
+    assert breaches("run.failed", state)[RUN].after_s is None
+
+
 def test_what_a_restart_took_makes_no_stall_usual() -> None:
     """A pause of ten minutes in the middle of the window would be its 99th percentile."""
     late = [replace(one, time_s=one.time_s + 600.0) for one in steps(60) if one.step > 30]
