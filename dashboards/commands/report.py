@@ -1,4 +1,4 @@
-"""Write a page about a run: its attempts over time, what time was lost by, its loss.
+"""Write a page about a run: attempts over time, lost time, loss.
 
 One HTML file, which a browser shows without a server and without other files.
 """
@@ -30,7 +30,7 @@ Examples:
 @option("--out", OUT, type=FILE, metavar="FILE")
 @output_options
 def command(output: Output, run: str | None, out: Path | None) -> int:
-    """Write a page about a run: its attempts over time, what time was lost by, its loss.
+    """Write a page about a run: attempts over time, lost time, loss.
 
     RUN is a run directory, or the number or name of one in outputs/; default: the newest. The page
     is of this moment; an earlier one is replaced.

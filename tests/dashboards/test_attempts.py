@@ -41,8 +41,8 @@ def test_figures_have_attempts_nodes_and_lost_time(tmp_path: Path) -> None:
     assert (now.status, now.attempt, now.restarts, now.spares, now.excluded) == ("running", 3, 2, 0, ("n2",))  # fmt: skip
     assert [cause for cause, _ in now.lost_s] == ["hang-data", "signal-9"]
     assert now.ettr == pytest.approx(200 / (run.at_s + 1.0 - 1_795_269_600.0))
-    # The time that restarts took is not part of the pace.
-    assert now.eta_s == pytest.approx(800 * 1.0 - 1.0)
+    # The time that restarts took is not part of the pace; the file is a moment old.
+    assert now.eta_s == pytest.approx(800 * 1.0 - 1.0, abs=5.0)
 
 
 def test_nodes_of_the_run_are_those_of_its_newest_attempt(tmp_path: Path) -> None:
