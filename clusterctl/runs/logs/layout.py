@@ -34,6 +34,7 @@ class Layout:
     ranks: Mapping[str, frozenset[int]] = field(default_factory=dict)  # of a node, in any attempt
     nodes: Mapping[int, str] = field(default_factory=dict)  # of a rank, in its newest attempt
     is_over: bool = False
+    began_s: float | None = None  # unix time of the first event; None: not known
 
     @property
     def newest(self) -> int:
@@ -52,6 +53,7 @@ class LayoutReader:
         self._ranks: dict[str, set[int]] = {}
         self._nodes: dict[int, str] = {}
         self._is_over = False
+        self._began_s: float | None = None
         self._take_plan()
 
     def is_over(self) -> bool:
@@ -63,12 +65,13 @@ class LayoutReader:
         self._poll()
         ranks = {name: frozenset(ranks) for name, ranks in self._ranks.items()}
         attempts = account(Steps(), self._journal).attempts
-        return Layout(attempts, ranks, dict(self._nodes), self._is_over)
+        return Layout(attempts, ranks, dict(self._nodes), self._is_over, self._began_s)
 
     def _poll(self) -> None:
         for event in self._events.poll():
             if isinstance(event, Event):
                 self._journal = after_event(self._journal, event)
+                self._began_s = event.time_s or None if self._began_s is None else self._began_s
                 self._take(event)
         for event in self._incidents.poll():
             if isinstance(event, Event):

@@ -58,7 +58,7 @@ class Logs:
         self._warn, self._flush = warn, flush
         self._reader = LayoutReader(run_dir)
         self._layout = self._reader.read()
-        self._times = KnownTimes(run_dir, self._layout.attempts)
+        self._times = KnownTimes(run_dir, self._layout.attempts, self._layout.began_s)
         self._folder: LogFolder | None = None
         self._seen: dict[str, _Seen] = {}
         self.refused: dict[str, str] = {}  # by name, why

@@ -36,15 +36,15 @@ def begin_since(
             is_near = behind[1] - place[1] <= EXACT_S or behind[0] == place[0]
             return place[0] if is_near else None
         behind = place
-    return 0  # the whole file is newer
+    return 0 if behind[0] == 0 else None  # the whole file is newer, if its begin is known
 
 
 class KnownTimes:
-    """When attempts began and ended, and when steps were done: of one run."""
+    """When a run and its attempts began and ended, and when its steps were done."""
 
-    def __init__(self, run_dir: Path, attempts: Sequence[Attempt]) -> None:
+    def __init__(self, run_dir: Path, attempts: Sequence[Attempt], began_s: float | None) -> None:
         self._telemetry = run_dir / FILE
-        self.attempts = attempts
+        self.attempts, self.began_s = attempts, began_s
 
     def steps_backward(self) -> Iterator[tuple[int, float]]:
         """(step, unix time when it was done) from the last to the first."""
@@ -74,8 +74,8 @@ def _places_backward(fd: int, size: int, file: LogFile, run: KnownTimes) -> Iter
             yield begin, before.ended_s
         end = begin
     yield from _step_places(fd, Part(0, end), file, steps)
-    if run.attempts:
-        yield 0, run.attempts[0].began_s
+    if run.began_s is not None:
+        yield 0, run.began_s
 
 
 def _step_places(

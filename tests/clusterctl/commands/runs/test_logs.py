@@ -204,6 +204,16 @@ def test_since_that_cannot_be_known_is_one_sentence(run_dir: Path, capsys) -> No
     assert "lines of rank 0 and 3 other logs have no times, so what came since" in err
 
 
+def test_since_of_a_run_whose_begin_is_not_known_claims_nothing(tmp_path: Path, capsys) -> None:
+    run_dir = write_run(tmp_path / "001-x", steps=5)
+    (run_dir / "ranks").mkdir()
+    (run_dir / "ranks" / "1.log").write_text("when was this?\n")
+    # The launcher's first event is known; a launcher of 0.2 wrote no attempts.
+    assert shown(capsys, str(run_dir), "--since", "2020-01-01") == ["1 | when was this?"]
+    (run_dir / "events.jsonl").unlink()
+    assert shown(capsys, str(run_dir), "--since", "2020-01-01", code=2) == []
+
+
 # --- follow ---
 
 
