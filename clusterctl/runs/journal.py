@@ -93,12 +93,16 @@ def launcher_event(line: bytes | str) -> Event | None:
         data["node"] = entry["node"]
     step = data["step"] if type(data.get("step")) is int else None
     time_s = entry["time_s"] if isinstance(entry.get("time_s"), int | float) else 0.0
+    if not 0 <= time_s <= LATEST_S:
+        return None
     return Event(entry["event"], str(entry.get("text") or ""), data, step, time_s)
 
 
 def after_event(journal: Journal, event: Event) -> Journal:
-    """With one line of events.jsonl more."""
+    """With one line of events.jsonl more; one without a time tells nothing here."""
     data = event.data
+    if event.time_s <= 0:
+        return journal
     if event.name == "attempt":
         number = _count(data.get("attempt"))
         if number is None:

@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import time
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from matplotlib.image import imread
 
 from clusterctl.checkpoints.failures import failures_of
 from clusterctl.checkpoints.records import read_run
+from clusterctl.cli import run as command
 from clusterctl.runs.attempts import DONE, account
 from clusterctl.runs.journal import Journal
 from clusterctl.runs.steps import Steps, after_record
@@ -65,6 +67,8 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     kill_beyond_a_checkpoint(again, path, folder / "second", 12)
     ((done,),) = ranks.train([again], 1, folder / "third")
     assert done.code == 0, done.err
+    (path / "ranks").mkdir()
+    (path / "ranks" / "0.log").write_text(done.out)
     return path
 
 
@@ -110,6 +114,19 @@ def test_live_view_draws_no_line_backwards(run_dir: Path) -> None:
 def test_picture_is_of_the_final_history(run_dir: Path) -> None:
     assert pictures.main([str(run_dir)]) == 0
     assert imread(run_dir / pictures.CURVE).shape == (360, 720, 4)
+
+
+def test_lines_since_a_step_are_found_by_what_the_trainer_prints(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Lines have no times; telemetry knows when the steps were done that they tell of."""
+    done = final_steps(read(run_dir))
+    between_s = (done[STEPS - 3].time_s + done[STEPS - 2].time_s) / 2
+    when = datetime.fromtimestamp(between_s).isoformat()
+    assert command(["logs", str(run_dir), "--since", when]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"0 | step {STEPS - 2}/{STEPS} ")
+    assert lines[-1].startswith("0 | done: done at step")
 
 
 def test_plan_counts_two_failures(run_dir: Path) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 
 import pytest
 
 from clusterctl.runs.attempts import DONE, ROLLBACK, RUNNING, USER_STOP
-from clusterctl.runs.journal import Journal, after_event, incident_event
+from clusterctl.runs.journal import Journal, after_event, incident_event, launcher_event
 from clusterctl.runs.steps import MOST, Steps, after_record
 from tests.clusterctl.runs.attempts_of import BEGAN, Attempts, three_attempts
 from tests.dashboards.runs import record
@@ -199,6 +200,18 @@ def test_thousands_of_restarts_stay_bounded() -> None:
 )  # fmt: skip
 def test_lines_that_are_no_incident_are_left_out(line: str) -> None:
     assert incident_event(line) is None
+
+
+@pytest.mark.parametrize("time_s", ["NaN", "1e400", "-1", "1" + 400 * "0"])
+def test_line_of_a_time_that_cannot_be_is_left_out(time_s: str) -> None:
+    assert launcher_event(f'{{"event": "end", "time_s": {time_s}}}') is None
+
+
+def test_event_without_a_time_begins_and_ends_nothing() -> None:
+    for name in ("attempt", "restart", "end"):
+        event = launcher_event(json.dumps({"event": name, "data": {"attempt": 1}}))
+        assert event is not None
+        assert after_event(Journal(), event) == Journal()
 
 
 @pytest.mark.parametrize(
