@@ -25,7 +25,7 @@ from trainer.runlog import progress
 
 T = TypeVar("T")
 
-# ANSI colours by meaning; never the only carrier of it.
+# ANSI colours by meaning, and of labels by number; never the only carrier of it.
 LABELS = ("36", "33", "32", "35", "34", "96", "93", "92", "95", "94")  # of lines of many sources
 STYLES = {"good": "32", "warn": "33", "bad": "31", "dim": "2", "bold": "1"}
 
