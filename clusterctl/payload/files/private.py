@@ -86,7 +86,16 @@ def open_own(path: str, flags: int, uid: int | None = None) -> int:
 
 
 def replace_file(path: str, data: bytes, mode: int = 0o600) -> None:
-    """Write a file beside `path`, then rename it: readers see old or new. Raises OSError."""
+    """Write a file beside `path`, then rename it: readers see old or new. Raises OSError.
+
+    Root could put a file in the place of /dev/null or /dev/stdout: only plain files are replaced.
+    """
+    try:
+        mode_now = os.stat(path).st_mode
+    except FileNotFoundError:
+        mode_now = stat.S_IFREG
+    if not stat.S_ISREG(mode_now) and not stat.S_ISDIR(mode_now):  # a folder refuses by itself
+        raise OSError("%s is no plain file" % path)
     part = "%s.%s" % (path, os.urandom(8).hex())
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:

@@ -141,6 +141,18 @@ def test_file_is_replaced_whole_and_with_its_mode(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["metrics.prom"]
 
 
+def test_device_or_pipe_is_not_replaced_by_a_file_nor_by_way_of_a_link(tmp_path: Path) -> None:
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    for path in (pipe, link):
+        with pytest.raises(OSError, match="is no plain file"):
+            replace_file(str(path), b"new")
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert link.is_symlink()
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["link", "pipe"]
+
+
 def test_foreign_hand_sees_modes_and_links_on_the_way(tmp_path: Path) -> None:
     program = tmp_path / "bin" / "py-spy"
     program.parent.mkdir(mode=0o755)
