@@ -17,6 +17,7 @@ from trainer.errors import CheckpointError, TrainerError
 from trainer.guards import guards
 from trainer.guards.finite_state import require_finite
 from trainer.runlog.progress import ShapeProgress
+from trainer.runlog.run_dir import Fence
 from trainer.step import Run, report, step
 
 
@@ -39,8 +40,10 @@ def _steps(run: Run) -> bool:
     batches = _timed(run)
     room = _room(run)
     _require(run, room)
-    stopped = False
+    stopped, fence = False, Fence(run.run_dir)
     while not run.is_over and not stopped:
+        if run.engine.rank == 0:
+            fence.check()
         stopped = step(run, batches)
         if _is_due(run) and not stopped and not run.is_over:
             _tell(run, room.look_ahead(run.step, run.steps_total))

@@ -73,6 +73,10 @@ class Reports:
         if kind == "hello":
             self.hellos[name] = message
             node.shared, node.text = message["shared"], "ready"
+            if message["ends_at_logout"]:
+                self.journal.write("logout", message["ends_at_logout"], node=name)
+                event = telemetry.Event("logout", f"{name}: {message['ends_at_logout']}")
+                self.state.add(event)
             if not node.shared:
                 self.journal.write("unshared", "its logs come over the wire", node=name)
         elif kind == "probed":

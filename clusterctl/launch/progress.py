@@ -13,7 +13,7 @@ PLAIN_EVERY_S = 10.0
 STYLES = {
     **dict.fromkeys(("checkpoint", "start", "note", "done", "stopped", "reconnected"), "dim"),
     **dict.fromkeys(("attempt", "nodes"), "dim"),
-    **dict.fromkeys(("hang", "goes-on", "disconnected", "waiting", "excluded"), "warn"),
+    **dict.fromkeys(("hang", "goes-on", "disconnected", "waiting", "excluded", "logout"), "warn"),
     "restart": "bad",
     "verdict": "bad",
 }  # of the events that are shown

@@ -17,6 +17,7 @@ from clusterctl.payload.files.locks import drop_lock, lock_path, take_lock
 from clusterctl.payload.files.ownership import refuse_made_by_others
 from clusterctl.payload.jobs.processes import is_own, tags
 from clusterctl.payload.launch.about import About
+from clusterctl.payload.launch.logout import leave_session
 from clusterctl.payload.launch.ranks import END, Ranks, end_members, run_file
 from clusterctl.payload.launch.rendezvous import RendezvousListener, own_addresses, probe_port
 from clusterctl.payload.launch.session import HeadLink, fork_agent, relay, socket_path
@@ -107,6 +108,7 @@ def supervise(head):
     hello.update(addresses=own_addresses(), cores=len(os.sched_getaffinity(0)))
     hello["python_found"] = os.access(ARGS["python"], os.X_OK)
     hello["workdir_found"] = os.path.isdir(ARGS["workdir"])
+    hello["ends_at_logout"] = leave_session()
     emit(hello)
     order = start_order(emit)
     listener.close()

@@ -29,6 +29,7 @@ from trainer.engine.base import STATE, Engine, EngineState
 from trainer.engine.shards import write
 from trainer.errors import CheckpointError, TrainerError
 from trainer.runlog.retention import OVERHEAD_BYTES
+from trainer.runlog.run_dir import require_newest
 from trainer.weights.checkpoints import EMA, MODEL, OPTIMIZER
 
 _POLL_S = 0.2  # how often `finish` asks the other ranks
@@ -278,6 +279,7 @@ class Saver:
         shutil.rmtree(parts)
         written += checkpoint.write_documents(part, save.documents())
         files |= checkpoint.entries(part, written)
+        require_newest(save.final.parent)
         save.notes += checkpoint.seal(part, save.final, files)
         keep, every = self._config.keep_checkpoints, self._config.keep_every
         save.notes += checkpoint.forget_old(save.final, keep, every)

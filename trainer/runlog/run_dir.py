@@ -13,7 +13,9 @@ from pathlib import Path
 
 from trainer.errors import TrainerError
 
-LOCK = ".lock"
+LOCK, ATTEMPT = ".lock", ".attempt"
+FENCE_S = 5.0
+_OF_ATTEMPT = re.compile(r", run (\S+) attempt (\d+)$")
 _NUMBER = re.compile(r"(\d{3,})-")
 
 
@@ -21,6 +23,10 @@ class RunDirectoryInUse(TrainerError):
     """Another run writes to this directory."""
 
     exit_code = 2
+
+
+class Superseded(TrainerError):
+    """A later attempt of the run has begun."""
 
 
 def next_run_dir(outputs: Path, label: str) -> Path:
@@ -42,8 +48,53 @@ def make_run_dir(outputs: Path, label: str, mode: int = 0o777) -> Path:
         return path
 
 
+def begun_attempt(run_dir: Path) -> int:
+    """The attempt of the run that the launcher has begun last; 0 where no launcher says so.
+
+    A launcher begins another one when it has lost a node of the one before. If that node lives on,
+    cut off from the others, what it writes must not come between.
+    """
+    try:
+        return int((run_dir / ATTEMPT).read_bytes()[:20])
+    except (OSError, ValueError):
+        return 0
+
+
+def own_attempt() -> int:
+    """That of this process, 0 without a launcher."""
+    number = os.environ.get("CLUSTERCTL_ATTEMPT", "")
+    return int(number) if number.isascii() and number.isdigit() else 0
+
+
+def require_newest(run_dir: Path) -> None:
+    """Raises `Superseded` where a later attempt than this process's has begun."""
+    own, newest = own_attempt(), begun_attempt(run_dir)
+    if own and newest > own:
+        raise Superseded(
+            f"attempt {newest} of this run has begun; this is attempt {own}, which ends"
+        )
+
+
+class Fence:
+    """`require_newest` at a step's begin, every few seconds: the file may lie on the network."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir, self._checked_s = run_dir, time.monotonic()
+
+    def check(self) -> None:
+        """Raises `Superseded`."""
+        now = time.monotonic()
+        if now - self._checked_s >= FENCE_S:
+            self._checked_s = now
+            require_newest(self._run_dir)
+
+
 def lock(run_dir: Path) -> tuple[Callable[[], None], str]:
-    """Lock a directory: how to release it, and why it has no lock. Raises RunDirectoryInUse."""
+    """Lock a directory: how to release it, and why it has no lock. Raises RunDirectoryInUse.
+
+    An earlier attempt of the same run that still holds it is on a node that was lost: it is noted,
+    and does not hold up this one.
+    """
     file = run_dir / LOCK
     with contextlib.ExitStack() as opened:
         try:
@@ -52,6 +103,10 @@ def lock(run_dir: Path) -> tuple[Callable[[], None], str]:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             owner = os.pread(fd, 200, 0).decode(errors="replace").strip()
+            earlier = _OF_ATTEMPT.search(owner)
+            is_ours = earlier is not None and earlier[1] == os.environ.get("CLUSTERCTL_RUN")
+            if earlier is not None and is_ours and int(earlier[2]) < own_attempt():
+                return lambda: None, f"it is locked by {owner}"
             raise RunDirectoryInUse(
                 f"another run uses {run_dir}: {owner or 'it did not write its process id'}",
                 hint="wait for its end or stop it; --run-dir and --outputs name other directories",
@@ -59,7 +114,10 @@ def lock(run_dir: Path) -> tuple[Callable[[], None], str]:
         except OSError as error:
             return lambda: None, f"{file}: {error.strerror}"
         now = time.strftime("%Y-%m-%d %H:%M:%S")
-        text = f"process {os.getpid()} on {socket.gethostname()} since {now}\n"
+        text = f"process {os.getpid()} on {socket.gethostname()} since {now}"
+        if own_attempt():
+            text += f", run {os.environ.get('CLUSTERCTL_RUN', '')} attempt {own_attempt()}"
+        text += "\n"
         with contextlib.suppress(OSError):  # a full disk: it is locked all the same
             os.ftruncate(fd, 0)
             os.pwrite(fd, text.encode(), 0)

@@ -26,6 +26,7 @@ from clusterctl.launch.plan import LaunchPlan
 from clusterctl.launch.restart.past import Past
 from clusterctl.launch.restart.recheck import recheck
 from clusterctl.launch.supervise import supervise
+from clusterctl.payload.launch.logout import leave_session
 from clusterctl.remote.cluster import Cluster
 
 LOG = "supervisor.log"
@@ -71,6 +72,9 @@ def _environment() -> dict[str, str]:
 def main(run_dir: Path, word: str) -> int:
     os.umask(0o077)
     lock = owner.take(run_dir)
+    why = leave_session()
+    if why is not None:
+        print(f"warning: {why}", file=sys.stderr)
     run = saved_run.read(run_dir)
     if run.plan.share:
         os.umask(0o027)

@@ -214,6 +214,7 @@ _AGENT = either(
             "same_job": items(record({"pid": maybe(_pid), "run": NAME}), PROCESSES),
             "port": maybe(whole(1, 65535)),
             "addresses": _addresses,
+            "ends_at_logout": maybe(text()),
         },
         "probed": {"errors": table(NAME, maybe(text()), 64)},
         "failed": {"text": text()},

@@ -20,7 +20,7 @@ from tests.clusterctl.launch.conftest import bench, shared_cluster  # noqa: F401
 from tests.clusterctl.launch.harness import LIMITS, QUICK, WAIT, Launch, tagged, wait_until
 
 HELLO = {
-    "type": "hello", "shared": False, "cores": 2, "python_found": True, "workdir_found": True,
+    "type": "hello", "shared": False, "cores": 2, "python_found": True, "workdir_found": True, "ends_at_logout": None,
     "same_job": [], "port": None, "addresses": [],
 }  # fmt: skip
 BEGUN = [{"type": "started", "pid": 7}, {"type": "rank", "rank": 1, "pid": 8}]

@@ -45,3 +45,40 @@ def test_a_filesystem_without_locks_is_told_and_used(
     release, note = lock(tmp_path)
     assert note == f"{tmp_path}/.lock: Operation not supported"
     release()
+
+
+def attempt(monkeypatch: pytest.MonkeyPatch, number: int, run: str = "run-1") -> None:
+    """This process belongs to that attempt."""
+    monkeypatch.setenv("CLUSTERCTL_ATTEMPT", str(number))
+    monkeypatch.setenv("CLUSTERCTL_RUN", run)
+
+
+def test_attempt_ends_where_a_later_one_has_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt(monkeypatch, 2)
+    for newest in ("", "1\n", "2\n"):
+        (tmp_path / run_dir.ATTEMPT).write_text(newest)
+        run_dir.require_newest(tmp_path)
+    (tmp_path / run_dir.ATTEMPT).write_text("3\n")
+    with pytest.raises(run_dir.Superseded, match="attempt 3 of this run has begun"):
+        run_dir.require_newest(tmp_path)
+    monkeypatch.delenv("CLUSTERCTL_ATTEMPT")  # started by hand
+    run_dir.require_newest(tmp_path)
+
+
+def test_lock_of_an_earlier_attempt_of_the_same_run_holds_up_no_later_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt(monkeypatch, 1)
+    release, note = run_dir.lock(tmp_path)
+    assert note == ""
+    attempt(monkeypatch, 2)
+    assert "run run-1 attempt 1" in run_dir.lock(tmp_path)[1]
+    attempt(monkeypatch, 2, run="run-2")
+    with pytest.raises(run_dir.RunDirectoryInUse):
+        run_dir.lock(tmp_path)
+    attempt(monkeypatch, 1)
+    with pytest.raises(run_dir.RunDirectoryInUse):
+        run_dir.lock(tmp_path)
+    release()
