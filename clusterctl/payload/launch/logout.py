@@ -5,6 +5,8 @@ process of its own session too (logind.conf(5)). A scope of the user's own manag
 session; the manager lives on without one where lingering is enabled (loginctl(1)).
 """
 
+from __future__ import annotations
+
 import os
 import pwd
 import subprocess
@@ -14,7 +16,7 @@ LOGIN = "org.freedesktop.login1"
 SYSTEMD = "org.freedesktop.systemd1"
 
 
-def leave_session():
+def leave_session() -> str | None:
     """Why this process would be killed at logout; None where it would not, or no more."""
     if not _kills():
         return None
