@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -76,7 +77,11 @@ class Ranks:
             self.kill_s = time.monotonic() + grace_s
 
     def kill_late(self) -> None:
+        """SIGKILL for what still lives after the grace, and for what each has started."""
         if self.kill_s is not None and time.monotonic() >= self.kill_s:
+            for pid in self.alive:
+                with contextlib.suppress(ProcessLookupError):  # it has no session yet
+                    os.killpg(pid, signal.SIGKILL)
             self._send(signal.SIGKILL)
 
     def _send(self, number: int) -> None:

@@ -49,17 +49,18 @@ def _role(shot, pid, one, roles):
     for role, pattern in OTHERS:
         if pattern.search(line):
             return (role, None, rank)
+    parent = shot.seen.get(one.facts.ppid)
+    is_fork = parent is not None and parent.words == one.words  # it has its parent's command line
     if LAUNCHERS.search(line) and own_rank is None:
-        return ("launcher", None, None)
+        # The starter forks ranks, which could not write a command line of their own.
+        return ("trainer" if is_fork else "launcher", None, None)
     if one.facts.command in SHELLS:
         return ("shell", None, rank)
     is_spawned = b"--multiprocessing-fork" in line
     if is_spawned and parent_role is None and own_rank is not None:
         return ("loader", None, rank)  # its trainer has died
     if parent_role in ("trainer", "forkserver"):
-        # A fork carries its parent's command line; anything else was started for something.
-        parent = shot.seen.get(one.facts.ppid)
-        is_fork = parent is not None and parent.words == one.words
+        # What is no fork was started for something.
         is_worker = is_spawned or one.facts.command.startswith("pt_data_worker")
         return ("loader" if is_fork or is_worker else "helper", None, rank)
     if is_spawned and parent_role not in ("launcher", None):
