@@ -20,7 +20,7 @@ from clusterctl.payload.launch.about import About
 from clusterctl.payload.launch.logout import leave_session
 from clusterctl.payload.launch.ranks import END, Ranks, end_members, run_file
 from clusterctl.payload.launch.rendezvous import RendezvousListener, own_addresses, probe_port
-from clusterctl.payload.launch.session import HeadLink, fork_agent, relay, socket_path
+from clusterctl.payload.launch.session import HeadLink, agents_of, fork_agent, relay, socket_path
 from clusterctl.payload.launch.starter import end_idle, end_standby
 from clusterctl.payload.prelude import ARGS, emit, on_signals
 from clusterctl.payload.proc_files import all_pids, read_word
@@ -166,7 +166,7 @@ def same_job():
         run, job, node, _ = tags(pid)
         # A rank whose agent is gone.
         if job == ARGS["job"] and run != ARGS["run"] and node == ARGS["node"] and is_own(pid):
-            if not end_idle(pid):
+            if agents_of(run) or not end_idle(pid):
                 found.append({"pid": pid, "run": run})
     return found
 

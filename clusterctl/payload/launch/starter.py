@@ -132,7 +132,7 @@ def starters_of(run=""):
 
 
 def end_idle(pid):
-    """End a starter of another run that stands by, without ranks; False where it is none."""
+    """End a starter of a run without agents, unless it has ranks; False where it is none."""
     found = [path for path in starters_of() if living(path) == pid]
     if not found or any(one.ppid == pid for one in all_processes().values()):
         return False

@@ -14,6 +14,7 @@ from clusterctl.payload.launch.starter import standbys
 from clusterctl.remote import payload as ship
 from tests.clusterctl.launch.harness import (
     PYTHON,
+    REPO,
     WAIT,
     command_line,
     ranks_of,
@@ -229,6 +230,21 @@ def test_starter_that_stands_by_is_no_running_job(agent, tmp_path: Path) -> None
     assert second.hear("hello")["same_job"] == []
     assert tagged(first.run_id) == []
     second.send(op="stop", grace_s=0)
+
+
+def test_starter_that_still_imports_is_a_running_job(agent, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    wait = f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.02)\n"
+    (tmp_path / "slow_to_import.py").write_text(wait)
+    first = agent(job="importing")
+    path = f"{REPO}:{tmp_path}"
+    first.order(WAIT, tmp_path, "--preload", "slow_to_import", env={"PYTHONPATH": path})
+    starter = first.hear("started")["pid"]
+    second = agent(job="importing", run_dir=str(tmp_path / "second"))
+    assert first.run_id in {found["run"] for found in second.hear("hello")["same_job"]}
+    go.touch()
+    assert first.hear("rank")["rank"] == 0
+    assert standbys(first.run_id) == [starter]
 
 
 def test_reap_leaves_the_starter_alone_where_it_is_asked_to(agent, tmp_path: Path) -> None:
