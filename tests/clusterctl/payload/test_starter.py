@@ -134,11 +134,11 @@ def test_run_that_ends_well_leaves_no_starter(agent, tmp_path: Path) -> None:
 
 
 def test_starter_of_a_lost_head_ends_with_its_agent(agent, tmp_path: Path) -> None:
-    one = agent(lease_s=1.0)
+    one = agent(lease_s=4.0)
     one.start(FAILS, tmp_path)
     one.hear("gone")
     assert standbys(one.run_id) == [one.starter]
-    one.disconnect()
+    one.disconnect()  # without a `bye`
     wait_until(lambda: not tagged(one.run_id))
 
 
