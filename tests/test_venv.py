@@ -12,13 +12,13 @@ import pytest
 
 from tests.sources import ROOT
 
-# A stand-in for uv: the real one needs a package index. Its words are those of uv 0.13.
+# A stand-in for uv: the real one needs a package index. Its words are those of uv 0.13. The Python of
+# its environments has no pip, and torch once uv has installed a lock that is not in `without-torch`.
 UV = """#!/bin/sh
 if [ "$1" = venv ]; then
     for venv; do :; done
     mkdir -p "$venv/bin"
-    printf '#!/bin/sh\\n[ "$2" != pip ] || exit 1\\nexec "%s" "$@"\\n' "$REAL_PYTHON" >"$venv/bin/python"
-    chmod +x "$venv/bin/python"
+    cp "$(dirname "$0")/python-of-venv" "$venv/bin/python"
     exit 0
 fi
 env | grep -E '^(UV_|SSL_CERT_FILE)' >uv-environment
@@ -29,6 +29,20 @@ echo ' Downloaded torch' >&2
 echo 'Installed 144 packages in 1.13s' >&2
 echo ' + accelerate==1.15.0' >&2
 """
+PYTHON_OF_VENV = """#!/bin/sh
+[ "$2" != pip ] || exit 1
+[ "$2" = 'import torch' ] || exec "$REAL_PYTHON" "$@"
+for lock in $(grep -o 'lock-c[a-z0-9]*' uv-words); do
+    grep -qsx "$lock" without-torch || exit 0
+done
+echo 'ImportError: libcudart.so.12' >&2
+exit 1
+"""
+# What the interpreter's own pip has in its settings is one test's subject and takes 0.3 s to ask.
+PYTHON_WITHOUT_PIP = """#!/bin/sh
+[ "$1 $2" != '-m pip' ] || exit 1
+exec "$REAL_PYTHON" "$@"
+"""
 
 
 @pytest.fixture
@@ -36,10 +50,14 @@ def checkout(tmp_path: Path) -> Path:
     """A folder with a space in its name, and a uv that installs nothing first on PATH."""
     folder = tmp_path / "a check out"
     shutil.copytree(ROOT / "requirements", folder / "requirements")
-    uv = folder / "bin" / "uv"
-    uv.parent.mkdir()
-    uv.write_text(UV)
-    uv.chmod(0o755)
+    (folder / "bin").mkdir()
+    for name, text in (
+        ("uv", UV),
+        ("python-of-venv", PYTHON_OF_VENV),
+        ("python-without-pip", PYTHON_WITHOUT_PIP),
+    ):
+        (folder / "bin" / name).write_text(text)
+        (folder / "bin" / name).chmod(0o755)
     return folder
 
 
@@ -49,8 +67,8 @@ def make(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     path = f"{folder / 'bin'}:{os.environ['PATH']}"
     return subprocess.run(
         [folder / "requirements" / "venv.sh"],
-        env={**kept, "PATH": path, "PYTHON": sys.executable, "REAL_PYTHON": sys.executable, "LOCK": "cpu",
-             "DRIVER_FILE": str(folder / "no-driver"), **environment},
+        env={**kept, "PATH": path, "PYTHON": str(folder / "bin" / "python-without-pip"),
+             "REAL_PYTHON": sys.executable, "LOCK": "cpu", "DRIVER_FILE": str(folder / "no-driver"), **environment},
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
 
@@ -161,6 +179,30 @@ def test_settings_of_pip_reach_uv(checkout: Path) -> None:
     assert given["UV_INDEX_STRATEGY"] == "unsafe-best-match"  # pip knows no order among indexes
     assert given["UV_FIND_LINKS"] == "/wheels,/more"
     assert given["SSL_CERT_FILE"] == "/etc/own.pem"
+
+
+def test_settings_in_pips_files_reach_uv(checkout: Path) -> None:
+    (checkout / "pip.conf").write_text("[global]\nindex-url = https://index/simple\n")
+    where = {"PYTHON": sys.executable, "PIP_CONFIG_FILE": str(checkout / "pip.conf")}
+    assert make(checkout, **where).returncode == 0
+    assert "UV_DEFAULT_INDEX=https://index/simple" in (checkout / "uv-environment").read_text()
+
+
+def test_an_index_without_cpu_builds_gets_the_libraries_of_the_cuda_build(checkout: Path) -> None:
+    (checkout / "without-torch").write_text("lock-cpu\n")
+    done = make(checkout)
+    assert done.returncode == 0, done.stderr
+    assert "only the CUDA build of torch: installing its libraries too" in done.stderr
+    assert "-r requirements/lock-cuda.txt" in (checkout / "uv-words").read_text()
+    assert (checkout / ".venv/.complete").read_text() == "cpu\n"
+
+
+def test_an_environment_that_cannot_import_torch_is_not_finished(checkout: Path) -> None:
+    (checkout / "without-torch").write_text("lock-cpu\nlock-cuda\n")
+    done = make(checkout)
+    assert done.returncode == 2
+    assert "ImportError: libcudart.so.12" in done.stderr
+    assert not (checkout / ".venv/.complete").exists()
 
 
 def test_finished_environment_is_left_alone_and_another_python_makes_it_again(
