@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +18,7 @@ LIMIT_S = 3600  # a guard, not a measure
 def preload(*modules: str) -> None:
     """Choose what the process that is forked has imported. Call it before the first `results`."""
     os.environ["OMP_NUM_THREADS"] = "1"  # no pool of threads that a fork would lose
-    multiprocessing.get_context("forkserver").set_forkserver_preload(list(modules))
-    forkserver.ensure_running()
+    ranks.preload(*modules)
 
 
 def results(

@@ -16,9 +16,11 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from tests.ports import free_port
 
@@ -27,6 +29,11 @@ if TYPE_CHECKING:
 
 REPO = Path(__file__).resolve().parents[2]
 LIMIT_S = 300  # a guard, not a measure: machines may be busy
+
+# The one of multiprocessing has imported what its first user asked for, and that may be a trial of
+# trainer.bench: each rank would then import ColossalAI itself.
+_server = forkserver.ForkServer()
+_server.set_forkserver_preload(["tests.trainer.warm"])
 
 TINY = f"""
 _base_ = {str(REPO / "trainer/configs/demo.py")!r}
@@ -67,12 +74,18 @@ def environment(rank: int, world: int, port: int) -> dict[str, str]:
     }
 
 
+def preload(*modules: str) -> None:
+    """Choose what ranks are forked with. Call it before the first `fork`."""
+    _server.set_forkserver_preload(list(modules))
+
+
 def fork(work: Callable[..., None], *args: Any, env: Mapping[str, str], log: Path) -> BaseProcess:
     """A process of its own session and of just this environment; what it prints goes to `log`."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.trainer.warm"])
     process = context.Process(target=_begin, args=(work, args, dict(env), log))
-    process.start()
+    connect = _server.connect_to_new_process
+    with mock.patch.object(forkserver, "connect_to_new_process", connect):
+        process.start()
     return process
 
 

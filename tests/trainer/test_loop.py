@@ -69,36 +69,35 @@ def runs(tmp_path_factory: pytest.TempPathFactory, clips: Path) -> Runs:
 
     four = str(folder / "whole" / "epoch0-global_step4")
     bf16 = ["--dtype", "bf16"]
+    masks = ["--mask-ratios.image_head", "0.4", "--mask-ratios.random", "0.3"]
+    ddp = ["--plugin", "ddp", *masks]
+    native = ["--engine", "native"]
+    held = ["--lr", "0", "--lr-schedule", "none", "--warmup-steps", "none"]
     end = ["--ckpt-every", "0", "--max-steps"]
     first = {
         "whole": words("whole"),
         "bf16": words("bf16", *bf16),
-        "ddp": words("ddp", "--plugin", "ddp"),
+        "ddp": words("ddp", *ddp),
         "two-epochs": words(
             "two-epochs", "--ckpt-every", "0", "--ckpt-at-epoch-end", "--max-steps", "14"
         ),
-        "one-epoch": words("one-epoch", *end, "none", "--epochs", "1", "--lr-schedule", "none"),
-        "masked": words("masked", "--mask-ratios.image_head", "0.4", "--mask-ratios.random", "0.3"),
-        "twenty": words("twenty", "--max-steps", "20"),
-        "native": words("native", "--max-steps", "20", "--engine", "native"),
-        "accumulated": words("accumulated", *end, "3", "--accumulation-steps", "2"),
+        "native": words("native", *native),
+        "one-epoch": words("one-epoch", *end, "none", "--epochs", "1", "--lr-schedule", "none", "--accumulation-steps", "2"),
         "nan": words("nan", "--lr", "1e30", "--grad-clip", "0"),
-    }
+    }  # fmt: skip
     fresh = {
         "resumed": words("resumed", "--load", four),
         "bf16-resumed": words("bf16-resumed", *bf16, "--load", str(folder / "bf16" / "epoch0-global_step4")),
-        "ddp-resumed": words("ddp-resumed", "--plugin", "ddp", "--load", str(folder / "ddp" / "epoch0-global_step4")),
+        "ddp-resumed": words("ddp-resumed", *ddp, "--load", str(folder / "ddp" / "epoch0-global_step4")),
         "second-epoch": words("second-epoch", *end, "14", "--load", str(folder / "two-epochs" / "epoch0-global_step12")),
-        "native-after": words("native-after", "--max-steps", "20", "--engine", "native", "--load", str(folder / "twenty" / "epoch0-global_step8")),
-        "after-native": words("after-native", "--max-steps", "20", "--load", str(folder / "native" / "epoch0-global_step8")),
+        "native-after": words("native-after", *native, "--load", four),
+        "after-native": words("after-native", "--load", str(folder / "native" / "epoch0-global_step4")),
         "weights-only": words("weights-only", *end, "2", "--ckpt-path", four),
         "data-anew": words("data-anew", *end, "2", "--load", four, "--start-from-scratch"),
         "other-data": words("other-data", "--load", four, data="fewer"),
         "reset": words("reset", *end, "6", "--load", four, "--data-state", "reset", data="fewer"),
         "remap": words("remap", *end, "7", "--load", four, "--data-state", "remap", data="fewer"),
-        "masked-resumed": words("masked-resumed", "--mask-ratios.image_head", "0.4", "--mask-ratios.random", "0.3", "--load", str(folder / "masked" / "epoch0-global_step4")),
-        "other-lr": words("other-lr", *end, "6", "--load", four, "--lr", "1e-3", "--lr-schedule", "none", "--warmup-steps", "none"),
-        "lr-0": words("lr-0", *end, "6", "--load", four, "--lr", "0", "--lr-schedule", "none", "--warmup-steps", "none"),
+        "lr-0": words("lr-0", *end, "6", "--load", four, *held),
         "from-the-start": words("from-the-start", *end, "6", "--load", four, "--start-step", "0", "--start-epoch", "0"),
         "from-a-place": words("from-a-place", *end, "5", "--load", four, "--start-epoch", "1", "--start-step", "1"),
         "no-such-step": words("no-such-step", "--load", four, "--start-step", "12"),
@@ -134,7 +133,6 @@ def _digests(checkpoint: Path) -> dict[str, str]:
         ("whole", "resumed"),
         ("bf16", "bf16-resumed"),
         ("ddp", "ddp-resumed"),
-        ("masked", "masked-resumed"),
     ],
 )
 def test_a_resumed_run_is_the_one_that_never_stopped(runs: Runs, whole: str, resumed: str) -> None:
@@ -150,7 +148,7 @@ def test_each_epoch_says_what_it_trains_on(runs: Runs) -> None:
     assert runs.events("bf16")["epoch"] == "epoch 0 begins: 96 clips"
     assert runs.events("resumed")["epoch"] == "epoch 0 continues: 96 clips"
     # 24 microbatches in steps of 2 ranks times 2
-    assert runs.events("accumulated")["epoch"] == "epoch 0 begins: 96 clips"
+    assert runs.events("one-epoch")["epoch"] == "epoch 0 begins: 96 clips"
 
 
 def test_the_resumed_run_says_where_it_goes_on(runs: Runs) -> None:
@@ -165,10 +163,11 @@ def test_clips_with_given_frames_are_trained_on_though_ranks_differ_in_having_th
     runs: Runs,
 ) -> None:
     """Four clips a rank and step: most steps have a rank with a mask, some have one without."""
-    runs.good("masked")
-    masked, plain = runs.losses("masked"), runs.losses("whole")
+    runs.good("ddp")
+    masked, plain = runs.losses("ddp"), runs.losses("whole")
     assert len(masked) == len(plain)
-    assert masked[1] != plain[1]  # the same clips and times, less frames in the loss
+    # the same weights, clips and times, less frames in the loss; the plugins round alike until they step
+    assert abs(masked[1] - plain[1]) > 1e-3 * plain[1]
     assert all(0 < loss < 3 for loss in masked.values())
 
 
@@ -199,9 +198,9 @@ def test_the_cursor_counts_what_was_trained_on_and_nothing_prefetched(runs: Runs
 
 def test_a_run_ends_with_its_last_epoch(runs: Runs) -> None:
     runs.good("one-epoch")
-    assert [r.step for r in runs.records("one-epoch")] == list(range(1, 13))
-    assert runs.records("one-epoch")[-1].steps_total == 12
-    assert (runs.directory("one-epoch") / "epoch0-global_step12" / "manifest.json").is_file()
+    assert [r.step for r in runs.records("one-epoch")] == list(range(1, 7))
+    assert runs.records("one-epoch")[-1].steps_total == 6
+    assert (runs.directory("one-epoch") / "epoch0-global_step6" / "manifest.json").is_file()
     assert "done" in runs.events("one-epoch")
 
 
@@ -265,25 +264,24 @@ def test_other_data_are_refused_once_with_the_difference_and_the_ways_on(runs: R
 
 
 def test_steps_of_two_microbatches_a_rank_train_on_the_same_epoch(runs: Runs) -> None:
-    rows = [row for rank in runs.good("accumulated") for step in rank.rows for row in step]
-    records = runs.records("accumulated")
-    assert [record.step for record in records] == [1, 2, 3]
-    assert {record.samples for record in records} == {2 * records[0].samples // 2}
-    assert len(rows) == len(set(rows)) == sum(record.samples for record in records)
+    rows = [row for rank in runs.good("one-epoch") for step in rank.rows for row in step]
+    records = runs.records("one-epoch")
+    assert sorted(rows) == list(range(CLIPS))
+    assert sum(record.samples for record in records) == CLIPS
     assert records[0].samples == 2 * runs.records("whole")[0].samples
 
 
-def test_both_engines_have_the_same_20_losses_and_either_goes_on_from_the_other(runs: Runs) -> None:
+def test_both_engines_have_the_same_losses_and_either_goes_on_from_the_other(runs: Runs) -> None:
     runs.good("native")
-    wanted = [record.loss for record in runs.records("twenty")]
+    wanted = list(runs.losses("whole").values())
     native = [record.loss for record in runs.records("native")]
-    assert len(native) == 20
+    assert len(native) == 8
     assert native == pytest.approx(wanted, rel=1e-3)
     for name in ("native-after", "after-native"):
         runs.good(name)
         found = [record.loss for record in runs.records(name)]
-        assert found == pytest.approx(wanted[8:], rel=1e-3)
-    files = [sorted(p.name for p in (runs.directory(name) / "epoch0-global_step8").rglob("*")) for name in ("twenty", "native")]  # fmt: skip
+        assert found == pytest.approx(wanted[4:], rel=1e-3)
+    files = [sorted(p.name for p in (runs.directory(name) / "epoch0-global_step8").rglob("*")) for name in ("whole", "native")]  # fmt: skip
     assert files[0] == files[1]
 
 
@@ -324,15 +322,11 @@ def test_data_state_reset_starts_the_next_epoch_with_the_new_data(runs: Runs) ->
     assert max(max(rows) for rank in runs.done["reset"] for rows in rank.rows) < 64
 
 
-def test_a_new_learning_rate_wins_and_holds(runs: Runs) -> None:
-    runs.good("other-lr")
-    assert [r.lr for r in runs.records("other-lr")] == [1e-3, 1e-3]
-    assert "the learning rate is 0.001 by this run's lr = 0.001" in runs.events("other-lr")["lr"]
-    assert "lr" not in runs.events("resumed")
-
-
-def test_the_learning_rate_of_this_run_is_the_one_that_moves_the_weights(runs: Runs) -> None:
+def test_a_new_learning_rate_wins_and_is_the_one_that_moves_the_weights(runs: Runs) -> None:
     runs.good("lr-0")  # with AdamW's decay by lr nothing moves at all
+    assert [r.lr for r in runs.records("lr-0")] == [0, 0]
+    assert "the learning rate is 0 by this run's lr = 0" in runs.events("lr-0")["lr"]
+    assert "lr" not in runs.events("resumed")
     before, after = runs.directory("whole"), runs.directory("lr-0")
     name = "model/model.safetensors"
     held = (after / "epoch0-global_step6" / name).read_bytes()
