@@ -30,8 +30,11 @@ def counted(model: STDiT3, inputs: dict[str, Tensor], **more: Any) -> int:
     return live.peak
 
 
+CHECKPOINTS = ["off", "all", "every 2", "0.5 MB"]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("what", ["off", "all", "every 2", "0.5 MB"])
+@pytest.mark.parametrize("what", CHECKPOINTS)
 @pytest.mark.parametrize(
     "options",
     [
@@ -41,9 +44,11 @@ def counted(model: STDiT3, inputs: dict[str, Tensor], **more: Any) -> int:
     ],
 )
 def test_small_models_on_the_cpu(dtype: torch.dtype, what: str, options: dict[str, Any]) -> None:
+    """Two shapes each: every shape meets each dtype, each checkpointing and each model."""
     model = small_model(**options).to(dtype).train()
     model.enable_grad_checkpoint(what)
-    for count, latent in SHAPES:
+    first = (CHECKPOINTS.index(what) + (dtype == torch.bfloat16)) % 2
+    for count, latent in SHAPES[first::2]:
         predicted = predicted_peak(model, count, latent, 6, BARE).total
         assert predicted == pytest.approx(counted(model, batch(latent, count)), rel=0.1)
         model.zero_grad()

@@ -11,7 +11,7 @@ import pytest
 from trainer.data import digits
 from trainer.data.video import mp4
 
-TIMES = 50
+TIMES = 20
 SHAPES = [
     (8, 16, 16),
     (8, 32, 32),
