@@ -15,12 +15,6 @@ from tests.trainer import ranks
 LIMIT_S = 3600  # a guard, not a measure
 
 
-def preload(*modules: str) -> None:
-    """Choose what the process that is forked has imported. Call it before the first `results`."""
-    os.environ["OMP_NUM_THREADS"] = "1"  # no pool of threads that a fork would lose
-    ranks.preload(*modules)
-
-
 def results(
     work: Callable[..., object],
     arguments: Sequence[object],

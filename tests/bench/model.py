@@ -5,7 +5,7 @@
 Both paths run the same weights and inputs, step by step in turn, in one process: a load of the
 machine meets both. Printed are medians and minima of the wall and of the processor time, what the
 matrix products alone take (same shapes, same process: what no code can go under), and where the
-rest goes. Peaks are those of fresh processes, one a path, above the resident size before the first
+rest goes. Peaks are those of new processes, one a path, above the resident size before the first
 step. The plain path is trainer.models.plain: explicit fp32 softmax in self-attention, modulation
 twice, nothing recomputed. Open-Sora 1.2's own code needed 0.717 s and 722 MB above its start for
 the small case on two threads of such a machine at a load of 1.3.
@@ -17,7 +17,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -27,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.bench import tiny
+from tests.bench import forked, tiny
 from trainer.models.flops import forward_flops
 from trainer.models.plain import plain_forward
 from trainer.models.stdit import STDiT3, STDiT3Config
@@ -157,15 +156,15 @@ def operation(key: str) -> str:
 
 
 def peak_mb(path: str, args: argparse.Namespace) -> float:
-    """Of a fresh process."""
-    command = [sys.executable, "-m", "tests.bench.model", "--peak-of", path]
-    command += ["--size", args.size, "--threads", str(args.threads), "--text", str(args.text)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=600)
-    return float(done.stdout)
+    """Of a new process."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    arguments = (path, args.size, args.text, args.threads)
+    return float(forked.results(own_peak_mb, arguments, [environment])[0])
 
 
-def own_peak_mb(path: str, args: argparse.Namespace) -> float:
-    case = Case(args.size, args.text)
+def own_peak_mb(path: str, size: str, text: int, threads: int) -> float:
+    torch.set_num_threads(threads)
+    case = Case(size, text)
     before = status_kb("VmRSS")
     for _ in range(4):
         case.step(path)
@@ -185,13 +184,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--text", type=int, default=TEXT, help="real tokens of each caption")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--peak-of", choices=PATHS, help=argparse.SUPPRESS)
     args = tiny.parse(parser, argv, size="tiny", threads=1, steps=1)
     torch.set_num_threads(args.threads)
-    if args.peak_of:
-        print(own_peak_mb(args.peak_of, args))
-        return 0
-
     case = Case(args.size, args.text)
     with torch.no_grad():
         apart = float((case.forward("ours") - case.forward("plain")).abs().max())

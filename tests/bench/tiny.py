@@ -1,11 +1,18 @@
-"""`--tiny`: the whole path of a benchmark on the least work, so that every test run can run it."""
+"""`--tiny`: the whole path of a benchmark on the least work, so that every test run can run it.
+
+python -m tests.bench.tiny NAME… runs several in one process, which start what ranks are forked from once.
+"""
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import sys
+import traceback
 from collections.abc import Sequence
 
 NOTE = "tiny run: its figures mean nothing"
+ENDED = "--- ended:"
 
 
 def parse(
@@ -20,3 +27,22 @@ def parse(
     print(NOTE, flush=True)
     parser.set_defaults(**least)
     return parser.parse_args(argv)
+
+
+def main(names: Sequence[str]) -> int:
+    """Behind the output of each benchmark stands `ENDED NAME CODE`, on a line of its own."""
+    for name in names:
+        sys.argv = [name, "--tiny"]
+        code: object = None
+        try:
+            code = importlib.import_module(f"tests.bench.{name}").main()
+        except SystemExit as end:
+            code = end.code
+        except Exception:  # the next ones run all the same
+            traceback.print_exc()
+        print(f"{ENDED} {name} {code}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -74,11 +74,6 @@ def environment(rank: int, world: int, port: int) -> dict[str, str]:
     }
 
 
-def preload(*modules: str) -> None:
-    """Choose what ranks are forked with. Call it before the first `fork`."""
-    _server.set_forkserver_preload(list(modules))
-
-
 def fork(work: Callable[..., None], *args: Any, env: Mapping[str, str], log: Path) -> BaseProcess:
     """A process of its own session and of just this environment; what it prints goes to `log`."""
     context = multiprocessing.get_context("forkserver")

@@ -128,12 +128,7 @@ def _digests(checkpoint: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("whole", "resumed"),
-    [
-        ("whole", "resumed"),
-        ("bf16", "bf16-resumed"),
-        ("ddp", "ddp-resumed"),
-    ],
+    ("whole", "resumed"), [("whole", "resumed"), ("bf16", "bf16-resumed"), ("ddp", "ddp-resumed")]
 )
 def test_a_resumed_run_is_the_one_that_never_stopped(runs: Runs, whole: str, resumed: str) -> None:
     before, after = runs.good(whole), runs.good(resumed)

@@ -89,7 +89,12 @@ def test_steps_after_a_warm_up_compile_nothing(
     world: int,
     shapes: list[tuple[int, int, int, int]],
 ) -> None:
-    settings = {"engine": engine, "dtype": dtype, "grad_checkpoint": grad_checkpoint, "shapes": shapes}
+    settings = {
+        "engine": engine,
+        "dtype": dtype,
+        "grad_checkpoint": grad_checkpoint,
+        "shapes": shapes,
+    }
     (tmp_path / "settings.json").write_text(json.dumps(settings))
     port, logs = free_port(), [tmp_path / f"{rank}.log" for rank in range(world)]
     ranks = [
