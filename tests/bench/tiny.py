@@ -33,12 +33,12 @@ def main(names: Sequence[str]) -> int:
     """Behind the output of each benchmark stands `ENDED NAME CODE`, on a line of its own."""
     for name in names:
         sys.argv = [name, "--tiny"]
-        code: object = None
+        code = 1
         try:
             code = importlib.import_module(f"tests.bench.{name}").main()
         except SystemExit as end:
-            code = end.code
-        except Exception:  # the next ones run all the same
+            print(end)
+        except Exception:  # noqa: BLE001 - the next ones run all the same
             traceback.print_exc()
         print(f"{ENDED} {name} {code}", flush=True)
     return 0
