@@ -1,0 +1,79 @@
+"""Faults of the head: its programs, its user, and two launches at once."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable
+
+from tests.faults.fault import fault
+from tests.faults.proof import step_of
+from tests.faults.rig import Round, Setting, kill
+
+
+def saved_at_the_end(one: Round) -> Iterable[str]:
+    made = max((step_of(path.name) for path in one.run_dir.glob("epoch*")), default=0)
+    last = max((record.step for record in one.steps()), default=0)
+    if made != last:
+        yield f"the last checkpoint is of step {made}, the last step was {last}"
+
+
+@fault(
+    "F18", "Ctrl-C at the head", "user-stop",
+    exit_code=130, is_same=False, check=saved_at_the_end,
+)  # fmt: skip
+def interrupted(one: Round) -> None:
+    one.until_step(23)
+    one.strike()
+    one.view.send_signal(signal.SIGINT)
+
+
+@fault("F18-twice", "Ctrl-C twice at the head", "user-stop", exit_code=130, is_same=False)
+def interrupted_twice(one: Round) -> None:
+    one.until_step(23)
+    one.strike()
+    one.view.send_signal(signal.SIGINT)
+    one.until("the first signal is taken", lambda: "once more" in one.said())
+    one.view.send_signal(signal.SIGINT)
+
+
+@fault("F19", "terminal of the launch lost")
+def lost_terminal(one: Round) -> None:
+    one.until_step(23)
+    one.strike()
+    one.view.kill()
+    one.view.wait()
+    one.attach()
+
+
+@fault("F20", "supervisor killed")
+def killed_supervisor(one: Round) -> None:
+    one.until_step(23)
+    one.strike()
+    kill([one.supervisor], signal.SIGKILL)
+    code = one.end(20)
+    if code != 3:
+        one.notes.append(f"the launch ended with {code}, not 3")
+    one.attach()
+
+
+@fault(
+    "F20-rank", "supervisor killed, then a rank, then attached", "signal-9", recovered_s=40.0
+)  # fmt: skip
+def killed_supervisor_and_rank(one: Round) -> None:
+    one.until_step(23)
+    one.strike()
+    kill([one.supervisor], signal.SIGKILL)
+    one.end(20)
+    kill([one.ranks[2]], signal.SIGKILL)
+    one.attach()
+
+
+@fault("F23", "the same launched a second time", setting=Setting(steps=100))
+def duplicate(one: Round) -> None:
+    one.until_step(23)
+    one.strike()
+    second = one.command(*one.words(), name="second")
+    code = second.wait(60)
+    said = (one.directory / "second.txt").read_text()
+    if code == 0 or one.run_id not in said:
+        one.notes.append(f"the second ended with {code}: {said.strip()[-300:]}")

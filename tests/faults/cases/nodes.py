@@ -1,0 +1,204 @@
+"""Faults of nodes and of their networks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from tests.clusterctl.launch.harness import command_line, wait_until
+from tests.faults.fault import fault
+from tests.faults.rig import Round, Setting, kill
+
+SILENT_S = 15.0  # after which a node is looked for, see Timing.silent_s
+SPARE = Setting(spares=1, steps=70)
+FEWER = Setting(words=("--min-nodes", "3"), steps=70)
+
+
+@fault("F6", "sshd of a node down for 5 s")
+def sshd_down(one: Round) -> None:
+    node = one.lab.nodes[2]
+    one.until_step(15)
+    one.strike()
+    node.kill_sshd()
+    begun = time.monotonic()
+    asked = one.command("ping", str(one.lab.hostfile), name="ping")
+    code = asked.wait(60)
+    if code != 3:
+        one.notes.append(f"clusterctl ping ended with {code}, not 3")
+    one.until("5 s", lambda: time.monotonic() > begun + 5)
+    node.start_sshd()
+
+
+def spare_was_used(one: Round) -> Iterable[str]:
+    attempts = one.events("attempt")
+    if len(attempts) < 2 or "node-5" not in attempts[-1]["data"]["nodes"]:
+        yield "the spare was not used"
+
+
+@fault(
+    "F7", "node dead, a spare takes its place", "node-unreachable",
+    detected_s=SILENT_S + 10, recovered_s=45.0, setting=SPARE, check=spare_was_used,
+)  # fmt: skip
+def dead_node(one: Round) -> None:
+    one.until_step(23)
+    one.strike()
+    one.lab.nodes[1 + one.seed % 3].die()
+
+
+@fault(
+    "F7-first", "first node dead, a spare takes its place", "node-unreachable",
+    detected_s=SILENT_S + 10, recovered_s=45.0, setting=SPARE, check=spare_was_used,
+)  # fmt: skip
+def dead_first_node(one: Round) -> None:
+    one.until_step(23)
+    one.strike()
+    one.lab.nodes[0].die()
+
+
+@fault(
+    "F33", "node dead, the run continues on three", "node-unreachable",
+    detected_s=SILENT_S + 10, recovered_s=45.0, setting=FEWER, is_same=False,
+)  # fmt: skip
+def fewer_nodes(one: Round) -> None:
+    one.until_step(23)
+    one.strike()
+    one.lab.nodes[1 + one.seed % 3].die()
+
+
+@fault(
+    "F8", "node cut off for 60 s, a spare takes its place", "node-unreachable",
+    detected_s=SILENT_S + 10, recovered_s=45.0, setting=Setting(spares=1, steps=300),
+    check=spare_was_used,
+)  # fmt: skip
+def partition(one: Round) -> None:
+    one.until_step(23)
+    one.strike()
+    one.lab.nodes[2].drop_network()
+    begun = time.monotonic()
+    one.until("60 s", lambda: time.monotonic() > begun + 60)
+    one.lab.nodes[2].restore()
+
+
+@fault(
+    "F8-oneway", "nothing that a node sends to the head arrives, for 10 s",
+    setting=Setting(steps=200),
+)  # fmt: skip
+def one_way_partition(one: Round) -> None:
+    node = one.lab.nodes[2]
+    head = f"10.231.{one.lab.subnet}.1/32"
+    one.until_step(23)
+    one.strike()
+    node.exec(["ip", "route", "add", "blackhole", head])
+    begun = time.monotonic()
+    one.until("10 s", lambda: time.monotonic() > begun + 10)
+    node.exec(["ip", "route", "del", "blackhole", head])
+
+
+def reset_connections(one: Round) -> int:
+    """End every ssh connection of every node; the number of them."""
+    sessions = [
+        pid
+        for node in one.lab.nodes
+        for pid in node.processes()
+        if command_line(pid).startswith((b"sshd: root", b"sshd-session: root"))
+    ]
+    kill(sessions, signal.SIGKILL)
+    return len(sessions)
+
+
+@fault("F9", "all ssh connections reset, three times", setting=Setting(steps=100))
+def connections_reset(one: Round) -> None:
+    for number in range(3):
+        one.until_step(15 + 15 * number)
+        one.strike()
+        if not reset_connections(one):
+            one.notes.append("there was no connection to reset")
+
+
+def port_is_named(one: Round) -> Iterable[str]:
+    if "29777" not in one.said():
+        yield "the port is not named"
+
+
+HOLD_PORT = """
+import socket, time
+holder = socket.create_server(("", 29777))
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+def take_port(one: Round) -> None:
+    """A program on the first node listens where the ranks are to meet."""
+    node = one.lab.nodes[0]
+    words = ["nsenter", "-t", str(node.pid), "-m", "-n", "-p", "--", sys.executable, "-c"]
+    holder = subprocess.Popen([*words, HOLD_PORT], stdout=subprocess.PIPE)
+    one.finally_(holder.wait)
+    one.finally_(holder.kill)
+    assert holder.stdout is not None
+    holder.stdout.readline()
+
+
+@fault(
+    "F24", "master port taken", exit_code=1, is_same=False, prepare=take_port,
+    setting=Setting(words=("--master_port", "29777")), check=port_is_named,
+)  # fmt: skip
+def port_taken(one: Round) -> None:
+    one.strike()
+
+
+@fault("F26", "one node slowed to 30 % of its time for 15 s", setting=Setting(steps=100))
+def slow_node(one: Round) -> None:
+    one.until_step(23)
+    one.strike()
+    node = one.lab.nodes[2]
+    stop = threading.Event()
+
+    def work() -> None:
+        while not stop.is_set():
+            pids = [pid for pid in node.processes() if pid in one.ranks.values()]
+            kill(pids, signal.SIGSTOP)
+            stop.wait(0.14)
+            kill(pids, signal.SIGCONT)
+            stop.wait(0.06)
+
+    slowing = threading.Thread(target=work)
+    slowing.start()
+    begun = time.monotonic()
+    try:
+        one.until("15 s", lambda: time.monotonic() > begun + 15)
+    finally:
+        stop.set()
+        slowing.join()
+
+
+def is_named(one: Round) -> Iterable[str]:
+    if "node-3" not in one.said():
+        yield "the node is not named"
+
+
+@fault(
+    "F27", "ranks of a node frozen in the kernel (state D), a spare takes its place",
+    r"hang-\S+", detected_s=20.0, recovered_s=60.0, setting=SPARE, check=is_named,
+)  # fmt: skip
+def unkillable(one: Round) -> None:
+    one.until_step(23)
+    group = Path("/sys/fs/cgroup/freezer") / f"faults-{os.getpid()}-{one.seed}"
+    group.mkdir()
+
+    def thaw() -> None:
+        (group / "freezer.state").write_text("THAWED")
+        wait_until(lambda: not (group / "cgroup.procs").read_text())
+        group.rmdir()
+
+    pid = one.ranks[2]
+    one.finally_(thaw)
+    (group / "cgroup.procs").write_text(str(pid))
+    one.strike()
+    (group / "freezer.state").write_text("FROZEN")

@@ -1,0 +1,126 @@
+"""What a run has trained on in the end, compared with a run that nothing has disturbed."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.faults.rig import CLIPS, Round
+
+Samples = dict[tuple[int, int], tuple[int, int, tuple[int, ...], str]]
+
+
+@dataclass(frozen=True)
+class History:
+    """The steps that are in the weights at the end, by (step, rank); losses by step."""
+
+    samples: Samples
+    losses: Mapping[int, float]
+    checkpoint: str  # name of the last one
+    digests: Mapping[str, str]  # of its files
+
+
+@dataclass(frozen=True)
+class Compared:
+    """`repeated` and `missed` count clips."""
+
+    repeated: int = 0
+    missed: int = 0
+    wrong: tuple[str, ...] = ()
+
+
+def step_of(checkpoint: str | None) -> int:
+    found = re.search(r"global_step(\d+)$", checkpoint or "")
+    return int(found[1]) if found else 0
+
+
+def history(one: Round) -> History:
+    """An attempt counts from the checkpoint it began from to the one that the next began from."""
+    begins = {
+        event["data"]["attempt"]: step_of(event["data"]["from"]) for event in one.events("attempt")
+    }
+    last = max(begins, default=1)
+
+    def counts(attempt: int, step: int) -> bool:
+        later = [begin for number, begin in begins.items() if number > attempt]
+        return step > begins.get(attempt, 0) and step <= min(later, default=step)
+
+    samples: Samples = {}
+    for line in one.samples():
+        if counts(line["attempt"], line["step"]):
+            place = (line["epoch"], line["microbatch"], tuple(line["rows"]), line["digest"])
+            samples[line["step"], line["rank"]] = place
+    losses = {record.step: record.loss for record in one.steps()}  # the latest attempt's is last
+    made = [path for path in one.run_dir.glob("epoch*-global_step*") if path.is_dir()]
+    newest = max(made, key=lambda path: step_of(path.name), default=None)
+    assert last >= 1
+    return History(
+        samples, losses, newest.name if newest else "", digests(newest) if newest else {}
+    )
+
+
+def digests(checkpoint: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(checkpoint)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(checkpoint.rglob("*"))
+        if path.is_file()
+    }
+
+
+def compare(mine: History, undisturbed: History) -> Compared:
+    """Of a run with as many ranks: samples, losses, and each file of the last checkpoint."""
+    wrong = []
+    missing = undisturbed.samples.keys() - mine.samples.keys()
+    extra = mine.samples.keys() - undisturbed.samples.keys()
+    both = mine.samples.keys() & undisturbed.samples.keys()
+    other = [place for place in both if mine.samples[place] != undisturbed.samples[place]]
+    if other:
+        step, rank = min(other)
+        wrong.append(f"{len(other)} steps of ranks had other samples, first {step} of rank {rank}")
+    losses = [step for step, loss in undisturbed.losses.items() if mine.losses.get(step) != loss]
+    if losses:
+        wrong.append(f"{len(losses)} losses differ, first that of step {min(losses)}")
+    if mine.checkpoint != undisturbed.checkpoint:
+        wrong.append(f"the last checkpoint is {mine.checkpoint or 'none'}")
+    elif mine.digests != undisturbed.digests:
+        names = mine.digests.keys() | undisturbed.digests.keys()
+        bad = sorted(n for n in names if mine.digests.get(n) != undisturbed.digests.get(n))
+        wrong.append(f"the last checkpoint differs in {', '.join(bad)}")
+    size = len(next(iter(undisturbed.samples.values()))[2])
+    counted = count(mine, world=0)
+    return Compared(counted.repeated + size * len(extra), size * len(missing), tuple(wrong))
+
+
+def count(mine: History, world: int, left_out: int = 0) -> Compared:
+    """Clips that were trained on twice in an epoch; with `world`, also those of whole epochs that
+    were not: `left_out` microbatches at most may be, where the number of ranks has changed."""
+    epochs: dict[int, list[int]] = {}
+    for epoch, _, rows, _ in mine.samples.values():
+        epochs.setdefault(epoch, []).extend(rows)
+    repeated = sum(len(rows) - len(set(rows)) for rows in epochs.values())
+    if not world:
+        return Compared(repeated)
+    whole = [rows for epoch, rows in epochs.items() if epoch < max(epochs)]
+    missed = sum(CLIPS - len(set(rows)) for rows in whole)
+    size = len(next(iter(mine.samples.values()))[2])
+    steps = sorted({step for step, _ in mine.samples})
+    wrong = () if steps == list(range(1, len(steps) + 1)) else ("steps are missing",)
+    return Compared(repeated, max(0, missed - left_out * size), wrong)
+
+
+def times(one: Round) -> dict[str, float | None]:
+    """Seconds from the fault to its incident, and to the first step of the attempt after it."""
+    after = [e for e in one.events("failure", "incident", "hang") if e["time_s"] >= one.begun_s]
+    detected = after[0]["time_s"] - one.begun_s if after else None
+    again = [e for e in one.events("attempt") if e["time_s"] > one.begun_s]
+    first = [s for s in one.steps() if again and s.time_s > again[-1]["time_s"]]
+    recovered = first[0].time_s - one.begun_s if first else None
+    return {"detected_s": detected, "recovered_s": recovered}
+
+
+def classes(incidents: Sequence[Mapping[str, Any]]) -> str:
+    return ", ".join(str(one["class"]) for one in incidents)

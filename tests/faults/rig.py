@@ -1,0 +1,298 @@
+"""One run of a campaign: lab nodes, a launch by the command line, and what can be seen of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from clusterctl.launch.journal import EVENTS_FILE, INCIDENTS_FILE
+from clusterctl.payload.files.private import own_folder
+from tests.clusterctl.launch.harness import ranks_of, read_lines, tagged
+from tests.lab.cluster import Lab, LabNode
+from trainer.runlog import telemetry
+from trainer.runlog.telemetry import StepRecord
+
+REPO = Path(__file__).parents[2]
+CLIPS = 96  # 24 microbatches of 4 in an epoch: whole steps for 1, 2, 3, 4, 6 and 8 ranks
+CONFIG = f"""
+_base_ = {str(REPO / "trainer/configs/demo.py")!r}
+bucket_config = {{"16px": {{8: (1.0, 4)}}}}
+model = dict(hidden_size=32, num_heads=2, depth=1)
+dataset = dict(cache_decoded_mb=0, clip_timeout_s=3.0)
+warmup_steps = 2
+log_every = 1
+ckpt_every = 10
+"""
+BEGINS_S, ENDS_S = 90.0, 180.0
+LOST = 3  # exit code of a view whose supervisor has ended
+PACE_S = 0.1
+
+
+class Late(Exception):
+    """Something has not happened in time; the text says what."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a run of a fault is launched. `steps` is where it ends."""
+
+    nodes: int = 4
+    spares: int = 0
+    ranks: int = 1  # on each node
+    steps: int = 60
+    words: tuple[str, ...] = ()  # for clusterctl launch
+    trainer: tuple[str, ...] = ()  # for trainer.train
+    env: tuple[str, ...] = ()
+    config: str = ""  # lines after those of CONFIG
+    outputs_mb: int | None = None  # the outputs are on a disk of their own of this size
+    clips_hang: bool = False  # the clips are on a file system that can be made to hang
+
+
+@dataclass
+class Round:
+    """A context manager: inside it the nodes run and `launch` begins the run."""
+
+    directory: Path
+    clips: Path  # the folder that its own clips are copied from
+    setting: Setting
+    seed: int = 0
+    begun_s: float = 0.0  # unix time of the fault
+    notes: list[str] = field(default_factory=list)  # what else is wrong, seen by a fault
+    made: list[str] = field(default_factory=list)  # what was done, for people
+    exit_code: int | None = None  # of the last command that looked at the run
+    stays: bool = False  # where its supervisor has ended, the run is attached to again
+
+    def __post_init__(self) -> None:
+        self._commands: list[subprocess.Popen[bytes]] = []
+        self._repairs: list[Callable[[], object]] = []
+        self._stack = contextlib.ExitStack()
+        self.outputs = self.directory / "outputs"
+        self.faults = self.directory / "faults"
+        self.data = self.directory / "clips"  # a fault may change them
+        self.csv = self.data / "digits.csv"
+
+    def __enter__(self) -> Round:
+        shutil.copytree(self.clips, self.data)
+        for folder in (self.outputs, self.faults / "samples", self.faults / "orders"):
+            folder.mkdir(parents=True)
+        (self.directory / "campaign.py").write_text(CONFIG + self.setting.config)
+        with contextlib.ExitStack() as stack:
+            if self.setting.outputs_mb is not None:
+                stack.callback(_run, "umount", "-l", str(self.outputs))
+                _run("mount", "-t", "tmpfs", "-o", f"size={self.setting.outputs_mb}m", "tmpfs",
+                     str(self.outputs))  # fmt: skip
+            count = self.setting.nodes + self.setting.spares
+            lab = Lab(count, self.directory / "lab", shared=[self.directory])
+            self.lab = stack.enter_context(lab)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.repair()
+        for command in self._commands:
+            if command.poll() is None:
+                command.kill()
+                command.wait()
+        with contextlib.suppress(LookupError, OSError):
+            os.kill(self.supervisor, 9)
+        self._stack.close()
+
+    # What is done.
+
+    def command(self, *words: str, name: str) -> subprocess.Popen[bytes]:
+        """Start clusterctl as a user does, without a terminal; its output is in NAME.txt."""
+        env = {name: value for name, value in os.environ.items() if name != "SSH_AUTH_SOCK"}
+        env |= {"PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
+        env |= {"XDG_STATE_HOME": str(self.directory / "state")}
+        with (self.directory / f"{name}.txt").open("ab") as out:
+            return subprocess.Popen(
+                [sys.executable, "-m", "clusterctl", *words],
+                cwd=REPO, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+            )  # fmt: skip
+
+    def words(self) -> list[str]:
+        """Of a launch."""
+        setting = self.setting
+        inside = str(Path(__file__).parent / "inside")
+        env = [
+            f"FAULTS_DIR={self.faults}",
+            f"FAULTS_PACE_S={PACE_S}",
+            f"PYTHONPATH={inside}:{REPO}",
+            *setting.env,
+        ]
+        spares = self.lab.names[setting.nodes :]
+        return [
+            "launch", str(self.directory / "campaign.py"), str(self.lab.hostfile),
+            "--outputs", str(self.outputs), "--min-free", "0", "--yes", "--device", "cpu",
+            "--nproc_per_node", str(setting.ranks), "--hang-timeout", "8", "--look", "8",
+            *(word for one in env for word in ("--env", one)),
+            *(("--spares", ",".join(spares)) if spares else ()), *setting.words,
+            "--dataset.data-path", str(self.csv), "--max-steps", str(setting.steps),
+            *setting.trainer,
+        ]  # fmt: skip
+
+    def launch(self) -> None:
+        self._commands.append(self.command(*self.words(), name="launch"))
+
+    def attach(self) -> None:
+        self._commands.append(self.command("attach", str(self.run_dir), name="attach"))
+
+    def order(self, rank: int, harm: str) -> None:
+        """A rank does this harm at the begin of its next step."""
+        path = self.faults / "orders" / str(rank)
+        part = path.with_name(f".{rank}")
+        part.write_text(harm)
+        part.replace(path)
+
+    def finally_(self, work: Callable[[], object]) -> None:
+        """Done before the nodes end, and before it is looked for what is left of the run."""
+        self._repairs.append(work)
+
+    def repair(self) -> None:
+        while self._repairs:
+            self._repairs.pop()()
+
+    def strike(self) -> None:
+        """The fault happens now."""
+        self.begun_s = time.time()
+
+    # What is seen.
+
+    @property
+    def view(self) -> subprocess.Popen[bytes]:
+        """The last command that looks at the run."""
+        return self._commands[-1]
+
+    @property
+    def run_dir(self) -> Path:
+        return next(self.outputs.glob("001-*"), self.outputs / "001-none")
+
+    @property
+    def run_id(self) -> str:
+        return str(json.loads((self.run_dir / "plan.json").read_text())["run_id"])
+
+    @property
+    def supervisor(self) -> int:
+        return int(json.loads((self.run_dir / ".owner").read_text())["pid"])
+
+    @property
+    def ranks(self) -> dict[int, int]:
+        """rank -> pid as seen from here."""
+        return ranks_of(self.run_id)
+
+    def events(self, *names: str) -> list[dict[str, Any]]:
+        every = read_lines(self.run_dir / EVENTS_FILE)
+        return [one for one in every if not names or one["event"] in names]
+
+    def incidents(self) -> list[dict[str, Any]]:
+        return read_lines(self.run_dir / INCIDENTS_FILE)
+
+    def steps(self) -> list[StepRecord]:
+        """In the order written, those of attempts that were lost among them."""
+        found = telemetry.read(self.run_dir) if self.run_dir.exists() else iter(())
+        return [one for one in found if isinstance(one, StepRecord)]
+
+    def samples(self) -> list[dict[str, Any]]:
+        return [
+            line
+            for path in sorted((self.faults / "samples").iterdir())
+            for line in read_lines(path)
+        ]
+
+    def said(self) -> str:
+        """What the commands have printed."""
+        texts = [self.directory / f"{name}.txt" for name in ("launch", "attach")]
+        return "".join(path.read_text(errors="replace") for path in texts if path.exists())
+
+    def until(self, what: str, condition: Callable[[], Any], seconds: float = BEGINS_S) -> Any:
+        """The first true value of `condition`. Raises `Late`; at once when the view has ended."""
+        deadline = time.monotonic() + seconds
+        while not (value := condition()):
+            if time.monotonic() > deadline:
+                raise Late(f"{what}: not within {seconds:g} s")
+            if self.has_ended and not condition():
+                raise Late(f"{what}: the command ended with {self.view.returncode} before that")
+            time.sleep(0.03)
+        return value
+
+    def until_step(self, number: int) -> None:
+        """A step with this number, or a later one, is done."""
+        self.until(f"step {number}", lambda: any(one.step >= number for one in self.steps()))
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing looks at the run any more."""
+        code = self.view.poll()
+        if self.stays and code is not None and (code == LOST or code < 0) and not self.is_over:
+            self.attach()
+            return False
+        return code is not None
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self.events("end"))
+
+    def end(self, seconds: float = ENDS_S) -> int:
+        """Wait for the end of the last command. Raises `Late`."""
+        deadline = time.monotonic() + seconds
+        while not self.has_ended:
+            if time.monotonic() > deadline:
+                raise Late(f"the run has not ended within {seconds:g} s")
+            time.sleep(0.05)
+        self.exit_code = self.view.returncode
+        return self.exit_code
+
+    def leftovers(self, seconds: float = 10.0) -> list[str]:
+        """Processes of the run on any node, and sockets of it in own folders, after `seconds`
+        at the latest."""
+        deadline = time.monotonic() + seconds
+        while (found := list(self._left())) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        return found
+
+    def _left(self) -> Iterator[str]:
+        run_id = self.run_id
+        for pid in tagged(run_id):
+            with contextlib.suppress(OSError):
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
+                yield f"process {pid}: {words.decode(errors='replace')[:80]}"
+        for path in Path(own_folder()).glob(f"*{run_id[-24:]}*"):
+            yield f"head: {path}"
+        for node in self.lab.nodes:
+            if node.process is not None and node.process.poll() is None:
+                yield from _files_of(node, run_id)
+
+
+def _files_of(node: LabNode, run_id: str) -> Iterator[str]:
+    places = ["/run/clusterctl", "/dev/shm", "/tmp"]
+    found = node.exec(["find", *places, "-maxdepth", "2", "-name", f"*{run_id[-24:]}*"])
+    for line in found.stdout.splitlines():
+        yield f"{node.name}: {line}"
+
+
+def _run(*words: str) -> None:
+    subprocess.run(words, check=True, capture_output=True, timeout=20)
+
+
+def render_clips(folder: Path) -> None:
+    words = ["--out", str(folder), "--clips", str(CLIPS), "--seed", "1"]
+    subprocess.run(
+        [sys.executable, "-m", "trainer.data.digits", *words],
+        cwd=REPO, env={**os.environ, "PYTHONPATH": str(REPO)}, check=True, capture_output=True,
+        timeout=300,
+    )  # fmt: skip
+
+
+def kill(pids: Sequence[int], number: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)

@@ -1,0 +1,41 @@
+"""The outcomes of a campaign as a table, one line for each fault."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+
+from tests.faults.campaign import Outcome
+from tests.faults.fault import Fault
+
+HEAD = ("fault", "", "ok", "classes", "detected s", "recovered s", "orphans", "repeated", "missed")
+
+
+def table(outcomes: Sequence[Outcome], faults: Mapping[str, Fault]) -> Iterable[str]:
+    """Times are `median / worst`; the last line is over all faults."""
+    rows = [HEAD]
+    for name in dict.fromkeys(one.fault for one in outcomes):
+        mine = [one for one in outcomes if one.fault == name]
+        rows.append((name, faults[name].title if name in faults else "", *_figures(mine)))
+    rows.append(("all", "", *_figures(outcomes, with_classes=False)))
+    widths = [max(len(row[at]) for row in rows) for at in range(len(HEAD))]
+    for row in rows:
+        yield "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _figures(outcomes: Sequence[Outcome], *, with_classes: bool = True) -> tuple[str, ...]:
+    good = sum(not one.wrong for one in outcomes)
+    classes = dict.fromkeys(one.classes or "none" for one in outcomes)
+    sums = [sum(getattr(o, name) for o in outcomes) for name in ("orphans", "repeated", "missed")]
+    return (
+        f"{good}/{len(outcomes)}",
+        " or ".join(classes) if with_classes else "",
+        _spread([one.detected_s for one in outcomes]),
+        _spread([one.recovered_s for one in outcomes]),
+        *map(str, sums),
+    )
+
+
+def _spread(values: Iterable[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    return f"{statistics.median(known):.1f} / {max(known):.1f}" if known else "-"
