@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -39,6 +40,8 @@ def main(arguments: list[str] | None = None) -> int:
     if (reason := why_not()) is not None:
         print(f"lab nodes: {reason}", file=sys.stderr)
         return 3
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # also behind nohup
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     names = {"all": list(FAULTS), "none": []}.get(options.faults, options.faults.split(","))
     if unknown := [name for name in names if name not in FAULTS]:
         parser.error(f"no fault is called {', '.join(unknown)}; there are {', '.join(FAULTS)}")

@@ -17,6 +17,7 @@ from typing import Any
 from clusterctl.launch.journal import EVENTS_FILE, INCIDENTS_FILE
 from clusterctl.payload.files.private import own_folder
 from tests.clusterctl.launch.harness import ranks_of, read_lines, tagged
+from tests.lab.clip_mount import ClipMount
 from tests.lab.cluster import Lab, LabNode
 from trainer.runlog import telemetry
 from trainer.runlog.telemetry import StepRecord
@@ -90,6 +91,10 @@ class Round:
                 stack.callback(_run, "umount", "-l", str(self.outputs))
                 _run("mount", "-t", "tmpfs", "-o", f"size={self.setting.outputs_mb}m", "tmpfs",
                      str(self.outputs))  # fmt: skip
+            if self.setting.clips_hang:
+                aside = self.data.rename(self.directory / "clips-aside")
+                shutil.copytree(aside, self.data, ignore=shutil.ignore_patterns("clips"))
+                self.mount = stack.enter_context(ClipMount(aside / "clips", self.data / "clips"))
             count = self.setting.nodes + self.setting.spares
             lab = Lab(count, self.directory / "lab", shared=[self.directory])
             self.lab = stack.enter_context(lab)

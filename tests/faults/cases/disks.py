@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -19,7 +20,13 @@ def newest(one: Round) -> Path:
     return max(made, key=lambda path: step_of(path.name))
 
 
-@fault("F12", "disk full in a save, room again later", setting=Setting(outputs_mb=64))
+@fault(
+    "F12",
+    "disk full in a save, room again later",
+    "disk-full",
+    recovered_s=60.0,
+    setting=Setting(outputs_mb=200),
+)
 def full_disk(one: Round) -> None:
     one.until_step(23)
     one.strike()
@@ -120,6 +127,11 @@ def corrupt_clips(one: Round) -> None:
     clips[3].unlink()
 
 
+def difference_is_said(one: Round) -> Iterable[str]:
+    if "96 rows then, 88 now" not in one.said():
+        yield "the difference is not said"
+
+
 @fault(
     "F34", "manifest changed, then a rank killed", r"signal-9(, \S+)+",
     exit_code=1, is_same=False,
@@ -130,3 +142,33 @@ def changed_manifest(one: Round) -> None:
     one.csv.write_text("\n".join([lines[0], *lines[9:]]) + "\n")
     one.strike()
     kill([one.ranks[1]], signal.SIGKILL)
+
+
+HANGING = Setting(clips_hang=True)
+
+
+def stall(one: Round, seconds: float) -> None:
+    """No read of a clip is answered for so long."""
+    with one.mount.hanging():
+        one.strike()
+        begun = time.monotonic()
+        one.until(f"{seconds:g} s", lambda: time.monotonic() > begun + seconds)
+
+
+@fault("F22-short", "clips cannot be read for 2 s", setting=HANGING)
+def short_stall(one: Round) -> None:
+    one.until_step(23)
+    stall(one, 2.0)
+
+
+@fault(
+    "F22",
+    "clips cannot be read for 30 s",
+    r"hang-\S+(, \S+)*",
+    recovered_s=90.0,
+    refuses_clips=True,
+    setting=HANGING,
+)
+def long_stall(one: Round) -> None:
+    one.until_step(23)
+    stall(one, 30.0)

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from tests.clusterctl.launch.harness import command_line, wait_until
 from tests.faults.fault import fault
-from tests.faults.rig import Round, Setting, kill
+from tests.faults.rig import REPO, Round, Setting, kill
 
+REFUSED_S = 15.0  # for another command to say that a node cannot be reached
 SILENT_S = 15.0  # after which a node is looked for, see Timing.silent_s
 SPARE = Setting(spares=1, steps=70)
 FEWER = Setting(words=("--min-nodes", "3"), steps=70)
@@ -27,10 +28,11 @@ def sshd_down(one: Round) -> None:
     one.strike()
     node.kill_sshd()
     begun = time.monotonic()
-    asked = one.command("ping", str(one.lab.hostfile), name="ping")
-    code = asked.wait(60)
-    if code != 3:
-        one.notes.append(f"clusterctl ping ended with {code}, not 3")
+    asked = one.command("run", "true", str(one.lab.hostfile), name="run")
+    code, took_s = asked.wait(60), time.monotonic() - begun
+    said = (one.directory / "run.txt").read_text()
+    if code != 3 or "node-3" not in said or took_s > REFUSED_S:
+        one.notes.append(f"clusterctl run ended with {code} after {took_s:.0f} s: {said[-200:]}")
     one.until("5 s", lambda: time.monotonic() > begun + 5)
     node.start_sshd()
 
@@ -134,11 +136,11 @@ time.sleep(600)
 """
 
 
-def take_port(one: Round) -> None:
-    """A program on the first node listens where the ranks are to meet."""
+def hold_port(one: Round, program: str = HOLD_PORT) -> None:
+    """A program on the first node listens."""
     node = one.lab.nodes[0]
     words = ["nsenter", "-t", str(node.pid), "-m", "-n", "-p", "--", sys.executable, "-c"]
-    holder = subprocess.Popen([*words, HOLD_PORT], stdout=subprocess.PIPE)
+    holder = subprocess.Popen([*words, program], stdout=subprocess.PIPE)
     one.finally_(holder.wait)
     one.finally_(holder.kill)
     assert holder.stdout is not None
@@ -146,7 +148,7 @@ def take_port(one: Round) -> None:
 
 
 @fault(
-    "F24", "master port taken", exit_code=1, is_same=False, prepare=take_port,
+    "F24", "master port taken", exit_code=1, is_same=False, prepare=hold_port,
     setting=Setting(words=("--master_port", "29777")), check=port_is_named,
 )  # fmt: skip
 def port_taken(one: Round) -> None:
@@ -202,3 +204,51 @@ def unkillable(one: Round) -> None:
     (group / "cgroup.procs").write_text(str(pid))
     one.strike()
     (group / "freezer.state").write_text("FROZEN")
+
+
+def git(*words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=REPO, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def change_code(one: Round) -> None:
+    """A node has the code of another commit."""
+    other = one.directory / "HEAD"
+    other.write_text(git("rev-parse", "HEAD~1") + "\n")
+    one.lab.nodes[2].bind(other, str(Path(git("rev-parse", "--absolute-git-dir")) / "HEAD"))
+
+
+@fault(
+    "F29",
+    "a node has the code of another commit",
+    exit_code=1,
+    is_same=False,
+    prepare=change_code,
+    check=is_named,
+)
+def other_code(one: Round) -> None:
+    one.strike()
+
+
+SILENT = """
+import socket, time
+holder = socket.create_server(("127.0.0.1", 29778))
+print("held", flush=True)
+time.sleep(600)
+"""
+TRACKED = Setting(
+    trainer=("--wandb", "online"),
+    env=("WANDB_BASE_URL=http://127.0.0.1:29778", "WANDB_API_KEY=" + "0" * 40),
+    words=("--skip-preflight",),
+)
+
+
+@fault(
+    "F21",
+    "W&B server accepts and never answers",
+    prepare=lambda one: hold_port(one, SILENT),
+    setting=TRACKED,
+)
+def silent_tracker(one: Round) -> None:
+    one.until_step(5)
+    one.strike()

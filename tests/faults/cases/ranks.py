@@ -149,11 +149,17 @@ def loss_is_no_number(one: Round) -> None:
     one.order(1, "nan-loss")
 
 
-@fault("F32-weights", "weights are not numbers", "diverged", detected_s=10.0)
-def weights_are_no_numbers(one: Round) -> None:
+@fault(
+    "F32-often",
+    "loss is not a number in any step",
+    r"diverged\S*(, diverged\S*)*",
+    exit_code=93,
+    is_same=False,
+)
+def loss_stays_no_number(one: Round) -> None:
     one.until_step(23)
     one.strike()
-    one.order(1, "nan-weights")
+    one.order(1, "always-nan-loss")
 
 
 @fault("F30", "a rank floods its log")

@@ -126,23 +126,14 @@ def fill_memory(run: Any) -> None:
 
 def spoil_loss(run: Any) -> None:
     """The loss of the next microbatch of this rank is not a number."""
-    flow = run.parts.flow
-    plain = flow.training_losses
+    kind = type(run.parts.flow)
+    plain = kind.training_losses
 
     def losses(*args: Any, **options: Any) -> Any:
-        del flow.training_losses
+        kind.training_losses = plain
         return plain(*args, **options) * float("nan")
 
-    flow.training_losses = losses
-
-
-def spoil_weights(run: Any) -> None:
-    """Weights are not numbers from now on."""
-    import torch
-
-    with torch.no_grad():
-        for tensor in run.engine.module.parameters():
-            tensor.fill_(float("nan"))
+    kind.training_losses = losses
 
 
 def flood(run: Any) -> None:
@@ -164,7 +155,6 @@ HARMS = {
     "barrier": call_barrier,
     "memory": fill_memory,
     "nan-loss": spoil_loss,
-    "nan-weights": spoil_weights,
     "flood": flood,
 }
 
