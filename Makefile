@@ -1,5 +1,5 @@
 # Two commands matter: make demo, make test. Each works from a bare checkout.
-.PHONY: help demo test test-pythons venv lint format docs bench gpu-wheels campaign audit lab-tools clean always
+.PHONY: help demo test test-pythons venv lint format docs bench gpu-wheels campaign campaign-faults audit lab-tools clean always
 
 py := .venv/bin/python
 tests ?= tests
@@ -15,6 +15,7 @@ help:
 	@echo "make docs      the documents as a static site in site/"
 	@echo "make bench     benchmarks against the named peers"
 	@echo "make campaign  slow tests: fault and Ctrl-C campaigns"
+	@echo "make campaign-faults  faults in real runs on lab nodes, as a table (root)"
 	@echo "make gpu-wheels  build/wheels: what tests.gpu needs on a machine without a network"
 	@echo "make audit     known vulnerabilities of the locked versions"
 	@echo "make lab-tools Debian packages for tests that make real nodes (root)"
@@ -74,6 +75,10 @@ gpu-wheels: venv
 
 campaign: venv
 	$(py) -m pytest $(tests) -m slow --timeout 3600
+
+# args="--faults F1,F7 --rounds 5", args="--faults none --random 50 --seed 7"
+campaign-faults: venv
+	$(py) -m tests.faults $(args)
 
 clean:
 	rm -rf .venv .pythons build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -187,7 +187,7 @@ def is_named(one: Round) -> Iterable[str]:
 
 @fault(
     "F27", "ranks of a node frozen in the kernel (state D), a spare takes its place",
-    r"hang-\S+", detected_s=20.0, recovered_s=60.0, setting=SPARE, check=is_named,
+    r"hang\S*", detected_s=20.0, recovered_s=60.0, setting=SPARE, check=is_named,
 )  # fmt: skip
 def unkillable(one: Round) -> None:
     one.until_step(23)

@@ -56,7 +56,7 @@ def names_rank_2(one: Round) -> Iterable[str]:
 
 
 @fault(
-    "F4", "a rank calls another collective", r"hang-\S+",
+    "F4", "a rank calls another collective", r"hang\S*",
     detected_s=HANG_S, recovered_s=LOOKED_S, check=names_rank_2,
 )  # fmt: skip
 def extra_collective(one: Round) -> None:
@@ -66,7 +66,7 @@ def extra_collective(one: Round) -> None:
 
 
 @fault(
-    "F5", "rank spins", r"hang-\S+",
+    "F5", "rank spins", r"hang\S*",
     detected_s=HANG_S, recovered_s=LOOKED_S, check=names_rank_2,
 )  # fmt: skip
 def spinning_rank(one: Round) -> None:
@@ -76,7 +76,7 @@ def spinning_rank(one: Round) -> None:
 
 
 @fault(
-    "F5-gil", "rank holds the GIL in C", r"hang-\S+",
+    "F5-gil", "rank holds the GIL in C", r"hang\S*",
     detected_s=HANG_S, recovered_s=LOOKED_S, check=names_rank_2,
 )  # fmt: skip
 def rank_holds_gil(one: Round) -> None:
@@ -110,7 +110,7 @@ def out_of_gpu_memory(one: Round) -> None:
 
 
 @fault(
-    "F28", "rank stopped (state T)", r"hang-\S+",
+    "F28", "rank stopped (state T)", r"hang\S*",
     detected_s=HANG_S, recovered_s=LOOKED_S, check=names_rank_2,
 )  # fmt: skip
 def stopped_rank(one: Round) -> None:
