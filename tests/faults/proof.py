@@ -114,9 +114,9 @@ def count(mine: History, world: int, left_out: int = 0) -> Compared:
 
 def times(one: Round) -> dict[str, float | None]:
     """Seconds from the fault to its incident, and to the first step of the attempt after it."""
-    after = [e for e in one.events("failure", "incident", "hang") if e["time_s"] >= one.begun_s]
+    after = [e for e in one.events("failure", "incident", "hang") if 0 < one.begun_s <= e["time_s"]]
     detected = after[0]["time_s"] - one.begun_s if after else None
-    again = [e for e in one.events("attempt") if e["time_s"] > one.begun_s]
+    again = [e for e in one.events("attempt") if 0 < one.begun_s < e["time_s"]]
     first = [s for s in one.steps() if again and s.time_s > again[-1]["time_s"]]
     recovered = first[0].time_s - one.begun_s if first else None
     return {"detected_s": detected, "recovered_s": recovered}
