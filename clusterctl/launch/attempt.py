@@ -15,7 +15,7 @@ from clusterctl.launch import journal
 from clusterctl.launch.causes.hangs import of_verdict
 from clusterctl.launch.connections import Connections
 from clusterctl.launch.end_cause import judge_end
-from clusterctl.launch.hang import Inspection
+from clusterctl.launch.hang import Inspection, why_hung
 from clusterctl.launch.node_reports import Lines, Reports, check_fitness, choose_address, prove_gone
 from clusterctl.launch.plan import LaunchPlan, Rendezvous
 from clusterctl.launch.root_cause import Judgement
@@ -30,7 +30,7 @@ from trainer.runlog import telemetry
 TICK_S = 0.2
 PING_S = 5.0
 SLEPT_S = 3.0  # between two turns: longer only when the head itself did not run
-Nothing = Callable[[], bool]
+Asked = Callable[[], bool]
 
 
 @dataclass
@@ -43,8 +43,8 @@ class Attempt:
     state: RunState
     journal: journal.Journal
     on_update: Callable[[RunState], None]
-    stop: Nothing
-    kill: Nothing
+    stop: Asked
+    kill: Asked
     keeps_standby: bool = False  # for an attempt after this one
     positions: Mapping[str, dict[str, int]] | None = None
     on_start: Callable[[], None] = lambda: None
@@ -206,7 +206,10 @@ class Attempt:
         self.clock.is_saving = self.state.is_saving
         found, is_late = self.inspection, self.clock.is_late(now)
         if found is None and is_late:
-            why, limit_s = self._why_hung(), self.plan.timing.look_s
+            why, limit_s = (
+                why_hung(self.clock, self.state.beats, self.plan.world_size),
+                self.plan.timing.look_s,
+            )
             if not limit_s:
                 unseen = Judgement(of_verdict(None, why, len(self.shares)))
                 raise RunFailed(1, why, hint=self.clock.hint, judgement=unseen)
@@ -222,7 +225,10 @@ class Attempt:
 
     def _fail_hung(self, found: Inspection) -> NoReturn:
         """Raise with what was found; the stop follows, whatever that was."""
-        why, run_dir = self._why_hung(), self.plan.run_dir
+        why, run_dir = (
+            why_hung(self.clock, self.state.beats, self.plan.world_size),
+            self.plan.run_dir,
+        )
         headline = self.plan.environment.redact(found.headline)
         data = found.to_json(run_dir)
         verdict = found.diagnosis.verdict if found.diagnosis else None
@@ -238,14 +244,6 @@ class Attempt:
         self.journal.write(name, text, **data)
         self.state.add(telemetry.Event(name, text, data, time_s=time.time()))
         self.on_update(self.state)
-
-    def _why_hung(self) -> str:
-        why, beating = self.clock.sentence(), self.state.beats
-        silent = [str(rank) for rank in range(self.plan.world_size) if rank not in beating]
-        if not silent or not beating:
-            return why
-        more = " …" if len(silent) > 8 else ""
-        return f"{why}; rank {', '.join(silent[:8])}{more} never showed a heartbeat"
 
     def _check_stop(self) -> None:
         if self.stop():
@@ -285,7 +283,7 @@ class Attempt:
         hurried = False
         self.connections.stop(grace_s)
         deadline = time.monotonic() + grace_s + 10.0
-        while self.started and time.monotonic() < deadline and not self.state.is_over:
+        while self.started and time.monotonic() < deadline and self.state.is_awaited:
             try:
                 self._turn()
             except RunFailed:

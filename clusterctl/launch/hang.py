@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,16 @@ class StepClock:
     def hint(self) -> str:
         option = "--start-timeout" if self.step is None else "--hang-timeout"
         return f"{option} SECONDS allows more"
+
+
+def why_hung(clock: StepClock, beating: Collection[int], world_size: int) -> str:
+    """Since when no step has come, and which ranks never showed a heartbeat."""
+    why = clock.sentence()
+    silent = [str(rank) for rank in range(world_size) if rank not in beating]
+    if not silent or not beating:
+        return why
+    more = " …" if len(silent) > 8 else ""
+    return f"{why}; rank {', '.join(silent[:8])}{more} never showed a heartbeat"
 
 
 class Inspection:

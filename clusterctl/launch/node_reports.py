@@ -271,7 +271,8 @@ def prove_gone(
     args = {"run": plan.run_id, "kill": True, "grace_s": plan.timing.fail_grace_s}
     args["keep_standby"] = keep_standby
     leftovers, unconfirmed = [], []
-    for result in cluster.ask("reap", args, timeout_s=REAP_S):
+    # By name: one machine may be several nodes, of which others train on.
+    for result in cluster.ask("reap", lambda node: {**args, "node": node.name}, timeout_s=REAP_S):
         name = result.node.name
         if result.unreachable is not None:
             until = f"{clock(plan.timing.lease_s)} after its last message from here"

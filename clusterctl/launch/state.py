@@ -11,6 +11,7 @@ from typing import Any
 from clusterctl.launch.root_cause import Judgement
 from trainer.runlog import telemetry
 
+SILENT_S = 5.0  # a node without a word for so long is not awaited in a stop: agents beat at 1 Hz
 EVENTS = 500  # kept: a run lasts for weeks
 
 
@@ -49,6 +50,12 @@ class RunState:
     @property
     def is_over(self) -> bool:
         return all(node.is_over for node in self.nodes.values())
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether an agent that can still be heard has not told the end of its ranks."""
+        since_s = time.monotonic() - SILENT_S
+        return any(not node.is_over and node.heard_s > since_s for node in self.nodes.values())
 
     @property
     def is_saving(self) -> bool:

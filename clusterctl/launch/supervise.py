@@ -22,6 +22,7 @@ from clusterctl.launch.node_reports import prove_gone
 from clusterctl.launch.plan import LaunchPlan
 from clusterctl.launch.restart import between
 from clusterctl.launch.restart.budget import Decision, Failure, decide
+from clusterctl.launch.restart.cleaner import Cleaner
 from clusterctl.launch.restart.next_attempt import Arrangement, NoNext, Recheck
 from clusterctl.launch.restart.past import Past
 from clusterctl.launch.restart.rules import Rules
@@ -138,7 +139,15 @@ class _Run:
             positions=taken,
             on_start=lambda: self._save("running"),
         )
-        return attempt.run()
+        used, unproved = {node.name for node in plan.nodes}, self.past.unproved
+        others = [one for one in self.rules.every_node if one.name in unproved.keys() - used]
+        cleaner = Cleaner(plan, self.cluster, others)
+        try:
+            return attempt.run()
+        finally:
+            cleaner.close()
+            left = {name: why for name, why in unproved.items() if name not in cleaner.clean}
+            self.past = replace(self.past, unproved=left)
 
     def _tell_attempt(self) -> None:
         plan, unfit = self.plan, {**self.past.unproved, **self.past.barred}
@@ -232,10 +241,13 @@ class _Run:
         left, unconfirmed = ended.leftovers, ended.unconfirmed
         if decision is not None and decision.exit_code is not None:
             code, reason = decision.exit_code, f"{reason}; given up: {decision.text}"
-        if code and self.rules.max_restarts != 0 and self.past.failures:
+        used = {node.name for node in self.plan.nodes}
+        if self.rules.max_restarts != 0 and self.past.failures:
             everywhere = replace(self.cluster, nodes=self.rules.every_node)
             left, unconfirmed = prove_gone(self.plan, everywhere)
-        if code == 0 and (left or unconfirmed):
+        # A run that has trained to its end without a node that was lost is good; that node is told.
+        not_proved = [line for line in (*left, *unconfirmed) if line.partition(": ")[0] in used]
+        if code == 0 and not_proved:
             code, reason = 1 if left else 3, "the run ended, but not everything is proved gone"
         self.journal.write("end", reason, exit_code=code, leftovers=left, unconfirmed=unconfirmed)
         facts = {**ended.facts, "cause": self.cause if code else None}

@@ -21,7 +21,7 @@ def main():
 
     def find():
         found = members(ARGS["run"], ARGS.get("node"), starters, without=spared)
-        agents = {pid: process(pid) for pid in agents_of(ARGS["run"])}
+        agents = {pid: process(pid) for pid in agents_of(ARGS["run"], ARGS.get("node"))}
         found.update({pid: one for pid, one in agents.items() if one})
         return found
 

@@ -77,8 +77,10 @@ def living(path):
     return int(pid) if is_number and is_alive(int(pid), int(start)) else None
 
 
-def agents_of(run):
-    """Process ids of living agents of a run on this machine, whatever node they are for."""
+def agents_of(run, node=None):
+    """Process ids of living agents of a run on this machine: for one node, or for all."""
+    if node is not None:
+        return [pid for pid in [living(socket_path(run, node))] if pid is not None]
     names = glob.glob("%s/agent-%s-*.sock" % (or_none(own_folder), glob.escape(run[-24:])))
     return [pid for pid in map(living, names) if pid is not None]
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import time
+from dataclasses import replace
 
 import pytest
 
 from clusterctl.launch.journal import INCIDENTS_FILE
-from tests.clusterctl.launch.harness import read_lines, tagged, wait_until
+from clusterctl.launch.restart import cleaner
+from tests.clusterctl.launch.harness import QUICK, read_lines, tagged, wait_until
 
 # A rank of the first attempt waits for its death; those of later ones end well.
 ONCE = """
@@ -95,3 +97,32 @@ def test_run_goes_on_with_fewer_nodes_where_that_is_allowed(bench_on, lab) -> No
     assert [
         event["data"]["world_size"] for event in launch.events() if event["event"] == "attempt"
     ] == [2, 1]
+
+
+@pytest.mark.lab
+def test_node_that_was_cut_off_is_cleaned_when_it_comes_back(
+    bench_on, lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It keeps its rank, and the run goes on with a spare; nothing is left when that ends."""
+    monkeypatch.setattr(cleaner, "EVERY_S", 0.5)
+    nodes = lab(3)
+    bench = bench_on(nodes)
+    *first, spare = bench.nodes
+    end = bench.directory / "end"
+    program = (
+        "import os, sys, time\nfrom pathlib import Path\nprint('up', flush=True)\n"
+        "while os.environ['CLUSTERCTL_ATTEMPT'] == '1' or not Path(sys.argv[1]).exists(): time.sleep(0.05)\n"
+    )
+    timing = replace(QUICK, silent_s=2.0)
+    plan = bench.plan(program, str(end), nodes=first, timing=timing)
+    launch = bench.launch(plan, bench.rules(plan, [spare]))
+    launch.pids(2)
+    nodes.nodes[1].drop_network()
+    wait_until(lambda: "--- attempt 2 ---" in launch.log(0), 30)
+    lost = [pid for pid in nodes.nodes[1].processes() if pid in tagged(plan.run_id)]
+    assert lost
+    nodes.nodes[1].restore()
+    wait_until(lambda: not set(lost) & set(tagged(plan.run_id)), 20)
+    end.touch()
+    result = launch.result()
+    assert (result.exit_code, result.unconfirmed, result.leftovers) == (0, (), ())
