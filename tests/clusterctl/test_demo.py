@@ -133,7 +133,7 @@ def test_demo_trains_samples_and_scores(outputs: Path, tmp_path: Path) -> None:
     names = [
         json.loads(line)["event"] for line in (run_dir / "events.jsonl").read_text().splitlines()
     ]
-    assert names[0] == "plan"
+    assert names[0] == "attempt"
     assert names[-1] == "end"
     _assert_nothing_left(tmp_path, before)
 

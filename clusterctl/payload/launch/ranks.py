@@ -72,7 +72,8 @@ class Ranks:
         """Raises OSError."""
         self.beats = new_folder("beats", (own_folder(),))
         if ARGS["first_rank"] == 0:  # an earlier attempt that lives on elsewhere reads it and ends
-            replace_file(run_file(".attempt"), b"%d\n" % ARGS["attempt"], 0o640)
+            mode = 0o640 if ARGS["group"] else 0o600
+            replace_file(run_file(".attempt"), b"%d\n" % ARGS["attempt"], mode)
         env = dict(order["env"])
         python_bin = os.path.dirname(ARGS["python"])
         path = env.get("PATH") or os.environ.get("PATH", "/usr/local/bin:/usr/bin:/bin")

@@ -160,7 +160,7 @@ def unsent(context: RuleContext) -> Iterable[Breach]:
     run = context.run
     for sample in reversed(run.events if run else ()):
         event = sample.event
-        if event.name in ("start", "plan", "resume"):
+        if event.name in ("start", "plan", "resume", "attempt"):
             return  # earlier events are of another attempt
         if run and event.name == "tracking":
             count = event.data.get("unsent")

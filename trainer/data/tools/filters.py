@@ -175,7 +175,9 @@ def run(args: argparse.Namespace) -> int:
     with rewriting(args, [args.source]) as made:
         source = made.add(args.source)
         wanted: list[Condition | str] = [*bounds]
-        wanted += [Condition.parse(text, source.names) or text for text in args.where]
+        # argparse before Python 3.13 drops `--` from `--where=--` (cpython#59317).
+        texts = ["--" if text == [] else text for text in args.where]
+        wanted += [Condition.parse(text, source.names) or text for text in texts]
         columns = [one.column for one in wanted if isinstance(one, Condition)]
         require(args.source, source.names, columns)
         state = _decide(made, source, wanted)
