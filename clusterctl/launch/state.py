@@ -59,7 +59,8 @@ class RunState:
 
     @property
     def is_saving(self) -> bool:
-        return any(beat.get("phase") == "checkpoint" for beat in self.beats.values())
+        beats = (beat for node in self.nodes.values() for beat in node.ranks.values())
+        return any(beat.get("phase") == "checkpoint" for beat in beats)
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,9 +157,14 @@ class SimulatedConnection:
 
 
 class Simulated:
-    """A transport of `count` nodes played by a few processes; close it at the end."""
+    """A transport of `count` nodes played by a few processes; close it at the end.
 
-    def __init__(self, count: int, seconds: float) -> None:
+    `module` is run as this one is; each process gets the numbers of its nodes, from `begin` on.
+    """
+
+    def __init__(
+        self, count: int, seconds: float, module: str = "tests.bench.simulated", *more: str
+    ) -> None:
         self.nodes = [Node(f"ml-64-node-{index:04d}") for index in range(1, count + 1)]
         self._streams: dict[str, SimulatedStream] = {}
         self._processes = []
@@ -177,7 +182,7 @@ class Simulated:
             passed = [*theirs, *questions]
             self._processes.append(
                 subprocess.Popen(
-                    [sys.executable, "-m", "tests.bench.simulated", str(len(part)), str(seconds), *map(str, passed)],
+                    [sys.executable, "-m", module, *(word.format(begin=begin) for word in more), str(len(part)), str(seconds), *map(str, passed)],
                     pass_fds=passed,
                     cwd=Path(__file__).parents[2],
                 )

@@ -47,6 +47,7 @@ ROWS = {
     ),
     "sampler": ("row-wise placing: ", "three columns: ", "all columns: ", "times as much"),
     "save": ("demo, colossal: ", "1 GB, colossal: ", "demo, native: ", "1 GB, native: ", "limits: "),
+    "supervise": ("supervision of 4 nodes x 8 ranks: ",),
     "tables": (
         "read 500 rows of csv: ", "filter 500 rows of csv: ", "read 500 rows of parquet: ",
         "filter 500 rows of parquet: ", "times the time", "all by each rank: ", "read once: ",

@@ -78,3 +78,11 @@ def test_a_place_that_cannot_be_written_is_one_sentence(folder, tmp_path, capsys
     assert capsys.readouterr().err == f"error: {below}: Not a directory\n"
     assert digits.main(["--out", str(below), "--clips", "3", "--seed", "1"]) == 1
     assert f"error: {below} cannot be written: " in capsys.readouterr().err
+
+
+def test_condition_of_two_dashes_is_refused_with_a_sentence(tmp_path, capsys):
+    """argparse before Python 3.13 makes a list of it."""
+    source = tmp_path / "clips.csv"
+    source.write_text("path,num_frames\na.mp4,1\n")
+    assert main(["filter", str(source), str(tmp_path / "out.csv"), "--where=--"]) == 2
+    assert "--where '--': " in capsys.readouterr().err
