@@ -155,16 +155,19 @@ class _Run:
         where = plan.checkpoint and f", from {plan.checkpoint}"
         ranks = counted(plan.world_size, "rank")
         spares = [node.name for node in self.rules.spares if node.name not in (*names, *unfit)]
-        self._tell(
-            "attempt",
-            f"attempt {plan.attempt} on {fold(names)}, {ranks}{where or ''}",
-            attempt=plan.attempt,
-            nodes=names,
-            spares=spares,
-            excluded=[{"node": name, "why": why} for name, why in unfit.items()],
-            world_size=plan.world_size,
-            **{"from": plan.checkpoint},
-        )
+        text = f"attempt {plan.attempt} on {fold(names)}, {ranks}{where or ''}"
+        data = {
+            "attempt": plan.attempt,
+            "nodes": names,
+            "spares": spares,
+            "excluded": [{"node": name, "why": why} for name, why in unfit.items()],
+            "world_size": plan.world_size,
+            "from": plan.checkpoint,
+        }
+        if plan.attempt == 1:  # the plan has just been shown
+            self.journal.write("attempt", text, **data)
+        else:
+            self._tell("attempt", text, **data)
 
     def _judge(self, ended: Ended) -> Decision:
         """Record the incident, with what follows from it."""
