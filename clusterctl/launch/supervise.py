@@ -156,7 +156,7 @@ class _Run:
         ranks = counted(plan.world_size, "rank")
         spares = [node.name for node in self.rules.spares if node.name not in (*names, *unfit)]
         text = f"attempt {plan.attempt} on {fold(names)}, {ranks}{where or ''}"
-        data = {
+        data: dict[str, Any] = {
             "attempt": plan.attempt,
             "nodes": names,
             "spares": spares,

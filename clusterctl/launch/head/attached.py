@@ -11,6 +11,7 @@ import select
 import signal
 import sys
 import termios
+import time
 import tty
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -26,6 +27,8 @@ from clusterctl.output import Output
 from clusterctl.signal_handlers import handled_by
 
 TICK_S = 0.2
+SILENT_S = 30.0  # it says something twice a second once its nodes are connected
+LOG = "supervisor.log"
 QUESTION = "[d]etach (it trains on), [s]top, [c]ancel?"
 STOPPING = "stopping on all nodes; once more to kill at once"
 
@@ -44,12 +47,15 @@ class _View:
         self._progress, self._state = Progress(output), RunState()
         self._signals: list[int] = []  # no Event: two signals at once would take its lock twice
         self._stops = 0
+        self._heard_s: float | None = time.monotonic()  # None once its silence was told
 
     def run(self) -> RunResult | None:
         with handled_by(lambda number, _: self._signals.append(number)):
             try:
                 while True:
+                    self._check_silence()
                     for message in self._link.take(TICK_S):
+                        self._heard_s = time.monotonic()
                         if message["type"] == "result":
                             return wire.result_of(message["result"])
                         self._show(message)
@@ -65,6 +71,12 @@ class _View:
         if message["type"] == "state":
             wire.take(self._state, message["state"], message["events"])
             self._progress.update(self._state)
+
+    def _check_silence(self) -> None:
+        if self._heard_s is not None and time.monotonic() - self._heard_s > SILENT_S:
+            self._heard_s = None
+            text = f"the supervisor has said nothing for {SILENT_S:g} s: stopped, or its disk hangs"
+            self._output.warn(f"{text}; {self._run_dir / LOG}", "warn")
 
     def _lost(self) -> CouldNotFindOut:
         hint = f"its ranks train on without it: clusterctl attach {self._run_dir} continues with it"

@@ -20,6 +20,7 @@ from typing import Any
 from clusterctl.errors import ClusterctlError, CouldNotFindOut
 from clusterctl.launch import journal, positions, saved_run
 from clusterctl.launch.head import owner
+from clusterctl.launch.head.attached import LOG
 from clusterctl.launch.head.link import Link
 from clusterctl.launch.head.views import Views
 from clusterctl.launch.plan import LaunchPlan
@@ -29,7 +30,6 @@ from clusterctl.launch.supervise import supervise
 from clusterctl.payload.launch.logout import leave_session
 from clusterctl.remote.cluster import Cluster
 
-LOG = "supervisor.log"
 START_S = 30.0  # for Python and its imports, on a busy machine
 TAIL_CHARS = 2000
 REPEATED = ("rank", "rank-ended", "unshared")  # events that agents' messages give once more

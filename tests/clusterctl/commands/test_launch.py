@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import termios
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -24,7 +25,8 @@ from checks.finding import Finding, Report, Verdict
 from clusterctl import cli
 from clusterctl.commands import launch
 from clusterctl.errors import Declined
-from clusterctl.launch.head import owner
+from clusterctl.launch.head import attached, owner
+from clusterctl.launch.head.link import Link
 from clusterctl.launch.inputs import LaunchLine
 from clusterctl.launch.start import Prepared
 from clusterctl.output import Output
@@ -605,3 +607,30 @@ def test_attach_to_a_run_that_is_over_or_gone_is_one_sentence(user: User) -> Non
         _, err = process.communicate(timeout=20)
         assert process.returncode == 2
         assert err.startswith(f"error: {text}")
+
+
+def test_view_of_a_supervisor_that_is_stopped_says_so(user: User, monkeypatch, capsys) -> None:
+    process = user.start(*SHORT)
+    run_id = user.run_id()
+    supervisor = owner.find(user.run_dir).pid
+    os.kill(supervisor, signal.SIGSTOP)
+    monkeypatch.setattr(attached, "SILENT_S", 0.5)
+    monkeypatch.setattr(attached, "handled_by", lambda handler: contextlib.nullcontext())
+    link = Link(owner.socket_path(run_id))
+    view = threading.Thread(
+        target=attached.follow, args=(link, user.run_dir, Output()), daemon=True
+    )
+    view.start()
+    said = ""
+
+    def is_told() -> bool:
+        nonlocal said
+        said += capsys.readouterr().err
+        return "the supervisor has said nothing for 0.5 s: stopped, or its disk hangs" in said
+
+    wait_until(is_told)
+    os.kill(supervisor, signal.SIGCONT)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    view.join(10)
+    assert not view.is_alive()
