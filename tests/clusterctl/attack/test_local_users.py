@@ -23,7 +23,7 @@ import pytest
 
 from clusterctl.payload.files import locks, private
 from clusterctl.payload.files import ownership as trust
-from tests.clusterctl.commands.test_launch import SHORT, User
+from tests.clusterctl.commands.user import SHORT, User
 from tests.clusterctl.launch.harness import WAIT, ranks_of, tagged, wait_until
 
 NOBODY = 65534

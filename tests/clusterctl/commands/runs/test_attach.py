@@ -1,0 +1,201 @@
+"""Runs without their terminal: detached, left, watched by others, taken over."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from clusterctl.launch.head import attached, owner
+from clusterctl.launch.head.link import Link
+from clusterctl.output import Output
+from tests.clusterctl.commands.user import QUESTION, SHORT, Terminal, User
+from tests.clusterctl.launch.harness import ranks_of, tagged, wait_until
+
+
+def test_ctrl_c_on_a_terminal_asks_and_a_second_one_stops_everything(user: User) -> None:
+    terminal = Terminal(user.start, *SHORT)
+    run_id = user.run_id()
+    terminal.wait_for("\x1b[2Knode-[1-2] running")
+    terminal.type(b"\x03")
+    terminal.wait_for(QUESTION)
+    terminal.type(b"c")
+    terminal.shown = ""
+    terminal.wait_for("node-[1-2] running")
+    assert len(ranks_of(run_id)) == 2
+    terminal.type(b"\x03")
+    terminal.wait_for(QUESTION)
+    terminal.type(b"\x03")
+    terminal.wait_for("stopping on all nodes; once more to kill at once")
+    terminal.wait_for("nothing of it is left running on 2 nodes")
+    assert terminal.process.wait(20) == 130
+    assert tagged(run_id) == []
+
+
+def test_run_that_is_left_goes_on_and_another_view_stops_it(user: User) -> None:
+    terminal = Terminal(user.start, *SHORT)
+    run_id = user.run_id()
+    ranks = ranks_of(run_id)
+    terminal.type(b"\x03")
+    terminal.wait_for(QUESTION)
+    terminal.type(b"d")
+    assert terminal.process.wait(20) == 0
+    assert ranks_of(run_id) == ranks
+    view = Terminal(user.command, "attach", str(user.run_dir))
+    view.wait_for("node-[1-2] running")
+    view.type(b"\x03")
+    view.wait_for(QUESTION)
+    view.type(b"s")
+    view.wait_for("nothing of it is left running on 2 nodes")
+    assert view.process.wait(20) == 130
+    assert tagged(run_id) == []
+
+
+def test_closed_terminal_leaves_the_run_which_status_and_runs_show(user: User) -> None:
+    process = user.start(*SHORT)
+    run_id = user.run_id()
+    process.stdout.close()
+    process.stderr.close()  # nothing can be printed any more
+    process.send_signal(signal.SIGHUP)
+    process.wait(20)
+    assert len(ranks_of(run_id)) == 2
+    code, found = user.ask("status", str(user.run_dir))
+    assert (code, found["state"], found["attempt"]) == (0, "running", 1)
+    assert found["nodes"] == {"running": ["node-1", "node-2"]}
+    pid = owner.find(user.run_dir).pid
+    assert f"process {pid} on " in found["supervisor"]
+    (run,) = user.ask("runs", str(user.cluster.hostfile))[1]["runs"]
+    assert (run["run_id"], run["nodes"], run["ranks"]) == (run_id, ["node-1", "node-2"], 2)
+    assert run["supervisors"][0].endswith(f"process {pid}")
+
+    os.kill(pid, signal.SIGKILL)
+    wait_until(
+        lambda: user.ask("runs", str(user.cluster.hostfile))[1]["runs"][0]["supervisors"] == []
+    )
+    code, found = user.ask("status", str(user.run_dir))
+    assert (code, found["state"]) == (3, "without supervisor")
+    assert found["end"] == f"clusterctl attach {user.run_dir} continues with it"
+    assert 86000 < found["agents"]["ends_without_supervisor_in_s"] < 86400
+
+
+def test_killed_supervisor_leaves_nothing_on_the_nodes_after_a_while(user: User) -> None:
+    process = user.start(*SHORT, "--keep-for", "2s")
+    run_id = user.run_id()
+    assert len(ranks_of(run_id)) == 2
+    os.kill(owner.find(user.run_dir).pid, signal.SIGKILL)
+    begun = time.monotonic()
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 3
+    assert "error: the supervisor of this run has ended" in err
+    assert f"clusterctl attach {user.run_dir} continues with it" in err
+    wait_until(lambda: not tagged(run_id), 10)
+    print(f"head killed to nodes empty: {time.monotonic() - begun:.1f} s")
+
+
+STEADY = """
+import time
+from pathlib import Path
+end = Path({end!r})
+number = 0
+while not end.exists():
+    number += 1
+    print("line", number, flush=True)
+    time.sleep(0.02)
+"""
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_run_outlives_its_supervisor_and_another_takes_it_over(
+    user: User, tmp_path: Path, shared: bool
+) -> None:
+    end = user.directory / "end"
+    user.program(STEADY.format(end=str(end)))
+    if not shared:
+        if user.cluster.kind != "lab":
+            pytest.skip("nodes see all of this machine's files")
+        user.outputs = tmp_path / "outputs"  # logs come over the wire
+    process = user.start(*SHORT)
+    run_id = user.run_id()
+    ranks = ranks_of(run_id)
+    os.kill(owner.find(user.run_dir).pid, signal.SIGKILL)
+    process.wait(20)
+    view = user.command("attach", str(user.run_dir), "--json")
+    wait_until(lambda: owner.find(user.run_dir), 20)
+    wait_until(lambda: "supervisor" in [event["event"] for event in user.events()], 20)
+    assert ranks_of(run_id) == ranks
+    end.touch()
+    wait_until(lambda: not owner.find(user.run_dir), 20)
+    assert user.ask("status", str(user.run_dir))[1]["state"] == "ended"
+    out, err = view.communicate(timeout=30)
+    document = json.loads(out)
+    assert (view.returncode, document["ok"], document["attempts"]) == (0, True, 1), err
+    names = [(event["event"], event["node"], event["text"]) for event in user.events()]
+    assert len(names) == len(set(names))
+    for rank in (0, 1):
+        lines = (user.run_dir / "ranks" / f"{rank}.log").read_text().splitlines()
+        assert lines == [f"line {number}" for number in range(1, len(lines) + 1)]
+    assert tagged(run_id) == []
+
+
+def test_two_supervisors_of_one_run_are_refused(user: User) -> None:
+    process = user.start(*SHORT)
+    user.run_id()
+    with pytest.raises(owner.Owned, match="this run is supervised already, by process"):
+        owner.take(user.run_dir)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+
+
+def test_detached_launch_returns_as_soon_as_the_run_has_begun(user: User) -> None:
+    code, out, _ = user.type(*SHORT, "--detach", "--json")
+    document = json.loads(out)
+    assert (code, document["ok"], document["detached"]) == (0, True, True)
+    assert document["run_dir"] == str(user.run_dir)
+    run_id = user.run_id()
+    assert len(ranks_of(run_id)) == 2
+
+
+def test_attach_to_a_run_that_is_over_or_gone_is_one_sentence(user: User) -> None:
+    user.program("print('done')")
+    assert user.type(*SHORT)[0] == 0
+    for run, text in (
+        (user.run_dir, f"no run continues in {user.run_dir}"),
+        ("gone", "there is no run gone"),
+    ):
+        process = user.command("attach", str(run))
+        _, err = process.communicate(timeout=20)
+        assert process.returncode == 2
+        assert err.startswith(f"error: {text}")
+
+
+def test_view_of_a_supervisor_that_is_stopped_says_so(user: User, monkeypatch, capsys) -> None:
+    process = user.start(*SHORT)
+    run_id = user.run_id()
+    supervisor = owner.find(user.run_dir).pid
+    os.kill(supervisor, signal.SIGSTOP)
+    monkeypatch.setattr(attached, "SILENT_S", 0.5)
+    monkeypatch.setattr(attached, "handled_by", lambda handler: contextlib.nullcontext())
+    link = Link(owner.socket_path(run_id))
+    view = threading.Thread(
+        target=attached.follow, args=(link, user.run_dir, Output()), daemon=True
+    )
+    view.start()
+    said = ""
+
+    def is_told() -> bool:
+        nonlocal said
+        said += capsys.readouterr().err
+        return "the supervisor has said nothing for 0.5 s: stopped, or its disk hangs" in said
+
+    wait_until(is_told)
+    os.kill(supervisor, signal.SIGCONT)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    view.join(10)
+    assert not view.is_alive()
