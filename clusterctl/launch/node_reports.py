@@ -103,6 +103,8 @@ class Reports:
         elif kind == "log":
             if self._is_next(name, str(rank), message):
                 self.copies.append(f"ranks/{rank}.log", message["text"], name)
+        elif kind == "killed":
+            raise RunFailed(130, f"ended by clusterctl kill on {name}")
         elif kind == "resumed":
             node.text = "running"
         elif kind == "rank_ended":

@@ -11,12 +11,14 @@ import ctypes
 import os
 import queue
 import shutil
+import signal
 import time
 
 from clusterctl.payload.files.locks import drop_lock, lock_path, take_lock
 from clusterctl.payload.files.ownership import refuse_made_by_others
 from clusterctl.payload.jobs.processes import is_own, tags
 from clusterctl.payload.launch.about import About
+from clusterctl.payload.launch.killed import KILLED
 from clusterctl.payload.launch.logout import leave_session
 from clusterctl.payload.launch.ranks import END, Ranks, end_members, run_file
 from clusterctl.payload.launch.rendezvous import RendezvousListener, own_addresses, probe_port
@@ -40,6 +42,10 @@ signalled = []  # type: list[bool]  # to end without a head's word
 def end(*_):
     signalled.append(True)
     orders.put(END)
+
+
+def be_killed(*_):
+    orders.put({"op": "killed"})
 
 
 def main():
@@ -91,6 +97,7 @@ def supervise(head):
     emit = head.send
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     on_signals(end)
+    signal.signal(KILLED, be_killed)
     # Files of ranks are for their user alone, or for the group that the user has named.
     os.umask(0o027 if ARGS["group"] else 0o077)
     refused = "no job can be started here"

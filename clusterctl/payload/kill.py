@@ -12,6 +12,7 @@ import time
 from clusterctl.payload.jobs.find_job import NOTES, Snapshot, find_job, login_user, take_snapshot
 from clusterctl.payload.jobs.processes import start_of
 from clusterctl.payload.jobs.terminate import Ending, zombies
+from clusterctl.payload.launch.killed import tell_agents
 from clusterctl.payload.prelude import ARGS, finish
 
 KILL_S = 5.0  # from SIGKILL to the last check
@@ -37,6 +38,7 @@ def look(pick):
 def kill(pick):
     started = time.monotonic()
     approved = [tuple(target) for target in ARGS["targets"]]
+    tell_agents([pid for pid, start in approved if start_of(pid) == start])
     ending = Ending(approved, Sweep(pick, approved).now)
     number = getattr(signal, ARGS["signal"])
     forced = ending.run(number, ARGS["grace_s"], ARGS.get("kill_s", KILL_S))

@@ -100,6 +100,9 @@ class Ranks:
                 heard_s = now
             if order is not None and order["op"] == "stop":
                 self.stop(order["grace_s"])
+            elif order is not None and order["op"] == "killed":
+                self.keeps_starter = False
+                self.emit({"type": "killed"})
             elif order == END:
                 self.keeps_starter = False
                 self.stop(ARGS["fail_grace_s"])

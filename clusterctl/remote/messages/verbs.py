@@ -228,6 +228,7 @@ _AGENT = either(
         "ended": {"code": _exit_code, "tail": _TAIL},
         "gone": {"left": rows(_LEFT_ROW)},
         "resumed": {},
+        "killed": {},
     },
     {"rank_ended": {"tail": _TAIL}, "fact": {"rank": _rank, "detail": digits(10_000)}},
 )

@@ -199,3 +199,21 @@ def test_view_of_a_supervisor_that_is_stopped_says_so(user: User, monkeypatch, c
     process.communicate(timeout=20)
     view.join(10)
     assert not view.is_alive()
+
+
+def test_kill_ends_a_run_for_good(user: User) -> None:
+    """Its ranks die of SIGKILL, which otherwise is a reason to start them again."""
+    user.program(
+        "import signal, time\nsignal.signal(15, signal.SIG_IGN)\nprint('up', flush=True)\ntime.sleep(60)\n"
+    )
+    process = user.start(*SHORT[:-2])
+    run_id = user.run_id()
+    code, _ = user.ask(
+        "kill", str(user.cluster.hostfile), "--run", run_id, "--grace", "0.5", "--yes"
+    )
+    assert code == 0
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130, err
+    assert "ended by clusterctl kill on node-" in err
+    assert [event["event"] for event in user.events()].count("attempt") == 1
+    assert tagged(run_id) == []
