@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from clusterctl.errors import UsageError
-from clusterctl.nodes import fold, read_hostfile
+from clusterctl.nodes import Node, fold, read_hostfile
 from clusterctl.output import Output
 from clusterctl.param_types import Duration, Number
 from clusterctl.settings import PATH, Settings, cluster_command, with_options
@@ -173,13 +173,14 @@ def command(
     else:
         prepared = prepare(cluster, wanted, line)
     if dry_run:
-        _show_plan(output, plan_launch(nodes, prepared, wanted, line, claim=False), commands=True)
+        plan = plan_launch(nodes, prepared, wanted, line, claim=False)
+        _show_plan(output, plan, waiting, commands=True)
         return 0
     if not skip_preflight and (code := _judge(output, prepared, assume_yes=yes)):
         return code
     plan = plan_launch(nodes, prepared, wanted, line, claim=True)
     if not output.json:
-        _show_plan(output, plan, commands=False)
+        _show_plan(output, plan, waiting, commands=False)
     slots = {**prepared.slots, **_look_at_spares(output, standing_by, wanted, prepared, line)}
     rules = Rules(
         max_restarts,
@@ -187,7 +188,7 @@ def command(
         tuple(waiting),
         min_nodes,
         slots,
-        None if skip_preflight else prepared.needs,
+        None if skip_preflight or prepared.needs is None else replace(prepared.needs, slots=slots),
         path_beside(settings.hostfile).absolute(),
     )
     saved = SavedRun(plan, rules, settings.limits, settings.width, settings.accept_new)
@@ -231,12 +232,15 @@ def _environment_from_facts(
     return chosen_values(suggested)
 
 
-def _show_plan(output: Output, plan: LaunchPlan, *, commands: bool) -> None:
+def _show_plan(output: Output, plan: LaunchPlan, spares: Sequence[Node], *, commands: bool) -> None:
     if output.json:
-        output.document("launch", dry_run=True, plan=plan.to_json())
+        names = [node.name for node in spares]
+        output.document("launch", dry_run=True, plan=plan.to_json(), spares=names)
         return
     say = output.line if commands else output.note
     for line in plan.render(commands=commands):
+        if line.startswith("meet ") and spares:
+            say(f"spares     {fold(node.name for node in spares)}, until a node fails")
         if commands or output.verbose or not line.startswith((" ", "environment")):
             say(line)
 
