@@ -132,7 +132,7 @@ def _run(document: Mapping[str, Any]) -> SavedRun:
 
 
 def _plan(data: dict[str, Any]) -> LaunchPlan:
-    tuples = {name: tuple(data[name]) for name in ("ports", "program", "starter")}
+    tuples = {name: tuple(data[name]) for name in ("ports", "program", "starter", "preload")}
     return LaunchPlan(
         **{
             **data,
