@@ -1,4 +1,4 @@
-"""Tells the agents of a run that somebody ends its ranks on purpose: it is not to be started again."""
+"""Tells the agents of a run that somebody ends its ranks: it is not to be started again."""
 
 import glob
 import os
