@@ -68,6 +68,42 @@ def killed_supervisor_and_rank(one: Round) -> None:
     one.attach()
 
 
+def killed_and_attached(one: Round) -> None:
+    """The supervisor; another one goes on."""
+    kill([one.supervisor], signal.SIGKILL)
+    one.end(20)
+    one.attach()
+
+
+def kill_a_rank(one: Round) -> None:
+    one.until_step(23)
+    one.strike()
+    kill([one.ranks[2]], signal.SIGKILL)
+
+
+@fault("F20-between", "supervisor killed between two attempts", "signal-9", recovered_s=40.0)
+def killed_between_attempts(one: Round) -> None:
+    kill_a_rank(one)
+    one.until("a failure", lambda: one.events("restart"))
+    killed_and_attached(one)
+
+
+@fault("F20-rendezvous", "supervisor killed at a rendezvous", r"signal-9(, \S+)?", recovered_s=60.0)
+def killed_at_a_rendezvous(one: Round) -> None:
+    kill_a_rank(one)
+    one.until("the next start", lambda: len(one.events("start")) > 1)
+    killed_and_attached(one)
+
+
+@fault("F20-save", "supervisor killed in a save")
+def killed_in_a_save(one: Round) -> None:
+    one.until_step(18)
+    known = set(one.run_dir.iterdir())
+    one.until("a save", lambda: [p for p in set(one.run_dir.iterdir()) - known if p.is_dir()])
+    one.strike()
+    killed_and_attached(one)
+
+
 @fault("F23", "the same launched a second time", setting=Setting(steps=100))
 def duplicate(one: Round) -> None:
     one.until_step(23)

@@ -63,6 +63,25 @@ def dead_first_node(one: Round) -> None:
     one.lab.nodes[0].die()
 
 
+def second_spare_was_used(one: Round) -> Iterable[str]:
+    attempts = one.events("attempt")
+    if "node-6" not in attempts[-1]["data"]["nodes"]:
+        yield "the second spare was not used"
+
+
+@fault(
+    "F7-spare", "node dead, and the spare for it dies arriving", r"node-unreachable(, \S+)+",
+    detected_s=SILENT_S + 10, recovered_s=90.0, setting=Setting(spares=2, steps=70),
+    check=second_spare_was_used,
+)  # fmt: skip
+def dead_spare(one: Round) -> None:
+    one.until_step(23)
+    one.strike()
+    one.lab.nodes[1 + one.seed % 3].die()
+    one.until("the spare is chosen", lambda: len(one.events("attempt")) > 1)
+    one.lab.nodes[4].die()
+
+
 @fault(
     "F33", "node dead, the run continues on three", "node-unreachable",
     detected_s=SILENT_S + 10, recovered_s=45.0, setting=FEWER, is_same=False,

@@ -85,21 +85,40 @@ def rank_holds_gil(one: Round) -> None:
     one.order(2, "gil")
 
 
-@fault("F16", "host out of memory", "oom-kernel", detected_s=15.0, recovered_s=35.0)
+MEMORY = Path("/sys/fs/cgroup/memory")
+
+
+def count_memory(one: Round) -> None:
+    """All that the third node runs is counted together, from the begin on."""
+    node = one.lab.nodes[2]
+    group = MEMORY / f"faults-{os.getpid()}-{one.seed}"
+    group.mkdir()
+
+    def move(to: Path) -> None:
+        for pid in node.processes():
+            with contextlib.suppress(ProcessLookupError):
+                (to / "cgroup.procs").write_text(str(pid))
+
+    def forget() -> None:
+        move(MEMORY)
+        with contextlib.suppress(OSError):
+            group.rmdir()
+
+    move(group)
+    one.finally_(forget)
+
+
+@fault(
+    "F16", "host out of memory", "oom-kernel",
+    detected_s=15.0, recovered_s=35.0, prepare=count_memory,
+)  # fmt: skip
 def out_of_memory(one: Round) -> None:
     one.until_step(23)
-    group = Path("/sys/fs/cgroup/memory") / f"faults-{os.getpid()}-{one.seed}"
-    group.mkdir()
-    one.finally_(lambda: _remove(group))
-    (group / "memory.limit_in_bytes").write_text(str(700 << 20))
-    (group / "cgroup.procs").write_text(str(one.ranks[2]))
+    group = MEMORY / f"faults-{os.getpid()}-{one.seed}"
+    used = int((group / "memory.usage_in_bytes").read_text())
+    (group / "memory.limit_in_bytes").write_text(str(used + (400 << 20)))
     one.strike()
     one.order(2, "memory")
-
-
-def _remove(group: Path) -> None:
-    with contextlib.suppress(OSError):
-        group.rmdir()
 
 
 @fault("F17", "GPU out of memory, raised as torch does", "cuda-oom", detected_s=5.0)
