@@ -50,12 +50,20 @@ def tagged(run_id: str) -> list[int]:
 
 def ranks_of(run_id: str) -> dict[int, int]:
     """rank -> pid of the ranks' own processes (not what they started)."""
+    ranks = {pid: variables(pid).get("RANK") for pid in sorted(tagged(run_id))}
     found: dict[int, int] = {}
-    for pid in sorted(tagged(run_id)):
-        rank = variables(pid).get("RANK")
-        if rank is not None:
+    for pid, rank in ranks.items():
+        if rank is not None and ranks.get(parent(pid)) != rank:
             found.setdefault(int(rank), pid)
     return found
+
+
+def parent(pid: int) -> int:
+    """0 where there is none."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[1])
+    except (OSError, IndexError):
+        return 0
 
 
 def variables(pid: int) -> dict[str, str]:

@@ -133,8 +133,8 @@ def difference_is_said(one: Round) -> Iterable[str]:
 
 
 @fault(
-    "F34", "manifest changed, then a rank killed", r"signal-9(, \S+)+",
-    exit_code=1, is_same=False,
+    "F34", "manifest changed, then a rank killed", r"signal-9(, worker-exception){2}",
+    exit_code=93, is_same=False, check=difference_is_said,
 )  # fmt: skip
 def changed_manifest(one: Round) -> None:
     one.until_step(23)
