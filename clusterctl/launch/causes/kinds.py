@@ -156,12 +156,12 @@ class Cause:
         """What `to_json` has written, but for its time. Raises ValueError, LookupError."""
         said, name = data["evidence"], str(data["class"])
         evidence = said and Evidence(Source(said["source"]), str(said["line"]))
-        names = {f"{kind.value}-{data['detail']}": kind for kind in Kind}
-        kind = names.get(name) or next((one for one in Kind if one.value == name), None)
+        kinds = {f"{kind.value}-{data['detail']}": kind for kind in Kind}
+        kind = kinds.get(name) or next((one for one in Kind if one.value == name), None)
         if kind is None:
             raise ValueError(f"no cause is called {name}")
-        same = {key: data[key] for key in ("detail", "node", "rank", "is_root", "is_of_node")}
-        return cls(kind, evidence=evidence, note=data["note"], **same)
+        names = ("detail", "node", "rank", "is_root", "is_of_node", "file", "note")
+        return cls(kind, evidence=evidence, **{key: data[key] for key in names})
 
     def to_json(self) -> dict[str, Any]:
         """Keys are only ever added (docs/reference/run-directory.md)."""

@@ -61,3 +61,18 @@ def test_disk_that_is_full_raises_nothing_and_is_in_the_journal(tmp_path: Path) 
     record(tmp_path, Journal(tmp_path), Incident("x", Judgement(ROOT), "stopped"))
     names = [json.loads(one)["event"] for one in (tmp_path / EVENTS_FILE).read_text().splitlines()]
     assert names == ["incident", "error"]
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        Cause(Kind.WORKER_EXCEPTION, "ValueError", "node-1", 3, ROOT.evidence, file="train.py:45"),
+        Cause(Kind.SIGNAL, "9", "node-1", 0, note="maybe out of memory, not proved"),
+        Cause(Kind.HANG, "data", is_root=False),
+        Cause(Kind.XID, "79", "node-2", is_of_node=True),
+        Cause(Kind.UNKNOWN),
+    ],
+    ids=lambda cause: cause.name,
+)
+def test_next_supervisor_reads_the_cause_that_was_written(cause: Cause) -> None:
+    assert Cause.from_json(json.loads(json.dumps(cause.to_json()))) == cause
