@@ -53,17 +53,21 @@ def main(arguments: list[str] | None = None) -> int:
     rounds += [(random_run(seed + nth), seed + nth) for nth in range(options.random)]
     rounds += [(healthy(options.healthy), seed)] if options.healthy else []
     outcomes: list[Outcome] = []
-    for fault, number in rounds:
-        outcome = campaign.run(fault, number)
-        outcomes.append(outcome)
-        verdict = "wrong" if outcome.wrong else "ok"
-        print(f"{fault.id} (seed {number}): {verdict}, {outcome.seconds:.0f} s", flush=True)
-    for line in table(outcomes, FAULTS):
-        print(line)
-    if options.json is not None:
-        document = {"schema": 1, "seed": seed, "rounds": [one.to_json() for one in outcomes]}
-        options.json.write_text(json.dumps(document, indent=1) + "\n")
-    return 1 if any(one.wrong for one in outcomes) else 0
+    try:
+        for fault, number in rounds:
+            outcome = campaign.run(fault, number)
+            outcomes.append(outcome)
+            verdict = "wrong" if outcome.wrong else "ok"
+            print(f"{fault.id} (seed {number}): {verdict}, {outcome.seconds:.0f} s", flush=True)
+    except KeyboardInterrupt:
+        print(f"stopped after {len(outcomes)} of {len(rounds)} rounds", flush=True)
+    finally:
+        for line in table(outcomes, FAULTS):
+            print(line)
+        if options.json is not None:
+            document = {"schema": 1, "seed": seed, "rounds": [one.to_json() for one in outcomes]}
+            options.json.write_text(json.dumps(document, indent=1) + "\n")
+    return 1 if len(outcomes) < len(rounds) or any(one.wrong for one in outcomes) else 0
 
 
 if __name__ == "__main__":
