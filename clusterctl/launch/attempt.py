@@ -164,13 +164,13 @@ class Attempt:
     def _start(self, meet: Rendezvous) -> None:
         self.journal.write("start", f"ranks meet at {meet.address}:{meet.port}")
         self.started = True
-        self.on_start()
         for node in self.state.nodes.values():
             # Agents beat from now on; the first may have reported long before the last.
             node.text, node.heard_s = "starting", time.monotonic()
         order = {"op": "start", "env": self.plan.environment.values(), "address": meet.address}
         for name, share in self.shares.items():
             self.agents.send(name, {**order, "argv": self.plan.argv(share, meet)})
+        self.on_start()  # an agent without this order ends with its head
 
     def _take_over(self) -> None:
         """Go on with ranks that another head has started; nodes out of reach are tried again."""

@@ -55,8 +55,11 @@ def living_agents():
 
 
 def clean(run):
-    """Remove the files of agents of a run that were killed; those that live keep theirs."""
-    for path in glob.glob("%s/agent-%s-*.sock" % (or_none(own_folder), glob.escape(run[-24:]))):
-        if living(path) is None:
+    """Remove the files of agents and starters of a run that were killed; those that live keep
+    theirs."""
+    names = glob.glob("%s/*-%s-*.sock" % (or_none(own_folder), glob.escape(run[-24:])))
+    for path in names:
+        kind = os.path.basename(path).partition("-")[0]
+        if kind in ("agent", "starter") and living(path) is None:
             for name in glob.glob(glob.escape(path[: -len(".sock")]) + ".*"):
                 or_none(os.unlink, name)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from clusterctl.payload.launch.about import clean
+from clusterctl.payload.launch.session import socket_path
 from clusterctl.remote import payload as ship
 from tests.clusterctl.launch.harness import wait_until
 from tests.clusterctl.payload.local import LocalConnection
@@ -83,3 +87,18 @@ def test_reap_typed_inside_the_run_does_not_end_itself(run_id: str) -> None:
     connection = LocalConnection({"CLUSTERCTL_RUN": run_id, "CLUSTERCTL_NODE": "here"})
     answer = ship.probe(connection, "reap", {"run": run_id, "node": "here"}, 15)
     assert answer["found"] == answer["left"] == []
+
+
+def test_files_of_killed_agents_and_starters_are_removed_and_those_of_others_stay() -> None:
+    run = f"clean-{os.getpid()}-{time.monotonic_ns()}"
+    left = [Path(socket_path(run, "n1", kind)) for kind in ("agent", "starter", "head")]
+    other = Path(socket_path(f"{run}x", "n1"))
+    for path in (*left, other):
+        path.write_text("")
+        path.with_suffix(".pid").write_text("1 1")
+    clean(run)
+    assert [path.exists() for path in (*left, other)] == [False, False, True, True]
+    assert [path.with_suffix(".pid").exists() for path in left] == [False, False, True]
+    for path in (left[2], other):
+        path.unlink()
+        path.with_suffix(".pid").unlink()
