@@ -106,6 +106,9 @@ def in_thread(work, *args):
 
 def together(tasks):
     """Run functions in threads and wait for all; `section` and `call` keep their deadlines."""
+    # Python 3.13.0 gives a half-imported module to one of two threads that import it at once.
+    import subprocess  # noqa: F401
+
     for thread in [in_thread(task) for task in tasks]:
         _wait_for(thread, float("inf"))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -13,6 +14,7 @@ import pytest
 
 from clusterctl.payload import tools
 from clusterctl.remote import payload as ship
+from tests.clusterctl.launch.harness import REPO
 from tests.clusterctl.payload.local import LocalConnection
 
 
@@ -150,3 +152,22 @@ def test_fault_of_a_section_is_its_answer(monkeypatch: pytest.MonkeyPatch) -> No
     found = tools.section("", ["/bin/true"], 5.0)
     assert (found["state"], found["rc"]) == ("error", None)
     assert found["err"] == "AttributeError: partially initialized module"
+
+
+def test_threads_find_what_tools_need_imported() -> None:
+    """Python 3.13.0 gives a half-imported module to one of two threads that import it at once:
+    three of six runs of preflight on a busy machine failed to ask a node's nvidia-smi."""
+    program = (
+        "import sys\nfrom clusterctl.payload.tools import together\n"
+        "before = 'subprocess' in sys.modules\nseen = []\n"
+        "together([lambda: seen.append('subprocess' in sys.modules)] * 3)\nprint(before, *seen)\n"
+    )
+    words = [
+        sys.executable,
+        "-I",
+        "-S",
+        "-c",
+        f"import sys\nsys.path.insert(0, {str(REPO)!r})\n{program}",
+    ]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=30)
+    assert done.stdout.split() == ["False", "True", "True", "True"]
