@@ -6,16 +6,15 @@ supervisor.log of the run directory.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from clusterctl.errors import ClusterctlError, CouldNotFindOut
 from clusterctl.launch import journal, positions, saved_run
@@ -23,12 +22,12 @@ from clusterctl.launch.head import owner
 from clusterctl.launch.head.attached import LOG
 from clusterctl.launch.head.link import Link
 from clusterctl.launch.head.views import Views
-from clusterctl.launch.plan import LaunchPlan
 from clusterctl.launch.restart.past import Past
 from clusterctl.launch.restart.recheck import recheck
 from clusterctl.launch.supervise import supervise
 from clusterctl.payload.launch.logout import leave_session
 from clusterctl.remote.cluster import Cluster
+from clusterctl.runs.journal import launcher_event
 
 START_S = 30.0  # for Python and its imports, on a busy machine
 TAIL_CHARS = 2000
@@ -113,30 +112,17 @@ def cluster_of(run: saved_run.SavedRun) -> Cluster:
 
 def _past(run: saved_run.SavedRun) -> Past:
     """With what the run directory tells of a run that another supervisor has begun."""
-    events = _events(run.plan)
-    began_s = events[0]["time_s"] if events else None
-    last = max((at for at, one in enumerate(events) if one["event"] == "attempt"), default=0)
-    repeated = [one for one in events[last:] if one["event"] in REPEATED]
-    known = frozenset((one["event"], one["node"], one["text"]) for one in repeated)
+    lines: list[bytes] = []
+    with suppress(OSError):
+        lines = (run.plan.run_dir / journal.EVENTS_FILE).read_bytes().splitlines()
+    events = [event for event in map(launcher_event, lines) if event is not None]
+    began_s = events[0].time_s if events else None
+    last = max((at for at, one in enumerate(events) if one.name == "attempt"), default=0)
+    repeated = [one for one in events[last:] if one.name in REPEATED]
+    known = frozenset((one.name, one.data.get("node"), one.text) for one in repeated)
     return replace(
         run.past, positions=positions.load(run.plan.run_dir), known=known, began_s=began_s
     )
-
-
-def _events(plan: LaunchPlan) -> list[dict[str, Any]]:
-    """The journal; a last line that was cut is left out."""
-    found = []
-    try:
-        text = (plan.run_dir / journal.EVENTS_FILE).read_text(encoding="utf-8")
-    except OSError:
-        return []
-    for line in text.splitlines():
-        try:
-            event = json.loads(line)
-            found.append({key: event[key] for key in ("event", "node", "text", "time_s")})
-        except (ValueError, LookupError, TypeError):
-            continue
-    return found
 
 
 if __name__ == "__main__":

@@ -30,10 +30,13 @@ def own_folder() -> str:
     Created where missing, in the next place where another user has taken the name. Raises
     `NotPrivate` with the reason of each place when there is none.
     """
-    uid = os.getuid()
+    return _first(places_of(os.getuid()), _make_own, "no private folder")
+
+
+def places_of(uid: int) -> list[tuple[str, str]]:
+    """(parent, name) of where a user's own folder may be, in the order in which they are tried."""
     places = [(RUNTIME[0] if uid == 0 else RUNTIME[1] % uid, "clusterctl")]
-    places += [(parent, "clusterctl-%d" % uid) for parent in LOCAL]
-    return _first(places, _make_own, "no private folder")
+    return places + [(parent, "clusterctl-%d" % uid) for parent in LOCAL]
 
 
 def _first(places: list[tuple[str, str]], make: Callable[[str], None], failure: str) -> str:

@@ -4,7 +4,7 @@ import glob
 import os
 import signal
 
-from clusterctl.payload.files.private import LOCAL, RUNTIME
+from clusterctl.payload.files.private import places_of
 from clusterctl.payload.jobs.processes import tags
 from clusterctl.payload.launch.session import living
 from clusterctl.payload.proc_files import or_none, owner_of
@@ -26,8 +26,6 @@ def tell_agents(pids):
 
 
 def folders_of(uid):
-    """Where a user's own folder may be (private.own_folder)."""
-    places = [(RUNTIME[0] if uid == 0 else RUNTIME[1] % uid, "clusterctl")]
-    places += [(parent, "clusterctl-%d" % uid) for parent in LOCAL]
-    paths = [os.path.join(*place) for place in places]
+    """Those that are there of a user's own folder."""
+    paths = [os.path.join(*place) for place in places_of(uid)]
     return [path for path in paths if or_none(lambda path=path: os.lstat(path).st_uid) == uid]
