@@ -260,7 +260,10 @@ class _Run:
         )
 
     def _save(self, phase: str) -> None:
-        self.on_change(self.plan, phase, self.past)
+        try:
+            self.on_change(self.plan, phase, self.past)
+        except OSError as error:  # the head's disk is no reason to end a run
+            self.journal.write("error", f"another supervisor would not know of this: {error}")
 
     def _tell(self, name: str, text: str, **data: Any) -> None:
         self.journal.write(name, text, **data)

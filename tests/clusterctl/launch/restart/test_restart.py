@@ -126,3 +126,16 @@ def test_node_that_was_cut_off_is_cleaned_when_it_comes_back(
     end.touch()
     result = launch.result()
     assert (result.exit_code, result.unconfirmed, result.leftovers) == (0, (), ())
+
+
+def test_full_disk_of_the_head_ends_no_run(bench) -> None:
+    def fails(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    plan = bench.plan(ONCE)
+    launch = bench.launch(plan, bench.rules(plan), on_change=fails)
+    os.kill(launch.pids(2)[0], signal.SIGKILL)
+    result = launch.result()
+    assert (result.exit_code, result.attempts) == (0, 2)
+    errors = [event["text"] for event in launch.events() if event["event"] == "error"]
+    assert errors[0].startswith("another supervisor would not know of this: [Errno 28]")
