@@ -49,5 +49,9 @@ class TransportError(ClusterctlError):
         self.phase = phase
 
 
+class NoAnswer(TransportError):
+    """Nothing at all came from the node: it is off, or cut off from here."""
+
+
 class OutputLost(ClusterctlError):
     """Standard output cannot be written to: the disk is full, or its reader has gone."""

@@ -6,21 +6,23 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from clusterctl.exclude.change import author
 from clusterctl.launch import journal
 from clusterctl.launch.causes.hangs import of_verdict
-from clusterctl.launch.connections import Connections
 from clusterctl.launch.end_cause import judge_end
 from clusterctl.launch.hang import Inspection, why_hung
-from clusterctl.launch.node_reports import Lines, Reports, check_fitness, choose_address, prove_gone
+from clusterctl.launch.leftovers import prove_gone, prove_others_gone
+from clusterctl.launch.node_reports import Lines, Reports, check_fitness, choose_address
 from clusterctl.launch.plan import LaunchPlan, Rendezvous
+from clusterctl.launch.reach.connections import Connections
+from clusterctl.launch.reach.elsewhere import Elsewhere
 from clusterctl.launch.root_cause import Judgement
 from clusterctl.launch.state import Ended, NodeState, RunFailed, RunState
-from clusterctl.nodes import fold
+from clusterctl.nodes import Node, fold
 from clusterctl.remote.cluster import Cluster
 from clusterctl.remote.fanout import in_order
 from clusterctl.remote.inbox import NodeMessage
@@ -45,7 +47,8 @@ class Attempt:
     on_update: Callable[[RunState], None]
     stop: Asked
     kill: Asked
-    keeps_standby: bool = False  # for an attempt after this one
+    others: Sequence[Node] = ()  # nodes without a part in it
+    may_follow: bool = False  # an attempt after this one
     positions: Mapping[str, dict[str, int]] | None = None
     on_start: Callable[[], None] = lambda: None
 
@@ -68,7 +71,8 @@ class Attempt:
         self.pinged_s = time.monotonic()
         self.inspection: Inspection | None = None  # of ranks that take no step
         self.arrived: deque[NodeMessage] = deque()  # taken from the inbox, not processed yet
-        self.connections = Connections(plan, self.state, self.clock, self.agents, self._tell)
+        known = (plan, self.state, self.clock, self.agents)
+        self.connections = Connections(*known, self._tell, Elsewhere(self.cluster, self.others))
 
     def run(self) -> Ended:
         """Raises only what no run expects; then everything has been stopped, too."""
@@ -85,7 +89,7 @@ class Attempt:
             code, reason, facts = failed.exit_code, str(failed), failed.facts
         except BaseException as error:
             self.journal.write("error", f"{type(error).__name__}: {error}")
-            self._end_all(plan.timing.fail_grace_s, keep_standby=False)
+            self._end_all(plan.timing.fail_grace_s)
             raise
         if self.inspection is not None:
             self.inspection.close()
@@ -93,20 +97,17 @@ class Attempt:
             self.state.failure = reason
             self.journal.write("failure", reason, exit_code=code)
             self.on_update(self.state)
-        grace_s = plan.timing.grace_s if code == 130 else plan.timing.fail_grace_s
+        stood_still = code == 3 or self.inspection is not None
+        grace_s = plan.timing.end_grace_s(code == 130, stood_still)
         at_s = time.monotonic()
-        left, unconfirmed = self._end_all(
-            grace_s, keep_standby=self.keeps_standby and code in (1, 3)
-        )
+        left, unconfirmed = self._end_all(grace_s, self.may_follow and code in (1, 3))
         ended = Ended(code, reason, at_s, facts, None, {}, left, unconfirmed, self.reports.lost)
         return self._judged(ended) if code and self.started else ended
 
     def _judged(self, ended: Ended) -> Ended:
-        """With the cause and, of a death, its rank and last lines: now every rank has told its
-        end."""
-        code, facts = ended.exit_code, dict(ended.facts)
+        """With the cause and, of a death, its rank and last lines: every rank has told its end."""
+        code, facts, reason = ended.exit_code, dict(ended.facts), ended.reason
         found, more = facts.pop("judgement", None), facts.pop("more", {})
-        reason = ended.reason
         if found is None:
             end = self.reports.end(code, reason, ended.at_s, ended.unconfirmed)
             found = judge_end(replace(end, starter_lines=facts.get("last_lines", ())))
@@ -141,8 +142,8 @@ class Attempt:
             check_fitness(plan, node.name, reports.hellos[node.name])
         port = reports.hellos[first]["port"]
         # The hostfile's name may be an alias that only the head's ssh_config knows.
-        others = [] if plan.address_fixed else reports.hellos[first]["addresses"]
-        reports.addresses = list(dict.fromkeys([plan.address, *others]))
+        own = [] if plan.address_fixed else reports.hellos[first]["addresses"]
+        reports.addresses = list(dict.fromkeys([plan.address, *own]))
         self.agents.send_all({"op": "probe", "addresses": reports.addresses, "port": port})
         self._wait_for(reports.address_errors, "did not report whether they reach the first node")
         return Rendezvous(choose_address(plan, reports.addresses, reports.address_errors), port)
@@ -182,7 +183,6 @@ class Attempt:
                 self.connections.lose(name, lost[name])
 
     def _watch(self) -> None:
-        silent_s = self.plan.timing.silent_s
         last_s = self.clock.since_s = time.monotonic()
         while not self.state.is_over:
             self._turn()
@@ -191,13 +191,12 @@ class Attempt:
             slept_s, last_s = now - last_s, now
             if slept_s > SLEPT_S:
                 self.connections.slept(slept_s)  # Ctrl-Z, a closed laptop
-            for name, node in self.state.nodes.items():
-                if not node.is_over and now - node.heard_s > silent_s:
-                    why = self.connections.why_lost(name, now)
-                    if why is not None:
-                        self.reports.fail_lost(name, why)
+            lost = self.connections.lost(now)
+            if lost is not None:
+                self.reports.fail_lost(*lost)
             self.reports.check_deaths(now)
-            self._check_steps(now)
+            if not self.connections.quiet:
+                self._check_steps(now)
         if self.reports.starter_ended_s < math.inf:
             self.reports.check_deaths(math.inf)
 
@@ -206,10 +205,7 @@ class Attempt:
         self.clock.is_saving = self.state.is_saving
         found, is_late = self.inspection, self.clock.is_late(now)
         if found is None and is_late:
-            why, limit_s = (
-                why_hung(self.clock, self.state.beats, self.plan.world_size),
-                self.plan.timing.look_s,
-            )
+            why, limit_s = self._why_hung(), self.plan.timing.look_s
             if not limit_s:
                 unseen = Judgement(of_verdict(None, why, len(self.shares)))
                 raise RunFailed(1, why, hint=self.clock.hint, judgement=unseen)
@@ -225,12 +221,8 @@ class Attempt:
 
     def _fail_hung(self, found: Inspection) -> NoReturn:
         """Raise with what was found; the stop follows, whatever that was."""
-        why, run_dir = (
-            why_hung(self.clock, self.state.beats, self.plan.world_size),
-            self.plan.run_dir,
-        )
-        headline = self.plan.environment.redact(found.headline)
-        data = found.to_json(run_dir)
+        why, headline = self._why_hung(), self.plan.environment.redact(found.headline)
+        data = found.to_json(self.plan.run_dir)
         verdict = found.diagnosis.verdict if found.diagnosis else None
         root = of_verdict(verdict, headline, len(self.shares))
         self._tell("verdict", headline, stacks=data["stacks"], error=found.error)
@@ -239,6 +231,9 @@ class Attempt:
         facts = {"hint": hint, "verdict": headline, "stacks": folder, "more": data}
         judgement = Judgement(root)
         raise RunFailed(1, why, failed_rank=found.culprit, judgement=judgement, **facts)
+
+    def _why_hung(self) -> str:
+        return why_hung(self.clock, self.state.beats, self.plan.world_size)
 
     def _tell(self, name: str, text: str, **data: Any) -> None:
         self.journal.write(name, text, **data)
@@ -280,8 +275,10 @@ class Attempt:
             self.pinged_s = now
             self.agents.send_all({"op": "ping"})
 
-    def _end_all(self, grace_s: float, *, keep_standby: bool) -> tuple[Lines, Lines]:
-        """Stop what runs, wait for every agent up to a deadline; what `prove_gone` returns."""
+    def _end_all(self, grace_s: float, may_follow: bool = False) -> tuple[Lines, Lines]:
+        """Stop what runs, wait for every agent up to a deadline; what `prove_gone` returns.
+
+        Where an attempt may follow, nodes without an answer or with leftovers are asked by it."""
         hurried = False
         self.connections.stop(grace_s)
         deadline = time.monotonic() + grace_s + 10.0
@@ -297,4 +294,7 @@ class Attempt:
         self.agents.close()
         if not self.started:
             return (), ()
-        return prove_gone(self.plan, self.cluster, keep_standby=keep_standby)
+        if may_follow:
+            reports = self.reports
+            return prove_others_gone(self.plan, self.cluster, reports.lost, reports.left)
+        return prove_gone(self.plan, self.cluster)

@@ -12,17 +12,15 @@ from clusterctl.launch import deaths, journal
 from clusterctl.launch.causes.kinds import Evidence, Fact, Kind, Source
 from clusterctl.launch.end_cause import End
 from clusterctl.launch.hang import StepClock
+from clusterctl.launch.leftovers import leftover
 from clusterctl.launch.plan import LaunchPlan
 from clusterctl.launch.positions import Notes
 from clusterctl.launch.state import NodeState, RunFailed, RunState
 from clusterctl.nodes import fold
 from clusterctl.payload.launch.session import PASSING
-from clusterctl.remote.cluster import Cluster
 from clusterctl.remote.inbox import NodeMessage
 from trainer.runlog import telemetry
-from trainer.runlog.progress import clock
 
-REAP_S = 15.0  # TERM, KILL and a check on each node
 FACT_KINDS = {str(kind): kind for kind in (Kind.OOM_KERNEL, Kind.XID)}
 FACTS = 50  # that are kept of a node
 Lines = tuple[str, ...]
@@ -54,6 +52,7 @@ class Reports:
         self.positions = {name: dict(before.get(name, {})) for name in self.shares}
         self.lost: dict[str, str] = {}  # nodes that cannot be asked any more, and why
         self.facts: list[Fact] = []  # of kernels and cgroups
+        self.left: dict[str, str] = {}  # of each node, a process that its agent could not end
         self.starter_ended_s = math.inf  # when a starter ended because of one of these
 
     def take(self, arrived: NodeMessage) -> None:
@@ -127,6 +126,8 @@ class Reports:
                 raise RunFailed(1, why, last_lines=self._shown(message["tail"]))
         elif kind == "gone":
             node.is_over, node.text = True, "done" if node.code == 0 else "stopped"
+            if message["left"]:
+                self.left[name] = leftover(name, message["left"][0])
 
     def _is_next(self, name: str, file: str, message: Mapping[str, Any]) -> bool:
         """Whether this part of a file follows what is there; what was sent twice does not."""
@@ -261,26 +262,3 @@ def choose_address(
     why = f"{fold(names)} cannot reach the first node at {best}: {errors[names[0]][best]}"
     hint = "--master_addr ADDRESS names one that every node reaches"
     raise RunFailed(1, why, hint=f"{hint}; a firewall must let the nodes reach each other")
-
-
-def prove_gone(
-    plan: LaunchPlan, cluster: Cluster, *, keep_standby: bool = False
-) -> tuple[Lines, Lines]:
-    """Look for the run on every node again and end it; a sentence per leftover, per silent node.
-
-    With `keep_standby`, what starts ranks stays for an attempt after this one.
-    """
-    args = {"run": plan.run_id, "kill": True, "grace_s": plan.timing.fail_grace_s}
-    args["keep_standby"] = keep_standby
-    leftovers, unconfirmed = [], []
-    # By name: one machine may be several nodes, of which others train on.
-    for result in cluster.ask("reap", lambda node: {**args, "node": node.name}, timeout_s=REAP_S):
-        name = result.node.name
-        if result.unreachable is not None:
-            until = f"{clock(plan.timing.lease_s)} after its last message from here"
-            why = f"{result.unreachable.sentence()}; if its agent lives, it ends the ranks {until}"
-            unconfirmed.append(f"{name}: {why}")
-        for left in result.value["left"] if result.value else ():
-            process = f"pid {left['pid']} ({left['command']}, state {left['state']})"
-            leftovers.append(f"{name}: {process}")
-    return tuple(leftovers), tuple(unconfirmed)

@@ -50,6 +50,9 @@ class Rendezvous(NamedTuple):
     port: int
 
 
+STILL_GRACE_S = 1.0
+
+
 @dataclass(frozen=True, slots=True)
 class Timing:
     """Seconds that the supervisor and the agents wait for something."""
@@ -65,6 +68,12 @@ class Timing:
     # (agents beat at 1 Hz).
     silent_s: float = 15.0
     hello_s: float = 20.0  # from the channel to the agent's report of the node's state
+
+    def end_grace_s(self, is_asked: bool, stood_still: bool) -> float:
+        """From SIGTERM to SIGKILL; ranks that waited for a lost or stopped one save nothing."""
+        if is_asked:
+            return self.grace_s
+        return min(self.fail_grace_s, STILL_GRACE_S) if stood_still else self.fail_grace_s
 
 
 @dataclass(frozen=True, slots=True)

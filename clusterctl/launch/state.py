@@ -11,7 +11,9 @@ from typing import Any
 from clusterctl.launch.root_cause import Judgement
 from trainer.runlog import telemetry
 
-SILENT_S = 5.0  # a node without a word for so long is not awaited in a stop: agents beat at 1 Hz
+# A node without a word for so long is not awaited in a stop, and is looked for while no step comes:
+# agents beat at 1 Hz.
+SILENT_S = 5.0
 EVENTS = 500  # kept: a run lasts for weeks
 
 
@@ -54,13 +56,16 @@ class RunState:
     @property
     def is_awaited(self) -> bool:
         """Whether an agent that can still be heard has not told the end of its ranks."""
-        since_s = time.monotonic() - SILENT_S
-        return any(not node.is_over and node.heard_s > since_s for node in self.nodes.values())
+        return any(not node.is_over for node in self._heard())
 
     @property
     def is_saving(self) -> bool:
-        beats = (beat for node in self.nodes.values() for beat in node.ranks.values())
+        beats = (beat for node in self._heard() for beat in node.ranks.values())
         return any(beat.get("phase") == "checkpoint" for beat in beats)
+
+    def _heard(self) -> list[NodeState]:
+        since_s = time.monotonic() - SILENT_S
+        return [node for node in self.nodes.values() if node.heard_s > since_s]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from clusterctl.launch.attempt import Attempt
 from clusterctl.launch.causes.kinds import Cause, Evidence, Kind, Source
 from clusterctl.launch.incidents import Incident, record
 from clusterctl.launch.journal import Journal
-from clusterctl.launch.node_reports import prove_gone
+from clusterctl.launch.leftovers import prove_gone
 from clusterctl.launch.plan import LaunchPlan
 from clusterctl.launch.restart import between
 from clusterctl.launch.restart.budget import Decision, Failure, decide
@@ -127,6 +127,8 @@ class _Run:
             write_layout(plan.run_dir, plan.run_id, plan.to_json())
             self._save("starting")
             self._tell_attempt()
+        used = {node.name for node in plan.nodes}
+        others = [one for one in self.rules.every_node if one.name not in used]
         attempt = Attempt(
             plan,
             replace(self.cluster, nodes=plan.nodes),
@@ -135,13 +137,13 @@ class _Run:
             self.on_update,
             self.stop,
             self.kill,
-            keeps_standby=self.rules.max_restarts != 0,
+            others=others,
+            may_follow=self.rules.max_restarts != 0,
             positions=taken,
             on_start=lambda: self._save("running"),
         )
-        used, unproved = {node.name for node in plan.nodes}, self.past.unproved
-        others = [one for one in self.rules.every_node if one.name in unproved.keys() - used]
-        cleaner = Cleaner(plan, self.cluster, others)
+        unproved = self.past.unproved
+        cleaner = Cleaner(plan, self.cluster, [one for one in others if one.name in unproved])
         try:
             return attempt.run()
         finally:

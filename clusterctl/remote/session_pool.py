@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from clusterctl.errors import TransportError
+from clusterctl.errors import NoAnswer, TransportError
 from clusterctl.nodes import Node
 from clusterctl.remote import payload
 from clusterctl.remote.cluster import Cluster
@@ -66,6 +66,8 @@ class SessionPool:
         self._closed, self._number = threading.Event(), 0
         self._open: dict[str, tuple[Connection, PayloadStream]] = {}
         self._again: set[str] = set()  # nodes that are being connected once more
+        # Of these, what the last try to connect has met: why there was no sign of life, or None.
+        self.silence: dict[str, str | None] = {}
 
     @property
     def names(self) -> list[str]:
@@ -87,6 +89,8 @@ class SessionPool:
 
     def _start(self, node: Node, progress: Progress) -> None:
         connection = self.cluster.transport.connect(node, self.cluster.limits, progress)
+        if node.name in self._again:
+            self.silence[node.name] = None
         try:
             progress.enter("start")
             args, timeout_s = self._args(node), self._start_timeout_s
@@ -132,6 +136,7 @@ class SessionPool:
             opened = self._open.pop(node.name, None)
             is_under_way = node.name in self._again
             self._again.add(node.name)
+            self.silence.pop(node.name, None)
         if opened is not None:
             start_thread(_close, *opened, 0.0)
         if not is_under_way:
@@ -145,6 +150,7 @@ class SessionPool:
                 return
             except TransportError as error:
                 why = f"{error.phase}: {error}"
+                self.silence[node.name] = str(error) if isinstance(error, NoAnswer) else None
             except Exception as error:  # noqa: BLE001 - node boundary
                 why = f"{type(error).__name__}: {error}"
             if time.monotonic() + pause_s > until_s:

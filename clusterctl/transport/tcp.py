@@ -8,7 +8,7 @@ import threading
 import time
 from contextlib import suppress
 
-from clusterctl.errors import TransportError
+from clusterctl.errors import NoAnswer, TransportError
 from clusterctl.transport.base import Limits
 from clusterctl.transport.patched_transport import STALL_S
 
@@ -18,7 +18,7 @@ Address = tuple[int, tuple[object, ...]]  # family, socket address
 def addresses(
     host: str, port: int, deadline: float, limits: Limits, family: int = socket.AF_UNSPEC
 ) -> list[Address]:
-    """Addresses of a host; in a thread, as getaddrinfo has no limit. Raises `TransportError`."""
+    """Addresses of a host; in a thread, as getaddrinfo has no limit. Raises `NoAnswer`."""
     if family != socket.AF_INET6:
         with suppress(ValueError):
             return [(socket.AF_INET, (str(ipaddress.IPv4Address(host)), port))]
@@ -35,16 +35,19 @@ def addresses(
     thread.start()
     thread.join(max(0.0, deadline - time.monotonic()))
     if not outcome:
-        raise TransportError("resolve", f"name {host} not resolved within {limits.tcp_s:g} s")
+        raise NoAnswer("resolve", f"name {host} not resolved within {limits.tcp_s:g} s")
     if isinstance(outcome[0], str):
         hint = "add its address to the hostfile: name host=ADDRESS"
-        raise TransportError("resolve", f"{host}: {outcome[0]}", hint=hint)
+        raise NoAnswer("resolve", f"{host}: {outcome[0]}", hint=hint)
     return outcome[0]
 
 
 def connect(candidates: list[Address], port: int, deadline: float, limits: Limits) -> socket.socket:
-    """Connect to the first address that answers; each gets an equal share of the time left."""
-    message, hint = "no address", None
+    """Connect to the first address that answers; each gets an equal share of the time left.
+
+    Raises `TransportError`, which is `NoAnswer` where no address has given a sign of life.
+    """
+    message, hint, is_silent = "no address", None, True
     for position, (family, address) in enumerate(candidates):
         share = (deadline - time.monotonic()) / (len(candidates) - position)
         try:
@@ -55,9 +58,10 @@ def connect(candidates: list[Address], port: int, deadline: float, limits: Limit
         except ConnectionRefusedError:
             message = f"connection refused on port {port}"
             hint = "the machine is up, its sshd is not"
+            is_silent = False
         except OSError as error:
             message, hint = f"{error.strerror or error} (port {port})", None
-    raise TransportError("tcp", message, hint=hint)
+    raise (NoAnswer if is_silent else TransportError)("tcp", message, hint=hint)
 
 
 def _connect_one(family: int, address: tuple[object, ...], timeout_s: float) -> socket.socket:

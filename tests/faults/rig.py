@@ -138,7 +138,7 @@ class Round:
         return [
             "launch", str(self.directory / "campaign.py"), str(self.lab.hostfile),
             "--outputs", str(self.outputs), "--min-free", "0", "--yes", "--device", "cpu",
-            "--nproc_per_node", str(setting.ranks), "--hang-timeout", "8", "--look", "8",
+            "--nproc_per_node", str(setting.ranks), "--hang-timeout", "6", "--look", "8",
             *(word for one in env for word in ("--env", one)),
             *(("--spares", ",".join(spares)) if spares else ()), *setting.words,
             "--dataset.data-path", str(self.csv), "--max-steps", str(setting.steps),

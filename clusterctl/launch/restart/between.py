@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
-from clusterctl.launch.node_reports import prove_gone
+from clusterctl.launch.leftovers import prove_gone
 from clusterctl.launch.plan import LaunchPlan
 from clusterctl.nodes import Node
 from clusterctl.remote.cluster import Cluster

@@ -16,7 +16,12 @@ TAGS = ("CLUSTERCTL_RUN", "CLUSTERCTL_JOB", "CLUSTERCTL_NODE")
 TAG_BYTES = 200  # a run's id, a job's, a node's name are shorter
 PATH_BYTES = 4096  # the kernel's limit of a path; no variable that counts here is longer
 
-Process = collections.namedtuple("Process", "pid ppid state start command exit_code pgrp session")
+STUCK_S = 1.0  # a process that SIGKILL has not ended in that time may be in the kernel for hours
+SIGKILL_BIT = 1 << (signal.SIGKILL - 1)
+
+Process = collections.namedtuple(
+    "Process", "pid ppid state start command exit_code pgrp session is_killed"
+)
 
 SIGNAL_NAMES = {number.value: number.name for number in signal.Signals}
 
@@ -30,7 +35,9 @@ def process(pid):
     # Field 52 holds the wait status of a zombie; it reads 0 without the right to trace it.
     status = int(words[49]) if len(words) > 49 else 0
     ppid, pgrp, session, start = int(words[1]), int(words[2]), int(words[3]), int(words[19])
-    return Process(pid, ppid, words[0], start, command, status, pgrp, session)
+    # Field 31, pending signals: SIGKILL stays there while it is in the kernel (state D, or frozen).
+    is_killed = bool(int(words[28]) & SIGKILL_BIT)
+    return Process(pid, ppid, words[0], start, command, status, pgrp, session, is_killed)
 
 
 def start_of(pid):
@@ -145,12 +152,13 @@ def describe(facts):
 
 
 def end_all(find, grace_s, kill_s=5.0, pause_s=0.1):
-    """TERM, wait, KILL, and look again until nothing is left; returns what is.
+    """TERM, wait, KILL, and look again until nothing is left that can be ended; returns what is.
 
     `find()` gives {pid: Process}; it is called each time, since what is about to end may fork.
     A stopped process (state T) gets SIGCONT: a pending SIGTERM does not wake it.
     """
     signalled = {}  # type: dict
+    stuck_s = None  # type: Any  # since when all that is left does not end by SIGKILL
     for number, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, kill_s)):
         deadline = time.monotonic() + patience_s
         while patience_s > 0:
@@ -163,7 +171,10 @@ def end_all(find, grace_s, kill_s=5.0, pause_s=0.1):
                     send([pid], number)
                     if facts.state == "T":
                         send([pid], signal.SIGCONT)
-            if time.monotonic() >= deadline:
+            now = time.monotonic()
+            is_stuck = all(facts.is_killed for facts in left.values())
+            stuck_s = (stuck_s or now) if is_stuck else None
+            if now >= deadline or (is_stuck and now - stuck_s > STUCK_S):
                 break
             time.sleep(pause_s)
     return [describe(facts) for facts in find().values()]

@@ -117,8 +117,10 @@ class Ranks:
         is_warm = self.keeps_starter and self.code != 0 and not self.starter.is_gone
         left = end_members(0.5, self.starter.pid if is_warm else None)
         self.look()
+        stuck = [one["pid"] for one in left]
         for rank, (pid, _) in self.pids.items():
-            self.report_ended(rank, self.reaped.get(pid))
+            if pid not in stuck:
+                self.report_ended(rank, self.reaped.get(pid))
         for fact in self.kernel.xids(is_last=True) if self.code != 0 else ():
             self.emit(fact)
         self.is_over = True
@@ -203,12 +205,12 @@ class Ranks:
                 if order is not None and order["op"] == "stop" and order["grace_s"] == 0:
                     break  # the user asked twice
         self.kills = True
-        end_members(min(grace_s, 1.0), self.starter.pid)
-        if self.pids:
+        left = end_members(min(grace_s, 1.0), self.starter.pid)
+        if self.pids and not left:
             self.wait_for_ends(SETTLE_S)
         if not self.have_ended:  # it cannot tell: it was stopped, or still imports
             self.keeps_starter = False
-            end_members(0.5)
+            end_members(0 if left else 0.5)
             self.wait_for_ends(SETTLE_S)
         if not self.have_ended:
             self.have_ended, self.code = True, -signal.SIGKILL  # `gone` reports what is left

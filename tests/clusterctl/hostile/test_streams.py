@@ -20,7 +20,7 @@ from checks.profile import Profile
 from clusterctl.errors import TransportError
 from clusterctl.launch import attempt
 from clusterctl.launch import supervise as supervising
-from clusterctl.launch.node_reports import prove_gone
+from clusterctl.launch.leftovers import prove_gone
 from clusterctl.launch.plan import LaunchPlan, Timing
 from clusterctl.manifests import verbs as data
 from clusterctl.nodes import Node

@@ -32,7 +32,7 @@ while not end.exists():
     time.sleep(0.05)
 print("end", flush=True)
 """
-TIMING = Timing(silent_s=1.5, lease_s=20.0, grace_s=3.0, fail_grace_s=1.0)
+TIMING = Timing(silent_s=3.0, lease_s=20.0, grace_s=3.0, fail_grace_s=1.0)
 
 
 def cut_connections(node) -> None:
@@ -94,6 +94,55 @@ def test_node_that_falls_silent_while_steps_go_on_is_connected_again(bench_on, l
     result = launch.result()
     assert result.ok, result
     assert tagged(launch.plan.run_id) == []
+
+
+@pytest.mark.lab
+def test_head_that_reaches_no_node_ends_no_rank(bench_on, lab) -> None:
+    nodes = lab(2)
+    bench = bench_on(nodes)
+    end = bench.directory / "end"
+    launch = bench.launch(bench.plan(STEPS, str(end), timing=TIMING))
+    pids = launch.pids(2)
+    wait_until(lambda: launch.state and launch.state.step)
+    to_head = f"10.231.{nodes.subnet}.1/32"
+
+    def told() -> list[str]:
+        return [event["text"] for event in launch.events() if event["event"] == "cut-off"]
+
+    for node in nodes.nodes:
+        node.exec(["ip", "route", "add", "blackhole", to_head])
+    wait_until(told)
+    assert told() == [
+        "none of the 2 nodes that run can be reached from here; their ranks go on, connecting again"
+    ]
+    step = launch.state.step.step
+    for node in nodes.nodes:
+        node.exec(["ip", "route", "del", "blackhole", to_head])
+    wait_until(lambda: launch.state.step.step > step + 60, 20)  # more than 3 s of steps at once
+    assert len(told()) == 2
+    assert launch.pids(2) == pids
+    assert launch.state.failure is None
+    end.touch()
+    result = launch.result()
+    assert result.ok, result
+    assert tagged(launch.plan.run_id) == []
+
+
+@pytest.mark.lab
+def test_only_node_is_lost_where_a_spare_answers(bench_on, lab) -> None:
+    nodes = lab(2)
+    bench = bench_on(nodes)
+    first, spare = bench.nodes
+    end = bench.directory / "end"
+    plan = bench.plan(STEPS, str(end), nodes=[first], timing=TIMING)
+    launch = bench.launch(plan, bench.rules(plan, [spare]))
+    wait_until(lambda: launch.state and launch.state.step)
+    nodes.nodes[0].die()
+    wait_until(lambda: launch.state.attempt == 2 and launch.state.nodes[spare.name].pids, 20)
+    assert not [event for event in launch.events() if event["event"] == "cut-off"]
+    end.touch()
+    result = launch.result()
+    assert result.ok, result
 
 
 @pytest.mark.lab

@@ -8,15 +8,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tests.clusterctl.launch.harness import command_line, wait_until
 from tests.faults.fault import fault
 from tests.faults.rig import REPO, Round, Setting, kill
+from tests.lab.cluster import LabNode
 
 REFUSED_S = 15.0  # for another command to say that a node cannot be reached
-SILENT_S = 15.0  # after which a node is looked for, see Timing.silent_s
+LOST_S = 12.0  # 5 without a word and 3 without an answer, where no step comes, and the polls
 SPARE = Setting(spares=1, steps=70)
 FEWER = Setting(words=("--min-nodes", "3"), steps=70)
 
@@ -45,7 +46,7 @@ def spare_was_used(one: Round) -> Iterable[str]:
 
 @fault(
     "F7", "node dead, a spare takes its place", "node-unreachable",
-    detected_s=SILENT_S + 10, recovered_s=45.0, setting=SPARE, check=spare_was_used,
+    detected_s=LOST_S, setting=SPARE, check=spare_was_used,
 )  # fmt: skip
 def dead_node(one: Round) -> None:
     one.until_step(23)
@@ -55,7 +56,7 @@ def dead_node(one: Round) -> None:
 
 @fault(
     "F7-first", "first node dead, a spare takes its place", "node-unreachable",
-    detected_s=SILENT_S + 10, recovered_s=45.0, setting=SPARE, check=spare_was_used,
+    detected_s=LOST_S, setting=SPARE, check=spare_was_used,
 )  # fmt: skip
 def dead_first_node(one: Round) -> None:
     one.until_step(23)
@@ -71,7 +72,7 @@ def second_spare_was_used(one: Round) -> Iterable[str]:
 
 @fault(
     "F7-spare", "node dead, and the spare for it dies arriving", r"node-unreachable(, \S+)+",
-    detected_s=SILENT_S + 10, recovered_s=90.0, setting=Setting(spares=2, steps=70),
+    detected_s=LOST_S, recovered_s=45.0, setting=Setting(spares=2, steps=70),
     check=second_spare_was_used,
 )  # fmt: skip
 def dead_spare(one: Round) -> None:
@@ -84,7 +85,7 @@ def dead_spare(one: Round) -> None:
 
 @fault(
     "F33", "node dead, the run continues on three", "node-unreachable",
-    detected_s=SILENT_S + 10, recovered_s=45.0, setting=FEWER, is_same=False,
+    detected_s=LOST_S, setting=FEWER, is_same=False,
 )  # fmt: skip
 def fewer_nodes(one: Round) -> None:
     one.until_step(23)
@@ -94,7 +95,7 @@ def fewer_nodes(one: Round) -> None:
 
 @fault(
     "F8", "node cut off for 60 s, a spare takes its place", "node-unreachable",
-    detected_s=SILENT_S + 10, recovered_s=45.0, setting=Setting(spares=1, steps=300),
+    detected_s=LOST_S, setting=Setting(spares=1, steps=300),
     check=spare_was_used,
 )  # fmt: skip
 def partition(one: Round) -> None:
@@ -111,14 +112,26 @@ def partition(one: Round) -> None:
     setting=Setting(steps=200),
 )  # fmt: skip
 def one_way_partition(one: Round) -> None:
-    node = one.lab.nodes[2]
+    cut_from_head(one, one.lab.nodes[2:3], 10.0)
+
+
+@fault("F8-head", "the head reaches no node for 20 s", setting=Setting(steps=300))
+def head_cut_off(one: Round) -> None:
+    cut_from_head(one, one.lab.nodes, 20.0)
+    one.until("a word of it", lambda: len(one.events("cut-off")) == 2)
+
+
+def cut_from_head(one: Round, nodes: Sequence[LabNode], seconds: float) -> None:
+    """What these nodes send to the head goes nowhere; among each other they are connected."""
     head = f"10.231.{one.lab.subnet}.1/32"
     one.until_step(23)
     one.strike()
-    node.exec(["ip", "route", "add", "blackhole", head])
+    for node in nodes:
+        node.exec(["ip", "route", "add", "blackhole", head])
     begun = time.monotonic()
-    one.until("10 s", lambda: time.monotonic() > begun + 10)
-    node.exec(["ip", "route", "del", "blackhole", head])
+    one.until(f"{seconds:g} s", lambda: time.monotonic() > begun + seconds)
+    for node in nodes:
+        node.exec(["ip", "route", "del", "blackhole", head])
 
 
 def reset_connections(one: Round) -> int:
@@ -206,7 +219,7 @@ def is_named(one: Round) -> Iterable[str]:
 
 @fault(
     "F27", "ranks of a node frozen in the kernel (state D), a spare takes its place",
-    r"hang\S*", detected_s=20.0, recovered_s=60.0, setting=SPARE, check=is_named,
+    r"hang\S*", detected_s=12.0, setting=SPARE, check=is_named,
 )  # fmt: skip
 def unkillable(one: Round) -> None:
     one.until_step(23)

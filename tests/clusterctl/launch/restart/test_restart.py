@@ -13,6 +13,7 @@ from clusterctl.launch.journal import INCIDENTS_FILE
 from clusterctl.launch.restart import cleaner
 from tests.clusterctl.launch.harness import QUICK, read_lines, tagged, wait_until
 
+SOON = replace(QUICK, silent_s=3.0)  # for a node that is lost
 # A rank of the first attempt waits for its death; those of later ones end well.
 ONCE = """
 import os, sys, time
@@ -73,7 +74,7 @@ def test_spare_takes_the_place_of_a_dead_node(bench_on, lab) -> None:
     nodes = lab(3)
     bench = bench_on(nodes)
     *first, spare = bench.nodes
-    plan = bench.plan(ONCE, nodes=first)
+    plan = bench.plan(ONCE, nodes=first, timing=SOON)
     launch = bench.launch(plan, bench.rules(plan, [spare]))
     launch.pids(2)
     nodes.nodes[0].die()
@@ -88,7 +89,7 @@ def test_spare_takes_the_place_of_a_dead_node(bench_on, lab) -> None:
 def test_run_goes_on_with_fewer_nodes_where_that_is_allowed(bench_on, lab) -> None:
     nodes = lab(2)
     bench = bench_on(nodes)
-    plan = bench.plan(ONCE)
+    plan = bench.plan(ONCE, timing=SOON)
     launch = bench.launch(plan, bench.rules(plan, min_nodes=1))
     launch.pids(2)
     nodes.nodes[1].die()
@@ -113,8 +114,7 @@ def test_node_that_was_cut_off_is_cleaned_when_it_comes_back(
         "import os, sys, time\nfrom pathlib import Path\nprint('up', flush=True)\n"
         "while os.environ['CLUSTERCTL_ATTEMPT'] == '1' or not Path(sys.argv[1]).exists(): time.sleep(0.05)\n"
     )
-    timing = replace(QUICK, silent_s=2.0)
-    plan = bench.plan(program, str(end), nodes=first, timing=timing)
+    plan = bench.plan(program, str(end), nodes=first, timing=SOON)
     launch = bench.launch(plan, bench.rules(plan, [spare]))
     launch.pids(2)
     nodes.nodes[1].drop_network()

@@ -1,0 +1,51 @@
+"""What is left of a run on its nodes: looked for, ended, and told."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from clusterctl.launch.plan import LaunchPlan
+from clusterctl.remote.cluster import Cluster
+from trainer.runlog.progress import clock
+
+REAP_S = 15.0  # TERM, KILL and a check on each node
+Lines = tuple[str, ...]
+
+
+def leftover(name: str, process: Mapping[str, Any]) -> str:
+    """A process that could not be ended, in one line."""
+    return f"{name}: pid {process['pid']} ({process['command']}, state {process['state']})"
+
+
+def prove_gone(
+    plan: LaunchPlan, cluster: Cluster, *, keep_standby: bool = False
+) -> tuple[Lines, Lines]:
+    """Look for the run on every node again and end it; a sentence per leftover, per silent node.
+
+    With `keep_standby`, what starts ranks stays for an attempt after this one.
+    """
+    args = {"run": plan.run_id, "kill": True, "grace_s": plan.timing.fail_grace_s}
+    args["keep_standby"] = keep_standby
+    leftovers, unconfirmed = [], []
+    # By name: one machine may be several nodes, of which others train on.
+    for result in cluster.ask("reap", lambda node: {**args, "node": node.name}, timeout_s=REAP_S):
+        name = result.node.name
+        if result.unreachable is not None:
+            until = f"{clock(plan.timing.lease_s)} after its last message from here"
+            why = f"{result.unreachable.sentence()}; if its agent lives, it ends the ranks {until}"
+            unconfirmed.append(f"{name}: {why}")
+        for process in result.value["left"] if result.value else ():
+            leftovers.append(leftover(name, process))
+    return tuple(leftovers), tuple(unconfirmed)
+
+
+def prove_others_gone(
+    plan: LaunchPlan, cluster: Cluster, lost: Collection[str], left: Mapping[str, str]
+) -> tuple[Lines, Lines]:
+    """The same where an attempt follows: nodes that were just lost, and those that have told what
+    they could not end, are asked by that one. What starts ranks stays for it."""
+    asked = [node for node in cluster.nodes if node.name not in lost and node.name not in left]
+    found, unconfirmed = prove_gone(plan, replace(cluster, nodes=asked), keep_standby=True)
+    return (*left.values(), *found), unconfirmed
