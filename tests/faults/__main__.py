@@ -3,6 +3,7 @@
 python -m tests.faults                          # one round of each fault
 python -m tests.faults --faults F1,F7 --rounds 5
 python -m tests.faults --faults none --random 50 --seed 7    # run N has seed 7 + N
+python -m tests.faults --faults none --ctrl-c 100
 python -m tests.faults --faults none --healthy 3600
 """
 
@@ -20,6 +21,7 @@ from tests.faults import cases  # noqa: F401 - enters the faults
 from tests.faults.campaign import Campaign, Outcome
 from tests.faults.fault import FAULTS
 from tests.faults.healthy import healthy
+from tests.faults.interrupts import stopped_run
 from tests.faults.random_runs import random_run
 from tests.faults.table import table
 from tests.lab import why_not
@@ -31,6 +33,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=1, help="of each fault (default: 1)")
     parser.add_argument(
         "--random", type=int, default=0, metavar="N", help="runs with 3 faults each"
+    )
+    parser.add_argument(
+        "--ctrl-c", type=int, default=0, metavar="N", help="launches that are stopped"
     )
     parser.add_argument("--healthy", type=float, default=0, metavar="S", help="a run of so many s")
     parser.add_argument("--seed", type=int, default=None, help="default: a new one, printed")
@@ -51,6 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
     campaign = Campaign(folder, options.keep, lambda text: print(text, flush=True))
     rounds = [(FAULTS[name], seed + nth) for nth in range(options.rounds) for name in names]
     rounds += [(random_run(seed + nth), seed + nth) for nth in range(options.random)]
+    rounds += [(stopped_run(seed + nth), seed + nth) for nth in range(options.ctrl_c)]
     rounds += [(healthy(options.healthy), seed)] if options.healthy else []
     outcomes: list[Outcome] = []
     try:

@@ -103,7 +103,7 @@ def judge(fault: Fault, one: Round, wanted: History | None, seed: int) -> Outcom
         wrong.append(str(late))
     one.repair()
     if not one.run_dir.exists():
-        return Outcome(fault.id, seed, (*wrong, *_ended(fault, one)))
+        return Outcome(fault.id, seed, (*wrong, *_ended(fault, one), *fault.check(one), *one.notes))
     seen = proof.times(one)
     classes = proof.classes(one.incidents())
     orphans = one.leftovers() if not wrong else []

@@ -17,6 +17,7 @@ from typing import Any
 from clusterctl.launch.journal import EVENTS_FILE, INCIDENTS_FILE
 from clusterctl.payload.files.private import own_folder
 from tests.clusterctl.launch.harness import ranks_of, read_lines, tagged
+from tests.faults.terminal import Terminal
 from tests.lab.clip_mount import ClipMount
 from tests.lab.cluster import Lab, LabNode
 from trainer.runlog import telemetry
@@ -56,6 +57,7 @@ class Setting:
     config: str = ""  # lines after those of CONFIG
     outputs_mb: int | None = None  # the outputs are on a disk of their own of this size
     clips_hang: bool = False  # the clips are on a file system that can be made to hang
+    terminal: bool = False  # the commands are typed on one
 
 
 @dataclass
@@ -98,6 +100,9 @@ class Round:
             count = self.setting.nodes + self.setting.spares
             lab = Lab(count, self.directory / "lab", shared=[self.directory])
             self.lab = stack.enter_context(lab)
+            if self.setting.terminal:
+                self.terminal = Terminal(self.directory / "launch.txt")
+                stack.callback(self.terminal.close)
             self._stack = stack.pop_all()
         return self
 
@@ -114,10 +119,12 @@ class Round:
     # What is done.
 
     def command(self, *words: str, name: str) -> subprocess.Popen[bytes]:
-        """Start clusterctl as a user does, without a terminal; its output is in NAME.txt."""
+        """Start clusterctl as a user does; its output is in NAME.txt, or in that of the terminal."""
         env = {name: value for name, value in os.environ.items() if name != "SSH_AUTH_SOCK"}
         env |= {"PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
         env |= {"XDG_STATE_HOME": str(self.directory / "state")}
+        if self.setting.terminal:
+            return self.terminal.start(words, REPO, env)
         with (self.directory / f"{name}.txt").open("ab") as out:
             return subprocess.Popen(
                 [sys.executable, "-m", "clusterctl", *words],

@@ -8,6 +8,7 @@ from tests.faults import cases  # noqa: F401 - enters the faults
 from tests.faults.campaign import Campaign
 from tests.faults.fault import FAULTS
 from tests.faults.healthy import healthy
+from tests.faults.interrupts import stopped_run
 from tests.faults.random_runs import random_run
 from tests.lab import why_not
 
@@ -29,6 +30,11 @@ def test_fault(campaign: Campaign, name: str) -> None:
 @pytest.mark.parametrize("seed", range(2))
 def test_three_random_faults(campaign: Campaign, seed: int) -> None:
     assert campaign.run(random_run(seed), seed).wrong == ()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_ctrl_c_on_a_terminal(campaign: Campaign, seed: int) -> None:
+    assert campaign.run(stopped_run(seed), seed).wrong == ()
 
 
 def test_resets_of_connections_restart_nothing(campaign: Campaign) -> None:
