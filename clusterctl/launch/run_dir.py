@@ -16,6 +16,7 @@ from typing import Any
 
 from clusterctl.errors import UsageError
 from clusterctl.payload.files.ownership import made_by_others
+from clusterctl.payload.files.private import replace_file
 from trainer.runlog.run_dir import make_run_dir
 
 RUN_FILE = ".run-id"  # an agent that finds its run's id in here works on the shared directory
@@ -93,8 +94,13 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def write_layout(run_dir: Path, run_id: str, plan: Mapping[str, Any]) -> None:
-    """Make the folders, plan.json and the file by which agents recognise a shared directory."""
+    """Make the folders, plan.json and the file by which agents recognise a shared directory.
+
+    Raises `OSError`; what was there is then as it was.
+    """
+    mode = 0o640 if run_dir.stat().st_mode & 0o040 else 0o600  # for the group that may read it
     for name in FOLDERS:
         (run_dir / name).mkdir(exist_ok=True)
-    (run_dir / "plan.json").write_text(json.dumps(plan, indent=1) + "\n", encoding="utf-8")
-    (run_dir / RUN_FILE).write_text(run_id + "\n", encoding="utf-8")
+    replace_file(str(run_dir / RUN_FILE), f"{run_id}\n".encode(), mode)
+    text = json.dumps(plan, indent=1) + "\n"
+    replace_file(str(run_dir / "plan.json"), text.encode(), mode)

@@ -124,7 +124,12 @@ class _Run:
         state.attempt, state.failure = plan.attempt, None
         if taken is None:
             positions.remove(plan.run_dir)  # those of the attempt before
-            write_layout(plan.run_dir, plan.run_id, plan.to_json())
+            try:
+                write_layout(plan.run_dir, plan.run_id, plan.to_json())
+            except OSError as error:
+                if plan.attempt == 1:
+                    raise
+                self.journal.write("error", f"plan.json is that of an earlier attempt: {error}")
             self._save("starting")
             self._tell_attempt()
         used = {node.name for node in plan.nodes}

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = "ranks"
-STARTER = "torchrun-"
+STARTER = "starter-"
 _RANK = re.compile(r"(\d{1,7})\.log", re.ASCII)
 _STARTER = re.compile(rf"{STARTER}(.{{1,200}})\.log")
 

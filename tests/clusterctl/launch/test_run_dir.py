@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import grp
+import json
 import os
 import stat
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -13,7 +17,7 @@ import pytest
 
 from clusterctl.errors import UsageError
 from clusterctl.launch import run_dir
-from clusterctl.launch.run_dir import claim_run_dir
+from clusterctl.launch.run_dir import claim_run_dir, write_layout
 
 
 def test_launches_at_the_same_time_get_different_numbers(tmp_path: Path) -> None:
@@ -80,3 +84,22 @@ def test_outputs_that_another_user_has_put_into_tmp_are_refused(tmp_path: Path) 
     tmp_path.chmod(0o1777)
     with pytest.raises(UsageError, match="open to all"):
         claim_run_dir(tmp_path / "outputs", "A")
+
+
+def test_plan_that_cannot_be_written_leaves_the_one_before(tmp_path: Path) -> None:
+    write_layout(tmp_path, "run-1", {"attempt": 1})
+    program = (
+        "import resource, sys\nfrom pathlib import Path\n"
+        "from clusterctl.launch.run_dir import write_layout\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))\n"
+        "try:\n    write_layout(Path(sys.argv[1]), 'run-1', {'attempt': 2, 'argv': ['x'] * 100})\n"
+        "except OSError as error:\n    print(error.errno)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"{errno.EFBIG}\n"
+    assert json.loads((tmp_path / "plan.json").read_text()) == {"attempt": 1}
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        ".run-id", "plan.json", "ranks", "samples", "stacks"
+    ]  # fmt: skip

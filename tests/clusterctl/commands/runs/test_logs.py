@@ -32,7 +32,7 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         parts = [f"{rank}: attempt {number}, line {line}\n" for number in (1, 2, 3) for line in range(30)]  # fmt: skip
         parts[30:30], parts[61:61] = ["--- attempt 2 ---\n"], ["--- attempt 3 ---\n"]
         (path / "ranks" / f"{rank}.log").write_text("".join(parts))
-    (path / "ranks" / "torchrun-n1.log").write_text("torchrun of n1\n")
+    (path / "ranks" / "starter-n1.log").write_text("starter of n1\n")
     return path
 
 
@@ -60,7 +60,7 @@ def test_one_attempt(run_dir: Path, capsys) -> None:
 
 
 def test_ranks_of_a_node_and_what_started_them(run_dir: Path, capsys) -> None:
-    assert shown(capsys, "--node", "n1", "--tail", "1") == ["0 | 0: attempt 3, line 29", "1 | 1: attempt 3, line 29", "n1 | torchrun of n1"]  # fmt: skip
+    assert shown(capsys, "--node", "n1", "--tail", "1") == ["0 | 0: attempt 3, line 29", "1 | 1: attempt 3, line 29", "n1 | starter of n1"]  # fmt: skip
     # The launcher wrote where ranks were in attempt 3.
     for rank in (2, 3):
         journal(run_dir, "rank", f"rank {rank} is pid 17", 1.0, node="n3")
@@ -75,7 +75,7 @@ def test_json_is_a_document_a_line(run_dir: Path, capsys) -> None:
     assert [(one["schema"], one["rank"], one["node"], one["text"]) for one in lines] == [
         (1, 0, "n1", "0: attempt 3, line 29"),
         (1, 1, "n1", "1: attempt 3, line 29"),
-        (1, None, "n1", "torchrun of n1"),
+        (1, None, "n1", "starter of n1"),
     ]
 
 
