@@ -8,7 +8,7 @@ from clusterctl.nodes import counted, fold
 from clusterctl.output import Cell, Output
 from clusterctl.settings import Settings, cluster_command
 
-COLUMNS = ["RUN", "DIRECTORY", "ATTEMPT", "NODES", "RANKS", "STEP", "FOR", "SUPERVISOR"]
+COLUMNS = ["DIRECTORY", "ATTEMPT", "NODES", "RANKS", "STEP", "FOR", "SUPERVISOR"]
 
 
 @cluster_command(
@@ -36,7 +36,6 @@ def command(settings: Settings, output: Output) -> int:
     if found:
         rows: list[list[str | Cell]] = [
             [
-                run.run_id,
                 run.run_dir,
                 str(run.attempt),
                 fold(run.nodes),

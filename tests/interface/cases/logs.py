@@ -19,7 +19,7 @@ def _prepare() -> None:
         parts = [f"attempt {number}, line {line} of rank {rank}\n" for number in (1, 2) for line in range(3)]  # fmt: skip
         parts[3:3] = ["--- attempt 2 ---\n"]
         (RUN / "ranks" / f"{rank}.log").write_text("".join(parts))
-    (RUN / "ranks" / "torchrun-n1.log").write_text("WANDB_API_KEY=sesame torchrun \x1b]0;x\x07\n")
+    (RUN / "ranks" / "starter-n1.log").write_text("WANDB_API_KEY=sesame starter \x1b]0;x\x07\n")
 
 
 @case("logs.good")
