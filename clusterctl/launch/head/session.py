@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from clusterctl.errors import UsageError
+from clusterctl.errors import LaunchFailed, UsageError
 from clusterctl.launch import saved_run
 from clusterctl.launch.head import owner, supervisor
 from clusterctl.launch.head.attached import follow
@@ -23,6 +24,7 @@ STATE_S = 10.0  # for the first word of a supervisor
 def begin(run: SavedRun, output: Output, *, detach: bool) -> int:
     """Start the supervisor of a new run and show it to its end; the exit code."""
     plan = run.plan
+    _refuse_second(run)
     write_layout(plan.run_dir, plan.run_id, plan.to_json())
     run.write()
     link = supervisor.start(plan.run_dir, "begin")
@@ -32,6 +34,23 @@ def begin(run: SavedRun, output: Output, *, detach: bool) -> int:
         _say_detached(output, "launch", about)
         return 0
     return _watch(run, link, output, "launch")
+
+
+def _refuse_second(run: SavedRun) -> None:
+    """Raises `LaunchFailed` where a run of the same job goes on. Nodes refuse it as well, but between
+    two attempts no node knows of it."""
+    names = {node.name for node in run.rules.every_node}
+    for folder in sorted(run.plan.run_dir.parent.iterdir()):
+        holder = owner.find(folder) if folder != run.plan.run_dir else None
+        if holder is None:
+            continue
+        with suppress(UsageError):
+            other = saved_run.read(folder)
+            theirs = {node.name for node in other.rules.every_node}
+            if other.plan.job_id == run.plan.job_id and names & theirs:
+                text = f"the same job runs already (run {other.plan.run_id}, {holder.text})"
+                hint = f"clusterctl attach {folder} shows it; or give this one other --outputs"
+                raise LaunchFailed(text, hint=hint)
 
 
 def attach(run_dir: Path, output: Output) -> int:

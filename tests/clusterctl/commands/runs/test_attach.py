@@ -57,6 +57,23 @@ def test_run_that_is_left_goes_on_and_another_view_stops_it(user: User) -> None:
     assert tagged(run_id) == []
 
 
+def test_second_launch_of_a_job_is_refused_also_between_two_attempts(user: User) -> None:
+    user.program("import os, sys, time\nprint('up', flush=True)\nos.kill(os.getpid(), 11)\n")
+    again = (*SHORT[:-2], "--max-restarts", "5")
+    first = user.start(*again)
+    wait_until(  # of the pause before the third attempt
+        lambda: [
+            one for one in user.events() if one["event"] == "restart" and one["data"]["wait_s"]
+        ]
+    )
+    code, _, err = user.type(*SHORT)
+    assert code == 1
+    assert "the same job runs already (run " in err
+    assert f"clusterctl attach {user.run_dir} shows it" in err
+    first.send_signal(signal.SIGINT)
+    assert first.wait(20) == 130
+
+
 def test_closed_terminal_leaves_the_run_which_status_and_runs_show(user: User) -> None:
     process = user.start(*SHORT)
     run_id = user.run_id()
