@@ -45,6 +45,8 @@ def healthy(seconds: float) -> Fault:
         cause="user-stop",
         exit_code=130,
         is_same=False,
-        setting=Setting(steps=10**6, config="ckpt_every = 500\nkeep_checkpoints = 2\n"),
+        setting=Setting(
+            steps=10**6, config="epochs = 10**6\nckpt_every = 500\nkeep_checkpoints = 2\n"
+        ),
         check=no_alarm,
     )

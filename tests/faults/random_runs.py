@@ -19,6 +19,7 @@ from tests.lab.cluster import LabNode
 STEPS, EVERY, EPOCH = 100, 10, 6  # steps of a run, between two checkpoints, of an epoch
 MOMENT_S = 60.0
 SETTING = Setting(spares=2, steps=STEPS)
+ERROR = "error in a rank"
 Chance = random.Random
 
 
@@ -201,7 +202,7 @@ HARMS: dict[str, tuple[int, Callable[[Round, Chance], None]]] = {
     "all ranks killed": (1, kill_ranks),
     "starter killed": (2, kill_starter),
     "loader killed": (1, kill_loader),
-    "error in a rank": (1, raise_error),
+    ERROR: (1, raise_error),
     "connections reset": (2, reset),
     "node dead": (2, kill_node),
     "node and the spare for it dead": (1, kill_arriving_spare),
@@ -222,7 +223,9 @@ def drawn(seed: int) -> list[Drawn]:
     while len(found) < 3:
         weights = [weight for weight, _ in HARMS.values()]
         harm = draw.choices(list(HARMS), weights)[0]
-        if COSTS.get(harm, 0) > left:
+        # The same error twice without a checkpoint in between rightly ends a run.
+        is_again = harm == ERROR and harm in [one.harm for one in found]
+        if COSTS.get(harm, 0) > left or is_again:
             continue
         left -= COSTS.get(harm, 0)
         moments = list(MOMENTS) if found else list(MOMENTS)[:3]

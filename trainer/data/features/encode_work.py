@@ -20,7 +20,8 @@ from torch import Tensor
 from trainer.data.features.files import Piece, write
 from trainer.data.features.index import COLUMNS, EXACT, POSTERIOR
 from trainer.data.features.units import Grid
-from trainer.data.video.decode import Decoder, DecoderPool, Reply, Window
+from trainer.data.video.decode import Decoder, Reply, Window
+from trainer.data.video.decoder_pool import DecoderPool
 from trainer.models.vae.interface import to_signed
 from trainer.weights.write import NAMES
 

@@ -22,7 +22,8 @@ from typing import IO, Any
 from trainer.command_line import above_0, whole
 from trainer.data.manifest.left_out import RESUME
 from trainer.data.manifest.row_check import path_fault
-from trainer.data.video.decode import DecoderBroken, DecoderPool
+from trainer.data.video.decode import DecoderBroken
+from trainer.data.video.decoder_pool import DecoderPool
 from trainer.runlog.json_file import parse
 
 Cells = list[str]

@@ -2,8 +2,9 @@
 
 An FFmpeg call cannot be interrupted from Python, and a dead network mount blocks it. So each worker
 has one helper process (decode_process.py, without torch) that reads one clip at a time. One
-that misses the deadline or dies is killed and replaced, and only its clip is refused. Requests and
-replies are JSON lines over two pipes; pixels go through a shared memory file of a few clips.
+that misses the deadline, or dies twice with the same clip, is replaced, and only that clip is
+refused. Requests and replies are JSON lines over two pipes; pixels go through a shared memory file
+of a few clips.
 
 What sleeps in a file system that never answers (FUSE) cannot be killed: such helpers are left
 behind, and when there are many the decoder gives up with a sentence about the file system.
@@ -20,11 +21,10 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +32,6 @@ from numpy.typing import NDArray
 from trainer.data.video import helper_process
 from trainer.errors import TrainerError
 
-T = TypeVar("T")
 _HELPER = "trainer.data.video.decode_process"
 _AHEAD = 4  # requests on their way: hides the turn-round, and always fits a pipe of 64 KiB
 _LONGEST_PATH = 4096  # bytes; Linux's own limit
@@ -112,6 +111,7 @@ class Decoder:
         replies = [Reply("no time left")] * len(clips)
         todo = deque(range(len(clips)))
         sent: deque[int] = deque()
+        once_more: set[int] = set()  # clips with which a helper has died
         turn = idle_deaths = 0  # a request's slot is its turn's: at most _AHEAD are on their way
         while todo or sent:
             self.start()
@@ -131,8 +131,11 @@ class Decoder:
                     continue
                 reply = Reply(**self._receive(time.monotonic() + self.clip_timeout_s))
             except _NoAnswer as error:
-                # Only the clip at the head was being worked on; the others are asked for again.
-                if sent:
+                # Only the clip at the head was being worked on; the others are asked for again. It
+                # too, once, where the helper has died: somebody else may have killed it.
+                if sent and isinstance(error, _Died) and sent[0] not in once_more:
+                    once_more.add(sent[0])
+                elif sent:
                     replies[sent.popleft()] = Reply(str(error))
                 else:  # it died before it saw a clip: no clip's fault, so not again and again
                     idle_deaths += 1
@@ -157,14 +160,18 @@ class Decoder:
         DecoderBroken."""
         if self.process is not None and self.process.poll() is not None:
             self.close()  # it died while it had no question: no clip's fault
-        self.start()
-        try:
-            self._send(question)
-            return self._receive(time.monotonic() + self.clip_timeout_s)
-        except _NoAnswer as error:
-            self.close()
-            self.replaced += 1
-            return {"error": str(error)}
+        has_died = False
+        while True:
+            self.start()
+            try:
+                self._send(question)
+                return self._receive(time.monotonic() + self.clip_timeout_s)
+            except _NoAnswer as error:
+                self.close()
+                self.replaced += 1
+                if has_died or not isinstance(error, _Died):
+                    return {"error": str(error)}
+                has_died = True  # somebody else may have killed it: it is asked once more
 
     def close(self) -> None:
         """End the helper. The decoder may be used again afterwards."""
@@ -261,39 +268,14 @@ class _NoAnswer(Exception):
     """The helper is late or has died."""
 
 
-def _dead(process: subprocess.Popen[bytes]) -> _NoAnswer:
+class _Died(_NoAnswer):
+    """It has ended with a request on its way."""
+
+
+def _dead(process: subprocess.Popen[bytes]) -> _Died:
     try:
         code = process.wait(timeout=5)
     except subprocess.TimeoutExpired:  # it closed its pipe but lives on; it is killed next
         code = None
     ending = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-    return _NoAnswer(f"the decoding process died: {ending}")
-
-
-class DecoderPool:
-    """`workers` decoders, each with a thread of its own and a helper that starts when needed."""
-
-    def __init__(self, workers: int, timeout_s: float, role: str, **options: Any) -> None:
-        self._all = [Decoder(timeout_s, role=role, **options) for _ in range(workers)]
-        self._idle = [*self._all]
-        self._threads = ThreadPoolExecutor(workers, role)
-
-    def submit(self, work: Callable[[Decoder], T]) -> Future[T]:
-        """`work(decoder)` in one of the threads."""
-        return self._threads.submit(self._run, work)
-
-    def _run(self, work: Callable[[Decoder], T]) -> T:
-        decoder = self._idle.pop()  # there are as many as threads
-        try:
-            return work(decoder)
-        finally:
-            self._idle.append(decoder)
-
-    def close(self) -> None:
-        """End the helpers; what has not begun is cancelled."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        for decoder in self._all:
-            decoder.abort()
-        self._threads.shutdown(wait=True)
-        for decoder in self._all:
-            decoder.close()
+    return _Died(f"the decoding process died: {ending}")

@@ -1,11 +1,14 @@
 """The decoding process: its pixels, its deadline, its end, and what it does not load."""
 
+import array
 import contextlib
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import termios
 import threading
 import time
 from pathlib import Path
@@ -95,6 +98,74 @@ def test_process_that_died_between_batches_costs_no_clip(decoder, clips):
     wait_for(lambda: is_gone(first))
     _, replies = decoder.decode([(clip, WINDOW) for clip in clips], SHAPE)
     assert not any(reply.error for reply in replies)
+
+
+def kill_busy(decoder: Decoder, times: int) -> threading.Thread:
+    """Kill the helper while it has a clip, so many times; the first one is stopped beforehand."""
+    os.kill(decoder.process.pid, signal.SIGSTOP)
+
+    def work() -> None:
+        seen = []
+        for _ in range(times):
+            wait_for(lambda: decoder.process is not None and decoder.process.pid not in seen)
+            seen.append(decoder.process.pid)
+            wait_for(lambda: has_request(seen[-1]))
+            os.kill(seen[-1], signal.SIGKILL)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
+def has_request(pid: int) -> bool:
+    """Whether bytes wait in a stopped process's stdin."""
+    os.kill(pid, signal.SIGSTOP)
+    with Path(f"/proc/{pid}/fd/0").open("rb", buffering=0) as pipe:
+        waiting = array.array("i", [0])
+        fcntl.ioctl(pipe, termios.FIONREAD, waiting)
+    return waiting[0] > 0
+
+
+def test_clip_whose_process_was_killed_by_somebody_is_read_once_more(decoder, clips):
+    decoder.decode([(clips[0], WINDOW)], SHAPE)
+    killer = kill_busy(decoder, 1)
+    pixels, replies = decoder.decode([(clip, WINDOW) for clip in clips], SHAPE)
+    killer.join()
+    assert not any(reply.error for reply in replies)
+    assert frame_numbers(pixels[0]) == [2, 3, 4, 5]
+    assert decoder.replaced == 1
+
+
+def test_clip_that_ends_two_processes_is_refused_alone(clips, tmp_path, monkeypatch):
+    deadly = tmp_path / "deadly.mp4"
+    deadly.write_bytes(Path(clips[0]).read_bytes())
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, av\n"
+        "real = av.open\n"
+        "def deadly(name, *args, **options):\n"
+        "    if 'deadly' in str(name): os.kill(os.getpid(), 9)\n"
+        "    return real(name, *args, **options)\n"
+        "av.open = deadly\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    decoder = Decoder(clip_timeout_s=20)
+    paths = [clips[0], str(deadly), clips[1]]
+    _, replies = decoder.decode([(path, WINDOW) for path in paths], SHAPE)
+    assert [reply.error for reply in replies] == ["", "the decoding process died: signal 9", ""]
+    assert decoder.ask({"what": "probe", "path": str(deadly)}) == {
+        "error": "the decoding process died: signal 9"
+    }
+    assert decoder.replaced == 4
+    decoder.close()
+
+
+def test_facts_of_a_clip_are_asked_once_more_where_the_process_was_killed(decoder, clips):
+    decoder.decode([(clips[0], WINDOW)], SHAPE)
+    killer = kill_busy(decoder, 1)
+    facts = decoder.ask({"what": "probe", "path": clips[0]})
+    killer.join()
+    assert "error" not in facts
+    assert decoder.replaced == 1
 
 
 def test_clips_without_time_left_have_errors(decoder, clips):
