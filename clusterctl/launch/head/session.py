@@ -37,8 +37,8 @@ def begin(run: SavedRun, output: Output, *, detach: bool) -> int:
 
 
 def _refuse_second(run: SavedRun) -> None:
-    """Raises `LaunchFailed` where a run of the same job goes on. Nodes refuse it as well, but between
-    two attempts no node knows of it."""
+    """Raises `LaunchFailed` where a run of the same job goes on. Nodes refuse it as well, but
+    between two attempts no node knows of it."""
     names = {node.name for node in run.rules.every_node}
     for folder in sorted(run.plan.run_dir.parent.iterdir()):
         holder = owner.find(folder) if folder != run.plan.run_dir else None

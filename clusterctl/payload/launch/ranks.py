@@ -205,7 +205,7 @@ class Ranks:
                 if order is not None and order["op"] == "stop" and order["grace_s"] == 0:
                     break  # the user asked twice
         self.kills = True
-        left = end_members(min(grace_s, 1.0), self.starter.pid)
+        left = end_members(min(grace_s / 4, 1.0), self.starter.pid)  # what ranks have started
         if self.pids and not left:
             self.wait_for_ends(SETTLE_S)
         if not self.have_ended:  # it cannot tell: it was stopped, or still imports
