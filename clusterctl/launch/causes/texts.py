@@ -1,8 +1,4 @@
-"""What the sentence of a rank's log says about its end: a table from wording to class. Pure.
-
-The texts are those of CPython 3.10 to 3.13, torch 2.6 to 2.13 with gloo and NCCL, safetensors, the
-Linux kernel's errno, and the trainer's own `error:` lines (trainer/errors.py and its callers).
-"""
+"""What the sentence of a rank's log says about its end, by the table of signatures. Pure."""
 
 from __future__ import annotations
 
@@ -11,6 +7,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from clusterctl.launch.causes import signatures
 from clusterctl.launch.causes.kinds import Kind
 
 
@@ -38,43 +35,12 @@ _WHAT = re.compile(r"  what\(\):\s+(?P<text>.+)")  # the line below "terminate c
 _ENDINGS = "Error|Exception|Interrupt|Exit|Timeout|Failure|Expired"
 _RAISED = re.compile(rf"(?P<type>(?:\w+\.)*\w*(?:{_ENDINGS}))(?:: .*)?")
 FEW_LINES = 5  # below a traceback of a rank that ends by it: warnings of libraries that unload
-_WATCHDOG = re.compile(
-    r"Watchdog caught collective operation timeout.*|watchdog thread terminated with exception.*|"
-    r"taking the entire process down.*|Watchdog got stuck.*"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    kind: Kind
-    words: re.Pattern[str]
-    is_of_node: bool = False
-
-
-def _row(kind: Kind, words: str, *, is_of_node: bool = False) -> _Row:
-    return _Row(kind, re.compile(words, re.IGNORECASE), is_of_node)
-
-
-# The first row that fits decides. A taken port and the watchdog are worded with the same classes
-# as the loss of a peer (DistNetworkError), so they come before it.
-TABLE: tuple[_Row, ...] = (
-    _row(Kind.PORT_TAKEN, r"EADDRINUSE|address already in use|the program at that port has not answered"),
-    _row(Kind.NCCL_WATCHDOG, _WATCHDOG.pattern),
-    # Ended by us or by a launcher, not by itself.
-    _row(Kind.PEER_LOST, r"is killed by signal: Terminated|^SystemExit: (?:143|130)$|SignalException"),
-    _row(Kind.WORKER_DIED, r"DataLoader worker .*(?:is killed by signal|exited unexpectedly)|Pin memory thread exited|decoding processes were killed"),
-    _row(Kind.PEER_LOST, r"another rank has ended|connection (?:was )?(?:closed|reset|refused|likely closed)|remote process exited|ncclRemoteError|socket (?:timeout|closed)|broken pipe|failed to recv|pair closure|recvValue failed|client socket has (?:failed|timed out)|timed out waiting|Dist(?:Network|Store)Error|Gloo connect"),
-    _row(Kind.CUDA_OOM, r"OutOfMemoryError|CUDA out of memory|CUBLAS_STATUS_ALLOC_FAILED|too much for the memory of cuda|the smallest card has"),
-    _row(Kind.CUDA_ERROR, r"uncorrectable ECC|unable to determine the device handle|GPU is lost|fallen off the bus|no CUDA-capable device|CUDA driver initialization failed|system not yet initialized", is_of_node=True),
-    _row(Kind.ENVIRONMENT, r"ModuleNotFoundError|ImportError|this Python has no |cannot open shared object|undefined symbol|GLIBC\w* not found|no kernel image is available|driver version is insufficient|needs triton|needs Python's headers|C\+\+ compiler"),
-    _row(Kind.CUDA_ERROR, r"CUDA error|device-side assert|cudaError|CUDNN_STATUS|CUBLAS_STATUS|ncclUnhandledCudaError|ncclSystemError"),
-    _row(Kind.DISK_FULL, r"no space left|errno 28\b|ENOSPC|disk quota exceeded|\b(?:has|have) [\d.,]+ .?B free|it needs .* free$"),
-    _row(Kind.STORAGE, r"stale file handle|errno (?:5|107|116)\]|input/output error|endpoint is not connected|remote i/o error|read-only file system"),
-    _row(Kind.DIVERGED, r"\bDiverged\b|all ranks stop\b|rollbacks did not get past step|steps? \d+ to \d+ is .* times the median|(?:loss|norm|gradients?|weights|average|EMA)\b.* (?:is|are) (?:[-+]?inf|nan|not finite|non-finite|no longer a number)|non-?finite|FloatingPointError|diverged"),
-    _row(Kind.CHECKPOINT_INVALID, r"holds no complete checkpoint|is not complete: it has no|its SHA-256 differs|is of another model|is not of this model|the files of ranks .* are missing|in loading state_dict|PytorchStreamReader failed|SafetensorError|invalid load key|UnpicklingError|not a valid file of weights|manifest\.json cannot be read|sampler's state is damaged|epoch\d+-global_step\d+\S* (?:cannot be read|has no|holds|is missing|is damaged|has [\d,]+ bytes)|CheckpointError"),
-    _row(Kind.MISSING_FILE, r"FileNotFoundError|NotADirectoryError|no such file|errno 2\]|^there (?:is|are) no (?:\S*/\S*|\S+ for \S+|config file|checkpoint|weights|dataset)"),
-    _row(Kind.USER_STOP, r"^(?:KeyboardInterrupt|interrupted)\b"),
-)  # fmt: skip
+_WATCHDOG = re.compile(signatures.WATCHDOG)
+# The watchdog tells an error of this rank's own GPU: `… terminated with exception: CUDA error: …`.
+_OWN_ERROR = re.compile(r"watchdog thread terminated with exception: (?:\[.*?\] )?CUDA error.*")
+_ABORT = "terminate called"
+BEFORE_ABORT = 60  # lines of C++ frames between a traceback and the abort that it brings about
+_CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 
 
 def _plain(lines: Sequence[str]) -> list[str]:
@@ -92,23 +58,54 @@ def find(lines: Sequence[str]) -> tuple[int, str, int | None] | None:
             if stated["fatal"] and below:
                 text = f"{text.strip()}: {below['text']}"
             return index, text.strip(), int(stated["rank"]) if stated["rank"] else None
-    raised: int | None = None
-    is_ignored = False  # inside of "Exception ignored in: …", printed while Python ends
+    raised = _raised(lines)
+    return None if raised is None else (raised, lines[raised].strip(), None)
+
+
+def _raised(lines: Sequence[str]) -> int | None:
+    """Where the last traceback ends that is not printed while Python ends.
+
+    Of a chain ("During handling of the above exception …") it is the last error, but the first where
+    that is the rank's own and the last is about a peer: cleaning up failed because of it.
+    """
+    chain: list[int] = []
+    is_ignored = is_chained = False  # inside of "Exception ignored in: …"; of a chain
     for index, line in enumerate(lines):
         if line.startswith("Exception ignored"):
             is_ignored = True
+        elif line.startswith(_CHAINED):
+            is_chained = True
         elif _RAISED.fullmatch(line):
-            raised, is_ignored = (raised if is_ignored else index), False
-    return None if raised is None else (raised, lines[raised].strip(), None)
+            if not is_ignored:
+                chain = [*chain, index] if is_chained else [index]
+            is_ignored = is_chained = False
+    if not chain:
+        return None
+    first, last = chain[0], chain[-1]
+    blames = [classify(lines[index].strip()).kind.is_consequence for index in (first, last)]
+    return first if blames == [False, True] else last
 
 
 def read(lines: Sequence[str]) -> Stated | None:
     """What a log states about its rank's end; None where no line states an error."""
     found = find(lines)
     # NCCL's watchdog ends the process by an exception in C++, whose text may be cut.
-    barks = next((hit[0] for hit in map(_WATCHDOG.search, reversed(lines)) if hit), None)
-    if barks and (found is None or found[1].startswith("terminate called")):
-        return Stated(Kind.NCCL_WATCHDOG, barks)
+    barks = [line for line in lines if _WATCHDOG.search(line)]
+    is_abort = found is not None and found[1].startswith(_ABORT)
+    if found is None or is_abort:
+        own = next(filter(None, map(_OWN_ERROR.search, barks)), None)
+        if own is not None:
+            return classify(own[0])
+    if found is not None and is_abort:
+        # What Python raised just before is why C++ aborts.
+        raised = _raised(plain := _plain(lines)[: found[0]])
+        if raised is not None and raised >= found[0] - BEFORE_ABORT:
+            stated = classify(plain[raised].strip())
+            if not stated.kind.is_consequence:
+                return stated
+    if barks and (found is None or is_abort):
+        hit = _WATCHDOG.search(barks[-1])
+        return Stated(Kind.NCCL_WATCHDOG, hit[0] if hit else barks[-1])
     if found is None:
         return None
     index, text, rank = found
@@ -120,9 +117,9 @@ def classify(text: str, rank: int | None = None) -> Stated:
     """The class of one error; what no row of the table knows is an exception of the program."""
     raised = _RAISED.match(text)
     detail = raised["type"].rpartition(".")[2] if raised else ""
-    for row in TABLE:
-        if row.words.search(text):
-            return Stated(row.kind, text, detail, rank, row.is_of_node)
+    known = signatures.find(text)
+    if known is not None:
+        return Stated(known.kind, text, detail, rank, known.is_of_node)
     if text.startswith("Fatal Python error"):
         detail = text.partition(": ")[2]
     return Stated(Kind.WORKER_EXCEPTION, text, detail, rank)

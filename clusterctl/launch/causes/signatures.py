@@ -1,0 +1,113 @@
+"""Known sentences of a rank's end: wording, class, what it means, what to do. Data.
+
+The texts are those of CPython 3.10 to 3.13, torch 2.6 to 2.13 with gloo and NCCL, safetensors, the
+Linux kernel's errno, and the trainer's own `error:` lines (trainer/errors.py and its callers). Each
+signature has a recorded log below tests/captures/why, whose origin tests/captures/README.md tells.
+A class that is a consequence (`Kind.is_consequence`) is that of a victim.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from clusterctl.launch.causes.kinds import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """One wording with what is known about it."""
+
+    name: str  # stable; also the name of its recorded log
+    kind: Kind
+    words: re.Pattern[str]
+    short: str  # of many ranks that end so: "190 connection closed by peer"
+    meaning: str
+    advice: str
+    is_of_node: bool = False
+
+
+def _one(
+    name: str, kind: Kind, words: str, short: str, meaning: str, advice: str, of: str = ""
+) -> Signature:
+    pattern = re.compile(words, re.IGNORECASE)
+    return Signature(name, kind, pattern, short, meaning, advice, is_of_node=of == "node")
+
+
+WATCHDOG = (
+    r"Watchdog caught collective operation timeout.*|watchdog thread terminated with exception.*|"
+    r"taking the entire process down.*|Watchdog got stuck.*"
+)
+_BARK = r"watchdog thread terminated with exception: (?:\[.*?\] )?"
+_NODE = "leave the node out (clusterctl exclude add NODE --reason …)"
+_LOOK = "look for the rank that ended first; this one only noticed"
+
+# The first one that fits decides. A taken port and the watchdog are worded with the same classes as
+# the loss of a peer (DistNetworkError), so they come before it. A watchdog that reports an error of
+# its own GPU is no victim.
+SIGNATURES: tuple[Signature, ...] = (
+    _one("port-taken", Kind.PORT_TAKEN, r"EADDRINUSE|address already in use|the program at that port has not answered", "port taken", "another program listens at the port where ranks meet", "find it with ss -ltnp, or give another --master_port"),
+    _one("watchdog-ecc", Kind.CUDA_ERROR, rf"{_BARK}CUDA error: (?:uncorrectable ECC|unspecified launch failure.*ECC)", "ECC error", "the memory of a GPU gave wrong bits that it could not correct", f"{_NODE}, and reset or replace the GPU", "node"),
+    _one("watchdog-cuda", Kind.CUDA_ERROR, rf"{_BARK}CUDA error", "CUDA error", "a kernel on this rank's GPU failed; NCCL's watchdog was the first to see it", "repeat with CUDA_LAUNCH_BLOCKING=1 to see the line; look for an Xid of the node"),
+    _one("nccl-watchdog", Kind.NCCL_WATCHDOG, WATCHDOG, "watchdog timed out", "a collective did not end in time: some rank never joined it, or the network failed", _LOOK),
+    _one("ended-by-launcher", Kind.PEER_LOST, r"is killed by signal: Terminated|^SystemExit: (?:143|130)$|SignalException", "ended by the launcher", "the launcher ended it with the others", _LOOK),
+    _one("shared-memory", Kind.WORKER_DIED, r"DataLoader worker .*Bus error|insufficient shared memory", "shared memory full", "/dev/shm of the node or container is too small for the data loader", "enlarge /dev/shm (docker --shm-size), or use fewer workers"),
+    _one("worker-died", Kind.WORKER_DIED, r"DataLoader worker .*(?:is killed by signal|exited unexpectedly)|Pin memory thread exited|decoding processes were killed", "loader died", "a process of the data loader was ended, most often for want of memory", "look for oom-kill in the kernel's log (clusterctl run 'dmesg -T | grep -i kill'); use fewer workers"),
+    _one("another-rank", Kind.PEER_LOST, r"another rank has ended", "ended with another rank", "another rank ended", _LOOK),
+    _one("nccl-remote", Kind.PEER_LOST, r"remote process exited|ncclRemoteError", "NCCL lost a peer", "NCCL lost the connection to another rank", _LOOK),
+    _one("peer-closed", Kind.PEER_LOST, r"connection (?:was )?(?:closed|reset|refused|likely closed)|socket closed|broken pipe|failed to recv|pair closure|recvValue failed", "connection closed by peer", "the connection to another rank ended", _LOOK),
+    _one("peer-timeout", Kind.PEER_LOST, r"socket timeout|client socket has (?:failed|timed out)|timed out waiting|Dist(?:Network|Store)Error|Gloo connect", "waited too long for a peer", "another rank did not answer in time", "look whether all ranks started, and whether a firewall is between the nodes"),
+    _one("cuda-oom", Kind.CUDA_OOM, r"OutOfMemoryError|CUDA out of memory|CUBLAS_STATUS_ALLOC_FAILED|too much for the memory of cuda|the smallest card has", "CUDA out of memory", "the GPU's memory is too small for this step", "smaller batch or bucket, more recomputation, or more GPUs to shard over; clusterctl gpus --processes shows others on the card"),
+    _one("ecc", Kind.CUDA_ERROR, r"uncorrectable ECC", "ECC error", "the memory of a GPU gave wrong bits that it could not correct", f"{_NODE}, and reset or replace the GPU", "node"),
+    _one("gpu-lost", Kind.CUDA_ERROR, r"unable to determine the device handle|GPU is lost|fallen off the bus|no CUDA-capable device", "GPU lost", "the driver cannot reach the GPU any more", f"{_NODE}; reboot it, and check power and seating if it happens again", "node"),
+    _one("driver-start", Kind.CUDA_ERROR, r"CUDA driver initialization failed|system not yet initialized", "CUDA does not start", "the driver or the fabric manager of the node is not up", "systemctl status nvidia-fabricmanager on the node; clusterctl preflight", "node"),
+    _one("library", Kind.ENVIRONMENT, r"cannot open shared object|undefined symbol|GLIBC\w* not found", "library does not fit", "a compiled library is missing or of another version", "make the environments of all nodes equal: clusterctl env"),
+    _one("no-kernel", Kind.ENVIRONMENT, r"no kernel image is available|driver version is insufficient", "torch does not fit the driver", "torch was built for another GPU or a newer driver", "install torch for this driver; clusterctl preflight names the versions"),
+    _one("compiler", Kind.ENVIRONMENT, r"needs triton|needs Python's headers|C\+\+ compiler", "compiler missing", "torch.compile needs a compiler or headers that the node lacks", "install them on every node, or set compile = False"),
+    _one("import", Kind.ENVIRONMENT, r"ModuleNotFoundError|ImportError|this Python has no ", "package missing", "a Python package is missing or does not fit", "make the environments of all nodes equal: clusterctl env"),
+    _one("device-assert", Kind.CUDA_ERROR, r"device-side assert", "device-side assert", "an index in a GPU kernel is out of range: most often a label or token number", "repeat with CUDA_LAUNCH_BLOCKING=1 to see the line"),
+    _one("illegal-access", Kind.CUDA_ERROR, r"illegal memory access|misaligned address|unspecified launch failure", "illegal memory access", "a GPU kernel used a wrong address", "repeat with CUDA_LAUNCH_BLOCKING=1; if another node does not have it, suspect the GPU"),
+    _one("nccl-system", Kind.CUDA_ERROR, r"ncclUnhandledCudaError|ncclSystemError", "NCCL error", "NCCL failed in CUDA or in a system call", "repeat with NCCL_DEBUG=INFO; its last lines name the call"),
+    _one("cuda", Kind.CUDA_ERROR, r"CUDA error|cudaError|CUDNN_STATUS|CUBLAS_STATUS", "CUDA error", "CUDA, cuDNN or cuBLAS failed", "repeat with CUDA_LAUNCH_BLOCKING=1; look for an Xid of the node"),
+    _one("disk-quota", Kind.DISK_FULL, r"disk quota exceeded", "quota used up", "the quota of this user is used up", "quota -s; delete old checkpoints or ask for more"),
+    _one("disk-full", Kind.DISK_FULL, r"no space left|errno 28\b|ENOSPC|\b(?:has|have) [\d.,]+ .?B free|it needs .* free$", "disk full", "no space (or inode) is left where the run writes", "df -h and df -i there; clusterctl plan-checkpoints says what the run needs"),
+    _one("stale-handle", Kind.STORAGE, r"stale file handle|errno 116\]", "stale file handle", "the file server replaced or lost a file or an export", "mount it again on the node; compare the node's mount with the others"),
+    _one("read-only", Kind.STORAGE, r"read-only file system", "read-only file system", "the kernel made the file system read-only after an error, or it was mounted so", "dmesg of the node; check the disk before it is mounted again"),
+    _one("storage", Kind.STORAGE, r"errno (?:5|107)\]|input/output error|endpoint is not connected|remote i/o error", "input/output error", "a file system or its server failed", "dmesg of the node and of the file server"),
+    _one("diverged", Kind.DIVERGED, r"\bDiverged\b|all ranks stop\b|rollbacks did not get past step|steps? \d+ to \d+ is .* times the median|(?:loss|norm|gradients?|weights|average|EMA)\b.* (?:is|are) (?:[-+]?inf|nan|not finite|non-finite|no longer a number)|non-?finite|FloatingPointError|diverged", "diverged", "loss, gradients or weights are not finite", "lower the learning rate, or go on from an older checkpoint; look at the data of that step"),
+    _one("checkpoint", Kind.CHECKPOINT_INVALID, r"holds no complete checkpoint|is not complete: it has no|its SHA-256 differs|is of another model|is not of this model|the files of ranks .* are missing|in loading state_dict|PytorchStreamReader failed|SafetensorError|invalid load key|UnpicklingError|not a valid file of weights|manifest\.json cannot be read|sampler's state is damaged|epoch\d+-global_step\d+\S* (?:cannot be read|has no|holds|is missing|is damaged|has [\d,]+ bytes)|CheckpointError", "checkpoint damaged", "a checkpoint or weights are damaged, incomplete or of another model", "go on from the checkpoint before it (--load), or check the config's model"),
+    _one("missing-file", Kind.MISSING_FILE, r"FileNotFoundError|NotADirectoryError|no such file|errno 2\]|^there (?:is|are) no (?:\S*/\S*|\S+ for \S+|config file|checkpoint|weights|dataset)", "file missing", "a file or folder is not there, or not on this node", "check the path on every node: clusterctl run 'ls -d PATH'"),
+    _one("stopped", Kind.USER_STOP, r"^(?:KeyboardInterrupt|interrupted)\b", "interrupted", "somebody pressed Ctrl-C", "start it again"),
+    _one("permission", Kind.WORKER_EXCEPTION, r"PermissionError|errno 13\]", "permission denied", "this user may not read or write that path", "ls -ld the path on that node, as the user of the run"),
+    _one("open-files", Kind.WORKER_EXCEPTION, r"too many open files|errno 24\]", "too many open files", "the limit of open files is too low", "raise ulimit -n on the nodes, or use fewer workers"),
+    _one("host-memory", Kind.WORKER_EXCEPTION, r"^MemoryError|cannot allocate memory|DefaultCPUAllocator: (?:can't|not enough)", "host out of memory", "the machine's memory is used up", "fewer loader workers or a smaller cache; free -g on the node"),
+    _one("desync", Kind.WORKER_EXCEPTION, r"Detected mismatch between collectives on ranks", "ranks disagree", "ranks called different collectives", "the message names both calls; no branch before a collective may depend on the rank"),
+)  # fmt: skip
+
+
+def find(text: str) -> Signature | None:
+    """That of an error; None for one that no signature knows."""
+    return next((one for one in SIGNATURES if one.words.search(text)), None)
+
+
+# What a class means where no text says more, and what to do; by the name with its number first.
+ADVICE: dict[str, tuple[str, str]] = {
+    "oom-kernel": ("the kernel ended the process because memory was used up", "fewer loader workers or a smaller cache, a larger memory limit, or fewer ranks a node"),
+    "signal-9": ("somebody or something sent SIGKILL: a person, a memory guard, a batch system", "dmesg of the node, and the log of the batch system; the kernel's own kills are oom-kernel"),
+    "signal-11": ("the program used a wrong address: a library in C or CUDA, rarely memory that is broken", "repeat with PYTHONFAULTHANDLER=1; if one node alone has it, leave it out"),
+    "signal-7": ("a mapped file or /dev/shm could not be read or written", "df -h /dev/shm on the node; check the file system"),
+    "signal": ("a signal ended the process", "dmesg of the node; who sent it is not recorded"),
+    "hang": ("no rank took a step within the limit", "read the stacks of that moment in stacks/ (index.html)"),
+    "node-unreachable": ("the node answers no more: power, network, kernel", "clusterctl preflight on that node; its console or BMC says more"),
+    "xid": ("the NVIDIA driver logged an error of a GPU", "clusterctl preflight on that node; its kernel log has the line"),
+    "clock-step": ("a clock was set while the run went on", "clusterctl clock; let chrony slew instead of step"),
+    "user-stop": ("it was asked to stop", "start it again"),
+    "worker-exception": ("the program itself raised an error that no signature knows", "read the lines above; the same input gives it again"),
+    "unknown": ("nothing says why", "read its last lines"),
+}  # fmt: skip
+
+
+def advice(name: str) -> tuple[str, str]:
+    """(meaning, what to do) of a class: `signal-9`, else `signal`."""
+    kind = next((str(kind) for kind in Kind if name.startswith(kind.value)), str(Kind.UNKNOWN))
+    return ADVICE.get(name) or ADVICE.get(kind) or ADVICE["unknown"]
