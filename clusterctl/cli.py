@@ -20,11 +20,11 @@ from clusterctl.errors import ClusterctlError, OutputLost, UsageError
 # missing in a checkout until it is installed again.
 COMMANDS = ["demo", "nodes", "exclude", "run", "gpus", "clock", "fabric", "env", "push", "data"]
 COMMANDS += ["preflight", "plan-checkpoints", "launch", "top", "watch", "export"]
-COMMANDS += ["runs", "status", "attach", "logs", "report"]
+COMMANDS += ["runs", "status", "attach", "logs", "why", "report"]
 COMMANDS += ["dump-stacks", "stop", "kill"]
 FOLDERS = {
     **dict.fromkeys(("top", "watch", "export", "report"), "dashboards.commands"),
-    **dict.fromkeys(("runs", "status", "attach", "logs"), "clusterctl.commands.runs"),
+    **dict.fromkeys(("runs", "status", "attach", "logs", "why"), "clusterctl.commands.runs"),
 }
 HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
 

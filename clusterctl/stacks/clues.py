@@ -61,7 +61,7 @@ def parse_completed(lines: Iterable[str]) -> list[int]:
 def clues(snapshot: JobSnapshot) -> list[Clue]:
     """All evidence, the most important first."""
     logs = [(rank, lines) for node in snapshot.nodes for rank, lines in node.logs.items()]
-    logged = [*_watchdog(logs), *_gloo(logs), *_network(logs)]
+    logged = [*watchdog(logs), *_gloo(logs), *network(logs)]
     return [*_flight(snapshot), *logged, *_kernel(snapshot.nodes)]
 
 
@@ -80,7 +80,8 @@ def _flight(snapshot: JobSnapshot) -> list[Clue]:
     return [Clue("flight recorder", text, tuple(ranks)) for text, ranks in compared] + unread
 
 
-def _watchdog(logs: Logs) -> list[Clue]:
+def watchdog(logs: Logs) -> list[Clue]:
+    """What NCCL gave up waiting for, and which rank had done least."""
     seen = [one for _, lines in logs for one in parse_watchdog(lines)]
     groups = grouped(((one.sequence, one.operation), one) for one in seen)
     completed = {rank: number for rank, lines in logs for number in parse_completed(lines)}
@@ -107,7 +108,8 @@ def _gloo(logs: Logs) -> list[Clue]:
     return [Clue("log", text, tuple(ranks))] if ranks else []
 
 
-def _network(logs: Logs) -> list[Clue]:
+def network(logs: Logs) -> list[Clue]:
+    """Warnings of NCCL about its connections, equal ones of many ranks as one."""
     found = [(rank, found) for rank, lines in logs for found in map(_NET.search, lines)]
     warned = grouped((warning["text"][:160], rank) for rank, warning in found if warning)
     return [

@@ -35,7 +35,7 @@ _WHAT = re.compile(r"  what\(\):\s+(?P<text>.+)")  # the line below "terminate c
 _ENDINGS = "Error|Exception|Interrupt|Exit|Timeout|Failure|Expired"
 _RAISED = re.compile(rf"(?P<type>(?:\w+\.)*\w*(?:{_ENDINGS}))(?:: .*)?")
 FEW_LINES = 5  # below a traceback of a rank that ends by it: warnings of libraries that unload
-_WATCHDOG = re.compile(signatures.WATCHDOG)
+WATCHDOG = re.compile(signatures.WATCHDOG)
 # The watchdog tells an error of this rank's own GPU: `… terminated with exception: CUDA error: …`.
 _OWN_ERROR = re.compile(r"watchdog thread terminated with exception: (?:\[.*?\] )?CUDA error.*")
 _ABORT = "terminate called"
@@ -90,7 +90,7 @@ def read(lines: Sequence[str]) -> Stated | None:
     """What a log states about its rank's end; None where no line states an error."""
     found = find(lines)
     # NCCL's watchdog ends the process by an exception in C++, whose text may be cut.
-    barks = [line for line in lines if _WATCHDOG.search(line)]
+    barks = [line for line in lines if WATCHDOG.search(line)]
     is_abort = found is not None and found[1].startswith(_ABORT)
     if found is None or is_abort:
         own = next(filter(None, map(_OWN_ERROR.search, barks)), None)
@@ -104,13 +104,18 @@ def read(lines: Sequence[str]) -> Stated | None:
             if not stated.kind.is_consequence:
                 return stated
     if barks and (found is None or is_abort):
-        hit = _WATCHDOG.search(barks[-1])
+        hit = WATCHDOG.search(barks[-1])
         return Stated(Kind.NCCL_WATCHDOG, hit[0] if hit else barks[-1])
     if found is None:
         return None
     index, text, rank = found
-    is_last = index >= len(lines) - FEW_LINES or _STATED.match(_plain(lines)[index]) is not None
+    is_last = index >= len(lines) - FEW_LINES or is_stated(lines[index])
     return replace(classify(text, rank), is_last=is_last)
+
+
+def is_stated(line: str) -> bool:
+    """Whether a program writes such a line as its last word: `error: …`, an abort of C++."""
+    return _STATED.match(_RANK_MARK.sub("", line, count=1)) is not None
 
 
 def classify(text: str, rank: int | None = None) -> Stated:

@@ -35,14 +35,14 @@ class LogFile:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Which logs are shown. `ranks` None: all; `starters` are nodes."""
+    """Which logs are shown. `ranks` None: all; `starters` are nodes, None: all."""
 
     ranks: Collection[int] | None = None
-    starters: Collection[str] = ()
+    starters: Collection[str] | None = ()
 
     def has(self, file: LogFile) -> bool:
         if file.rank is None:
-            return file.node in self.starters
+            return self.starters is None or file.node in self.starters
         return self.ranks is None or file.rank in self.ranks
 
 
@@ -78,29 +78,42 @@ class LogFolder:
     @contextlib.contextmanager
     def opened(self, file: LogFile) -> Iterator[tuple[int, os.stat_result]]:
         """A descriptor and the file's status. Raises `OSError`, `Refused` for what is not read."""
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        path = self._path / file.name
-        try:
-            fd = os.open(file.name, flags, dir_fd=self._fd)
-        except OSError as error:
-            if stat.S_ISLNK(self._mode(file.name)):
-                raise Refused(f"{path} is a link: links are not followed") from None
-            raise OSError(error.errno, error.strerror, str(path)) from None
-        try:
-            found = os.fstat(fd)
-            if not stat.S_ISREG(found.st_mode):
-                raise Refused(f"{path} is no plain file")
-            if found.st_uid not in self._owners:
-                raise Refused(f"{path} belongs to user {found.st_uid}, who does not own the run")
-            yield fd, found
-        finally:
-            os.close(fd)
+        with opened(self._path / file.name, self._owners, self._fd) as found:
+            yield found
 
-    def _mode(self, name: str) -> int:
-        try:
-            return os.stat(name, dir_fd=self._fd, follow_symlinks=False).st_mode
-        except OSError:
-            return 0
+
+@contextlib.contextmanager
+def opened(
+    path: Path, owners: Collection[int], folder_fd: int | None = None
+) -> Iterator[tuple[int, os.stat_result]]:
+    """A descriptor and the status of a plain file of one of these users; no link is followed.
+
+    With `folder_fd` the path's name is opened there. Raises `OSError`, `Refused`.
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    name = str(path) if folder_fd is None else path.name
+    try:
+        fd = os.open(name, flags, dir_fd=folder_fd)
+    except OSError as error:
+        if stat.S_ISLNK(_mode(name, folder_fd)):
+            raise Refused(f"{path} is a link: links are not followed") from None
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise Refused(f"{path} is no plain file")
+        if found.st_uid not in owners:
+            raise Refused(f"{path} belongs to user {found.st_uid}, who does not own the run")
+        yield fd, found
+    finally:
+        os.close(fd)
+
+
+def _mode(name: str, folder_fd: int | None) -> int:
+    try:
+        return os.stat(name, dir_fd=folder_fd, follow_symlinks=False).st_mode
+    except OSError:
+        return 0
 
 
 def _log_file(name: str) -> LogFile | None:

@@ -1,0 +1,177 @@
+"""What changed since the last attempt, or the last run of the same config, that worked.
+
+Compared is what the run directory records: nodes, number of ranks, the trainer's code, config,
+Python, variables and command. What is not recorded is said.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clusterctl.nodes import fold
+from clusterctl.payload.mask_secrets import HIDDEN, hide, is_secret
+from clusterctl.runs.attempts import DONE, Attempt
+from clusterctl.runs.find import EVENTS_FILE, PLAN_FILE, runs_by_time
+from clusterctl.runs.journal import Journal, after_event, launcher_event
+from trainer.runlog.json_file import read_object
+from trainer.runlog.telemetry import FILE, Event, decode
+
+CONFIG_FILE, SAMPLER = "config.json", "sampler.json"
+MOST_RUNS = 50  # that are looked at, the newest first
+MOST = 40  # changes that are kept
+LAST_BYTES = 1 << 16
+# Differ in every run, or are the launcher's own.
+_OWN = ("CLUSTERCTL_", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
+_NEVER = ("package versions", "the data set's contents")
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """`since` names what worked, "" where nothing did. Each change is (what, before, now)."""
+
+    since: str
+    changes: tuple[tuple[str, str, str], ...] = ()
+    not_recorded: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        rows = [{"what": what, "before": old, "now": new} for what, old, new in self.changes]
+        return {"since": self.since or None, "changes": rows, "not_recorded": list(self.not_recorded)}
+
+
+def changes_of(run_dir: Path, recorded: Any, number: int, failed: Attempt | None) -> Changes:
+    """Against an earlier attempt that took steps, else against another run that ended well."""
+    before = [one for one in recorded.account.attempts if one.number < number and one.first is not None]  # fmt: skip
+    if failed is not None and failed.first is None and before:
+        return _attempts(before[-1], failed)
+    other = _last_good(run_dir, recorded.plan.get("config"))
+    if other is None:
+        return Changes("")
+    return _runs(other, run_dir)
+
+
+def _attempts(good: Attempt, failed: Attempt) -> Changes:
+    rows = [
+        ("nodes", fold(good.nodes), fold(failed.nodes)),
+        ("ranks", _text(good.world), _text(failed.world)),
+        ("begins from", good.checkpoint or "the beginning", failed.checkpoint or "the beginning"),
+    ]
+    found = tuple((what, old, new) for what, old, new in rows if old != new)
+    never = ("code and config of each attempt", *_NEVER)
+    return Changes(f"attempt {good.number}, which took steps", found, never)
+
+
+def _last_good(run_dir: Path, config: Any) -> Path | None:
+    """The newest other run of that config, beside this one, that ended well."""
+    if not isinstance(config, str):
+        return None
+    here = run_dir.resolve()
+    others = [path for path in runs_by_time(here.parent) if path.resolve() != here]
+    for path in others[:MOST_RUNS]:
+        if _object(path / PLAN_FILE).get("config") == config and _ended_well(path):
+            return path
+    return None
+
+
+def _ended_well(path: Path) -> bool:
+    journal = Journal()
+    for line in _last_lines(path / EVENTS_FILE):
+        event = launcher_event(line)
+        if event is not None:
+            journal = after_event(journal, event)
+    if journal.end is not None:
+        return journal.end.exit_code == 0
+    records = [record for record in map(decode, _last_lines(path / FILE)) if record is not None]
+    ends = [one.name for one in records if isinstance(one, Event) and one.name in (DONE, "start")]
+    return ends[-1:] == [DONE]
+
+
+def _last_lines(path: Path) -> list[bytes]:
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - LAST_BYTES))
+        return file.read().split(b"\n")
+    return []
+
+
+def _runs(good: Path, failed: Path) -> Changes:
+    plans = [_object(path / PLAN_FILE) for path in (good, failed)]
+    configs = [_object(path / CONFIG_FILE) for path in (good, failed)]
+    never = [] if all(configs) else ["code and config (config.json is missing)"]
+    rows: list[tuple[str, str, str]] = []
+    rows.append(("nodes", *(fold(_nodes(plan)) for plan in plans)))
+    for name in ("world_size", "device", "python", "workdir"):
+        rows.append((name, *(_text(plan.get(name)) for plan in plans)))
+    if all(configs):
+        rows.append(("code", *(_commit(one.get("commit")) for one in configs)))
+        rows.append(("Python", *(_text(one.get("python")) for one in configs)))
+        flat = [dict(_flat(one.get("config"), "")) for one in configs]
+        rows += _differing("config ", *flat)
+        rows += _differing("", *(_variables(one.get("environment")) for one in configs))
+    else:
+        rows += _differing("", *(_variables(plan.get("environment")) for plan in plans))
+    digests = [_fingerprint(path) for path in (good, failed)]
+    if all(digests):
+        rows.append(("data set", *(digest[:12] for digest in digests)))
+        never.append(_NEVER[0])
+    else:
+        never += _NEVER
+    found = tuple(row for row in rows if row[1] != row[2])
+    return Changes(f"run {good.name}, which ended well", found[:MOST], tuple(never))
+
+
+def _differing(prefix: str, old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:  # fmt: skip
+    for name in sorted({*old, *new}):
+        values = (old.get(name, "not set"), new.get(name, "not set"))
+        if values[0] != values[1]:
+            yield (f"{prefix}{name}", *values)
+
+
+def _flat(value: Any, name: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict) and value:
+        for key, item in value.items():
+            yield from _flat(item, f"{name}.{key}" if name else str(key))
+    else:
+        yield name, HIDDEN if is_secret(name.rpartition(".")[2]) else _text(value)
+
+
+def _variables(value: Any) -> dict[str, str]:
+    found = value if isinstance(value, dict) else {}
+    kept = {str(key): item for key, item in found.items() if not str(key).startswith(_OWN)}
+    return {key: HIDDEN if is_secret(key) else _text(item) for key, item in kept.items()}
+
+
+def _nodes(plan: Mapping[str, Any]) -> list[str]:
+    nodes = plan.get("nodes")
+    found = nodes if isinstance(nodes, list) else []
+    return [str(node["name"]) for node in found if isinstance(node, dict) and "name" in node]
+
+
+def _commit(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        return "not recorded"
+    return f"{value.rstrip('+')[:12]}{' with local changes' if value.endswith('+') else ''}"
+
+
+def _fingerprint(run_dir: Path) -> str:
+    """That of the data set, which every checkpoint has; "" without a checkpoint."""
+    with contextlib.suppress(OSError, ValueError):
+        name = (run_dir / "latest").read_text(encoding="utf-8").strip()
+        if name and "/" not in name:
+            found = read_object(run_dir / name / SAMPLER).get("fingerprint")
+            return found if isinstance(found, str) else ""
+    return ""
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        return read_object(path)
+    except (OSError, ValueError):
+        return {}
+
+
+def _text(value: Any) -> str:
+    return "not recorded" if value is None else hide(str(value))[:200]

@@ -1,0 +1,320 @@
+"""Why a run ended: its attempts, the verdict on one of them, and what belongs to that."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from checks.facts import NOT_ASKED
+from checks.parsers.kernel_log import INTERESTING, read_events
+from clusterctl.errors import CouldNotFindOut, UsageError
+from clusterctl.jobs.processes import fold_ranks
+from clusterctl.launch.causes import signatures
+from clusterctl.launch.causes.kinds import Cause, Kind, Source
+from clusterctl.launch.head import owner
+from clusterctl.payload.mask_secrets import hide
+from clusterctl.runs.attempts import DONE, FAILED, RUNNING, Attempt
+from clusterctl.runs.find import PLAN_FILE
+from clusterctl.runs.journal import USER_STOP
+from clusterctl.stacks import clues
+from clusterctl.why import rank_logs
+from clusterctl.why.changes import Changes, changes_of
+from clusterctl.why.rank_logs import Logs
+from clusterctl.why.recorded import AttemptRecord, Recorded, read_recorded
+from clusterctl.why.verdict import Verdict, judge, log_of, world_of
+
+ENDED_WELL, ENDED_BADLY, STOPPED, GOES_ON, NOT_KNOWN = (
+    "ended well", "failed", "stopped", "running", "unknown",
+)  # fmt: skip
+FRESH_S = 60.0  # a log that was written within this time belongs to a run that may go on
+MINUTES_S = 300.0  # of what else happened at the time of a failure
+MOST_CLUES = 12
+CONTEXT = 12  # lines of the log that end with the error
+_KERNEL = re.compile(INTERESTING)
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """`state` is of the run, `verdict` of the attempt `number`, None where that did not fail."""
+
+    run_dir: Path
+    state: str
+    text: str  # how the run stands, as one sentence
+    attempts: tuple[Attempt, ...] = ()
+    number: int = 1
+    verdict: Verdict | None = None
+    context: tuple[str, ...] = ()  # lines of the log up to the error
+    log: str = ""  # its name
+    meaning: str = ""
+    advice: str = ""
+    signature: str = ""  # "" where none knows the error
+    victims: Mapping[str, int] = field(default_factory=dict)  # how ranks followed
+    clues: tuple[str, ...] = ()
+    stacks: str = ""
+    changes: Changes | None = None
+    unread: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def exit_code(self) -> int:
+        """1 for a failure whose cause is known, 3 where it or the run's state is not."""
+        if self.verdict is not None and self.state in (ENDED_BADLY, NOT_KNOWN):
+            return 1 if self.verdict.cause is not None else CouldNotFindOut.exit_code
+        return CouldNotFindOut.exit_code if self.state == NOT_KNOWN else 0
+
+
+def explain(run_dir: Path, attempt: int | None, now_s: float) -> Explanation:
+    """Of a run directory. Raises `UsageError` for an attempt that it does not have."""
+    recorded = read_recorded(run_dir)
+    attempts = recorded.account.attempts
+    newest = max(recorded.records)
+    if attempt is not None and attempt not in recorded.records:
+        raise UsageError(
+            f"{run_dir.name} has no attempt {attempt}",
+            hint=f"its attempts are {min(recorded.records)} to {newest}",
+        )
+    state, text = _state(run_dir, recorded)
+    number = attempt or _last_failed(recorded, state)
+    if number is None:
+        return Explanation(run_dir, state, text, attempts, newest)
+    record = recorded.records[number]
+    logs = rank_logs.of_run(run_dir, number, newest, record.nodes)
+    is_newest = number == newest
+    if is_newest and state in (GOES_ON, NOT_KNOWN) and record.incident is None:
+        state, text = _by_logs(logs, record, recorded, state, text, now_s)
+        if state == GOES_ON:
+            return Explanation(run_dir, state, text, attempts, number, unread=logs.unread)
+    if is_newest and state in (ENDED_WELL, STOPPED) and record.incident is None:
+        return Explanation(run_dir, state, text, attempts, number)
+    begun = next((one for one in attempts if one.number == number), None)
+    planned = recorded.plan.get("world_size") if is_newest else None
+    world = world_of(logs, record, planned if type(planned) is int else None)
+    verdict = judge(record, logs, world)
+    if attempt is not None and attempt != newest:
+        state = ENDED_BADLY
+    at_s = record.incident.time_s if record.incident else recorded.newest_s
+    found = _told(run_dir, state, text, attempts, number, verdict, logs, record, at_s)
+    return _with_changes(found, changes_of(run_dir, recorded, number, begun))
+
+
+def explain_logs(folder: Path) -> Explanation:
+    """Of a folder of logs alone. Raises `UsageError` without any."""
+    logs = rank_logs.of_folder(folder)
+    if not logs.ranks:
+        why = next(iter(logs.unread.values()), "")
+        hint = why or "names that end in .log, .txt, .out or .err are read"
+        raise UsageError(f"{folder} has no log", hint=hint)
+    record = AttemptRecord()
+    verdict = judge(record, logs, world_of(logs, record, None))
+    state = NOT_KNOWN if verdict.cause is None else ENDED_BADLY
+    count = len({one.rank for one in logs.ranks if one.rank is not None})
+    text = f"logs of {count} ranks" if count != 1 else "the log of 1 rank"
+    return _told(folder, state, text, (), 1, verdict, logs, record, 0.0)
+
+
+def _state(run_dir: Path, recorded: Recorded) -> tuple[str, str]:
+    """(state, sentence) by what was written; the logs may say more."""
+    end = recorded.journal.end
+    if end is not None:
+        if end.exit_code == 0:
+            return ENDED_WELL, "it ended well"
+        return (STOPPED, end.text) if end.exit_code == 130 else (ENDED_BADLY, end.text)
+    if recorded.journal.begins or (run_dir / PLAN_FILE).exists():
+        who = owner.find(run_dir)
+        if who is not None:
+            return GOES_ON, f"it is supervised by {who.text}"
+        return NOT_KNOWN, "its supervisor has gone without writing how it ended"
+    words = {DONE: (ENDED_WELL, "its trainer reached the last step"), "stopped": (STOPPED, "its trainer was asked to stop"), FAILED: (ENDED_BADLY, "its trainer says that it failed")}  # fmt: skip
+    return words.get(recorded.trainer_end, (NOT_KNOWN, "nothing says how it ended"))
+
+
+def _last_failed(recorded: Recorded, state: str) -> int | None:
+    """The attempt that is told in full: the newest that failed, or one whose end is not known."""
+    newest = max(recorded.records)
+    good = (DONE, USER_STOP, RUNNING)
+    failed = [one.number for one in recorded.account.attempts if one.ending not in good and one.number in recorded.records]  # fmt: skip
+    if state in (ENDED_BADLY, NOT_KNOWN):
+        return newest
+    return max(failed, default=newest if state == GOES_ON and newest == 1 else None)
+
+
+def _by_logs(
+    logs: Logs, record: AttemptRecord, recorded: Recorded, state: str, text: str, now_s: float
+) -> tuple[str, str]:
+    """State of an attempt without an end: whether it still writes."""
+    times = [one.written_s for one in logs.ranks] + [recorded.newest_s]
+    ago_s = max(0.0, now_s - max(times))
+    has_failed = bool(record.lost) or any(one.code != 0 for one in record.ends)
+    if state == GOES_ON:
+        return GOES_ON, text
+    if ago_s < FRESH_S and not has_failed and recorded.trainer_end != FAILED:
+        return GOES_ON, f"{text}, and its files were written {ago_s:.0f} s ago"
+    return state, text
+
+
+def _told(
+    run_dir: Path,
+    state: str,
+    text: str,
+    attempts: tuple[Attempt, ...],
+    number: int,
+    verdict: Verdict,
+    logs: Logs,
+    record: AttemptRecord,
+    at_s: float,
+) -> Explanation:
+    cause = verdict.cause
+    if state == NOT_KNOWN and cause is not None:
+        state = ENDED_BADLY
+    name, context = _context(logs, verdict)
+    known = _signature(cause) if cause is not None else None
+    meaning, advice = "", ""
+    if known is not None:
+        meaning, advice = known.meaning, known.advice
+    elif cause is not None:
+        meaning, advice = signatures.advice(cause.name)
+    told = _victims(verdict)
+    return Explanation(
+        run_dir,
+        state,
+        text,
+        attempts,
+        number,
+        verdict,
+        context,
+        name,
+        meaning,
+        advice,
+        known.name if known else "",
+        told,
+        tuple(map(hide, _clues(logs, record, verdict, at_s)))[:MOST_CLUES],
+        _stacks(record),
+        None,
+        logs.unread,
+    )
+
+
+def _with_changes(found: Explanation, changes: Changes) -> Explanation:
+    from dataclasses import replace
+
+    return replace(found, changes=changes)
+
+
+def _signature(cause: Cause) -> signatures.Signature | None:
+    said = cause.evidence
+    if said is None or said.source not in (Source.RANK_LOG, Source.STARTER_LOG):
+        return None
+    found = signatures.find(said.line)
+    return found if found is not None and found.kind == cause.kind else None
+
+
+def _context(logs: Logs, verdict: Verdict) -> tuple[str, tuple[str, ...]]:
+    """(name of the log, its lines up to the error)."""
+    cause = verdict.cause
+    if cause is None or cause.evidence is None:
+        return "", ()
+    rank = cause.rank if cause.rank is not None else next(iter(verdict.ranks), None)
+    log = log_of(logs, rank)
+    if log is None or (rank is None and cause.evidence.source != Source.RANK_LOG):
+        return "", ()
+    said = cause.evidence.line
+    at = next((index for index in range(len(log.lines) - 1, -1, -1) if said and said in log.lines[index]), len(log.lines) - 1)  # fmt: skip
+    return log.name, tuple(hide(line) for line in log.lines[max(0, at - CONTEXT + 1) : at + 1])
+
+
+def _victims(verdict: Verdict) -> dict[str, int]:
+    """How many ranks followed in which way, the most frequent first."""
+    counts = Counter(_short(one) for one in verdict.victims)
+    left = verdict.victim_count - len(verdict.victims)
+    if left > 0:
+        counts["not kept in the record"] += left
+    return dict(counts.most_common())
+
+
+def _short(cause: Cause) -> str:
+    known = _signature(cause)
+    if known is not None:
+        return known.short
+    if cause.kind == Kind.UNKNOWN:
+        return cause.evidence.line if cause.evidence else "ended without a word"
+    return cause.detail if cause.kind == Kind.WORKER_EXCEPTION and cause.detail else cause.name
+
+
+def _clues(logs: Logs, record: AttemptRecord, verdict: Verdict, at_s: float) -> Iterator[str]:
+    """Xid, memory and network lines: the kernel's, the launcher's of these minutes, NCCL's."""
+    said = verdict.cause.evidence.line if verdict.cause and verdict.cause.evidence else ""
+    for fact in record.facts:
+        if fact.evidence.line != said:
+            yield f"{fact.node}: {fact.evidence.line}"
+    for time_s, text in record.notes:
+        if abs(time_s - at_s) <= MINUTES_S and said not in text:
+            yield f"{time.strftime('%H:%M:%S', time.localtime(time_s))} {text}"
+    lines = [(log.rank, list(log.lines)) for log in logs.ranks if log.rank is not None]
+    for clue in (*clues.watchdog(lines), *clues.network(lines)):
+        yield clue.text
+    others = [line for log in logs.ranks if log.rank is None for line in log.lines]
+    others += [line for found in logs.starters.values() for line in found]
+    for line in others:
+        if _KERNEL.search(line) and read_events(line, NOT_ASKED, NOT_ASKED):
+            yield line.strip()
+
+
+def _stacks(record: AttemptRecord) -> str:
+    return record.incident.stacks if record.incident else ""
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    return f"{'ranks' if len(ranks) > 1 else 'rank'} {fold_ranks(ranks)}"
+
+
+def to_json(found: Explanation) -> dict[str, Any]:
+    """Keys are only ever added (docs/reference/json.md)."""
+    verdict = found.verdict
+    cause = verdict.cause if verdict else None
+    return {
+        "run": str(found.run_dir),
+        "state": found.state,
+        "text": found.text,
+        "attempt": found.number,
+        "attempts": [
+            {
+                "attempt": one.number,
+                "began_s": one.began_s,
+                "ended_s": one.ended_s,
+                "nodes": list(one.nodes),
+                "first_step": one.first,
+                "last_step": one.last,
+                "ending": one.ending or "running",
+                "text": hide(one.text),
+            }
+            for one in found.attempts
+        ],
+        "cause": _masked(cause.to_json()) if cause else None,
+        "why_not": verdict.why_not or None if verdict else None,
+        "candidates": [_masked(one.to_json()) for one in verdict.candidates] if verdict else [],
+        "ranks": list(verdict.ranks) if verdict else [],
+        "recorded": verdict.is_recorded if verdict else False,
+        "signature": found.signature or None,
+        "meaning": found.meaning or None,
+        "advice": found.advice or None,
+        "log": found.log or None,
+        "lines": list(found.context),
+        "followed": dict(found.victims),
+        "clues": list(found.clues),
+        "stacks": found.stacks or None,
+        "changes": found.changes.to_json() if found.changes else None,
+        "not_read": dict(found.unread),
+        "exit_code": found.exit_code,
+    }
+
+
+def _masked(value: Any) -> Any:
+    if isinstance(value, str):
+        return hide(value)
+    if isinstance(value, dict):
+        return {key: _masked(item) for key, item in value.items()}
+    return value

@@ -1,0 +1,185 @@
+"""The end of every rank's log of an attempt: a bounded part, read from the end, no link followed.
+
+Where the end of a log states no error of the rank's own, more of it is searched for one: what floods
+a log after an error must not hide it. 192 logs of any size take a few seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from clusterctl.launch.causes import texts
+from clusterctl.runs.logs.files import Chosen, LogFolder, opened
+from clusterctl.runs.logs.parts import Part, attempt_part
+
+NEAR = 1 << 16  # bytes at the end of a log that are read
+FAR = 8 << 20  # bytes before the end that are searched where these state nothing
+BEHIND = 1 << 14  # bytes read from where such an error stands
+FAR_ALL = 2 << 30  # bytes searched in all logs together
+LONGEST = 2000  # characters of a line
+MOST_FILES = 8192  # of a folder that no launcher has made
+DEEPEST = 4  # folders below it: torchrun writes RUN/attempt_0/RANK/stderr.log
+# The begin of an error that a program does not go on after, as a rule.
+_MARKS = (b"Traceback (most recent call last)", b"\nerror: ", b"CUDA error")
+_OF_RANK = re.compile(r"\[(?:default|rank)(\d{1,6})\]:? ?")
+_NAMED = re.compile(r"(?:rank|worker|gpu)?[_.-]?(\d{1,6})", re.IGNORECASE)
+_LOGS = (".log", ".txt", ".out", ".err")
+
+
+@dataclass(frozen=True, slots=True)
+class RankLog:
+    """Lines of one rank. `rank` is None where neither the name nor a line tells it."""
+
+    rank: int | None
+    node: str
+    name: str  # of the file, below the folder of the run
+    lines: tuple[str, ...]
+    size: int
+    written_s: float  # unix time
+
+
+@dataclass(frozen=True, slots=True)
+class Logs:
+    """All logs of an attempt. `unread` says why some could not be read, by name."""
+
+    ranks: tuple[RankLog, ...] = ()
+    starters: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of a node
+    unread: Mapping[str, str] = field(default_factory=dict)
+
+
+def of_run(run_dir: Path, attempt: int, newest: int, nodes: Mapping[int, str]) -> Logs:
+    """Logs of `ranks/`; `nodes` has the node of each rank, `newest` is the last attempt's number."""
+    try:
+        folder = LogFolder(run_dir)
+    except FileNotFoundError:
+        return Logs()
+    except OSError as error:
+        return Logs(unread={"ranks": str(error)})
+    ranks: list[RankLog] = []
+    starters: dict[str, tuple[str, ...]] = {}
+    unread: dict[str, str] = {}
+    budget = FAR_ALL
+    try:
+        for file in folder.files(Chosen(starters=None)):
+            try:
+                with folder.opened(file) as (fd, status):
+                    if file.rank is None:
+                        starters[file.node] = _lines(_read(fd, Part(0, status.st_size)))
+                        continue
+                    part = attempt_part(fd, status.st_size, attempt, newest)
+                    if part is None:
+                        continue
+                    lines, searched = read_end(fd, part, budget)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                unread[file.name] = str(error)
+                continue
+            budget -= searched
+            node, size = nodes.get(file.rank, ""), part.end - part.begin
+            name = f"ranks/{file.name}"
+            ranks.append(RankLog(file.rank, node, name, lines, size, status.st_mtime))
+    finally:
+        folder.close()
+    return Logs(tuple(ranks), starters, unread)
+
+
+def of_folder(folder: Path) -> Logs:
+    """Logs that somebody gives: a rank is told by the name (3.log, rank3.out, 3/stderr.log), else by
+    the marks at the begin of lines (`[rank3]: `), of which one file may have many."""
+    ranks: list[RankLog] = []
+    unread: dict[str, str] = {}
+    owners, budget = {folder.stat().st_uid, os.getuid(), 0}, FAR_ALL
+    for path in _below(folder):
+        name = str(path.relative_to(folder))
+        try:
+            with opened(path, owners) as (fd, status):
+                lines, searched = read_end(fd, Part(0, status.st_size), budget)
+        except OSError as error:
+            unread[name] = str(error)
+            continue
+        budget -= searched
+        number = _rank_of(path.relative_to(folder))
+        parts = {number: lines} if number is not None else _by_mark(lines)
+        for rank, own in parts.items():
+            ranks.append(RankLog(rank, "", name, tuple(own), status.st_size, status.st_mtime))
+    return Logs(_merged(ranks), {}, unread)
+
+
+def read_end(fd: int, part: Part, budget: int) -> tuple[tuple[str, ...], int]:
+    """Lines of the end, and how many bytes before it were searched for an error of its own.
+
+    What was found there comes first, then a line that says how much is left out.
+    """
+    near = Part(max(part.begin, part.end - NEAR), part.end)
+    lines = _lines(_read(fd, near), is_cut=near.begin > part.begin)
+    stated = texts.read(lines)
+    if near.begin == part.begin or (stated is not None and not stated.kind.is_consequence):
+        return lines, 0
+    far = Part(max(part.begin, near.begin - min(FAR, max(0, budget))), near.begin)
+    data = _read(fd, far)
+    at = max(data.rfind(mark) for mark in _MARKS)
+    if at < 0:
+        return lines, len(data)
+    found = _lines(data[at : at + BEHIND].lstrip(b"\n"))
+    left = len(data) - at - BEHIND
+    note = (f"[{left:,} bytes are left out here]",) if left > 0 else ()
+    return (*found, *note, *lines), len(data)
+
+
+def _read(fd: int, part: Part) -> bytes:
+    return os.pread(fd, part.end - part.begin, part.begin)
+
+
+def _lines(data: bytes, *, is_cut: bool = False) -> tuple[str, ...]:
+    lines = data.decode("utf-8", "backslashreplace").splitlines()
+    return tuple(line[:LONGEST] for line in (lines[1:] if is_cut else lines))
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """Files with the name of a log, no links, in order of their names."""
+    count = 0
+    for place, folders, files in os.walk(folder):
+        depth = len(Path(place).relative_to(folder).parts)
+        folders[:] = sorted(folders) if depth < DEEPEST else []
+        for name in sorted(files):
+            if name.endswith(_LOGS) and count < MOST_FILES:
+                count += 1
+                yield Path(place) / name
+
+
+def _rank_of(path: Path) -> int | None:
+    stem = path.stem
+    if stem in ("stderr", "stdout") and path.parent.name:
+        stem = path.parent.name
+    found = _NAMED.fullmatch(stem)
+    return int(found[1]) if found else None
+
+
+def _by_mark(lines: Sequence[str]) -> dict[int | None, list[str]]:
+    """The lines of each rank by their marks; of no rank where a line has none."""
+    found: dict[int | None, list[str]] = {}
+    for line in lines:
+        mark = _OF_RANK.match(line)
+        rank = int(mark[1]) if mark else None
+        found.setdefault(rank, []).append(line[mark.end() :] if mark else line)
+    return found
+
+
+def _merged(logs: Sequence[RankLog]) -> tuple[RankLog, ...]:
+    """stdout and stderr of a rank as one log."""
+    found: dict[int | None, RankLog] = {}
+    without = [one for one in logs if one.rank is None]
+    for one in logs:
+        if one.rank is None:
+            continue
+        other = found.get(one.rank)
+        if other is not None:
+            first, last = sorted((other, one), key=lambda log: texts.read(log.lines) is not None)
+            one = RankLog(one.rank, "", last.name, (*first.lines, *last.lines), first.size + last.size, max(one.written_s, other.written_s))  # fmt: skip
+        found[one.rank] = one
+    return (*sorted(found.values(), key=lambda log: log.rank or 0), *without)

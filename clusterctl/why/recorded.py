@@ -1,0 +1,251 @@
+"""What the launcher and the trainer recorded of a run's attempts, from the files of its directory.
+
+Any of them may be missing, torn, or end in the middle: a supervisor may have been killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from clusterctl.launch.causes.kinds import Cause, Evidence, Fact, Source
+from clusterctl.launch.node_reports import FACT_KINDS
+from clusterctl.runs.attempts import Account, account
+from clusterctl.runs.find import EVENTS_FILE, INCIDENTS_FILE, PLAN_FILE
+from clusterctl.runs.journal import (
+    Journal,
+    after_event,
+    after_incident,
+    incident_event,
+    launcher_event,
+)
+from clusterctl.runs.logs.files import opened
+from clusterctl.runs.steps import Steps, after_record
+from trainer.runlog.json_file import parse, read_object
+from trainer.runlog.telemetry import FILE, Event, StepRecord, decode
+
+MOST_BYTES = 64 << 20  # that are read of events.jsonl and incidents.jsonl each
+STEP_BYTES = 4 << 20  # of the end of telemetry.jsonl, of which steps are read
+_ENDED = re.compile(r"rank (\d{1,7}): (.*)", re.ASCII | re.DOTALL)
+_RANK = re.compile(r"rank (\d{1,7}) is pid ", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnd:
+    """The end of a rank, as its agent told it."""
+
+    rank: int
+    node: str
+    code: int | None
+    how: str
+    at_s: float  # of the head's monotonic clock
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """A line of incidents.jsonl, with its causes."""
+
+    text: str
+    time_s: float
+    attempt: int | None
+    root: Cause | None
+    consequences: tuple[Cause, ...]
+    consequence_count: int
+    headline: str
+    stacks: str
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRecord:
+    """What was written between the begin of an attempt and of the next one."""
+
+    ends: tuple[RankEnd, ...] = ()
+    facts: tuple[Fact, ...] = ()
+    lost: Mapping[str, str] = field(default_factory=dict)
+    nodes: Mapping[int, str] = field(default_factory=dict)  # of a rank
+    incident: Incident | None = None
+    failure: tuple[int, str] | None = None  # exit code and sentence with which it was stopped
+    stopped_s: float = float("inf")  # when, of the head's monotonic clock
+    notes: tuple[tuple[float, str], ...] = ()  # (unix time, line) of connections and errors
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """The whole run."""
+
+    account: Account
+    journal: Journal
+    records: Mapping[int, AttemptRecord]
+    plan: Mapping[str, Any]
+    trainer_end: str = ""  # done, stopped or failed, as the trainer says; "" where it does not
+    last_step: int | None = None
+    newest_s: float = 0.0  # unix time of the last record
+
+
+def read_recorded(run_dir: Path) -> Recorded:
+    """Read the launcher's and the trainer's files; what is not there is left out."""
+    journal, events = Journal(), []
+    for line in lines_of(run_dir / EVENTS_FILE):
+        raw = _object(line)
+        event = launcher_event(line)
+        if event is not None:
+            journal = after_event(journal, event)
+            events.append((event, raw))
+    incidents = []
+    for line in lines_of(run_dir / INCIDENTS_FILE):
+        event = incident_event(line)
+        if event is not None:
+            journal = after_incident(journal, event)
+            incidents.append(_incident(_object(line)))
+    steps = _steps(run_dir / FILE)
+    found = account(steps, journal)
+    begins = [one.time_s for one in journal.begins] or [0.0]
+    numbers = [one.number for one in journal.begins] or [1]
+    plan: Mapping[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError):
+        plan = read_object(run_dir / PLAN_FILE)
+    homes = _homes(plan)
+    records = {}
+    for index, number in enumerate(numbers):
+        until_s = begins[index + 1] if index + 1 < len(begins) else float("inf")
+        from_s = begins[index] if index else 0.0
+        own = [(one, raw) for one, raw in events if from_s <= one.time_s < until_s]
+        told = [one for one in incidents if one.attempt == number or (one.attempt is None and from_s <= one.time_s < until_s)]  # fmt: skip
+        is_newest = index + 1 == len(begins)
+        records[number] = _record(own, told[-1] if told else None, homes if is_newest else {})
+    last = steps.starts[-1] if steps.starts else None
+    times = [event.time_s for event, _ in events[-1:]] + [one.last_s for one in steps.starts[-1:]]
+    return Recorded(
+        found,
+        journal,
+        records,
+        plan,
+        last.ending if last else "",
+        last.last if last else None,
+        max(times, default=0.0),
+    )
+
+
+def lines_of(path: Path, most: int = MOST_BYTES) -> Iterator[bytes]:
+    """Lines of a plain file, of a very long one the last; none where it cannot be read."""
+    with contextlib.suppress(OSError):
+        owners = {path.parent.stat().st_uid, os.getuid(), 0}
+        with opened(path, owners) as (fd, status):
+            with os.fdopen(os.dup(fd), "rb") as file:
+                if status.st_size > most:
+                    file.seek(status.st_size - most)
+                    file.readline()
+                yield from file
+
+
+def _steps(path: Path) -> Steps:
+    """Events of the whole file, steps of its end: a long run has hundreds of thousands."""
+    steps = Steps()
+    try:
+        size = path.stat().st_size
+    except OSError:
+        return steps
+    at = max(0, size - MOST_BYTES)
+    for line in lines_of(path):
+        at += len(line)
+        if at < size - STEP_BYTES and b'"kind":"step"' in line[:40]:
+            continue
+        record = decode(line)
+        if isinstance(record, StepRecord | Event):
+            steps = after_record(steps, record)
+    return steps
+
+
+def _record(
+    events: Sequence[tuple[Event, Mapping[str, Any]]],
+    incident: Incident | None,
+    homes: Mapping[int, str],
+) -> AttemptRecord:
+    ends: list[RankEnd] = []
+    facts: list[Fact] = []
+    lost: dict[str, str] = {}
+    nodes = dict(homes)
+    notes: list[tuple[float, str]] = []
+    failure: tuple[int, str] | None = None
+    stopped_s = float("inf")
+    for event, raw in events:
+        node = str(event.data.get("node") or "")
+        mono_s = raw.get("mono_s")
+        at_s = float(mono_s) if isinstance(mono_s, int | float) else 0.0
+        if event.name == "rank" and (match := _RANK.match(event.text)):
+            nodes[int(match[1])] = node
+        elif event.name == "rank-ended" and (match := _ENDED.fullmatch(event.text)):
+            code = event.data.get("code")
+            code = code if type(code) is int else None
+            if not any(one.rank == int(match[1]) for one in ends):
+                ends.append(RankEnd(int(match[1]), node, code, match[2], at_s))
+        elif event.name == "fact":
+            name, _, line = event.text.partition(": ")
+            rank = event.data.get("rank")
+            number = re.search(r"Xid \([^)]*\): (\d+)", line)
+            if name in FACT_KINDS:
+                said = Evidence(Source.KERNEL, line)
+                detail = number[1] if number else ""
+                rank = rank if type(rank) is int else None
+                facts.append(Fact(FACT_KINDS[name], node, said, detail, rank, at_s))
+        elif event.name == "lost":
+            lost[node] = event.text
+        elif event.name == "failure":
+            code = event.data.get("exit_code")
+            failure, stopped_s = (code if type(code) is int else 1, event.text), at_s
+        if event.name in ("lost", "disconnected", "cut-off", "error", "hang", "verdict"):
+            where = f"{node}: " if node and not event.text.startswith(node) else ""
+            notes.append((event.time_s, f"{where}{event.text}"))
+    return AttemptRecord(
+        tuple(ends), tuple(facts), lost, nodes, incident, failure, stopped_s, tuple(notes)
+    )
+
+
+def _incident(entry: Mapping[str, Any]) -> Incident:
+    causes = entry.get("consequences")
+    others = [_cause(one) for one in causes] if isinstance(causes, list) else []
+    count = entry.get("consequence_count")
+    attempt, time_s = entry.get("attempt"), entry.get("time_s")
+    return Incident(
+        str(entry.get("text") or ""),
+        float(time_s) if isinstance(time_s, int | float) else 0.0,
+        attempt if type(attempt) is int else None,
+        _cause(entry.get("root")),
+        tuple(one for one in others if one is not None),
+        count if type(count) is int else len(others),
+        str(entry.get("headline") or ""),
+        str(entry.get("stacks") or ""),
+    )
+
+
+def _cause(data: Any) -> Cause | None:
+    try:
+        return Cause.from_json(data)
+    except (ValueError, LookupError, TypeError):
+        return None
+
+
+def _homes(plan: Mapping[str, Any]) -> dict[int, str]:
+    """The node of each rank by the plan; ranks that have started say so themselves."""
+    homes: dict[int, str] = {}
+    nodes = plan.get("nodes")
+    for node in nodes if isinstance(nodes, list) else ():
+        if not isinstance(node, dict):
+            continue
+        name, slots = node.get("name"), node.get("slots")
+        if isinstance(name, str) and type(slots) is int and 0 <= slots <= 1 << 10:
+            homes.update({len(homes) + index: name for index in range(slots)})
+    return homes
+
+
+def _object(line: bytes) -> Mapping[str, Any]:
+    try:
+        found = parse(line)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,133 @@
+"""An explanation as lines of 80 columns for people."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+from clusterctl.launch.causes.kinds import Cause
+from clusterctl.nodes import counted, fold
+from clusterctl.payload.mask_secrets import hide
+from clusterctl.runs.attempts import DONE, RUNNING, Attempt
+from clusterctl.runs.journal import USER_STOP
+from clusterctl.why.explain import (
+    ENDED_BADLY,
+    ENDED_WELL,
+    GOES_ON,
+    STOPPED,
+    Explanation,
+    ranks_text,
+)
+
+WIDTH = 80
+LABEL = 10
+SHOWN_ATTEMPTS = 12
+SHOWN_CHANGES = 12
+Line = tuple[str, str | None]  # (text, style)
+_STYLES = {ENDED_WELL: "good", GOES_ON: "good", STOPPED: "warn"}
+
+
+def lines(found: Explanation) -> Iterator[Line]:
+    yield from _labelled("run", str(found.run_dir))
+    yield from _labelled("state", f"{found.state}: {found.text}", _STYLES.get(found.state, "bad"))
+    if len(found.attempts) > 1:
+        for one in found.attempts[-SHOWN_ATTEMPTS:]:
+            yield from _attempt(one, is_told=found.verdict is not None and one.number == found.number)
+    verdict = found.verdict
+    if verdict is None:
+        if found.state == ENDED_WELL:
+            yield from _labelled("cause", "nothing is wrong", "good")
+        elif found.state == GOES_ON:
+            yield from _labelled("cause", "nothing has failed so far", "good")
+        yield from _unread(found)
+        return
+    which = f" of attempt {found.number}" if len(found.attempts) > 1 else ""
+    if verdict.cause is None:
+        yield from _labelled("cause", f"cannot tell{which}, because {verdict.why_not}", "warn")
+        for one in verdict.candidates:
+            yield from _labelled("", hide(one.sentence))
+    else:
+        yield from _labelled("cause", f"{_sentence(verdict.cause, verdict.ranks)}{which}", "bad")
+        if not verdict.is_recorded:
+            yield from _labelled("", "(judged now from the logs and the journal)", "dim")
+    if found.meaning:
+        known = "" if found.signature or not _needs_signature(verdict.cause) else "unknown error: "
+        yield from _labelled("meaning", f"{known}{found.meaning}")
+    if found.context:
+        yield from _labelled("log", found.log)
+        for line in found.context:
+            yield f"  | {line}"[:WIDTH], "dim"
+    if found.victims:
+        yield from _labelled("followed", _followed(found))
+    for index, clue in enumerate(found.clues):
+        yield from _labelled("" if index else "also", clue)
+    if found.stacks:
+        yield from _labelled("stacks", found.stacks)
+    yield from _changes(found)
+    if found.advice:
+        yield from _labelled("do", found.advice, "bold")
+    yield from _unread(found)
+
+
+def _sentence(cause: Cause, ranks: tuple[int, ...]) -> str:
+    if cause.rank is None and ranks:
+        on = f"{ranks_text(ranks)}{f' ({cause.node})' if cause.node else ''}"
+        said = f": {cause.evidence.line}" if cause.evidence else ""
+        return hide(f"{cause.name} on {on}{said}")
+    more = f", also on {ranks_text([one for one in ranks if one != cause.rank])}"
+    return hide(f"{cause.sentence}{more if len(ranks) > 1 else ''}")
+
+
+def _needs_signature(cause: Cause | None) -> bool:
+    return cause is not None and cause.kind in ("worker-exception", "unknown")
+
+
+def _followed(found: Explanation) -> str:
+    assert found.verdict is not None
+    parts = ", ".join(f"{count} {how}" for how, count in found.victims.items())
+    number = counted(found.verdict.victim_count, "rank")
+    return f"{number} followed: {parts}"
+
+
+def _attempt(one: Attempt, *, is_told: bool) -> Iterator[Line]:
+    ending = {DONE: "ended well", USER_STOP: "stopped", RUNNING: "no end so far"}.get(one.ending, one.ending)  # fmt: skip
+    steps = f", steps {one.first}-{one.last}" if one.first is not None else ", no step"
+    nodes = f" on {fold(one.nodes)}" if one.nodes else ""
+    text = f"{one.number}{nodes}{steps}: {ending}"
+    yield f"{'attempt':<{LABEL}}{text}"[:WIDTH], "bold" if is_told else None
+
+
+def _changes(found: Explanation) -> Iterator[Line]:
+    changes = found.changes
+    if changes is None:
+        return
+    if not changes.since:
+        text = "there is no earlier attempt or run of this config that worked to compare with"
+        yield from _labelled("changed", text, "dim")
+        return
+    if not changes.changes:
+        yield from _labelled("changed", f"nothing that is recorded, since {changes.since}")
+    else:
+        yield from _labelled("changed", f"since {changes.since}:")
+    for what, before, now in changes.changes[:SHOWN_CHANGES]:
+        yield from _labelled("", f"{what}: {before} -> {now}")
+    left = len(changes.changes) - SHOWN_CHANGES
+    if left > 0:
+        yield from _labelled("", f"and {counted(left, 'other change')} (--json has all)")
+    if changes.not_recorded:
+        yield from _labelled("", f"not recorded: {', '.join(changes.not_recorded)}", "dim")
+
+
+def _unread(found: Explanation) -> Iterator[Line]:
+    for name, why in found.unread.items():
+        yield from _labelled("NOT READ", f"{name}: {why}", "bad")
+
+
+def _labelled(label: str, text: str, style: str | None = None) -> Iterator[Line]:
+    wrapped = textwrap.wrap(text, WIDTH - LABEL, break_on_hyphens=False) or [""]
+    for index, line in enumerate(wrapped):
+        yield f"{'' if index else label:<{LABEL}}{line}", style
+
+
+def style_of(found: Explanation) -> str | None:
+    return "bad" if found.state == ENDED_BADLY else None
