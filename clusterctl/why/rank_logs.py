@@ -94,7 +94,7 @@ def of_folder(folder: Path) -> Logs:
     ranks: list[RankLog] = []
     unread: dict[str, str] = {}
     owners, budget = {folder.stat().st_uid, os.getuid(), 0}, FAR_ALL
-    for path in _below(folder):
+    for path in below(folder):
         name = str(path.relative_to(folder))
         try:
             with opened(path, owners) as (fd, status):
@@ -140,7 +140,7 @@ def _lines(data: bytes, *, is_cut: bool = False) -> tuple[str, ...]:
     return tuple(line[:LONGEST] for line in (lines[1:] if is_cut else lines))
 
 
-def _below(folder: Path) -> Iterator[Path]:
+def below(folder: Path) -> Iterator[Path]:
     """Files with the name of a log, no links, in order of their names."""
     count = 0
     for place, folders, files in os.walk(folder):
@@ -166,7 +166,7 @@ def _by_mark(lines: Sequence[str]) -> dict[int | None, list[str]]:
     for line in lines:
         mark = _OF_RANK.match(line)
         rank = int(mark[1]) if mark else None
-        found.setdefault(rank, []).append(line[mark.end() :] if mark else line)
+        found.setdefault(rank, []).append(line)
     return found
 
 

@@ -48,7 +48,7 @@ def lines(found: Explanation) -> Iterator[Line]:
             yield from _labelled("", hide(one.sentence))
     else:
         yield from _labelled("cause", f"{_sentence(verdict.cause, verdict.ranks)}{which}", "bad")
-        if not verdict.is_recorded:
+        if not verdict.is_recorded and found.attempts:
             yield from _labelled("", "(judged now from the logs and the journal)", "dim")
     if found.meaning:
         known = "" if found.signature or not _needs_signature(verdict.cause) else "unknown error: "

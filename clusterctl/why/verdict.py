@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import dropwhile, takewhile
 
 from clusterctl.jobs.processes import fold_ranks
 from clusterctl.launch.causes import texts
@@ -24,13 +25,19 @@ from clusterctl.why.recorded import AttemptRecord, RankEnd
 NEVER = float("inf")
 NO_RANK = -1  # of a log that does not tell its rank
 NOT_SEEN = "its end was not seen"
-# What stands below an error without being a word of the program that goes on.
+# What stands below the error that ends a program: no word of one that goes on.
 _DETAIL = re.compile(
     r"\s*$|\s|frame #|Exception raised from|terminate called|CUDA kernel errors|For debugging|"
-    r"Compile with|Fatal Python error|Current thread|Thread 0x|Extension modules|Aborted|"
-    r"\[[EWIF]\d* |\[[EWIF] |\S+:\d+:\d+ \[\d+\] |\w*Warning|--- attempt|Search for `|"
+    r"Compile with|Current thread|Thread 0x|Extension modules|Aborted|Traceback \(most|"
+    r"During handling of the above|The above exception was|\[[EWIF]\d* |\[[EWIF] |wandb:|"
+    r"\S+:\d+:\d+ \[\d+\] |\w*Warning|--- attempt|Search for `|CUDA error|nccl\w+: |"
+    r"Last error:|socketProgress|"
     r"\[\d[\d,]* bytes are left out here\]|.*(?:resource_tracker|destroy_process_group)"
 )
+_UNCAUGHT = re.compile(r"\[rank\d+\]: ")
+_UNLOADING = ("Exception ignored", "Exception in thread")  # printed while the interpreter ends
+# Of faulthandler, which prints it before the signal ends the process.
+_FATAL = {"Segmentation fault": 11, "Bus error": 7, "Illegal instruction": 4, "Floating point exception": 8}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +114,7 @@ def _among_alike(
     alike = {one.rank for one in same}
     kept = tuple(one for one in victims if one.rank not in alike)
     untimed = [one for one in own if one.at_s == NEVER]
-    if len(own) > len(same) and (death.at_s == NEVER or untimed):
+    if len(own) > len(same) and untimed:
         others = [root, *(one for one in kept if not one.kind.is_consequence)]
         first: dict[tuple[str, str], Cause] = {}
         for one in others:
@@ -147,8 +154,14 @@ def _deaths(ends: Mapping[int, RankEnd], logs: Logs) -> list[Death]:
             continue
         lines = end_of(log.lines)
         if lines:
-            found.append(Death(log.node, rank, None, NOT_SEEN, lines, NEVER))
+            found.append(Death(log.node, rank, _code(lines), NOT_SEEN, lines, NEVER))
     return found
+
+
+def _code(lines: Sequence[str]) -> int | None:
+    stated = texts.read(lines)
+    number = _FATAL.get(stated.detail) if stated else None
+    return -number if number else None
 
 
 def end_of(lines: Sequence[str]) -> Sequence[str]:
@@ -159,9 +172,12 @@ def end_of(lines: Sequence[str]) -> Sequence[str]:
     found = texts.find(lines)
     if found is None:
         return lines if texts.read(lines) is not None else ()
-    below = [line for line in lines[found[0] + 1 :] if not _DETAIL.match(line)]
-    if len(below) > texts.FEW_LINES:
-        return ()
+    below = list(takewhile(lambda line: not line.startswith(_UNLOADING), lines[found[0] + 1 :]))
+    if _UNCAUGHT.match(lines[found[0]]):  # torch marks all lines of an error that nobody caught
+        below = list(dropwhile(_UNCAUGHT.match, below))
+    for line in map(texts.plain, below):
+        if not _DETAIL.match(line) and not texts.is_raised(line):
+            return ()
     return lines[: found[0] + 2]  # with `what():` below an abort
 
 
@@ -220,9 +236,10 @@ def _only_silent(
     (log,) = [log for rank, log in there.items() if rank not in blaming]
     if texts.read(log.lines) is not None:
         return None
-    last = log.lines[-1].strip() if log.lines else "its log is empty"
-    note = "its log ends without a word, and every other rank lost a connection to it"
-    return Cause(Kind.UNKNOWN, "", log.node or None, log.rank, Evidence(Source.RANK_LOG, last), note=note)  # fmt: skip
+    last = log.lines[-1].strip() if log.lines else ""
+    said = f"its log ends without a word, after {last!r}" if last else "its log is empty"
+    note = "every other rank lost a connection"
+    return Cause(Kind.UNKNOWN, "", log.node or None, log.rank, Evidence(Source.RANK_LOG, said), note=note)  # fmt: skip
 
 
 def _left(ends: Mapping[int, RankEnd], logs: Logs, world: int | None) -> str:

@@ -44,7 +44,7 @@ _CHAINED = ("During handling of the above exception", "The above exception was t
 
 
 def _plain(lines: Sequence[str]) -> list[str]:
-    return [_RANK_MARK.sub("", line, count=1) if line[:1] == "[" else line for line in lines]
+    return list(map(plain, lines))
 
 
 def find(lines: Sequence[str]) -> tuple[int, str, int | None] | None:
@@ -115,7 +115,17 @@ def read(lines: Sequence[str]) -> Stated | None:
 
 def is_stated(line: str) -> bool:
     """Whether a program writes such a line as its last word: `error: …`, an abort of C++."""
-    return _STATED.match(_RANK_MARK.sub("", line, count=1)) is not None
+    return _STATED.match(plain(line)) is not None
+
+
+def is_raised(line: str) -> bool:
+    """Whether a traceback may end with this line."""
+    return _RAISED.fullmatch(plain(line)) is not None
+
+
+def plain(line: str) -> str:
+    """Without the rank that torch writes before it."""
+    return _RANK_MARK.sub("", line, count=1) if line[:1] == "[" else line
 
 
 def classify(text: str, rank: int | None = None) -> Stated:

@@ -1,0 +1,162 @@
+"""A .tar.gz of what a verdict rests on, for somebody else: listed first, secrets masked, 0600.
+
+Logs come as their ends. No link is followed, and what a file of the run holds of secrets is masked
+line by line by the same masker as everything that this program shows.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import tarfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clusterctl.errors import CouldNotFindOut, UsageError
+from clusterctl.payload.files.private import replace_file
+from clusterctl.payload.mask_secrets import hide
+from clusterctl.runs.logs.files import opened
+
+SMALL = ("plan.json", "config.json", "supervisor.log")
+LINES = ("events.jsonl", "incidents.jsonl")
+STEPS = "telemetry.jsonl"
+WHOLE = 4 << 20  # bytes of one file, more is cut to its end
+STEP_BYTES = 256 << 10
+LOG_BYTES = 256 << 10  # of the end of each log
+ALL_BYTES = 256 << 20
+MOST_STACKS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A file of the bundle. `masked` is the number of lines in which something was masked."""
+
+    name: str
+    data: bytes
+    masked: int
+    cut_bytes: int  # of its begin, that are left out
+    written_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    entries: tuple[Entry, ...]
+    left_out: tuple[tuple[str, str], ...]  # (name, why)
+
+    @property
+    def size(self) -> int:
+        return sum(len(one.data) for one in self.entries)
+
+
+def collect(folder: Path, answer: dict[str, Any], stacks: str) -> Bundle:
+    """What a bundle of a run directory, or of a folder of logs, would hold; `answer` is --json."""
+    owners = {folder.stat().st_uid, os.getuid(), 0}
+    text, masked = _masked(json.dumps(answer, indent=1, default=str) + "\n")
+    entries, left_out = [Entry("why.json", text.encode(), masked, 0, 0.0)], []
+    size = len(text)
+    for name, most in _names(folder, stacks):
+        try:
+            with opened(folder / name, owners) as (fd, status):
+                begin = max(0, status.st_size - most)
+                data = os.pread(fd, status.st_size - begin, begin)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            left_out.append((name, error.strerror or str(error)))
+            continue
+        if begin:
+            data = data.partition(b"\n")[2]
+        if size + len(data) > ALL_BYTES:
+            left_out.append((name, f"the bundle would have more than {ALL_BYTES >> 20} MiB"))
+            continue
+        text, masked = _masked(data.decode("utf-8", "backslashreplace"))
+        size += len(text)
+        cut = status.st_size - len(data)
+        entries.append(Entry(name, text.encode(), masked, cut, status.st_mtime))
+    return Bundle(tuple(entries), tuple(left_out))
+
+
+def _names(folder: Path, stacks: str) -> Iterator[tuple[str, int]]:
+    for name in (*SMALL, *LINES):
+        yield name, WHOLE
+    yield STEPS, STEP_BYTES
+    ranks = folder / "ranks"
+    if ranks.is_dir() and not ranks.is_symlink():
+        yield from ((f"ranks/{name}", LOG_BYTES) for name in _in_order(os.listdir(ranks)) if name.endswith(".log"))  # fmt: skip
+    elif not (folder / "plan.json").exists():
+        from clusterctl.why.rank_logs import below
+
+        yield from ((str(path.relative_to(folder)), LOG_BYTES) for path in below(folder))
+    place = folder / stacks
+    if stacks and ".." not in Path(stacks).parts and place.is_dir() and not place.is_symlink():
+        for name in sorted(os.listdir(place))[:MOST_STACKS]:
+            if (place / name).is_file():
+                yield f"{stacks.rstrip('/')}/{name}", WHOLE
+
+
+def _in_order(names: Sequence[str]) -> list[str]:
+    return sorted(names, key=lambda name: (not name[:1].isdigit(), len(name), name))
+
+
+def _masked(text: str) -> tuple[str, int]:
+    """The text without secrets, and in how many lines there were any."""
+    lines = text.split("\n")
+    hidden = [hide(line) for line in lines]
+    return "\n".join(hidden), sum(old != new for old, new in zip(lines, hidden, strict=True))
+
+
+def check_place(path: Path, *, force: bool) -> None:
+    """Raises `UsageError` where the file exists already, or its folder does not."""
+    if not path.parent.is_dir():
+        raise UsageError(f"there is no folder {path.parent} for {path.name}")
+    if not force and os.path.lexists(path):  # noqa: PTH110 - a dangling link counts as well
+        raise UsageError(f"{path} exists already", hint="--force replaces it")
+
+
+def write(path: Path, bundle: Bundle, top: str) -> int:
+    """Write it (0600), whole or not at all; returns its size. Raises `CouldNotFindOut`."""
+    target = io.BytesIO()
+    with (
+        gzip.GzipFile(fileobj=target, mode="wb", compresslevel=6, mtime=0) as zipped,
+        tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as archive,
+    ):
+        for entry in bundle.entries:
+            info = tarfile.TarInfo(f"{top}/{entry.name}")
+            info.size, info.mode, info.mtime = len(entry.data), 0o600, int(entry.written_s)
+            archive.addfile(info, io.BytesIO(entry.data))
+    try:
+        replace_file(str(path), target.getvalue())
+    except OSError as error:
+        why = f"{path} cannot be written: {error.strerror or error}"
+        raise CouldNotFindOut(why, hint="--bundle names another place") from None
+    return len(target.getvalue())
+
+
+def lines(bundle: Bundle) -> Iterator[str]:
+    """The list that is shown before anything is written."""
+    width = max(len(one.name) for one in bundle.entries)
+    for one in bundle.entries:
+        notes = [f"{one.masked} lines masked"] if one.masked else []
+        notes += [f"without its first {one.cut_bytes:,} bytes"] if one.cut_bytes else []
+        yield f"  {one.name:<{width}}  {len(one.data):>11,} bytes  {', '.join(notes)}".rstrip()
+    for name, why in bundle.left_out:
+        yield f"  {name}  left out: {why}"
+
+
+def to_json(bundle: Bundle) -> dict[str, Any]:
+    return {
+        "files": [
+            {
+                "name": one.name,
+                "bytes": len(one.data),
+                "masked_lines": one.masked,
+                "cut_bytes": one.cut_bytes,
+            }
+            for one in bundle.entries
+        ],
+        "left_out": dict(bundle.left_out),
+    }

@@ -1,0 +1,97 @@
+"""The first cause by recorded logs alone: right where it can be known, never a wrong name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clusterctl.launch.causes import signatures
+from clusterctl.launch.causes.texts import classify, read
+from clusterctl.why.explain import Explanation, explain_logs
+from tests.clusterctl.why.crashing_ranks import SCENARIOS
+
+LOGS = Path(__file__).parents[2] / "captures" / "why"
+# name: (class, rank that is named, ranks that have it)
+KNOWN = {
+    "nccl-ecc": ("cuda-error", (1,)),
+    "nccl-illegal-access": ("cuda-error", (2,)),
+    "nccl-oom": ("cuda-oom", (3,)),
+    "torchrun-console": ("signal-9", ()),
+    "flood": ("worker-exception", (1,)),
+    **{name: expected for name, expected in SCENARIOS.items() if expected[0]},
+}
+
+
+def explained(name: str) -> Explanation:
+    return explain_logs(LOGS / name)
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_first_cause_of_recorded_ranks(name: str) -> None:
+    kind, ranks = KNOWN[name]
+    found = explained(name)
+    assert found.verdict is not None
+    cause = found.verdict.cause
+    assert cause is not None
+    assert cause.name == kind
+    if name == "torchrun-console":
+        assert cause.rank == 1
+    elif len(ranks) == 1:
+        assert cause.rank == ranks[0]
+    else:  # each has it, and nothing says which was first
+        assert (cause.rank, found.verdict.ranks) == (None, ranks)
+    assert cause.node is None or name == "torchrun-console"
+    assert found.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "clue"),
+    [
+        ("nccl-timeout", "the log of rank 3 ends without an error", "ALLREDUCE number 15734"),
+        ("nccl-network", "all blame another one", "status=12"),
+        ("two-errors", "nothing says which one came first", ""),
+        ("survived", "none of 3 logs ends with an error", ""),
+    ],
+)
+def test_nobody_is_named_without_evidence(name: str, said: str, clue: str) -> None:
+    found = explained(name)
+    assert found.verdict is not None
+    assert found.verdict.cause is None
+    assert said in found.verdict.why_not
+    assert any(clue in text for text in found.clues) or not clue
+    assert found.exit_code == 3
+
+
+def test_errors_of_which_none_is_known_to_be_first_are_shown() -> None:
+    found = explained("two-errors")
+    assert found.verdict is not None
+    assert {one.name for one in found.verdict.candidates} == {"worker-exception", "storage-error"}
+
+
+def test_victims_are_counted_by_what_they_say() -> None:
+    assert explained("nccl-oom").victims == {"NCCL lost a peer": 2, "watchdog timed out": 1}
+    assert explained("exception").victims == {"connection closed by peer": 2}
+
+
+def test_error_before_a_flood_is_found() -> None:
+    found = explained("flood")
+    assert (LOGS / "flood" / "1.log").stat().st_size > 1 << 17
+    assert found.context[-1].endswith("TypeError: view() argument must be a tuple of ints")
+
+
+@pytest.mark.parametrize("one", signatures.SIGNATURES, ids=lambda one: one.name)
+def test_each_signature_has_a_recorded_log(one: signatures.Signature) -> None:
+    lines = (LOGS / "signatures" / f"{one.name}.txt").read_text().splitlines()
+    stated = read(lines)
+    assert stated is not None
+    assert stated.kind == one.kind
+    assert signatures.find(stated.text) == one
+    assert classify(stated.text).is_of_node == one.is_of_node
+    assert one.advice
+    assert one.meaning
+
+
+def test_no_log_is_left_without_a_signature() -> None:
+    names = {path.stem for path in (LOGS / "signatures").iterdir()}
+    assert names == {one.name for one in signatures.SIGNATURES}
