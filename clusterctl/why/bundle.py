@@ -18,8 +18,10 @@ from typing import Any
 
 from clusterctl.errors import CouldNotFindOut, UsageError
 from clusterctl.payload.files.private import replace_file
-from clusterctl.payload.mask_secrets import hide
+from clusterctl.payload.mask_secrets import HIDDEN, hide, is_secret
+from clusterctl.nodes import counted
 from clusterctl.runs.logs.files import opened
+from trainer.runlog.json_file import parse
 
 SMALL = ("plan.json", "config.json", "supervisor.log")
 LINES = ("events.jsonl", "incidents.jsonl")
@@ -52,11 +54,11 @@ class Bundle:
         return sum(len(one.data) for one in self.entries)
 
 
-def collect(folder: Path, answer: dict[str, Any], stacks: str) -> Bundle:
+def collect(folder: Path, answer: dict[str, Any], stacks: str, now_s: float) -> Bundle:
     """What a bundle of a run directory, or of a folder of logs, would hold; `answer` is --json."""
     owners = {folder.stat().st_uid, os.getuid(), 0}
-    text, masked = _masked(json.dumps(answer, indent=1, default=str) + "\n")
-    entries, left_out = [Entry("why.json", text.encode(), masked, 0, 0.0)], []
+    text = json.dumps(answer, indent=1, default=str) + "\n"  # it has no secrets
+    entries, left_out = [Entry("why.json", text.encode(), 0, 0, now_s)], []
     size = len(text)
     for name, most in _names(folder, stacks):
         try:
@@ -73,7 +75,7 @@ def collect(folder: Path, answer: dict[str, Any], stacks: str) -> Bundle:
         if size + len(data) > ALL_BYTES:
             left_out.append((name, f"the bundle would have more than {ALL_BYTES >> 20} MiB"))
             continue
-        text, masked = _masked(data.decode("utf-8", "backslashreplace"))
+        text, masked = _masked(name, data.decode("utf-8", "backslashreplace"))
         size += len(text)
         cut = status.st_size - len(data)
         entries.append(Entry(name, text.encode(), masked, cut, status.st_mtime))
@@ -102,11 +104,40 @@ def _in_order(names: Sequence[str]) -> list[str]:
     return sorted(names, key=lambda name: (not name[:1].isdigit(), len(name), name))
 
 
-def _masked(text: str) -> tuple[str, int]:
+def _masked(name: str, text: str) -> tuple[str, int]:
     """The text without secrets, and in how many lines there were any."""
+    if name.endswith(".json"):
+        try:
+            found = parse(text)
+        except ValueError:
+            pass
+        else:
+            shown = json.dumps(_without_secrets(found, ""), indent=1).splitlines()
+            before = json.dumps(found, indent=1).splitlines()
+            changed = sum(old != new for old, new in zip(before, shown, strict=True))
+            return "\n".join(shown) + "\n", changed
+    mask = _mask_record if name.endswith(".jsonl") else hide
     lines = text.split("\n")
-    hidden = [hide(line) for line in lines]
+    hidden = [mask(line) for line in lines]
     return "\n".join(hidden), sum(old != new for old, new in zip(lines, hidden, strict=True))
+
+
+def _mask_record(line: str) -> str:
+    """A line of JSON that stays JSON: `"tokens": 512` is a number and no secret."""
+    try:
+        found = parse(line)
+    except ValueError:
+        return hide(line)
+    masked = _without_secrets(found, "")
+    return line if masked == found else json.dumps(masked)
+
+
+def _without_secrets(value: Any, name: str) -> Any:
+    if isinstance(value, str):
+        return HIDDEN if is_secret(name) and value else hide(value)
+    if isinstance(value, dict):
+        return {key: _without_secrets(item, str(key)) for key, item in value.items()}
+    return [_without_secrets(item, name) for item in value] if isinstance(value, list) else value
 
 
 def check_place(path: Path, *, force: bool) -> None:
@@ -140,7 +171,7 @@ def lines(bundle: Bundle) -> Iterator[str]:
     """The list that is shown before anything is written."""
     width = max(len(one.name) for one in bundle.entries)
     for one in bundle.entries:
-        notes = [f"{one.masked} lines masked"] if one.masked else []
+        notes = [f"{counted(one.masked, 'line')} masked"] if one.masked else []
         notes += [f"without its first {one.cut_bytes:,} bytes"] if one.cut_bytes else []
         yield f"  {one.name:<{width}}  {len(one.data):>11,} bytes  {', '.join(notes)}".rstrip()
     for name, why in bundle.left_out:

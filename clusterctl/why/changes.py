@@ -43,9 +43,9 @@ class Changes:
 
 
 def changes_of(run_dir: Path, recorded: Any, number: int, failed: Attempt | None) -> Changes:
-    """Against an earlier attempt that took steps, else against another run that ended well."""
+    """Against the attempt before that took steps, else against another run that ended well."""
     before = [one for one in recorded.account.attempts if one.number < number and one.first is not None]  # fmt: skip
-    if failed is not None and failed.first is None and before:
+    if failed is not None and before:
         return _attempts(before[-1], failed)
     other = _last_good(run_dir, recorded.plan.get("config"))
     if other is None:

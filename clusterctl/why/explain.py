@@ -6,7 +6,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,11 +58,12 @@ class Explanation:
     stacks: str = ""
     changes: Changes | None = None
     unread: Mapping[str, str] = field(default_factory=dict)
+    is_asked: bool = False  # somebody asked for this attempt
 
     @property
     def exit_code(self) -> int:
         """1 for a failure whose cause is known, 3 where it or the run's state is not."""
-        if self.verdict is not None and self.state in (ENDED_BADLY, NOT_KNOWN):
+        if self.verdict is not None and (self.is_asked or self.state in (ENDED_BADLY, NOT_KNOWN)):
             return 1 if self.verdict.cause is not None else CouldNotFindOut.exit_code
         return CouldNotFindOut.exit_code if self.state == NOT_KNOWN else 0
 
@@ -94,11 +95,12 @@ def explain(run_dir: Path, attempt: int | None, now_s: float) -> Explanation:
     planned = recorded.plan.get("world_size") if is_newest else None
     world = world_of(logs, record, planned if type(planned) is int else None)
     verdict = judge(record, logs, world)
-    if attempt is not None and attempt != newest:
+    if is_newest and state == NOT_KNOWN and verdict.cause is not None:
         state = ENDED_BADLY
     at_s = record.incident.time_s if record.incident else recorded.newest_s
     found = _told(run_dir, state, text, attempts, number, verdict, logs, record, at_s)
-    return _with_changes(found, changes_of(run_dir, recorded, number, begun))
+    changes = changes_of(run_dir, recorded, number, begun)
+    return replace(found, changes=changes, is_asked=attempt is not None)
 
 
 def explain_logs(folder: Path) -> Explanation:
@@ -168,8 +170,6 @@ def _told(
     at_s: float,
 ) -> Explanation:
     cause = verdict.cause
-    if state == NOT_KNOWN and cause is not None:
-        state = ENDED_BADLY
     name, context = _context(logs, verdict)
     known = _signature(cause) if cause is not None else None
     meaning, advice = "", ""
@@ -196,12 +196,6 @@ def _told(
         None,
         logs.unread,
     )
-
-
-def _with_changes(found: Explanation, changes: Changes) -> Explanation:
-    from dataclasses import replace
-
-    return replace(found, changes=changes)
 
 
 def _signature(cause: Cause) -> signatures.Signature | None:

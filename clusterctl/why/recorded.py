@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from clusterctl.launch.causes.kinds import Cause, Evidence, Fact, Source
+from clusterctl.launch.causes.kinds import Cause, Evidence, Fact, Kind, Source
 from clusterctl.launch.node_reports import FACT_KINDS
 from clusterctl.runs.attempts import Account, account
 from clusterctl.runs.find import EVENTS_FILE, INCIDENTS_FILE, PLAN_FILE
@@ -116,8 +116,10 @@ def read_recorded(run_dir: Path) -> Recorded:
         from_s = begins[index] if index else 0.0
         own = [(one, raw) for one, raw in events if from_s <= one.time_s < until_s]
         told = [one for one in incidents if one.attempt == number or (one.attempt is None and from_s <= one.time_s < until_s)]  # fmt: skip
-        is_newest = index + 1 == len(begins)
-        records[number] = _record(own, told[-1] if told else None, homes if is_newest else {})
+        # A full disk may have kept the plan of an earlier attempt there.
+        nodes = journal.begins[index].nodes if journal.begins else ()
+        is_its = index + 1 == len(begins) and (not nodes or set(homes.values()) <= set(nodes))
+        records[number] = _record(own, told[-1] if told else None, homes if is_its else {})
     last = steps.starts[-1] if steps.starts else None
     times = [event.time_s for event, _ in events[-1:]] + [one.last_s for one in steps.starts[-1:]]
     return Recorded(
@@ -215,12 +217,30 @@ def _incident(entry: Mapping[str, Any]) -> Incident:
         str(entry.get("text") or ""),
         float(time_s) if isinstance(time_s, int | float) else 0.0,
         attempt if type(attempt) is int else None,
-        _cause(entry.get("root")),
+        _cause(entry.get("root")) or _cause(_older(entry)),
         tuple(one for one in others if one is not None),
         count if type(count) is int else len(others),
         str(entry.get("headline") or ""),
         str(entry.get("stacks") or ""),
     )
+
+
+def _older(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """The root of a line that has a class and no object for it."""
+    name = str(entry.get("class") or entry.get("incident") or "")
+    kind = next((str(kind) for kind in Kind if name.startswith(f"{kind}-")), name)
+    node, rank = entry.get("node"), entry.get("rank")
+    return {
+        "class": name,
+        "detail": name[len(kind) + 1 :],
+        "node": node if isinstance(node, str) else None,
+        "rank": rank if type(rank) is int else None,
+        "is_root": True,
+        "is_of_node": False,
+        "file": "",
+        "note": "",
+        "evidence": None,
+    }
 
 
 def _cause(data: Any) -> Cause | None:

@@ -41,13 +41,13 @@ def lines(found: Explanation) -> Iterator[Line]:
             yield from _labelled("cause", "nothing has failed so far", "good")
         yield from _unread(found)
         return
-    which = f" of attempt {found.number}" if len(found.attempts) > 1 else ""
+    which = f"attempt {found.number}: " if len(found.attempts) > 1 else ""
     if verdict.cause is None:
-        yield from _labelled("cause", f"cannot tell{which}, because {verdict.why_not}", "warn")
+        yield from _labelled("cause", f"{which}cannot tell, because {verdict.why_not}", "warn")
         for one in verdict.candidates:
             yield from _labelled("", hide(one.sentence))
     else:
-        yield from _labelled("cause", f"{_sentence(verdict.cause, verdict.ranks)}{which}", "bad")
+        yield from _labelled("cause", f"{which}{_sentence(verdict.cause, verdict.ranks)}", "bad")
         if not verdict.is_recorded and found.attempts:
             yield from _labelled("", "(judged now from the logs and the journal)", "dim")
     if found.meaning:
@@ -58,7 +58,7 @@ def lines(found: Explanation) -> Iterator[Line]:
         for line in found.context:
             yield f"  | {line}"[:WIDTH], "dim"
     if found.victims:
-        yield from _labelled("followed", _followed(found))
+        yield from _labelled("cascade", _followed(found))
     for index, clue in enumerate(found.clues):
         yield from _labelled("" if index else "also", clue)
     if found.stacks:
@@ -86,7 +86,8 @@ def _followed(found: Explanation) -> str:
     assert found.verdict is not None
     parts = ", ".join(f"{count} {how}" for how, count in found.victims.items())
     number = counted(found.verdict.victim_count, "rank")
-    return f"{number} followed: {parts}"
+    how = "followed" if found.verdict.cause else "blame another one"
+    return f"{number} {how}: {parts}"
 
 
 def _attempt(one: Attempt, *, is_told: bool) -> Iterator[Line]:

@@ -85,12 +85,13 @@ def _bundle(
     output: Output, path: Path, found: Explanation, answer: dict[str, Any], *, dry_run: bool
 ) -> dict[str, Any]:
     """List what the bundle holds, then write it."""
+    from clusterctl.nodes import counted
     from clusterctl.why import bundle
 
-    held = bundle.collect(found.run_dir, answer, found.stacks)
+    held = bundle.collect(found.run_dir, answer, found.stacks, time.time())
     masked = sum(one.masked for one in held.entries)
-    files = f"{len(held.entries)} files, {held.size:,} bytes"
-    output.note(f"{path}: {files}, secrets masked in {masked} lines")
+    files = f"{counted(len(held.entries), 'file')}, {held.size:,} bytes"
+    output.note(f"{path}: {files}, secrets masked in {counted(masked, 'line')}")
     for line in bundle.lines(held):
         output.note(line)
     size = None

@@ -1,0 +1,200 @@
+"""Runs of a launcher: running, ended well, given up, without a word of their supervisor."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.errors import UsageError
+from clusterctl.launch.causes.kinds import Cause, Evidence, Kind, Source
+from clusterctl.launch.head import owner
+from clusterctl.launch.incidents import Incident, record
+from clusterctl.launch.journal import Journal
+from clusterctl.launch.root_cause import Judgement
+from clusterctl.why.explain import Explanation, explain
+from tests.clusterctl.runs.attempts_of import BEGAN, Attempts, three_attempts
+from tests.dashboards.runs import journal
+
+LATER = BEGAN + 1e6
+PEER = "RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:30130"
+OWN = "Traceback (most recent call last):\nValueError: no frames in clip 7"
+
+
+def logs(run_dir: Path, texts: Mapping[int, str], written_s: float = BEGAN) -> None:
+    (run_dir / "ranks").mkdir(exist_ok=True)
+    for rank, text in texts.items():
+        path = run_dir / "ranks" / f"{rank}.log"
+        path.write_text(f"{text}\n")
+        os.utime(path, (written_s, written_s))
+
+
+def failed_once(run_dir: Path, **more: Any) -> Path:
+    """Four ranks on two nodes of which nobody wrote how they ended."""
+    run = Attempts()
+    run.attempt(**more)
+    run.train(30)
+    return run.write(run_dir)
+
+
+def named(found: Explanation) -> tuple[str, str | None, int | None]:
+    assert found.verdict is not None
+    assert found.verdict.cause is not None
+    return found.verdict.cause.name, found.verdict.cause.node, found.verdict.cause.rank
+
+
+def test_run_that_ended_well_has_no_cause(tmp_path: Path) -> None:
+    run = Attempts()
+    run.attempt()
+    run.train(30)
+    run.end(0)
+    found = explain(run.write(tmp_path / "001-x"), None, LATER)
+    assert (found.state, found.verdict, found.exit_code) == ("ended well", None, 0)
+
+
+def test_run_that_went_on_after_failures_tells_the_last_of_them_and_is_good(tmp_path: Path) -> None:
+    run = three_attempts()
+    run.end(0)
+    found = explain(run.write(tmp_path / "001-x"), None, LATER)
+    assert (found.state, found.number, found.exit_code) == ("ended well", 2, 0)
+    assert named(found) == ("hang-data", "n1", 0)
+    assert explain(tmp_path / "001-x", 1, LATER).exit_code == 1
+
+
+def test_running_run_says_so(tmp_path: Path) -> None:
+    run_dir = failed_once(tmp_path / "001-x")
+    lock = owner.take(run_dir)
+    try:
+        found = explain(run_dir, None, LATER)
+        assert (found.state, found.verdict, found.exit_code) == ("running", None, 0)
+        assert f"process {os.getpid()}" in found.text
+    finally:
+        owner.give_back(run_dir, lock)
+    # Without a supervisor what was written just now belongs to ranks that go on.
+    logs(run_dir, {rank: "step 31/1000" for rank in range(4)}, LATER - 5)
+    assert explain(run_dir, None, LATER).state == "running"
+    assert explain(run_dir, None, LATER + 3600).state == "unknown"
+
+
+def test_without_a_word_of_the_supervisor_the_logs_are_judged(tmp_path: Path) -> None:
+    run_dir = failed_once(tmp_path / "001-x")
+    logs(run_dir, {0: PEER, 1: PEER, 2: OWN, 3: PEER})
+    found = explain(run_dir, None, LATER)
+    assert named(found) == ("worker-exception", "n2", 2)
+    assert found.victims == {"connection closed by peer": 3}
+    assert (found.state, found.exit_code, found.log) == ("failed", 1, "ranks/2.log")
+
+
+def test_exit_codes_that_came_before_the_supervisor_was_killed_count(tmp_path: Path) -> None:
+    run_dir = failed_once(tmp_path / "001-x")
+    logs(run_dir, {0: PEER, 1: "step 30/1000", 2: PEER, 3: PEER})
+    for rank, code, mono_s in ((0, 1, 9.0), (1, -9, 9.4)):
+        how = "killed by SIGKILL" if code < 0 else "exit code 1"
+        journal(run_dir, "rank-ended", f"rank {rank}: {how}", BEGAN + 60, node="n1", mono_s=mono_s, data={"code": code})  # fmt: skip
+    assert named(explain(run_dir, None, LATER)) == ("signal-9", "n1", 1)
+    line = "NVRM: Xid (PCI:0000:44:00): 79, GPU has fallen off the bus"
+    journal(run_dir, "fact", f"xid: {line}", BEGAN + 60, node="n2", mono_s=9.5)
+    found = explain(run_dir, None, LATER)
+    assert named(found) == ("xid-79", "n2", None)
+
+
+def test_lost_node_is_the_cause_where_all_ranks_blame_a_peer(tmp_path: Path) -> None:
+    run_dir = failed_once(tmp_path / "001-x")
+    logs(run_dir, {0: PEER, 1: PEER})
+    journal(run_dir, "lost", "no sign of life for 8 s", BEGAN + 60, node="n2")
+    assert named(explain(run_dir, None, LATER)) == ("node-unreachable", "n2", None)
+
+
+def test_node_of_a_rank_is_not_taken_from_the_plan_of_another_attempt(tmp_path: Path) -> None:
+    run_dir = failed_once(tmp_path / "001-x", nodes=("n3", "n4"))  # plan.json has n1 and n2
+    logs(run_dir, {0: PEER, 1: PEER, 2: OWN, 3: PEER})
+    assert named(explain(run_dir, None, LATER)) == ("worker-exception", None, 2)
+
+
+def test_what_the_launcher_recorded_counts(tmp_path: Path) -> None:
+    run_dir = failed_once(tmp_path / "001-x")
+    root = Cause(Kind.OOM_KERNEL, "", "n2", 3, Evidence(Source.KERNEL, "oom_kill in x grew from 0 to 1"))  # fmt: skip
+    victims = tuple(Cause(Kind.PEER_LOST, "", "n1", rank, Evidence(Source.RANK_LOG, PEER), False) for rank in range(3))  # fmt: skip
+    incident = Incident("rank 3 on n2: killed", Judgement(root, victims), "stopped the run", 30)
+    record(run_dir, Journal(run_dir), incident)
+    journal(run_dir, "end", "rank 3 on n2: killed", BEGAN + 70, data={"exit_code": 1})
+    found = explain(run_dir, None, LATER)
+    assert named(found) == ("oom-kernel", "n2", 3)
+    assert found.verdict is not None
+    assert found.verdict.is_recorded
+    assert found.victims == {"connection closed by peer": 3}
+    assert "memory" in found.advice
+
+
+def test_record_without_a_root_gives_way_to_a_log_that_names_one(tmp_path: Path) -> None:
+    run_dir = failed_once(tmp_path / "001-x")
+    victim = Cause(Kind.PEER_LOST, "", "n1", 0, Evidence(Source.RANK_LOG, PEER), is_root=False)
+    record(run_dir, Journal(run_dir), Incident("rank 0 ended", Judgement(victim), "stopped"))
+    journal(run_dir, "end", "rank 0 ended", BEGAN + 70, data={"exit_code": 1})
+    logs(run_dir, {0: PEER, 1: PEER, 2: PEER})
+    found = explain(run_dir, None, LATER)
+    assert found.verdict is not None
+    assert (found.verdict.cause, found.exit_code) == (None, 3)
+    assert "there is no log of rank 3" in found.verdict.why_not
+    logs(run_dir, {3: OWN})
+    assert named(explain(run_dir, None, LATER)) == ("worker-exception", "n2", 3)
+
+
+def test_run_that_its_user_stopped_is_no_failure(tmp_path: Path) -> None:
+    run = Attempts()
+    run.attempt()
+    run.train(3)
+    run.incident("user-stop")
+    run.end(130, "stopped by Ctrl-C")
+    found = explain(run.write(tmp_path / "001-x"), None, LATER)
+    assert (found.state, found.exit_code) == ("stopped", 0)
+
+
+def test_attempt_that_is_not_there(tmp_path: Path) -> None:
+    run_dir = three_attempts().write(tmp_path / "001-x")
+    with pytest.raises(UsageError, match="has no attempt 9"):
+        explain(run_dir, 9, LATER)
+
+
+@pytest.mark.parametrize("name", ["events.jsonl", "incidents.jsonl", "plan.json", "telemetry.jsonl"])
+@pytest.mark.parametrize("text", ["", "{", "[1]", '{"event": 3}\n', '{"incident": "crash", "time_s": "x", "root": 7}\n', "\0" * 99])  # fmt: skip
+def test_damaged_files_end_nothing(tmp_path: Path, name: str, text: str) -> None:
+    run_dir = three_attempts().write(tmp_path / "001-x")
+    (run_dir / name).write_text(text)
+    assert explain(run_dir, None, LATER).exit_code in (0, 1, 3)
+
+
+def test_changes_since_the_last_run_of_the_config_that_worked(tmp_path: Path) -> None:
+    good = Attempts()
+    good.attempt()
+    good.train(3)
+    good.end(0)
+    paths = good.write(tmp_path / "001-x"), failed_once(tmp_path / "002-x")
+    for path, commit, rate, nodes in zip(paths, ("a" * 40, "b" * 40 + "+"), (1e-4, 3e-4), (["n1"], ["n1", "n2"]), strict=True):  # fmt: skip
+        plan = {"config": "stage1", "nodes": [{"name": name, "slots": 2} for name in nodes], "world_size": 2 * len(nodes)}  # fmt: skip
+        (path / "plan.json").write_text(json.dumps(plan))
+        config = {"commit": commit, "python": "3.11.7", "config": {"optim": {"lr": rate}}, "environment": {"NCCL_DEBUG": "WARN", "CLUSTERCTL_RUN": path.name}}  # fmt: skip
+        (path / "config.json").write_text(json.dumps(config))
+    logs(paths[1], {0: OWN, 1: PEER, 2: PEER, 3: PEER})
+    changes = explain(paths[1], None, LATER).changes
+    assert changes is not None
+    assert changes.since == "run 001-x, which ended well"
+    assert dict((what, (old, new)) for what, old, new in changes.changes) == {
+        "nodes": ("n1", "n[1-2]"),
+        "world_size": ("2", "4"),
+        "code": ("a" * 12, f"{'b' * 12} with local changes"),
+        "config optim.lr": ("0.0001", "0.0003"),
+    }
+    assert "package versions" in changes.not_recorded
+
+
+def test_changes_since_the_attempt_before(tmp_path: Path) -> None:
+    run_dir = three_attempts().write(tmp_path / "001-x")
+    logs(run_dir, {0: f"--- attempt 2 ---\n--- attempt 3 ---\n{OWN}"})
+    changes = explain(run_dir, 3, LATER).changes
+    assert changes is not None
+    assert (changes.since, changes.changes) == ("attempt 2, which took steps", (("nodes", "n[1-2]", "n[1,3]"),))  # fmt: skip
