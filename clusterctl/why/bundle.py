@@ -6,20 +6,21 @@ line by line by the same masker as everything that this program shows.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import json
 import os
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import CouldNotFindOut, UsageError
+from clusterctl.nodes import counted
 from clusterctl.payload.files.private import replace_file
 from clusterctl.payload.mask_secrets import HIDDEN, hide, is_secret
-from clusterctl.nodes import counted
 from clusterctl.runs.logs.files import opened
 from trainer.runlog.json_file import parse
 
@@ -62,7 +63,7 @@ def collect(folder: Path, answer: dict[str, Any], stacks: str, now_s: float) -> 
     size = len(text)
     for name, most in _names(folder, stacks):
         try:
-            with opened(folder / name, owners) as (fd, status):
+            with _opened(folder, name, owners) as (fd, status):
                 begin = max(0, status.st_size - most)
                 data = os.pread(fd, status.st_size - begin, begin)
         except FileNotFoundError:
@@ -82,25 +83,44 @@ def collect(folder: Path, answer: dict[str, Any], stacks: str, now_s: float) -> 
     return Bundle(tuple(entries), tuple(left_out))
 
 
+@contextlib.contextmanager
+def _opened(
+    folder: Path, name: str, owners: Collection[int]
+) -> Iterator[tuple[int, os.stat_result]]:
+    """A file below the folder; no part of its path may be a link. Raises `OSError`."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    with contextlib.ExitStack() as stack:
+        place = os.open(folder, flags)
+        stack.callback(os.close, place)
+        for part in Path(name).parts[:-1]:
+            place = os.open(part, flags | os.O_NOFOLLOW, dir_fd=place)
+            stack.callback(os.close, place)
+        yield stack.enter_context(opened(folder / name, owners, place))
+
+
 def _names(folder: Path, stacks: str) -> Iterator[tuple[str, int]]:
     for name in (*SMALL, *LINES):
         yield name, WHOLE
     yield STEPS, STEP_BYTES
     ranks = folder / "ranks"
     if ranks.is_dir() and not ranks.is_symlink():
-        yield from ((f"ranks/{name}", LOG_BYTES) for name in _in_order(os.listdir(ranks)) if name.endswith(".log"))  # fmt: skip
+        yield from (
+            (f"ranks/{name}", LOG_BYTES)
+            for name in _in_order(one.name for one in ranks.iterdir())
+            if name.endswith(".log")
+        )
     elif not (folder / "plan.json").exists():
         from clusterctl.why.rank_logs import below
 
         yield from ((str(path.relative_to(folder)), LOG_BYTES) for path in below(folder))
     place = folder / stacks
     if stacks and ".." not in Path(stacks).parts and place.is_dir() and not place.is_symlink():
-        for name in sorted(os.listdir(place))[:MOST_STACKS]:
-            if (place / name).is_file():
-                yield f"{stacks.rstrip('/')}/{name}", WHOLE
+        for path in sorted(place.iterdir())[:MOST_STACKS]:
+            if path.is_file():
+                yield f"{stacks.rstrip('/')}/{path.name}", WHOLE
 
 
-def _in_order(names: Sequence[str]) -> list[str]:
+def _in_order(names: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: (not name[:1].isdigit(), len(name), name))
 
 
@@ -144,7 +164,7 @@ def check_place(path: Path, *, force: bool) -> None:
     """Raises `UsageError` where the file exists already, or its folder does not."""
     if not path.parent.is_dir():
         raise UsageError(f"there is no folder {path.parent} for {path.name}")
-    if not force and os.path.lexists(path):  # noqa: PTH110 - a dangling link counts as well
+    if not force and os.path.lexists(path):
         raise UsageError(f"{path} exists already", hint="--force replaces it")
 
 

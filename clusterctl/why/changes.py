@@ -39,12 +39,18 @@ class Changes:
 
     def to_json(self) -> dict[str, Any]:
         rows = [{"what": what, "before": old, "now": new} for what, old, new in self.changes]
-        return {"since": self.since or None, "changes": rows, "not_recorded": list(self.not_recorded)}
+        return {
+            "since": self.since or None,
+            "changes": rows,
+            "not_recorded": list(self.not_recorded),
+        }
 
 
 def changes_of(run_dir: Path, recorded: Any, number: int, failed: Attempt | None) -> Changes:
     """Against the attempt before that took steps, else against another run that ended well."""
-    before = [one for one in recorded.account.attempts if one.number < number and one.first is not None]  # fmt: skip
+    before = [
+        one for one in recorded.account.attempts if one.number < number and one.first is not None
+    ]
     if failed is not None and before:
         return _attempts(before[-1], failed)
     other = _last_good(run_dir, recorded.plan.get("config"))
@@ -102,12 +108,13 @@ def _runs(good: Path, failed: Path) -> Changes:
     configs = [_object(path / CONFIG_FILE) for path in (good, failed)]
     never = [] if all(configs) else ["code and config (config.json is missing)"]
     rows: list[tuple[str, str, str]] = []
-    rows.append(("nodes", *(fold(_nodes(plan)) for plan in plans)))
+    rows.append(("nodes", _nodes(plans[0]), _nodes(plans[1])))
     for name in ("world_size", "device", "python", "workdir"):
-        rows.append((name, *(_text(plan.get(name)) for plan in plans)))
+        rows.append((name, _text(plans[0].get(name)), _text(plans[1].get(name))))
     if all(configs):
-        rows.append(("code", *(_commit(one.get("commit")) for one in configs)))
-        rows.append(("Python", *(_text(one.get("python")) for one in configs)))
+        old, new = configs
+        rows.append(("code", _commit(old.get("commit")), _commit(new.get("commit"))))
+        rows.append(("Python", _text(old.get("python")), _text(new.get("python"))))
         flat = [dict(_flat(one.get("config"), "")) for one in configs]
         rows += _differing("config ", *flat)
         rows += _differing("", *(_variables(one.get("environment")) for one in configs))
@@ -115,7 +122,7 @@ def _runs(good: Path, failed: Path) -> Changes:
         rows += _differing("", *(_variables(plan.get("environment")) for plan in plans))
     digests = [_fingerprint(path) for path in (good, failed)]
     if all(digests):
-        rows.append(("data set", *(digest[:12] for digest in digests)))
+        rows.append(("data set", digests[0][:12], digests[1][:12]))
         never.append(_NEVER[0])
     else:
         never += _NEVER
@@ -123,7 +130,9 @@ def _runs(good: Path, failed: Path) -> Changes:
     return Changes(f"run {good.name}, which ended well", found[:MOST], tuple(never))
 
 
-def _differing(prefix: str, old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:  # fmt: skip
+def _differing(
+    prefix: str, old: Mapping[str, str], new: Mapping[str, str]
+) -> Iterator[tuple[str, str, str]]:
     for name in sorted({*old, *new}):
         values = (old.get(name, "not set"), new.get(name, "not set"))
         if values[0] != values[1]:
@@ -144,10 +153,10 @@ def _variables(value: Any) -> dict[str, str]:
     return {key: HIDDEN if is_secret(key) else _text(item) for key, item in kept.items()}
 
 
-def _nodes(plan: Mapping[str, Any]) -> list[str]:
+def _nodes(plan: Mapping[str, Any]) -> str:
     nodes = plan.get("nodes")
     found = nodes if isinstance(nodes, list) else []
-    return [str(node["name"]) for node in found if isinstance(node, dict) and "name" in node]
+    return fold(str(node["name"]) for node in found if isinstance(node, dict) and "name" in node)
 
 
 def _commit(value: Any) -> str:

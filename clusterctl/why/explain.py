@@ -5,15 +5,13 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from checks.facts import NOT_ASKED
 from checks.parsers.kernel_log import INTERESTING, read_events
 from clusterctl.errors import CouldNotFindOut, UsageError
-from clusterctl.jobs.processes import fold_ranks
 from clusterctl.launch.causes import signatures
 from clusterctl.launch.causes.kinds import Cause, Kind, Source
 from clusterctl.launch.head import owner
@@ -29,8 +27,12 @@ from clusterctl.why.recorded import AttemptRecord, Recorded, read_recorded
 from clusterctl.why.verdict import Verdict, judge, log_of, world_of
 
 ENDED_WELL, ENDED_BADLY, STOPPED, GOES_ON, NOT_KNOWN = (
-    "ended well", "failed", "stopped", "running", "unknown",
-)  # fmt: skip
+    "ended well",
+    "failed",
+    "stopped",
+    "running",
+    "unknown",
+)
 FRESH_S = 60.0  # a log that was written within this time belongs to a run that may go on
 MINUTES_S = 300.0  # of what else happened at the time of a failure
 MOST_CLUES = 12
@@ -130,15 +132,23 @@ def _state(run_dir: Path, recorded: Recorded) -> tuple[str, str]:
         if who is not None:
             return GOES_ON, f"it is supervised by {who.text}"
         return NOT_KNOWN, "its supervisor has gone without writing how it ended"
-    words = {DONE: (ENDED_WELL, "its trainer reached the last step"), "stopped": (STOPPED, "its trainer was asked to stop"), FAILED: (ENDED_BADLY, "its trainer says that it failed")}  # fmt: skip
+    words = {
+        DONE: (ENDED_WELL, "its trainer reached the last step"),
+        "stopped": (STOPPED, "its trainer was asked to stop"),
+        FAILED: (ENDED_BADLY, "its trainer says that it failed"),
+    }
     return words.get(recorded.trainer_end, (NOT_KNOWN, "nothing says how it ended"))
 
 
 def _last_failed(recorded: Recorded, state: str) -> int | None:
-    """The attempt that is told in full: the newest that failed, or one whose end is not known."""
+    """The one that is explained in full: the newest that failed, or whose end is not known."""
     newest = max(recorded.records)
     good = (DONE, USER_STOP, RUNNING)
-    failed = [one.number for one in recorded.account.attempts if one.ending not in good and one.number in recorded.records]  # fmt: skip
+    failed = [
+        one.number
+        for one in recorded.account.attempts
+        if one.ending not in good and one.number in recorded.records
+    ]
     if state in (ENDED_BADLY, NOT_KNOWN):
         return newest
     return max(failed, default=newest if state == GOES_ON and newest == 1 else None)
@@ -216,7 +226,10 @@ def _context(logs: Logs, verdict: Verdict) -> tuple[str, tuple[str, ...]]:
     if log is None or (rank is None and cause.evidence.source != Source.RANK_LOG):
         return "", ()
     said = cause.evidence.line
-    at = next((index for index in range(len(log.lines) - 1, -1, -1) if said and said in log.lines[index]), len(log.lines) - 1)  # fmt: skip
+    at = next(
+        (index for index in range(len(log.lines) - 1, -1, -1) if said and said in log.lines[index]),
+        len(log.lines) - 1,
+    )
     return log.name, tuple(hide(line) for line in log.lines[max(0, at - CONTEXT + 1) : at + 1])
 
 
@@ -259,56 +272,3 @@ def _clues(logs: Logs, record: AttemptRecord, verdict: Verdict, at_s: float) -> 
 
 def _stacks(record: AttemptRecord) -> str:
     return record.incident.stacks if record.incident else ""
-
-
-def ranks_text(ranks: Sequence[int]) -> str:
-    return f"{'ranks' if len(ranks) > 1 else 'rank'} {fold_ranks(ranks)}"
-
-
-def to_json(found: Explanation) -> dict[str, Any]:
-    """Keys are only ever added (docs/reference/json.md)."""
-    verdict = found.verdict
-    cause = verdict.cause if verdict else None
-    return {
-        "run": str(found.run_dir),
-        "state": found.state,
-        "text": found.text,
-        "attempt": found.number,
-        "attempts": [
-            {
-                "attempt": one.number,
-                "began_s": one.began_s,
-                "ended_s": one.ended_s,
-                "nodes": list(one.nodes),
-                "first_step": one.first,
-                "last_step": one.last,
-                "ending": one.ending or "running",
-                "text": hide(one.text),
-            }
-            for one in found.attempts
-        ],
-        "cause": _masked(cause.to_json()) if cause else None,
-        "why_not": verdict.why_not or None if verdict else None,
-        "candidates": [_masked(one.to_json()) for one in verdict.candidates] if verdict else [],
-        "ranks": list(verdict.ranks) if verdict else [],
-        "recorded": verdict.is_recorded if verdict else False,
-        "signature": found.signature or None,
-        "meaning": found.meaning or None,
-        "advice": found.advice or None,
-        "log": found.log or None,
-        "lines": list(found.context),
-        "followed": dict(found.victims),
-        "clues": list(found.clues),
-        "stacks": found.stacks or None,
-        "changes": found.changes.to_json() if found.changes else None,
-        "not_read": dict(found.unread),
-        "exit_code": found.exit_code,
-    }
-
-
-def _masked(value: Any) -> Any:
-    if isinstance(value, str):
-        return hide(value)
-    if isinstance(value, dict):
-        return {key: _masked(item) for key, item in value.items()}
-    return value

@@ -1,7 +1,7 @@
 """The end of every rank's log of an attempt: a bounded part, read from the end, no link followed.
 
-Where the end of a log states no error of the rank's own, more of it is searched for one: what floods
-a log after an error must not hide it. 192 logs of any size take a few seconds.
+Where the end of a log states no error of the rank's own, more of it is searched for one: what
+floods a log after an error must not hide it. 192 logs of any size take a few seconds.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Logs:
 
 
 def of_run(run_dir: Path, attempt: int, newest: int, nodes: Mapping[int, str]) -> Logs:
-    """Logs of `ranks/`; `nodes` has the node of each rank, `newest` is the last attempt's number."""
+    """Logs of `ranks/`; `nodes` has the node of each rank, `newest` is the last attempt."""
     try:
         folder = LogFolder(run_dir)
     except FileNotFoundError:
@@ -89,8 +89,11 @@ def of_run(run_dir: Path, attempt: int, newest: int, nodes: Mapping[int, str]) -
 
 
 def of_folder(folder: Path) -> Logs:
-    """Logs that somebody gives: a rank is told by the name (3.log, rank3.out, 3/stderr.log), else by
-    the marks at the begin of lines (`[rank3]: `), of which one file may have many."""
+    """Logs that somebody gives, of whatever program.
+
+    The rank is in the name (3.log, rank3.out, 3/stderr.log), else in marks at the begin of lines
+    (`[rank3]: `), of which one file may have many.
+    """
     ranks: list[RankLog] = []
     unread: dict[str, str] = {}
     owners, budget = {folder.stat().st_uid, os.getuid(), 0}, FAR_ALL
@@ -180,6 +183,13 @@ def _merged(logs: Sequence[RankLog]) -> tuple[RankLog, ...]:
         other = found.get(one.rank)
         if other is not None:
             first, last = sorted((other, one), key=lambda log: texts.read(log.lines) is not None)
-            one = RankLog(one.rank, "", last.name, (*first.lines, *last.lines), first.size + last.size, max(one.written_s, other.written_s))  # fmt: skip
+            one = RankLog(
+                one.rank,
+                "",
+                last.name,
+                (*first.lines, *last.lines),
+                first.size + last.size,
+                max(one.written_s, other.written_s),
+            )
         found[one.rank] = one
     return (*sorted(found.values(), key=lambda log: log.rank or 0), *without)

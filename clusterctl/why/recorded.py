@@ -115,7 +115,11 @@ def read_recorded(run_dir: Path) -> Recorded:
         until_s = begins[index + 1] if index + 1 < len(begins) else float("inf")
         from_s = begins[index] if index else 0.0
         own = [(one, raw) for one, raw in events if from_s <= one.time_s < until_s]
-        told = [one for one in incidents if one.attempt == number or (one.attempt is None and from_s <= one.time_s < until_s)]  # fmt: skip
+        told = [
+            one
+            for one in incidents
+            if one.attempt == number or (one.attempt is None and from_s <= one.time_s < until_s)
+        ]
         # A full disk may have kept the plan of an earlier attempt there.
         nodes = journal.begins[index].nodes if journal.begins else ()
         is_its = index + 1 == len(begins) and (not nodes or set(homes.values()) <= set(nodes))
@@ -137,12 +141,11 @@ def lines_of(path: Path, most: int = MOST_BYTES) -> Iterator[bytes]:
     """Lines of a plain file, of a very long one the last; none where it cannot be read."""
     with contextlib.suppress(OSError):
         owners = {path.parent.stat().st_uid, os.getuid(), 0}
-        with opened(path, owners) as (fd, status):
-            with os.fdopen(os.dup(fd), "rb") as file:
-                if status.st_size > most:
-                    file.seek(status.st_size - most)
-                    file.readline()
-                yield from file
+        with opened(path, owners) as (fd, status), os.fdopen(os.dup(fd), "rb") as file:
+            if status.st_size > most:
+                file.seek(status.st_size - most)
+                file.readline()
+            yield from file
 
 
 def _steps(path: Path) -> Steps:

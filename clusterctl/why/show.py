@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from clusterctl.jobs.processes import fold_ranks
 from clusterctl.launch.causes.kinds import Cause
 from clusterctl.nodes import counted, fold
 from clusterctl.payload.mask_secrets import hide
 from clusterctl.runs.attempts import DONE, RUNNING, Attempt
 from clusterctl.runs.journal import USER_STOP
-from clusterctl.why.explain import (
-    ENDED_BADLY,
-    ENDED_WELL,
-    GOES_ON,
-    STOPPED,
-    Explanation,
-    ranks_text,
-)
+from clusterctl.why.explain import ENDED_WELL, GOES_ON, STOPPED, Explanation
 
 WIDTH = 80
 LABEL = 10
@@ -32,7 +26,9 @@ def lines(found: Explanation) -> Iterator[Line]:
     yield from _labelled("state", f"{found.state}: {found.text}", _STYLES.get(found.state, "bad"))
     if len(found.attempts) > 1:
         for one in found.attempts[-SHOWN_ATTEMPTS:]:
-            yield from _attempt(one, is_told=found.verdict is not None and one.number == found.number)
+            yield from _attempt(
+                one, is_told=found.verdict is not None and one.number == found.number
+            )
     verdict = found.verdict
     if verdict is None:
         if found.state == ENDED_WELL:
@@ -44,8 +40,8 @@ def lines(found: Explanation) -> Iterator[Line]:
     which = f"attempt {found.number}: " if len(found.attempts) > 1 else ""
     if verdict.cause is None:
         yield from _labelled("cause", f"{which}cannot tell, because {verdict.why_not}", "warn")
-        for one in verdict.candidates:
-            yield from _labelled("", hide(one.sentence))
+        for candidate in verdict.candidates:
+            yield from _labelled("", hide(candidate.sentence))
     else:
         yield from _labelled("cause", f"{which}{_sentence(verdict.cause, verdict.ranks)}", "bad")
         if not verdict.is_recorded and found.attempts:
@@ -71,10 +67,10 @@ def lines(found: Explanation) -> Iterator[Line]:
 
 def _sentence(cause: Cause, ranks: tuple[int, ...]) -> str:
     if cause.rank is None and ranks:
-        on = f"{ranks_text(ranks)}{f' ({cause.node})' if cause.node else ''}"
+        on = f"{_ranks(ranks)}{f' ({cause.node})' if cause.node else ''}"
         said = f": {cause.evidence.line}" if cause.evidence else ""
         return hide(f"{cause.name} on {on}{said}")
-    more = f", also on {ranks_text([one for one in ranks if one != cause.rank])}"
+    more = f", also on {_ranks([one for one in ranks if one != cause.rank])}"
     return hide(f"{cause.sentence}{more if len(ranks) > 1 else ''}")
 
 
@@ -91,7 +87,9 @@ def _followed(found: Explanation) -> str:
 
 
 def _attempt(one: Attempt, *, is_told: bool) -> Iterator[Line]:
-    ending = {DONE: "ended well", USER_STOP: "stopped", RUNNING: "no end so far"}.get(one.ending, one.ending)  # fmt: skip
+    ending = {DONE: "ended well", USER_STOP: "stopped", RUNNING: "no end so far"}.get(
+        one.ending, one.ending
+    )
     steps = f", steps {one.first}-{one.last}" if one.first is not None else ", no step"
     nodes = f" on {fold(one.nodes)}" if one.nodes else ""
     text = f"{one.number}{nodes}{steps}: {ending}"
@@ -130,5 +128,5 @@ def _labelled(label: str, text: str, style: str | None = None) -> Iterator[Line]
         yield f"{'' if index else label:<{LABEL}}{line}", style
 
 
-def style_of(found: Explanation) -> str | None:
-    return "bad" if found.state == ENDED_BADLY else None
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"{'ranks' if len(ranks) > 1 else 'rank'} {fold_ranks(ranks)}"

@@ -37,12 +37,17 @@ _DETAIL = re.compile(
 _UNCAUGHT = re.compile(r"\[rank\d+\]: ")
 _UNLOADING = ("Exception ignored", "Exception in thread")  # printed while the interpreter ends
 # Of faulthandler, which prints it before the signal ends the process.
-_FATAL = {"Segmentation fault": 11, "Bus error": 7, "Illegal instruction": 4, "Floating point exception": 8}  # fmt: skip
+_FATAL = {
+    "Segmentation fault": 11,
+    "Bus error": 7,
+    "Illegal instruction": 4,
+    "Floating point exception": 8,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`cause` is None where nothing ended badly, or `why_not` says why none can be told."""
+    """`cause` is None where nothing ended badly, or `why_not` says why none is known."""
 
     cause: Cause | None = None
     why_not: str = ""
@@ -69,14 +74,19 @@ def judge(record: AttemptRecord, logs: Logs, world: int | None) -> Verdict:
     count = max(incident.consequence_count, len(victims))
     if told.is_root:
         ranks = _alike(told, found)
-        kept = tuple(one for one in victims if one.rank is None or one.rank not in (told.rank, *ranks))
+        kept = tuple(
+            one for one in victims if one.rank is None or one.rank not in (told.rank, *ranks)
+        )
         count = len(kept) if found.victims else count
         return Verdict(told, "", ranks, True, kept, count)
     return replace(found, victims=victims, victim_count=count)
 
 
 def _alike(told: Cause, found: Verdict) -> tuple[int, ...]:
-    same = found.cause is not None and (found.cause.kind, found.cause.detail) == (told.kind, told.detail)  # fmt: skip
+    same = found.cause is not None and (found.cause.kind, found.cause.detail) == (
+        told.kind,
+        told.detail,
+    )
     return found.ranks if same and told.rank in found.ranks else ()
 
 
@@ -84,13 +94,22 @@ def _judged(record: AttemptRecord, logs: Logs, world: int | None) -> Verdict:
     ends = {one.rank: one for one in record.ends} or reported_ends(logs)
     deaths = _deaths(ends, logs)
     code, reason = record.failure or (1, "")
-    lines = next((lines for lines in logs.starters.values() if texts.read(lines)), ())
+    lines: Sequence[str] = next(
+        (lines for lines in logs.starters.values() if texts.read(lines)), ()
+    )
     if not deaths and not record.lost and not record.facts and not lines:
         return Verdict(why_not=_nothing(logs, record))
-    end = End(code, reason, deaths, record.lost, lines, record.nodes, record.facts, record.stopped_s)
+    end = End(
+        code, reason, deaths, record.lost, lines, record.nodes, record.facts, record.stopped_s
+    )
     judgement = judge_end(end)
     root, victims = judgement.root, tuple(map(_without_mark, judgement.consequences))
-    if root.kind == Kind.UNKNOWN and judgement.death is None and root.evidence and not root.evidence.line:  # fmt: skip
+    if (
+        root.kind == Kind.UNKNOWN
+        and judgement.death is None
+        and root.evidence
+        and not root.evidence.line
+    ):
         return Verdict(why_not=_nothing(logs, record))
     if not root.is_root or root.kind.is_consequence:
         every = (_without_mark(root), *victims)
@@ -143,6 +162,7 @@ def _deaths(ends: Mapping[int, RankEnd], logs: Logs) -> list[Death]:
     """Ends that are known to be bad, and logs that end with an error."""
     own = {log.rank: log for log in logs.ranks if log.rank is not None}
     found = []
+    lines: Sequence[str]
     for rank, end in ends.items():
         if end.code != 0:
             lines = own[rank].lines if rank in own else ()
@@ -239,7 +259,9 @@ def _only_silent(
     last = log.lines[-1].strip() if log.lines else ""
     said = f"its log ends without a word, after {last!r}" if last else "its log is empty"
     note = "every other rank lost a connection"
-    return Cause(Kind.UNKNOWN, "", log.node or None, log.rank, Evidence(Source.RANK_LOG, said), note=note)  # fmt: skip
+    return Cause(
+        Kind.UNKNOWN, "", log.node or None, log.rank, Evidence(Source.RANK_LOG, said), note=note
+    )
 
 
 def _left(ends: Mapping[int, RankEnd], logs: Logs, world: int | None) -> str:
@@ -248,7 +270,11 @@ def _left(ends: Mapping[int, RankEnd], logs: Logs, world: int | None) -> str:
         return ""
     there = {log.rank for log in logs.ranks}
     missing = [rank for rank in range(world) if rank not in there]
-    silent = [log.rank for log in logs.ranks if log.rank is not None and log.rank not in ends and texts.read(log.lines) is None]  # fmt: skip
+    silent = [
+        log.rank
+        for log in logs.ranks
+        if log.rank is not None and log.rank not in ends and texts.read(log.lines) is None
+    ]
     said = []
     if missing:
         said.append(f"there is no log of rank {fold_ranks(missing)}")

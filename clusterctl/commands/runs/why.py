@@ -32,7 +32,13 @@ Examples:
 )
 @click.argument("run", required=False)
 @option("--attempt", "The first cause of this attempt.", type=click.IntRange(1), metavar="N")
-@option("--logs", "logs", "A folder of logs that no launcher wrote, instead of RUN.", type=click.Path(path_type=Path, file_okay=False), metavar="DIR")  # fmt: skip
+@option(
+    "--logs",
+    "logs",
+    "A folder of logs that no launcher wrote, instead of RUN.",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+)
 @option("--bundle", BUNDLE, type=FILE, metavar="FILE")
 @flag("--dry-run", "With --bundle: list what it would hold, write nothing.")
 @flag("--force", "With --bundle: replace FILE if it exists.")
@@ -49,11 +55,12 @@ def command(
     """Why a run ended: its first cause, what followed, what to do.
 
     RUN is a run directory, or the number or name of one in outputs/; default: the newest. Of a run
-    with several attempts the last one that failed is told in full. What no evidence names is not
-    named. Exit code 1 where the run failed, 3 where its cause or its end cannot be told.
+    with several attempts the last one that failed is explained in full. Nothing is named without
+    evidence. Exit code 1 where the run failed, 3 where its cause or its end is unknown.
     """
     from clusterctl.runs.find import find_run
-    from clusterctl.why.explain import explain, explain_logs, to_json
+    from clusterctl.why.document import to_json
+    from clusterctl.why.explain import explain, explain_logs
     from clusterctl.why.show import lines
 
     if logs is not None and (run is not None or attempt is not None):

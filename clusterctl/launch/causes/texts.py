@@ -65,8 +65,8 @@ def find(lines: Sequence[str]) -> tuple[int, str, int | None] | None:
 def _raised(lines: Sequence[str]) -> int | None:
     """Where the last traceback ends that is not printed while Python ends.
 
-    Of a chain ("During handling of the above exception …") it is the last error, but the first where
-    that is the rank's own and the last is about a peer: cleaning up failed because of it.
+    Of a chain ("During handling of the above exception …") it is the last error, but the first
+    where that is the rank's own and the last is about a peer: cleaning up failed because of it.
     """
     chain: list[int] = []
     is_ignored = is_chained = False  # inside of "Exception ignored in: …"; of a chain

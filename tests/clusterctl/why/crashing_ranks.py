@@ -127,7 +127,9 @@ def shorten(folder: Path) -> None:
     for path in folder.glob("*.log"):
         text = re.sub(home, "/job", path.read_text())
         text = re.sub(r"/[\w./-]+/site-packages/", "/venv/lib/python3.11/site-packages/", text)
-        path.write_text(re.sub(r'"/[\w./-]*/lib/(?=python3[\d.]*/\w)(?!.*site-packages)', '"/usr/lib/', text))
+        path.write_text(
+            re.sub(r'"/[\w./-]*/lib/(?=python3[\d.]*/\w)(?!.*site-packages)', '"/usr/lib/', text)
+        )
 
 
 def main() -> None:

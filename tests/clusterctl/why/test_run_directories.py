@@ -75,7 +75,7 @@ def test_running_run_says_so(tmp_path: Path) -> None:
     finally:
         owner.give_back(run_dir, lock)
     # Without a supervisor what was written just now belongs to ranks that go on.
-    logs(run_dir, {rank: "step 31/1000" for rank in range(4)}, LATER - 5)
+    logs(run_dir, dict.fromkeys(range(4), "step 31/1000"), LATER - 5)
     assert explain(run_dir, None, LATER).state == "running"
     assert explain(run_dir, None, LATER + 3600).state == "unknown"
 
@@ -160,7 +160,9 @@ def test_attempt_that_is_not_there(tmp_path: Path) -> None:
         explain(run_dir, 9, LATER)
 
 
-@pytest.mark.parametrize("name", ["events.jsonl", "incidents.jsonl", "plan.json", "telemetry.jsonl"])
+@pytest.mark.parametrize(
+    "name", ["events.jsonl", "incidents.jsonl", "plan.json", "telemetry.jsonl"]
+)
 @pytest.mark.parametrize("text", ["", "{", "[1]", '{"event": 3}\n', '{"incident": "crash", "time_s": "x", "root": 7}\n', "\0" * 99])  # fmt: skip
 def test_damaged_files_end_nothing(tmp_path: Path, name: str, text: str) -> None:
     run_dir = three_attempts().write(tmp_path / "001-x")
@@ -183,7 +185,7 @@ def test_changes_since_the_last_run_of_the_config_that_worked(tmp_path: Path) ->
     changes = explain(paths[1], None, LATER).changes
     assert changes is not None
     assert changes.since == "run 001-x, which ended well"
-    assert dict((what, (old, new)) for what, old, new in changes.changes) == {
+    assert {what: (old, new) for what, old, new in changes.changes} == {
         "nodes": ("n1", "n[1-2]"),
         "world_size": ("2", "4"),
         "code": ("a" * 12, f"{'b' * 12} with local changes"),

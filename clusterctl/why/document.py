@@ -1,0 +1,57 @@
+"""An explanation as the JSON document of `clusterctl why --json`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clusterctl.payload.mask_secrets import hide
+from clusterctl.why.explain import Explanation
+
+
+def to_json(found: Explanation) -> dict[str, Any]:
+    """Keys are only ever added (docs/reference/json.md)."""
+    verdict = found.verdict
+    cause = verdict.cause if verdict else None
+    return {
+        "run": str(found.run_dir),
+        "state": found.state,
+        "text": found.text,
+        "attempt": found.number,
+        "attempts": [
+            {
+                "attempt": one.number,
+                "began_s": one.began_s,
+                "ended_s": one.ended_s,
+                "nodes": list(one.nodes),
+                "first_step": one.first,
+                "last_step": one.last,
+                "ending": one.ending or "running",
+                "text": hide(one.text),
+            }
+            for one in found.attempts
+        ],
+        "cause": _masked(cause.to_json()) if cause else None,
+        "why_not": verdict.why_not or None if verdict else None,
+        "candidates": [_masked(one.to_json()) for one in verdict.candidates] if verdict else [],
+        "ranks": list(verdict.ranks) if verdict else [],
+        "recorded": verdict.is_recorded if verdict else False,
+        "signature": found.signature or None,
+        "meaning": found.meaning or None,
+        "advice": found.advice or None,
+        "log": found.log or None,
+        "lines": list(found.context),
+        "followed": dict(found.victims),
+        "clues": list(found.clues),
+        "stacks": found.stacks or None,
+        "changes": found.changes.to_json() if found.changes else None,
+        "not_read": dict(found.unread),
+        "exit_code": found.exit_code,
+    }
+
+
+def _masked(value: Any) -> Any:
+    if isinstance(value, str):
+        return hide(value)
+    if isinstance(value, dict):
+        return {key: _masked(item) for key, item in value.items()}
+    return value
