@@ -33,7 +33,7 @@ PERSONAL = frozenset(
         "exec", "py_spy", "python", "workdir", "env",  # programs that are run, and how
         "accept_new", "sudo", "yes", "force", "skip_preflight",  # guards
         "listen", "host", "port", "web", "share",  # who may look
-        "out", "record", "write_good", "junit", "speedscope", "once",  # files that are written
+        "out", "record", "write_good", "junit", "speedscope", "once", "bundle",  # files that are written
         "match", "user", "gpus", "all_runs", "all", "signal",  # whose processes are ended or read
     )
 )  # fmt: skip

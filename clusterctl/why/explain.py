@@ -37,6 +37,7 @@ FRESH_S = 60.0  # a log that was written within this time belongs to a run that 
 MINUTES_S = 300.0  # of what else happened at the time of a failure
 MOST_CLUES = 12
 CONTEXT = 12  # lines of the log that end with the error
+NOT_ENOUGH = "get what is missing: logs of all ranks, exit codes, the kernel's log of each node"
 _KERNEL = re.compile(INTERESTING)
 
 
@@ -125,7 +126,7 @@ def _state(run_dir: Path, recorded: Recorded) -> tuple[str, str]:
     end = recorded.journal.end
     if end is not None:
         if end.exit_code == 0:
-            return ENDED_WELL, "it ended well"
+            return ENDED_WELL, end.text or "all ranks have ended well"
         return (STOPPED, end.text) if end.exit_code == 130 else (ENDED_BADLY, end.text)
     if recorded.journal.begins or (run_dir / PLAN_FILE).exists():
         who = owner.find(run_dir)
@@ -182,7 +183,7 @@ def _told(
     cause = verdict.cause
     name, context = _context(logs, verdict)
     known = _signature(cause) if cause is not None else None
-    meaning, advice = "", ""
+    meaning, advice = "", NOT_ENOUGH
     if known is not None:
         meaning, advice = known.meaning, known.advice
     elif cause is not None:

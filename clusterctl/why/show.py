@@ -18,10 +18,19 @@ LABEL = 10
 SHOWN_ATTEMPTS = 12
 SHOWN_CHANGES = 12
 Line = tuple[str, str | None]  # (text, style)
+_GOOD = {
+    ENDED_WELL: "nothing is wrong",
+    GOES_ON: "nothing has failed so far",
+    STOPPED: "nothing is wrong: it was asked to stop",
+}
 _STYLES = {ENDED_WELL: "good", GOES_ON: "good", STOPPED: "warn"}
 
 
-def lines(found: Explanation) -> Iterator[Line]:
+def lines(found: Explanation, *, is_quiet: bool = False) -> Iterator[Line]:
+    """With `is_quiet` the verdict alone."""
+    if is_quiet:
+        yield from _cause(found)
+        return
     yield from _labelled("run", str(found.run_dir))
     yield from _labelled("state", f"{found.state}: {found.text}", _STYLES.get(found.state, "bad"))
     if len(found.attempts) > 1:
@@ -29,23 +38,11 @@ def lines(found: Explanation) -> Iterator[Line]:
             yield from _attempt(
                 one, is_told=found.verdict is not None and one.number == found.number
             )
+    yield from _cause(found)
     verdict = found.verdict
     if verdict is None:
-        if found.state == ENDED_WELL:
-            yield from _labelled("cause", "nothing is wrong", "good")
-        elif found.state == GOES_ON:
-            yield from _labelled("cause", "nothing has failed so far", "good")
         yield from _unread(found)
         return
-    which = f"attempt {found.number}: " if len(found.attempts) > 1 else ""
-    if verdict.cause is None:
-        yield from _labelled("cause", f"{which}cannot tell, because {verdict.why_not}", "warn")
-        for candidate in verdict.candidates:
-            yield from _labelled("", hide(candidate.sentence))
-    else:
-        yield from _labelled("cause", f"{which}{_sentence(verdict.cause, verdict.ranks)}", "bad")
-        if not verdict.is_recorded and found.attempts:
-            yield from _labelled("", "(judged now from the logs and the journal)", "dim")
     if found.meaning:
         known = "" if found.signature or not _needs_signature(verdict.cause) else "unknown error: "
         yield from _labelled("meaning", f"{known}{found.meaning}")
@@ -63,6 +60,23 @@ def lines(found: Explanation) -> Iterator[Line]:
     if found.advice:
         yield from _labelled("do", found.advice, "bold")
     yield from _unread(found)
+
+
+def _cause(found: Explanation) -> Iterator[Line]:
+    verdict = found.verdict
+    if verdict is None:
+        said = _GOOD.get(found.state, "unknown")
+        yield from _labelled("cause", said, _STYLES.get(found.state, "warn"))
+        return
+    which = f"attempt {found.number}: " if len(found.attempts) > 1 else ""
+    if verdict.cause is None:
+        yield from _labelled("cause", f"{which}cannot tell, because {verdict.why_not}", "warn")
+        for candidate in verdict.candidates:
+            yield from _labelled("", hide(candidate.sentence))
+        return
+    yield from _labelled("cause", f"{which}{_sentence(verdict.cause, verdict.ranks)}", "bad")
+    if not verdict.is_recorded and found.attempts:
+        yield from _labelled("", "(judged now from the logs and the journal)", "dim")
 
 
 def _sentence(cause: Cause, ranks: tuple[int, ...]) -> str:

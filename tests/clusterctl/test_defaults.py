@@ -26,7 +26,7 @@ HARMLESS = frozenset(
         "master_port", "env_from_facts", "grace", "start_timeout", "hang_timeout", "keep_for", "look", "min_free",
         "detach", "max_restarts", "spares", "min_nodes",
         "launch", "shared", "check", "skip", "skip_check", "severity", "active", "root", "workers",
-        "follow", "rank", "node", "since", "attempt", "tail",
+        "follow", "rank", "node", "since", "attempt", "tail", "logs",
         "max_wrong_rows", "command", "reason", "mtbf", "save_stall", "step_time", "ranks",
     )
 )  # fmt: skip

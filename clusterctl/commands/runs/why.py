@@ -79,7 +79,7 @@ def command(
         found = explain(find_run(run), attempt, time.time())
     answer = to_json(found)
     if not output.json:
-        for text, style in lines(found):
+        for text, style in lines(found, is_quiet=output.quiet):
             output.line(text, style)
     if bundle is not None:
         answer["bundle"] = _bundle(output, bundle, found, answer, dry_run=dry_run)
