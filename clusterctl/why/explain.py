@@ -24,7 +24,7 @@ from clusterctl.why import rank_logs
 from clusterctl.why.changes import Changes, changes_of
 from clusterctl.why.rank_logs import Logs
 from clusterctl.why.recorded import AttemptRecord, Recorded, read_recorded
-from clusterctl.why.verdict import Verdict, judge, log_of, world_of
+from clusterctl.why.verdict import Verdict, end_of, judge, log_of, world_of
 
 ENDED_WELL, ENDED_BADLY, STOPPED, GOES_ON, NOT_KNOWN = (
     "ended well",
@@ -66,8 +66,11 @@ class Explanation:
     @property
     def exit_code(self) -> int:
         """1 for a failure whose cause is known, 3 where it or the run's state is not."""
+        cause = self.verdict.cause if self.verdict else None
+        if cause is not None and cause.kind == Kind.USER_STOP:
+            return 0
         if self.verdict is not None and (self.is_asked or self.state in (ENDED_BADLY, NOT_KNOWN)):
-            return 1 if self.verdict.cause is not None else CouldNotFindOut.exit_code
+            return 1 if cause is not None else CouldNotFindOut.exit_code
         return CouldNotFindOut.exit_code if self.state == NOT_KNOWN else 0
 
 
@@ -82,18 +85,18 @@ def explain(run_dir: Path, attempt: int | None, now_s: float) -> Explanation:
             hint=f"its attempts are {min(recorded.records)} to {newest}",
         )
     state, text = _state(run_dir, recorded)
+    logs = None
+    if state == NOT_KNOWN and recorded.records[newest].incident is None:
+        record = recorded.records[newest]
+        logs = rank_logs.of_run(run_dir, newest, newest, record.nodes)
+        state, text = _by_logs(logs, record, recorded, text, now_s)
     number = attempt or _last_failed(recorded, state)
-    if number is None:
+    is_newest = number == newest
+    if number is None or (is_newest and _is_good(recorded.records[newest], state)):
         return Explanation(run_dir, state, text, attempts, newest)
     record = recorded.records[number]
-    logs = rank_logs.of_run(run_dir, number, newest, record.nodes)
-    is_newest = number == newest
-    if is_newest and state in (GOES_ON, NOT_KNOWN) and record.incident is None:
-        state, text = _by_logs(logs, record, recorded, state, text, now_s)
-        if state == GOES_ON:
-            return Explanation(run_dir, state, text, attempts, number, unread=logs.unread)
-    if is_newest and state in (ENDED_WELL, STOPPED) and record.incident is None:
-        return Explanation(run_dir, state, text, attempts, number)
+    if logs is None or not is_newest:
+        logs = rank_logs.of_run(run_dir, number, newest, record.nodes)
     begun = next((one for one in attempts if one.number == number), None)
     planned = recorded.plan.get("world_size") if is_newest else None
     world = world_of(logs, record, planned if type(planned) is int else None)
@@ -143,30 +146,28 @@ def _state(run_dir: Path, recorded: Recorded) -> tuple[str, str]:
 
 def _last_failed(recorded: Recorded, state: str) -> int | None:
     """The one that is explained in full: the newest that failed, or whose end is not known."""
-    newest = max(recorded.records)
-    good = (DONE, USER_STOP, RUNNING)
-    failed = [
-        one.number
-        for one in recorded.account.attempts
-        if one.ending not in good and one.number in recorded.records
-    ]
     if state in (ENDED_BADLY, NOT_KNOWN):
-        return newest
-    return max(failed, default=newest if state == GOES_ON and newest == 1 else None)
+        return max(recorded.records)
+    good = (DONE, USER_STOP, RUNNING)
+    failed = [one.number for one in recorded.account.attempts if one.ending not in good]
+    return max((number for number in failed if number in recorded.records), default=None)
+
+
+def _is_good(record: AttemptRecord, state: str) -> bool:
+    """Whether the newest attempt has not failed, as far as its run's state tells."""
+    return state in (ENDED_WELL, STOPPED, GOES_ON) and record.incident is None
 
 
 def _by_logs(
-    logs: Logs, record: AttemptRecord, recorded: Recorded, state: str, text: str, now_s: float
+    logs: Logs, record: AttemptRecord, recorded: Recorded, text: str, now_s: float
 ) -> tuple[str, str]:
-    """State of an attempt without an end: whether it still writes."""
-    times = [one.written_s for one in logs.ranks] + [recorded.newest_s]
-    ago_s = max(0.0, now_s - max(times))
+    """State of a run whose end nobody wrote: whether its ranks still write."""
+    newest_s = max([one.written_s for one in logs.ranks] + [recorded.newest_s])
+    ago_s = max(0.0, now_s - newest_s)
     has_failed = bool(record.lost) or any(one.code != 0 for one in record.ends)
-    if state == GOES_ON:
-        return GOES_ON, text
-    if ago_s < FRESH_S and not has_failed and recorded.trainer_end != FAILED:
+    if ago_s < FRESH_S and not has_failed and not any(end_of(log.lines) for log in logs.ranks):
         return GOES_ON, f"{text}, and its files were written {ago_s:.0f} s ago"
-    return state, text
+    return NOT_KNOWN, text
 
 
 def _told(
@@ -223,10 +224,10 @@ def _context(logs: Logs, verdict: Verdict) -> tuple[str, tuple[str, ...]]:
     if cause is None or cause.evidence is None:
         return "", ()
     rank = cause.rank if cause.rank is not None else next(iter(verdict.ranks), None)
-    log = log_of(logs, rank)
-    if log is None or (rank is None and cause.evidence.source != Source.RANK_LOG):
-        return "", ()
     said = cause.evidence.line
+    log = log_of(logs, rank, said)
+    if log is None:
+        return "", ()
     at = next(
         (index for index in range(len(log.lines) - 1, -1, -1) if said and said in log.lines[index]),
         len(log.lines) - 1,

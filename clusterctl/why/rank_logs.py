@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from clusterctl.launch.causes import texts
+from clusterctl.nodes import grouped
 from clusterctl.runs.logs.files import Chosen, LogFolder, opened
 from clusterctl.runs.logs.parts import Part, attempt_part
 
@@ -144,10 +145,16 @@ def _lines(data: bytes, *, is_cut: bool = False) -> tuple[str, ...]:
 
 
 def below(folder: Path) -> Iterator[Path]:
-    """Files with the name of a log, no links, in order of their names."""
+    """Files with the name of a log, no links, in order of their names.
+
+    Of the attempts of torchrun (`attempt_0/`) only the last.
+    """
     count = 0
     for place, folders, files in os.walk(folder):
         depth = len(Path(place).relative_to(folder).parts)
+        tries = [int(one[8:]) for one in folders if re.fullmatch(r"attempt_\d{1,6}", one)]
+        if tries:
+            folders[:] = [f"attempt_{max(tries)}"]
         folders[:] = sorted(folders) if depth < DEEPEST else []
         for name in sorted(files):
             if name.endswith(_LOGS) and count < MOST_FILES:
@@ -174,22 +181,22 @@ def _by_mark(lines: Sequence[str]) -> dict[int | None, list[str]]:
 
 
 def _merged(logs: Sequence[RankLog]) -> tuple[RankLog, ...]:
-    """stdout and stderr of a rank as one log."""
-    found: dict[int | None, RankLog] = {}
-    without = [one for one in logs if one.rank is None]
-    for one in logs:
-        if one.rank is None:
-            continue
-        other = found.get(one.rank)
-        if other is not None:
-            first, last = sorted((other, one), key=lambda log: texts.read(log.lines) is not None)
-            one = RankLog(
-                one.rank,
-                "",
-                last.name,
-                (*first.lines, *last.lines),
-                first.size + last.size,
-                max(one.written_s, other.written_s),
-            )
-        found[one.rank] = one
-    return (*sorted(found.values(), key=lambda log: log.rank or 0), *without)
+    """stdout and stderr of a rank as one log.
+
+    Where other files have the same number, as those of two nodes, it is not the rank.
+    """
+    groups = grouped((one.rank, one) for one in logs)
+    found = [*groups.pop(None, [])]
+    for rank, group in groups.items():
+        places = {Path(one.name).parent for one in group}
+        names = {Path(one.name).stem for one in group}
+        if len(group) == 1:
+            found += group
+        elif len(places) == 1 and names == {"stdout", "stderr"}:
+            first, last = sorted(group, key=lambda one: Path(one.name).stem == "stderr")
+            at_s = max(one.written_s for one in group)
+            size = first.size + last.size
+            found.append(RankLog(rank, "", last.name, first.lines + last.lines, size, at_s))
+        else:
+            found += [replace(one, rank=None) for one in group]
+    return tuple(sorted(found, key=lambda one: (one.rank is None, one.rank or 0)))

@@ -141,7 +141,9 @@ def _among_alike(
         why = "ranks state different errors, and nothing says which one came first"
         blamers = tuple(one for one in kept if one.kind.is_consequence)
         return Verdict(None, why, (), False, blamers, len(blamers), tuple(first.values()))
-    if len(same) > 1 and death.at_s == NEVER:  # each has it: none of them is named
+    if death.stated is not None and death.stated.rank is not None:  # all agree on that rank
+        ranks = () if root.rank is None else (root.rank,)
+    elif len(same) > 1 and death.at_s == NEVER:  # each has it: none of them is named
         homes = {one.node for one in same}
         node = homes.pop() if len(homes) == 1 and "" not in homes else None
         root = replace(root, rank=None, node=node)
@@ -299,5 +301,8 @@ def world_of(logs: Logs, record: AttemptRecord, planned: int | None) -> int | No
     return max(ranks) + 1 if ranks else None
 
 
-def log_of(logs: Logs, rank: int | None) -> RankLog | None:
-    return next((log for log in logs.ranks if log.rank == rank), None)
+def log_of(logs: Logs, rank: int | None, said: str) -> RankLog | None:
+    """The log of a rank; without one the first that has the sentence."""
+    if rank is not None:
+        return next((log for log in logs.ranks if log.rank == rank), None)
+    return next((log for log in logs.ranks if any(said in line for line in log.lines)), None)

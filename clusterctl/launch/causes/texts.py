@@ -59,7 +59,12 @@ def find(lines: Sequence[str]) -> tuple[int, str, int | None] | None:
                 text = f"{text.strip()}: {below['text']}"
             return index, text.strip(), int(stated["rank"]) if stated["rank"] else None
     raised = _raised(lines)
-    return None if raised is None else (raised, lines[raised].strip(), None)
+    if raised is None:
+        return None
+    text, after = lines[raised].strip(), [line.strip() for line in lines[raised + 1 : raised + 3]]
+    if len(after) == 2 and after[0] == "Last error:":  # of NCCL: whether a peer has gone
+        text = f"{text} {after[1]}"
+    return raised, text, None
 
 
 def _raised(lines: Sequence[str]) -> int | None:

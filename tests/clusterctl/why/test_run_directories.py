@@ -19,6 +19,7 @@ from clusterctl.launch.root_cause import Judgement
 from clusterctl.why.explain import Explanation, explain
 from tests.clusterctl.runs.attempts_of import BEGAN, Attempts, three_attempts
 from tests.dashboards.runs import journal
+from trainer.runlog.telemetry import Event, encode
 
 LATER = BEGAN + 1e6
 PEER = "RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:30130"
@@ -78,6 +79,49 @@ def test_running_run_says_so(tmp_path: Path) -> None:
     logs(run_dir, dict.fromkeys(range(4), "step 31/1000"), LATER - 5)
     assert explain(run_dir, None, LATER).state == "running"
     assert explain(run_dir, None, LATER + 3600).state == "unknown"
+
+
+def test_running_run_tells_the_attempt_that_failed_before(tmp_path: Path) -> None:
+    run_dir = three_attempts().write(tmp_path / "001-x")
+    lock = owner.take(run_dir)
+    try:
+        found = explain(run_dir, None, LATER)
+    finally:
+        owner.give_back(run_dir, lock)
+    assert (found.state, found.number, found.exit_code) == ("running", 2, 0)
+    assert named(found) == ("hang-data", "n1", 0)
+
+
+def test_crash_of_a_moment_ago_is_not_running(tmp_path: Path) -> None:
+    run_dir = failed_once(tmp_path / "001-x")
+    logs(run_dir, {0: "step 30/1000", 1: OWN}, LATER - 1)
+    assert named(explain(run_dir, None, LATER)) == ("worker-exception", "n1", 1)
+
+
+def test_rank_that_all_agree_on_is_the_cause(tmp_path: Path) -> None:
+    run_dir = failed_once(tmp_path / "001-x")
+    agreed = "error: rank 3: OSError: [Errno 5] Input/output error: 'clips/7.mp4'"
+    logs(run_dir, dict.fromkeys(range(4), agreed))
+    found = explain(run_dir, None, LATER)
+    assert named(found) == ("storage-error", "n2", 3)
+    assert found.verdict is not None
+    assert found.verdict.ranks == (3,)
+
+
+def test_run_without_a_launcher_is_judged_by_trainer_and_logs(tmp_path: Path) -> None:
+    run = Attempts()
+    run.start(0)
+    run.train(5)
+    run_dir = run.write(tmp_path / "001-x")
+    for name in ("events.jsonl", "incidents.jsonl", "plan.json"):
+        (run_dir / name).unlink()
+    logs(run_dir, {0: PEER, 1: OWN})
+    assert named(explain(run_dir, None, LATER)) == ("worker-exception", None, 1)
+    logs(run_dir, {0: "step 5/5", 1: "step 5/5"})
+    assert explain(run_dir, None, LATER).exit_code == 3
+    run.telemetry.append(Event("done", "", {}, 5, BEGAN + 90))
+    (run_dir / "telemetry.jsonl").write_text("".join(f"{encode(one)}\n" for one in run.telemetry))
+    assert (explain(run_dir, None, LATER).state, explain(run_dir, None, LATER).exit_code) == ("ended well", 0)  # fmt: skip
 
 
 def test_without_a_word_of_the_supervisor_the_logs_are_judged(tmp_path: Path) -> None:
