@@ -15,6 +15,7 @@ from clusterctl.errors import CouldNotFindOut, UsageError
 from clusterctl.launch.causes import signatures
 from clusterctl.launch.causes.kinds import Cause, Kind, Source
 from clusterctl.launch.head import owner
+from clusterctl.nodes import counted
 from clusterctl.payload.mask_secrets import hide
 from clusterctl.runs.attempts import DONE, FAILED, RUNNING, Attempt
 from clusterctl.runs.find import PLAN_FILE
@@ -22,9 +23,10 @@ from clusterctl.runs.journal import USER_STOP
 from clusterctl.stacks import clues
 from clusterctl.why import rank_logs
 from clusterctl.why.changes import Changes, changes_of
+from clusterctl.why.endings import end_of
 from clusterctl.why.rank_logs import Logs
 from clusterctl.why.recorded import AttemptRecord, Recorded, read_recorded
-from clusterctl.why.verdict import Verdict, end_of, judge, log_of, world_of
+from clusterctl.why.verdict import Verdict, judge, log_of, world_of
 
 ENDED_WELL, ENDED_BADLY, STOPPED, GOES_ON, NOT_KNOWN = (
     "ended well",
@@ -119,8 +121,9 @@ def explain_logs(folder: Path) -> Explanation:
     record = AttemptRecord()
     verdict = judge(record, logs, world_of(logs, record, None))
     state = NOT_KNOWN if verdict.cause is None else ENDED_BADLY
-    count = len({one.rank for one in logs.ranks if one.rank is not None})
-    text = f"logs of {count} ranks" if count != 1 else "the log of 1 rank"
+    ranks = {one.rank for one in logs.ranks if one.rank is not None}
+    text = counted(len({one.name for one in logs.ranks}), "log")
+    text += f" of {counted(len(ranks), 'rank')}" if ranks else " that name no rank"
     return _told(folder, state, text, (), 1, verdict, logs, record, 0.0)
 
 

@@ -7,10 +7,8 @@ rank or node is named by evidence only; else the verdict says why it cannot tell
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import dropwhile, takewhile
 
 from clusterctl.jobs.processes import fold_ranks
 from clusterctl.launch.causes import texts
@@ -19,30 +17,13 @@ from clusterctl.launch.deaths import Death
 from clusterctl.launch.end_cause import End, judge_end
 from clusterctl.launch.root_cause import NOT_STATED
 from clusterctl.nodes import counted
+from clusterctl.why.endings import end_of, first_end_of, reported_ends, signal_of
 from clusterctl.why.rank_logs import Logs, RankLog
 from clusterctl.why.recorded import AttemptRecord, RankEnd
 
 NEVER = float("inf")
 NO_RANK = -1  # of a log that does not tell its rank
 NOT_SEEN = "its end was not seen"
-# What stands below the error that ends a program: no word of one that goes on.
-_DETAIL = re.compile(
-    r"\s*$|\s|frame #|Exception raised from|terminate called|CUDA kernel errors|For debugging|"
-    r"Compile with|Current thread|Thread 0x|Extension modules|Aborted|Traceback \(most|"
-    r"During handling of the above|The above exception was|\[[EWIF]\d* |\[[EWIF] |wandb:|"
-    r"\S+:\d+:\d+ \[\d+\] |\w*Warning|--- attempt|Search for `|CUDA error|nccl\w+: |"
-    r"Last error:|socketProgress|"
-    r"\[\d[\d,]* bytes are left out here\]|.*(?:resource_tracker|destroy_process_group)"
-)
-_UNCAUGHT = re.compile(r"\[rank\d+\]: ")
-_UNLOADING = ("Exception ignored", "Exception in thread")  # printed while the interpreter ends
-# Of faulthandler, which prints it before the signal ends the process.
-_FATAL = {
-    "Segmentation fault": 11,
-    "Bus error": 7,
-    "Illegal instruction": 4,
-    "Floating point exception": 8,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,74 +155,10 @@ def _deaths(ends: Mapping[int, RankEnd], logs: Logs) -> list[Death]:
         rank = NO_RANK if log.rank is None else log.rank
         if rank in ends:
             continue
-        lines = end_of(log.lines)
+        lines = end_of(log.lines) if log.rank is not None else first_end_of(log.lines)
         if lines:
-            found.append(Death(log.node, rank, _code(lines), NOT_SEEN, lines, NEVER))
+            found.append(Death(log.node, rank, signal_of(lines), NOT_SEEN, lines, NEVER))
     return found
-
-
-def _code(lines: Sequence[str]) -> int | None:
-    stated = texts.read(lines)
-    number = _FATAL.get(stated.detail) if stated else None
-    return -number if number else None
-
-
-def end_of(lines: Sequence[str]) -> Sequence[str]:
-    """The lines up to the error that a log ends with; none where it goes on after the last one.
-
-    A program that has survived an error goes on writing: such an error is no end.
-    """
-    found = texts.find(lines)
-    if found is None:
-        return lines if texts.read(lines) is not None else ()
-    below = list(takewhile(lambda line: not line.startswith(_UNLOADING), lines[found[0] + 1 :]))
-    if _UNCAUGHT.match(lines[found[0]]):  # torch marks all lines of an error that nobody caught
-        below = list(dropwhile(_UNCAUGHT.match, below))
-    for line in map(texts.plain, below):
-        if not _DETAIL.match(line) and not texts.is_raised(line):
-            return ()
-    return lines[: found[0] + 2]  # with `what():` below an abort
-
-
-_REPORT = re.compile(
-    r"rank\s+: (?P<rank>\d+) \(local_rank: \d+\)|exitcode\s+: (?P<code>-?\d+) \(pid|"
-    r"time\s+: (?P<time>\d{4}-\d\d-\d\d_\d\d:\d\d:\d\d)|host\s+: (?P<host>\S+)|"
-    r"(?P<first>Root Cause \(first observed failure\))"
-)
-
-
-def reported_ends(logs: Logs) -> dict[int, RankEnd]:
-    """Exit codes of ranks by the report that torchrun prints at its end."""
-    found: dict[int, RankEnd] = {}
-    given = [log.lines for log in logs.ranks if log.rank is None]
-    for lines in (*given, *logs.starters.values()):
-        if not any("ChildFailedError" in line for line in lines):
-            continue
-        host, at_s, rank, is_first = "", 0.0, None, False
-        for line in lines:
-            match = _REPORT.search(line)
-            if match is None:
-                continue
-            if match["first"]:
-                is_first = True
-            elif match["time"]:
-                at_s = _seconds(match["time"])
-            elif match["host"]:
-                host = match["host"]
-            elif match["rank"]:
-                rank = int(match["rank"])
-            elif match["code"] and rank is not None:
-                code = int(match["code"])
-                how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-                # It saw this one before those of the same second.
-                found[rank] = RankEnd(rank, host, code, how, at_s - (0.5 if is_first else 0.0))
-    return found
-
-
-def _seconds(text: str) -> float:
-    from datetime import datetime
-
-    return datetime.strptime(text, "%Y-%m-%d_%H:%M:%S").timestamp()
 
 
 def _only_silent(

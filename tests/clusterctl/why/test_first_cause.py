@@ -18,6 +18,8 @@ KNOWN = {
     "nccl-illegal-access": ("cuda-error", (2,)),
     "nccl-oom": ("cuda-oom", (3,)),
     "torchrun-console": ("signal-9", ()),
+    "torchrun-cut": ("cuda-error", ()),
+    "unmarked": ("worker-exception", ()),
     "flood": ("worker-exception", (1,)),
     **{name: expected for name, expected in SCENARIOS.items() if expected[0]},
 }

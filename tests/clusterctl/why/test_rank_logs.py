@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl.runs.logs.parts import Part
+from clusterctl.why.endings import end_of
 from clusterctl.why.rank_logs import FAR, NEAR, of_folder, of_run, read_end
-from clusterctl.why.verdict import end_of
 
 
 def write(folder: Path, **texts: str) -> None:
