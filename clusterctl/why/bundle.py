@@ -20,7 +20,7 @@ from typing import Any
 from clusterctl.errors import CouldNotFindOut, UsageError
 from clusterctl.nodes import counted
 from clusterctl.payload.files.private import replace_file
-from clusterctl.payload.mask_secrets import HIDDEN, hide, is_secret
+from clusterctl.payload.mask_secrets import HIDDEN, hide, hide_words, is_secret
 from clusterctl.runs.logs.files import opened
 from trainer.runlog.json_file import parse
 
@@ -157,6 +157,8 @@ def _without_secrets(value: Any, name: str) -> Any:
         return HIDDEN if is_secret(name) and value else hide(value)
     if isinstance(value, dict):
         return {key: _without_secrets(item, str(key)) for key, item in value.items()}
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return hide_words(value)  # a command line, perhaps
     return [_without_secrets(item, name) for item in value] if isinstance(value, list) else value
 
 

@@ -23,7 +23,7 @@ _DETAIL = re.compile(
 _UNCAUGHT = re.compile(r"\[rank\d+\]: ")
 _UNLOADING = "Exception ignored"  # printed while the interpreter ends
 # What torchrun writes once a rank has failed.
-_LAUNCHER = re.compile(r"closing signal SIG|failed \(exitcode")
+_LAUNCHER = re.compile(r"closing signal SIG|failed \(exitcode|ChildFailedError")
 # Of faulthandler, which prints it before the signal ends the process.
 _FATAL = {
     "Segmentation fault": 11,

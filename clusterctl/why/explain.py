@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections import Counter
@@ -138,6 +139,8 @@ def _state(run_dir: Path, recorded: Recorded) -> tuple[str, str]:
         who = owner.find(run_dir)
         if who is not None:
             return GOES_ON, f"it is supervised by {who.text}"
+        if run_dir.stat().st_uid != os.getuid():
+            return NOT_KNOWN, "no end is written, and only its user can see who supervises it"
         return NOT_KNOWN, "its supervisor has gone without writing how it ended"
     words = {
         DONE: (ENDED_WELL, "its trainer reached the last step"),
@@ -271,7 +274,8 @@ def _clues(logs: Logs, record: AttemptRecord, verdict: Verdict, at_s: float) -> 
     others = [line for log in logs.ranks if log.rank is None for line in log.lines]
     others += [line for found in logs.starters.values() for line in found]
     for line in others:
-        if _KERNEL.search(line) and read_events(line, NOT_ASKED, NOT_ASKED):
+        is_of_kernel = _KERNEL.search(line) and read_events(line, NOT_ASKED, NOT_ASKED)
+        if is_of_kernel or "slurmstepd: error" in line:
             yield line.strip()
 
 

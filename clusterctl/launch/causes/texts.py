@@ -39,6 +39,8 @@ WATCHDOG = re.compile(signatures.WATCHDOG)
 # The watchdog tells an error of this rank's own GPU: `… terminated with exception: CUDA error: …`.
 _OWN_ERROR = re.compile(r"watchdog thread terminated with exception: (?:\[.*?\] )?CUDA error.*")
 _ABORT = "terminate called"
+_OF_MACHINE = (Kind.CUDA_OOM, Kind.CUDA_ERROR, Kind.DISK_FULL, Kind.STORAGE)
+_VAGUE = (Kind.WORKER_EXCEPTION, Kind.CUDA_ERROR)
 BEFORE_ABORT = 60  # lines of C++ frames between a traceback and the abort that it brings about
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 
@@ -71,7 +73,8 @@ def _raised(lines: Sequence[str]) -> int | None:
     """Where the last traceback ends that is not printed while Python ends.
 
     Of a chain ("During handling of the above exception …") it is the last error, but the first
-    where that is the rank's own and the last is about a peer: cleaning up failed because of it.
+    where that is the rank's own and the last is about a peer, or where memory, disk or device
+    failed and the last says no more than that something went wrong: handling it failed, too.
     """
     chain: list[int] = []
     is_ignored = is_chained = False  # inside of "Exception ignored in: …"; of a chain
@@ -87,8 +90,10 @@ def _raised(lines: Sequence[str]) -> int | None:
     if not chain:
         return None
     first, last = chain[0], chain[-1]
-    blames = [classify(lines[index].strip()).kind.is_consequence for index in (first, last)]
-    return first if blames == [False, True] else last
+    cause, result = (classify(lines[index].strip()).kind for index in (first, last))
+    if result.is_consequence and not cause.is_consequence:
+        return first
+    return first if cause in _OF_MACHINE and result in _VAGUE else last
 
 
 def read(lines: Sequence[str]) -> Stated | None:

@@ -71,6 +71,14 @@ def test_errors_of_which_none_is_known_to_be_first_are_shown() -> None:
     assert {one.name for one in found.verdict.candidates} == {"worker-exception", "storage-error"}
 
 
+def test_report_of_torchrun_is_no_error_of_a_rank(tmp_path: Path) -> None:
+    text = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: "
+    (tmp_path / "console.log").write_text(f"step 1\nTraceback (most recent call last):\n{text}\n")
+    found = explain_logs(tmp_path)
+    assert found.verdict is not None
+    assert found.verdict.cause is None
+
+
 def test_victims_are_counted_by_what_they_say() -> None:
     assert explained("nccl-oom").victims == {"NCCL lost a peer": 2, "watchdog timed out": 1}
     assert explained("exception").victims == {"connection closed by peer": 2}

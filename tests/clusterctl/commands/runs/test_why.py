@@ -68,7 +68,7 @@ def test_usage(run_dir: Path, tmp_path: Path, capsys) -> None:
 
 def test_bundle_is_listed_first_and_holds_no_secret(run_dir: Path, tmp_path: Path, capsys) -> None:
     (run_dir / ".supervisor.json").write_text(SECRET)
-    (run_dir / "plan.json").write_text(json.dumps({"nodes": [], "environment": {"HF_TOKEN": SECRET}, "tokens": 512}))  # fmt: skip
+    (run_dir / "plan.json").write_text(json.dumps({"nodes": [], "environment": {"HF_TOKEN": SECRET}, "tokens": 512, "argv": ["train", "--api-key", SECRET]}))  # fmt: skip
     outside = tmp_path / "outside"
     outside.write_text("of somebody else")
     (run_dir / "ranks" / "7.log").symlink_to(outside)
@@ -91,6 +91,7 @@ def test_bundle_is_listed_first_and_holds_no_secret(run_dir: Path, tmp_path: Pat
     assert not any(SECRET in text or "somebody else" in text for text in texts.values())
     plan = json.loads(texts["why-003-STDiT3-XL-2/plan.json"])
     assert (plan["environment"], plan["tokens"]) == ({"HF_TOKEN": "***"}, 512)
+    assert plan["argv"] == ["train", "--api-key", "***"]
     for line in texts["why-003-STDiT3-XL-2/telemetry.jsonl"].splitlines():
         json.loads(line)
 

@@ -114,3 +114,47 @@ def test_reason_below_an_exception_of_cpp_is_taken() -> None:
 @pytest.mark.parametrize("lines", [[], [""], ["step 1", "[W] warning: deprecated"], ["Killed"]])
 def test_log_without_an_error_states_none(lines: list[str]) -> None:
     assert read(lines) is None
+
+
+def chained(*errors: str) -> list[str]:
+    lines = ["Traceback (most recent call last):", errors[0]]
+    for error in errors[1:]:
+        lines += ["", "During handling of the above exception, another exception occurred:", ""]
+        lines += ["Traceback (most recent call last):", error]
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("errors", "kind"),
+    [
+        # Cleaning up failed because the peers had gone, or because the device or disk had failed.
+        (("KeyError: 'a'", "RuntimeError: Connection reset by peer"), Kind.WORKER_EXCEPTION),
+        (("OSError: [Errno 28] No space left on device", "RuntimeError: unexpected pos 64 vs 0"), Kind.DISK_FULL),
+        (("torch.OutOfMemoryError: CUDA out of memory.", "RuntimeError: CUDA error: x"), Kind.CUDA_OOM),
+        # The first one was handled; the last one says more.
+        (("KeyError: 'a'", "FileNotFoundError: [Errno 2] No such file: 'a'"), Kind.MISSING_FILE),
+        (("ConnectionResetError: Connection reset by peer", "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed. "), Kind.WORKER_DIED),
+    ],
+)  # fmt: skip
+def test_error_of_a_chain_that_is_the_cause(errors: tuple[str, ...], kind: Kind) -> None:
+    stated = read(chained(*errors))
+    assert stated is not None
+    assert stated.kind == kind
+
+
+def test_own_error_that_the_watchdog_reports_is_no_consequence() -> None:
+    bark = "[rank1]:[E1123 09:14:02.9 ProcessGroupNCCL.cpp:1895] [PG ID 0 PG GUID 0(default_pg) Rank 1] Process group watchdog thread terminated with exception: CUDA error: uncorrectable ECC error encountered"  # fmt: skip
+    stated = read([bark, "terminate called after throwing an instance of 'c10::DistBackendError'"])
+    assert stated is not None
+    assert (stated.kind, stated.is_of_node) == (Kind.CUDA_ERROR, True)
+
+
+def test_error_of_python_just_before_an_abort_is_the_cause_of_it() -> None:
+    abort = ["terminate called after throwing an instance of 'c10::Error'", "  what():  refcount"]
+    own = "RuntimeError: read(): fd 33 failed with Stale file handle"
+    stated = read([own, *abort])
+    assert stated is not None
+    assert stated.kind == Kind.STORAGE
+    stated = read([own, *["step"] * 99, *abort])  # the program had survived that one
+    assert stated is not None
+    assert stated.kind == Kind.WORKER_EXCEPTION
