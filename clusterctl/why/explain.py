@@ -41,6 +41,7 @@ MINUTES_S = 300.0  # of what else happened at the time of a failure
 MOST_CLUES = 12
 CONTEXT = 12  # lines of the log that end with the error
 NOT_ENOUGH = "get what is missing: logs of all ranks, exit codes, the kernel's log of each node"
+BY_LAUNCHER = ("the launcher gives this reason", "put that right, and start it again")
 _KERNEL = re.compile(INTERESTING)
 
 
@@ -195,6 +196,9 @@ def _told(
         meaning, advice = known.meaning, known.advice
     elif cause is not None:
         meaning, advice = signatures.advice(cause.name)
+        said = cause.evidence
+        if cause.kind == Kind.UNKNOWN and said and said.source == Source.STARTER_LOG:
+            meaning, advice = BY_LAUNCHER
     told = _victims(verdict)
     return Explanation(
         run_dir,

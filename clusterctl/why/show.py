@@ -6,9 +6,10 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from clusterctl.jobs.processes import fold_ranks
-from clusterctl.launch.causes.kinds import Cause
+from clusterctl.launch.causes.kinds import Cause, Kind
 from clusterctl.nodes import counted, fold
 from clusterctl.payload.mask_secrets import hide
+from clusterctl.printable import printable
 from clusterctl.runs.attempts import DONE, RUNNING, Attempt
 from clusterctl.runs.journal import USER_STOP
 from clusterctl.why.explain import ENDED_WELL, GOES_ON, STOPPED, Explanation
@@ -49,7 +50,7 @@ def lines(found: Explanation, *, is_quiet: bool = False) -> Iterator[Line]:
     if found.context:
         yield from _labelled("log", found.log)
         for line in found.context:
-            yield f"  | {line}"[:WIDTH], "dim"
+            yield f"  | {printable(line.expandtabs())}"[:WIDTH], "dim"
     if found.victims:
         yield from _labelled("cascade", _followed(found))
     for index, clue in enumerate(found.clues):
@@ -89,7 +90,7 @@ def _sentence(cause: Cause, ranks: tuple[int, ...]) -> str:
 
 
 def _needs_signature(cause: Cause | None) -> bool:
-    return cause is not None and cause.kind in ("worker-exception", "unknown")
+    return cause is not None and cause.kind == Kind.WORKER_EXCEPTION
 
 
 def _followed(found: Explanation) -> str:
@@ -137,7 +138,7 @@ def _unread(found: Explanation) -> Iterator[Line]:
 
 
 def _labelled(label: str, text: str, style: str | None = None) -> Iterator[Line]:
-    wrapped = textwrap.wrap(text, WIDTH - LABEL, break_on_hyphens=False) or [""]
+    wrapped = textwrap.wrap(printable(text), WIDTH - LABEL, break_on_hyphens=False) or [""]
     for index, line in enumerate(wrapped):
         yield f"{'' if index else label:<{LABEL}}{line}", style
 

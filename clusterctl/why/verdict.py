@@ -78,7 +78,7 @@ def _judged(record: AttemptRecord, logs: Logs, world: int | None) -> Verdict:
     lines: Sequence[str] = next(
         (lines for lines in logs.starters.values() if texts.read(lines)), ()
     )
-    if not deaths and not record.lost and not record.facts and not lines:
+    if not (deaths or record.lost or record.facts or lines or record.failure):
         return Verdict(why_not=_nothing(logs, record))
     end = End(
         code, reason, deaths, record.lost, lines, record.nodes, record.facts, record.stopped_s

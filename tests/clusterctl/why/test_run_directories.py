@@ -17,6 +17,7 @@ from clusterctl.launch.incidents import Incident, record
 from clusterctl.launch.journal import Journal
 from clusterctl.launch.root_cause import Judgement
 from clusterctl.why.explain import Explanation, explain
+from clusterctl.why.show import lines
 from tests.clusterctl.runs.attempts_of import BEGAN, Attempts, three_attempts
 from tests.dashboards.runs import journal
 from trainer.runlog.telemetry import Event, encode
@@ -146,6 +147,43 @@ def test_exit_codes_that_came_before_the_supervisor_was_killed_count(tmp_path: P
     assert named(found) == ("xid-79", "n2", None)
 
 
+def test_many_ranks_that_follow_are_one_line(tmp_path: Path) -> None:
+    run_dir = failed_once(tmp_path / "001-x", world_size=192)
+    bark = "[Rank 7] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4, OpType=ALLREDUCE, Timeout(ms)=600000)"  # fmt: skip
+    logs(run_dir, {**dict.fromkeys(range(192), PEER), 7: bark, 150: OWN})
+    found = explain(run_dir, None, LATER)
+    assert named(found)[2] == 150
+    cascade = "191 ranks followed: 190 connection closed by peer, 1 watchdog timed out"
+    shown = " ".join(text.strip() for text, _ in lines(found))
+    assert cascade in shown
+
+
+def test_what_happened_in_these_minutes_is_shown(tmp_path: Path) -> None:
+    run_dir = failed_once(tmp_path / "001-x")
+    logs(run_dir, {0: PEER, 1: OWN})
+    line = "NVRM: Xid (PCI:0000:44:00): 43, pid=71, Ch 00000008"
+    journal(run_dir, "disconnected", "n9: connection reset, an hour before", BEGAN - 3600)
+    journal(run_dir, "attempt", "attempt 1 on n[1-2]", BEGAN, data={"attempt": 1, "nodes": ["n1", "n2"]})  # fmt: skip
+    journal(run_dir, "disconnected", "n2: connection reset", BEGAN + 50, node="n2")
+    journal(run_dir, "fact", f"xid: {line}", BEGAN + 60, node="n2", mono_s=9.5)
+    found = explain(run_dir, None, LATER)
+    assert named(found)[0] == "worker-exception"  # Xid 43 follows what a program does
+    assert f"n2: {line}" in found.clues
+    assert any("n2: connection reset" in text for text in found.clues)
+    assert not any("an hour before" in text for text in found.clues)
+
+
+@pytest.mark.parametrize(
+    "text", ["\x1b]0;evil\x07 \x1b[31mred" * 9, "\t" * 60, "x" * 500, "\u202e" * 90]
+)
+def test_lines_fit_whatever_a_log_holds(tmp_path: Path, text: str) -> None:
+    run_dir = failed_once(tmp_path / "001-x")
+    logs(run_dir, {0: PEER, 1: f"{text}\nTraceback (most recent call last):\nValueError: {text}"})
+    shown = [line for line, _ in lines(explain(run_dir, None, LATER))]
+    assert max(map(len, shown)) <= 80
+    assert not any("\x1b" in line for line in shown)
+
+
 def test_lost_node_is_the_cause_where_all_ranks_blame_a_peer(tmp_path: Path) -> None:
     run_dir = failed_once(tmp_path / "001-x")
     logs(run_dir, {0: PEER, 1: PEER})
@@ -186,6 +224,19 @@ def test_record_without_a_root_gives_way_to_a_log_that_names_one(tmp_path: Path)
     assert "there is no log of rank 3" in found.verdict.why_not
     logs(run_dir, {3: OWN})
     assert named(explain(run_dir, None, LATER)) == ("worker-exception", "n2", 3)
+
+
+def test_reason_of_the_launcher_is_the_cause_where_no_rank_began(tmp_path: Path) -> None:
+    run_dir = failed_once(tmp_path / "001-x")
+    reason = "n2: no free master port (29500, 29501 are taken)"
+    for name in ("failure", "end"):
+        journal(run_dir, name, reason, BEGAN + 9, data={"exit_code": 1})
+    found = explain(run_dir, None, LATER)
+    assert found.verdict is not None
+    assert found.verdict.cause is not None
+    assert found.verdict.cause.evidence == Evidence(Source.STARTER_LOG, reason)
+    assert (found.verdict.cause.rank, found.exit_code) == (None, 1)
+    assert found.advice == "put that right, and start it again"
 
 
 def test_run_that_its_user_stopped_is_no_failure(tmp_path: Path) -> None:

@@ -43,6 +43,13 @@ def test_lines_fit_a_terminal_and_say_what_to_do(run_dir: Path, capsys) -> None:
     assert SECRET not in "".join(lines)
 
 
+def test_quiet_is_the_verdict_alone(run_dir: Path, capsys) -> None:
+    assert command(["why", "-q"]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("cause     worker-exception on rank 1 (n1): ValueError")
+    assert "cascade" not in out
+
+
 def test_json_has_the_cause_and_the_exit_code(run_dir: Path, capsys) -> None:
     assert command(["why", "3", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
