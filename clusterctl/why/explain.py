@@ -27,7 +27,7 @@ from clusterctl.why.changes import Changes, changes_of
 from clusterctl.why.endings import end_of
 from clusterctl.why.rank_logs import Logs
 from clusterctl.why.recorded import AttemptRecord, Recorded, read_recorded
-from clusterctl.why.verdict import Verdict, judge, log_of, world_of
+from clusterctl.why.verdict import Verdict, judge, log_of
 
 ENDED_WELL, ENDED_BADLY, STOPPED, GOES_ON, NOT_KNOWN = (
     "ended well",
@@ -102,9 +102,7 @@ def explain(run_dir: Path, attempt: int | None, now_s: float) -> Explanation:
     if logs is None or not is_newest:
         logs = rank_logs.of_run(run_dir, number, newest, record.nodes)
     begun = next((one for one in attempts if one.number == number), None)
-    planned = recorded.plan.get("world_size") if is_newest else None
-    world = world_of(logs, record, planned if type(planned) is int else None)
-    verdict = judge(record, logs, world)
+    verdict = judge(record, logs, begun.world if begun else None)
     if is_newest and state == NOT_KNOWN and verdict.cause is not None:
         state = ENDED_BADLY
     at_s = record.incident.time_s if record.incident else recorded.newest_s
@@ -121,7 +119,7 @@ def explain_logs(folder: Path) -> Explanation:
         hint = why or "names that end in .log, .txt, .out or .err are read"
         raise UsageError(f"{folder} has no log", hint=hint)
     record = AttemptRecord()
-    verdict = judge(record, logs, world_of(logs, record, None))
+    verdict = judge(record, logs)
     state = NOT_KNOWN if verdict.cause is None else ENDED_BADLY
     ranks = {one.rank for one in logs.ranks if one.rank is not None}
     text = counted(len({one.name for one in logs.ranks}), "log")

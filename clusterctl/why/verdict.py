@@ -39,9 +39,12 @@ class Verdict:
     candidates: tuple[Cause, ...] = ()  # errors of which none is known to be the first
 
 
-def judge(record: AttemptRecord, logs: Logs, world: int | None) -> Verdict:
-    """The first cause of an attempt that has ended badly, as far as it is known."""
-    found = _judged(record, logs, world)
+def judge(record: AttemptRecord, logs: Logs, planned: int | None = None) -> Verdict:
+    """The first cause of an attempt that has ended badly, as far as it is known.
+
+    `planned` is the number of its ranks, None where nobody wrote it.
+    """
+    found = _judged(record, logs, planned)
     incident = record.incident
     if incident is None or incident.root is None:
         return found
@@ -71,7 +74,8 @@ def _alike(told: Cause, found: Verdict) -> tuple[int, ...]:
     return found.ranks if same and told.rank in found.ranks else ()
 
 
-def _judged(record: AttemptRecord, logs: Logs, world: int | None) -> Verdict:
+def _judged(record: AttemptRecord, logs: Logs, planned: int | None) -> Verdict:
+    world = planned or _world_of(logs, record)
     ends = {one.rank: one for one in record.ends} or reported_ends(logs)
     deaths = _deaths(ends, logs)
     code, reason = record.failure or (1, "")
@@ -94,10 +98,15 @@ def _judged(record: AttemptRecord, logs: Logs, world: int | None) -> Verdict:
         return Verdict(why_not=_nothing(logs, record))
     if not root.is_root or root.kind.is_consequence:
         every = (_without_mark(root), *victims)
-        silent = _only_silent(every, ends, logs, world)
+        silent = _only_silent(every, ends, logs, planned)
         if silent is not None:
             return Verdict(silent, victims=every, victim_count=len(every))
         why = f"{NOT_STATED}: all blame another one{_left(ends, logs, world)}"
+        return Verdict(why_not=why, victims=every, victim_count=len(every))
+    if root.kind == Kind.UNKNOWN and judgement.death is not None and not record.ends:
+        how = f"torchrun saw rank {root.rank} end first ({judgement.death.how})"
+        every = (_without_mark(root), *victims)
+        why = f"no log says why: {how}, which may be a victim"
         return Verdict(why_not=why, victims=every, victim_count=len(every))
     if judgement.death is None or not judgement.death.states_own_error:
         return Verdict(_without_mark(root), victims=victims, victim_count=len(victims))
@@ -162,25 +171,30 @@ def _deaths(ends: Mapping[int, RankEnd], logs: Logs) -> list[Death]:
 
 
 def _only_silent(
-    every: Sequence[Cause], ends: Mapping[int, RankEnd], logs: Logs, world: int | None
+    every: Sequence[Cause], ends: Mapping[int, RankEnd], logs: Logs, planned: int | None
 ) -> Cause | None:
-    """The one rank whose log ends without a word, where every other one lost a connection.
+    """The one rank whose log ends without a word, where to every other one a connection was closed.
 
-    A connection is closed by the end of a process: what ended first is the one that blames nobody.
+    The end of a process closes its connections, and what ended first blames nobody. That is proved
+    only where all ranks are known. A process that ends with unread data resets some of its
+    connections; one that timed out proves no end.
     """
-    blaming = {one.rank for one in every if one.kind == Kind.PEER_LOST}
+    said_of = {one.rank: one.evidence.line.lower() for one in every if one.evidence}
+    blaming = {rank for rank, said in said_of.items() if "closed" in said or "reset" in said}
+    if not any("closed" in said for said in said_of.values()):
+        return None
     there = {log.rank: log for log in logs.ranks if log.rank is not None}
-    if ends or world is None or len(there) != world or len(blaming) != world - 1 or world < 2:
+    if ends or planned is None or planned < 2 or there.keys() != set(range(planned)):
         return None
-    (log,) = [log for rank, log in there.items() if rank not in blaming]
-    if texts.read(log.lines) is not None:
+    silent = [log for rank, log in there.items() if rank not in blaming]
+    if len(silent) != 1 or texts.read(silent[0].lines) is not None:
         return None
+    (log,) = silent
     last = log.lines[-1].strip() if log.lines else ""
     said = f"its log ends without a word, after {last!r}" if last else "its log is empty"
     note = "every other rank lost a connection"
-    return Cause(
-        Kind.UNKNOWN, "", log.node or None, log.rank, Evidence(Source.RANK_LOG, said), note=note
-    )
+    evidence = Evidence(Source.RANK_LOG, said)
+    return Cause(Kind.UNKNOWN, "", log.node or None, log.rank, evidence, note=note)
 
 
 def _left(ends: Mapping[int, RankEnd], logs: Logs, world: int | None) -> str:
@@ -210,10 +224,8 @@ def _nothing(logs: Logs, record: AttemptRecord) -> str:
     return f"none of {number} ends with an error, and nothing says how the ranks ended"
 
 
-def world_of(logs: Logs, record: AttemptRecord, planned: int | None) -> int | None:
-    """Number of ranks: as the launcher says, else by the logs that are there."""
-    if planned:
-        return planned
+def _world_of(logs: Logs, record: AttemptRecord) -> int | None:
+    """At least so many ranks there were, by what is there of them."""
     ranks = [*record.nodes, *(log.rank for log in logs.ranks if log.rank is not None)]
     return max(ranks) + 1 if ranks else None
 

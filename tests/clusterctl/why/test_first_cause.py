@@ -21,7 +21,7 @@ KNOWN = {
     "torchrun-cut": ("cuda-error", ()),
     "unmarked": ("worker-exception", ()),
     "flood": ("worker-exception", (1,)),
-    **{name: expected for name, expected in SCENARIOS.items() if expected[0]},
+    **{name: expected for name, expected in SCENARIOS.items() if expected[0] and name != "killed"},
 }
 
 
@@ -52,6 +52,7 @@ def test_first_cause_of_recorded_ranks(name: str) -> None:
     [
         ("nccl-timeout", "the log of rank 3 ends without an error", "ALLREDUCE number 15734"),
         ("nccl-network", "all blame another one", "status=12"),
+        ("killed", "the log of rank 2 ends without an error", ""),  # nobody says how many ranks
         ("two-errors", "nothing says which one came first", ""),
         ("survived", "none of 3 logs ends with an error", ""),
     ],
@@ -69,6 +70,18 @@ def test_errors_of_which_none_is_known_to_be_first_are_shown() -> None:
     found = explained("two-errors")
     assert found.verdict is not None
     assert {one.name for one in found.verdict.candidates} == {"worker-exception", "storage-error"}
+
+
+def test_first_failure_that_torchrun_saw_is_no_proof(tmp_path: Path) -> None:
+    report = (LOGS / "torchrun-console" / "console.log").read_text()
+    report = report.replace("exitcode  : -9", "exitcode  : 1").replace(
+        "[rank0]: RuntimeError: ", ""
+    )
+    (tmp_path / "console.log").write_text(report)
+    found = explain_logs(tmp_path)
+    assert found.verdict is not None
+    assert found.verdict.cause is None
+    assert "torchrun saw rank 1 end first (exit code 1)" in found.verdict.why_not
 
 
 def test_report_of_torchrun_is_no_error_of_a_rank(tmp_path: Path) -> None:

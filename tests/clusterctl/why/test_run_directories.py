@@ -22,6 +22,7 @@ from tests.clusterctl.runs.attempts_of import BEGAN, Attempts, three_attempts
 from tests.dashboards.runs import journal
 from trainer.runlog.telemetry import Event, encode
 
+CAPTURES = Path(__file__).parents[2] / "captures" / "why"
 LATER = BEGAN + 1e6
 PEER = "RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:30130"
 OWN = "Traceback (most recent call last):\nValueError: no frames in clip 7"
@@ -97,6 +98,20 @@ def test_crash_of_a_moment_ago_is_not_running(tmp_path: Path) -> None:
     run_dir = failed_once(tmp_path / "001-x")
     logs(run_dir, {0: "step 30/1000", 1: OWN}, LATER - 1)
     assert named(explain(run_dir, None, LATER)) == ("worker-exception", "n1", 1)
+
+
+def test_rank_that_alone_says_nothing_ended_first(tmp_path: Path) -> None:
+    run_dir = failed_once(tmp_path / "001-x")
+    for rank in (0, 1, 2):
+        text = (CAPTURES / "killed" / f"{rank}.log").read_text()
+        logs(run_dir, {rank if rank < 2 else 3: text, 2: PEER})
+    assert named(explain(run_dir, None, LATER)) == ("unknown", "n2", 3)
+    # A connection that timed out is no proof that a process has ended, nor are logs of some ranks.
+    logs(run_dir, {2: "RuntimeError: Timed out waiting 1800000ms for send operation to complete"})
+    assert explain(run_dir, None, LATER).exit_code == 3
+    logs(run_dir, {2: PEER})
+    (run_dir / "ranks" / "1.log").unlink()
+    assert explain(run_dir, None, LATER).exit_code == 3
 
 
 def test_rank_that_all_agree_on_is_the_cause(tmp_path: Path) -> None:
