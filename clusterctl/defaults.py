@@ -31,6 +31,7 @@ MAX_BYTES = 1 << 20
 PERSONAL = frozenset(
     (
         "exec", "py_spy", "python", "workdir", "env",  # programs that are run, and how
+        "ras",  # where nodes connect to
         "accept_new", "sudo", "yes", "force", "skip_preflight",  # guards
         "listen", "host", "port", "web", "share",  # who may look
         "out", "record", "write_good", "junit", "speedscope", "once", "bundle",  # files that are written

@@ -1,4 +1,4 @@
-"""Numbers on the command line: finite ones, and times as people write them."""
+"""Numbers, times and addresses on the command line, as people write them."""
 
 from __future__ import annotations
 
@@ -44,6 +44,22 @@ class Duration(Number):
                 wanted = "a valid duration: 90 (seconds), 10m, 1h30m"
                 self.fail(f"{value!r} is not {wanted}", param, ctx)
         return super().convert(value, param, ctx)
+
+
+class HostPort(click.ParamType):  # type: ignore[type-arg]
+    """(host, port) out of `127.0.0.1:28028`, `node-3:28028`, `[::1]:28028`."""
+
+    name = "address"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, int]:
+        if isinstance(value, tuple):
+            return value
+        found = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([\w.-]+)):(\d{1,5})", str(value).strip())
+        if not found or not 0 < int(found[3]) < 65536:
+            self.fail(f"{value!r} is no HOST:PORT, such as 127.0.0.1:28028", param, ctx)
+        return found[1] or found[2], int(found[3])
 
 
 class Moment(click.ParamType):  # type: ignore[type-arg]

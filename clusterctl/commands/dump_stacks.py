@@ -13,7 +13,7 @@ from clusterctl.commands.kill import make_pick, pick_options
 from clusterctl.errors import CouldNotFindOut, UsageError
 from clusterctl.nodes import counted, grouped
 from clusterctl.output import Output
-from clusterctl.param_types import Duration
+from clusterctl.param_types import Duration, HostPort
 from clusterctl.settings import FILE, Settings, cluster_command, with_options
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ _stack_options = with_options(
     click.option("--py-spy", metavar="PATH", help="py-spy on the nodes. Default: the job's own if no other user could have made it, else it is carried there and removed."),
     click.option("--dump-timeout", "limit_s", type=Duration(0.1), default=5.0, show_default=True, help="Seconds for one process."),
     click.option("--blocking", is_flag=True, help="Stop each process while it is read: exact, but fails on stopped ones."),
+    click.option("--ras", "ras", type=HostPort(), metavar="HOST:PORT", help="Where NCCL's RAS listens on the nodes. Default: the job's NCCL_RAS_ADDR, else port 28028 of the node itself."),
+    click.option("--no-ras", is_flag=True, help="Do not ask NCCL's RAS."),
     click.option("--sites", "sites_file", type=FILE, metavar="FILE", help="More wait sites, TOML."),
 )  # fmt: skip
 
@@ -64,6 +66,9 @@ def command(
         return _show_difference(output, *options["diff"])
     sites_file = options["sites_file"]
     sites = Sites(read_sites(sites_file) if sites_file else ())
+    if options["ras"] and options["no_ras"]:
+        raise UsageError("--ras and --no-ras exclude each other")
+    options["ras"] = None if options["no_ras"] else options["ras"] or ()
     names = [one.name for one in fields(DumpOptions) if one.name in options]
     dump_options = DumpOptions(**{name: options[name] for name in names})
     pick, cluster = make_pick(options), settings.cluster(output.sweep)

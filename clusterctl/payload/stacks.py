@@ -1,8 +1,8 @@
 """Stacks and kernel facts of a job's processes on this node, in several samples. Read-only.
 
 ARGS: pick (jobs/find_job.py), samples, interval_s, limit_s (one dump), budget_s (everything),
-width (0: by cores), py_spy (path or None), carry (the head can send one), blocking; or op native
-with pids, py_spy as found before and given (the user's path).
+width (0: by cores), py_spy (path or None), carry (the head can send one), blocking, ras
+(dump/counters.py); or op native with pids, py_spy as found before and given (the user's path).
 Sends `found` and waits for {"op": "py-spy", "data"} or {"op": "go"} where it has no py-spy, then
 sends `report`, packed.
 """
@@ -18,6 +18,7 @@ import zlib
 from functools import partial
 
 from clusterctl.payload.dump import proc_tasks, py_spy
+from clusterctl.payload.dump.counters import Counters
 from clusterctl.payload.dump.flight_recorder import flight_dump
 from clusterctl.payload.dump.frames import Table, source_lines
 from clusterctl.payload.jobs.find_job import describe_job, find_job, machine
@@ -91,15 +92,19 @@ def collect():
             program = receive_py_spy(len(rows))
     table = Table()
     samples = []
+    counters = Counters(rows, shot, ARGS.get("ras"), ARGS["interval_s"])
     started_s = time.monotonic()
     for number in range(ARGS["samples"] if rows else 0):
         time.sleep(max(0.0, started_s + number * ARGS["interval_s"] - time.monotonic()))
+        if number in (0, ARGS["samples"] - 1):
+            counters.look()
         samples.append(sample(rows, shot, table, program, started))
     for between in samples[1:-1]:
         between["processes"] = {pid: thinned(pid, one) for pid, one in between["processes"].items()}
     report = {"rows": rows, "others": len(strangers), "machine": machine(), "node": node_facts()}
     report.update(py_spy=program, rights=py_spy.rights(), samples=samples)
     report.update(frames=table.frames, stacks=table.stacks, **surroundings(rows, shot, table))
+    report["counters"] = counters.report()
     report["seconds"] = round(time.monotonic() - started, 3)
     return report
 

@@ -40,8 +40,8 @@ _WORK = re.compile(
     r"SeqNum=(?P<seq>\d+), OpType=(?P<op>\w+)(?:, .*?)?(?:, Timeout\(ms\)=(?P<limit>\d+))\)"
 )
 _COUNTERS = re.compile(
-    r"\[PG .*?Rank \d+\].*?Timeout at NCCL work: \d+, "
-    r"last enqueued NCCL work: -?\d+, last completed NCCL work: (?P<done>-?\d+)"
+    r"\[PG (?P<group>.{1,200}?) Rank \d+\].*?Timeout at NCCL work: \d+, "
+    r"last enqueued NCCL work: (?P<asked>-?\d+), last completed NCCL work: (?P<done>-?\d+)"
 )
 _GLOO = re.compile(r"gloo.*?(?:Timed out waiting \d+ms|Connection (?:closed|reset) by peer)")
 _NET = re.compile(r"NCCL WARN (?P<text>.*?NET.*?(?:completion|error).*)")
@@ -53,9 +53,17 @@ def parse_watchdog(lines: Iterable[str]) -> list[Timeout]:
     return [Timeout(int(rank), int(seq), op, int(limit)) for rank, seq, op, limit in found]
 
 
-def parse_completed(lines: Iterable[str]) -> list[int]:
-    """Numbers of the last completed collective, from `… last completed …` lines."""
-    return [int(found["done"]) for found in map(_COUNTERS.search, lines) if found]
+class Enqueued(NamedTuple):
+    """A watchdog's counters of a process group, at a time-out."""
+
+    group: str  # ID 0 PG GUID 0(default_pg)
+    enqueued: int
+    completed: int
+
+
+def parse_counters(lines: Iterable[str]) -> list[Enqueued]:
+    found = filter(None, map(_COUNTERS.search, lines))
+    return [Enqueued(one["group"], int(one["asked"]), int(one["done"])) for one in found]
 
 
 def clues(snapshot: JobSnapshot) -> list[Clue]:
@@ -84,7 +92,7 @@ def watchdog(logs: Logs) -> list[Clue]:
     """What NCCL gave up waiting for, and which rank had done least."""
     seen = [one for _, lines in logs for one in parse_watchdog(lines)]
     groups = grouped(((one.sequence, one.operation), one) for one in seen)
-    completed = {rank: number for rank, lines in logs for number in parse_completed(lines)}
+    completed = {rank: one.completed for rank, lines in logs for one in parse_counters(lines)}
     found = []
     for (sequence, operation), timeouts in sorted(groups.items()):
         ranks = sorted({one.rank for one in timeouts})

@@ -26,6 +26,7 @@ from clusterctl.stacks.clues import Clue, clues
 from clusterctl.stacks.files import write_folder
 from clusterctl.stacks.judge import judge
 from clusterctl.stacks.model import JobSnapshot
+from clusterctl.stacks.rules_counts import explain
 from clusterctl.stacks.snapshot import read_snapshot
 from clusterctl.stacks.verdict import Verdict
 from clusterctl.stacks.wait_sites import Sites
@@ -47,6 +48,8 @@ class DumpOptions:
     carry: bool = True
     blocking: bool = False
     sudo: bool = False
+    # Where NCCL's RAS listens on the nodes: (host, port), None not to ask, () for the job's own
+    ras: tuple[str, int] | tuple[()] | None = ()
 
 
 def inflate(packed: str) -> bytes:
@@ -155,4 +158,5 @@ def diagnose(
     about: dict[str, Any] = {"interval_s": options.interval_s, "samples": options.samples}
     about |= {"seconds": time.monotonic() - started, "taken_s": time.time()}
     snapshot = read_snapshot(results, sites or Sites(), is_part=is_part, **about)
-    return Diagnosis(snapshot, judge(snapshot), clues(snapshot), results)
+    verdict = explain(judge(snapshot), snapshot)
+    return Diagnosis(snapshot, verdict, clues(snapshot), results)

@@ -11,6 +11,7 @@ from typing import Any
 from clusterctl.jobs.processes import label
 from clusterctl.nodes import grouped
 from clusterctl.stacks.frames import Stack
+from clusterctl.stacks.node_counters import NodeCounters
 from clusterctl.stacks.wait_sites import WAITS_FOR_PEERS, Kind
 
 _STORAGE = re.compile(
@@ -155,6 +156,7 @@ class NodeView:
     logs: dict[int, list[str]] = field(default_factory=dict)  # by rank
     flight: dict[int, dict[str, Any]] = field(default_factory=dict)  # by rank
     kernel: list[tuple[float, str]] = field(default_factory=list)  # (age in s, line)
+    counters: NodeCounters = field(default_factory=NodeCounters)
     kernel_cut_s: float | None = None  # how far back its log was read, where that is no full hour
     seconds: float = 0.0
     late: list[str] = field(default_factory=list)

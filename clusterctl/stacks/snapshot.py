@@ -8,6 +8,7 @@ from typing import Any
 from clusterctl.remote.fanout import NodeResult
 from clusterctl.stacks.frames import Book, Stack, parse_faulthandler, trim
 from clusterctl.stacks.model import JobSnapshot, NodeView, Proc, Progress, Thread
+from clusterctl.stacks.node_counters import read_counters
 from clusterctl.stacks.wait_sites import WAITS_FOR_PEERS, Kind, Sites
 
 TICK_S = 0.01  # SC_CLK_TCK is 100 on every Linux we know
@@ -53,7 +54,11 @@ def _read_node(
     stacks = book.stacks(report["frames"], report["stacks"], report["source"])
     same = ("py_spy", "rights", "kernel", "kernel_cut_s", "seconds", "late", "others")
     view = NodeView(name, **{key: report[key] for key in same})
-    view.flight = {int(rank): dump for rank, dump in report["flight"].items()}
+    view.counters = read_counters(report["counters"])
+    ages = {row["rank"]: row["age_s"] for row in rows if row["role"] == "trainer"}
+    view.flight = {
+        int(rank): _fresh(dump, ages.get(int(rank))) for rank, dump in report["flight"].items()
+    }
     trainers: set[int] = set()  # ranks
     for row in rows:
         key = str(row["pid"])
@@ -69,6 +74,14 @@ def _read_node(
             if lines := report["logs"].get(key):
                 view.logs[proc.rank] = lines
     return view
+
+
+def _fresh(dump: dict[str, Any], process_s: float | None) -> dict[str, Any]:
+    """A flight record; one that an earlier attempt left is an error."""
+    if process_s is None or dump["age_s"] <= process_s:
+        return dump
+    error = f"older than the process ({dump['age_s']:.0f} s, {process_s:.0f} s)"
+    return {"path": dump["path"], "age_s": dump["age_s"], "error": error}
 
 
 def _read_proc(

@@ -19,7 +19,7 @@ HARMLESS = frozenset(
         "command_timeout", "deadline", "json", "quiet", "verbose", "color", "interval", "for", "fold",
         "no_fold", "expand", "processes", "watch", "diff", "profile", "limit", "pairs", "growth",
         "no_memory", "list", "explain", "theme", "speed", "readonly", "run", "run_dir", "replay", "demo",
-        "print", "samples", "sites", "native_suspects", "blocking", "dump_timeout", "wait", "patience",
+        "print", "samples", "sites", "native_suspects", "blocking", "dump_timeout", "no_ras", "wait", "patience",
         "exec_timeout", "clip_timeout", "keep", "dry_run",
         # what is trained or looked at, and how it is judged
         "outputs", "seed", "steps", "score", "device", "nccl", "nproc_per_node", "master_addr",

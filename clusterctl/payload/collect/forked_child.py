@@ -40,7 +40,7 @@ def send_all(descriptor, data):
 
 
 def collect_child(name, child, timeout_s):
-    """As `section` for a forked child, which is killed when it is late."""
+    """As `section` for a forked child, which is killed when it is late; "" keeps no section."""
     pid, pipe = child
     started = time.monotonic()
     kept, ended = b"", False
@@ -58,5 +58,7 @@ def collect_child(name, child, timeout_s):
     else:
         or_none(os.killpg, pid, signal.SIGKILL)  # it may have ended, or not have its session yet
         found = ("timeout", None, kept, "no end in %g s, killed" % timeout_s)
-    SECTIONS[name] = result(*found, started=started)
-    return SECTIONS[name]
+    answer = result(*found, started=started)
+    if name:
+        SECTIONS[name] = answer
+    return answer

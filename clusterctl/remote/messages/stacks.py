@@ -7,6 +7,7 @@ from typing import Any
 from clusterctl.remote.messages import verbs
 from clusterctl.remote.messages.shape import (
     Misshapen,
+    ascii_text,
     by_key,
     decode,
     digits,
@@ -56,6 +57,21 @@ _FLIGHT = record(
     # Entries of any shape: stacks/clues.py checks each value, and the line is bounded.
     {"error": text(), "entries": items(lambda value: value, STACKS)},
 )
+_RAS = record(
+    {"seconds": verbs.SECONDS}, {"error": text(), "text": ascii_text(8 << 20), "cut": flag}
+)
+_CHILD = record(
+    {"state": text(40), "rc": maybe(whole()), "out": text(1 << 18), "err": text(4096, lines=True)},
+    {"seconds": verbs.SECONDS, "truncated": flag},
+)
+_COUNTERS = record(
+    {
+        "ras": items(_RAS, 2),
+        "addresses": items(text(64), 256),
+        "inner": table(_pid, whole(0), verbs.PROCESSES),
+        "gpus": maybe(_CHILD),
+    }
+)
 _PARTS = record(
     {
         "rows": verbs.rows(verbs.JOB_ROW),
@@ -74,6 +90,7 @@ _PARTS = record(
         "open": table(_pid, items(text(8192), 100), verbs.PROCESSES),
         "source": table(text(8192), text(), 1000),
         "late": items(verbs.NAME, 100),
+        "counters": _COUNTERS,
         "seconds": verbs.SECONDS,
     }
 )

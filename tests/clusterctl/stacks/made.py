@@ -131,6 +131,7 @@ class Made:
             "stacks": self.table.stacks, "machine": self.name, "py_spy": "/x/py-spy", "rights": {},
             "flight": {}, "logs": {}, "open": {}, "source": {}, "kernel": [], "kernel_cut_s": None,
             "seconds": 1.0, "late": [], "others": 0,
+            "counters": {"ras": [], "addresses": [], "inner": {}, "gpus": None},
             **self.more,
         }  # fmt: skip
         return NodeResult(Node(self.name), report, None, 1.0)

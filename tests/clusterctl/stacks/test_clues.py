@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl.payload.dump.flight_recorder import flight_dump, load_plain, newest
-from clusterctl.stacks.clues import clues, compare, parse_completed, parse_watchdog, read_dump
+from clusterctl.stacks.clues import clues, compare, parse_counters, parse_watchdog, read_dump
 from tests.clusterctl.stacks.made import cluster, snapshot
 from tests.ports import free_port
 
@@ -47,12 +47,12 @@ def test_watchdog_of_three_generations() -> None:
         (10, 15734, "ALLREDUCE", 600000),
         (1, 469508, "ALLREDUCE", 1800000),
     ]
-    assert parse_completed(lines) == [15733]
+    assert parse_counters(lines) == [("1", 15735, 15733)]
 
 
 @pytest.mark.parametrize("text", ["", "Watchdog caught", "[Rank x] Watchdog caught collective operation timeout: WorkNCCL(", "\x00\xff"])  # fmt: skip
 def test_odd_lines_are_passed_over(text: str) -> None:
-    assert parse_watchdog([text]) == parse_completed([text]) == []
+    assert parse_watchdog([text]) == parse_counters([text]) == []
 
 
 def entry(sequence: int, operation: str = "all_reduce", *, done: bool = True, line: int = 17) -> dict[str, Any]:  # fmt: skip

@@ -28,7 +28,8 @@ def report(**more: Any) -> bytes:
         "rights": {"uid": 0, "scope": None, "capable": True},
         "samples": [{"at_s": 0.1, "seconds": 0.1, "processes": {"1": look}}],
         "frames": [FRAME], "stacks": [[0]], "logs": {}, "flight": {}, "kernel": [], "kernel_cut_s": None,
-        "open": {}, "source": {}, "late": [], "seconds": 1.0, **more,
+        "open": {}, "source": {}, "late": [], "seconds": 1.0,
+        "counters": {"ras": [], "addresses": [], "inner": {}, "gpus": None}, **more,
     }  # fmt: skip
     return json.dumps(whole).encode()
 

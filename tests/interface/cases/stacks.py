@@ -12,6 +12,7 @@ from tests.interface.machines import Answer, Cluster, packed, start
 from tests.interface.shell import Shell
 
 RIGHTS = {"uid": 1000, "scope": 0, "capable": False}
+NO_COUNTERS = {"ras": [], "addresses": [], "inner": {}, "gpus": None}
 FAST = "--interval 0.1"
 
 
@@ -24,7 +25,7 @@ def _cluster(shell: Shell, reports: list[made.Made]) -> Cluster:
             args: dict[str, Any], _orders: Orders, report: made.Made = report
         ) -> Iterator[Answer]:
             envelope = cluster[report.name].envelope("stacks")
-            surroundings = {"logs": {}, "flight": {}, "kernel": [], "kernel_cut_s": None, "open": {}, "source": {}, "late": []}  # fmt: skip
+            surroundings = {"logs": {}, "flight": {}, "kernel": [], "kernel_cut_s": None, "open": {}, "source": {}, "late": [], "counters": NO_COUNTERS}  # fmt: skip
             value = report.result().value or {}
             samples = [{"at_s": 0.1, "seconds": 0.1, **one} for one in value["samples"]]
             yield packed({**value, "samples": samples, "others": 0, "node": envelope["node"], "rights": RIGHTS, "seconds": 0.2, **surroundings})  # fmt: skip

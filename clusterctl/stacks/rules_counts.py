@@ -1,0 +1,346 @@
+"""Where stacks accuse nobody: what RAS, GPUs, watchdogs and flight records say together. Pure.
+
+One of five answers: a rank never launched what the others did; a kernel spins on a node; frozen
+with equal counts; desync; or it cannot be told, and why.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from clusterctl.jobs.processes import fold_ranks
+from clusterctl.nodes import counted, fold
+from clusterctl.stacks import wording
+from clusterctl.stacks.behind import Difference, Lag, find_difference
+from clusterctl.stacks.gpu_use import GpuUse, RankUse, Use, read_use
+from clusterctl.stacks.launched import Launched, Member, named_members, read_launched
+from clusterctl.stacks.model import JobSnapshot
+from clusterctl.stacks.recorded import Recorded, read_recorded
+from clusterctl.stacks.verdict import SURE_S, Confidence, Suspect, Verdict, VerdictKind
+
+# Verdicts of stacks that name nobody and are about waiting for each other.
+OPEN = (VerdictKind.ALL_SAME, VerdictKind.HANG, VerdictKind.DESYNC)
+_P2P = re.compile(r"(i?send|i?recv|batch_isend_irecv)\b")
+
+
+def explain(verdict: Verdict, snapshot: JobSnapshot) -> Verdict:
+    """The verdict, or one from the counts where the stacks name nobody."""
+    if verdict.kind not in OPEN or verdict.suspects or snapshot.missing or snapshot.silent:
+        return verdict
+    launched, gpus = read_launched(snapshot), read_use(snapshot)
+    recorded = read_recorded(snapshot)
+    found = (
+        _moving(verdict, launched, snapshot)
+        or _behind(verdict, launched, gpus, recorded, snapshot)
+        or _by_records(verdict, launched, recorded, snapshot)
+        or _equal(verdict, launched, gpus, snapshot)
+    )
+    found.evidence += [text for text in _about(launched) if text not in found.evidence]
+    return found
+
+
+def _where(snapshot: JobSnapshot) -> str:
+    """`all 8 ranks wait in all_reduce at main train.py:318`, as far as they agree."""
+    procs = snapshot.alive
+    places = {(p.operation, p.caller) for p in procs}
+    if len(places) == 1 and all(p.waits_for_peers for p in procs):
+        operation, caller = places.pop()
+        return f"all {len(procs)} ranks wait in {operation} at {caller}"
+    return f"all {len(procs)} ranks stand"
+
+
+def _apart(snapshot: JobSnapshot) -> str:
+    return f"{snapshot.interval_s * (snapshot.samples - 1):.1f} s"
+
+
+def _moving(verdict: Verdict, launched: Launched, snapshot: JobSnapshot) -> Verdict | None:
+    if not launched.has_moved:
+        return None
+    moved = launched.moved
+    known = {member for group in launched.groups for member in group.counts}
+    ranks = {member.rank for member in moved}
+    is_all = launched.changed or ranks >= {member.rank for member in known}
+    took = f"in {_apart(snapshot)}"
+    if is_all:
+        text = f"{_where(snapshot)}, and what NCCL has launched grows: no hang {took}."
+        evidence = [f"NCCL RAS: the counts of {counted(len(ranks), 'rank')} grew {took}"]
+        next_steps = ["slow rather than hung? clusterctl top shows the slowest rank of each step"]
+        return Verdict(VerdictKind.OK, text, Confidence.MEDIUM, [], evidence, next_steps)
+    some = named_members(sorted(moved, key=lambda one: (one.rank is None, one.rank or 0)))
+    text = f"{_where(snapshot)}; {some} launched more {took}, the others did not: too early to say."
+    evidence = [*verdict.evidence]
+    return Verdict(
+        VerdictKind.BUSY, text, Confidence.LOW, [], evidence, ["--interval 30, or --watch"]
+    )
+
+
+def _behind(
+    verdict: Verdict, launched: Launched, gpus: GpuUse, recorded: Recorded, snapshot: JobSnapshot
+) -> Verdict | None:
+    found = find_difference(launched)
+    if found is None:
+        return None
+    if launched.looks < 2:
+        why = "NCCL RAS answered at one sample only, so it is unknown whether its counts move"
+        return _cannot_tell(verdict, snapshot, why)
+    if lost := _missing(launched):
+        why = f"there are no counts of {lost}, which may be the first that is behind"
+        return _cannot_tell(verdict, snapshot, f"{why} ({_difference_words(found)})")
+    blamed = {member.rank for member in found.members}
+    if recorded.behind and found.members and not blamed & set(recorded.behind.ranks):
+        others = f"{recorded.behind.source} says rank {fold_ranks(recorded.behind.ranks)}"
+        why = f"NCCL RAS says that {named_members(found.members)} is behind, and {others}"
+        return _cannot_tell(verdict, snapshot, why)
+    confidence = _confidence(found, snapshot)
+    evidence = _counts_lines(found) + verdict.evidence
+    suspects = [_suspect(member, found, snapshot) for member in found.members]
+    if found.lag != Lag.BEHIND:
+        return _desync(found, suspects, confidence, evidence, launched)
+    busy = [one for one in gpus.of(Use.COMPUTES) if one.rank in blamed]
+    if busy:
+        words = f"its GPU computes ({busy[0].words})"
+        text = f"{_title(found)} has not launched {_what(found)} yet, and {words}: slow, or an endless kernel."
+        again = ["--interval 30: a slow rank catches up", *_on_node(busy)]
+        return Verdict(VerdictKind.BUSY, text, Confidence.LOW, suspects, evidence, again)
+    text = f"{_title(found)} never launched {_what(found)}; {found.others} others have and wait."
+    first = suspects[0]
+    next_steps = [
+        "what it does instead: --native-suspects, and the end of its log",
+        f"clusterctl preflight -w {first.node}",
+    ]
+    return Verdict(VerdictKind.HANG, text, confidence, suspects, evidence, next_steps)
+
+
+def _title(found: Difference) -> str:
+    nodes = [member.node for member in found.members if member.node]
+    where = f" ({fold(list(dict.fromkeys(nodes)))})" if nodes else ""
+    return f"{named_members(found.members)}{where}"
+
+
+def _what(found: Difference) -> str:
+    return f"{found.what} of {found.group.title}"
+
+
+def _difference_words(found: Difference) -> str:
+    if not found.members:
+        return f"counts of {found.group.title} differ"
+    return f"{named_members(found.members)} differs in {found.what} of {found.group.title}"
+
+
+def _confidence(found: Difference, snapshot: JobSnapshot) -> Confidence:
+    """High where they stood for ten seconds and are a small minority."""
+    beats = [p.beat["age_s"] for p in snapshot.alive if p.beat]
+    waited_s = snapshot.interval_s * (snapshot.samples - 1)
+    stood_s = max([waited_s, min(beats, default=0.0)])
+    if stood_s < SURE_S or any(member.rank is None for member in found.members):
+        return Confidence.MEDIUM
+    return Confidence.of(len(found.members), len(found.group.counts))
+
+
+def _suspect(member: Member, found: Difference, snapshot: JobSnapshot) -> Suspect:
+    what = "never launched" if found.lag == Lag.BEHIND else "differs in"
+    why = f"{what} {_what(found)}"
+    for proc in snapshot.alive:
+        if member.rank is not None and proc.rank == member.rank:
+            return Suspect.of(proc, why)
+    return Suspect(member.node or member.host or "?", member.rank, "trainer", why)
+
+
+def _counts_lines(found: Difference) -> list[str]:
+    """How many ranks of the communicator have launched how much, by operation."""
+    lines = []
+    names = sorted({name for counts in found.group.counts.values() for name in counts})
+    for name in names:
+        by_value: dict[int, list[Member]] = {}
+        for member, counts in found.group.counts.items():
+            by_value.setdefault(counts.get(name, 0), []).append(member)
+        if len(by_value) > 1:
+            parts = [
+                f"{named_members(members)}: {value}" for value, members in sorted(by_value.items())
+            ]
+            lines.append(f"NCCL RAS: {name} launched in {found.group.title}: {', '.join(parts)}")
+    return lines
+
+
+def _desync(
+    found: Difference,
+    suspects: list[Suspect],
+    confidence: Confidence,
+    evidence: list[str],
+    launched: Launched,
+) -> Verdict:
+    cause = "find what made one rank take another branch"
+    next_steps = [f"{cause} (an empty batch, an early return, an extra call)"]
+    if found.lag == Lag.ORDER:
+        titles = " and ".join(found.also[:2])
+        text = f"desync: ranks wait for each other in {titles}: they use them in different orders."
+        return Verdict(VerdictKind.DESYNC, text, Confidence.MEDIUM, [], evidence, next_steps)
+    if not found.members:
+        who = "half of the ranks" if found.lag == Lag.TIE else "some ranks"
+        text = (
+            f"desync: {who} launched {_what(found)}, the others did not; the counts accuse nobody."
+        )
+        return Verdict(VerdictKind.DESYNC, text, Confidence.LOW, [], evidence, next_steps)
+    than = f"; the other {found.others} have not" if found.lag == Lag.AHEAD else ""
+    text = f"desync: {_title(found)} launched {_what(found)}{than}."
+    confidence = Confidence.MEDIUM if confidence == Confidence.HIGH else Confidence.LOW
+    return Verdict(VerdictKind.DESYNC, text, confidence, suspects, evidence, next_steps)
+
+
+def _missing(launched: Launched) -> str:
+    """`rank 21 (does not answer RAS)`; "" where no rank is missing."""
+    lost = [(member, why) for group in launched.groups for member, why in group.missing]
+    if not lost:
+        return ""
+    members = list({(one.rank, one.number, one.pid): one for one, _ in lost}.values())
+    nodes = [member.node for member in members if member.node]
+    where = f"{fold(list(dict.fromkeys(nodes)))}: " if nodes else ""
+    return f"{named_members(members)} ({where}{lost[0][1]})"
+
+
+def _by_records(
+    verdict: Verdict, launched: Launched, recorded: Recorded, snapshot: JobSnapshot
+) -> Verdict | None:
+    """torch's own counters, where RAS cannot answer."""
+    one = recorded.behind
+    if one is None or (launched.groups and not launched.why_not and not _missing(launched)):
+        return None
+    evidence = [f"{one.source}: {one.text}", *verdict.evidence]
+    if recorded.conflict:
+        return _cannot_tell(verdict, snapshot, recorded.conflict)
+    procs = [p for p in snapshot.alive if p.rank in one.ranks]
+    suspects = [Suspect.of(p, one.why) for p in procs]
+    if not suspects or 2 * len(one.ranks) > len(snapshot.alive) or one.is_partial:
+        why = one.why_partial or "the records point at half of the ranks or more"
+        return replace(_cannot_tell(verdict, snapshot, why), evidence=evidence)
+    text = f"{wording.names(procs)} ({procs[0].node}) {one.why}."
+    kind = VerdictKind.DESYNC if one.is_desync else VerdictKind.HANG
+    next_steps = ["--native-suspects, and the end of its log"]
+    return Verdict(kind, text, Confidence.MEDIUM, suspects, evidence, next_steps)
+
+
+def _equal(verdict: Verdict, launched: Launched, gpus: GpuUse, snapshot: JobSnapshot) -> Verdict:
+    """No rank is behind, as far as is known."""
+    if verdict.kind != VerdictKind.DESYNC:
+        if found := _idle(verdict, launched, gpus, snapshot):
+            return found
+        if found := _by_gpus(verdict, launched, gpus, snapshot):
+            return found
+    if launched.why_not:
+        return _cannot_tell(verdict, snapshot, launched.why_not)
+    if lost := _missing(launched):
+        return _cannot_tell(verdict, snapshot, f"there are no counts of {lost}")
+    if launched.looks < 2:
+        return _cannot_tell(verdict, snapshot, "NCCL RAS answered at one sample only")
+    if any(_P2P.match(p.operation) for p in snapshot.alive):
+        why = "NCCL counts no sends and receives, and all other counts are equal"
+        return _cannot_tell(verdict, snapshot, why)
+    if verdict.kind != VerdictKind.ALL_SAME:
+        return replace(verdict, evidence=[_equal_words(launched), *verdict.evidence])
+    if any(group.ends for group in launched.groups):
+        why = "a communicator is being made or ended, and its counts say nothing"
+        return _cannot_tell(verdict, snapshot, why)
+    text = f"{_where(snapshot)}: frozen, with equal counts of NCCL on all of them."
+    next_steps = [
+        "clusterctl preflight for links and Xid; an all-reduce of each pair finds a bad cable",
+        "the cause is the network or a device rather than a rank's code",
+    ]
+    evidence = [_equal_words(launched), *_spin_lines(gpus), *verdict.evidence]
+    return Verdict(VerdictKind.ALL_SAME, text, Confidence.MEDIUM, [], evidence, next_steps)
+
+
+def _equal_words(launched: Launched) -> str:
+    if launched.is_text:
+        return "NCCL RAS: no communicator has different counts, at both samples (its text has no numbers)"
+    number = counted(len(launched.groups), "communicator")
+    return f"NCCL RAS: all ranks of {number} launched the same, and nothing between the samples"
+
+
+def _by_gpus(
+    verdict: Verdict, launched: Launched, gpus: GpuUse, snapshot: JobSnapshot
+) -> Verdict | None:
+    if not gpus.covers(p.rank for p in snapshot.alive if p.rank is not None) or not gpus.ranks:
+        return None
+    spins, idle, busy = gpus.of(Use.SPINS), gpus.of(Use.IDLE), gpus.of(Use.COMPUTES)
+    if busy:
+        who, are = _ranks(busy), f"{busy[0].words}"
+        text = f"{_where(snapshot)}; cannot tell who is missing, because the GPU of {who} computes ({are}): slow, or an endless kernel."
+        return Verdict(
+            VerdictKind.BUSY, text, Confidence.LOW, [], list(verdict.evidence),
+            ["--interval 30, or --watch", *_on_node(busy)],
+        )  # fmt: skip
+    if len(idle) == len(gpus.ranks):
+        why = "no GPU runs a kernel: they wait for something that NCCL does not do"
+        return _cannot_tell(verdict, snapshot, why)
+    few = spins and len(spins) + len(idle) == len(gpus.ranks) and 4 * len(spins) <= len(gpus.ranks)
+    if not few or _missing(launched):
+        return None
+    nodes = fold(list(dict.fromkeys(one.node for one in spins)))
+    by_rank = {p.rank: p for p in snapshot.alive}
+    why = f"its GPU is at {spins[0].words} while the others are idle"
+    suspects = [Suspect.of(by_rank[one.rank], why) for one in spins]
+    text = f"a kernel spins on {nodes} ({_ranks(spins)}: {spins[0].words}, as if it waits), and the GPUs of the other {len(idle)} ranks are idle."
+    next_steps = ["--native-suspects on it", *_on_node(spins)]
+    evidence = [*([] if launched.why_not else [_equal_words(launched)]), *verdict.evidence]
+    return Verdict(VerdictKind.HANG, text, Confidence.MEDIUM, suspects, evidence, next_steps)
+
+
+def _idle(
+    verdict: Verdict, launched: Launched, gpus: GpuUse, snapshot: JobSnapshot
+) -> Verdict | None:
+    """Nobody waits for a peer, and neither NCCL nor a GPU has work."""
+    is_covered = gpus.covers(p.rank for p in snapshot.alive if p.rank is not None)
+    if not is_covered or len(gpus.of(Use.IDLE)) != len(gpus.ranks) or not gpus.ranks:
+        return None
+    if launched.why_not or launched.looks < 2 or _missing(launched):
+        return None
+    if any(p.waits_for_peers for p in snapshot.alive):
+        return None
+    place = wording.places(snapshot.alive)
+    text = f"all {len(snapshot.alive)} ranks stand, their GPUs are idle and NCCL waits for nothing ({place})."
+    evidence = [_equal_words(launched), *verdict.evidence]
+    return Verdict(VerdictKind.UNKNOWN, text, Confidence.LOW, [], evidence, verdict.next_steps)
+
+
+def _ranks(uses: Sequence[RankUse]) -> str:
+    return f"rank{'s' * (len(uses) > 1)} {fold_ranks(one.rank for one in uses)}"
+
+
+def _on_node(uses: Sequence[RankUse]) -> list[str]:
+    return [f"clusterctl gpus -w {fold(list(dict.fromkeys(one.node for one in uses)))}"]
+
+
+def _spin_lines(gpus: GpuUse) -> list[str]:
+    spins, idle = gpus.of(Use.SPINS), gpus.of(Use.IDLE)
+    lines = []
+    if spins:
+        lines.append(f"GPUs of {_ranks(spins)} spin ({spins[0].words})")
+    if spins and idle:
+        lines.append(f"GPUs of {_ranks(idle)} run no kernel")
+    return lines
+
+
+def _cannot_tell(verdict: Verdict, snapshot: JobSnapshot, why: str) -> Verdict:
+    """As the stacks had it, with the reason why nothing else helps."""
+    if verdict.kind != VerdictKind.ALL_SAME:
+        return replace(verdict, evidence=[f"cannot tell more: {why}", *verdict.evidence])
+    text = f"{_where(snapshot)}; cannot tell which one is missing, because {why}."
+    return replace(verdict, sentence=text, confidence=Confidence.LOW)
+
+
+def _about(launched: Launched) -> list[str]:
+    lines = []
+    for group in launched.groups:
+        for member, code in group.errors[:3]:
+            where = f" ({member.node})" if member.node else ""
+            what = f"error {code}" if code > 0 else "an error"
+            lines.append(f"NCCL RAS: {member.label}{where} reports {what} of {group.title}")
+    if launched.silent and launched.answered:
+        number = len(launched.answered) + len(launched.silent)
+        names = fold(list(launched.silent))
+        lines.append(
+            f"NCCL RAS answered on {len(launched.answered)} of {number} nodes, not on {names}"
+        )
+    return lines
