@@ -40,6 +40,7 @@ class RasComm:
     size: int
     ranks: tuple[RasRank, ...]
     missing: tuple[RasMissing, ...] = ()
+    is_unclear: bool = False  # of text: counts differ, and it does not show whose
 
     @property
     def name(self) -> str:

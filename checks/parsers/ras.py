@@ -23,7 +23,7 @@ def parse_ras(text: str, *, is_cut: bool = False) -> Maybe[RasAnswer]:
     if not bare:
         return Unknown("RAS answered nothing")
     if is_cut:
-        return Unknown(f"the answer of RAS is longer than {len(text) >> 20} MiB")
+        return Unknown("the answer of RAS is longer than what is kept")
     if bare.startswith("{"):
         return _parse_json(bare)
     return parse_text(bare)

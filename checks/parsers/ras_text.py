@@ -106,7 +106,7 @@ def _read_lines(lines: list[str], sizes: dict[int, int], shown: dict[str, _Shown
             if len(open_groups) == 1:
                 one.rest[operation] = open_groups[0][1]
             elif open_groups:
-                one.unclear.add(operation)
+                one.unclear.add(operation)  # of two or more groups, who is in which
         open_groups.clear()
 
     for line in lines:
@@ -192,4 +192,5 @@ def _made(name: str, one: _Shown) -> RasComm:
         absent.append(RasMissing(rank, host, pid, one.status.get(rank) != "NOCOMM"))
     unnamed = max(0, one.lost - len(one.missing))
     absent += [RasMissing(-1, None, None, True)] * min(unnamed, 1)
-    return RasComm(f"0x{name}", one.size, tuple(ranks), tuple(absent))
+    is_unclear = bool(one.unclear - set(one.rest))
+    return RasComm(f"0x{int(name, 16):x}", one.size, tuple(ranks), tuple(absent), is_unclear)

@@ -6,11 +6,13 @@ that is behind in one and ahead in another waits itself; the first cause is behi
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from clusterctl.stacks.launched import Counts, Group, Launched, Member
+from clusterctl.stacks.verdict import FEW
 
 
 class Lag(str, Enum):
@@ -18,7 +20,9 @@ class Lag(str, Enum):
     AHEAD = "ahead"  # few have launched what the others have not
     DIFFERENT = "different"  # ranks launched different operations of one communicator
     ORDER = "order"  # ranks wait for each other in different communicators
-    TIE = "tie"  # half of the ranks are ahead of the other half
+    TIE = "tie"  # too many are on either side
+    FROZEN = "frozen"  # those that are behind wait for each other, with equal counts
+    UNCLEAR = "unclear"  # others cannot be excluded, see `why`
 
     __str__ = str.__str__
 
@@ -33,32 +37,92 @@ class Difference:
     what: str  # AllReduce number 101
     others: int  # ranks on the other side
     also: tuple[str, ...] = ()
+    why: str = ""
 
 
 def find_difference(launched: Launched) -> Difference | None:
     """None where all counts that can be compared are equal."""
-    uneven = [group for group in launched.groups if not group.is_equal and not group.ends]
+    groups = [group for group in launched.groups if not group.ends]
+    uneven = [group for group in groups if not group.is_equal]
+    if not uneven:
+        return None
     for group in uneven:
         if found := _different(group):
             return found
-    sides = {group.name: _sides(group) for group in uneven}
-    ahead = {_key(member) for _, high in sides.values() for member in high}
+    sides = [(group, *_sides(group)) for group in uneven]
+    ahead = {_key(member) for _, _, high in sides for member in high}
     causes = []
-    for group in uneven:
-        low, high = sides[group.name]
-        first = [member for member in low if _key(member) not in ahead]
+    for group, low, high in sides:
+        first = [one for one in low if _key(one) not in ahead and not _may_wait(one, sides)]
         if first:
             causes.append((group, first, high))
-    if not uneven:
-        return None
+    group, low, high = sides[0]
     if not causes:
-        group = uneven[0]
-        names = tuple(one.title for one in uneven)
-        return Difference(Lag.ORDER, group, (), _missed(group), len(group.counts), names)
+        titles = tuple(one.title for one in uneven)
+        is_unclear = any(_nameless(members) for _, _, members in sides)
+        lag = Lag.UNCLEAR if is_unclear else Lag.ORDER
+        return Difference(lag, group, (), _missed(group), len(group.counts), titles, TEXT)
     # The cause that blocks most: the others only follow from it.
     group, first, high = max(causes, key=lambda cause: len(cause[2]))
+    behind = {_key(member) for _, low, _ in sides for member in low}
+    for closed in groups:
+        members = list(closed.counts)
+        is_stuck = closed.is_equal and all(_key(one) in behind for one in members)
+        if is_stuck and any(closed.counts[members[0]].values()) and set(map(_key, members)) & set(map(_key, first)):  # fmt: skip
+            return Difference(Lag.FROZEN, closed, (), _missed(group), len(high), (group.title,))
+    if launched.is_text and not _explains_all(first, group, sides):
+        return Difference(Lag.UNCLEAR, group, (), _missed(group), len(high), why=TEXT)
+    if _has_odd_partner(first, high, groups):
+        return Difference(Lag.UNCLEAR, group, (), _missed(group), len(high), why=PARTNER)
     also = tuple(one.title for one, _, _ in causes if one is not group)
     return _lag(group, first, high, also)
+
+
+TEXT = "the text of NCCL RAS does not show all ranks and equal counts"
+PARTNER = "a rank that shares another communicator with it differs from the others, too"
+Sides = Sequence[tuple[Group, list[Member], list[Member]]]  # with the fewest launches, with more
+
+
+def _nameless(members: Sequence[Member]) -> bool:
+    return any(member.rank is None and member.pid is None for member in members)
+
+
+def _may_wait(one: Member, sides: Sides) -> bool:
+    """Whether it may be one of those that are ahead and that the text does not name."""
+    return any(_nameless(high) and _key(one) not in map(_key, low) for _, low, high in sides)
+
+
+def _has_odd_partner(
+    first: Sequence[Member], high: Sequence[Member], groups: Sequence[Group]
+) -> bool:
+    """Whether it may wait for a rank that skipped a call and ran on, until counts were equal again.
+
+    Such a rank has launched less than the others in communicators of that size.
+    """
+    profiles: dict[object, list[tuple[int, int]]] = {}
+    for group in groups:
+        for member, counts in group.counts.items():
+            profiles.setdefault(_key(member), []).append((group.size, sum(counts.values())))
+    usual = Counter(tuple(sorted(profiles[_key(one)])) for one in high).most_common(1)[0][0]
+    causes = set(map(_key, first))
+    for group in groups:
+        keys = set(map(_key, group.counts))
+        is_closed = group.is_equal and any(next(iter(group.counts.values())).values())
+        if is_closed and keys & causes:
+            partners = keys & set(map(_key, high))
+            if any(tuple(sorted(profiles[key])) != usual for key in partners):
+                return True
+    return False
+
+
+def _explains_all(first: Sequence[Member], group: Group, sides: Sides) -> bool:
+    """Whether the others that are behind wait for this one: a text hides where counts are equal."""
+    if len(first) > 1:
+        return False
+    cause = _key(first[0])
+    waiting = {_key(member) for _, low, high in sides if cause in map(_key, low) for member in high}
+    low, _ = _sides(group)
+    return all(_key(one) == cause or _key(one) in waiting for one in low)
 
 
 def _key(member: Member) -> object:
@@ -69,11 +133,11 @@ def _lag(
     group: Group, first: list[Member], high: Sequence[Member], also: tuple[str, ...]
 ) -> Difference:
     what = _missed(group)
-    if len(first) == len(high):
-        return Difference(Lag.TIE, group, (), what, len(high), also)
-    if len(first) < len(high):
+    if len(first) <= max(1, FEW * len(group.counts)) and len(first) < len(high):
         return Difference(Lag.BEHIND, group, tuple(first), what, len(high), also)
-    return Difference(Lag.AHEAD, group, tuple(high), what, len(first), also)
+    if len(high) <= max(1, FEW * len(group.counts)) and len(high) < len(first):
+        return Difference(Lag.AHEAD, group, tuple(high), what, len(first), also)
+    return Difference(Lag.TIE, group, (), what, len(high), also)
 
 
 def _different(group: Group) -> Difference | None:

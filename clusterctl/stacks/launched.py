@@ -48,6 +48,7 @@ class Group:
     missing: tuple[tuple[Member, str], ...] = ()  # and why there are no counts of it
     ends: bool = False  # a rank has finalized or aborted it, or has not finished its init
     errors: tuple[tuple[Member, int], ...] = ()
+    is_unclear: bool = False  # counts differ, and the text does not show whose
 
     @property
     def title(self) -> str:
@@ -104,9 +105,10 @@ def read_launched(snapshot: JobSnapshot) -> Launched:
     groups = tuple(_group(comms, people, looks) for comms in seen.values())
     ours = tuple(group for group in groups if _is_ours(group))
     about = Launched(looks=looks, answered=names, silent=silent, is_text=is_text)
-    if not ours and not _may_be_ours(snapshot, answers):
+    if not ours and not _may_be_ours(snapshot, answers, groups):
         why = "NCCL RAS answers for processes that are not this job's"
         return replace(about, why_not=why)
+    ours = ours or groups
     last = max(look for look, _, _ in answers)
     changed = is_text and _problems(answers, 0) != _problems(answers, last)
     return replace(about, groups=ours, changed=changed and last > 0)
@@ -120,11 +122,14 @@ def _nobody(silent: Mapping[str, str]) -> str:
     return f"NCCL RAS answers on no node ({why} on {len(names)} of {len(silent)})"
 
 
-def _may_be_ours(snapshot: JobSnapshot, answers: Iterable[tuple[int, str, RasAnswer]]) -> bool:
-    """Text without a problem names no process: only the number of processes can be compared."""
+def _may_be_ours(
+    snapshot: JobSnapshot, answers: Iterable[tuple[int, str, RasAnswer]], groups: Iterable[Group]
+) -> bool:
+    """Text often names no process: then only the number of processes can be compared."""
+    if any(member.pid for group in groups for member in _members(group)):
+        return False
     ranks = len(snapshot.alive)
-    texts = [answer for _, _, answer in answers if not answer.is_complete]
-    return bool(texts) and all(not one.comms and one.processes == ranks for one in texts)
+    return all(not one.is_complete and one.processes == ranks for _, _, one in answers)
 
 
 def _problems(answers: Iterable[tuple[int, str, RasAnswer]], look: int) -> set[str]:
@@ -132,8 +137,11 @@ def _problems(answers: Iterable[tuple[int, str, RasAnswer]], look: int) -> set[s
 
 
 def _is_ours(group: Group) -> bool:
-    members = [*group.counts, *(member for member, _ in group.missing)]
-    return any(member.rank is not None for member in members)
+    return any(member.rank is not None for member in _members(group))
+
+
+def _members(group: Group) -> list[Member]:
+    return [*group.counts, *(member for member, _ in group.missing)]
 
 
 class _People:
@@ -196,7 +204,8 @@ def _group(comms: list[tuple[int, RasComm]], people: _People, looks: int) -> Gro
             moved.add(best[number])
     missing = tuple((best[number], why) for number, why in lost.items() if number not in values)
     failed = tuple((best[number], code) for number, code in errors.items())
-    return Group(key, size, counts, frozenset(moved), missing, ends, failed)
+    is_unclear = any(comm.is_unclear for _, comm in comms)
+    return Group(key, size, counts, frozenset(moved), missing, ends, failed, is_unclear)
 
 
 def _why_missing(absent: RasMissing) -> str:

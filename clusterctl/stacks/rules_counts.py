@@ -79,12 +79,17 @@ def _moving(verdict: Verdict, launched: Launched, snapshot: JobSnapshot) -> Verd
 def _behind(
     verdict: Verdict, launched: Launched, gpus: GpuUse, recorded: Recorded, snapshot: JobSnapshot
 ) -> Verdict | None:
+    if unclear := [group for group in launched.groups if group.is_unclear]:
+        why = f"the text of NCCL RAS does not show whose counts of {unclear[0].title} differ"
+        return _cannot_tell(verdict, snapshot, why)
     found = find_difference(launched)
     if found is None:
         return None
     if launched.looks < 2:
         why = "NCCL RAS answered at one sample only, so it is unknown whether its counts move"
         return _cannot_tell(verdict, snapshot, why)
+    if found.lag == Lag.UNCLEAR:
+        return _cannot_tell(verdict, snapshot, f"{found.why} (ranks differ in {_what(found)})")
     if lost := _missing(launched):
         why = f"there are no counts of {lost}, which may be the first that is behind"
         return _cannot_tell(verdict, snapshot, f"{why} ({_difference_words(found)})")
@@ -93,8 +98,10 @@ def _behind(
         others = f"{recorded.behind.source} says rank {fold_ranks(recorded.behind.ranks)}"
         why = f"NCCL RAS says that {named_members(found.members)} is behind, and {others}"
         return _cannot_tell(verdict, snapshot, why)
-    confidence = _confidence(found, snapshot)
     evidence = _counts_lines(found) + verdict.evidence
+    if found.lag == Lag.FROZEN:
+        return _frozen_part(found, evidence)
+    confidence = _confidence(found, snapshot)
     suspects = [_suspect(member, found, snapshot) for member in found.members]
     if found.lag != Lag.BEHIND:
         return _desync(found, suspects, confidence, evidence, launched)
@@ -111,6 +118,17 @@ def _behind(
         f"clusterctl preflight -w {first.node}",
     ]
     return Verdict(VerdictKind.HANG, text, confidence, suspects, evidence, next_steps)
+
+
+def _frozen_part(found: Difference, evidence: list[str]) -> Verdict:
+    members = list(found.group.counts)
+    nodes = fold(list(dict.fromkeys(one.node for one in members if one.node)))
+    text = (
+        f"frozen in {found.group.title}: {named_members(members)} ({nodes}) have launched the same"
+        f" there, and therefore less than the others of {found.also[0]}."
+    )
+    next_steps = [f"clusterctl preflight --active -w {nodes}: the links between them"]
+    return Verdict(VerdictKind.ALL_SAME, text, Confidence.MEDIUM, [], evidence, next_steps)
 
 
 def _title(found: Difference) -> str:

@@ -43,7 +43,7 @@ class RasServer:
                 link, _ = self.listener.accept()
             except OSError:
                 return
-            if self.behaviour == "dead":
+            if self.behaviour == "dead" or (self.behaviour == "dead once" and not held):
                 held.append(link)  # as a stopped process: the kernel accepts, nobody reads
                 continue
             threading.Thread(target=self._serve, args=(link,), daemon=True).start()

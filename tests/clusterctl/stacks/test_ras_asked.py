@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,9 +22,11 @@ from clusterctl.payload.dump import ras
 from clusterctl.remote.cluster import Cluster
 from clusterctl.stacks.diagnose import Diagnosis, DumpOptions, diagnose
 from clusterctl.stacks.node_counters import read_counters
+from clusterctl.stacks.wait_sites import Sites, read_sites
 from tests.clusterctl.payload.local import LocalConnection, LocalTransport
 from tests.clusterctl.stacks.ras_answers import Comm, as_json, as_text
 from tests.clusterctl.stacks.ras_server import RasServer
+from tests.ports import free_port
 
 NOTHING = {"addresses": [], "inner": {}, "gpus": None}
 
@@ -50,6 +57,98 @@ def test_old_nccl_is_asked_for_its_text() -> None:
     assert [rank.counts["AllReduce"] for rank in found.comms[0].ranks] == [100, 100, 99, 100]
 
 
+@pytest.mark.parametrize(
+    ("behaviour", "why"),
+    [
+        ("dead", "accepts connections and does not answer"),
+        ("half a line", "accepts connections and does not answer"),
+        ("endless line", "it is no NCCL RAS"),
+        ("slow", "accepts connections and does not answer"),
+        ("flood", "longer than what is kept"),
+        ("cut", "cannot be read"),
+    ],
+)
+def test_server_at_fault_is_bounded_in_time_and_bytes(behaviour: str, why: str) -> None:
+    begun = time.monotonic()
+    with RasServer(as_json(comms()), behaviour=behaviour) as server:
+        found, sent = answer(server, limit_s=1.5)
+    assert isinstance(found, Unknown)
+    assert why in found.reason
+    assert time.monotonic() - begun < 5
+    assert len(json.dumps(sent)) < 8 << 20
+
+
+def test_stopped_process_behind_a_shared_port_is_passed_over() -> None:
+    """SO_REUSEPORT: the kernel chooses one of the listening processes for each connection."""
+    with RasServer(as_json(comms()), behaviour="dead once") as server:
+        found, sent = answer(server)
+    assert isinstance(found, RasAnswer)
+    assert 1.0 <= float(str(sent["seconds"])) < 3.0
+
+
+def test_refused_connection_costs_nothing() -> None:
+    begun, spent = time.monotonic(), time.process_time()
+    sent = ras.ask_ras([("127.0.0.1", free_port()), ("::1", free_port())])
+    assert sent["error"].endswith("nothing listens there")
+    assert time.monotonic() - begun < 0.5
+    assert time.process_time() - spent < 0.05
+
+
+def test_job_may_not_send_the_payload_to_another_machine() -> None:
+    sent = ras.ask_ras([("192.0.2.1", 28028)])
+    assert sent["error"].endswith("nothing listens there")
+    assert sent["seconds"] < 0.5
+
+
+@pytest.mark.parametrize(
+    ("value", "places"),
+    [
+        (None, [("127.0.0.1", 28028), ("::1", 28028)]),
+        ("localhost:9", [("127.0.0.1", 9), ("::1", 9)]),
+        ("10.1.2.3:77", [("10.1.2.3", 77)]),
+        ("[fd00::1]:77", [("fd00::1", 77)]),
+        ("nonsense", [("127.0.0.1", 28028), ("::1", 28028)]),
+        ("host:99999", [("127.0.0.1", 28028), ("::1", 28028)]),
+    ],
+)
+def test_address_is_that_of_the_job(value: str | None, places: list[tuple[str, int]]) -> None:
+    environ = b"" if value is None else f"NCCL_RAS_ADDR={value}".encode()
+    assert ras.ras_places([SimpleNamespace(environ=environ)]) == places
+    assert ras.ras_places([SimpleNamespace(environ=environ)], ["h", 1]) == [("h", 1)]
+
+
+def test_one_answer_costs_a_node_little_cpu() -> None:
+    """192 ranks in three communicators of JSON, twice: half of the 0.05 s that a node may take."""
+    places = [(f"10.0.0.{rank // 8}", 500 + rank) for rank in range(192)]
+    text = as_json(Comm(n, [{"AllReduce": 7}] * 192, places) for n in range(3))
+    assert len(text) > 250_000
+    with serving(text) as port:
+        spent = []
+        for _ in range(5):
+            begun = time.process_time()
+            sent = [ras.ask_ras([("127.0.0.1", port)], is_given=True) for _ in range(2)]
+            spent.append(time.process_time() - begun)
+            assert all("text" in one for one in sent)
+    print(f"two answers of {len(text)} bytes: {min(spent):.4f} s of CPU, {len(sent[0]['text'])} bytes home")  # fmt: skip
+    assert min(spent) < 0.05
+
+
+@contextmanager
+def serving(text: str, *behaviour: str) -> Iterator[int]:
+    """A server in a process of its own, so that its CPU time is not ours."""
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "answers"
+        file.write_text(text)
+        words = ["-m", "tests.clusterctl.stacks.ras_server", "0", str(file), *behaviour]
+        child = subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, text=True)
+        try:
+            assert child.stdout is not None
+            yield int(child.stdout.readline())
+        finally:
+            child.kill()
+            child.communicate()
+
+
 @pytest.fixture
 def ranks(tmp_path: Path) -> Iterator[list[int]]:
     """Four real processes that look like ranks and wait in one collective."""
@@ -72,8 +171,6 @@ def ranks(tmp_path: Path) -> Iterator[list[int]]:
 
 
 def look(tmp_path: Path, port: int) -> Diagnosis:
-    from clusterctl.stacks.wait_sites import Sites, read_sites
-
     node = Node("here", host="127.0.0.1")
     transport = LocalTransport({"here": LocalConnection()})
     pick = Pick((f"ras-{os.getpid()}-{tmp_path.name}",))

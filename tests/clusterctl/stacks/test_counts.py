@@ -1,0 +1,320 @@
+"""Verdicts from counts, over many generated states: the first cause is named, or nobody is."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+import zlib
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from clusterctl.stacks.judge import judge
+from clusterctl.stacks.rules_counts import explain
+from clusterctl.stacks.verdict import Verdict
+from tests.clusterctl.stacks.collectives import Job, made_job
+from tests.clusterctl.stacks.made import WAIT_DATA, Made, cluster, snapshot
+from tests.clusterctl.stacks.ras_answers import Comm, as_json, as_text
+
+SPINS, COMPUTES, IDLE = (100, 118.0), (98, 640.0), (0, 70.0)
+
+
+def packed(text: str) -> dict[str, Any]:
+    data = base64.b64encode(zlib.compress(text.encode())).decode()
+    return {"text": data, "cut": False, "seconds": 0.1}
+
+
+def places(ranks: int, per_node: int) -> list[tuple[str, int]]:
+    """Address and process id of each rank, as `cluster` makes them."""
+    return [(f"10.0.0.{rank // per_node + 1}", 1000 + rank % per_node) for rank in range(ranks)]
+
+
+def answering(made: list[Made], *texts: str, silent: Iterable[int] = ()) -> list[Made]:
+    """Nodes on which RAS gives these answers, one a sample."""
+    for number, node in enumerate(made):
+        refused = {"error": "127.0.0.1 port 28028: nothing listens there", "seconds": 0.0}
+        sent = [refused] * 2 if number in set(silent) else [packed(text) for text in texts]
+        node.more["counters"] = {
+            "ras": sent, "addresses": [f"10.0.0.{number + 1}", "172.17.0.1"], "inner": {}, "gpus": None,
+        }  # fmt: skip
+    return made
+
+
+def with_gpus(made: list[Made], uses: list[tuple[int, float]]) -> list[Made]:
+    """`uses`: utilisation and power of each rank's GPU, in both readings."""
+    for node in made:
+        node.more.setdefault("counters", {"ras": [], "addresses": [], "inner": {}, "gpus": None})
+        trainers = [row for row in node.rows if row["role"] == "trainer"]
+        rows = [
+            [index, *uses[row["rank"]], 700.0, 1980, [row["pid"]]]
+            for index, row in enumerate(trainers)
+        ]
+        child = {"state": "ended", "rc": 0, "out": json.dumps([rows, rows]), "err": "", "seconds": 1.0}  # fmt: skip
+        node.more["counters"]["gpus"] = child
+    return made
+
+
+def verdict(made: list[Made]) -> Verdict:
+    shot = snapshot(*made)
+    return explain(judge(shot), shot)
+
+
+def of_job(job: Job, per_node: int, *, text: bool = False) -> Verdict:
+    """Both samples show the same."""
+    comms = job.comms(places(job.ranks, per_node))
+    answer = as_text(comms, job.ranks) if text else as_json(comms)
+    return verdict(answering(cluster(job.ranks // per_node, per_node, 0), answer, answer))
+
+
+def size(dice: random.Random) -> tuple[int, int]:
+    """Ranks, and ranks of a node."""
+    per_node = dice.choice([1, 2, 4])
+    return per_node * dice.randint(2, 6 if per_node > 1 else 8), per_node
+
+
+def named(found: Verdict) -> set[int | None]:
+    return {suspect.rank for suspect in found.suspects}
+
+
+@pytest.mark.parametrize("text", [False, True])
+def test_stopped_rank_is_named_or_nobody_is(text: bool) -> None:
+    right, wrong = 0, []
+    for seed in range(80):
+        dice = random.Random(seed)
+        ranks, per_node = size(dice)
+        job = made_job(dice, ranks)
+        guilty = dice.randrange(ranks)
+        job.stopped[guilty] = dice.randrange(1, len(job.programs[guilty]) - 1)
+        job.run()
+        found = of_job(job, per_node, text=text)
+        assert found.exit_code == 1, found.headline
+        right += named(found) == {guilty}
+        if named(found) - {guilty}:
+            wrong.append((seed, guilty, found.sentence))
+    print(f"named {right} of 80")
+    assert wrong == []
+    assert right >= (45 if text else 60)
+
+
+def test_rank_that_skips_or_repeats_a_call_is_named_or_nobody_is() -> None:
+    right, wrong = 0, []
+    for seed in range(80):
+        dice = random.Random(1000 + seed)
+        ranks, per_node = size(dice)
+        job = made_job(dice, ranks)
+        guilty = dice.randrange(ranks)
+        program = job.programs[guilty]
+        at = dice.randrange(1, len(program) - 1)
+        if dice.random() < 0.5:
+            del program[at]
+        else:
+            program.insert(at, (0, dice.choice(["AllReduce", "Broadcast"])))
+        job.run()
+        if all(job.launched[r] == len(job.programs[r]) == job._finished(r) for r in range(ranks)):
+            continue
+        found = of_job(job, per_node)
+        right += named(found) == {guilty}
+        if named(found) - {guilty}:
+            wrong.append((seed, guilty, found.sentence))
+    print(f"named {right}")
+    assert wrong == []
+
+
+def test_broken_link_accuses_nobody() -> None:
+    for seed in range(60):
+        dice = random.Random(2000 + seed)
+        ranks, per_node = size(dice)
+        job = made_job(dice, ranks)
+        group = dice.randrange(len(job.groups))
+        calls = sum(one == group for one, _ in job.programs[job.groups[group][0]])
+        if not calls:
+            continue
+        job.broken = (group, dice.randrange(calls))
+        job.run()
+        found = of_job(job, per_node)
+        assert found.exit_code == 1, found.headline
+        assert named(found) == set(), (seed, found.sentence)
+
+
+def test_part_that_is_frozen_is_named_as_a_communicator() -> None:
+    comms = [
+        Comm(0x10, [{"AllReduce": 7 - (rank in (2, 3))} for rank in range(8)], places(8, 2)),
+        Comm(0x11, [{"AllGather": 5}] * 2, places(8, 2)[2:4]),
+    ]
+    found = verdict(answering(cluster(4, 2, 0), *[as_json(comms)] * 2))
+    assert (found.kind, found.suspects) == ("all-same", [])
+    assert "frozen in communicator 0x11 (2 ranks): ranks 2-3 (node-002) have launched the same" in found.sentence  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("text", [False, True])
+def test_counts_that_move_are_no_hang_whatever_their_difference(seed: int, text: bool) -> None:
+    """A rank that is always one or more behind; and a different one at each look."""
+    dice = random.Random(seed)
+    ranks, per_node = size(dice)
+    lags = [dice.randint(0, 3) for _ in range(ranks)]
+    lags[0], lags[-1] = 0, 2
+    answers = []
+    for base in (500, 500 + dice.randint(1, 40)):
+        counts = [{"AllReduce": base - lag, "AllGather": 9} for lag in lags]
+        comm = Comm(0x1, counts, places(ranks, per_node))
+        answers.append(as_text([comm], ranks) if text else as_json([comm]))
+    found = verdict(answering(cluster(ranks // per_node, per_node, 0), *answers))
+    assert (found.kind, found.suspects, found.exit_code) == ("moving", [], 0)
+    assert "no hang" in found.sentence
+
+
+def test_healthy_job_that_is_caught_in_the_same_lines_twice_is_no_hang() -> None:
+    for seed in range(20):
+        dice = random.Random(3000 + seed)
+        ranks, per_node = size(dice)
+        job = made_job(dice, ranks)
+        texts = []
+        for calls in (3, 7):
+            job.run(min(calls, min(map(len, job.programs))))
+            texts.append(as_json(job.comms(places(ranks, per_node))))
+        found = verdict(answering(cluster(ranks // per_node, per_node, 0), *texts))
+        assert found.exit_code in (0, 3), (seed, found.headline)
+        assert found.suspects == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_idle_job_keeps_the_verdict_of_its_stacks(seed: int) -> None:
+    """Equal counts that stand, idle GPUs, and ranks that wait for data: NCCL has no part in it."""
+    dice = random.Random(seed)
+    ranks, per_node = size(dice)
+    comm = Comm(0x1, [{"AllReduce": dice.randint(0, 9)}] * ranks, places(ranks, per_node))
+    made = cluster(ranks // per_node, per_node, 0, dict.fromkeys(range(ranks), WAIT_DATA))
+    plain = verdict(made)
+    with_all = verdict(with_gpus(answering(made, *[as_json([comm])] * 2), [IDLE] * ranks))
+    assert with_all.to_json() == plain.to_json()
+    assert with_all.kind == "data"
+
+
+def test_idle_job_that_waits_for_nobody_is_unknown() -> None:
+    comm = Comm(0x1, [{"AllReduce": 3}] * 4, places(4, 2))
+    pause = [("readline", "/home/me/job/shell.py", "shell.py", 3)]
+    made = cluster(2, 2, 0, dict.fromkeys(range(4), pause))
+    assert verdict(made).kind == "hang"
+    found = verdict(with_gpus(answering(made, *[as_json([comm])] * 2), [IDLE] * 4))
+    assert (found.kind, found.exit_code) == ("unknown", 3)
+
+
+def equal(ranks: int = 8, per_node: int = 2) -> list[Made]:
+    comm = Comm(0x1, [{"AllReduce": 7}] * ranks, places(ranks, per_node))
+    return answering(cluster(ranks // per_node, per_node, 0), *[as_json([comm])] * 2)
+
+
+def test_equal_counts_that_stand_are_frozen() -> None:
+    found = verdict(with_gpus(equal(), [SPINS] * 8))
+    assert (found.kind, found.confidence, found.suspects) == ("all-same", "medium", [])
+    assert "frozen, with equal counts of NCCL on all of them" in found.sentence
+    assert "GPUs of ranks 0-7 spin (100 % at 118 of 700 W)" in found.evidence
+
+
+def test_kernel_that_spins_alone_is_named() -> None:
+    found = verdict(with_gpus(equal(), [IDLE] * 5 + [SPINS] + [IDLE] * 2))
+    assert (found.kind, named(found)) == ("hang", {5})
+    assert "a kernel spins on node-003 (rank 5: 100 % at 118 of 700 W" in found.sentence
+
+
+def test_gpu_that_computes_is_slow_rather_than_hung() -> None:
+    found = verdict(with_gpus(equal(), [SPINS] * 7 + [COMPUTES]))
+    assert (found.kind, found.suspects, found.exit_code) == ("busy", [], 3)
+    assert "the GPU of rank 7 computes (98 % at 640 of 700 W)" in found.sentence
+    comm = Comm(0x1, [{"AllReduce": 7 - (rank == 7)} for rank in range(8)], places(8, 2))
+    made = answering(cluster(4, 2, 0), *[as_json([comm])] * 2)
+    found = verdict(with_gpus(made, [SPINS] * 7 + [COMPUTES]))
+    assert (found.kind, named(found)) == ("busy", {7})
+    assert "has not launched AllReduce number 7 of communicator 0x1 (8 ranks) yet" in found.sentence
+
+
+def test_idle_gpus_in_a_collective_say_that_nccl_is_not_at_work() -> None:
+    found = verdict(with_gpus(equal(), [IDLE] * 8))
+    assert (found.kind, found.suspects, found.confidence) == ("all-same", [], "low")
+    assert "cannot tell which one is missing, because no GPU runs a kernel" in found.sentence
+
+
+def test_rank_without_an_answer_prevents_an_accusation() -> None:
+    comm = Comm(0x1, [{"AllReduce": 7 - (rank == 3)} for rank in range(8)], places(8, 2), frozenset({5}))  # fmt: skip
+    for text in (as_json([comm]), as_text([comm], 8)):
+        found = verdict(answering(cluster(4, 2, 0), text, text))
+        assert (found.kind, found.suspects) == ("all-same", [])
+        assert "no counts of rank 5 (node-003: does not answer RAS)" in found.sentence
+
+
+def test_answer_of_some_nodes_is_enough() -> None:
+    comm = Comm(0x1, [{"AllReduce": 7 - (rank == 3)} for rank in range(8)], places(8, 2))
+    made = answering(cluster(4, 2, 0), *[as_json([comm])] * 2, silent=(0, 3))
+    found = verdict(made)
+    assert named(found) == {3}
+    assert "NCCL RAS answered on 2 of 4 nodes, not on node-[001,004]" in found.evidence
+
+
+def test_one_sample_cannot_tell() -> None:
+    comm = Comm(0x1, [{"AllReduce": 7 - (rank == 3)} for rank in range(8)], places(8, 2))
+    found = verdict(answering(cluster(4, 2, 0), as_json([comm])))
+    assert found.suspects == []
+    assert "answered at one sample only" in found.sentence
+
+
+def test_answer_about_another_job_is_not_used() -> None:
+    strangers = [("10.9.9.9", 77 + rank) for rank in range(8)]
+    comm = Comm(0x1, [{"AllReduce": 7 - (rank == 3)} for rank in range(8)], strangers)
+    for text in (as_json([comm]), as_text([comm], 8)):
+        found = verdict(answering(cluster(4, 2, 0), text, text))
+        assert found.suspects == []
+        assert "answers for processes that are not this job's" in found.sentence
+
+
+def test_ranks_in_a_container_are_found_by_their_number_there() -> None:
+    inside = [(f"10.0.0.{rank // 2 + 1}", 40 + rank % 2) for rank in range(8)]
+    comm = Comm(0x1, [{"AllReduce": 7 - (rank == 3)} for rank in range(8)], inside)
+    made = answering(cluster(4, 2, 0), *[as_json([comm])] * 2)
+    for node in made:
+        node.more["counters"]["inner"] = {"1000": 40, "1001": 41}
+    assert named(verdict(made)) == {3}
+
+
+def test_without_ras_the_reason_is_said() -> None:
+    made = answering(cluster(4, 2, 0), silent=range(4))
+    found = verdict(made)
+    assert (found.kind, found.suspects) == ("all-same", [])
+    assert "because NCCL RAS answers on no node (127.0.0.1 port 28028: nothing listens there on 4 of 4)" in found.sentence  # fmt: skip
+
+
+def test_collective_of_another_kind_is_a_desync() -> None:
+    counts = [{"AllReduce": 7, "Broadcast": 2}] * 8
+    counts[6] = {"AllReduce": 6, "Broadcast": 3}
+    comm = Comm(0x1, counts, places(8, 2))
+    for text in (as_json([comm]), as_text([comm], 8)):
+        found = verdict(answering(cluster(4, 2, 0), text, text))
+        assert (found.kind, named(found)) == ("desync", {6})
+        assert "Broadcast number 3 instead of AllReduce number 7" in found.sentence
+
+
+def test_two_communicators_in_another_order_are_a_desync() -> None:
+    pair = places(2, 1)
+    comms = [Comm(1, [{"AllReduce": 4}, {"AllReduce": 3}], pair), Comm(2, [{"AllReduce": 3}, {"AllReduce": 4}], pair)]  # fmt: skip
+    found = verdict(answering(cluster(2, 1, 0), *[as_json(comms)] * 2))
+    assert (found.kind, found.suspects) == ("desync", [])
+    assert "wait for each other in communicator 0x1 (2 ranks) and communicator 0x2 (2 ranks)" in found.sentence  # fmt: skip
+
+
+def test_half_against_half_accuses_nobody() -> None:
+    comm = Comm(0x1, [{"AllReduce": 7 - (rank < 4)} for rank in range(8)], places(8, 2))
+    found = verdict(answering(cluster(4, 2, 0), *[as_json([comm])] * 2))
+    assert (found.kind, found.suspects) == ("desync", [])
+    found = verdict(answering(cluster(4, 2, 0), *[as_text([comm], 8)] * 2))
+    assert (found.kind, found.suspects) == ("all-same", [])
+    assert "does not show whose counts of communicator 0x1 (8 ranks) differ" in found.sentence
+
+
+def test_stood_for_long_is_high_confidence() -> None:
+    beats = ({"step": 8, "phase": "backward", "age_s": 60.0}, {"step": 8, "phase": "backward", "age_s": 62.0})  # fmt: skip
+    comm = Comm(0x1, [{"AllReduce": 7 - (rank == 3)} for rank in range(8)], places(8, 2))
+    for more, confidence in (({}, "medium"), ({"beats": beats}, "high")):
+        found = verdict(answering(cluster(4, 2, 0, **more), *[as_json([comm])] * 2))
+        assert (named(found), found.confidence) == ({3}, confidence)
