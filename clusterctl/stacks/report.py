@@ -12,6 +12,7 @@ from clusterctl.jobs.processes import fold_ranks
 from clusterctl.nodes import counted, fold, grouped
 from clusterctl.stacks.clues import Clue
 from clusterctl.stacks.model import JobSnapshot, Proc, Progress
+from clusterctl.stacks.nccl_json import nccl_json
 from clusterctl.stacks.verdict import Verdict
 from clusterctl.stacks.wait_sites import HIDDEN_THREADS, Kind
 
@@ -199,6 +200,7 @@ def to_json(snapshot: JobSnapshot, verdict: Verdict, clues: Sequence[Clue]) -> d
         "seconds": round(snapshot.seconds, 3),
         "taken_s": snapshot.taken_s,
         "clues": [asdict(clue) for clue in clues],
+        "nccl": nccl_json(snapshot),
         "classes": [
             {
                 "who": one.who(),

@@ -56,7 +56,7 @@ class Counters:
             found.append(answers[0] if answers else late)
         if self._is_asked and self._is_off:
             found = [{"error": OFF, "seconds": 0.0}]
-        facts = {"ras": found, "addresses": [], "inner": {}, "gpus": None}
+        facts = {"ras": found, "addresses": [], "inner": {}, "gpus": None}  # type: dict
         if any("text" in one for one in found):
             call("", lambda: facts.update(addresses=ras.own_addresses()) or "", 1.0)
             facts["inner"] = {str(pid): ras.inner_pid(pid) for pid in self._trainers}

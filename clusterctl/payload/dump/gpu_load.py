@@ -51,16 +51,9 @@ def reading(ctypes, nvml, index):
 
 
 def running(ctypes, nvml, handle):
-    class Running(ctypes.Structure):
-        _fields_ = [
-            ("pid", ctypes.c_uint),
-            ("used", ctypes.c_ulonglong),
-            ("gpu_instance", ctypes.c_uint),
-            ("compute_instance", ctypes.c_uint),
-        ]
-
+    # A structure of 24 bytes: pid, memory used, GPU and compute instance (with padding after pid).
     function = getattr(nvml, "nvmlDeviceGetComputeRunningProcesses_v3", None)
-    rows, count = (Running * PROCESSES)(), ctypes.c_uint(PROCESSES)
+    rows, count = (ctypes.c_uint * (6 * PROCESSES))(), ctypes.c_uint(PROCESSES)
     if function is None or function(handle, ctypes.byref(count), rows) not in (0, TOO_SMALL):
         return []
-    return [rows[number].pid for number in range(min(count.value, PROCESSES))]
+    return [rows[6 * number] for number in range(min(count.value, PROCESSES))]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from clusterctl.stacks.judge import judge
+from clusterctl.stacks.nccl_json import nccl_json
 from clusterctl.stacks.rules_counts import explain
 from clusterctl.stacks.verdict import Verdict
 from tests.clusterctl.stacks.collectives import Job, made_job
@@ -318,3 +319,75 @@ def test_stood_for_long_is_high_confidence() -> None:
     for more, confidence in (({}, "medium"), ({"beats": beats}, "high")):
         found = verdict(answering(cluster(4, 2, 0, **more), *[as_json([comm])] * 2))
         assert (named(found), found.confidence) == ({3}, confidence)
+
+
+def record(number: int, *, done: bool = True) -> dict[str, Any]:
+    return {
+        "collective_seq_id": number, "profiling_name": "nccl:all_reduce", "process_group": ["0", "default_pg"],
+        "input_sizes": [[4]], "input_dtypes": ["Float"], "state": "completed" if done else "scheduled", "retired": done,
+        "frames": [{"name": "step", "filename": "/home/me/job/train.py", "line": 17}],
+    }  # fmt: skip
+
+
+def recorded(made: list[Made], newest: dict[int, int], age_s: float = 30.0) -> list[Made]:
+    """Flight records of the ranks up to these numbers."""
+    for node in made:
+        node.more["flight"] = {
+            str(row["rank"]): {"path": "/fr/x", "age_s": age_s, "entries": [record(number) for number in range(1, newest[row["rank"]] + 1)]}
+            for row in node.rows if row["rank"] in newest
+        }  # fmt: skip
+    return made
+
+
+def test_flight_records_name_the_rank_where_ras_does_not_listen() -> None:
+    newest = {rank: 9 - (rank == 5) for rank in range(8)}
+    found = verdict(recorded(answering(cluster(4, 2, 0), silent=range(4)), newest))
+    assert (found.kind, named(found)) == ("hang", {5})
+    assert "rank 5 (node-003) never joined all_reduce number 9 of group 0 default_pg at step train.py:17" in found.sentence  # fmt: skip
+
+
+def test_flight_record_of_an_earlier_attempt_is_not_used() -> None:
+    newest = {rank: 9 - (rank == 5) for rank in range(8)}
+    made = recorded(answering(cluster(4, 2, 0), silent=range(4)), newest, age_s=500.0)
+    assert verdict(made).suspects == []
+
+
+def test_rank_without_a_record_prevents_an_accusation() -> None:
+    newest = {rank: 9 - (rank == 5) for rank in range(7)}
+    found = verdict(recorded(answering(cluster(4, 2, 0), silent=range(4)), newest))
+    assert found.suspects == []
+    assert "no flight record of rank 7, which may be behind, too" in found.sentence
+
+
+def test_sources_that_disagree_accuse_nobody() -> None:
+    comm = Comm(0x1, [{"AllReduce": 7 - (rank == 3)} for rank in range(8)], places(8, 2))
+    made = answering(cluster(4, 2, 0), *[as_json([comm])] * 2)
+    found = verdict(recorded(made, {rank: 9 - (rank == 5) for rank in range(8)}))
+    assert found.suspects == []
+    assert "NCCL RAS says that rank 3 is behind, and flight recorder says rank 5" in found.sentence
+
+
+def test_counters_of_the_watchdog_name_the_rank() -> None:
+    """The line as torch 2.4 prints it, from tests/captures/nccl."""
+    made = answering(cluster(4, 2, 0), silent=range(4))
+    for node in made:
+        node.more["logs"] = {
+            str(row["pid"]): [
+                (f"[rank{row['rank']}]:[E ProcessGroupNCCL.cpp:1537] [PG 1 Rank {row['rank']}] Timeout at NCCL work: 15734, "
+                f"last enqueued NCCL work: {15735 - (row['rank'] == 6)}, last completed NCCL work: 15733.")
+            ]
+            for row in node.rows
+        }  # fmt: skip
+    found = verdict(made)
+    assert (found.kind, named(found)) == ("hang", {6})
+    assert "rank 6 (node-004) never joined number 15735 of group 1; 7 others have and wait" in found.sentence  # fmt: skip
+
+
+def test_report_has_the_counts() -> None:
+    comm = Comm(0x1, [{"AllReduce": 7 - (rank == 3)} for rank in range(4)], places(4, 2))
+    shot = snapshot(*with_gpus(answering(cluster(2, 2, 0), *[as_json([comm])] * 2), [SPINS] * 4))
+    found = nccl_json(shot)
+    assert (found["moved"], found["answered"]) == (False, ["node-001", "node-002"])
+    (group,) = found["communicators"]
+    assert [one["launched"]["AllReduce"] for one in group["ranks"]] == [7, 7, 7, 6]
+    assert [(one["rank"], one["use"], one["power_w"]) for one in found["gpus"]] == [(rank, "spins", 118.0) for rank in range(4)]  # fmt: skip
