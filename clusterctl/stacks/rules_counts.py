@@ -6,23 +6,27 @@ with equal counts; desync; or it cannot be told, and why.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
 from dataclasses import replace
 
 from clusterctl.jobs.processes import fold_ranks
 from clusterctl.nodes import counted, fold
 from clusterctl.stacks import wording
 from clusterctl.stacks.behind import Difference, Lag, find_difference
-from clusterctl.stacks.gpu_use import GpuUse, RankUse, Use, read_use
+from clusterctl.stacks.gpu_use import GpuUse, Use, read_use
 from clusterctl.stacks.launched import Launched, Member, named_members, read_launched
 from clusterctl.stacks.model import JobSnapshot
 from clusterctl.stacks.recorded import Recorded, read_recorded
+from clusterctl.stacks.rules_equal import (
+    cannot_tell,
+    judge_equal,
+    look_at_gpus,
+    missing_ranks,
+    where_all_are,
+)
 from clusterctl.stacks.verdict import SURE_S, Confidence, Suspect, Verdict, VerdictKind
 
 # Verdicts of stacks that name nobody and are about waiting for each other.
 OPEN = (VerdictKind.ALL_SAME, VerdictKind.HANG, VerdictKind.DESYNC)
-_P2P = re.compile(r"(i?send|i?recv|batch_isend_irecv)\b")
 
 
 def explain(verdict: Verdict, snapshot: JobSnapshot) -> Verdict:
@@ -35,20 +39,10 @@ def explain(verdict: Verdict, snapshot: JobSnapshot) -> Verdict:
         _moving(verdict, launched, snapshot)
         or _behind(verdict, launched, gpus, recorded, snapshot)
         or _by_records(verdict, launched, recorded, snapshot)
-        or _equal(verdict, launched, gpus, snapshot)
+        or judge_equal(verdict, launched, gpus, snapshot)
     )
     found.evidence += [text for text in _about(launched) if text not in found.evidence]
     return found
-
-
-def _where(snapshot: JobSnapshot) -> str:
-    """`all 8 ranks wait in all_reduce at main train.py:318`, as far as they agree."""
-    procs = snapshot.alive
-    places = {(p.operation, p.caller) for p in procs}
-    if len(places) == 1 and all(p.waits_for_peers for p in procs):
-        operation, caller = places.pop()
-        return f"all {len(procs)} ranks wait in {operation} at {caller}"
-    return f"all {len(procs)} ranks stand"
 
 
 def _apart(snapshot: JobSnapshot) -> str:
@@ -64,12 +58,12 @@ def _moving(verdict: Verdict, launched: Launched, snapshot: JobSnapshot) -> Verd
     is_all = launched.changed or ranks >= {member.rank for member in known}
     took = f"in {_apart(snapshot)}"
     if is_all:
-        text = f"{_where(snapshot)}, and what NCCL has launched grows: no hang {took}."
+        text = f"{where_all_are(snapshot)}, and what NCCL has launched grows: no hang {took}."
         evidence = [f"NCCL RAS: the counts of {counted(len(ranks), 'rank')} grew {took}"]
         next_steps = ["slow rather than hung? clusterctl top shows the slowest rank of each step"]
         return Verdict(VerdictKind.OK, text, Confidence.MEDIUM, [], evidence, next_steps)
     some = named_members(sorted(moved, key=lambda one: (one.rank is None, one.rank or 0)))
-    text = f"{_where(snapshot)}; {some} launched more {took}, the others did not: too early to say."
+    text = f"{where_all_are(snapshot)}; {some} launched more {took}, the others did not: too early to say."
     evidence = [*verdict.evidence]
     return Verdict(
         VerdictKind.BUSY, text, Confidence.LOW, [], evidence, ["--interval 30, or --watch"]
@@ -81,23 +75,23 @@ def _behind(
 ) -> Verdict | None:
     if unclear := [group for group in launched.groups if group.is_unclear]:
         why = f"the text of NCCL RAS does not show whose counts of {unclear[0].title} differ"
-        return _cannot_tell(verdict, snapshot, why)
+        return cannot_tell(verdict, snapshot, why)
     found = find_difference(launched)
     if found is None:
         return None
     if launched.looks < 2:
         why = "NCCL RAS answered at one sample only, so it is unknown whether its counts move"
-        return _cannot_tell(verdict, snapshot, why)
+        return cannot_tell(verdict, snapshot, why)
     if found.lag == Lag.UNCLEAR:
-        return _cannot_tell(verdict, snapshot, f"{found.why} (ranks differ in {_what(found)})")
-    if lost := _missing(launched):
+        return cannot_tell(verdict, snapshot, f"{found.why} (ranks differ in {_what(found)})")
+    if lost := missing_ranks(launched):
         why = f"there are no counts of {lost}, which may be the first that is behind"
-        return _cannot_tell(verdict, snapshot, f"{why} ({_difference_words(found)})")
+        return cannot_tell(verdict, snapshot, f"{why} ({_difference_words(found)})")
     blamed = {member.rank for member in found.members}
     if recorded.behind and found.members and not blamed & set(recorded.behind.ranks):
         others = f"{recorded.behind.source} says rank {fold_ranks(recorded.behind.ranks)}"
         why = f"NCCL RAS says that {named_members(found.members)} is behind, and {others}"
-        return _cannot_tell(verdict, snapshot, why)
+        return cannot_tell(verdict, snapshot, why)
     evidence = _counts_lines(found) + verdict.evidence
     if found.lag == Lag.FROZEN:
         return _frozen_part(found, evidence)
@@ -109,7 +103,7 @@ def _behind(
     if busy:
         words = f"its GPU computes ({busy[0].words})"
         text = f"{_title(found)} has not launched {_what(found)} yet, and {words}: slow, or an endless kernel."
-        again = ["--interval 30: a slow rank catches up", *_on_node(busy)]
+        again = ["--interval 30: a slow rank catches up", *look_at_gpus(busy)]
         return Verdict(VerdictKind.BUSY, text, Confidence.LOW, suspects, evidence, again)
     text = f"{_title(found)} never launched {_what(found)}; {found.others} others have and wait."
     first = suspects[0]
@@ -207,145 +201,25 @@ def _desync(
     return Verdict(VerdictKind.DESYNC, text, confidence, suspects, evidence, next_steps)
 
 
-def _missing(launched: Launched) -> str:
-    """`rank 21 (does not answer RAS)`; "" where no rank is missing."""
-    lost = [(member, why) for group in launched.groups for member, why in group.missing]
-    if not lost:
-        return ""
-    members = list({(one.rank, one.number, one.pid): one for one, _ in lost}.values())
-    nodes = [member.node for member in members if member.node]
-    where = f"{fold(list(dict.fromkeys(nodes)))}: " if nodes else ""
-    return f"{named_members(members)} ({where}{lost[0][1]})"
-
-
 def _by_records(
     verdict: Verdict, launched: Launched, recorded: Recorded, snapshot: JobSnapshot
 ) -> Verdict | None:
     """torch's own counters, where RAS cannot answer."""
     one = recorded.behind
-    if one is None or (launched.groups and not launched.why_not and not _missing(launched)):
+    if one is None or (launched.groups and not launched.why_not and not missing_ranks(launched)):
         return None
     evidence = [f"{one.source}: {one.text}", *verdict.evidence]
     if recorded.conflict:
-        return _cannot_tell(verdict, snapshot, recorded.conflict)
+        return cannot_tell(verdict, snapshot, recorded.conflict)
     procs = [p for p in snapshot.alive if p.rank in one.ranks]
     suspects = [Suspect.of(p, one.why) for p in procs]
     if not suspects or 2 * len(one.ranks) > len(snapshot.alive) or one.is_partial:
         why = one.why_partial or "the records point at half of the ranks or more"
-        return replace(_cannot_tell(verdict, snapshot, why), evidence=evidence)
+        return replace(cannot_tell(verdict, snapshot, why), evidence=evidence)
     text = f"{wording.names(procs)} ({procs[0].node}) {one.why}."
     kind = VerdictKind.DESYNC if one.is_desync else VerdictKind.HANG
     next_steps = ["--native-suspects, and the end of its log"]
     return Verdict(kind, text, Confidence.MEDIUM, suspects, evidence, next_steps)
-
-
-def _equal(verdict: Verdict, launched: Launched, gpus: GpuUse, snapshot: JobSnapshot) -> Verdict:
-    """No rank is behind, as far as is known."""
-    if verdict.kind != VerdictKind.DESYNC:
-        if found := _idle(verdict, launched, gpus, snapshot):
-            return found
-        if found := _by_gpus(verdict, launched, gpus, snapshot):
-            return found
-    if launched.why_not:
-        return _cannot_tell(verdict, snapshot, launched.why_not)
-    if lost := _missing(launched):
-        return _cannot_tell(verdict, snapshot, f"there are no counts of {lost}")
-    if launched.looks < 2:
-        return _cannot_tell(verdict, snapshot, "NCCL RAS answered at one sample only")
-    if any(_P2P.match(p.operation) for p in snapshot.alive):
-        why = "NCCL counts no sends and receives, and all other counts are equal"
-        return _cannot_tell(verdict, snapshot, why)
-    if verdict.kind != VerdictKind.ALL_SAME:
-        return replace(verdict, evidence=[_equal_words(launched), *verdict.evidence])
-    if any(group.ends for group in launched.groups):
-        why = "a communicator is being made or ended, and its counts say nothing"
-        return _cannot_tell(verdict, snapshot, why)
-    text = f"{_where(snapshot)}: frozen, with equal counts of NCCL on all of them."
-    next_steps = [
-        "clusterctl preflight for links and Xid; an all-reduce of each pair finds a bad cable",
-        "the cause is the network or a device rather than a rank's code",
-    ]
-    evidence = [_equal_words(launched), *_spin_lines(gpus), *verdict.evidence]
-    return Verdict(VerdictKind.ALL_SAME, text, Confidence.MEDIUM, [], evidence, next_steps)
-
-
-def _equal_words(launched: Launched) -> str:
-    if launched.is_text:
-        return "NCCL RAS: no communicator has different counts, at both samples (its text has no numbers)"
-    number = counted(len(launched.groups), "communicator")
-    return f"NCCL RAS: all ranks of {number} launched the same, and nothing between the samples"
-
-
-def _by_gpus(
-    verdict: Verdict, launched: Launched, gpus: GpuUse, snapshot: JobSnapshot
-) -> Verdict | None:
-    if not gpus.covers(p.rank for p in snapshot.alive if p.rank is not None) or not gpus.ranks:
-        return None
-    spins, idle, busy = gpus.of(Use.SPINS), gpus.of(Use.IDLE), gpus.of(Use.COMPUTES)
-    if busy:
-        who, are = _ranks(busy), f"{busy[0].words}"
-        text = f"{_where(snapshot)}; cannot tell who is missing, because the GPU of {who} computes ({are}): slow, or an endless kernel."
-        return Verdict(
-            VerdictKind.BUSY, text, Confidence.LOW, [], list(verdict.evidence),
-            ["--interval 30, or --watch", *_on_node(busy)],
-        )  # fmt: skip
-    if len(idle) == len(gpus.ranks):
-        why = "no GPU runs a kernel: they wait for something that NCCL does not do"
-        return _cannot_tell(verdict, snapshot, why)
-    few = spins and len(spins) + len(idle) == len(gpus.ranks) and 4 * len(spins) <= len(gpus.ranks)
-    if not few or _missing(launched):
-        return None
-    nodes = fold(list(dict.fromkeys(one.node for one in spins)))
-    by_rank = {p.rank: p for p in snapshot.alive}
-    why = f"its GPU is at {spins[0].words} while the others are idle"
-    suspects = [Suspect.of(by_rank[one.rank], why) for one in spins]
-    text = f"a kernel spins on {nodes} ({_ranks(spins)}: {spins[0].words}, as if it waits), and the GPUs of the other {len(idle)} ranks are idle."
-    next_steps = ["--native-suspects on it", *_on_node(spins)]
-    evidence = [*([] if launched.why_not else [_equal_words(launched)]), *verdict.evidence]
-    return Verdict(VerdictKind.HANG, text, Confidence.MEDIUM, suspects, evidence, next_steps)
-
-
-def _idle(
-    verdict: Verdict, launched: Launched, gpus: GpuUse, snapshot: JobSnapshot
-) -> Verdict | None:
-    """Nobody waits for a peer, and neither NCCL nor a GPU has work."""
-    is_covered = gpus.covers(p.rank for p in snapshot.alive if p.rank is not None)
-    if not is_covered or len(gpus.of(Use.IDLE)) != len(gpus.ranks) or not gpus.ranks:
-        return None
-    if launched.why_not or launched.looks < 2 or _missing(launched):
-        return None
-    if any(p.waits_for_peers for p in snapshot.alive):
-        return None
-    place = wording.places(snapshot.alive)
-    text = f"all {len(snapshot.alive)} ranks stand, their GPUs are idle and NCCL waits for nothing ({place})."
-    evidence = [_equal_words(launched), *verdict.evidence]
-    return Verdict(VerdictKind.UNKNOWN, text, Confidence.LOW, [], evidence, verdict.next_steps)
-
-
-def _ranks(uses: Sequence[RankUse]) -> str:
-    return f"rank{'s' * (len(uses) > 1)} {fold_ranks(one.rank for one in uses)}"
-
-
-def _on_node(uses: Sequence[RankUse]) -> list[str]:
-    return [f"clusterctl gpus -w {fold(list(dict.fromkeys(one.node for one in uses)))}"]
-
-
-def _spin_lines(gpus: GpuUse) -> list[str]:
-    spins, idle = gpus.of(Use.SPINS), gpus.of(Use.IDLE)
-    lines = []
-    if spins:
-        lines.append(f"GPUs of {_ranks(spins)} spin ({spins[0].words})")
-    if spins and idle:
-        lines.append(f"GPUs of {_ranks(idle)} run no kernel")
-    return lines
-
-
-def _cannot_tell(verdict: Verdict, snapshot: JobSnapshot, why: str) -> Verdict:
-    """As the stacks had it, with the reason why nothing else helps."""
-    if verdict.kind != VerdictKind.ALL_SAME:
-        return replace(verdict, evidence=[f"cannot tell more: {why}", *verdict.evidence])
-    text = f"{_where(snapshot)}; cannot tell which one is missing, because {why}."
-    return replace(verdict, sentence=text, confidence=Confidence.LOW)
 
 
 def _about(launched: Launched) -> list[str]:

@@ -144,7 +144,7 @@ def all_wait(snapshot: JobSnapshot, waiting: Sequence[Proc]) -> Verdict | None:
     evidence = wording.evidence(waiting[:1], waiting[:1])
     next_steps = [
         "the flight recorder's counters, if shown below: a rank that has not joined is behind",
-        "ncclras on a node (NCCL 2.24 or newer): silent ranks, counters that differ",
+        "ncclras on a node (NCCL 2.24 or newer), or --ras HOST:PORT: counts that differ",
         "clusterctl preflight for links and Xid; an all-reduce of each pair finds a bad cable",
     ]
     return Verdict(VerdictKind.ALL_SAME, text, Confidence.LOW, [], evidence, next_steps)
