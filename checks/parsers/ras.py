@@ -81,11 +81,11 @@ def _process(row: Mapping[str, Any]) -> tuple[str | None, int | None]:
 
 def _whole(value: Any) -> int:
     if type(value) is not int or abs(value) >= 1 << 64:
-        raise ValueError(f"{str(value)[:40]!r} is no whole number")
+        raise ValueError(f"{str(value)[:40]!r} is not a valid number")
     return value
 
 
 def _word(value: Any) -> str:
     if not isinstance(value, str) or not value.isascii() or len(value) > 300:
-        raise ValueError(f"{str(value)[:40]!r} is no name")
+        raise ValueError(f"{str(value)[:40]!r} is not a valid name")
     return "".join(char for char in value if char.isprintable())

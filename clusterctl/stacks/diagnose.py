@@ -23,10 +23,10 @@ from clusterctl.remote.fanout import NodeResult, in_order
 from clusterctl.remote.messages.stacks import read_report
 from clusterctl.remote.payload import PayloadStream
 from clusterctl.stacks.clues import Clue, clues
+from clusterctl.stacks.counts.rules_counts import explain
 from clusterctl.stacks.files import write_folder
 from clusterctl.stacks.judge import judge
 from clusterctl.stacks.model import JobSnapshot
-from clusterctl.stacks.rules_counts import explain
 from clusterctl.stacks.snapshot import read_snapshot
 from clusterctl.stacks.verdict import Verdict
 from clusterctl.stacks.wait_sites import Sites

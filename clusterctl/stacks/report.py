@@ -11,8 +11,8 @@ from typing import Any
 from clusterctl.jobs.processes import fold_ranks
 from clusterctl.nodes import counted, fold, grouped
 from clusterctl.stacks.clues import Clue
+from clusterctl.stacks.counts.nccl_json import nccl_json
 from clusterctl.stacks.model import JobSnapshot, Proc, Progress
-from clusterctl.stacks.nccl_json import nccl_json
 from clusterctl.stacks.verdict import Verdict
 from clusterctl.stacks.wait_sites import HIDDEN_THREADS, Kind
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from clusterctl.stacks.gpu_use import Use, judge_use
+from clusterctl.stacks.counts.gpu_use import Use, judge_use
 from clusterctl.stacks.node_counters import GpuLoad, read_counters
 from tests.captures import nvml_library
 

@@ -8,8 +8,8 @@ import zlib
 from collections.abc import Iterable
 from typing import Any
 
+from clusterctl.stacks.counts.rules_counts import explain
 from clusterctl.stacks.judge import judge
-from clusterctl.stacks.rules_counts import explain
 from clusterctl.stacks.verdict import Verdict
 from tests.clusterctl.stacks.made import Made, snapshot
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from clusterctl.stacks.nccl_json import nccl_json
+from clusterctl.stacks.counts.nccl_json import nccl_json
 from tests.clusterctl.stacks.counting import (
     COMPUTES,
     IDLE,

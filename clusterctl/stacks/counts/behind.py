@@ -1,7 +1,8 @@
 """Who is behind in a job whose counts do not move, and what it never launched. Pure.
 
 In a communicator the ranks that launched less are waited for by those that launched more. A rank
-that is behind in one and ahead in another waits itself; the first cause is behind and nowhere ahead.
+that is behind in one and ahead in another waits itself; the first cause is behind and nowhere
+ahead.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from clusterctl.stacks.launched import Counts, Group, Launched, Member
+from clusterctl.stacks.counts.launched import Counts, Group, Launched, Member
 from clusterctl.stacks.verdict import FEW
 
 

@@ -1,4 +1,4 @@
-"""Who is behind by torch's own counters: flight records, and the watchdog's lines in the logs. Pure.
+"""Who is behind by torch's own counters: flight records, and the watchdog's lines in logs. Pure.
 
 Both are written at a time-out, so they say nothing of what moves. Unlike RAS they know the call.
 """
@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from clusterctl.jobs.processes import fold_ranks
-from clusterctl.stacks.behind import Difference, Lag, find_difference
 from clusterctl.stacks.clues import Entry, parse_counters, read_dump
 from clusterctl.stacks.clues import Group as Entries
-from clusterctl.stacks.launched import Group, Launched, Member
+from clusterctl.stacks.counts.behind import Difference, Lag, find_difference
+from clusterctl.stacks.counts.launched import Group, Launched, Member
 from clusterctl.stacks.model import JobSnapshot
 
 COLLECTIVE = "collective"
@@ -59,7 +59,8 @@ def read_recorded(snapshot: JobSnapshot) -> Recorded:
     flight = _judge("flight recorder", numbers, snapshot, calls)
     watchdog = _judge("NCCL watchdog", _logged(snapshot), snapshot, {})
     if flight and watchdog and not set(flight.ranks) & set(watchdog.ranks):
-        conflict = f"the flight records point at rank {fold_ranks(flight.ranks)}, the watchdog's lines at rank {fold_ranks(watchdog.ranks)}"
+        flight_ranks, logged = fold_ranks(flight.ranks), fold_ranks(watchdog.ranks)
+        conflict = f"flight records point at rank {flight_ranks}, the watchdog's lines at {logged}"
         return Recorded(flight, conflict)
     return Recorded(flight or watchdog)
 

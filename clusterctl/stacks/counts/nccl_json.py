@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from clusterctl.stacks.gpu_use import read_use
-from clusterctl.stacks.launched import Group, Member, read_launched
+from clusterctl.stacks.counts.gpu_use import read_use
+from clusterctl.stacks.counts.launched import Group, Member, read_launched
 from clusterctl.stacks.model import JobSnapshot
 
 

@@ -11,18 +11,18 @@ from dataclasses import replace
 from clusterctl.jobs.processes import fold_ranks
 from clusterctl.nodes import counted, fold
 from clusterctl.stacks import wording
-from clusterctl.stacks.behind import Difference, Lag, find_difference
-from clusterctl.stacks.gpu_use import GpuUse, Use, read_use
-from clusterctl.stacks.launched import Launched, Member, named_members, read_launched
-from clusterctl.stacks.model import JobSnapshot
-from clusterctl.stacks.recorded import Recorded, read_recorded
-from clusterctl.stacks.rules_equal import (
+from clusterctl.stacks.counts.behind import Difference, Lag, find_difference
+from clusterctl.stacks.counts.gpu_use import GpuUse, Use, read_use
+from clusterctl.stacks.counts.launched import Launched, Member, named_members, read_launched
+from clusterctl.stacks.counts.recorded import Recorded, read_recorded
+from clusterctl.stacks.counts.rules_equal import (
     cannot_tell,
     judge_equal,
     look_at_gpus,
     missing_ranks,
     where_all_are,
 )
+from clusterctl.stacks.model import JobSnapshot
 from clusterctl.stacks.verdict import SURE_S, Confidence, Suspect, Verdict, VerdictKind
 
 # Verdicts of stacks that name nobody and are about waiting for each other.
@@ -63,7 +63,8 @@ def _moving(verdict: Verdict, launched: Launched, snapshot: JobSnapshot) -> Verd
         next_steps = ["slow rather than hung? clusterctl top shows the slowest rank of each step"]
         return Verdict(VerdictKind.OK, text, Confidence.MEDIUM, [], evidence, next_steps)
     some = named_members(sorted(moved, key=lambda one: (one.rank is None, one.rank or 0)))
-    text = f"{where_all_are(snapshot)}; {some} launched more {took}, the others did not: too early to say."
+    others = f"{some} launched more {took}, the others did not: too early to say"
+    text = f"{where_all_are(snapshot)}; {others}."
     evidence = [*verdict.evidence]
     return Verdict(
         VerdictKind.BUSY, text, Confidence.LOW, [], evidence, ["--interval 30, or --watch"]
@@ -102,7 +103,8 @@ def _behind(
     busy = [one for one in gpus.of(Use.COMPUTES) if one.rank in blamed]
     if busy:
         words = f"its GPU computes ({busy[0].words})"
-        text = f"{_title(found)} has not launched {_what(found)} yet, and {words}: slow, or an endless kernel."
+        what = f"{_title(found)} has not launched {_what(found)} yet"
+        text = f"{what}, and {words}: slow, or an endless kernel."
         again = ["--interval 30: a slow rank catches up", *look_at_gpus(busy)]
         return Verdict(VerdictKind.BUSY, text, Confidence.LOW, suspects, evidence, again)
     text = f"{_title(found)} never launched {_what(found)}; {found.others} others have and wait."

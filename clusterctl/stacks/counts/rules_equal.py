@@ -9,8 +9,8 @@ from dataclasses import replace
 from clusterctl.jobs.processes import fold_ranks
 from clusterctl.nodes import counted, fold
 from clusterctl.stacks import wording
-from clusterctl.stacks.gpu_use import GpuUse, RankUse, Use
-from clusterctl.stacks.launched import Launched, named_members
+from clusterctl.stacks.counts.gpu_use import GpuUse, RankUse, Use
+from clusterctl.stacks.counts.launched import Launched, named_members
 from clusterctl.stacks.model import JobSnapshot
 from clusterctl.stacks.verdict import Confidence, Suspect, Verdict, VerdictKind
 
@@ -73,7 +73,9 @@ def judge_equal(
 
 def _equal_words(launched: Launched) -> str:
     if launched.is_text:
-        return "NCCL RAS: no communicator has different counts, at both samples (its text has no numbers)"
+        return (
+            "NCCL RAS: no communicator has different counts at a sample (its text has no numbers)"
+        )
     number = counted(len(launched.groups), "communicator")
     return f"NCCL RAS: all ranks of {number} launched the same, and nothing between the samples"
 
@@ -90,7 +92,8 @@ def _idle(
     if any(p.waits_for_peers for p in snapshot.alive):
         return None
     place = wording.places(snapshot.alive)
-    text = f"all {len(snapshot.alive)} ranks stand, their GPUs are idle and NCCL waits for nothing ({place})."
+    idle = "their GPUs are idle and NCCL waits for nothing"
+    text = f"all {len(snapshot.alive)} ranks stand, {idle} ({place})."
     evidence = [_equal_words(launched), *verdict.evidence]
     return Verdict(VerdictKind.UNKNOWN, text, Confidence.LOW, [], evidence, verdict.next_steps)
 
@@ -103,7 +106,8 @@ def _by_gpus(
     spins, idle, busy = gpus.of(Use.SPINS), gpus.of(Use.IDLE), gpus.of(Use.COMPUTES)
     if busy:
         who, are = _ranks(busy), f"{busy[0].words}"
-        text = f"{where_all_are(snapshot)}; cannot tell who is missing, because the GPU of {who} computes ({are}): slow, or an endless kernel."
+        why = f"the GPU of {who} computes ({are}): slow, or an endless kernel"
+        text = f"{where_all_are(snapshot)}; cannot tell who is missing, because {why}."
         return Verdict(
             VerdictKind.BUSY, text, Confidence.LOW, [], list(verdict.evidence),
             ["--interval 30, or --watch", *look_at_gpus(busy)],
@@ -118,7 +122,9 @@ def _by_gpus(
     by_rank = {p.rank: p for p in snapshot.alive}
     why = f"its GPU is at {spins[0].words} while the others are idle"
     suspects = [Suspect.of(by_rank[one.rank], why) for one in spins]
-    text = f"a kernel spins on {nodes} ({_ranks(spins)}: {spins[0].words}, as if it waits), and the GPUs of the other {len(idle)} ranks are idle."
+    which = f"{_ranks(spins)}: {spins[0].words}, as if it waits"
+    others = f"the GPUs of the other {len(idle)} ranks are idle"
+    text = f"a kernel spins on {nodes} ({which}), and {others}."
     next_steps = ["--native-suspects on it", *look_at_gpus(spins)]
     evidence = [*([] if launched.why_not else [_equal_words(launched)]), *verdict.evidence]
     return Verdict(VerdictKind.HANG, text, Confidence.MEDIUM, suspects, evidence, next_steps)
