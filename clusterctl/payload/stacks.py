@@ -92,7 +92,7 @@ def collect():
             program = receive_py_spy(len(rows))
     table = Table()
     samples = []
-    counters = Counters(rows, shot, ARGS.get("ras"), ARGS["interval_s"])
+    counters = Counters(rows, shot, ARGS.get("ras"), ARGS["interval_s"], ARGS["budget_s"])
     started_s = time.monotonic()
     for number in range(ARGS["samples"] if rows else 0):
         time.sleep(max(0.0, started_s + number * ARGS["interval_s"] - time.monotonic()))

@@ -16,8 +16,9 @@ OFF = "NCCL_RAS_ENABLE=0 switches it off"
 class Counters:
     """Asks at the first and the last sample of stacks; nobody waits where RAS does not listen."""
 
-    def __init__(self, rows, shot, given, interval_s):
+    def __init__(self, rows, shot, given, interval_s, budget_s):
         """`given` is ARGS["ras"]: [] for the job's own address, [host, port], None for no RAS."""
+        self._ask_s = min(ras.ASK_S, budget_s / 2)
         self._trainers = [row["pid"] for row in rows if row["role"] == "trainer"]
         self._asked = []  # type: list  # (thread, its answers)
         self._given, self._is_asked = given, given is not None and bool(self._trainers)
@@ -38,13 +39,13 @@ class Counters:
 
         def work():
             try:
-                answers.append(ras.ask_ras(self._places, bool(self._given)))
+                answers.append(ras.ask_ras(self._places, bool(self._given), self._ask_s))
             except Exception as error:  # noqa: BLE001 - thread boundary: it becomes the answer
                 answers.append({"error": error_text(error), "seconds": 0.0})
 
         thread = threading.Thread(target=work, daemon=True)
         thread.start()
-        self._until = time.monotonic() + ras.ASK_S + 0.5
+        self._until = time.monotonic() + self._ask_s + 0.5
         self._asked.append((thread, answers))
 
     def report(self):
@@ -52,7 +53,7 @@ class Counters:
         found = []
         for thread, answers in self._asked:
             thread.join(max(0.0, self._until - time.monotonic()))
-            late = {"error": "no answer in %g s" % ras.ASK_S, "seconds": ras.ASK_S}
+            late = {"error": "no answer in %g s" % self._ask_s, "seconds": self._ask_s}
             found.append(answers[0] if answers else late)
         if self._is_asked and self._is_off:
             found = [{"error": OFF, "seconds": 0.0}]

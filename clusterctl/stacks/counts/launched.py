@@ -110,8 +110,8 @@ def read_launched(snapshot: JobSnapshot) -> Launched:
         return replace(about, why_not=why)
     ours = ours or groups
     last = max(look for look, _, _ in answers)
-    changed = is_text and _problems(answers, 0) != _problems(answers, last)
-    return replace(about, groups=ours, changed=changed and last > 0)
+    changed = is_text and looks > 1 and _problems(answers, 0) != _problems(answers, last)
+    return replace(about, groups=ours, changed=changed)
 
 
 def _nobody(silent: Mapping[str, str]) -> str:
@@ -133,7 +133,9 @@ def _may_be_ours(
 
 
 def _problems(answers: Iterable[tuple[int, str, RasAnswer]], look: int) -> set[str]:
-    return {comm.key for at, _, answer in answers if at == look for comm in answer.comms}
+    """Communicators whose ranks have launched different numbers, at this look."""
+    shown = [comm for at, _, answer in answers if at == look for comm in answer.comms]
+    return {comm.key for comm in shown if any(rank.counts for rank in comm.ranks)}
 
 
 def _is_ours(group: Group) -> bool:

@@ -41,8 +41,8 @@ def explain(verdict: Verdict, snapshot: JobSnapshot) -> Verdict:
         or _by_records(verdict, launched, recorded, snapshot)
         or judge_equal(verdict, launched, gpus, snapshot)
     )
-    found.evidence += [text for text in _about(launched) if text not in found.evidence]
-    return found
+    more = [text for text in _about(launched) if text not in found.evidence]
+    return replace(found, evidence=[*found.evidence, *more])
 
 
 def _apart(snapshot: JobSnapshot) -> str:
@@ -93,10 +93,12 @@ def _behind(
         others = f"{recorded.behind.source} says rank {fold_ranks(recorded.behind.ranks)}"
         why = f"NCCL RAS says that {named_members(found.members)} is behind, and {others}"
         return cannot_tell(verdict, snapshot, why)
-    evidence = _counts_lines(found) + verdict.evidence
+    stood_s = _stood_s(snapshot)
+    brief = f"seen for only {stood_s:.0f} s: use --interval 30 to be sure"
+    evidence = _counts_lines(found) + [brief] * (stood_s < SURE_S) + verdict.evidence
     if found.lag == Lag.FROZEN:
-        return _frozen_part(found, evidence)
-    confidence = _confidence(found, snapshot)
+        return _frozen_part(found, evidence, gpus)
+    confidence = _confidence(found, stood_s, gpus)
     suspects = [_suspect(member, found, snapshot) for member in found.members]
     if found.lag != Lag.BEHIND:
         return _desync(found, suspects, confidence, evidence, launched)
@@ -116,8 +118,14 @@ def _behind(
     return Verdict(VerdictKind.HANG, text, confidence, suspects, evidence, next_steps)
 
 
-def _frozen_part(found: Difference, evidence: list[str]) -> Verdict:
+def _frozen_part(found: Difference, evidence: list[str], gpus: GpuUse) -> Verdict:
     members = list(found.group.counts)
+    ranks = {member.rank for member in members}
+    if busy := [one for one in gpus.of(Use.COMPUTES) if one.rank in ranks]:
+        who = f"rank {busy[0].rank} ({busy[0].node})"
+        text = f"the GPU of {who} computes ({busy[0].words}): slow, or an endless kernel."
+        again = ["--interval 30: a slow rank catches up", *look_at_gpus(busy)]
+        return Verdict(VerdictKind.BUSY, text, Confidence.LOW, [], evidence, again)
     nodes = fold(list(dict.fromkeys(one.node for one in members if one.node)))
     text = (
         f"frozen in {found.group.title}: {named_members(members)} ({nodes}) have launched the same"
@@ -143,12 +151,18 @@ def _difference_words(found: Difference) -> str:
     return f"{named_members(found.members)} differs in {found.what} of {found.group.title}"
 
 
-def _confidence(found: Difference, snapshot: JobSnapshot) -> Confidence:
-    """High where they stood for ten seconds and are a small minority."""
+def _stood_s(snapshot: JobSnapshot) -> float:
+    """How long nothing is known to have moved."""
     beats = [p.beat["age_s"] for p in snapshot.alive if p.beat]
-    waited_s = snapshot.interval_s * (snapshot.samples - 1)
-    stood_s = max([waited_s, min(beats, default=0.0)])
-    if stood_s < SURE_S or any(member.rank is None for member in found.members):
+    return max(snapshot.interval_s * (snapshot.samples - 1), min(beats, default=0.0))
+
+
+def _confidence(found: Difference, stood_s: float, gpus: GpuUse) -> Confidence:
+    """High after ten seconds for a small minority; low where its GPU may still compute."""
+    if stood_s < SURE_S:
+        is_known = gpus.covers(one.rank for one in found.members if one.rank is not None)
+        return Confidence.MEDIUM if is_known else Confidence.LOW
+    if any(member.rank is None for member in found.members):
         return Confidence.MEDIUM
     return Confidence.of(len(found.members), len(found.group.counts))
 

@@ -148,12 +148,37 @@ def test_half_against_half_accuses_nobody() -> None:
     assert "does not show whose counts of communicator 0x1 (8 ranks) differ" in found.sentence
 
 
+def test_text_at_the_last_sample_only_shows_no_change() -> None:
+    """What stands between two looks can only be said of two looks."""
+    comm = Comm(0x1, [{"AllReduce": 7 - (rank == 3)} for rank in range(8)], places(8, 2))
+    made = answering(cluster(4, 2, 0), *[as_text([comm], 8)] * 2)
+    for node in made:
+        node.more["counters"]["ras"][0] = {"error": "it closed the connection", "seconds": 0.1}
+    found = verdict(made)
+    assert (found.kind, found.suspects) == ("all-same", [])
+
+
+def test_part_that_computes_is_not_frozen() -> None:
+    comms = [
+        Comm(0x10, [{"AllReduce": 7 - (rank in (2, 3))} for rank in range(8)], places(8, 2)),
+        Comm(0x11, [{"AllGather": 5}] * 2, places(8, 2)[2:4]),
+    ]
+    made = answering(cluster(4, 2, 0), *[as_json(comms)] * 2)
+    found = verdict(with_gpus(made, [SPINS] * 3 + [COMPUTES] + [SPINS] * 4))
+    assert (found.kind, found.exit_code) == ("busy", 3)
+
+
 def test_stood_for_long_is_high_confidence() -> None:
     beats = ({"step": 8, "phase": "backward", "age_s": 60.0}, {"step": 8, "phase": "backward", "age_s": 62.0})  # fmt: skip
     comm = Comm(0x1, [{"AllReduce": 7 - (rank == 3)} for rank in range(8)], places(8, 2))
-    for more, confidence in (({}, "medium"), ({"beats": beats}, "high")):
-        found = verdict(answering(cluster(4, 2, 0, **more), *[as_json([comm])] * 2))
+    for more, uses, confidence in (
+        ({}, None, "low"), ({}, [SPINS] * 8, "medium"), ({"beats": beats}, None, "high"),
+    ):  # fmt: skip
+        made = answering(cluster(4, 2, 0, **more), *[as_json([comm])] * 2)
+        found = verdict(with_gpus(made, uses) if uses else made)
         assert (named(found), found.confidence) == ({3}, confidence)
+        is_brief = "seen for only 2 s: use --interval 30 to be sure" in found.evidence
+        assert is_brief == (confidence != "high")
 
 
 def record(number: int, *, done: bool = True) -> dict[str, Any]:
