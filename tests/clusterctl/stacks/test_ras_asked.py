@@ -19,10 +19,13 @@ from checks.facts import RasAnswer, Unknown
 from clusterctl.jobs.processes import Pick
 from clusterctl.nodes import Node
 from clusterctl.payload.dump import ras
+from clusterctl.payload.dump.counters import Counters
 from clusterctl.remote.cluster import Cluster
+from clusterctl.stacks.counts.gpu_use import read_use
 from clusterctl.stacks.diagnose import Diagnosis, DumpOptions, diagnose
 from clusterctl.stacks.node_counters import read_counters
 from clusterctl.stacks.wait_sites import Sites, read_sites
+from tests.captures import nvml_library
 from tests.clusterctl.payload.local import LocalConnection, LocalTransport
 from tests.clusterctl.stacks.ras_answers import Comm, as_json, as_text
 from tests.clusterctl.stacks.ras_server import RasServer
@@ -170,9 +173,9 @@ def ranks(tmp_path: Path) -> Iterator[list[int]]:
         child.communicate()
 
 
-def look(tmp_path: Path, port: int) -> Diagnosis:
+def look(tmp_path: Path, port: int, **env: str) -> Diagnosis:
     node = Node("here", host="127.0.0.1")
-    transport = LocalTransport({"here": LocalConnection()})
+    transport = LocalTransport({"here": LocalConnection(env)})
     pick = Pick((f"ras-{os.getpid()}-{tmp_path.name}",))
     options = DumpOptions(interval_s=0.3, limit_s=20.0, ras=("127.0.0.1", port))
     sites = Sites(read_sites(tmp_path / "sites.toml"))
@@ -189,3 +192,33 @@ def test_rank_that_never_launched_is_named_where_all_stacks_agree(
         assert server.asked == 2
     assert (verdict.kind, [s.rank for s in verdict.suspects]) == ("hang", [2])
     assert "rank 2 (here) never launched AllReduce number 100 of communicator 0x27a0 (4 ranks)" in verdict.sentence  # fmt: skip
+
+
+def test_gpus_are_read_beside_the_stacks(tmp_path: Path, ranks: list[int]) -> None:
+    folder = tmp_path / "library"
+    folder.mkdir()
+    nvml_library.build(folder, pid=ranks[3])
+    found = look(tmp_path, free_port(), LD_LIBRARY_PATH=str(folder))
+    use = read_use(found.snapshot)
+    assert [(one.rank, one.use, one.words) for one in use.ranks] == [(3, "computes", "97 % at 690 of 700 W")]  # fmt: skip
+    assert "NCCL RAS answers on no node" in found.verdict.sentence
+
+
+def test_dead_ras_holds_up_the_stacks_for_a_bounded_time(tmp_path: Path, ranks: list[int]) -> None:
+    begun = time.monotonic()
+    with RasServer("", behaviour="dead") as server:
+        verdict = look(tmp_path, server.port).verdict
+    assert "accepts connections and does not answer" in verdict.sentence
+    assert time.monotonic() - begun < 10
+
+
+def test_job_that_switched_ras_off_is_not_asked(tmp_path: Path) -> None:
+    """Neither is a node without a rank."""
+    row = {"pid": 1, "role": "trainer"}
+    shot = SimpleNamespace(seen={1: SimpleNamespace(environ=b"NCCL_RAS_ENABLE=0")})
+    counters = Counters([row], shot, [], 0.1, 10.0)
+    counters.look()
+    assert [one["error"] for one in counters.report()["ras"]] == ["NCCL_RAS_ENABLE=0 switches it off"]  # fmt: skip
+    nobody = Counters([], shot, [], 0.1, 10.0)
+    nobody.look()
+    assert nobody.report() == {"ras": [], "addresses": [], "inner": {}, "gpus": None}

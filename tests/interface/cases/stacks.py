@@ -7,6 +7,9 @@ from typing import Any
 
 from tests.clusterctl.hostile.node import Orders
 from tests.clusterctl.stacks import made
+from tests.clusterctl.stacks.counting import SPINS, answering, places, with_gpus
+from tests.clusterctl.stacks.ras_answers import Comm
+from tests.clusterctl.stacks.ras_answers import as_json as ras_json
 from tests.interface.cases import case
 from tests.interface.machines import Answer, Cluster, packed, start
 from tests.interface.shell import Shell
@@ -28,7 +31,7 @@ def _cluster(shell: Shell, reports: list[made.Made]) -> Cluster:
             surroundings = {"logs": {}, "flight": {}, "kernel": [], "kernel_cut_s": None, "open": {}, "source": {}, "late": [], "counters": NO_COUNTERS}  # fmt: skip
             value = report.result().value or {}
             samples = [{"at_s": 0.1, "seconds": 0.1, **one} for one in value["samples"]]
-            yield packed({**value, "samples": samples, "others": 0, "node": envelope["node"], "rights": RIGHTS, "seconds": 0.2, **surroundings})  # fmt: skip
+            yield packed({**value, "samples": samples, "others": 0, "node": envelope["node"], "rights": RIGHTS, "seconds": 0.2, **surroundings, **report.more})  # fmt: skip
 
         machine.says = {"stacks": say}
     return cluster
@@ -47,6 +50,18 @@ def hang(shell: Shell) -> None:
     shell.run(f"clusterctl dump-stacks {FAST} --all")
     shell.run(f"clusterctl dump-stacks {FAST} -q")
     shell.run(f"clusterctl dump-stacks {FAST} --out dump --speedscope dump.json -q")
+
+
+@case("dump-stacks.counts")
+def counts(shell: Shell) -> None:
+    """All stacks agree; NCCL's counts differ, then they are equal."""
+    for behind in (1, 0):
+        launched = [{"AllReduce": 700 - behind * (rank == 5)} for rank in range(8)]
+        comm = Comm(0x27A079B828FF1A75, launched, places(8, 2))
+        reports = answering(made.cluster(4, 2, 0), *[ras_json([comm])] * 2, silent=(3,))
+        _cluster(shell, with_gpus(reports, [SPINS] * 8))
+        shell.run(f"clusterctl dump-stacks {FAST} -v")
+    shell.run(f"clusterctl dump-stacks {FAST} --json")
 
 
 @case("dump-stacks.json")
@@ -98,6 +113,8 @@ def usage(shell: Shell) -> None:
     start(shell, "n1")
     shell.run("clusterctl dump-stacks --run a --gpus")
     shell.run("clusterctl dump-stacks --samples 0")
+    shell.run("clusterctl dump-stacks --ras 28028")
+    shell.run("clusterctl dump-stacks --ras 127.0.0.1:28028 --no-ras")
     shell.run("clusterctl dump-stacks --sites missing.toml")
     shell.write("bad.toml", "[[site]]\nkind = 'code'\nwhere = 'x'\n")
     shell.run("clusterctl dump-stacks --sites bad.toml")
