@@ -16,13 +16,13 @@ from checks.facts import Maybe, RasAnswer, RasComm, RasMissing, RasRank, Unknown
 ALL = "collective"  # the operation where all are counted together
 MOST_RANKS = 1 << 17  # of all communicators that are shown
 
-_VERSION = re.compile(r"^NCCL version (\S{1,40})", re.MULTILINE)
+_VERSION = re.compile(r"^NCCL version ([\w.+-]{1,40})", re.MULTILINE)
 _ROW = re.compile(
     r"^ *(?P<group>\d{1,9}) +(?P<comms>\d{1,9}) +\d{1,9} +[\d-]{1,20} +(?P<size>\d{1,9}) +\d{1,9}"
     r" +(?P<status>[\w,]{1,60}) +(?P<error>[\w,]{1,60})$"
 )
 _COMM = re.compile(r"^#(?P<group>\d{1,9})-\d{1,9} \((?P<hash>[0-9a-f]{1,16})\) (?P<what>\w+)$")
-_COUNTS = re.compile(r"^  Communicator ranks have different (?P<what>.{1,60}) operation counts$")
+_COUNTS = re.compile(r"^  Communicator ranks have different (?P<what>\w{1,60}) operation counts$")
 _GROUP = re.compile(
     r"^  (?P<count>\d{1,9}) ranks have (?:launched up to operation (?P<value>\d{1,20})"
     r"|not launched any operations|status (?P<status>\w{1,20}))$"
@@ -30,7 +30,7 @@ _GROUP = re.compile(
 _RANK = re.compile(
     r"^  Rank (?P<rank>\d{1,9})(?: has (?:launched up to operation (?P<value>\d{1,20})"
     r"|(?P<none>not launched any operations)|status (?P<status>\w{1,20})))?"
-    r" -- (?:GPU .{1,40} managed by process (?P<pid>\d{1,10}) on node (?P<host>\S{1,60})|\[.*)$"
+    r" -- (?:GPU .{1,40} managed by process (?P<pid>\d{1,10}) on node (?P<host>[\w.:%-]{1,60})|\[.*)$"
 )
 _MISSING = re.compile(r"^  The (?:missing|unknown) ranks?: (?P<ranks>[\d ,-]{1,2000})")
 _PROCESSES = re.compile(r"^  Missing communicator data from (\d{1,9}) job process", re.MULTILINE)

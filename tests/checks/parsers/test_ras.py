@@ -128,3 +128,13 @@ def test_json_of_192_ranks_is_read_quickly() -> None:
     found = parse_ras(json.dumps(json.loads(text)))
     assert isinstance(found, RasAnswer)
     assert [len(comm.ranks) for comm in found.comms] == [192] * 3
+
+
+@pytest.mark.parametrize("to_text", [as_json, lambda comms: as_text(comms, 3)])
+def test_nothing_of_an_answer_can_move_a_cursor(to_text: Any) -> None:
+    counts = [{"AllReduce": 7 - (rank == 1)} for rank in range(3)]
+    text = to_text([Comm(1, counts, [("10.0.0.1\x1b[2J", 5 + rank) for rank in range(3)])])
+    found = parse_ras(text)
+    assert isinstance(found, RasAnswer)
+    shown = [rank.host or "" for comm in found.comms for rank in comm.ranks]
+    assert "\x1b" not in "".join(shown)
