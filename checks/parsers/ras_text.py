@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from checks.facts import Maybe, RasAnswer, RasComm, RasMissing, RasRank, Unknown
 
 ALL = "collective"  # the operation where all are counted together
+MOST_COMMS = 4096
 MOST_RANKS = 1 << 17  # of all communicators that are shown
 
 _VERSION = re.compile(r"^NCCL version ([\w.+-]{1,40})", re.MULTILINE)
@@ -30,7 +31,8 @@ _GROUP = re.compile(
 _RANK = re.compile(
     r"^  Rank (?P<rank>\d{1,9})(?: has (?:launched up to operation (?P<value>\d{1,20})"
     r"|(?P<none>not launched any operations)|status (?P<status>\w{1,20})))?"
-    r" -- (?:GPU .{1,40} managed by process (?P<pid>\d{1,10}) on node (?P<host>[\w.:%-]{1,60})|\[.*)$"
+    r" -- (?:GPU .{1,40} managed by process (?P<pid>\d{1,10})"
+    r" on node (?P<host>[\w.:%-]{1,60})|\[.*)$"
 )
 _MISSING = re.compile(r"^  The (?:missing|unknown) ranks?: (?P<ranks>[\d ,-]{1,2000})")
 _PROCESSES = re.compile(r"^  Missing communicator data from (\d{1,9}) job process", re.MULTILINE)
@@ -72,8 +74,8 @@ def parse_text(text: str) -> Maybe[RasAnswer]:
         others[row["error"]] += int(row["comms"])
     shown: dict[str, _Shown] = {}
     _read_lines(text.splitlines(), sizes, shown)
-    if sum(one.size for one in shown.values()) > MOST_RANKS:
-        return Unknown("the answer of RAS has too many ranks")
+    if len(shown) > MOST_COMMS or sum(one.size for one in shown.values()) > MOST_RANKS:
+        return Unknown("the answer of RAS has too many communicators or ranks")
 
     def number(pattern: re.Pattern[str]) -> int:
         found = pattern.search(text)

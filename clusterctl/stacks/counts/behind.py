@@ -52,9 +52,10 @@ def find_difference(launched: Launched) -> Difference | None:
             return found
     sides = [(group, *_sides(group)) for group in uneven]
     ahead = {_key(member) for _, _, high in sides for member in high}
+    hidden = [set(map(_key, low)) for _, low, high in sides if _nameless(high)]
     causes = []
     for group, low, high in sides:
-        first = [one for one in low if _key(one) not in ahead and not _may_wait(one, sides)]
+        first = [one for one in low if _key(one) not in ahead and not _may_wait(one, hidden)]
         if first:
             causes.append((group, first, high))
     group, low, high = sides[0]
@@ -88,9 +89,12 @@ def _nameless(members: Sequence[Member]) -> bool:
     return any(member.rank is None and member.pid is None for member in members)
 
 
-def _may_wait(one: Member, sides: Sides) -> bool:
-    """Whether it may be one of those that are ahead and that the text does not name."""
-    return any(_nameless(high) and _key(one) not in map(_key, low) for _, low, high in sides)
+def _may_wait(one: Member, hidden: Sequence[set[object]]) -> bool:
+    """Whether it may be one of those that are ahead and that the text does not name.
+
+    `hidden` are the members with the fewest launches where that is so.
+    """
+    return any(_key(one) not in lowest for lowest in hidden)
 
 
 def _has_odd_partner(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
+
+import pytest
 
 from clusterctl.stacks.counts.nccl_json import nccl_json
 from tests.clusterctl.stacks.counting import (
@@ -251,3 +254,13 @@ def test_report_has_the_counts() -> None:
     (group,) = found["communicators"]
     assert [one["launched"]["AllReduce"] for one in group["ranks"]] == [7, 7, 7, 6]
     assert [(one["rank"], one["use"], one["power_w"]) for one in found["gpus"]] == [(rank, "spins", 118.0) for rank in range(4)]  # fmt: skip
+
+
+@pytest.mark.parametrize("write", [as_json, lambda comms: as_text(comms, 4)])
+def test_answer_with_thousands_of_communicators_is_judged_in_time(write: Any) -> None:
+    pair = places(4, 2)
+    comms = [Comm(number + 1, [{"AllReduce": 4 - rank % 2} for rank in range(3)], pair[:3]) for number in range(5000)]  # fmt: skip
+    made = answering(cluster(2, 2, 0), *[write(comms)] * 2)
+    begun = time.process_time()
+    verdict(made)
+    assert time.process_time() - begun < 10
