@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ from clusterctl.stacks.node_counters import read_counters
 from clusterctl.stacks.wait_sites import WAITS_FOR_PEERS, Kind, Sites
 
 TICK_S = 0.01  # SC_CLK_TCK is 100 on every Linux we know
+SLEEPS = 0.05  # of a core: a rank that takes steps uses more
+_SLEEP = re.compile(r"\bsleep\(")
 AUTOGRAD = "pt_autograd"  # name of the threads in which torch computes backward passes of a device
 
 
@@ -202,7 +205,8 @@ def grown(looks: Sequence[dict[str, Any]], names: Iterable[str] | None, column: 
 def judge_progress(
     looks: Sequence[dict[str, Any]], stacks: Sequence[Stack], pid: int, seconds: float
 ) -> Progress:
-    """stuck: same stack, no CPU, no switch; spinning: same functions, CPU used; else moving.
+    """stuck: same stack, no CPU, no switch, or a sleep; spinning: same functions, CPU used; else
+    moving.
 
     `stacks` are of the main thread, one a sample. A thread that wakes once a second to read a
     clock, or that a dump wakes, does not move: hence the small allowances.
@@ -219,7 +223,10 @@ def judge_progress(
     share = spent * TICK_S / seconds
     few_switches = switches <= max(2.0, 2.0 * seconds)
     quiet = spent <= max(1.0, 2.0 * seconds) and few_switches
-    if quiet and len(set(stacks)) < 2:
+    is_one_place = len(set(stacks)) < 2
+    # A loop that sleeps and looks again wakes often, and goes nowhere.
+    sleeps = is_one_place and share < SLEEPS and bool(stacks) and _SLEEP.search(stacks[-1].source)
+    if is_one_place and (quiet or sleeps):
         return Progress.STUCK
     if len(stacks) < 2:  # only the kernel's facts
         return Progress.SPINNING if share > 0.9 and not switches else Progress.UNSURE
