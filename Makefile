@@ -1,5 +1,5 @@
 # Two commands matter: make demo, make test. Each works from a bare checkout.
-.PHONY: help demo test test-pythons venv lint format docs bench gpu-wheels campaign campaign-faults audit lab-tools clean always
+.PHONY: help demo test test-pythons venv lint format docs bench gpu-wheels campaign campaign-faults campaign-hangs audit lab-tools clean always
 
 py := .venv/bin/python
 tests ?= tests
@@ -16,6 +16,7 @@ help:
 	@echo "make bench     benchmarks against the named peers"
 	@echo "make campaign  slow tests: fault and Ctrl-C campaigns"
 	@echo "make campaign-faults  faults in real runs on lab nodes, as a table (root)"
+	@echo "make campaign-hangs  hangs of standard training programs, and what dump-stacks says (root)"
 	@echo "make gpu-wheels  build/wheels: what tests.gpu needs on a machine without a network"
 	@echo "make audit     known vulnerabilities of the locked versions"
 	@echo "make lab-tools Debian packages for tests that make real nodes (root)"
@@ -80,5 +81,12 @@ campaign: venv
 campaign-faults: venv
 	$(py) -m tests.faults $(args)
 
+# args="--programs ddp,fsdp2 --rounds 3"; frameworks that no other test needs are in .venv-hangs
+campaign-hangs: venv
+	test -x .venv-hangs/bin/python || $(py) -m venv .venv-hangs
+	$(py) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$(echo .venv-hangs/lib/python*/site-packages)/base.pth
+	.venv-hangs/bin/pip install -q lightning deepspeed
+	PATH="$(CURDIR)/.venv-hangs/bin:$(CURDIR)/.venv/bin:$$PATH" .venv-hangs/bin/python -m tests.hangs $(args)
+
 clean:
-	rm -rf .venv .pythons build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv .venv-hangs .pythons build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

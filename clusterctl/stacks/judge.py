@@ -12,7 +12,7 @@ from clusterctl.jobs.processes import fold_ranks
 from clusterctl.nodes import counted, fold, grouped
 from clusterctl.stacks import wording
 from clusterctl.stacks.model import STANDS, JobSnapshot, Proc, Progress
-from clusterctl.stacks.rules_waiting import all_wait, all_want_data, few_do_not_wait
+from clusterctl.stacks.rules_waiting import all_save, all_wait, all_want_data, few_do_not_wait
 from clusterctl.stacks.verdict import Confidence, Suspect, Verdict, VerdictKind, named
 from clusterctl.stacks.wait_sites import Kind
 
@@ -32,6 +32,7 @@ def judge(snapshot: JobSnapshot) -> Verdict:
             or who_is_missing(snapshot, waiting)
             or few_do_not_wait(snapshot, waiting)
             or all_wait(snapshot, waiting)
+            or all_save(snapshot)
             or all_want_data(snapshot)
             or _undecided(snapshot)
         )

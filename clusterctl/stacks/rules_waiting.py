@@ -79,14 +79,24 @@ def _unseen(waiting: Sequence[Proc], unseen: Sequence[Proc]) -> Verdict:
 def _saving(
     saving: Sequence[Proc], waiting: Sequence[Proc], confidence: Confidence, evidence: list[str]
 ) -> Verdict:
-    who = [Suspect.of(p, "saves a checkpoint") for p in saving]
+    who = [Suspect.of(p, "saves a checkpoint") for p in saving] if waiting else []
     first = saving[0]
     what = f"saves a checkpoint at {first.where(limit=1)}{wording.age(first)}"
     if first.state == "D":
         what += ", asleep in the kernel" + (f" ({first.wchan})" if first.wchan else "")
     text = f"{named(who)} ({first.node}) {what}; {wording.waits(waiting)}."
+    if not waiting:
+        text = f"all {len(saving)} ranks save; rank {first.rank} {what}."
     next_steps = ["wait for the save, or check its disk; --watch shows when it continues"]
     return Verdict(VerdictKind.WAITING, text, confidence, who, evidence, next_steps)
+
+
+def all_save(snapshot: JobSnapshot) -> Verdict | None:
+    """All ranks save, so they wait for a disk and nobody for another."""
+    saving = snapshot.alive
+    if len(saving) < 2 or not all(p.saves and p.progress in STANDS for p in saving):
+        return None
+    return _saving(saving, (), Confidence.MEDIUM, wording.evidence(saving[:4], saving[:2]))
 
 
 def _descend(

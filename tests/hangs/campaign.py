@@ -56,10 +56,10 @@ def run(
     jobs = [[one for one in usable if not one.ends_the_job]]
     jobs += [[one] for one in usable if one.ends_the_job]
     for number, mine in enumerate(one for one in jobs if one):
-        at, rank = 0, -1
+        done, rank = 0, -1
         try:
             with Job(site, folder / str(number), program, loader) as job:
-                for at, fault in enumerate(mine):
+                for fault in mine:
                     rank = fault.rank(draw)
                     with fault.begin(job, rank):
                         if fault.hangs:
@@ -67,10 +67,11 @@ def run(
                         document = job.dump()
                     result, said = judged(fault, rank, document["verdict"])
                     yield Outcome(program, loader.name, fault.name, rank, result, said)
+                    done += 1
                     if not fault.ends_the_job:
                         job.until_it_goes_on()
         except Late as late:
-            for fault in mine[at:]:
+            for fault in mine[done:]:
                 yield Outcome(program, loader.name, fault.name, rank, "-", str(late))
 
 
@@ -79,7 +80,7 @@ def judged(fault: Fault, rank: int, verdict: dict[str, Any]) -> tuple[str, str]:
     found = {(one["rank"], one["role"] or one["what"]) for one in verdict["suspects"]}
     if not fault.hangs:
         return ("wrong" if found or verdict["kind"] in ("hang", "desync") else "named"), said
-    if any(who != rank for who, _ in found):
+    if any(who != rank for who, _ in found) and verdict["kind"] != fault.kind:
         return "wrong", said
-    is_right = bool(found) and any(role in fault.roles for _, role in found)
+    is_right = any(role in fault.roles for _, role in found) or verdict["kind"] == fault.kind
     return ("named" if is_right and verdict["confidence"] != "low" else "unsure"), said

@@ -29,6 +29,7 @@ class Fault:
     only_rank: int | None = None
     needs_workers: bool = False
     hangs: bool = True
+    kind: str = ""  # of a verdict that is right although it names nobody
 
     def rank(self, draw: random.Random) -> int:
         return draw.randrange(WORLD) if self.only_rank is None else self.only_rank
@@ -134,7 +135,7 @@ FAULTS = {
         Fault("asleep in user code", asleep, ("trainer",)),
         Fault("worker stopped", stopped_worker, ("loader",), needs_workers=True),
         Fault("rank stopped", stopped_rank, ("trainer",)),
-        Fault("long save", long_save, only_rank=0),
+        Fault("long save", long_save, only_rank=0, kind="waiting"),
         Fault("left early", left_early, ("trainer",), ends_the_job=True),
         Fault("dead", dead, ends_the_job=True, needs_workers=True),
     )

@@ -7,9 +7,10 @@ import time
 import pytest
 
 from clusterctl.stacks.clues import clues
+from clusterctl.stacks.frames import Frame, Stack
 from clusterctl.stacks.judge import judge
 from clusterctl.stacks.report import lines
-from clusterctl.stacks.snapshot import read_snapshot
+from clusterctl.stacks.snapshot import judge_progress, read_snapshot
 from clusterctl.stacks.wait_sites import Site, Sites
 from tests.clusterctl.stacks.made import (
     ALL_REDUCE,
@@ -163,6 +164,32 @@ def test_save_that_sleeps_in_the_kernel_is_waiting_and_no_fault_yet() -> None:
     verdict = judge(snapshot(made))
     assert (verdict.kind, [s.rank for s in verdict.suspects]) == ("waiting", [3])
     assert "asleep in the kernel (nfs_" in verdict.sentence
+
+
+def test_ranks_that_all_save_wait_for_a_disk_and_name_nobody() -> None:
+    made = Made("a")
+    save = [("save_file", "/opt/env/lib/python3.11/site-packages/safetensors/torch.py", "safetensors/torch.py", 352), *FORWARD[1:]]  # fmt: skip
+    for rank in range(3):
+        made.add("trainer", rank, save, world=3, state="D", wchan="percpu_rwsem_wait")
+    verdict = judge(snapshot(made))
+    assert (verdict.kind, verdict.confidence, verdict.suspects) == ("waiting", "medium", [])
+    assert verdict.sentence.startswith("all 3 ranks save; rank 0 saves a checkpoint at save_file ")
+    assert "asleep in the kernel (percpu_rwsem_wait)" in verdict.sentence
+
+
+@pytest.mark.parametrize(
+    ("source", "ticks", "progress"),
+    [("time.sleep(0.2)", 4, "stuck"), ("time.sleep(0.2)", 30, "moving"), ("queue.get()", 4, "moving")],
+)  # fmt: skip
+def test_loop_that_sleeps_and_looks_again_goes_nowhere(
+    source: str, ticks: int, progress: str
+) -> None:
+    def look(spent: int, switches: int) -> dict:
+        return {"state": "S", "tasks": {"7": ["S", spent, switches, 0, "python"]}}
+
+    stack = Stack((Frame("report", "train.py", 50),), source)
+    looks = [look(0, 0), look(ticks, 10)]
+    assert judge_progress(looks, [stack, stack], 7, 2.0) == progress
 
 
 def test_rank_that_burns_cpu_is_named_but_not_with_certainty() -> None:
