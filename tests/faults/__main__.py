@@ -1,7 +1,7 @@
 """Make faults in real runs on lab nodes, and print what became of each run as a table. Needs root.
 
 python -m tests.faults                          # one round of each fault
-python -m tests.faults --faults F1,F7 --rounds 5
+python -m tests.faults --faults F1,F7 --rounds 5 --size 8x2
 python -m tests.faults --faults none --random 50 --seed 7    # run N has seed 7 + N
 python -m tests.faults --faults none --ctrl-c 100
 python -m tests.faults --faults none --healthy 3600
@@ -19,12 +19,17 @@ from pathlib import Path
 
 from tests.faults import cases  # noqa: F401 - enters the faults
 from tests.faults.campaign import Campaign, Outcome
-from tests.faults.fault import FAULTS
+from tests.faults.fault import FAULTS, with_size
 from tests.faults.healthy import healthy
 from tests.faults.interrupts import stopped_run
 from tests.faults.random_runs import random_run
 from tests.faults.table import table
 from tests.lab import why_not
+
+
+def size(text: str) -> tuple[int, int]:
+    nodes, _, ranks = text.partition("x")
+    return int(nodes), int(ranks or 1)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -38,6 +43,13 @@ def main(arguments: list[str] | None = None) -> int:
         "--ctrl-c", type=int, default=0, metavar="N", help="launches that are stopped"
     )
     parser.add_argument("--healthy", type=float, default=0, metavar="S", help="a run of so many s")
+    parser.add_argument(
+        "--size",
+        type=size,
+        default=(4, 1),
+        metavar="NxR",
+        help="nodes x ranks of a node (default: 4x1); limits in seconds grow with the ranks",
+    )
     parser.add_argument("--seed", type=int, default=None, help="default: a new one, printed")
     parser.add_argument("--keep", action="store_true", help="leave the folders of all rounds")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the outcomes there, too")
@@ -54,10 +66,16 @@ def main(arguments: list[str] | None = None) -> int:
     folder = Path(tempfile.mkdtemp(prefix="faults-"))
     print(f"seed {seed}, rounds in {folder}", flush=True)
     campaign = Campaign(folder, options.keep, lambda text: print(text, flush=True))
-    rounds = [(FAULTS[name], seed + nth) for nth in range(options.rounds) for name in names]
-    rounds += [(random_run(seed + nth), seed + nth) for nth in range(options.random)]
+    sized = {name: with_size(fault, *options.size) for name, fault in FAULTS.items()}
+    rounds = [(sized[name], seed + nth) for nth in range(options.rounds) for name in names]
+    rounds += [
+        (with_size(random_run(seed + nth), *options.size), seed + nth)
+        for nth in range(options.random)
+    ]
     rounds += [(stopped_run(seed + nth), seed + nth) for nth in range(options.ctrl_c)]
-    rounds += [(healthy(options.healthy), seed)] if options.healthy else []
+    rounds += (
+        [(with_size(healthy(options.healthy), *options.size), seed)] if options.healthy else []
+    )
     outcomes: list[Outcome] = []
     try:
         for fault, number in rounds:

@@ -57,7 +57,7 @@ class Campaign:
 
     def undisturbed(self, setting: Setting) -> History:
         """Of a run with as many ranks and steps, to which nothing happens. Raises `Late`."""
-        key = (setting.nodes * setting.ranks, setting.steps, setting.config)
+        key = (setting.world, setting.steps, setting.config)
         if key not in self._undisturbed:
             plain = Setting(setting.nodes, 0, setting.ranks, setting.steps, config=setting.config)
             with self.round(plain, "undisturbed", 0) as one:
@@ -110,7 +110,7 @@ def judge(fault: Fault, one: Round, wanted: History | None, seed: int) -> Outcom
     wrong += _ended(fault, one)
     wrong += [f"left: {line}" for line in orphans]
     wrong += _recognised(fault, classes)
-    wrong += _late(fault, **seen)
+    wrong += _late(fault, fault.setting.slower, **seen)
     mine = proof.history(one)
     if wanted is not None:
         compared = proof.compare(mine, wanted)
@@ -144,12 +144,14 @@ def _recognised(fault: Fault, classes: str) -> Iterator[str]:
         yield f"the incidents are {classes or 'none'}, not {fault.cause or 'none'}"
 
 
-def _late(fault: Fault, *, detected_s: float | None, recovered_s: float | None) -> Iterator[str]:
+def _late(
+    fault: Fault, slower: float, *, detected_s: float | None, recovered_s: float | None
+) -> Iterator[str]:
     for what, took_s, limit_s in (
         ("detected", detected_s, fault.detected_s),
         ("recovered", recovered_s, fault.recovered_s),
     ):
         if limit_s is not None and took_s is None:
             yield f"not {what}"
-        elif limit_s is not None and took_s is not None and took_s > limit_s:
-            yield f"{what} after {took_s:.1f} s, not within {limit_s:g} s"
+        elif limit_s is not None and took_s is not None and took_s > limit_s * slower:
+            yield f"{what} after {took_s:.1f} s, not within {limit_s * slower:g} s"

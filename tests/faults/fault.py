@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tests.faults.rig import Round, Setting
 
@@ -77,3 +77,8 @@ def fault(
         return inject
 
     return enter
+
+
+def with_size(fault: Fault, nodes: int, ranks: int) -> Fault:
+    """The same with as many nodes, and ranks on each."""
+    return replace(fault, setting=replace(fault.setting, nodes=nodes, ranks=ranks))

@@ -13,10 +13,10 @@ from tests.faults.cases.nodes import reset_connections
 from tests.faults.cases.ranks import decoders
 from tests.faults.fault import Fault
 from tests.faults.proof import step_of
-from tests.faults.rig import Late, Round, Setting, kill
+from tests.faults.rig import BATCH, CLIPS, Late, Round, Setting, kill
 from tests.lab.cluster import LabNode
 
-STEPS, EVERY, EPOCH = 100, 10, 6  # steps of a run, between two checkpoints, of an epoch
+STEPS, EVERY = 100, 10  # steps of a run, between two checkpoints
 MOMENT_S = 60.0
 SETTING = Setting(spares=2, steps=STEPS)
 ERROR = "error in a rank"
@@ -58,7 +58,8 @@ def in_save(one: Round, draw: Chance) -> None:
 def at_epoch_turn(one: Round, draw: Chance) -> None:
     def is_last() -> bool:
         steps = one.steps()
-        return bool(steps) and steps[-1].step % EPOCH == 0
+        epoch = CLIPS // BATCH // one.setting.world  # its steps
+        return bool(steps) and steps[-1].step % epoch == 0
 
     one.until("the end of an epoch", lambda: is_last() or one.is_over, MOMENT_S)
 

@@ -24,17 +24,18 @@ from trainer.runlog import telemetry
 from trainer.runlog.telemetry import StepRecord
 
 REPO = Path(__file__).parents[2]
-CLIPS = 96  # 24 microbatches of 4 in an epoch: whole steps for 1, 2, 3, 4, 6 and 8 ranks
+BATCH = 4  # clips of a rank and step
+CLIPS = 192  # 48 microbatches of 4 in an epoch: whole steps for 1, 2, 3, 4, 6, 8, 12, 16 ranks
 CONFIG = f"""
 _base_ = {str(REPO / "trainer/configs/demo.py")!r}
-bucket_config = {{"16px": {{8: (1.0, 4)}}}}
+bucket_config = {{"16px": {{8: (1.0, {BATCH})}}}}
 model = dict(hidden_size=32, num_heads=2, depth=1)
 dataset = dict(cache_decoded_mb=0, clip_timeout_s=3.0)
 warmup_steps = 2
 log_every = 1
 ckpt_every = 10
 """
-BEGINS_S, ENDS_S = 90.0, 180.0
+BEGINS_S, ENDS_S = 90.0, 180.0  # with 4 ranks
 LOST = 3  # exit code of a view whose supervisor has ended
 PACE_S = 0.1
 
@@ -51,6 +52,7 @@ class Setting:
     spares: int = 0
     ranks: int = 1  # on each node
     steps: int = 60
+    may_lose: int = 0  # nodes, without a spare for them
     words: tuple[str, ...] = ()  # for clusterctl launch
     trainer: tuple[str, ...] = ()  # for trainer.train
     env: tuple[str, ...] = ()
@@ -58,6 +60,15 @@ class Setting:
     outputs_mb: int | None = None  # the outputs are on a disk of their own of this size
     clips_hang: bool = False  # the clips are on a file system that can be made to hang
     terminal: bool = False  # the commands are typed on one
+
+    @property
+    def world(self) -> int:
+        return self.nodes * self.ranks
+
+    @property
+    def slower(self) -> float:
+        """Times that all takes as long as with 4 ranks: they share the cores of one machine."""
+        return max(1.0, self.world / 4)
 
 
 @dataclass
@@ -147,7 +158,9 @@ class Round:
             "--outputs", str(self.outputs), "--min-free", "0", "--yes", "--device", "cpu",
             "--nproc_per_node", str(setting.ranks), "--hang-timeout", "6", "--look", "8",
             *(word for one in env for word in ("--env", one)),
-            *(("--spares", ",".join(spares)) if spares else ()), *setting.words,
+            *(("--spares", ",".join(spares)) if spares else ()),
+            *(("--min-nodes", str(setting.nodes - lose)) if (lose := setting.may_lose) else ()),
+            *setting.words,
             "--dataset.data-path", str(self.csv), "--max-steps", str(setting.steps),
             *setting.trainer,
         ]  # fmt: skip
@@ -227,7 +240,7 @@ class Round:
 
     def until(self, what: str, condition: Callable[[], Any], seconds: float = BEGINS_S) -> Any:
         """The first true value of `condition`. Raises `Late`; at once when the view has ended."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds * self.setting.slower
         while not (value := condition()):
             if time.monotonic() > deadline:
                 raise Late(f"{what}: not within {seconds:g} s")
@@ -255,7 +268,7 @@ class Round:
 
     def end(self, seconds: float = ENDS_S) -> int:
         """Wait for the end of the last command. Raises `Late`."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds * self.setting.slower
         while not self.has_ended:
             if time.monotonic() > deadline:
                 raise Late(f"the run has not ended within {seconds:g} s")

@@ -43,7 +43,8 @@ def test_step_that_was_done_twice_or_not_at_all_is_counted() -> None:
     del without[3, 1]
     found = proof.compare(replace(whole, samples=without), whole)
     assert (found.missed, found.repeated) == (SIZE, 0)
-    twice = {**whole.samples, (13, 0): whole.samples[12, 0]}
+    last = max(step for step, _ in whole.samples)
+    twice = {**whole.samples, (last + 1, 0): whole.samples[last, 0]}
     found = proof.compare(replace(whole, samples=twice), whole)
     assert (found.missed, found.repeated) == (0, 2 * SIZE)
 

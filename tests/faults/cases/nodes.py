@@ -19,7 +19,7 @@ from tests.lab.cluster import LabNode
 REFUSED_S = 15.0  # for another command to say that a node cannot be reached
 LOST_S = 12.0  # 5 without a word and 3 without an answer, where no step comes, and the polls
 SPARE = Setting(spares=1, steps=70)
-FEWER = Setting(words=("--min-nodes", "3"), steps=70)
+FEWER = Setting(may_lose=1, steps=70)
 
 
 @fault("F6", "sshd of a node down for 5 s")
@@ -80,7 +80,7 @@ def dead_spare(one: Round) -> None:
     one.strike()
     one.lab.nodes[1 + one.seed % 3].die()
     one.until("the spare is chosen", lambda: len(one.events("attempt")) > 1)
-    one.lab.nodes[4].die()
+    one.lab.nodes[one.setting.nodes].die()
 
 
 @fault(
