@@ -57,6 +57,7 @@ ROWS = {
         "grid 80x24: ", "grid 200x50: ", "parts of 8 nodes", "fleet of 8: ", "node: ",
         "replay: 2 h written", "replay, every sample: ", "replay, jumps: ",
     ),
+    "why": ("error at the end: why ", "error before a flood: why "),
 }  # fmt: skip
 
 

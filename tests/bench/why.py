@@ -15,6 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from tests.bench import tiny
 from tests.clusterctl.runs.attempts_of import Attempts
 
 LIMIT_S = 10.0
@@ -54,7 +55,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=192)
     parser.add_argument("--megabytes", type=float, default=5.0)
-    given = parser.parse_args()
+    given = tiny.parse(parser, ranks=4, megabytes=0.1)
     is_good = True
     print(f"{given.ranks} logs of {given.megabytes:g} MB, load {os.getloadavg()[0]:.1f}")
     for case, is_hidden in (("error at the end", False), ("error before a flood", True)):

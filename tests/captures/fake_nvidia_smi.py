@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+import time
 from pathlib import Path
 
 CAPTURES = Path(__file__).parent / "nvidia-smi"
@@ -84,6 +85,11 @@ def holders(mib: dict[int, object]) -> str:
     """`--query-compute-apps=pid,used_memory --format=csv,nounits` of processes by id."""
     lines = [f"{pid}, {size}" for pid, size in mib.items()]
     return "\n".join(["pid, used_gpu_memory [MiB]", *lines]) + "\n"
+
+
+def kernel_line(text: str, age_s: float = 60.0) -> str:
+    """A line of this machine's kernel log that was written so long ago."""
+    return f"[{time.clock_gettime(time.CLOCK_BOOTTIME) - age_s:12.6f}] {text}\n"
 
 
 def install(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.captures import fake_nvidia_smi as fake
 from tests.lab import Lab
 from tests.lab.equipment import PYTHON, Equipment
 
@@ -95,7 +96,9 @@ def test_thirteen_faults_at_once_are_all_named_and_nothing_else(
     n4.daemon("systemd-timesyn")
     n5.full_tmp()
     boot = "[    0.000000] Linux version 6.8\n"
-    n5.gpus(log=boot + "[ 100.000000] NVRM: Xid (PCI:0000:44:00): 79, GPU has fallen off the bus\n")
+    n5.gpus(
+        log=boot + fake.kernel_line("NVRM: Xid (PCI:0000:44:00): 79, GPU has fallen off the bus")
+    )
     n6.gpus(hang=True)
     n7.noisy_shell()
     n7.clock_ahead(2.5)
