@@ -66,7 +66,8 @@ class SessionPool:
         self._closed, self._number = threading.Event(), 0
         self._open: dict[str, tuple[Connection, PayloadStream]] = {}
         self._again: set[str] = set()  # nodes that are being connected once more
-        # Of these, what the last try to connect has met: why there was no sign of life, or None.
+        # Of these, what the last try to connect has met: why there was no sign of life; "" where
+        # only ssh was missing, as while sshd starts; None where ssh has answered.
         self.silence: dict[str, str | None] = {}
 
     @property
@@ -150,7 +151,9 @@ class SessionPool:
                 return
             except TransportError as error:
                 why = f"{error.phase}: {error}"
-                self.silence[node.name] = str(error) if isinstance(error, NoAnswer) else None
+                is_refused = error.phase == "tcp"
+                met = str(error) if isinstance(error, NoAnswer) else "" if is_refused else None
+                self.silence[node.name] = met
             except Exception as error:  # noqa: BLE001 - node boundary
                 why = f"{type(error).__name__}: {error}"
             if time.monotonic() + pause_s > until_s:

@@ -95,7 +95,7 @@ class Connections:
             return None
         if name not in self.away:
             self.lose(name, why)
-        elif not goes_on and (silence := self._agents.silence.get(name)) is not None:
+        elif not goes_on and (silence := self._agents.silence.get(name)):
             return f"{why}, and it cannot be reached: {silence}"
         return None
 

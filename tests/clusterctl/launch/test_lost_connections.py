@@ -129,6 +129,34 @@ def test_head_that_reaches_no_node_ends_no_rank(bench_on, lab) -> None:
 
 
 @pytest.mark.lab
+def test_sshd_that_is_away_on_every_node_ends_no_rank(bench_on, lab) -> None:
+    """As while it is updated: its port refuses, and the steps cannot be heard for so long."""
+    nodes = lab(2)
+    bench = bench_on(nodes)
+    end = bench.directory / "end"
+    launch = bench.launch(bench.plan(STEPS, str(end), timing=TIMING))
+    pids = launch.pids(2)
+    wait_until(lambda: launch.state and launch.state.step)
+    for node in nodes.nodes:
+        node.kill_sshd()
+        cut_connections(node)
+
+    def told() -> list[str]:
+        return [event["text"] for event in launch.events() if event["event"] == "cut-off"]
+
+    wait_until(told)
+    step = launch.state.step.step
+    for node in nodes.nodes:
+        node.start_sshd()
+    wait_until(lambda: launch.state.step.step > step + 60, 20)
+    assert launch.pids(2) == pids
+    assert launch.state.failure is None
+    end.touch()
+    result = launch.result()
+    assert result.ok, result
+
+
+@pytest.mark.lab
 def test_only_node_is_lost_where_a_spare_answers(bench_on, lab) -> None:
     nodes = lab(2)
     bench = bench_on(nodes)
