@@ -45,6 +45,7 @@ ROWS = {
         "payload, gpus alone: ", "payload, everything: ",
         "payload, everything and an interpreter: ", "2 nodes: ",
     ),
+    "ras": ("stacks alone: ", "stacks and RAS: "),
     "sampler": ("row-wise placing: ", "three columns: ", "all columns: ", "times as much"),
     "save": ("demo, colossal: ", "1 GB, colossal: ", "demo, native: ", "1 GB, native: ", "limits: "),
     "supervise": ("supervision of 4 nodes x 8 ranks: ",),
