@@ -41,7 +41,8 @@ def find(name: str | Path) -> Path:
         return path / RUN_CONFIG
     have = sorted(p.stem for p in CONFIGS.glob("[!_]*.py"))
     known = ", ".join(have) or "none"
-    text = f"there is no config {name}; short names are {known}"
+    where = "" if path.is_absolute() else f" in {Path.cwd()}"
+    text = f"there is no config {name}{where}; short names are {known}"
     raise ConfigError(text, hint=nearest(name, have))
 
 

@@ -29,7 +29,7 @@ from clusterctl.signal_handlers import handled_by
 TICK_S = 0.2
 SILENT_S = 30.0  # it says something twice a second once its nodes are connected
 LOG = "supervisor.log"
-QUESTION = "[d]etach (it trains on), [s]top, [c]ancel?"
+QUESTION = "[d]etach (it trains on), [s]top (it saves), [c]ancel (keep watching)?"
 STOPPING = "stopping on all nodes; once more to kill at once"
 
 

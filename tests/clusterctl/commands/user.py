@@ -161,4 +161,4 @@ class Terminal:
         wait_until(is_there, 20)
 
 
-QUESTION = "[d]etach (it trains on), [s]top, [c]ancel?"
+QUESTION = "[d]etach (it trains on), [s]top (it saves), [c]ancel (keep watching)?"
