@@ -162,14 +162,14 @@ def kill_arriving_spare(one: Round, draw: Chance) -> None:
 def freeze_node(one: Round, draw: Chance) -> None:
     node = draw.choice(members(one))
     node.freeze()
-    wait(one, lambda: False, draw.uniform(1.0, 6.0))
+    wait(one, lambda: one.is_over, draw.uniform(1.0, 6.0))
     node.thaw()
 
 
 def cut_node_off(one: Round, draw: Chance) -> None:
     node = draw.choice(members(one))
     node.drop_network()
-    wait(one, lambda: False, draw.uniform(1.0, 10.0))
+    wait(one, lambda: one.is_over, draw.uniform(1.0, 10.0))
     node.restore()
 
 
