@@ -61,6 +61,7 @@ CONFIG_SECTIONS: tuple[tuple[str, Any, str], ...] = (
     ("text_encoder.", keys.TextEncoderConfig, "text_encoder"),
     ("scheduler.", keys.SchedulerConfig, "scheduler"),
     ("sample.", keys.SampleConfig, "sample"),
+    ("validation.", keys.ValidationConfig, "validation"),
 )
 _FIELD = re.compile(r"(\w+): .*?(?:  # (.*))?$")  # one line; name and comment
 

@@ -26,9 +26,8 @@ from trainer.data.manifest.manifest import Manifest
 from trainer.data.manifest.shared import read_once
 from trainer.data.plan import state as data_state_of
 from trainer.data.plan.balance import Balance, classes
-from trainer.data.plan.buckets import Buckets
 from trainer.data.plan.costs import costs_by_arithmetic, costs_by_timing, write_costs
-from trainer.data.plan.data_plan import Cursor, DataPlan, plan_once
+from trainer.data.plan.data_plan import Cursor, DataPlan, plan_for, plan_once
 from trainer.engine.agreement import agreed
 from trainer.engine.base import Engine, set_threads
 from trainer.engine.device_clock import clock_for
@@ -43,6 +42,7 @@ from trainer.resume import place_note, resumed_note, source_of, stated_place, ta
 from trainer.runlog.output import RUN
 from trainer.runlog.telemetry import Heartbeat
 from trainer.step import Run
+from trainer.validation.measure import validation_for
 from trainer.warm_up import warm_up_for
 from trainer.weights import checkpoints
 from trainer.weights.load import load_into, load_weights, read_checkpoint, read_weights
@@ -71,7 +71,7 @@ def assemble(
         journal.event("data", note)
     if manifest.wrong:
         journal.event("data", _left_out(manifest), rows_left_out=len(manifest.wrong))
-    plan = engine.together(lambda: _plan(config, manifest))
+    plan = engine.together(lambda: plan_for(config, manifest))
     taken = engine.run_on_rank0(lambda: source_of(config))
     source = taken.path if taken is not None else None
     engine.run_on_rank0(lambda: _prepare_text(config, run_dir, source, manifest.texts))
@@ -118,7 +118,8 @@ def assemble(
             if restored.note:
                 journal.event("data", restored.note)
         journal.event("resume", resumed_note(source, running, cursor, engine.world))
-    for note in plan_once(engine, plan, cursor.epoch, ids=features is not None):
+    needs_ids = features is not None or config.validation.every > 0
+    for note in plan_once(engine, plan, cursor.epoch, ids=needs_ids):
         journal.event("data", note)
     each, workers = config.accumulation_steps, config.num_workers
     reading = (engine.rank, engine.world, workers, config.dataset)
@@ -155,6 +156,7 @@ def assemble(
         clock=clock_for(engine, heartbeat),
         model=model,
         warm_up=warm_up_for(config, parts, engine),
+        validation=validation_for(config, parts, engine, plan, features),
         step=counted.get("global_step", 0),
         samples=counted.get("samples", 0),
         bad_clips=set(taken.bad_clips) if taken is not None and counted else set(),
@@ -171,12 +173,6 @@ def _left_out(manifest: Manifest) -> str:
         f"{len(wrong):,} rows of {manifest.source} are left out, {len(manifest):,} are good: "
         f"{first}{more} (python -m trainer.data stats lists them)"
     )
-
-
-def _plan(config: Config, manifest: Manifest) -> DataPlan:
-    buckets = Buckets.parse(config.bucket_config, config.bucket_semantics)
-    interval = config.dataset.frame_interval
-    return DataPlan(manifest, buckets, config.seed, frame_interval=interval)
 
 
 def _parts(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -54,6 +56,13 @@ def be_deterministic() -> None:
     # A pass over each new tensor otherwise.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False
+
+
+@contextmanager
+def random_numbers_kept(device: torch.device) -> Iterator[None]:
+    """torch's generators stand afterwards as they do now."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        yield
 
 
 def _reason() -> str:

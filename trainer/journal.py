@@ -17,6 +17,7 @@ from trainer.config.load import Config, to_dict
 from trainer.errors import one_line
 from trainer.runlog.output import LOG, RUN
 from trainer.runlog.telemetry import FILE, Event, Record, StepRecord, Writer
+from trainer.runlog.validation import Figures
 
 _INIT_S = 10.0  # wandb waits 90 s for its server by default
 _CLOSE_S = 10.0
@@ -56,6 +57,23 @@ class Journal:
         if writer is not None:
             self._write(writer, Event(name, text, data, step, time.time()))
             RUN.info("%s: %s", name, text)
+
+    def validation(
+        self, step: int, samples: int, found: Figures, averaged: Figures | None, seconds: float
+    ) -> None:
+        """Losses of clips that are not trained on, of the weights and of their average."""
+        of_average = f" (averaged weights {averaged.loss:.4f})" if averaged is not None else ""
+        count = f"{found.clips} clips at {len(found.times)} times"
+        text = f"loss {found.loss:.4f}{of_average}, {count}, {seconds:.1f} s"
+        sets = {"model": found} | ({"ema": averaged} if averaged is not None else {})
+        data = {name: one.to_json() for name, one in sets.items()}
+        self.event("validation", text, step=step, samples=samples, seconds=seconds, **data)
+        if self._tracker is not None:
+            self._tracker.figures(step, {
+                f"validation/{name}/{place}": value
+                for name, one in sets.items()
+                for place, value in one.flat().items()
+            })  # fmt: skip
 
     def _write(self, writer: Writer, record: Record) -> None:
         before = writer.lost
@@ -100,13 +118,17 @@ class Wandb:
 
     def log(self, record: StepRecord) -> None:
         """Queue a step; never waits and never raises."""
-        if self._over.is_set():
-            return
         names = ("loss", "lr", "grad_norm", "epoch", "step_s")
         figures = {name: float(getattr(record, name)) for name in names}
         figures |= {f"seconds/{phase}": seconds for phase, seconds in record.seconds.items()}
+        self.figures(record.step, figures)
+
+    def figures(self, step: int, figures: dict[str, float]) -> None:
+        """Queue figures of a step; never waits and never raises."""
+        if self._over.is_set():
+            return
         try:
-            self._queue.put_nowait((record.step, figures))
+            self._queue.put_nowait((step, figures))
         except queue.Full:
             self._dropped += 1
 

@@ -19,6 +19,7 @@ from trainer.guards.finite_state import require_finite
 from trainer.runlog.progress import ShapeProgress
 from trainer.runlog.run_dir import Fence
 from trainer.step import Run, report, step
+from trainer.validate import validate
 
 
 def train(run: Run) -> bool:
@@ -41,6 +42,8 @@ def _steps(run: Run) -> bool:
     room = _room(run)
     _require(run, room)
     stopped, fence = False, Fence(run.run_dir)
+    if not run.step:
+        validate(run)
     while not run.is_over and not stopped:
         if run.engine.rank == 0:
             fence.check()
@@ -48,6 +51,8 @@ def _steps(run: Run) -> bool:
         if _is_due(run) and not stopped and not run.is_over:
             _tell(run, room.look_ahead(run.step, run.steps_total))
             save(run)
+        if not stopped and _needs_validation(run):
+            validate(run)
     save(run, background=False)
     return stopped and not run.is_over
 
@@ -56,6 +61,12 @@ def _is_due(run: Run) -> bool:
     """Whether a checkpoint belongs after this step; the same on all ranks."""
     every, is_epoch_end = run.config.ckpt_every, not len(run.loader)
     return bool(every and run.step % every == 0) or (run.config.ckpt_at_epoch_end and is_epoch_end)
+
+
+def _needs_validation(run: Run) -> bool:
+    """Every so many steps, and at the end; the same on all ranks."""
+    every = run.config.validation.every
+    return bool(every) and (run.step % every == 0 or run.is_over)
 
 
 def _room(run: Run) -> Room:

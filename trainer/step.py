@@ -16,7 +16,7 @@ from torch import Tensor
 from trainer.checkpoint.async_saver import Saved, Saver
 from trainer.components import Parts
 from trainer.config.load import Config
-from trainer.data.loader.build_loader import latents_of
+from trainer.data.loader.encode import encode
 from trainer.data.loader.loader import Loader
 from trainer.data.loader.microbatch import Batch, leave_out_bad
 from trainer.data.plan.data_plan import DataPlan
@@ -30,10 +30,10 @@ from trainer.errors import TooManyBadSamples, TrainerError
 from trainer.guards.guards import Guards
 from trainer.journal import Journal
 from trainer.models.flops import forward_flops
-from trainer.models.vae.interface import to_signed
 from trainer.optim.ema import EMA
 from trainer.optim.lr_schedules import Schedule
 from trainer.runlog.telemetry import PHASES, Clock, StepRecord
+from trainer.validation.measure import Validation
 from trainer.warm_up import WarmUp
 
 
@@ -55,6 +55,7 @@ class Run:
     clock: Clock
     model: torch.nn.Module
     warm_up: WarmUp | None = None
+    validation: Validation | None = None
     step: int = 0  # over the whole run, those that a guard skipped among them
     samples: int = 0
     bad_clips: set[str] = field(default_factory=set)  # paths; on all ranks those of all ranks
@@ -221,7 +222,7 @@ def _microbatch(run: Run, batch: Batch, share: Share, left: int) -> None:
     engine, clock, number = run.engine, run.clock, run.step + 1
     with clock.phase("encode", number):
         run.drawing.seed_for_encoding(batch.microbatch)
-        z_BCTHW, conditions = _encode(run, batch)
+        z_BCTHW, conditions = encode(run.parts.vae, run.parts.text, engine.device, batch)
         given = run.drawing.take(batch.microbatch, z_BCTHW, conditions)
     with engine.passing(is_last=not left):
         with clock.phase("forward", number):
@@ -244,25 +245,6 @@ def _microbatch(run: Run, batch: Batch, share: Share, left: int) -> None:
     share.buckets[batch.bucket] = None
     share.bad += batch.bad
     figures.decoder_bytes = max(figures.decoder_bytes, batch.decoder_bytes)
-
-
-def _encode(run: Run, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-    conditions = {name: getattr(batch, name) for name in ("fps", "height", "width", "num_frames")}
-    device = run.engine.device
-    with torch.no_grad():
-        if batch.latents is not None:  # of a feature cache
-            z_BCTHW = latents_of(batch.latents.to(device, non_blocking=True))
-            conditions |= {"y": batch.y, "mask": batch.mask}
-        else:
-            assert batch.video is not None
-            video = to_signed(batch.video.to(device, non_blocking=True))
-            z_BCTHW = run.parts.vae.encode(video)
-            conditions["y"], conditions["mask"] = run.parts.text.encode(batch.text)
-    mask_BL = conditions.pop(
-        "mask"
-    )  # stays on the host, where its values can be read without waiting
-    moved = {name: value.to(device, non_blocking=True) for name, value in conditions.items()}
-    return z_BCTHW, {**moved, "mask": mask_BL}
 
 
 def _draw_ahead(run: Run) -> None:

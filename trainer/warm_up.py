@@ -8,8 +8,7 @@ about 1/28 of the time of a step of XL/2.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,6 +18,7 @@ from trainer.components import Parts
 from trainer.config.load import Config
 from trainer.data.plan.buckets import Bucket
 from trainer.data.plan.costs import now
+from trainer.device import random_numbers_kept
 from trainer.diffusion.rectified_flow import RectifiedFlow
 from trainer.engine.base import Engine
 from trainer.models.stdit import STDiT3
@@ -78,7 +78,7 @@ class WarmUp:
             return None
         began, took = time.perf_counter(), {}
         programs = self._programs()
-        with _random_numbers_kept(self._engine.device):
+        with random_numbers_kept(self._engine.device):
             twin = self._twin()
             # Small ones first: the first shapes are compiled, the third on with sizes left open.
             shapes.sort(key=lambda item: item[0][0] * item[0][1][0] * item[0][1][1] * item[0][1][2])
@@ -144,12 +144,6 @@ class WarmUp:
         values = {name: torch.full((batch,), float(v), device=device) for name, v in sizes.items()}
         mask_BL = torch.ones(batch, length, dtype=torch.int64)  # on the host, as a step has it
         return z_BCTHW, {"y": y_B1LC, "mask": mask_BL, **values}, mask_BT
-
-
-@contextmanager
-def _random_numbers_kept(device: torch.device) -> Iterator[None]:
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        yield
 
 
 def warm_up_for(config: Config, parts: Parts, engine: Engine) -> WarmUp | None:

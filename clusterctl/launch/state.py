@@ -14,6 +14,7 @@ from trainer.runlog import telemetry
 # A node without a word for so long is not awaited in a stop, and is looked for while no step comes:
 # agents beat at 1 Hz.
 SILENT_S = 5.0
+BETWEEN_STEPS = ("checkpoint", "validation")  # phases that may take much longer than a step
 EVENTS = 500  # kept: a run lasts for weeks
 
 
@@ -61,7 +62,7 @@ class RunState:
     @property
     def is_saving(self) -> bool:
         beats = (beat for node in self._heard() for beat in node.ranks.values())
-        return any(beat.get("phase") == "checkpoint" for beat in beats)
+        return any(beat.get("phase") in BETWEEN_STEPS for beat in beats)
 
     def _heard(self) -> list[NodeState]:
         since_s = time.monotonic() - SILENT_S

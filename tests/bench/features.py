@@ -121,13 +121,13 @@ def train(words: list[str]) -> dict[str, Any]:
             result = plain(*arguments)
             taken[name].append(time.process_time() - start)
             if name == "encode":
-                taken["decode"].append(arguments[1].decode_s)
+                taken["decode"].append(arguments[-1].decode_s)
             return result
 
         setattr(module, attribute, run)
 
     timed(loop, "step")
-    timed(step, "_encode")
+    timed(step, "encode")
     if main(words):
         raise RuntimeError("the run failed")
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -117,7 +117,8 @@ def start(
 ) -> list[BaseProcess]:
     """`world` processes that each do all `runs` (arguments of trainer.train) in order.
 
-    A word `harm=NAME` is none of trainer.train's: that run goes through `tests.trainer.harms`.
+    A word `harm=NAME` is none of trainer.train's: that run goes through `tests.trainer.harms`. With
+    `evaluate` as its first word it is one of trainer.evaluate.
     """
     folder.mkdir(parents=True, exist_ok=True)
     ports = [free_port() for _ in runs]
@@ -167,6 +168,7 @@ def _runs(folder: Path) -> None:
     from tests.trainer import harms
     from trainer import train as command
     from trainer.data.loader import loader
+    from trainer.evaluate import __main__ as evaluate
 
     done, rows, seen, tensors = [], [], [], []
     plain = loader.Loader.__iter__
@@ -192,7 +194,10 @@ def _runs(folder: Path) -> None:
             contextlib.redirect_stderr(err),
             getattr(harms, harm[0])() if harm else contextlib.nullcontext(),
         ):
-            code = command.main(words)
+            if words[0] == "evaluate":
+                code = evaluate.main(words[1:])
+            else:
+                code = command.main(words)
         said = [path.read_text() for path in paths]
         done.append({"code": code, "rows": rows, "seen": seen, "tensors": tensors, "out": said[0], "err": said[1]})  # fmt: skip
         print(words, code, said[1], flush=True)

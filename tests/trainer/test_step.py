@@ -124,7 +124,10 @@ def test_the_loss_stays_on_the_device_until_the_end_of_the_step() -> None:
         step=0,
         config=SimpleNamespace(seed=1, accumulation_steps=2),
         parts=SimpleNamespace(
-            flow=SimpleNamespace(training_losses=losses), model=SimpleNamespace(config=config)
+            flow=SimpleNamespace(training_losses=losses),
+            model=SimpleNamespace(config=config),
+            vae=None,
+            text=None,
         ),
         model=None,
         drawing=SimpleNamespace(
@@ -137,7 +140,7 @@ def test_the_loss_stays_on_the_device_until_the_end_of_the_step() -> None:
     share = Share()
     with pytest.MonkeyPatch.context() as patch:
         latent = torch.zeros(3, 4, 2, 2, 2)
-        patch.setattr(step_module, "_encode", lambda *_: (latent, {"y": torch.zeros(3, 1, 5, 8)}))
+        patch.setattr(step_module, "encode", lambda *_: (latent, {"y": torch.zeros(3, 1, 5, 8)}))
         patch.setattr(step_module, "forward_flops", lambda *_: 1.0)
         step_module._microbatch(run, batch, share, 1)
         step_module._microbatch(run, batch, share, 0)

@@ -158,6 +158,20 @@ class SampleConfig(Section):
 
 
 @dataclass(frozen=True)
+class ValidationConfig(Section):
+    """Loss of clips that are never trained on."""
+
+    data_path: str | None = None  # a manifest of clips that the training data do not have
+    # or of the training data's clips, kept for it by a hash of their paths: the same in every run
+    share: float = number(0.0, least=0, most=0.5)
+    every: int = number(0, least=0)  # steps between two measurements in the run; 0 is none
+    clips: int = number(64, least=1)  # of each bucket, at most
+    # each clip at so many times, the middles of equal bands from 0 to scheduler.num_timesteps
+    times: int = number(4, least=1)
+    ema: bool = True  # also with the averaged weights
+
+
+@dataclass(frozen=True)
 class Config(Section):
     """A training run."""
 
@@ -226,6 +240,7 @@ class Config(Section):
     wandb_project: str = "clusterctl"  # where trackers put the run
     exp_name: str | None = None  # name of the run in trackers; default the run directory's
     sample: SampleConfig = field(default_factory=SampleConfig)
+    validation: ValidationConfig = field(default_factory=ValidationConfig)
 
     # the machine
     engine: str = choice("colossal", "native")  # library that spreads a step over ranks

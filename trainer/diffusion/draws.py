@@ -51,7 +51,7 @@ class Drawing:
 
     def seed_for_encoding(self, place: Place) -> None:
         """Apart from the other draws: these are the same with a feature cache."""
-        torch.manual_seed(_seed(self.seed, *place, 1))
+        torch.manual_seed(seed_of(self.seed, *place, 1))
 
     def ahead(self, place: Place, shape: tuple[int, ...]) -> None:
         """Draw for a microbatch to come with latents of `shape` [B, C, T, H, W]; on a GPU only."""
@@ -65,14 +65,14 @@ class Drawing:
             draws = before[1]
         else:
             draws = self._draw(place, z_BCTHW.shape)
-        torch.manual_seed(_seed(self.seed, *place))
+        torch.manual_seed(seed_of(self.seed, *place))
         torch.set_rng_state(draws.state)
         mask_BT = None if draws.mask_BT is None else self._moved(draws.mask_BT)
         t_B = self.flow.transform(self._moved(draws.t_B), z_BCTHW, sizes)
         return Given(mask_BT, t_B, self._moved(draws.noise_BCTHW).to(z_BCTHW))
 
     def _draw(self, place: Place, shape: tuple[int, ...], *, pin: bool = False) -> Draws:
-        generator = torch.Generator().manual_seed(_seed(self.seed, *place))
+        generator = torch.Generator().manual_seed(seed_of(self.seed, *place))
         mask_BT = self.masks.draw(shape[0], shape[2], generator)
         t_B = self.flow.sample_timesteps(shape[0], generator)
         noise_BCTHW = torch.empty(shape, pin_memory=pin).normal_(generator=generator)
@@ -83,6 +83,7 @@ class Drawing:
         return values.to(self.device, non_blocking=True)
 
 
-def _seed(*numbers: int) -> int:
+def seed_of(*numbers: int) -> int:
+    """A seed for torch's generators that these numbers alone decide."""
     digest = hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

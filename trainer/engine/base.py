@@ -11,8 +11,8 @@ import importlib
 import os
 import socket
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -138,6 +138,24 @@ class Engine(abc.ABC):
                     own[kind] = part.to(master.device)
                 # fused AdamW wants its count where the parameter is
                 own["step"] = torch.tensor(float(steps[name]), device=master.device)
+
+    @contextmanager
+    def computing_with(self, parts: Mapping[str, Tensor]) -> Iterator[None]:
+        """`module` computes with these, as `master_params` has its own (collective). The values of
+        both are exchanged, so that no copy of all is needed."""
+        self._exchange(parts)
+        try:
+            yield
+        finally:
+            self._exchange(parts)
+
+    @torch.no_grad()
+    def _exchange(self, parts: Mapping[str, Tensor]) -> None:
+        for name, master in self._masters:
+            kept = master.clone()
+            master.copy_(parts[name])
+            parts[name].copy_(kept)
+        self._spread()
 
     @property
     def _place(self) -> tuple[int, int]:

@@ -130,4 +130,6 @@ class NativeEngine(Engine):
         return self.part(name, whole.view(parameter.shape).to(self.device))
 
     def _spread(self) -> None:
-        """The parameters are the masters."""
+        """The parameters are the masters; a pass without gradients leaves gathered ones behind."""
+        root: Any = self._model
+        root.reshard()

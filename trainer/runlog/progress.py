@@ -87,6 +87,12 @@ class StepProgress(ProgressLine):
             self.show(f"{self.unit} {done + 1} of {total}{left}")
 
 
+class ClipProgress(StepProgress):
+    """Of microbatches of clips."""
+
+    unit = "microbatch"
+
+
 class ShapeProgress(StepProgress):
     """Of shapes of a batch."""
 

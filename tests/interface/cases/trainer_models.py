@@ -183,6 +183,7 @@ def evaluate(shell: Shell) -> None:
     shell.run(f"{line} --prompts missing.txt")
     shell.run("python -m trainer.evaluate digits --samples missing --prompts prompts.txt")
     shell.run("python -m trainer.evaluate faces --samples samples --prompts prompts.txt")
+    shell.run("python -m trainer.evaluate missing")
 
 
 @case("trainer.pictures.curve")

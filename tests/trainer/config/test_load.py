@@ -251,7 +251,7 @@ def test_show_prints_the_config_and_errors_have_exit_code_2(tmp_path: Path) -> N
 
 
 def test_short_names_find_the_files_of_the_package() -> None:
-    with pytest.raises(ConfigError, match="there is no config nowhere in .*; short names are"):
+    with pytest.raises(ConfigError, match=r"there is no config nowhere in .*; short names are"):
         load("nowhere")
 
 

@@ -95,7 +95,7 @@ def make_task(plan: DataPlan, epoch: int, index: int, resize: str = "bilinear") 
     lengths = manifest.num_frames[rows].astype(np.int64)
     # upstream's choice of starts: it never takes the last possible one
     choices = np.maximum(1, lengths - bucket.frames * interval).astype(np.uint64)
-    starts = bits(rows, plan.seed, epoch, _WINDOW) % choices
+    starts = bits(plan.keys(rows), plan.seed, epoch, _WINDOW) % choices
     columns = (rows, starts, lengths, manifest.fps[rows])
     clips = [
         Clip(row, manifest.locate(row), manifest.texts[row], start, length, fps)

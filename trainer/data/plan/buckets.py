@@ -36,6 +36,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _WORD = (1 << 64) - 1
 
 Ints = NDArray[np.int64]
+Keys = NDArray[np.int64] | NDArray[np.uint64]  # what a row's draws are made of
 Cells = NDArray[np.int32]
 Columns = tuple[Ints, Ints, Ints]  # length, height, width of rows
 Numbers = tuple[NDArray[np.float64], NDArray[np.float64]]  # two from 0 to 1 for each row
@@ -114,17 +115,26 @@ class Buckets:
     def hash(self) -> str:
         return hashlib.sha256(json.dumps(self.canonical, sort_keys=True).encode()).hexdigest()
 
-    def assign(self, manifest: Manifest, seed: int, epoch: int, frame_interval: int = 1) -> Cells:
-        """Cell of each row [N], -1 for one that is left out: of its sizes, seed and epoch."""
+    def assign(
+        self,
+        manifest: Manifest,
+        seed: int,
+        epoch: int,
+        frame_interval: int = 1,
+        keys: NDArray[np.uint64] | None = None,
+    ) -> Cells:
+        """Cell of each row [N], -1 for one that is left out: of its sizes, key, seed and epoch.
+        The key of a row is its number, where `keys` are not given."""
         chosen = np.empty(len(manifest), np.int32)
         for start in range(0, len(manifest), _BLOCK):
-            part = slice(start, start + _BLOCK)
-            chosen[part] = self._place(_sizes(manifest, part), start, seed, epoch, frame_interval)
+            part = slice(start, min(start + _BLOCK, len(manifest)))
+            own = np.arange(part.start, part.stop) if keys is None else keys[part]
+            chosen[part] = self._place(_sizes(manifest, part), own, seed, epoch, frame_interval)
         return chosen
 
-    def draw(self, rows: Ints, seed: int, epoch: int, slot: int) -> Numbers:
+    def draw(self, keys: Keys, seed: int, epoch: int, slot: int) -> Numbers:
         """What decides for these rows at a slot; a counter-based hash, all rows at once."""
-        return uniform(rows, seed, epoch, slot, 0), uniform(rows, seed, epoch, slot, 1)
+        return uniform(keys, seed, epoch, slot, 0), uniform(keys, seed, epoch, slot, 1)
 
     def reachable(self, manifest: Manifest, frame_interval: int = 1) -> tuple[Ints, Cells]:
         """(rows, cells) of every place that a clip may have in some epoch, under any seed."""
@@ -154,9 +164,8 @@ class Buckets:
         return np.concatenate(rows), np.concatenate(cells)
 
     def _place(
-        self, columns: Columns, first_row: int, seed: int, epoch: int, frame_interval: int
+        self, columns: Columns, keys: Keys, seed: int, epoch: int, frame_interval: int
     ) -> Cells:
-        """Cells of the rows from `first_row` on."""
         length, height, width = columns
         rows, area, skips = len(length), height * width, self.semantics == "open-sora-2"
         chosen = np.full(rows, -1, np.int32)
@@ -169,7 +178,7 @@ class Buckets:
                 if slot.take is None and slot.keep >= 1:
                     taken = kept = fits
                 else:
-                    one, two = self.draw(fits + first_row, seed, epoch, index)
+                    one, two = self.draw(keys[fits], seed, epoch, index)
                     take: NDArray[np.bool_] = np.ones(len(one), bool)
                     if slot.take is None:
                         two = one
@@ -254,7 +263,7 @@ def _entry(where: str, value: Any) -> tuple[float, float | None, int]:
 # --- random numbers ---
 
 
-def bits(rows: Ints, *key: int) -> NDArray[np.uint64]:
+def bits(rows: Keys, *key: int) -> NDArray[np.uint64]:
     """64 random bits for each row under this key; words of a key may be any integer.
 
     A function of what they are for, not of what was drawn before: the same in any order and
@@ -267,7 +276,7 @@ def bits(rows: Ints, *key: int) -> NDArray[np.uint64]:
         return _mix(rows.astype(np.uint64) * np.uint64(_GOLDEN) + np.uint64(state))
 
 
-def uniform(rows: Ints, *key: int) -> NDArray[np.float64]:
+def uniform(rows: Keys, *key: int) -> NDArray[np.float64]:
     """A number in [0, 1) for each row, of 53 bits."""
     return (bits(rows, *key) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 

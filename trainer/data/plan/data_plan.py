@@ -17,10 +17,11 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.config.keys import Config
 from trainer.data.manifest.manifest import Manifest
 from trainer.data.manifest.shared import Ranks, once
 from trainer.data.plan.balance import Balance
-from trainer.data.plan.buckets import Bucket, Buckets, Ints, bits
+from trainer.data.plan.buckets import Bucket, Buckets, Ints, Keys, bits
 
 SCHEMA = 2  # goes up when the same inputs give another order
 _CLIPS, _ORDER, _CONTENT = 1, 2, 6  # words that keep draws apart, see buckets.bits
@@ -44,6 +45,7 @@ class EpochPlan:
     cells: Ints  # of each microbatch [M], as the two below
     firsts: Ints  # places of their first rows in the order of the cell
     sizes: Ints
+    held_out: int = 0  # clips that are kept for validation and have a place in a bucket
 
     def __len__(self) -> int:
         return len(self.cells)
@@ -69,7 +71,8 @@ class EpochPlan:
         """How many of `clips` this epoch does not train on, by reason, in steps of `each`."""
         in_buckets = sum(map(len, self.cell_orders.values()))
         return {
-            "in no bucket of this epoch": clips - in_buckets,
+            "in no bucket of this epoch": clips - in_buckets - self.held_out,
+            "kept for validation": self.held_out,
             "fill no microbatch": in_buckets - int(self.sizes.sum()),
             "fill no step": int(self.sizes[len(self) - len(self) % each :].sum()),
         }
@@ -113,6 +116,7 @@ class DataPlan:
     seed: int
     frame_interval: int = 1
     balance: Balance | None = None
+    held_out: float = 0.0  # share of the clips that no epoch has, see held_out.py
     left_out: tuple[int, NDArray[np.uint64]] | None = field(default=None, init=False)
     # epoch, first and end of microbatches that no step was made of, in checkpoints for people
     skipped: list[tuple[int, int, int]] = field(default_factory=list, init=False)
@@ -148,6 +152,16 @@ class DataPlan:
         self._recent = []
 
     @cached_property
+    def held_out_rows(self) -> NDArray[np.bool_]:
+        """Which rows are kept for validation [N]; by path alone, so that a clip that stands in the
+        manifest twice is never on both sides."""
+        return path_hashes(self.manifest) < np.uint64(self.held_out * 2.0**64)
+
+    def keys(self, rows: Ints) -> Keys:
+        """What random draws about these rows are made of."""
+        return rows
+
+    @cached_property
     def content_ids(self) -> NDArray[np.uint64]:
         """Made once, when they are first asked for."""
         return content_ids(self.manifest)
@@ -156,13 +170,17 @@ class DataPlan:
         cells = self.buckets.assign(self.manifest, self.seed, epoch, self.frame_interval)
         if self.left_out is not None and self.left_out[0] == epoch:
             cells[np.isin(self.content_ids, self.left_out[1])] = -1
+        held_out = 0
+        if self.held_out:
+            held_out = int((cells[self.held_out_rows] >= 0).sum())
+            cells[self.held_out_rows] = -1
         sizes = np.array([bucket.batch_size for bucket in self.buckets.cells], np.int64)
         orders = self.shuffled(cells, epoch)
         kinds, firsts = self.cut(orders, sizes, epoch)
         if self.balance is not None:
             order = self.balance.order(kinds, self.seed, epoch)
             kinds, firsts = kinds[order], firsts[order]
-        return EpochPlan(epoch, orders, kinds, firsts, sizes[kinds])
+        return EpochPlan(epoch, orders, kinds, firsts, sizes[kinds], held_out)
 
     def shuffled(self, cells: NDArray[np.int32], epoch: int) -> dict[int, Ints]:
         """Rows of each cell in the order of their hashes; where those agree, in order of rows."""
@@ -187,14 +205,26 @@ class DataPlan:
         return cells[order], (places * sizes[cells])[order]
 
 
+def plan_for(config: Config, manifest: Manifest) -> DataPlan:
+    """What a run of this config trains on."""
+    buckets = Buckets.parse(config.bucket_config, config.bucket_semantics)
+    interval, share = config.dataset.frame_interval, config.validation.share
+    return DataPlan(manifest, buckets, config.seed, interval, held_out=share)
+
+
+def path_hashes(manifest: Manifest) -> NDArray[np.uint64]:
+    """64 bits of each row's path as the manifest writes it [N], BLAKE2b."""
+    names = (path.encode("utf-8", "surrogateescape") for path in manifest.paths)
+    digests = b"".join(hashlib.blake2b(name, digest_size=8).digest() for name in names)
+    return np.frombuffer(digests, "<u8").astype(np.uint64)
+
+
 def content_ids(manifest: Manifest) -> NDArray[np.uint64]:
     """64 bits for each row [N], which survive a change of the data set around it. A clip is its
     path as the manifest writes it; where a path stands more than once, the n-th of them. About 1 s
     of CPU a million; two of 10 million are equal by chance once in 370,000 data sets (birthday
     bound)."""
-    names = (path.encode("utf-8", "surrogateescape") for path in manifest.paths)
-    digests = b"".join(hashlib.blake2b(name, digest_size=8).digest() for name in names)
-    ids = np.frombuffer(digests, "<u8").astype(np.uint64)
+    ids = path_hashes(manifest)
     order = np.argsort(ids, kind="stable")
     new = np.ones(len(ids), bool)
     new[1:] = np.diff(ids[order]) != 0
@@ -210,12 +240,18 @@ def plan_once(ranks: Ranks, plan: DataPlan, epoch: int, ids: bool = False) -> li
     plans later epochs itself (0.7 s of processor time for 1.3 million rows): ranks would have to
     meet for them, and one that has ended would keep the others waiting."""
     content: NDArray[np.uint64] | None
-    (made, content), notes = once(
-        ranks, lambda: (plan.epoch(epoch), plan.content_ids if ids else None), "the data plan"
-    )
+    held_out: NDArray[np.bool_] | None
+
+    def make() -> tuple[EpochPlan, NDArray[np.uint64] | None, NDArray[np.bool_] | None]:
+        held_out = plan.held_out_rows if plan.held_out else None
+        return plan.epoch(epoch), plan.content_ids if ids else None, held_out
+
+    (made, content, held_out), notes = once(ranks, make, "the data plan")
     plan.take_over(made)
     if content is not None:
         plan.content_ids = content
+    if held_out is not None:
+        plan.held_out_rows = held_out
     return notes
 
 

@@ -70,6 +70,7 @@ def identity(plan: DataPlan) -> dict[str, Any]:
         "buckets_hash": plan.buckets.hash,
         "seed": plan.seed,
         "frame_interval": plan.frame_interval,
+        "held_out": plan.held_out,
         "drop_last": True,
         "tail": "drop",
         "balance": plan.balance.state() if plan.balance is not None else None,
@@ -127,6 +128,8 @@ def difference(plan: DataPlan, state: Mapping[str, Any]) -> str | None:
     for name in ("seed", "frame_interval"):
         if state[name] != mine[name]:
             return f"{name} was {state[name]}, is {mine[name]}"
+    if (was := state.get("held_out", 0.0)) != mine["held_out"]:
+        return f"validation.share was {was}, is {mine['held_out']}"
     epoch, consumed = state["epoch"], state["microbatches_consumed"]
     if different := _balance_difference(plan, state.get("balance"), epoch, consumed):
         return different

@@ -27,8 +27,8 @@ from trainer.data.manifest.left_out import report
 from trainer.data.manifest.manifest import Manifest
 from trainer.data.manifest.read import read_manifest
 from trainer.data.plan.balance import Balance, classes, idle
-from trainer.data.plan.buckets import Bucket, Buckets
-from trainer.data.plan.data_plan import DataPlan
+from trainer.data.plan.buckets import Bucket
+from trainer.data.plan.data_plan import plan_for
 from trainer.data.plan.state import DataStateError
 
 STAND_INS = ("openvid", "openvid+mira")
@@ -112,14 +112,13 @@ def simulate(
 
     Raises ConfigError for a window out of range, DataStateError when no step fits into the epoch.
     """
-    buckets = Buckets.parse(config.bucket_config, config.bucket_semantics)
-    plan = DataPlan(manifest, buckets, config.seed, frame_interval=config.dataset.frame_interval)
+    plan = plan_for(config, manifest)
     cells = plan.epoch(epoch).cells
     if len(cells) < ranks:
         raise DataStateError(
             f"epoch {epoch} has {len(cells)} microbatches, {ranks} ranks need more"
         )
-    seconds = np.array(_costs(buckets.cells, config, cached)) / peak
+    seconds = np.array(_costs(plan.buckets.cells, config, cached)) / peak
     known = classes(seconds.tolist())
 
     def outcome(name: str, window: int = 0, each: int = 1) -> Outcome:

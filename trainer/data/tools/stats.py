@@ -24,7 +24,7 @@ from trainer.data.manifest.left_out import report
 from trainer.data.manifest.manifest import MAX_WRONG_ROWS, Manifest, ManifestError
 from trainer.data.manifest.read import read_manifest
 from trainer.data.plan.buckets import Buckets
-from trainer.data.plan.data_plan import BucketUse, Cursor, DataPlan, uses
+from trainer.data.plan.data_plan import BucketUse, Cursor, plan_for, uses
 from trainer.runlog.progress import RowProgress
 
 SIZES_SHOWN = 12
@@ -135,13 +135,12 @@ def _quantiles(values: NDArray[Any]) -> dict[str, float]:
 
 def _with_config(manifest: Manifest, args: argparse.Namespace) -> Stats:
     config = load(args.config)
-    buckets = Buckets.parse(config.bucket_config, config.bucket_semantics)
-    plan = DataPlan(manifest, buckets, config.seed, frame_interval=config.dataset.frame_interval)
+    plan = plan_for(config, manifest)
     epochs: list[Epoch] = []
     first: list[BucketUse] = []
     for number in range(args.epoch, args.epoch + args.epochs):
         epoch = plan.epoch(number)
-        uses_here = uses(epoch, buckets)
+        uses_here = uses(epoch, plan.buckets)
         first = first or uses_here
         clips = sum(use.clips for use in uses_here)
         epochs.append(Epoch(number, clips, len(epoch), plan.steps(Cursor(number, 0), args.world)))
@@ -150,7 +149,7 @@ def _with_config(manifest: Manifest, args: argparse.Namespace) -> Stats:
         | {"microbatches": use.microbatches, "left_out": use.left_out}
         for use in first
     )
-    warnings = tuple(warnings_of(first, buckets, epochs))
+    warnings = tuple(warnings_of(first, plan.buckets, epochs))
     return replace(describe(manifest), epochs=tuple(epochs), buckets=used, warnings=warnings)
 
 

@@ -12,20 +12,15 @@ are often read as ones) and 1.00.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.command_line import TRAINING, Parser, command, require
-
-if __name__ == "__main__":  # before the imports that need them
-    require(*TRAINING)
-
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.command_line import Parser
 from trainer.data import digits
 from trainer.data.video.mp4 import read_mp4
 from trainer.errors import ConfigError
@@ -117,10 +112,8 @@ def summarize(readings: Sequence[Reading]) -> dict[str, Any]:
     }
 
 
-@command
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = Parser("evaluate", "Scores of sampled videos.")
-    parser.add_argument("what", choices=("digits",))
+def main(argv: Sequence[str]) -> int:
+    parser = Parser("evaluate digits", "Scores of sampled videos of the demo's digits.")
     parser.add_argument("--samples", type=Path, required=True, help="folder of sample_0000.mp4 …")
     parser.add_argument("--prompts", type=Path, required=True, help="one prompt a line")
     parser.add_argument("--json", action="store_true", help="one line of JSON")
@@ -136,7 +129,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         moved = wrong["seen_direction"] or "nowhere"
         print(f"  {wrong['prompt']}: seen {digits.WORDS[wrong['seen_digit']]} moving {moved}")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

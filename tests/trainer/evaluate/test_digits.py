@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from trainer import evaluate
 from trainer.data import digits
 from trainer.data.video.mp4 import read_mp4, write_mp4
 from trainer.errors import ConfigError
+from trainer.evaluate import digits as evaluate
 
 
 def real_clip(digit: int, direction: str, frames: int = 8) -> NDArray[np.uint8]:
@@ -53,7 +53,7 @@ def test_the_command_prints_one_line_of_json(
 ) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("\n".join(digits.prompts()[:4]) + "\n\n")
-    command = ["digits", "--samples", str(samples), "--prompts", str(prompts)]
+    command = ["--samples", str(samples), "--prompts", str(prompts)]
     assert evaluate.main([*command, "--json"]) == 0
     out = capsys.readouterr().out
     assert out.count("\n") == 1

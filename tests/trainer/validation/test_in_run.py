@@ -1,0 +1,174 @@
+"""Validation in real runs of real ranks: it measures, and changes nothing else."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer import ranks
+from tests.trainer.ranks import TINY, Done
+from trainer.data.digits import main as render
+from trainer.runlog.telemetry import Event, StepRecord, read
+from trainer.weights.load import read_weights
+
+pytestmark = pytest.mark.timeout(1300)
+KEEP = ["--validation.share", "0.25"]
+EVERY = ["--validation.every", "4"]
+
+
+@dataclass(frozen=True)
+class Runs:
+    folder: Path
+    done: dict[str, list[Done]]
+
+    def measured(self, name: str) -> dict[int, dict[str, Any]]:
+        found = [e for e in read(self.folder / name) if isinstance(e, Event) and e.name == "validation"]  # fmt: skip
+        return {one.step or 0: one.data for one in found}
+
+    def steps(self, name: str) -> list[tuple[Any, ...]]:
+        records = [r for r in read(self.folder / name) if isinstance(r, StepRecord)]
+        return [(r.step, r.loss, r.grad_norm, r.weight_norm, r.samples) for r in records]
+
+    def evaluated(self, name: str) -> dict[tuple[int, str], dict[str, Any]]:
+        found = json.loads(self.done[name][0].out)["measured"]
+        return {(one["step"], one["weights"]): one for one in found}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    folder = tmp_path_factory.mktemp("runs")
+    render(["--out", str(folder / "clips"), "--clips", "96", "--seed", "1"])
+    (folder / "tiny.py").write_text(TINY)
+    lines = (folder / "clips" / "digits.csv").read_text().splitlines()
+    damaged = folder / "damaged"
+    shutil.copytree(folder / "clips", damaged)
+    for line in lines[1:7]:
+        (damaged / line.split(",")[0]).write_bytes(b"no video")
+    render(["--out", str(folder / "others"), "--clips", "16", "--seed", "9"])
+    others = folder / "others" / "digits.csv"
+    own = others.read_text().replace("clips/", str(folder / "others" / "clips") + "/")
+    others.write_text(own)
+
+    def words(name: str, *more: str, data: str = "clips") -> list[str]:
+        clips = str(folder / data / "digits.csv")
+        return [str(folder / "tiny.py"), "--data-path", clips, "--run-dir", str(folder / name), *more]  # fmt: skip
+
+    def evaluate(name: str, *more: str) -> list[str]:
+        return ["evaluate", str(folder / name), "--json", *more]
+
+    native = ["--engine", "native"]
+    four = str(folder / "on" / "epoch0-global_step4")
+    pairs = {
+        "off": words("off", *KEEP),
+        "on": words("on", *KEEP, *EVERY),
+        "resumed": words("resumed", *KEEP, *EVERY, "--load", four),
+        "bf16-off": words("bf16-off", *KEEP, "--dtype", "bf16"),
+        "bf16": words("bf16", *KEEP, *EVERY, "--dtype", "bf16"),
+        "native-off": words("native-off", *KEEP, *native),
+        "native": words("native", *KEEP, *EVERY, *native),
+        "few": words("few", *KEEP, *EVERY, *native, "--validation.clips", "4"),
+        "evaluated": evaluate("on", "--all"),
+    }
+    single = {
+        "alone": words("alone", *KEEP, *EVERY, "--max-steps", "1", "--ckpt-every", "0"),
+        "damaged": words("damaged-run", *KEEP, *EVERY, "--max-steps", "1", data="damaged"),
+        "own": words("own", *EVERY, "--validation.data-path", str(others), "--max-steps", "1"),
+        "same": words("same", *EVERY, "--validation.data-path", str(folder / "clips" / "digits.csv")),
+        "nothing": words("nothing", *EVERY),
+        "evaluated-alone": evaluate("on", "--all"),
+        "evaluated-bf16": evaluate("bf16"),
+        "none-kept": evaluate("own", "--data-path", "none.csv"),
+    }  # fmt: skip
+    done = dict(zip(pairs, ranks.train(list(pairs.values()), 2, folder / "p1"), strict=True))
+    done |= dict(zip(single, ranks.train(list(single.values()), 1, folder / "p2"), strict=True))
+    return Runs(folder, done)
+
+
+@pytest.mark.parametrize(("off", "on"), [("off", "on"), ("bf16-off", "bf16"), ("native-off", "native")])  # fmt: skip
+def test_training_is_the_same_with_and_without_it(runs: Runs, off: str, on: str) -> None:
+    for name in (off, on):
+        assert [rank.code for rank in runs.done[name]] == [0, 0], runs.done[name][0].err
+    assert runs.steps(on) == runs.steps(off)
+    assert [rank.rows for rank in runs.done[on]] == [rank.rows for rank in runs.done[off]]
+    last = "epoch0-global_step8"
+    for part in ("model", "ema", "optimizer"):
+        before = {p.name: p.read_bytes() for p in (runs.folder / off / last / part).iterdir()}
+        after = {p.name: p.read_bytes() for p in (runs.folder / on / last / part).iterdir()}
+        assert after == before, part
+    assert sorted(runs.measured(on)) == [0, 4, 8]
+    assert runs.measured(off) == {}
+
+
+def test_no_clip_that_is_measured_is_trained_on(runs: Runs) -> None:
+    rows = {row for rank in runs.done["on"] for step in rank.rows for row in step}
+    clips = {e.name: e.data for e in read(runs.folder / "on") if isinstance(e, Event)}["epoch"]
+    assert clips["left_out"]["kept for validation"] == 96 - clips["clips"] - sum(
+        count for why, count in clips["left_out"].items() if why != "kept for validation"
+    )
+    assert clips["left_out"]["kept for validation"] >= runs.measured("on")[0]["model"]["clips"]
+    assert len(rows) <= clips["clips"]
+
+
+def test_loss_falls_and_a_resumed_run_measures_the_same(runs: Runs) -> None:
+    found = runs.measured("on")
+    assert found[8]["model"]["loss"] < found[4]["model"]["loss"] < found[0]["model"]["loss"]
+    assert found[0]["ema"] == found[0]["model"]
+    assert found[8]["ema"]["loss"] != found[8]["model"]["loss"]
+    resumed = runs.measured("resumed")
+    assert sorted(resumed) == [8]
+    for name in ("model", "ema"):
+        assert resumed[8][name] == found[8][name]
+
+
+def test_the_number_of_ranks_changes_no_bit(runs: Runs) -> None:
+    assert runs.measured("alone")[0]["model"] == runs.measured("on")[0]["model"]
+    assert runs.evaluated("evaluated") == runs.evaluated("evaluated-alone")
+
+
+def test_a_checkpoint_is_evaluated_as_in_its_run(runs: Runs) -> None:
+    found = runs.evaluated("evaluated")
+    assert sorted(found) == [(4, "ema"), (4, "model"), (8, "ema"), (8, "model")]
+    for (step, name), one in found.items():
+        own = runs.measured("on")[step][name]
+        assert {key: one[key] for key in own} == own
+    for name in ("model", "ema"):
+        own = runs.measured("bf16")[8][name]
+        one = runs.evaluated("evaluated-bf16")[8, name]
+        assert {key: one[key] for key in own} == own
+
+
+def test_where_a_pass_gathers_weights_ranks_without_clips_do_not_hold_up_the_others(runs: Runs) -> None:  # fmt: skip
+    assert [rank.code for rank in runs.done["few"]] == [0, 0], runs.done["few"][0].err
+    assert runs.measured("few")[8]["model"]["clips"] == 4
+    loss = runs.measured("native")[0]["model"]["loss"]
+    assert loss == pytest.approx(runs.measured("on")[0]["model"]["loss"], rel=1e-6)
+
+
+def test_clips_that_cannot_be_read_do_not_count(runs: Runs) -> None:
+    assert runs.done["damaged"][0].code == 0, runs.done["damaged"][0].err
+    whole, damaged = (runs.measured(name)[0]["model"] for name in ("alone", "damaged-run"))
+    assert damaged["clips"] < whole["clips"]
+    texts = [e.text for e in read(runs.folder / "damaged-run") if isinstance(e, Event)]
+    assert any("clips kept for validation cannot be read and do not count" in t for t in texts)
+
+
+def test_a_manifest_of_its_own_and_what_it_may_not_be(runs: Runs) -> None:
+    assert runs.done["own"][0].code == 0, runs.done["own"][0].err
+    assert runs.measured("own")[0]["model"]["clips"] == 16
+    assert runs.done["same"][0].code == 2
+    assert "they would be trained on" in runs.done["same"][0].err
+    assert runs.done["nothing"][0].code == 2
+    assert "validation.share = 0.01 keeps one of a hundred" in runs.done["nothing"][0].err
+    assert runs.done["none-kept"][0].code == 2
+    assert "none.csv" in runs.done["none-kept"][0].err
+
+
+def test_average_of_a_checkpoint_is_what_was_measured(runs: Runs) -> None:
+    last = runs.folder / "on" / "epoch0-global_step8"
+    model, ema = read_weights(last / "model"), read_weights(last / "ema")
+    assert any((model[name] != ema[name]).any() for name in ema)

@@ -1,0 +1,56 @@
+"""What a measurement found: losses by bucket and by time."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+Losses = dict[int, tuple[str, list[list[float]]]]  # by microbatch: bucket, [clip][time]
+
+
+@dataclass(frozen=True, slots=True)
+class OfBucket:
+    """Mean losses over the clips of a bucket, in all and by time."""
+
+    clips: int
+    loss: float
+    bands: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """`loss` is the mean over all clips and times; NaN where no clip could be read."""
+
+    clips: int
+    loss: float
+    times: list[float]
+    buckets: dict[str, OfBucket]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def flat(self) -> dict[str, float]:
+        """`loss`, and of each bucket its loss and those by time, under names for trackers."""
+        found = {"loss": self.loss}
+        for name, one in self.buckets.items():
+            found[f"{name}/loss"] = one.loss
+            bands = zip(self.times, one.bands, strict=True)
+            found |= {f"{name}/t{time:g}": loss for time, loss in bands}
+        return found
+
+
+def figures_of(losses: Losses, times: list[float]) -> Figures:
+    """Means of what all ranks found, added up in the order of the microbatches."""
+    by_bucket: dict[str, list[list[float]]] = {}
+    for _, (bucket, rows) in sorted(losses.items()):
+        by_bucket.setdefault(bucket, []).extend(rows)
+    buckets = {name: _mean(rows, len(times)) for name, rows in by_bucket.items() if rows}
+    clips = sum(one.clips for one in buckets.values())
+    total = math.fsum(one.loss * one.clips for one in buckets.values())
+    return Figures(clips, total / clips if clips else math.nan, times, buckets)
+
+
+def _mean(rows: list[list[float]], bands: int) -> OfBucket:
+    means = [math.fsum(row[band] for row in rows) / len(rows) for band in range(bands)]
+    return OfBucket(len(rows), math.fsum(means) / bands, means)
