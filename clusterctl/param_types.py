@@ -46,6 +46,19 @@ class Duration(Number):
         return super().convert(value, param, ctx)
 
 
+class Percent(Number):
+    """A share out of `5` or `5%`: 0.05."""
+
+    name = "percent"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        if isinstance(value, str) and re.fullmatch(r"\s*[\d.]+\s*%\s*", value):
+            value = value.strip().rstrip("% ")
+        return super().convert(value, param, ctx) / 100
+
+
 class HostPort(click.ParamType):  # type: ignore[type-arg]
     """(host, port) out of `127.0.0.1:28028`, `node-3:28028`, `[::1]:28028`."""
 

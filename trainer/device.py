@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,6 +42,13 @@ def choose_device(local_rank: int = 0, wanted: str | None = None) -> torch.devic
             hint="start as many ranks on a node as it has GPUs (--nproc_per_node)",
         )
     return torch.device("cuda", local_rank)
+
+
+def name_of(device: torch.device | str) -> str:
+    """The driver's name of a GPU, or the kind of CPU."""
+    if torch.device(device).type == "cpu":
+        return platform.processor() or "cpu"
+    return torch.cuda.get_device_name(device)
 
 
 def be_deterministic() -> None:

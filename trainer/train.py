@@ -175,6 +175,7 @@ def _attempt(
 ) -> tuple[int, Back | None]:
     """Train from the present checkpoint on: the exit code, or how the run must go back."""
     from trainer.build_run import assemble
+    from trainer.device import name_of
     from trainer.guards.rollback import RollBack, choose
     from trainer.loop import save, train
     from trainer.weights.checkpoints import complete
@@ -196,7 +197,8 @@ def _attempt(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     began, first = time.monotonic(), run.step
-    journal.event("start", f"{run_dir.name} at step {first}", step=first, world=engine.world)
+    about = {"world": engine.world, "device": name_of(engine.device)}  # for the MFU
+    journal.event("start", f"{run_dir.name} at step {first}", step=first, **about)
     try:
         if back is not None:  # a later resume must not repeat what led here
             save(run, background=False)

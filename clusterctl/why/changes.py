@@ -56,7 +56,7 @@ def changes_of(run_dir: Path, recorded: Any, number: int, failed: Attempt | None
     other = _last_good(run_dir, recorded.plan.get("config"))
     if other is None:
         return Changes("")
-    return _runs(other, run_dir)
+    return between(other, run_dir, f"run {other.name}, which ended well")
 
 
 def _attempts(good: Attempt, failed: Attempt) -> Changes:
@@ -103,9 +103,10 @@ def _last_lines(path: Path) -> list[bytes]:
     return []
 
 
-def _runs(good: Path, failed: Path) -> Changes:
-    plans = [_object(path / PLAN_FILE) for path in (good, failed)]
-    configs = [_object(path / CONFIG_FILE) for path in (good, failed)]
+def between(before: Path, now: Path, since: str = "") -> Changes:
+    """What differs in what two run directories record; `since` is how the first one is called."""
+    plans = [_object(path / PLAN_FILE) for path in (before, now)]
+    configs = [_object(path / CONFIG_FILE) for path in (before, now)]
     never = [] if all(configs) else ["code and config (config.json is missing)"]
     rows: list[tuple[str, str, str]] = []
     rows.append(("nodes", _nodes(plans[0]), _nodes(plans[1])))
@@ -120,14 +121,14 @@ def _runs(good: Path, failed: Path) -> Changes:
         rows += _differing("", *(_variables(one.get("environment")) for one in configs))
     else:
         rows += _differing("", *(_variables(plan.get("environment")) for plan in plans))
-    digests = [_fingerprint(path) for path in (good, failed)]
+    digests = [_fingerprint(path) for path in (before, now)]
     if all(digests):
         rows.append(("data set", digests[0][:12], digests[1][:12]))
         never.append(_NEVER[0])
     else:
         never += _NEVER
     found = tuple(row for row in rows if row[1] != row[2])
-    return Changes(f"run {good.name}, which ended well", found[:MOST], tuple(never))
+    return Changes(since, found[:MOST], tuple(never))
 
 
 def _differing(
@@ -156,7 +157,8 @@ def _variables(value: Any) -> dict[str, str]:
 def _nodes(plan: Mapping[str, Any]) -> str:
     nodes = plan.get("nodes")
     found = nodes if isinstance(nodes, list) else []
-    return fold(str(node["name"]) for node in found if isinstance(node, dict) and "name" in node)
+    names = (str(node["name"]) for node in found if isinstance(node, dict) and "name" in node)
+    return fold(names) or "not recorded"
 
 
 def _commit(value: Any) -> str:

@@ -74,17 +74,17 @@ def _sections(run: RunState, now: Figures, until_s: float) -> Iterator[str]:
         ]
         heads = ("cause", "time lost", "of the wall time")
         note = "Repeated work and downtime, from the last step that counts to the next one."
-        yield f'<h2>Lost time</h2>\n<p class="dim">{note}</p>\n{_table(heads, rows)}'
+        yield f'<h2>Lost time</h2>\n<p class="dim">{note}</p>\n{table(heads, rows)}'
     if picture := svg.curve(run.curve.rows(), run.steps.first_steps):
         note = "Each step in grey, smoothed in green; dashed where another attempt went on."
         yield f'<h2>Loss</h2>\n<p class="dim">{note}</p>\n{picture}'
     if known.attempts:
         columns = ("#", "began", "took", "nodes", "steps", "ended", "why")
         lines = [_attempt_row(one, until_s) for one in reversed(known.attempts)]
-        yield f"<h2>All attempts</h2>\n{_table(columns, lines)}"
+        yield f"<h2>All attempts</h2>\n{table(columns, lines)}"
     if known.excluded:
         rows = [(("", node), ("", why)) for node, why in known.excluded]
-        yield f"<h2>Excluded nodes</h2>\n{_table(('node', 'why'), rows)}"
+        yield f"<h2>Excluded nodes</h2>\n{table(('node', 'why'), rows)}"
 
 
 def _attempt_row(one: Attempt, until_s: float) -> Row:
@@ -101,7 +101,7 @@ def _attempt_row(one: Attempt, until_s: float) -> Row:
     )
 
 
-def _table(heads: Sequence[str], rows: Iterable[Row]) -> str:
+def table(heads: Sequence[str], rows: Iterable[Row]) -> str:
     rows = list(rows)
     kinds = [kind if kind == "n" else "" for kind, _ in rows[0]]
     head = "".join(

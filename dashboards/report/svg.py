@@ -34,13 +34,13 @@ def timeline(known: Account, now_s: float) -> str:
     begin_s = attempts[0].began_s
     end_s = max(begin_s + 1.0, *(one.ended_s or now_s for one in attempts))
     height = ROW * len(attempts) + AXIS
-    parts = [_begin(height, "attempts of the run over time"), _HATCH]
+    parts = [begin(height, "attempts of the run over time"), _HATCH]
     scale = (WIDTH - LEFT - RIGHT) / (end_s - begin_s)
     for at_s in _ticks(begin_s, end_s):
         x = LEFT + (at_s - begin_s) * scale
-        parts.append(_line("grid", (x, 0), (x, height - AXIS)))
+        parts.append(line("grid", (x, 0), (x, height - AXIS)))
         anchor = "end" if x > WIDTH - 60 else "middle" if x > LEFT + 40 else "start"
-        parts.append(_text(x, height - 6, _clock(at_s, end_s - begin_s), anchor, "dim"))
+        parts.append(text(x, height - 6, _clock(at_s, end_s - begin_s), anchor, "dim"))
     for row, one in enumerate(attempts):
         parts += _bar(one, row * ROW, begin_s, scale, now_s)
     return "\n".join([*parts, "</svg>"])
@@ -64,18 +64,18 @@ def _bar(one: Attempt, y: int, begin_s: float, scale: float, now_s: float) -> It
     width = max(2.0, min(WIDTH - RIGHT - x, (ended_s - one.began_s) * scale))
     label, kind = ending_of(one), kind_of(one)
     yield f'<g class="{kind}"><title>{safe(about(one, now_s))}</title>'
-    yield _text(LEFT - 8, y + BAR, f"{'! ' if kind == 'bad' else ''}{one.number}", "end")
+    yield text(LEFT - 8, y + BAR, f"{'! ' if kind == 'bad' else ''}{one.number}", "end")
     place = f'x="{x:.1f}" y="{y + 3}" width="{width:.1f}" height="{BAR}"'
     yield f'<rect class="bar" {place}/>'
     if kind == "bad":
         yield f'<rect fill="url(#hatch)" {place}/>'
     wide = len(label) * CHARACTER
     if x + width + 6 + wide <= WIDTH:
-        yield _text(x + width + 6, y + BAR, label)
+        yield text(x + width + 6, y + BAR, label)
     elif x - 6 - wide >= LEFT:
-        yield _text(x - 6, y + BAR, label, "end")
+        yield text(x - 6, y + BAR, label, "end")
     else:  # on the bar, which is then long
-        yield _text(x + 6, y + BAR, label, kind="on")
+        yield text(x + 6, y + BAR, label, kind="on")
     yield "</g>"
 
 
@@ -113,32 +113,32 @@ def curve(rows: Sequence[Sequence[float]], first_steps: Iterable[int]) -> str:
         share = (min(high, row[column]) - low) / (high - low)
         return x, 6 + (tall - 12) * (1 - share)
 
-    parts = [_begin(CURVE, "loss over steps")]
+    parts = [begin(CURVE, "loss over steps")]
     for value in (low, (low + high) / 2, high):
         y = 6 + (tall - 12) * (high - value) / (high - low)
-        parts.append(_line("grid", (LEFT, y), (WIDTH - RIGHT, y)))
-        parts.append(_text(LEFT - 8, y + 4, units.number(value), "end", "dim"))
+        parts.append(line("grid", (LEFT, y), (WIDTH - RIGHT, y)))
+        parts.append(text(LEFT - 8, y + 4, units.number(value), "end", "dim"))
     for step in sorted(first_steps):
         if first <= step <= last:
             x, _ = point((step, low, low), 2)
-            text = f"an attempt went on with step {step:,}"
-            parts.append(_line("again", (x, 0), (x, tall), text))
+            about = f"an attempt went on with step {step:,}"
+            parts.append(line("again", (x, 0), (x, tall), about))
     known = [row for row in seen if math.isfinite(row[1])]
-    parts.append(_polyline("each", (point(row, 1) for row in known)))
-    parts.append(_polyline("smooth", (point(row, 2) for row in seen)))
-    parts.append(_text(LEFT, CURVE - 6, f"step {first:,.0f}", "start", "dim"))
-    parts.append(_text(WIDTH - RIGHT, CURVE - 6, f"{last:,.0f}", "end", "dim"))
+    parts.append(polyline("each", (point(row, 1) for row in known)))
+    parts.append(polyline("smooth", (point(row, 2) for row in seen)))
+    parts.append(text(LEFT, CURVE - 6, f"step {first:,.0f}", "start", "dim"))
+    parts.append(text(WIDTH - RIGHT, CURVE - 6, f"{last:,.0f}", "end", "dim"))
     return "\n".join([*parts, "</svg>"])
 
 
-def _line(kind: str, start: Point, end: Point, about: str = "") -> str:
+def line(kind: str, start: Point, end: Point, about: str = "") -> str:
     (x1, y1), (x2, y2) = start, end
     title = f"<title>{safe(about)}</title>" if about else ""
     place = f'x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"'
     return f'<line class="{kind}" {place}>{title}</line>'
 
 
-def _text(x: float, y: float, text: str, anchor: str = "start", kind: str = "") -> str:
+def text(x: float, y: float, text: str, anchor: str = "start", kind: str = "") -> str:
     place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
     return f'<text class="{kind}" {place}>{safe(text)}</text>'
 
@@ -148,11 +148,16 @@ def safe(text: str) -> str:
     return html.escape(printable(text))
 
 
-def _polyline(kind: str, points: Iterable[Point]) -> str:
+def safe_lines(lines: Iterable[str]) -> str:
+    """As `safe`, a line each."""
+    return "\n".join(map(safe, lines))
+
+
+def polyline(kind: str, points: Iterable[Point]) -> str:
     return f'<polyline class="{kind}" points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in points)}"/>'
 
 
-def _begin(height: int, label: str) -> str:
+def begin(height: int, label: str) -> str:
     return f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{label}">'
 
 

@@ -17,11 +17,12 @@ import torch
 from trainer.bench.attention_shapes import AttentionShape, read_shapes, shapes_of_config
 from trainer.bench.attention_trial import NotAvailable, attention_trial, why_not
 from trainer.bench.attention_winners import Result, table_document, winners
-from trainer.bench.buckets import device_of, name_of
+from trainer.bench.buckets import device_of
 from trainer.bench.child import Kind, Outcome, try_in_child
 from trainer.bench.rows import print_columns, seconds
 from trainer.command_line import Parser, above_0
 from trainer.config import load as configuration
+from trainer.device import name_of
 from trainer.errors import ConfigError
 from trainer.models.attention.table import KERNELS
 from trainer.runlog.output import LOG

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import platform
 import sys
 from dataclasses import replace
 from typing import Any
@@ -19,7 +18,7 @@ from trainer.bench.search import Budget, SearchStopped, largest_batch
 from trainer.bench.shapes import Shape, as_bucket_config, shapes_of
 from trainer.bench.trial import OTHERS, OURS, Spec, run_trial
 from trainer.config.load import Config
-from trainer.device import choose_device
+from trainer.device import choose_device, name_of
 from trainer.errors import ConfigError
 from trainer.models.activation_checkpointing import GradCheckpoint
 from trainer.models.attention.table import read_table
@@ -179,9 +178,3 @@ def device_of(wanted: str | None) -> str:
     if kind not in ("cpu", "cuda") or (kind == "cuda" and not torch.cuda.is_available()):
         raise ConfigError(f"device {wanted!r} is not available")
     return wanted
-
-
-def name_of(device: str) -> str:
-    if device == "cpu":
-        return platform.processor() or "cpu"
-    return torch.cuda.get_device_name(device)
