@@ -19,6 +19,9 @@ class ProfileError(ValueError):
 class Profile:
     """Limits where a peer or a vendor states one; between nodes the majority is the baseline."""
 
+    # Ours, as no peer states one: two faults in two weeks may be chance.
+    history_days: float = 14.0
+    history_faults_warn: float = 3
     # Peers warn at 80 to 95 % of a disk; the bytes that a launch needs are judged apart.
     disk_used_warn: float = 0.90
     disk_used_fail: float = 0.95

@@ -34,7 +34,7 @@ PERSONAL = frozenset(
         "ras",  # where nodes connect to
         "accept_new", "sudo", "yes", "force", "skip_preflight",  # guards
         "listen", "host", "port", "web", "share",  # who may look
-        "out", "record", "write_good", "junit", "speedscope", "once", "bundle",  # files that are written
+        "out", "record", "write_good", "junit", "speedscope", "once", "bundle", "note", "repaired",  # what is written
         "match", "user", "gpus", "all_runs", "all", "signal",  # whose processes are ended or read
     )
 )  # fmt: skip

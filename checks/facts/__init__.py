@@ -15,7 +15,7 @@ from checks.facts.machine import Blocked, ChronyTracking, Clock, Disk, Exchange,
 from checks.facts.machine import Interpreter, KernelEvent, KernelLog, Machine, Memory, Mount
 from checks.facts.machine import ProcessTable, PythonEnv, ShellLimits, System, TimeSource, TorchGpus
 from checks.facts.network import Fabric, Gid, IbPort, Interface, Network, Port
-from checks.facts.node import NodeFacts, Previous, Unreached
+from checks.facts.node import History, NodeFacts, PastFault, Previous, Unreached
 from checks.facts.ras import RasAnswer, RasComm, RasMissing, RasRank
 from checks.facts.unknown import NOT_ASKED, Maybe, Section, Unknown, known, or_none, then
 from checks.facts.unknown import to_json

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from checks.facts.gpu import GpuFacts
 from checks.facts.machine import (
@@ -39,6 +40,26 @@ class Previous:
 
 
 @dataclass(frozen=True, slots=True)
+class PastFault:
+    """An incident of a run whose root was on this node, or a check that it began to fail."""
+
+    kind: Literal["incident", "check"]
+    what: str  # class of the incident, or id of the check
+    age_s: float
+    date: str  # 2026-03-01
+    run: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What the cluster's ledger has of this node, since it was last repaired."""
+
+    faults: tuple[PastFault, ...] = ()  # oldest first
+    exclusions_age_s: tuple[float, ...] = ()
+    skipped: int = 0  # lines of the ledger that could not be read, of whatever node
+
+
+@dataclass(frozen=True, slots=True)
 class Unreached:
     """The node gave no answer: phase of the connection, seconds in it, why, what to do."""
 
@@ -62,6 +83,7 @@ class NodeFacts:
     hostname: Maybe[str] = NOT_ASKED
     user: Maybe[str] = NOT_ASKED
     python: Maybe[str] = NOT_ASKED  # the interpreter that payloads run on
+    history: Maybe[History] = NOT_ASKED
     gpus: GpuFacts = GPUS_NOT_ASKED
     machine: Maybe[Machine] = NOT_ASKED
     memory: Maybe[Memory] = NOT_ASKED

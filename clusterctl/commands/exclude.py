@@ -5,7 +5,7 @@ from __future__ import annotations
 import stat
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,6 +15,9 @@ from clusterctl.nodes import counted, expand, fold, read_hostfile
 from clusterctl.output import Cell, Output
 from clusterctl.param_types import Duration
 from clusterctl.settings import PATH, option, output_options
+
+if TYPE_CHECKING:
+    from clusterctl.ledger.entries import Entry
 
 WORDS = {"add": "NODE [HOSTFILE]", "remove": "NODE [HOSTFILE]", "list": "[HOSTFILE]"}
 REASON = "Why, in one line; with add."
@@ -54,9 +57,12 @@ def command(
     if verb == "list":
         return _list(output, path, hostfile)
     from clusterctl.exclude import change
+    from clusterctl.ledger.write import of_exclusions, of_returns
 
     if verb == "remove":
         gone = change.remove(path, names)
+        again = [(entry.node, entry.reason) for entry in gone]
+        _enter(output, hostfile, of_returns(again, time.time(), change.author()))
         _tell(output, verb, path, {"removed": gone})
         for entry in gone:
             output.note(f"{entry.node} is used again; it was excluded for: {entry.reason}")
@@ -73,12 +79,22 @@ def command(
     until_s = None if for_s is None else now_s + for_s
     fresh = [Exclusion(name, reason.strip(), now_s, until_s, change.author()) for name in names]
     replaced = change.add(path, fresh, mode=stat.S_IMODE(hostfile.stat().st_mode))
+    out = [(entry.node, entry.reason, entry.until_s) for entry in fresh]
+    _enter(output, hostfile, of_exclusions(out, now_s, change.author()))
     _tell(output, verb, path, {"added": fresh, "replaced": replaced})
     for old in replaced:
         output.note(f"{old.node} was excluded before for: {old.reason}")
     for entry in fresh:
         output.note(f"excluded: {entry.sentence}")
     return 0
+
+
+def _enter(output: Output, hostfile: Path, entries: list[Entry]) -> None:
+    from clusterctl.ledger.enter import enter
+    from clusterctl.ledger.entries import path_beside as ledger_beside
+
+    if why := enter(ledger_beside(hostfile), entries, hostfile):
+        output.warn(why, "warn")
 
 
 def _targets(verb: str, words: tuple[str, ...], given: Path | None) -> tuple[list[str], Path]:

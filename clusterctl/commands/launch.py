@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -139,6 +140,8 @@ def command(
     from clusterctl.launch.run_dir import group_id
     from clusterctl.launch.saved_run import SavedRun
     from clusterctl.launch.start import LaunchOptions, Prepared, choose_slots, plan_launch, prepare
+    from clusterctl.ledger.enter import enter_checks
+    from clusterctl.ledger.entries import path_beside as ledger_beside
     from clusterctl.payload.mask_secrets import is_secret
 
     for name in [pair.partition("=")[0] for pair in options["env"] if "=" in pair]:
@@ -171,7 +174,12 @@ def command(
         slots = choose_slots(nodes, (), wanted.ranks, wanted.device)
         prepared = Prepared(wanted.device, slots, None)
     else:
-        prepared = prepare(cluster, wanted, line)
+        ledger = ledger_beside(settings.hostfile)
+        prepared = prepare(cluster, wanted, line, ledger)
+        if not dry_run and prepared.report is not None:
+            why = enter_checks(ledger, prepared.report, settings.hostfile, time.time(), "launch")
+            if why:
+                output.warn(why, "warn")
     if dry_run:
         plan = plan_launch(nodes, prepared, wanted, line, claim=False)
         _show_plan(output, plan, waiting, commands=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,6 +82,8 @@ def command(
     4 active tests were declined or refused.
     """
     from checks.runner import record as recorded
+    from clusterctl.ledger.enter import enter_checks
+    from clusterctl.ledger.entries import path_beside
     from clusterctl.nodes import hostfile_line
     from clusterctl.preflight import files
 
@@ -89,7 +92,8 @@ def command(
     limits = files.read_profile(options["profile"], _severities(options["severity"]))
     cluster, chosen = settings.cluster_for_run(output)
     nodes = cluster.nodes
-    report = _run(cluster, output, limits, options)
+    ledger = path_beside(settings.hostfile)
+    report = _run(cluster, output, limits, ledger, options)
     good = [hostfile_line(node) for node in nodes if node.name in report.good_nodes]
     if write_good is not None:
         files.write(write_good, "".join(f"{line}\n" for line in good))
@@ -98,6 +102,8 @@ def command(
     if record is not None:
         files.write(record, files.profile_text(recorded(report)))
     _show(output, report, chosen)
+    if why := enter_checks(ledger, report, settings.hostfile, time.time()):
+        output.warn(why, "warn")
     if write_good is not None:
         output.note(f"{counted(len(good), 'node')} written to {write_good}")
     if record is not None:
@@ -107,7 +113,9 @@ def command(
     return report.exit_code
 
 
-def _run(cluster: Cluster, output: Output, profile: Profile, options: dict[str, Any]) -> Report:
+def _run(
+    cluster: Cluster, output: Output, profile: Profile, ledger: Path, options: dict[str, Any]
+) -> Report:
     from clusterctl.preflight.last_census import default_path
     from clusterctl.preflight.run import run_preflight
 
@@ -146,6 +154,7 @@ def _run(cluster: Cluster, output: Output, profile: Profile, options: dict[str, 
             workdir=options["workdir"],
             shared=shared,
             memory=default_path(),
+            ledger=ledger,
             work=work if options["active"] else None,
         )
     except KeyError as error:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import getpass
 import json
 import os
 import re
 import socket
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
+from clusterctl.beside_hostfile import locked
 from clusterctl.exclude.entries import (
     KEYS,
     ExcludeError,
@@ -25,7 +24,6 @@ from clusterctl.exclude.entries import (
 from clusterctl.nodes import fold
 from trainer.runlog.atomic_file import part_of
 
-LOCK_S = 10.0  # that a change waits for another one
 _KEY_LINE = re.compile(rf"\s*(?:{'|'.join(KEYS)})\s*=")
 
 
@@ -35,7 +33,7 @@ def add(path: Path, fresh: Sequence[Exclusion], *, mode: int = 0o644) -> list[Ex
     `mode` is that of a new file. Raises `ExcludeError` for a file that cannot be read, written, or
     changed without losing something in it.
     """
-    with _locked(path):
+    with locked(path, ExcludeError):
         text = read_text(path)
         before = parse(text, str(path))
         names = {entry.node for entry in fresh}
@@ -51,7 +49,7 @@ def remove(path: Path, names: Sequence[str]) -> list[Exclusion]:
     """Take the entries of these nodes out and return them. Raises `ExcludeError`, also for a node
     that has none.
     """
-    with _locked(path):
+    with locked(path, ExcludeError):
         text = read_text(path)
         before = parse(text, str(path))
         gone = [entry for entry in before if entry.node in set(names)]
@@ -131,36 +129,3 @@ def _write(path: Path, text: str, wanted: Sequence[Exclusion], mode: int) -> Non
 
 def _meaning(entries: Sequence[Exclusion]) -> list[str]:
     return [render(entry) for entry in entries]
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold a hidden file beside `path` while it is read and changed. Raises `ExcludeError`."""
-    lock = path.with_name(f".{path.name}.lock")
-    deadline = time.monotonic() + LOCK_S
-    while True:
-        try:
-            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            raise ExcludeError(f"{path} was not changed: {error.strerror}") from None
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            is_held = True
-        except BlockingIOError:
-            is_held = False
-        except OSError:
-            break  # a file system without locks: the file is still replaced at once
-        try:
-            if is_held and os.path.samestat(os.fstat(descriptor), lock.stat()):
-                break
-        except FileNotFoundError:
-            pass  # the holder before has removed it
-        os.close(descriptor)
-        if time.monotonic() > deadline:
-            raise ExcludeError(f"{path} was not changed: another command holds {lock.name}")
-        time.sleep(0.02)
-    try:
-        yield
-    finally:
-        lock.unlink(missing_ok=True)
-        os.close(descriptor)

@@ -11,6 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from clusterctl.beside_hostfile import beside
 from clusterctl.defaults import parse_toml
 from clusterctl.errors import UsageError
 from clusterctl.nodes import why_refused
@@ -70,7 +71,7 @@ def stamp(unix_s: float) -> str:
 
 def path_beside(hostfile: Path) -> Path:
     """Where the exclusions of a cluster lie: beside its hostfile."""
-    return hostfile.with_name(FILE)
+    return beside(hostfile, FILE)
 
 
 def read(path: Path) -> list[Exclusion]:

@@ -28,6 +28,7 @@ from clusterctl.launch.plan import (
     new_run_id,
 )
 from clusterctl.launch.run_dir import claim_run_dir, run_label
+from clusterctl.ledger.history import with_history
 from clusterctl.nodes import Node, fold
 from clusterctl.remote.cluster import Cluster
 from clusterctl.remote.facts import read_node
@@ -62,14 +63,21 @@ class Prepared(NamedTuple):
     needs: LaunchNeeds | None = None  # what was checked; None: nothing
 
 
-def prepare(cluster: Cluster, options: LaunchOptions, line: LaunchLine) -> Prepared:
-    """One census of all nodes; the checks that a launch needs. Nothing is started or written."""
+def prepare(
+    cluster: Cluster, options: LaunchOptions, line: LaunchLine, ledger: Path | None = None
+) -> Prepared:
+    """One census of all nodes; the checks that a launch needs. Nothing is started or written.
+
+    `ledger` is the file of what happened to the nodes.
+    """
     started, nodes = time.monotonic(), cluster.nodes
     port = options.master_port or PORT_RANGE[0]
     workdir, outputs = options.workdir.absolute(), str(options.outputs.absolute())
     env = kept_environment(options.env, options.nccl, facts=options.facts_env)
     files, wandb = tuple(line.reads["files"]), bool(line.reads["wandb"])
     facts = ask_nodes(cluster, options.python, port, outputs, str(workdir), files, wandb)
+    if ledger is not None:
+        facts = with_history(ledger, facts, time.time())
     device = choose_device(options.device, facts)
     slots = choose_slots(nodes, facts, options.ranks, device)
     needs = LaunchNeeds(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,9 @@ from clusterctl.launch.restart.rules import Rules
 from clusterctl.launch.root_cause import Judgement
 from clusterctl.launch.run_dir import write_layout
 from clusterctl.launch.state import Ended, RunResult, RunState
+from clusterctl.ledger import write as ledger
+from clusterctl.ledger.enter import enter
+from clusterctl.ledger.entries import Entry, path_beside
 from clusterctl.nodes import counted, fold
 from clusterctl.remote.cluster import Cluster
 from trainer.runlog import telemetry
@@ -205,6 +208,9 @@ class _Run:
             more=ended.more,
         )
         self.cause = record(plan.run_dir, self.journal, incident, plan.environment.redact)
+        where = plan.run_dir.name, plan.run_id, plan.attempt
+        entry = ledger.of_incident(self.cause, where, incident.time_s)
+        self._enter([entry] if entry else [])
         if root.is_of_node and root.kind != Kind.NODE_UNREACHABLE and root.node:
             self._exclude(root)
         self._save("between")
@@ -233,8 +239,16 @@ class _Run:
         try:
             change.add(self.rules.exclude_file, [entry])
             self._tell("excluded", f"{entry.sentence}", node=root.node)
+            out = [(entry.node, entry.reason, entry.until_s)]
+            self._enter(ledger.of_exclusions(out, now_s, "launch", self.plan.run_dir.name))
         except (ClusterctlError, OSError) as error:
             self.journal.write("error", f"{root.node} is not entered in exclude.toml: {error}")
+
+    def _enter(self, entries: Sequence[Entry]) -> None:
+        """In the ledger; one that cannot be written ends nothing."""
+        file = self.rules.exclude_file
+        if file is not None and (why := enter(path_beside(file), entries)):
+            self.journal.write("error", why)
 
     def _prepare(self, decision: Decision) -> str | None:
         """Plan the next attempt; why there is none."""

@@ -21,6 +21,7 @@ from checks.parsers.kernel_log import INTERESTING
 from checks.profile import Profile
 from checks.runner import run_checks
 from clusterctl.errors import TransportError, UsageError
+from clusterctl.ledger.history import with_history
 from clusterctl.nodes import Node, counted, fold, grouped
 from clusterctl.preflight import last_census
 from clusterctl.remote.cluster import Cluster
@@ -44,13 +45,15 @@ def run_preflight(
     workdir: Path | None = None,
     shared: Path | None = None,
     memory: Path | None = None,
+    ledger: Path | None = None,
     work: Callable[[Fleet], Active | None] | None = None,
 ) -> Report:
     """One look at all nodes, then all checks; a node that gave no answer is in the report.
 
     `needs` adds what a launch asks for. `sudo` tries `sudo -n` for what this user may not read,
     `workdir` is the launch's folder, `shared` must be one folder on all nodes, `memory` is the file
-    of the previous run. `work` may make the nodes work once they are known (`--active`).
+    of the previous run, `ledger` that of what happened to the nodes. `work` may make the nodes work
+    once they are known (`--active`).
     Raises `KeyError` for an unknown check id in `only` or `without`, `UsageError` when a token
     cannot be written into `shared`.
     """
@@ -81,6 +84,8 @@ def run_preflight(
     facts = tuple(known[node] for node in nodes)
     if memory is not None:
         facts, _ = last_census.compare(memory, nodes, facts)
+    if ledger is not None:
+        facts = with_history(ledger, facts, time.time())
     fleet = Fleet(facts, needs, token)
     if work is not None:
         fleet = dataclasses.replace(fleet, active=work(fleet))

@@ -16,10 +16,12 @@ from checks.facts import (
     Fleet,
     GitState,
     GpuProcess,
+    History,
     KernelLog,
     LaunchNeeds,
     Memory,
     Mount,
+    PastFault,
     Port,
     Previous,
     ProcessTable,
@@ -60,6 +62,13 @@ def bad(
 def known(value: Any) -> Any:
     assert not isinstance(value, Unknown), value
     return value
+
+
+def past(count: int) -> History:
+    faults = [
+        PastFault("incident", "xid-79", 86400.0 * n, "2026-03-01", f"run{n}") for n in range(count)
+    ]
+    return History(tuple(faults))
 
 
 def log(text: str, uptime_s: float = 1000.0) -> KernelLog:
@@ -105,6 +114,10 @@ CASES: dict[str, list[Case]] = {
     "shell.noise": [bad("greeting", WARN, noise="Welcome")],
     "host.python": [bad("not said", UNKNOWN, python=Unknown("not said"))],
     "host.same_machine": [bad("two names", FAIL, machine=machine("boot-n4"))],
+    "host.history": [
+        bad("three", WARN, history=past(3)),
+        bad("cannot be read", UNKNOWN, history=Unknown("node-history.jsonl cannot be read")),
+    ],
     "host.limits": [bad("few files", WARN, shell_limits=ShellLimits(1024, None, 1 << 40))],
     "host.memlock": [bad("64 KiB", FAIL, shell_limits=ShellLimits(1 << 20, 65536, 1 << 40))],
     "host.shm": [bad("64 MiB", WARN, shell_limits=ShellLimits(1 << 20, None, 64 << 20))],

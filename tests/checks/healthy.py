@@ -19,6 +19,7 @@ from checks.facts import (
     Gpu,
     GpuFacts,
     GpuHealth,
+    History,
     IbPort,
     Interface,
     KernelLog,
@@ -150,7 +151,7 @@ def full(name: str, **fields: Any) -> NodeFacts:
         shell_limits=ShellLimits(1048576, None, 1 << 40), mounts=(ROOT, SHARED),
         network=network(), processes=ProcessTable((), (), 400), system=System("Ubuntu 22.04", ("performance",)),
         git=GitState(COMMIT, ()), files={"/data/clips.csv": FileSeen(True, False, 1000)}, token="word",
-        token_s=0.01, wandb=True, previous=Unknown("no look before"),
+        token_s=0.01, wandb=True, previous=Unknown("no look before"), history=History(),
     )  # fmt: skip
     return dataclasses.replace(plain, **fields)
 

@@ -15,6 +15,8 @@ import clusterctl.preflight.run
 from checks.facts import LaunchNeeds
 from clusterctl import cli
 from clusterctl.launch.inputs import LaunchLine
+from clusterctl.ledger.entries import INCIDENT, Entry, path_beside
+from clusterctl.ledger.file import append, read
 from clusterctl.nodes import Node, parse_hostfile, read_hostfile
 from clusterctl.preflight.run import headline, run_preflight
 from clusterctl.remote.cluster import Cluster
@@ -279,3 +281,34 @@ def test_wandb_key_is_never_shown(nodes: LocalCluster, monkeypatch, capsys) -> N
     assert "secret-of-mine" not in out + err
     wandb = [one for one in json.loads(out)["checks"] if one["id"] == "launch.wandb"]
     assert {one["verdict"] for one in wandb} == {"PASS", "SKIP"}
+
+
+def test_failed_check_is_entered_once_and_a_node_with_many_faults_is_warned_of(
+    nodes: LocalCluster, capsys
+) -> None:
+    path = path_beside(nodes.hostfile)
+    equip(nodes, "n2", fake.h100(7))
+    for _ in range(2):
+        assert preflight(nodes, "--check", "gpu,host.history") == 1
+        (entry,) = read(path).entries
+        assert (entry.node, entry.what, entry.state) == ("n2", "gpu.count_majority", "failed")
+    equip(nodes, "n2", fake.h100(8))
+    now_s = entry.time_s
+    append(
+        path,
+        [Entry("n3", INCIDENT, "", now_s, what="xid-79", run=run, counts=True) for run in "aab"],
+    )
+    capsys.readouterr()
+    assert preflight(nodes, "--check", "gpu,host.history") == 0
+    out = printed(capsys)
+    assert "WARN host.history n3 3 incidents in 2 runs in the last 14 days, last: xid-79 on" in out
+    assert read(path).entries[-1].state == "passed"
+
+
+def test_history_that_cannot_be_written_is_a_warning_and_no_verdict(
+    nodes: LocalCluster, capsys
+) -> None:
+    path_beside(nodes.hostfile).mkdir()
+    equip(nodes, "n2", fake.h100(7))
+    assert preflight(nodes, "--check", "gpu") == 1
+    assert "not entered in the history of nodes" in capsys.readouterr().err

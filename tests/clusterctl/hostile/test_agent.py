@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from clusterctl.launch.restart.rules import Rules
 from clusterctl.launch.supervise import supervise
 from clusterctl.remote.cluster import Cluster
 from clusterctl.transport.paramiko_backend import ParamikoTransport
@@ -34,7 +35,7 @@ def line(message: Any) -> bytes:
 class HostileLaunch(Launch):
     """The launch of a plan whose second node says `flood` for ever once it has begun."""
 
-    def __init__(self, plan, flood: Iterator[bytes]) -> None:
+    def __init__(self, plan, flood: Iterator[bytes], rules: Rules | None = None) -> None:
         def says(verb: str, args: dict[str, Any], orders: Orders) -> Iterator[bytes]:
             yield MARK
             if verb != "agent":  # the look at the end
@@ -48,13 +49,13 @@ class HostileLaunch(Launch):
             yield from flood
 
         self.transport = HostileTransport({"node-2": says}, ParamikoTransport())
-        super().__init__(plan)
+        super().__init__(plan, rules)
 
     def _work(self) -> None:
         try:
             self._result = supervise(
                 self.plan, Cluster(self.plan.nodes, self.transport, LIMITS), on_update=self._see,
-                stop=self.stop.is_set, kill=self.kill.is_set,
+                stop=self.stop.is_set, kill=self.kill.is_set, rules=self.rules,
             )  # fmt: skip
         except BaseException as error:  # noqa: BLE001 - handed to the test's thread
             self._result = error

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from clusterctl.launch.journal import INCIDENTS_FILE
+from clusterctl.ledger.entries import path_beside
+from clusterctl.ledger.file import read
 from tests.clusterctl.hostile.test_agent import HostileLaunch, line
 from tests.clusterctl.launch.harness import WAIT, read_lines
 
@@ -29,13 +31,45 @@ def test_fact_of_a_kernel_is_the_cause(
     ended = {"type": "rank_ended", "rank": 1, "code": code, "how": f"ended with {code}", "tail": []}
     over = [{"type": "ended", "code": 1, "tail": []}, {"type": "gone", "left": []}]
     plan = bench.plan(WAIT)
-    result = HostileLaunch(plan, iter([line(one) for one in (fact, ended, *over)])).result(60)
+    excluded = bench.directory / f"{name}.cluster" / "exclude.toml"
+    excluded.parent.mkdir()
+    rules = bench.rules(plan, max_restarts=0, exclude_file=excluded)
+    lines = iter([line(one) for one in (fact, ended, *over)])
+    result = HostileLaunch(plan, lines, rules).result(60)
     assert result.exit_code == 1
     (incident,) = read_lines(plan.run_dir / INCIDENTS_FILE)
     assert (incident["class"], incident["node"]) == (name, "node-2")
     assert incident["evidence"] == {"source": "kernel", "line": fact["text"]}
     assert incident["root"]["is_of_node"] is of_node
+    history = read(path_beside(excluded)).entries
+    assert [(one.node, one.kind) for one in history] == [
+        ("node-2", "incident"), *[("node-2", "excluded")] * of_node
+    ]  # fmt: skip
+    first = history[0]
+    assert (first.what, first.text, first.run, first.counts) == (
+        name,
+        fact["text"],
+        "001-test",
+        True,
+    )
+    assert (first.run_id, first.attempt) == (plan.run_id, 1)
     assert any(f"{fact['kind']}: {fact['text']}" == event["text"] for event in _facts(plan))
+
+
+def test_history_that_cannot_be_written_is_told_and_ends_nothing(bench) -> None:
+    ended = {"type": "rank_ended", "rank": 1, "code": 1, "how": "ended with 1", "tail": []}
+    over = [{"type": "ended", "code": 1, "tail": []}, {"type": "gone", "left": []}]
+    plan = bench.plan(WAIT)
+    rules = bench.rules(
+        plan, max_restarts=0, exclude_file=bench.directory / "none" / "exclude.toml"
+    )
+    lines = iter([line(one) for one in (XID, ended, *over)])
+    result = HostileLaunch(plan, lines, rules).result(60)
+    assert (result.exit_code, result.cause and result.cause["class"]) == (1, "xid-79")
+    errors = [
+        one["text"] for one in read_lines(plan.run_dir / "events.jsonl") if one["event"] == "error"
+    ]
+    assert any("not entered in the history of nodes" in text for text in errors)
 
 
 def _facts(plan: Any) -> list[dict[str, Any]]:

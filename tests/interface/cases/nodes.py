@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from clusterctl.ledger.entries import CHECK, EXCLUDED, INCIDENT, Entry
+from clusterctl.ledger.file import append
 from tests.interface.cases import case
 from tests.interface.machines import start
 from tests.interface.shell import Shell
@@ -41,6 +45,39 @@ def bad(shell: Shell) -> None:
     shell.run("clusterctl nodes -x a[1-3]")
     shell.run("clusterctl nodes nodes.txt --hostfile other.txt")
     shell.run("clusterctl nodes --expand 'a[1-'")
+
+
+@case("nodes.history")
+def history(shell: Shell) -> None:
+    """What happened to nodes: nothing, much, of some, entered by hand; lines that cannot be read."""
+    shell.patches.setattr("clusterctl.exclude.change.author", lambda: "ann@head")
+    shell.write("nodes.txt", "a[1-3]\nb\n")
+    shell.run("clusterctl nodes --history")
+    day, xid = 86400.0, "NVRM: Xid (PCI:0000:44:00): 79, pid=8, GPU has fallen off the bus."
+    began_s = 1_795_269_600.0
+    made = [
+        Entry("a2", INCIDENT, xid, began_s, "launch", "xid-79", "003-x", "r1", 1, counts=True),
+        Entry("a2", EXCLUDED, xid, began_s, "launch", run="003-x", until_s=began_s + day),
+        Entry("a2", CHECK, "Xid 79", began_s + day, "preflight", "gpu.xid", state="failed", counts=True),
+        Entry("c9", INCIDENT, "exit code -9", began_s, "launch", "signal-9", "004-x", "r2", 3, counts=True),
+    ]  # fmt: skip
+    append(Path("node-history.jsonl"), made)
+    with Path("node-history.jsonl").open("a") as file:
+        file.write('{"version": 9}\n{"to')
+    shell.run("clusterctl nodes --history")
+    shell.run("clusterctl nodes --history -w a2 -q")
+    shell.run("clusterctl nodes --history --since 2026-11-22 --json")
+    shell.run("clusterctl nodes -w a2 --note 'GPU 3 replaced, ticket 4711' --repaired")
+    shell.run("clusterctl nodes -w a[1-2] --note 'watch the fan' --json")
+    shell.run("clusterctl nodes --note 'which?'")
+    shell.run("clusterctl nodes -w a1 --note ''")
+    shell.run("clusterctl nodes -w a1 --repaired")
+    shell.run("clusterctl nodes --since 3d")
+    Path("node-history.jsonl").unlink()
+    Path("node-history.jsonl").mkdir()
+    shell.run("clusterctl nodes --history")
+    shell.run("clusterctl nodes -w a1 --note x")
+    shell.run("clusterctl exclude add a1 --reason x --for 1d")
 
 
 @case("clusterctl.usage")

@@ -11,6 +11,8 @@ import pytest
 
 from clusterctl.launch.journal import INCIDENTS_FILE
 from clusterctl.launch.restart import cleaner
+from clusterctl.ledger.entries import path_beside
+from clusterctl.ledger.file import read
 from tests.clusterctl.launch.harness import QUICK, read_lines, tagged, wait_until
 
 SOON = replace(QUICK, silent_s=3.0)  # for a node that is lost
@@ -24,7 +26,8 @@ if os.environ["CLUSTERCTL_ATTEMPT"] == "1": time.sleep(60)
 
 def test_killed_rank_is_followed_by_an_attempt_that_ends_well(bench) -> None:
     plan = bench.plan(ONCE, slots=2)
-    launch = bench.launch(plan, bench.rules(plan))
+    hostfile = bench.directory / "cluster.txt"
+    launch = bench.launch(plan, bench.rules(plan, exclude_file=path_beside(hostfile)))
     pids = launch.pids(4)
     begun = time.monotonic()
     os.kill(pids[2], signal.SIGKILL)
@@ -36,6 +39,8 @@ def test_killed_rank_is_followed_by_an_attempt_that_ends_well(bench) -> None:
     (incident,) = read_lines(plan.run_dir / INCIDENTS_FILE)
     assert (incident["class"], incident["attempt"]) == ("signal-9", 1)
     assert incident["action"] == "starts it again as attempt 2"
+    (entry,) = read(path_beside(hostfile)).entries
+    assert (entry.node, entry.what, entry.attempt) == (incident["node"], "signal-9", 1)
     names = [event["event"] for event in launch.events()]
     assert names.count("attempt") == 2
     assert names.index("failure") < names.index("restart") < names.index("end")

@@ -1,0 +1,105 @@
+"""What happened to a node, as a line of the cluster's ledger `node-history.jsonl`. Pure."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from clusterctl.beside_hostfile import beside
+from trainer.runlog.json_file import parse
+
+FILE = "node-history.jsonl"
+VERSION = 1
+INCIDENT, CHECK, EXCLUDED, RETURNED, NOTE, REPAIR = KINDS = (
+    "incident", "check", "excluded", "returned", "note", "repair"
+)  # fmt: skip
+FAILED, PASSED = "failed", "passed"
+MOST_TEXT = 500  # characters
+LATEST_S = 1e11
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """`what` is the class of an incident or the id of a check; `by` a person or program."""
+
+    node: str
+    kind: str
+    text: str
+    time_s: float  # unix time
+    by: str = ""
+    what: str = ""
+    run: str = ""  # name of the run directory, which another folder may have as well
+    run_id: str = ""
+    attempt: int | None = None
+    state: str = ""  # of a check: failed or passed
+    counts: bool = False  # towards "failed again and again": what another node may not have
+    until_s: float | None = None  # of an exclusion
+
+    def line(self) -> bytes:
+        """One line of JSON with its end; texts are cut to 500 characters."""
+        data = {key: value for key, value in asdict(self).items() if value not in (None, "", False)}
+        data["text"] = self.text[:MOST_TEXT]
+        return json.dumps({"version": VERSION, **data}).encode() + b"\n"
+
+    @property
+    def sentence(self) -> str:
+        """`incident xid-79 in 003-demo, attempt 2: NVRM: Xid 79`."""
+        about = f"{self.kind} {self.what}".strip()
+        about += f" {self.state}" if self.state else ""
+        about += f" in {self.run}" if self.run else ""
+        about += f", attempt {self.attempt}" if self.attempt is not None else ""
+        about += f" until {stamp(self.until_s)}" if self.until_s is not None else ""
+        about += f" by {self.by}" if self.by else ""
+        return f"{about}: {self.text}" if self.text else about
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "time": stamp(self.time_s)}
+
+
+_TEXTS = ("node", "kind", "text", "by", "what", "run", "run_id", "state")
+_NAMES = tuple(one.name for one in fields(Entry))
+
+
+def path_beside(hostfile: Path) -> Path:
+    """The ledger of a cluster: beside its hostfile and exclude.toml."""
+    return beside(hostfile, FILE)
+
+
+def stamp(unix_s: float) -> str:
+    """A time in UTC: 2026-03-01T08:00:00Z."""
+    return datetime.fromtimestamp(int(unix_s), timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def entry_of(line: bytes) -> Entry | None:
+    """None for a line that is torn, of another version, or holds what no entry can."""
+    try:
+        data = parse(line)
+    except ValueError:
+        return None
+    if not isinstance(data, dict) or data.get("version") != VERSION:
+        return None
+    given = {name: data[name] for name in _NAMES if name in data}
+    texts = all(isinstance(given.get(name, ""), str) for name in _TEXTS)
+    times = [given.get("time_s"), given.get("until_s", 0.0)]
+    numbers = all(
+        isinstance(one, int | float) and math.isfinite(one) and 0 <= one < LATEST_S for one in times
+    )
+    attempt = given.get("attempt")
+    if not texts or not numbers or not (attempt is None or type(attempt) is int):
+        return None
+    if not given.get("node") or given.get("kind") not in KINDS or "text" not in given:
+        return None
+    return Entry(**{**given, "counts": given.get("counts") is True})
+
+
+def of_nodes(entries: Iterable[Entry], names: Iterable[str] | None, since_s: float) -> list[Entry]:
+    """Those of some nodes, None for all, from a time on."""
+    chosen = None if names is None else set(names)
+    return [
+        one for one in entries if one.time_s >= since_s and (chosen is None or one.node in chosen)
+    ]
