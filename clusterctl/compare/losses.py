@@ -6,8 +6,8 @@ Three answers, each by windows (`windows.py`):
   of 95 % of that median;
 - where they part: the first window whose difference is more than 5 standard errors and more than
   0.1 % of A's loss. Windows have at least 20 steps; where none of that length parts, windows of
-  twice the length are asked, and so on. With 128 windows of equal curves, chance finds one in about
-  one comparison of 50;
+  twice the length are asked, and so on. Of 800 simulated pairs of 2,560 steps that differed by noise
+  alone (three buckets, in one order and in two), 3 parted;
 - up to which step the losses are the same to the last bit.
 """
 

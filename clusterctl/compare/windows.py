@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-PAIRED_SHARE = 0.9  # of the common places that have the same bucket, for pairs
+PAIRED_SHARE = 0.9  # of the places that both have, with the same bucket, for pairs
 CONFIDENCE = 0.95
 FEWEST = 6  # windows: with fewer, no interval of a median has that confidence
 
@@ -88,11 +88,18 @@ Pair = tuple[float, float, float]
 
 
 def pairs_of(a: Curve, b: Curve) -> list[Pair] | None:
-    """Where both have a value of the same bucket; None where fewer than 90 % of the places do."""
+    """Where both have a value of the same bucket; None where that is below 90 % of the places.
+
+    These are the places of the curve with more of them, in the range that both have.
+    """
+    if not a.at or not b.at:
+        return None
+    low, high = max(a.at[0], b.at[0]), min(a.at[-1], b.at[-1])
+    most = max(sum(low <= at <= high for at in one.at) for one in (a, b))
     place_of = {at: index for index, at in enumerate(b.at)}
     common = [(index, place_of[at]) for index, at in enumerate(a.at) if at in place_of]
     found = [(a.at[i], a.values[i], b.values[k]) for i, k in common if a.buckets[i] == b.buckets[k]]
-    return found if common and len(found) >= PAIRED_SHARE * len(common) else None
+    return found if found and len(found) >= PAIRED_SHARE * most else None
 
 
 def cut(

@@ -8,7 +8,7 @@ import click
 import pytest
 
 from clusterctl import cli
-from clusterctl.param_types import Duration, Number
+from clusterctl.param_types import Duration, Number, Percent
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,17 @@ def test_times_as_people_write_them(text: object, seconds: float) -> None:
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(click.BadParameter):
         Duration(0.1).convert(text, None, None)
+
+
+@pytest.mark.parametrize("text", ["5", "5%", " 5.0 % ", 5])
+def test_percent_with_or_without_its_sign(text: object) -> None:
+    assert Percent(0).convert(text, None, None) == 0.05
+
+
+@pytest.mark.parametrize("text", ["", "%", "-1%", "five", "nan", "1.2.3%", "5%%"])
+def test_what_is_no_percent_is_refused(text: str) -> None:
+    with pytest.raises(click.BadParameter):
+        Percent(0).convert(text, None, None)
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e300", float("nan"), "-1"])
