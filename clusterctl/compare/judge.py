@@ -109,13 +109,13 @@ def exit_code(found: Sequence[Comparison]) -> int:
 
 
 def _loss(found: Losses, same: Same, limit: float) -> Verdict:
-    if found.why:
-        return Verdict(LOSS, limit, UNKNOWN, found.why)
     bad_a, bad_b = found.bad
     if bad_a:
         return Verdict(LOSS, limit, UNKNOWN, f"{bad_a:,} losses of A are not finite")
     if bad_b:
         return Verdict(LOSS, limit, BAD, f"{bad_b:,} losses are not finite")
+    if found.why:
+        return Verdict(LOSS, limit, UNKNOWN, found.why)
     if same.is_all:
         return Verdict(LOSS, limit, GOOD)
     if found.base <= 0:

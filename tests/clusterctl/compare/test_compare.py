@@ -158,6 +158,14 @@ def test_saves_and_first_steps_are_no_slowdown(tmp_path: Path) -> None:
     assert verdicts(made(tmp_path, plain, slow))[1] == GOOD
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e200])
+def test_run_that_has_diverged_exceeds_the_limit(tmp_path: Path, value: float) -> None:
+    gone = steps(100, 2, loss=lambda step, loss: value if step > 20 else loss)
+    found = made(tmp_path, steps(100, 1), gone)
+    assert found.verdicts[0].verdict == BAD
+    assert "50 losses are not finite" in found.verdicts[0].why
+
+
 def test_loss_that_is_not_finite_never_keeps_a_limit(tmp_path: Path) -> None:
     nan = steps(300, 2, loss=lambda step, value: float("nan") if step > 290 else value * 0.5)
     found = made(tmp_path, steps(300, 1), nan)
