@@ -27,7 +27,9 @@ class Runs:
     done: dict[str, list[Done]]
 
     def measured(self, name: str) -> dict[int, dict[str, Any]]:
-        found = [e for e in read(self.folder / name) if isinstance(e, Event) and e.name == "validation"]  # fmt: skip
+        found = [
+            e for e in read(self.folder / name) if isinstance(e, Event) and e.name == "validation"
+        ]
         return {one.step or 0: one.data for one in found}
 
     def steps(self, name: str) -> list[tuple[Any, ...]]:
@@ -56,7 +58,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
     def words(name: str, *more: str, data: str = "clips") -> list[str]:
         clips = str(folder / data / "digits.csv")
-        return [str(folder / "tiny.py"), "--data-path", clips, "--run-dir", str(folder / name), *more]  # fmt: skip
+        return [
+            str(folder / "tiny.py"),
+            "--data-path",
+            clips,
+            "--run-dir",
+            str(folder / name),
+            *more,
+        ]
 
     def evaluate(name: str, *more: str) -> list[str]:
         return ["evaluate", str(folder / name), "--json", *more]
@@ -78,18 +87,22 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         "alone": words("alone", *KEEP, *EVERY, "--max-steps", "1", "--ckpt-every", "0"),
         "damaged": words("damaged-run", *KEEP, *EVERY, "--max-steps", "1", data="damaged"),
         "own": words("own", *EVERY, "--validation.data-path", str(others), "--max-steps", "1"),
-        "same": words("same", *EVERY, "--validation.data-path", str(folder / "clips" / "digits.csv")),
+        "same": words(
+            "same", *EVERY, "--validation.data-path", str(folder / "clips" / "digits.csv")
+        ),
         "nothing": words("nothing", *EVERY),
         "evaluated-alone": evaluate("on", "--all"),
         "evaluated-bf16": evaluate("bf16"),
         "none-kept": evaluate("own", "--data-path", "none.csv"),
-    }  # fmt: skip
+    }
     done = dict(zip(pairs, ranks.train(list(pairs.values()), 2, folder / "p1"), strict=True))
     done |= dict(zip(single, ranks.train(list(single.values()), 1, folder / "p2"), strict=True))
     return Runs(folder, done)
 
 
-@pytest.mark.parametrize(("off", "on"), [("off", "on"), ("bf16-off", "bf16"), ("native-off", "native")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("off", "on"), [("off", "on"), ("bf16-off", "bf16"), ("native-off", "native")]
+)
 def test_training_is_the_same_with_and_without_it(runs: Runs, off: str, on: str) -> None:
     for name in (off, on):
         assert [rank.code for rank in runs.done[name]] == [0, 0], runs.done[name][0].err
@@ -142,7 +155,9 @@ def test_a_checkpoint_is_evaluated_as_in_its_run(runs: Runs) -> None:
         assert {key: one[key] for key in own} == own
 
 
-def test_where_a_pass_gathers_weights_ranks_without_clips_do_not_hold_up_the_others(runs: Runs) -> None:  # fmt: skip
+def test_where_a_pass_gathers_weights_ranks_without_clips_do_not_hold_up_the_others(
+    runs: Runs,
+) -> None:
     assert [rank.code for rank in runs.done["few"]] == [0, 0], runs.done["few"][0].err
     assert runs.measured("few")[8]["model"]["clips"] == 4
     loss = runs.measured("native")[0]["model"]["loss"]

@@ -38,7 +38,9 @@ def clips(plan: HeldOutPlan) -> dict[str, list[tuple[str, int]]]:
 
 
 def rearranged(manifest: Manifest, order: list[int]) -> Manifest:
-    columns = {name: getattr(manifest, name)[order] for name in ("num_frames", "height", "width", "fps")}  # fmt: skip
+    columns = {
+        name: getattr(manifest, name)[order] for name in ("num_frames", "height", "width", "fps")
+    }
     texts = {name: [getattr(manifest, name)[row] for row in order] for name in ("paths", "texts")}
     return replace(manifest, **columns, **texts)
 
