@@ -69,11 +69,9 @@ class Journal:
         data = {name: one.to_json() for name, one in sets.items()}
         self.event("validation", text, step=step, samples=samples, seconds=seconds, **data)
         if self._tracker is not None:
-            self._tracker.figures(step, {
-                f"validation/{name}/{place}": value
-                for name, one in sets.items()
-                for place, value in one.flat().items()
-            })  # fmt: skip
+            for name, one in sets.items():
+                losses = one.flat().items()
+                self._tracker.figures(step, {f"validation/{name}/{k}": v for k, v in losses})
 
     def _write(self, writer: Writer, record: Record) -> None:
         before = writer.lost

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from tests.faults.campaign import Outcome
 from tests.faults.fault import Fault
 
+MOST = 4  # combinations of classes in a line
 HEAD = ("fault", "", "ok", "classes", "detected s", "recovered s", "orphans", "repeated", "missed")
 
 
@@ -26,6 +27,8 @@ def table(outcomes: Sequence[Outcome], faults: Mapping[str, Fault]) -> Iterable[
 def _figures(outcomes: Sequence[Outcome], *, with_classes: bool = True) -> tuple[str, ...]:
     good = sum(not one.wrong for one in outcomes)
     classes = dict.fromkeys(one.classes or "none" for one in outcomes)
+    if len(classes) > MOST:  # of runs with several faults each
+        classes = dict.fromkeys(sorted({one for some in classes for one in some.split(", ")}))
     sums = [sum(getattr(o, name) for o in outcomes) for name in ("orphans", "repeated", "missed")]
     return (
         f"{good}/{len(outcomes)}",
