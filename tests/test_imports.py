@@ -15,9 +15,9 @@ PACKAGES = ("checks", "clusterctl", "dashboards", "trainer")
 def modules(package: str) -> list[str]:
     paths = sorted((ROOT / package).rglob("*.py"))
     names = (path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".") for path in paths)
-    # active_rank.py is run as a program on the nodes; configs are read, not imported; Triton is not
+    # torch_tests/rank.py is run as a program on the nodes; configs are read, not imported; Triton is not
     # in a CPU build of torch.
-    apart = ("clusterctl.payload.active_rank", "trainer.configs.")
+    apart = ("clusterctl.payload.torch_tests.rank", "trainer.configs.")
     if importlib.util.find_spec("triton") is None:
         apart += ("trainer.models.attention.frames_kernels",)
     return [name.removesuffix(".__init__") for name in names if not name.startswith(apart)]

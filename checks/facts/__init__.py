@@ -8,7 +8,8 @@ watts, seconds, degrees Celsius. All other packages import from `checks.facts`, 
 # ruff: noqa: F401, I001
 
 from checks.facts.fleet import Active, BadLink, Collectives, DeviceSpeed, PortSeen, SharedSeen
-from checks.facts.fleet import Fleet, LaunchNeeds
+from checks.facts.fleet import DeviceCopies, DeviceProducts, Difference, Fleet, LaunchNeeds
+from checks.facts.fleet import RepeatedProduct, WrongCopy
 from checks.facts.gpu import THROTTLE_REASONS, Gpu, GpuFacts, GpuHealth, GpuProcess, GpuState
 from checks.facts.gpu import KernelModule, NvLinks
 from checks.facts.machine import Blocked, ChronyTracking, Clock, Disk, Exchange, FileSeen, GitState

@@ -21,6 +21,57 @@ class DeviceSpeed:
 
 
 @dataclass(frozen=True, slots=True)
+class Difference:
+    """How two results differ that should be equal; None where too many values differ to look."""
+
+    values: int  # without `bits` there may be more
+    bits: int | None = None  # flipped ones
+    at: int | None = None  # the first value: its position in the flat result
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatedProduct:
+    """One product of matrices, again and again on one device."""
+
+    kind: str  # bf16, fp16, fp32, tf32
+    count: int
+    others: int  # how many of these differ from the usual one, which came most often
+    sum: str  # checksum of the usual one
+    differs: Difference | None = None  # the first of the others from the usual one
+    from_majority: Difference | None = None  # the usual one from that of the other devices
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProducts:
+    """Seeded products of one device; comparable bit by bit with devices of equal `kin`."""
+
+    device: str  # cuda:0, cpu
+    kin: str = ""  # model and versions of the libraries
+    products: Maybe[tuple[RepeatedProduct, ...]] = NOT_ASKED
+    side: int = 0  # of the square matrices
+    memory_bytes: Maybe[int] = NOT_ASKED  # the most that the process held on the GPU
+
+
+@dataclass(frozen=True, slots=True)
+class WrongCopy:
+    """A copy that differs from its source."""
+
+    step: str  # host to device, pinned; cuda:0 to cuda:3
+    differs: Difference
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceCopies:
+    """Copies of a pattern to a device, within it and back; or `between` the node's devices."""
+
+    device: str  # cuda:0, cpu, between
+    steps: Maybe[int] = NOT_ASKED  # how many copies were compared
+    wrong: tuple[WrongCopy, ...] = ()
+    sum: str = ""  # checksum of the pattern that the host made
+    kin: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class BadLink:
     """Two nodes that work with others, and not with each other."""
 
@@ -74,6 +125,8 @@ class Active:
     shared: Mapping[str, SharedSeen] = field(default_factory=dict)
     writer: str = ""  # the node that wrote into the shared folder
     write_error: str = ""
+    products: Mapping[str, Maybe[tuple[DeviceProducts, ...]]] = field(default_factory=dict)
+    copies: Mapping[str, Maybe[tuple[DeviceCopies, ...]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,8 @@ def _judge_speed(
     """None for a device that is fast enough."""
     on_gpu, measured = active.device == "cuda", f"{one.device} {tflops(one.tflops)}"
     if not one.finite or not math.isfinite(one.tflops):
-        return fail(f"{one.device}: the products are not finite", expected="finite numbers")
+        text = f"{one.device}: the products are not finite; active.compute says which are wrong"
+        return fail(text, expected="finite numbers")
     reached = reached_tflops(one.model) if on_gpu else None
     if reached is not None and one.tflops < limits.active_floor_share * reached:
         floor = tflops(limits.active_floor_share * reached)

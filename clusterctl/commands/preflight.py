@@ -60,7 +60,7 @@ _needs_options = with_options(
 
 
 _active_options = with_options(
-    click.option("--active", is_flag=True, help="Also make the nodes work, after asking: ports, shared folder, matrix products, all-reduce. Refused where GPUs are busy."),
+    click.option("--active", is_flag=True, help="Also make the nodes work, after asking: ports, shared folder, matrix products, copies, all-reduce. Refused where GPUs are busy."),
     click.option("--yes", is_flag=True, help="Do not ask before --active."),
     click.option("--dry-run", is_flag=True, help="Say what --active would do and how long it would take; look at the nodes only."),
     click.option("--patience", "patience_s", type=Duration(2), default=15.0, show_default=True, help="Seconds that a group of nodes gets for an all-reduce of --active."),

@@ -31,7 +31,7 @@ starts = queue.SimpleQueue()  # type: Any  # orders to start ranks
 
 
 class Rank:
-    """A process of active_rank.py: its last message, and the orders that it has to answer."""
+    """A process of torch_tests/rank.py: its last message, and the orders that it has to answer."""
 
     def __init__(self, python, text, device, env):
         self.device = device

@@ -35,6 +35,11 @@ _NEEDED = {
     "watch": ("seen_s",),
     "read": ("bytes", "seconds"),
     "matmul": ("model", "tflops", "finite"),
+    "products": ("kin", "products", "side"),
+    "lines": ("rows", "columns"),
+    "values": ("found",),
+    "copies": ("kin", "steps", "wrong", "sum"),
+    "between": ("kin", "steps", "wrong"),
     "host": ("port",),
     "group": ("reduce_s",),
 }

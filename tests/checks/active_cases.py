@@ -9,11 +9,16 @@ from checks.facts import (
     Active,
     BadLink,
     Collectives,
+    DeviceCopies,
+    DeviceProducts,
     DeviceSpeed,
+    Difference,
     Fleet,
     PortSeen,
+    RepeatedProduct,
     SharedSeen,
     Unknown,
+    WrongCopy,
 )
 from checks.finding import Verdict
 from tests.checks import healthy as h
@@ -28,6 +33,21 @@ def speeds(tflops: float = 720.0, model: str = H100, **fields: Any) -> tuple[Dev
     return (*plain[:7], DeviceSpeed("cuda:7", model, tflops, **fields))
 
 
+def products(last: Any = "5eed") -> tuple[DeviceProducts, ...]:
+    """Of eight GPUs; `last` is the sum of the last one's bf16 products, or all of its products."""
+    kinds = [RepeatedProduct(kind, 400, 0, "5eed") for kind in ("bf16", "fp32", "tf32")]
+    devices = [DeviceProducts(f"cuda:{at}", H100, tuple(kinds)) for at in range(8)]
+    if isinstance(last, str):
+        last = (dataclasses.replace(kinds[0], sum=last), *kinds[1:])
+    return (*devices[:7], dataclasses.replace(devices[7], products=last))
+
+
+def copies(*wrong: WrongCopy, **fields: Any) -> tuple[DeviceCopies, ...]:
+    good = [DeviceCopies(f"cuda:{at}", 10, (), "5eed", H100) for at in range(7)]
+    plain: dict[str, Any] = {"steps": 10, "sum": "5eed", "kin": H100}
+    return (*good, DeviceCopies("cuda:7", wrong=wrong, **{**plain, **fields}))
+
+
 GOOD = Active(
     device="cuda",
     speeds={name: speeds() for name in h.NAMES},
@@ -35,6 +55,8 @@ GOOD = Active(
     meeting_ports={name: PortSeen(29500, reached_by=("n1",)) for name in h.NAMES},
     shared={name: SharedSeen(0.1, 2e9) for name in h.NAMES},
     writer="n1",
+    products={name: products() for name in h.NAMES},
+    copies={name: copies() for name in h.NAMES},
 )
 
 
@@ -58,6 +80,20 @@ CASES: dict[str, list[tuple[str, Verdict, Fleet]]] = {
         ("under the floor", FAIL, at("speeds", speeds(300.0))),
         ("not finite", FAIL, at("speeds", speeds(720.0, finite=False))),
         ("no torch", UNKNOWN, at("speeds", Unknown("torch is not installed for /venv/bin/python there"))),
+    ],
+    "active.compute": [
+        ("another result", FAIL, at("products", products("bad"))),
+        ("now and then", FAIL, at("products", products((RepeatedProduct("bf16", 400, 2, "5eed", Difference(3, 4, 77)),)))),
+        ("one not tested", UNKNOWN, at("products", products(Unknown("CUDA error: an illegal memory access")))),
+        ("no torch", UNKNOWN, at("products", Unknown("torch is not installed for /venv/bin/python there"))),
+    ],
+    "active.copy": [
+        ("flipped", FAIL, at("copies", copies(WrongCopy("host to device, pinned", Difference(1, 1, 5))))),
+        ("between GPUs", FAIL, at("copies", (*copies(), DeviceCopies("between", 56, (WrongCopy("cuda:0 to cuda:3", Difference(70_000)),))))),
+        ("checksum", FAIL, at("copies", copies(WrongCopy("within the device", Difference(0))))),
+        ("another pattern", FAIL, at("copies", copies(sum="bad"))),
+        ("one not tested", UNKNOWN, at("copies", copies(steps=Unknown("CUDA out of memory")))),
+        ("lost", UNKNOWN, at("copies", LOST)),
     ],
     "active.allreduce": [
         ("bad node", FAIL, with_collectives(bad_nodes={"n3": "bad with n1"})),

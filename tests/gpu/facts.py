@@ -34,6 +34,8 @@ def items(options: Options) -> Iterator[Item]:
     yield Item("NVML against nvidia-smi", compare, (), 10.0)
     yield Item("rules over the census", rules, (), 10.0)
     yield Item("matrix products", products, (), 60.0)
+    yield Item("products bit by bit", repeated, (), 60.0)
+    yield Item("copies bit by bit", copies, (), 60.0)
     yield Item("a group of one", group_of_one, (), 60.0)
 
 
@@ -134,25 +136,51 @@ def rules(options: Options) -> dict[str, Any]:
 
 def products(options: Options) -> dict[str, Any]:
     """The matrix products of `preflight --active` on one device."""
+    answer = _ask_rank(options, {"do": "matmul", "seconds": 0.1 if options.tiny else 2.0})
+    return {**answer, "headline": f"{answer['tflops']:.3g} TFLOP/s on {answer['model']}"}
+
+
+def repeated(options: Options) -> dict[str, Any]:
+    """Seeded products, each kind again and again: a good card gives the same bits every time."""
+    answer = _ask_rank(options, {"do": "products", "seconds": 0.1 if options.tiny else 6.0})
+    shown = [
+        f"{one['kind']} {one['others']} of {one['count']} differ" for one in answer["products"]
+    ]
+    memory = f"{answer['memory_bytes'] / 2**30:.1f} GiB, " if "memory_bytes" in answer else ""
+    headline = f"{', '.join(shown)}; {answer['side']}, {memory}{answer['seconds']:.1f} s"
+    return {**answer, "headline": f"{headline}, {answer['kin']}"}
+
+
+def copies(options: Options) -> dict[str, Any]:
+    """A pattern to the device, within it and back: a good card changes no bit."""
+    size = 1 << 20 if options.tiny else 256 << 20
+    answer = _ask_rank(options, {"do": "copies", "bytes": size})
+    wrong = [f"{one['step']}: {one['values']} values" for one in answer["wrong"]]
+    headline = f"{len(wrong)} of {answer['steps']} copies are wrong, {answer['seconds']:.1f} s"
+    return {**answer, "headline": "; ".join([headline, *wrong])}
+
+
+def _ask_rank(options: Options, order: dict[str, Any]) -> dict[str, Any]:
+    """What a rank of `preflight --active` answers, on the first device."""
     device = "cuda:0" if options.device == "cuda" else "cpu"
-    seconds = 0.1 if options.tiny else 2.0
-    orders = [{"device": device}, {"do": "matmul", "seconds": seconds, "id": 1}]
-    command = "import clusterctl.payload.active_rank"
+    command = "import clusterctl.payload.torch_tests.rank"
     process = subprocess.Popen(
         [sys.executable, "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert process.stdin is not None
     assert process.stdout is not None
-    for order in orders:  # stdin stays open: it is the program's lease
-        process.stdin.write(json.dumps(order) + "\n")
+    for line in ({"device": device}, {**order, "id": 1}):  # stdin stays open: it is its lease
+        process.stdin.write(json.dumps(line) + "\n")
     process.stdin.flush()
     answers = map(json.loads, process.stdout)
-    answer = next(one for one in answers if one["type"] == "answer" or "error" in one)
+    answer: dict[str, Any] = next(
+        one for one in answers if one["type"] == "answer" or "error" in one
+    )
     process.stdin.close()
     process.wait()
     if "error" in answer:
         raise RuntimeError(answer["error"])
-    return {**answer, "headline": f"{answer['tflops']:.3g} TFLOP/s on {answer['model']}"}
+    return answer
 
 
 def group_of_one(options: Options) -> dict[str, Any]:

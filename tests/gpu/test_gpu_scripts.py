@@ -66,6 +66,7 @@ def test_what_does_not_fit_into_the_time_is_not_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("group", "only", "count"),
     [
+        ("facts", "bit by bit", 2),
         ("correct", "block eager", 1),
         ("correct", "padded", 1),
         ("attention", "spatial 8x15x920 math", 1),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -14,11 +14,17 @@ from clusterctl.errors import Declined
 from clusterctl.nodes import counted, fold
 from clusterctl.preflight.active.fault_isolation import most_rounds, ring_rounds
 
+PRODUCTS_SLACK_S = 60.0  # 8 ranks of a node make their matrices at once
+CPU_PRODUCTS_S = 2.0  # a product there is small, and the cores are shared
+LOCATE_S = 90.0  # to find the wrong values of those that differ from the majority
+COPIES_S = 60.0
 MOST_INSIDE = 3  # rounds inside the nodes before one is named: a busy machine fails now and then
 TESTS = {
     "port": ("active.port",),
     "token": ("active.token", "active.read"),
     "matmul": ("active.matmul",),
+    "products": ("active.compute",),
+    "copies": ("active.copy",),
     "allreduce": ("active.allreduce",),
 }
 """In the order in which they run, what is cheap and explains the rest first; and their checks."""
@@ -39,6 +45,7 @@ class Plan:
     left_out: Mapping[str, str] = field(default_factory=dict)  # nodes and why
     start_s: float = 90.0  # import torch from a cold shared folder, CUDA contexts
     matmul_s: float = 2.0
+    products_s: float = 6.0  # of products that are compared bit by bit
     group_s: float = 15.0  # for a group to meet and to sum; grows with the ranks
     token_s: float = 10.0  # for a token to be seen
     blocks: int = 64  # MiB to read
@@ -47,6 +54,15 @@ class Plan:
     def bytes(self) -> int:
         """Of the big all-reduce."""
         return 256 << 20 if self.device == "cuda" else 1 << 20
+
+    @property
+    def copied_bytes(self) -> tuple[int, int]:
+        """Of the pattern that each device copies, and of that between devices of a node."""
+        return (256 << 20, 64 << 20) if self.device == "cuda" else (4 << 20, 1 << 20)
+
+    @property
+    def needs_torch(self) -> bool:
+        return bool({"matmul", "products", "copies"} & set(self.tests)) or self.has_sums
 
     def device_names(self, node: str) -> list[str]:
         count = self.devices[node]
@@ -72,7 +88,7 @@ class Plan:
         what = f"{sum(self.devices.values())} GPUs" if self.device == "cuda" else "CPU"
         nodes = f"{fold(self.nodes)} ({counted(len(self.nodes), 'node')}, {what})"
         lines = [f"active tests on {nodes}:", *(f"  {line}" for line, _, _ in self._steps())]
-        if {"matmul", "allreduce"} & set(self.tests):
+        if self.needs_torch or "allreduce" in self.tests:
             lines.append(f"  torch of    {self.python}")
         quick_s, worst_s = self.seconds()
         end = f"at most {worst_s / 60:.0f} min; nothing stays behind"
@@ -82,8 +98,9 @@ class Plan:
     def seconds(self) -> tuple[float, float]:
         """(where all is well, at the very most)."""
         steps = list(self._steps())
-        quick_s = 5.0 + 0.02 * len(self.nodes) + sum(step[1] for step in steps)
-        return quick_s, math.ceil(30.0 + sum(step[2] for step in steps))
+        start_s = (10.0, self.start_s) if self.needs_torch else (0.0, 0.0)
+        quick_s = 5.0 + 0.02 * len(self.nodes) + start_s[0] + sum(step[1] for step in steps)
+        return quick_s, math.ceil(30.0 + start_s[1] + sum(step[2] for step in steps))
 
     def _steps(self) -> Iterator[tuple[str, float, float]]:
         """(line, seconds where all is well, seconds at the very most) of each test."""
@@ -96,7 +113,14 @@ class Plan:
             yield f"token       {line}", 3, 2 * self.token_s + 60
         if "matmul" in self.tests:
             line = f"matmul      on every device for {self.matmul_s:g} s, slow ones again"
-            yield line, self.matmul_s + 10, self.start_s + 2 * (self.matmul_s + 30)
+            yield line, self.matmul_s, 2 * (self.matmul_s + 30)
+        if "products" in self.tests:
+            line = f"products    seeded ones for {self.products_s:g} s, compared bit by bit"
+            yield line, self.products_s + 10, self.products_s + PRODUCTS_SLACK_S + LOCATE_S
+        if "copies" in self.tests:
+            size = self.copied_bytes[0] >> 20
+            line = f"copies      {size} MiB within each device, to it and back, and between them"
+            yield line, 5, 2 * COPIES_S
         if "allreduce" in self.tests and not self.has_sums:
             yield "all-reduce  skipped: one node with one device has none to sum with", 0, 0
         if self.has_sums and self.shared_nodes:
@@ -177,4 +201,5 @@ def make_plan(
                 left_out[node.name] = f"who is on its GPUs could not be found out: {why}"
     devices = {name: count for name, count in devices.items() if name not in left_out}
     nodes, ranks = tuple(devices), (launch.python, launch.port, launch.env)
-    return Plan(nodes, device, devices, *ranks, shared, tuple(tests), left_out, group_s=patience_s)
+    made = Plan(nodes, device, devices, *ranks, shared, tuple(tests), left_out, group_s=patience_s)
+    return made if device == "cuda" else replace(made, products_s=CPU_PRODUCTS_S)

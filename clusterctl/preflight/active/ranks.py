@@ -11,15 +11,23 @@ from clusterctl.preflight.active.plan import Plan
 from clusterctl.remote.session_pool import Answer, SessionPool
 
 SLACK_S = 25.0  # beyond the products themselves: the first one plans kernels
-PROGRAM = Path(__file__).parents[2] / "payload" / "active_rank.py"
+PAYLOAD = Path(__file__).parents[2] / "payload"
 Speeds = Maybe[tuple[DeviceSpeed, ...]]
+
+
+def program_text() -> str:
+    """The program of a rank, with the module that it imports in it."""
+    names = ("module_loader.py", "torch_tests/bits.py", "torch_tests/rank.py")
+    loader, bits, rank = ((PAYLOAD / name).read_text(encoding="utf-8") for name in names)
+    sources = {"clusterctl.payload.torch_tests.bits": bits}
+    return f"{loader}\nsys.meta_path.insert(0, Loader({sources!r}))\n{rank}"
 
 
 def start_ranks(
     pool: SessionPool, plan: Plan, names: Sequence[str], addresses: Mapping[str, str]
 ) -> dict[str, str]:
     """Start what is not running on these nodes; returns the reason of each that has no ranks."""
-    text = PROGRAM.read_text(encoding="utf-8")
+    text = program_text()
     orders = {}
     for name in names:
         peers = [addresses[one] for one in plan.nodes if one != name and one in addresses]

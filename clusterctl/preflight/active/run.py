@@ -10,6 +10,7 @@ from dataclasses import replace
 from checks.facts import NOT_ASKED, Active, Collectives, Maybe, PortSeen, SharedSeen, Unknown
 from checks.profile import Profile
 from clusterctl.nodes import counted
+from clusterctl.preflight.active.bits import Copies, Products, compare_copies, compare_products
 from clusterctl.preflight.active.collectives import try_links
 from clusterctl.preflight.active.plan import Plan
 from clusterctl.preflight.active.port_probe import PortProbe
@@ -38,6 +39,13 @@ def run_active(
     meeting_ports: dict[str, Maybe[PortSeen]] = {}
     shared: dict[str, SharedSeen] = {}
     speeds: dict[str, Speeds] = {}
+    products: Products = {}
+    copies: Copies = {}
+    left_out = {
+        name: Unknown(f"not tested: {why}")
+        for name, why in plan.left_out.items()
+        if why != "not reached"
+    }
     writer = write_error = ""
     collectives: Maybe[Collectives] = NOT_ASKED
     with closing(SessionPool(replace(cluster, nodes=chosen), exit_s=EXIT_S)) as pool:
@@ -51,15 +59,19 @@ def run_active(
             shared, writer, write_error = try_shared(pool, plan)
         addresses = ports.addresses(chosen)
         unable: dict[str, str] = {}
-        if "matmul" in tests or plan.has_sums:
+        if plan.needs_torch:
             say(f"torch: starting it on {counted(len(pool.names), 'node')}")
             unable = {**pool.lost, **start_ranks(pool, plan, pool.names, addresses)}
         if "matmul" in tests:
             say(f"matmul: {plan.matmul_s:g} s on every device")
             speeds = measure_speeds(pool, plan, unable, profile.active_cpu_fail_share)
-            for name, why in plan.left_out.items():
-                if why != "not reached":
-                    speeds[name] = Unknown(f"not tested: {why}")
+            speeds |= left_out
+        if "products" in tests:
+            say(f"products: {plan.products_s:g} s on every device, compared bit by bit")
+            products = {**compare_products(pool, plan, unable), **left_out}
+        if "copies" in tests:
+            say("copies: on every device, compared bit by bit")
+            copies = {**compare_copies(pool, plan, unable), **left_out}
         if "allreduce" in tests and not plan.has_sums:
             why = "one node with one device has none to sum with"
             collectives = Unknown(why, is_absence=True)
@@ -67,7 +79,17 @@ def run_active(
             shares = {"cuda": profile.active_link_share, "cpu": profile.active_cpu_link_share}
             collectives = try_links(pool, plan, addresses, unable, shares[plan.device], say)
     meeting_ports = meeting_ports if "port" in tests else {}
-    return Active(plan.device, speeds, collectives, meeting_ports, shared, writer, write_error)
+    return Active(
+        plan.device,
+        speeds,
+        collectives,
+        meeting_ports,
+        shared,
+        writer,
+        write_error,
+        products=products,
+        copies=copies,
+    )
 
 
 def try_shared(pool: SessionPool, plan: Plan) -> tuple[dict[str, SharedSeen], str, str]:

@@ -175,7 +175,13 @@ _EXAMINE = by_key(
     record({"failed": text()}, {"said": text(8192, lines=True)}),
 )
 
-# One answer of a process of active_rank.py, or why it gave none.
+_DIFFERENCE = {"values": _size, "bits": _size, "at": _size}
+_PRODUCT = record(
+    {"kind": NAME, "count": _size, "others": _size, "sum": ascii_text(16)},
+    {"differs": record({"values": _size}, _DIFFERENCE)},
+)
+_COPY = record({"step": NAME, "values": _size}, _DIFFERENCE)
+# One answer of a process of torch_tests/rank.py, or why it gave none.
 _RANK_ANSWER = record(
     {},
     {
@@ -186,6 +192,13 @@ _RANK_ANSWER = record(
         **dict.fromkeys(("seconds", "latency_s", "reduce_s", "exchange_s"), SECONDS),
         "tflops": number(0, 1e9),
         "port": whole(0, 65535),
+        "kin": text(300),
+        "products": items(_PRODUCT, 8),
+        **dict.fromkeys(("side", "memory_bytes", "steps", "bytes"), _size),
+        "wrong": items(_COPY, 64),
+        "sum": ascii_text(16),
+        **dict.fromkeys(("rows", "columns"), ascii_text(1 << 17)),
+        "found": items(whole(), 4096),
     },
 )
 _ACTIVE = record(

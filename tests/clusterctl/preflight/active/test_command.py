@@ -89,7 +89,18 @@ def test_one_device_alone_has_nothing_to_sum_and_needs_no_torch(
     nodes: LocalCluster, capsys
 ) -> None:
     args = ["--active", "--yes", "--check", "active.allreduce", "--python", "/nowhere/python"]
-    assert preflight(nodes, *args, "--skip", "active.port,active.matmul", "-w", "n1", "-v") == 0
+    assert (
+        preflight(
+            nodes,
+            *args,
+            "--skip",
+            "active.port,active.matmul,active.compute,active.copy",
+            "-w",
+            "n1",
+            "-v",
+        )
+        == 0
+    )
     out, err = capsys.readouterr()
     assert "one node with one device has none to sum with" in out + err
 
@@ -113,7 +124,7 @@ def test_two_names_of_one_machine_do_not_hold_the_port_for_each_other(
     nodes.hostfile.write_text("n1 host=127.0.0.1\nn2 host=127.0.0.1\n")
     shared = tmp_path / "shared"
     shared.mkdir()
-    skip = "active.matmul,active.allreduce"
+    skip = "active.matmul,active.compute,active.copy,active.allreduce"
     args = [
         "--active",
         "--yes",

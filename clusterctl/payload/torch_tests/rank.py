@@ -13,6 +13,8 @@ import sys
 import threading
 import time
 
+from clusterctl.payload.torch_tests.bits import Copies, Products, describe
+
 BEAT_S = 0.5
 MATMUL = {"cuda": 8192, "cpu": 512}  # side of the square matrices
 # Of the big all-reduce; the best counts, since a collective is as slow as its latest rank.
@@ -68,6 +70,7 @@ def enter(words):
 
 class Rank:
     def __init__(self, device):
+        os.environ.pop("NVIDIA_TF32_OVERRIDE", None)  # the products choose it themselves
         import torch
         import torch.distributed
 
@@ -82,6 +85,7 @@ class Rank:
         else:
             model = "cpu, %d threads" % torch.get_num_threads()
         self.store = None  # type: Any
+        self.repeated = None  # type: Any  # the products that were compared
         self.failed_in = ""
         self.about = {"torch": torch.__version__, "model": model, "device": device}
         enter("idle")
@@ -108,6 +112,36 @@ class Rank:
         enter("idle")
         speed = 2.0 * side**3 * count / seconds / 1e12
         return {"tflops": speed, "finite": is_finite, "model": self.about["model"]}
+
+    def products(self, order):
+        """Seeded products over `seconds`, compared bit by bit; the usual ones are kept."""
+        self.repeated = Products(self.torch, self.device, enter)
+        return self.kin_of(self.repeated.run(order["seconds"]))
+
+    def kin_of(self, found):
+        enter("idle")
+        return dict(found, kin=describe(self.torch, self.device, self.about))
+
+    def lines(self, order):
+        return self.repeated.lines(order["kind"])
+
+    def values(self, order):
+        return self.repeated.values(order["kind"], order["rows"], order["columns"])
+
+    def copies(self, order):
+        """A pattern of `bytes` to the device, within it, and back."""
+        self.free()
+        return self.kin_of(Copies(self.torch, self.device, order["bytes"], enter).run())
+
+    def between(self, order):
+        """A pattern of `bytes` from each of `devices` to each other, by this process."""
+        copies = Copies(self.torch, self.device, order["bytes"], enter)
+        return self.kin_of(copies.between(order["devices"]))
+
+    def free(self):
+        self.repeated = None
+        if self.kind == "cuda":
+            self.torch.cuda.empty_cache()
 
     def wait(self):
         if self.kind == "cuda":
