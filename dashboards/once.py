@@ -20,11 +20,14 @@ from dashboards.model import table, units
 from dashboards.model.run_progress import Figures, accounted, figures, one_line
 from dashboards.model.samples import Feed, Tick
 from dashboards.model.state import NodeState, RunState, State, state_of
+from dashboards.model.usage import Usage, gpu_count, node_totals, usage
+from dashboards.model.usage_totals import Totals
 from dashboards.reduce import fold
 
 MARKS = ("", table.ALARM, table.STALE, table.UNKNOWN, table.MISSING)
 STATES = dict(zip(MARKS, ("ok", "alarm", "stale", "unknown", "missing"), strict=True))
 POLL_S = 0.05
+WAYS = ("job", "user")  # of `usage` in JSON; nodes have their own energy
 
 
 def collect(feed: Feed, *, interval_s: float, patience_s: float) -> State:
@@ -60,6 +63,7 @@ def write(state: State, output: Output) -> None:
     if not output.quiet:
         if state.watches:
             _write_nodes(state, output)
+            _write_usage(state, output)
         if state.run is not None:
             _write_run(state.run, state, output)
     output.line(verdict(state))
@@ -92,6 +96,22 @@ def _write_nodes(state: State, output: Output) -> None:
             output.warn(printable(f"{node.name}  {node.sample.gpu_error}"), "warn")
     for (name, index), reason in state.odd.items():
         output.line(printable(f"{name} GPU {index}: {reason}"), "bad")
+
+
+def _write_usage(state: State, output: Output) -> None:
+    """GPUs by user and job; energy needs two readings, so that only a replay has it here."""
+    if not state.has_gpus:
+        return
+    numbers = ["NODES", "GPUS", "UTIL", "GPU MEM", "POWER", "IDLE"]
+    rows: list[list[str | Cell]] = []
+    for one in usage(state, "job"):
+        row: list[str | Cell] = [printable(one.user), printable(one.job) or "-"]
+        row += [str(len(one.nodes)), gpu_count(one.gpus), units.percent(one.util)]
+        row += [units.size(one.memory_bytes), units.power(one.power_w), gpu_count(one.idle)]
+        rows.append(row)
+    if rows:
+        output.line("")
+        output.table(["USER", "JOB", *numbers], rows, right=numbers)
 
 
 def _write_run(run: RunState, state: State, output: Output) -> None:
@@ -159,6 +179,7 @@ def as_json(state: State) -> dict[str, Any]:
         "source": state.source,
         "nodes": [_node_json(node, state) for node in state.nodes.values()],
         "run": _run_json(state.run, state) if state.run else None,
+        "usage": {way: [_usage_json(one, state) for one in usage(state, way)] for way in WAYS},
         "odd": odd,
         "exit_code": exit_code(state),
     }
@@ -177,7 +198,32 @@ def _node_json(node: NodeState, state: State) -> dict[str, Any]:
         "age_s": node.age_s(state.now_s),
         "missing_gpus": table.missing(node),
         "unreachable": {"phase": down.phase, "message": down.message} if down else None,
+        "energy": _totals_json(node_totals(node, state)),
         "reading": reading or None,
+    }
+
+
+def _usage_json(one: Usage, state: State) -> dict[str, Any]:
+    return {
+        "user": one.user,
+        "job": one.job,
+        "nodes": [name for name in state.nodes if name in one.nodes],
+        "gpus": one.gpus,
+        "idle_gpus": one.idle,
+        "util": one.util,
+        "memory_used_bytes": one.memory_bytes,
+        "power_w": one.power_w,
+        **_totals_json(one.totals),
+    }
+
+
+def _totals_json(totals: Totals) -> dict[str, Any]:
+    """Since the watch began; energy is null where no second of it is known."""
+    return {
+        "energy_kwh": totals.energy_kwh,
+        "energy_known_gpu_s": totals.known_s,
+        "energy_unknown_gpu_s": totals.unknown_s,
+        "idle_gpu_s": totals.idle_s,
     }
 
 

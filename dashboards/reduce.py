@@ -24,6 +24,7 @@ from dashboards.model.samples import (
 )
 from dashboards.model.state import INTERRUPTED, NodeState, RunState, State, new_node
 from dashboards.model.table import fleet_row
+from dashboards.model.usage_totals import after_reading
 
 RECENT_STEPS = 600
 RECENT_EVENTS = 200
@@ -65,7 +66,15 @@ def _after_node(
         if node.history_s is None and step_s > interval_s:
             # Rows of many nodes are spread over their step: not all of them in one tick.
             row_s -= step_s * (zlib.crc32(node.name.encode()) % 1024) / 1024
-    return replace(node, sample=sample, down=None, gpus_seen=seen, history=history, history_s=row_s)
+    return replace(
+        node,
+        sample=sample,
+        down=None,
+        usage=after_reading(node.usage, node.sample, sample, interval_s),
+        gpus_seen=seen,
+        history=history,
+        history_s=row_s,
+    )
 
 
 def _after_gap(ring: Ring, rows: int) -> Ring:

@@ -19,6 +19,7 @@ from dashboards.model.run_progress import Figures, figures
 from dashboards.model.samples import Link, NodeSample
 from dashboards.model.state import RunState, State
 from dashboards.model.table import missing
+from dashboards.model.usage import Usage, node_totals, usage
 
 PREFIX = "clusterctl_"
 GAUGE, COUNTER = "gauge", "counter"
@@ -127,7 +128,26 @@ def _if_known(value: T | None, convert: Callable[[T], float]) -> float | None:
     return None if value is None else float(convert(value))
 
 
+def _usage(read: Callable[[Usage], float]) -> Callable[[State], Rows]:
+    """A figure of each user and job; unknown time has a metric of its own."""
+
+    def rows(state: State) -> Rows:
+        for one in usage(state, "job"):
+            yield (one.user, one.job), read(one)
+
+    return rows
+
+
+def _node_energy(state: State) -> Rows:
+    live = {sample.node for sample in state.live() if sample.gpus}
+    for name, node in state.nodes.items():
+        totals = node_totals(node, state)
+        if totals.known_s or name in live:
+            yield (name,), totals.energy_j
+
+
 CLUSTER, GPUS, NETWORK, NODES, RUN = "Cluster", "GPUs", "Network", "Nodes", "Run"
+USE, U = "Usage", ("user", "job")
 N, G, L, D, R = ("node",), ("node", "gpu"), ("node", "link", "kind"), ("node", "path"), ("run",)
 
 METRICS: tuple[Metric, ...] = (
@@ -146,6 +166,12 @@ METRICS: tuple[Metric, ...] = (
     Metric("gpu_ecc_uncorrected_errors_total", "Uncorrected memory errors since the driver was loaded", "short", G, _gpus(lambda g: g.ecc_errors), COUNTER, row=GPUS, panel="GPUs in trouble", query="sum({})", legend="ECC errors"),
     Metric("gpu_nvlinks_active", "NVLinks that are up", "short", G, _gpus(lambda g: _if_known(g.nvlinks, itemgetter(0))), row=GPUS, panel="NVLinks", query="sum({})", legend="active"),
     Metric("gpu_nvlinks", "NVLinks that are there", "short", G, _gpus(lambda g: _if_known(g.nvlinks, itemgetter(1))), row=GPUS, panel="NVLinks", query="sum({})", legend="present"),
+    Metric("usage_gpus", "GPUs that a user's job holds; the share of one that several hold", "short", U, _usage(lambda one: one.gpus), row=USE, panel="GPUs by user", query="sum by (user) ({})", legend="{{user}}"),
+    Metric("usage_idle_gpus", "Of these, used for less than 5 % of the time", "short", U, _usage(lambda one: one.idle), row=USE, panel="Idle GPUs by user", query="sum by (user) ({}) > 0", legend="{{user}}"),
+    Metric("usage_energy_joules_total", "Power times time since the exporter began, of the time that is known", "joule", U, _usage(lambda one: one.totals.energy_j), COUNTER, row=USE, panel="Energy of an hour by user", query="sum by (user) (increase({}[1h]))", legend="{{user}}"),
+    Metric("usage_energy_unknown_gpu_seconds_total", "GPU time whose energy is unknown, since the exporter began", "s", U, _usage(lambda one: one.totals.unknown_s), COUNTER),
+    Metric("usage_idle_gpu_seconds_total", "GPU time that was held and idle, since the exporter began", "s", U, _usage(lambda one: one.totals.idle_s), COUNTER, row=USE, panel="Idle GPU hours of a day by job", query="sum by (user, job) (increase({}[1d])) / 3600 > 0", legend="{{user}} {{job}}"),
+    Metric("node_energy_joules_total", "Of its GPUs since the exporter began, of the time that is known", "joule", N, _node_energy, COUNTER),
     Metric("run_step", "Optimizer steps so far", "short", R, _of_last("step"), row=RUN, panel="Steps", legend="{{run}}"),
     Metric("run_steps_planned", "Where the run means to stop", "short", R, _of_last("steps_total"), row=RUN, panel="Steps", legend="{{run}} planned"),
     Metric("run_epoch", "Passes over the data so far", "short", R, _of_last("epoch")),

@@ -11,6 +11,7 @@ from clusterctl.runs.steps import Steps
 from dashboards.model.alert_book import AlertBook
 from dashboards.model.ring_buffer import FLEET_COLUMNS, NODE_COLUMNS, Ring, Thin
 from dashboards.model.samples import EventSample, Feed, NodeDown, NodeSample
+from dashboards.model.usage_totals import NodeUsage
 from trainer.runlog.telemetry import StepRecord
 
 HISTORY_S = 3600.0
@@ -27,6 +28,7 @@ class NodeState:
     down: NodeDown | None = None  # set until it answers again
     history: Ring = field(default=Ring(len(NODE_COLUMNS)))
     history_s: float | None = None  # time of the newest row
+    usage: NodeUsage = field(default=NodeUsage())  # of its GPUs, by user and job
     gpus_seen: int = 0  # most GPUs it ever showed: fewer now means that some are missing
 
     def age_s(self, now_s: float) -> float | None:

@@ -15,15 +15,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from clusterctl.runs import journal, steps
-from dashboards.model import alert_book, ring_buffer, samples, state
+from dashboards.model import alert_book, ring_buffer, samples, state, usage_totals
 from dashboards.model.thresholds import Limits
 from dashboards.recording.validation import is_sound, tests
 from trainer.runlog import telemetry
 
-MODULES = (samples, state, alert_book, ring_buffer, telemetry, steps, journal)
+MODULES = (samples, state, alert_book, usage_totals, ring_buffer, telemetry, steps, journal)
 NOT_DATA = (alert_book.Rule, Limits)
 # Not data but how this program works: a state that is read gets its own.
-LEFT_OUT = {"AlertBook": ("limits", "rules", "hurry")}
+LEFT_OUT = {"AlertBook": ("limits", "rules", "hurry"), "NodeUsage": ("holders", "made_of")}
 
 
 class PlainError(ValueError):

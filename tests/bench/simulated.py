@@ -11,6 +11,7 @@ import json
 import os
 import random
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -25,6 +26,7 @@ from tests.readable import on_readable
 
 GPUS, PORTS = 8, 8
 CHANGES = 64  # lines that each node says in turn
+FAULT, LOST = "BENCH_FAULT_AT", 3  # from then on the first nodes have lost this GPU
 PROCESSES = 4  # that play the nodes
 
 
@@ -70,6 +72,7 @@ def play(count: int, seconds: float, descriptors: Sequence[int]) -> None:
         os.set_blocking(descriptor, False)
         poller.register(descriptor, select.EPOLLIN)
     begun = time.monotonic()
+    fault_s = float(os.environ.get(FAULT, "inf"))  # unix time
     turn = 0
     while time.monotonic() - begun < seconds:
         due = begun + (turn + 1) / count  # spread over the second
@@ -85,7 +88,11 @@ def play(count: int, seconds: float, descriptors: Sequence[int]) -> None:
                     answer = {"pong": json.loads(line)["ping"], "t": time.time()}
                     os.write(by_in[descriptor], json.dumps(answer).encode() + b"\n")
         while due <= time.monotonic():
-            os.write(outs[turn % count], lines[(turn // count + turn) % CHANGES])
+            line = lines[(turn // count + turn) % CHANGES]
+            if time.time() >= fault_s and turn % count == 0:
+                lost = {f"g{LOST}": "GPU is lost"}
+                line = json.dumps({"n": turn + CHANGES, "d": lost}).encode() + b"\n"
+            os.write(outs[turn % count], line)
             turn += 1
             due = begun + (turn + 1) / count
 
@@ -192,6 +199,12 @@ class Simulated:
 
     def connect(self, node: Node, limits: Limits, progress: Progress) -> SimulatedConnection:
         return SimulatedConnection(self._streams[node.name])
+
+    def freeze(self) -> list[str]:
+        """Stop the process that plays the last nodes; returns their names."""
+        self._processes[-1].send_signal(signal.SIGSTOP)
+        share = -(-len(self.nodes) // PROCESSES)
+        return [node.name for node in self.nodes[share * (len(self._processes) - 1) :]]
 
     def close(self) -> None:
         for process in self._processes:

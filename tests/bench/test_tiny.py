@@ -55,7 +55,8 @@ ROWS = {
         "read and planned once: ",
     ),
     "top": (
-        "grid 80x24: ", "grid 200x50: ", "parts of 8 nodes", "fleet of 8: ", "node: ",
+        "grid 80x24: ", "grid 200x50: ", "parts of 8 nodes", "fleet of 8: ", "peer, ours, 8 nodes x 8: ",
+        "peer, ours: a lost GPU shows after ", "peer, all-smi --ssh-hostfile, not measured: ", "node: ",
         "replay: 2 h written", "replay, every sample: ", "replay, jumps: ",
     ),
     "why": ("error at the end: why ", "error before a flood: why "),

@@ -1,8 +1,10 @@
-"""What the live view costs: `python -m tests.bench.top [grid|parts|fleet|node|replay|all]`.
+"""What the live view costs: `python -m tests.bench.top [grid|parts|fleet|peer|node|replay|all]`.
 
 grid    a tick of 24x8 GPUs with everything Textual does for it
 parts   where the CPU of a second of 1,000 nodes goes
 fleet   1,000 nodes x 8 at 1 Hz through real pipes: the head's CPU, and how long a key takes
+peer    256 nodes x 8: the head's CPU, age of readings, seconds until a fault shows; all-smi's by its
+        documents and source: no build of it was at hand
 node    the watcher itself: CPU of a core and bytes on the wire at 1 Hz, 8 GPUs (NVML stand-in)
 replay  24 h of 24x8 at top speed: memory at the second hour and at the end
 
@@ -19,6 +21,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +31,7 @@ from clusterctl.remote.cluster import Cluster
 from dashboards.feeds.replay import Replay
 from dashboards.feeds.run_dir import steady_clock
 from dashboards.feeds.ssh import SshFeed
+from dashboards.model import table
 from dashboards.model.samples import NodeSample, Sample, Tick
 from dashboards.model.state import State, initial_state
 from dashboards.recording.file_format import Appender
@@ -38,10 +42,19 @@ from dashboards.simulation.healthy import names
 from dashboards.tui.app import TopApp
 from dashboards.tui.widgets.gpu_grid import GpuGrid
 from tests.bench import tiny, watcher
-from tests.bench.simulated import Simulated
+from tests.bench.simulated import FAULT, Simulated
 from tests.dashboards.simulated_hour import TEN, hour
 
-PARTS = ("grid", "parts", "fleet", "node", "replay")
+PARTS = ("grid", "parts", "fleet", "peer", "node", "replay")
+
+
+# lablup/all-smi, commit 18fb595: README ("Agentless SSH mode"), src/common/config.rs
+# (`adaptive_interval`), src/view/data_collection/ssh_strategy.rs (`collect_all`).
+PEER = (
+    "peer, all-smi --ssh-hostfile, not measured: it asks 101 and more nodes every 6 s, by one command "
+    "on each, and shows a round when all have answered or failed; so a reading is up to 6 s old and "
+    "the answer of the slowest node, and one that hangs delays all until its session is given up"
+)
 
 
 def say(text: str) -> None:
@@ -155,6 +168,60 @@ def fleet(count: int, seconds: int) -> None:
         transport.close()
 
 
+async def seconds_until(condition: Callable[[], bool], since_s: float, limit_s: float) -> str:
+    """From a unix time on, as text."""
+    while not condition():
+        if time.time() - since_s > limit_s:
+            return f"not within {limit_s:.0f} s"
+        await asyncio.sleep(0.02)
+    return f"{time.time() - since_s:.1f} s"
+
+
+def peer(count: int, seconds: int) -> None:
+    """256 nodes: what a reading is old, and how long two faults take until they show."""
+    os.environ[FAULT] = str(time.time() + seconds + 5.0 + count / 25)
+    fault_s = float(os.environ[FAULT])
+    transport = Simulated(count, 2 * seconds + 180.0)
+    del os.environ[FAULT]
+    feed = SshFeed(
+        Cluster(transport.nodes, transport, width=32), clock=steady_clock(), source="bench"
+    )
+    app = TopApp(feed)
+    ages: list[float] = []
+
+    def mark(name: str) -> str:
+        return table.node_mark(app.state.nodes[name], app.state)[0]
+
+    async def run() -> None:
+        async with app.run_test(size=(120, 40)):
+            while not feed.settled():
+                await asyncio.sleep(0.1)
+            await asyncio.sleep(3)
+            begun, used = time.monotonic(), cpu_s()
+            while time.monotonic() - begun < seconds:
+                await asyncio.sleep(0.37)
+                now_s = feed.now()
+                ages.extend(
+                    now_s - one.sample.at_s for one in app.state.nodes.values() if one.sample
+                )
+            core = (cpu_s() - used) / (time.monotonic() - begun)
+            ages.sort()
+            middle, late = ages[len(ages) // 2], ages[int(0.99 * len(ages))]
+            say(f"peer, ours, {count} nodes x 8: {core:.2f} core, a reading is {middle:.1f} s old, 99 % under {late:.1f} s, {rss_mb():.0f} MB")  # fmt: skip
+            await asyncio.sleep(max(0.0, fault_s - time.time()))
+            first = transport.nodes[0].name
+            took = await seconds_until(lambda: mark(first) == table.MISSING, fault_s, 30)
+            frozen, begun_s = transport.freeze(), time.time()
+            silent = await seconds_until(lambda: all(mark(name) == table.STALE for name in frozen), begun_s, 30)  # fmt: skip
+            say(f"peer, ours: a lost GPU shows after {took}, {len(frozen)} nodes that freeze after {silent}")  # fmt: skip
+
+    try:
+        asyncio.run(run())
+    finally:
+        transport.close()
+    print(PEER, flush=True)
+
+
 def parts(count: int) -> None:
     """Where a second of the fleet goes: decoding, folding, the tick."""
     import random
@@ -241,10 +308,11 @@ def main() -> int:
     parser.add_argument("what", choices=[*PARTS, "all"], nargs="?", default="all")
     parser.add_argument("--ticks", type=int, default=30, help="of the grid")
     parser.add_argument("--nodes", type=int, default=1000, help="of the fleet and its parts")
+    parser.add_argument("--peers", type=int, default=256, help="nodes beside all-smi")
     parser.add_argument("--seconds", type=int, default=20, help="of the fleet and the node")
     parser.add_argument("--hours", type=int, default=24, help="replayed, at least 2")
     parser.add_argument("--interval", type=int, default=5, help="of the replayed hours, in seconds")
-    options = tiny.parse(parser, ticks=4, nodes=8, seconds=4, hours=2, interval=600)
+    options = tiny.parse(parser, ticks=4, nodes=8, peers=8, seconds=4, hours=2, interval=600)
     code = 0
     if options.what in ("grid", "all"):
         grid(options.ticks)
@@ -252,6 +320,8 @@ def main() -> int:
         parts(options.nodes)
     if options.what in ("fleet", "all"):
         fleet(options.nodes, options.seconds)
+    if options.what in ("peer", "all"):
+        peer(options.peers, options.seconds)
     if options.what in ("node", "all"):
         compiler = watcher.compiler()
         if compiler:

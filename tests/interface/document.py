@@ -20,7 +20,7 @@ MOST = 6  # values of a path that are written out
 LONG = 120  # characters of one value
 
 # Numbers that are another each time: times, durations, ages, process ids.
-VOLATILE = re.compile(r"\.(?:\w+_s|seconds|pid|ppid)$")
+VOLATILE = re.compile(r"\.(?:\w+_s|seconds|energy_kwh|pid|ppid)$")
 # Objects whose keys are data: pairs of GPUs, names of nodes, paths.
 DATA_KEYS = re.compile(r".*\.(?:pairs|weight_files|sizes|spreads|reasons|examples|dtypes|example)")
 

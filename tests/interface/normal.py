@@ -22,6 +22,7 @@ RULES = tuple(
         (r"((?:\bport|--master_port)) 29[5-9]\d\d\b", r"\1 #"),
         (r"(?<=:)29[5-9]\d\d\b", "#"),
         (r"(?m)^(clusterctl_\w*(?:age|uptime)_seconds\S*) \S+$", r"\1 #"),
+        (r"(?m)^(clusterctl_\w*(?:joules|gpu_seconds)_total\S*) \S+$", r"\1 #"),
         (r'\bversion="[\d.]+"', 'version="#"'),
         (r"[▁▂▃▄▅▆▇█]+", "▁"),
         (r"\b(?=[0-9a-f]*[a-f])(?=[0-9a-f]*\d)(?:[0-9a-f]{64}|[0-9a-f]{40}|[0-9a-f]{12})\b", "HASH"),

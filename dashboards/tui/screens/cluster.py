@@ -15,6 +15,7 @@ from dashboards.model.table import METRICS, NODE_METRICS, ORDERS
 from dashboards.tui.screens.base import Commands, FilterScreen, ListScreen, fit, following
 from dashboards.tui.screens.dialogs import ActingScreen
 from dashboards.tui.screens.text import LogScreen
+from dashboards.tui.screens.usage import UsageScreen
 from dashboards.tui.widgets.bars import RunStrip
 from dashboards.tui.widgets.gpu_grid import GpuGrid
 from dashboards.tui.widgets.history import FleetHistory, Selected
@@ -32,6 +33,7 @@ class ClusterScreen(FilterScreen, ListScreen, ActingScreen):
         ("p", "metric", "metric"),
         ("o", "outliers", "odd"),
         ("enter", "enter", "node"),
+        ("u", "usage"),
         ("space", "mark", "mark"),
         ("asterisk", "mark_all"),
         ("L", "log"),
@@ -129,6 +131,9 @@ class ClusterScreen(FilterScreen, ListScreen, ActingScreen):
         self.grid.only_outliers = not self.grid.only_outliers
         self.again()
 
+    def action_usage(self) -> None:
+        self.app.push_screen(UsageScreen())
+
     def action_log(self) -> None:
         node = self.grid.selected()
         if node is not None:
@@ -180,6 +185,7 @@ class ClusterScreen(FilterScreen, ListScreen, ActingScreen):
             ("Filter", "by name or mark (/)", "filter"),
             ("Outliers", "who stands out of the fleet (o)", "outliers"),
             ("Mark", "or unmark all that are listed (*)", "mark_all"),
+            ("Usage", "GPUs and energy by job, user, node (u)", "usage"),
             ("Dump stacks", f"of processes on {where} (S)", "stacks"),
             ("Preflight", f"all checks of {where if count else 'this node'} (P)", "preflight"),
             ("Kill", f"end the run on {where} (K)", "kill"),

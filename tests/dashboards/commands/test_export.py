@@ -137,7 +137,7 @@ def test_board_asks_for_metrics_that_exist_and_every_panel_has_its_place() -> No
 
 
 # Of Grafana's value formats (grafana-data, valueFormats/categories.ts); another word is shown as it is.
-UNITS = {"short", "sci", "percentunit", "bytes", "Bps", "watt", "celsius", "hertz", "s"}
+UNITS = {"short", "sci", "percentunit", "bytes", "joule", "Bps", "watt", "celsius", "hertz", "s"}
 
 
 def test_board_is_what_grafana_takes() -> None:

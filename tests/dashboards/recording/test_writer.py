@@ -100,6 +100,11 @@ def same(one: State, other: State) -> None:
             assert a.sample.links is not None
             assert a.sample.processes == b.sample.processes
             assert a.sample.clock_step_s == b.sample.clock_step_s
+        assert set(a.usage.totals) == set(b.usage.totals)
+        for owner, totals in a.usage.totals.items():
+            # Readings are written with two digits, and keys hold the sums so far.
+            assert totals.energy_j == pytest.approx(b.usage.totals[owner].energy_j, rel=1e-3)
+            assert totals.unknown_s == pytest.approx(b.usage.totals[owner].unknown_s)
     assert one.run == other.run
     assert one.odd == other.odd
     assert len(one.fleet) == len(other.fleet)

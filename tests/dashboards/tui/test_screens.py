@@ -452,6 +452,24 @@ def test_actions_mean_the_marked_nodes(demo: Callable[[], TopApp]) -> None:
     play(demo(), story)
 
 
+def test_usage_lists_who_holds_gpus_by_job_user_and_node(demo: Callable[[], TopApp]) -> None:
+    async def story(app: TopApp, pilot: Pilot[None]) -> None:
+        await pilot.press("u")
+        heading, first = (line.split() for line in shown(app, "#usage").splitlines()[:2])
+        assert heading[:6] == ["user", "job", "nodes", "GPUs", "util", "memory"]
+        assert first[:3] == ["▸", "trainer", "015-STDiT3-XL-2"]
+        await pilot.press("e")
+        assert app.clipboard.startswith("ml-64-node-")
+        await pilot.press("g")
+        assert "GPUs by user" in str(app.screen.query_one("#usage").border_title)
+        await pilot.press("g", "j", "e")
+        assert app.clipboard == "ml-64-node-002"
+        await pilot.press("escape")
+        assert grid(app)
+
+    play(demo(), story)
+
+
 def test_log_of_the_rank_under_the_cursor_is_followed_and_searched(
     demo: Callable[[], TopApp],
 ) -> None:
