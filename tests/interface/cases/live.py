@@ -16,7 +16,7 @@ from trainer.runlog.telemetry import Writer
 
 RUN = "outputs/001-STDiT3-demo"
 # Of the invented cluster, whose figures go with the time.
-INVENTED = (r"\.nodes\[\]\.reading\..*", r"\.run\..*", r"\.odd\[\].*")
+INVENTED = (r"\.nodes\[\]\.reading\..*", r"\.run\..*", r"\.usage\..*", r"\.odd\[\].*")
 READING = {
     "cpus": 64, "driver": "565.57.01", "up": 90000.0, "cpu": 0.25, "load1": 3.5, "mem": [4096, 65536], "net": 1.5,
     "gpus": 2, "g0": [300.0, 99, 40960, 55, 1755, 0], "g1": [310.0, 98, 40960, 57, 1755, 0],
