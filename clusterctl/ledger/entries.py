@@ -15,9 +15,8 @@ from trainer.runlog.json_file import parse
 
 FILE = "node-history.jsonl"
 VERSION = 1
-INCIDENT, CHECK, EXCLUDED, RETURNED, NOTE, REPAIR = KINDS = (
-    "incident", "check", "excluded", "returned", "note", "repair"
-)  # fmt: skip
+KINDS = tuple("incident check excluded returned note repair".split())
+INCIDENT, CHECK, EXCLUDED, RETURNED, NOTE, REPAIR = KINDS
 FAILED, PASSED = "failed", "passed"
 MOST_TEXT = 500  # characters
 LATEST_S = 1e11

@@ -97,11 +97,14 @@ def _read_products(device: str, answer: Answer) -> DeviceProducts:
         return DeviceProducts(device, products=Unknown(str(answer["error"])))
     products = tuple(
         RepeatedProduct(
-            one["kind"], one["count"], one["others"], one["sum"],
+            one["kind"],
+            one["count"],
+            one["others"],
+            one["sum"],
             Difference(**one["differs"]) if "differs" in one else None,
         )
         for one in answer["products"]
-    )  # fmt: skip
+    )
     memory_bytes = answer.get("memory_bytes", NOT_ASKED)
     return DeviceProducts(device, answer["kin"], products, answer["side"], memory_bytes)
 
