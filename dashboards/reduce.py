@@ -25,6 +25,7 @@ from dashboards.model.samples import (
 from dashboards.model.state import INTERRUPTED, NodeState, RunState, State, new_node
 from dashboards.model.table import fleet_row
 from dashboards.model.usage_totals import after_reading
+from trainer.runlog import slow_ranks
 
 RECENT_STEPS = 600
 RECENT_EVENTS = 200
@@ -200,7 +201,9 @@ def _with_attempts(run: RunState, sample: EventSample) -> RunState:
     """With what an event says of starts and attempts; a new attempt may be on other nodes."""
     event = sample.event
     if sample.source == "telemetry":
-        return replace(run, steps=after_record(run.steps, event))
+        slow = event if event.name == slow_ranks.NAME else run.slow
+        slow = None if event.name == "start" else slow
+        return replace(run, steps=after_record(run.steps, event), slow=slow)
     journal = after_event(run.journal, event)
     if journal is run.journal:
         return run

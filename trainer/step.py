@@ -33,6 +33,7 @@ from trainer.models.flops import forward_flops
 from trainer.optim.ema import EMA
 from trainer.optim.lr_schedules import Schedule
 from trainer.runlog.telemetry import PHASES, Clock, StepRecord
+from trainer.slow_ranks.watch import SlowRanks
 from trainer.validation.measure import Validation
 from trainer.warm_up import WarmUp
 
@@ -62,10 +63,12 @@ class Run:
     saved_at: int = -1
     stop_requested: bool = False
     drawing: Drawing = field(init=False)
+    slow_ranks: SlowRanks = field(init=False)
 
     def __post_init__(self) -> None:
         parts = self.parts
         self.drawing = Drawing(self.config.seed, parts.flow, parts.masks, self.engine.device)
+        self.slow_ranks = SlowRanks(self.engine, self.journal.event)
 
     @property
     def steps_total(self) -> int:
@@ -113,9 +116,13 @@ def step(run: Run, batches: Iterator[Batch]) -> bool:
     loss, grad_norm, square = engine.read(torch.as_tensor(share.loss), *on_device)
 
     step_s, seconds = time.perf_counter() - start, clock.take()
-    own_s = step_s - (engine.waited_s - waited)
+    waited = engine.waited_s - waited
+    own_s = step_s - waited
+    own_forward = seconds["forward"] if engine.forward_is_local else 0.0
+    own_backward = seconds["backward"] - waited
     if isinstance(clock, DeviceClock):
         own_s = clock.own_s
+        own_backward = own_s - seconds["data"] - seconds["encode"] - own_forward
     own = replace(
         share.figures,
         **seconds,
@@ -126,6 +133,9 @@ def step(run: Run, batches: Iterator[Batch]) -> bool:
         square=square,
         step_s=step_s,
         own_s=own_s,
+        own_forward=own_forward,
+        own_backward=max(0.0, own_backward) if engine.backward_is_timed else 0.0,
+        asks=run.slow_ranks.asks,
         memory_bytes=_memory(engine),
         stop=run.stop_requested,
         saver=run.saver.status,
@@ -166,6 +176,7 @@ def step(run: Run, batches: Iterator[Batch]) -> bool:
         time_s=time.time(),
     )
     run.journal.step(record)
+    run.slow_ranks.after(number, ranks, run.loader.cells_of_step())
     for row, path, reason in share.bad:
         run.journal.bad_sample(number, engine.rank, row, path, reason)
     report(run, run.saver.advance(rank.saver for rank in ranks))

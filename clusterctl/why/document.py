@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from clusterctl.payload.mask_secrets import hide
@@ -44,6 +45,21 @@ def to_json(found: Explanation) -> dict[str, Any]:
         "clues": list(found.clues),
         "stacks": found.stacks or None,
         "changes": found.changes.to_json() if found.changes else None,
+        "slow": [
+            {
+                "rank": spell.slow.rank,
+                "host": spell.slow.host or None,
+                "share": spell.slow.share,
+                "seconds": spell.slow.seconds,
+                "phase": spell.slow.phase,
+                "also": list(spell.slow.also),
+                "since_step": spell.slow.since_step,
+                "until_step": spell.until_step,
+                "reasons": [_masked(asdict(reason)) for reason in spell.slow.reasons],
+                "not_compared": list(spell.slow.not_compared),
+            }
+            for spell in found.slow
+        ],
         "not_read": dict(found.unread),
         "exit_code": found.exit_code,
     }

@@ -28,6 +28,7 @@ from clusterctl.why.endings import end_of
 from clusterctl.why.rank_logs import Logs
 from clusterctl.why.recorded import AttemptRecord, Recorded, read_recorded
 from clusterctl.why.verdict import Verdict, judge, log_of
+from trainer.runlog.slow_ranks import Spell
 
 ENDED_WELL, ENDED_BADLY, STOPPED, GOES_ON, NOT_KNOWN = (
     "ended well",
@@ -66,6 +67,7 @@ class Explanation:
     changes: Changes | None = None
     unread: Mapping[str, str] = field(default_factory=dict)
     is_asked: bool = False  # somebody asked for this attempt
+    slow: tuple[Spell, ...] = ()  # ranks that the others waited for
 
     @property
     def exit_code(self) -> int:
@@ -97,7 +99,7 @@ def explain(run_dir: Path, attempt: int | None, now_s: float) -> Explanation:
     number = attempt or _last_failed(recorded, state)
     is_newest = number == newest
     if number is None or (is_newest and _is_good(recorded.records[newest], state)):
-        return Explanation(run_dir, state, text, attempts, newest)
+        return Explanation(run_dir, state, text, attempts, newest, slow=recorded.slow)
     record = recorded.records[number]
     if logs is None or not is_newest:
         logs = rank_logs.of_run(run_dir, number, newest, record.nodes)
@@ -108,7 +110,7 @@ def explain(run_dir: Path, attempt: int | None, now_s: float) -> Explanation:
     at_s = record.incident.time_s if record.incident else recorded.newest_s
     found = _told(run_dir, state, text, attempts, number, verdict, logs, record, at_s)
     changes = changes_of(run_dir, recorded, number, begun)
-    return replace(found, changes=changes, is_asked=attempt is not None)
+    return replace(found, changes=changes, is_asked=attempt is not None, slow=recorded.slow)
 
 
 def explain_logs(folder: Path) -> Explanation:

@@ -26,7 +26,9 @@ from clusterctl.runs.journal import (
 )
 from clusterctl.runs.logs.files import opened
 from clusterctl.runs.steps import Steps, after_record
+from trainer.runlog import slow_ranks
 from trainer.runlog.json_file import parse, read_object
+from trainer.runlog.slow_ranks import Spell
 from trainer.runlog.telemetry import FILE, Event, StepRecord, decode
 
 MOST_BYTES = 64 << 20  # that are read of events.jsonl and incidents.jsonl each
@@ -85,6 +87,7 @@ class Recorded:
     trainer_end: str = ""  # done, stopped or failed, as the trainer says; "" where it does not
     last_step: int | None = None
     newest_s: float = 0.0  # unix time of the last record
+    slow: tuple[Spell, ...] = ()  # of ranks, over all attempts
 
 
 def read_recorded(run_dir: Path) -> Recorded:
@@ -102,7 +105,7 @@ def read_recorded(run_dir: Path) -> Recorded:
         if event is not None:
             journal = after_incident(journal, event)
             incidents.append(_incident(_object(line)))
-    steps = _steps(run_dir / FILE)
+    steps, slow = _steps(run_dir / FILE)
     found = account(steps, journal)
     begins = [one.time_s for one in journal.begins] or [0.0]
     numbers = [one.number for one in journal.begins] or [1]
@@ -134,6 +137,7 @@ def read_recorded(run_dir: Path) -> Recorded:
         last.ending if last else "",
         last.last if last else None,
         max(times, default=0.0),
+        slow,
     )
 
 
@@ -148,13 +152,13 @@ def lines_of(path: Path, most: int = MOST_BYTES) -> Iterator[bytes]:
             yield from file
 
 
-def _steps(path: Path) -> Steps:
+def _steps(path: Path) -> tuple[Steps, tuple[Spell, ...]]:
     """Events of the whole file, steps of its end: a long run has hundreds of thousands."""
-    steps = Steps()
+    steps, slow = Steps(), tuple[Spell, ...]()
     try:
         size = path.stat().st_size
     except OSError:
-        return steps
+        return steps, slow
     at = max(0, size - MOST_BYTES)
     for line in lines_of(path):
         at += len(line)
@@ -163,7 +167,9 @@ def _steps(path: Path) -> Steps:
         record = decode(line)
         if isinstance(record, StepRecord | Event):
             steps = after_record(steps, record)
-    return steps
+        if isinstance(record, Event):
+            slow = slow_ranks.after(slow, record)
+    return steps, slow
 
 
 def _record(

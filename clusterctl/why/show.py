@@ -18,6 +18,7 @@ WIDTH = 80
 LABEL = 10
 SHOWN_ATTEMPTS = 12
 SHOWN_CHANGES = 12
+SHOWN_SLOW = 6
 Line = tuple[str, str | None]  # (text, style)
 _GOOD = {
     ENDED_WELL: "nothing is wrong",
@@ -42,6 +43,7 @@ def lines(found: Explanation, *, is_quiet: bool = False) -> Iterator[Line]:
     yield from _cause(found)
     verdict = found.verdict
     if verdict is None:
+        yield from _slow(found)
         yield from _unread(found)
         return
     if found.meaning:
@@ -57,6 +59,7 @@ def lines(found: Explanation, *, is_quiet: bool = False) -> Iterator[Line]:
         yield from _labelled("" if index else "also", clue)
     if found.stacks:
         yield from _labelled("stacks", found.stacks)
+    yield from _slow(found)
     yield from _changes(found)
     if found.advice:
         yield from _labelled("do", found.advice, "bold")
@@ -130,6 +133,14 @@ def _changes(found: Explanation) -> Iterator[Line]:
         yield from _labelled("", f"and {counted(left, 'other change')} (--json has all)")
     if changes.not_recorded:
         yield from _labelled("", f"not recorded: {', '.join(changes.not_recorded)}", "dim")
+
+
+def _slow(found: Explanation) -> Iterator[Line]:
+    for index, spell in enumerate(found.slow[-SHOWN_SLOW:]):
+        first, last = spell.slow.since_step, spell.until_step
+        steps = f"steps {first}-{last}" if last is not None else f"since step {first}"
+        text = f"{steps}: {hide(spell.slow.sentence())}"
+        yield from _labelled("" if index else "slow", text, "warn")
 
 
 def _unread(found: Explanation) -> Iterator[Line]:

@@ -9,6 +9,7 @@ import contextlib
 import math
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -242,3 +243,26 @@ def average_missing() -> Any:
 
 def checkpoint_missing() -> Any:
     return _fails(assemble, "read_checkpoint", MemoryError("no room for the weights"))
+
+
+def _slowed(owner: Any, name: str, number: int, share: float) -> Any:
+    """A rank computes for `share` of a call's time more; the time of other ranks is not in it."""
+    plain = getattr(owner, name)
+
+    def slower(*args: Any, **options: Any) -> Any:
+        start = time.thread_time()
+        found = plain(*args, **options)
+        if is_rank(number):
+            until = time.thread_time() + share * (time.thread_time() - start)
+            while time.thread_time() < until:
+                pass
+        return found
+
+    return mock.patch.object(owner, name, slower)
+
+
+@contextlib.contextmanager
+def slow_forward() -> Iterator[None]:
+    """Rank 1 computes twice as long in every forward pass."""
+    with _slowed(RectifiedFlow, "training_losses", 1, 1.0):
+        yield

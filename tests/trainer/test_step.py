@@ -27,6 +27,7 @@ class SimulatedEngine:
     """One rank whose launches take the device's time; only `read` synchronises."""
 
     rank, world, is_sharded, waited_s = 0, 1, True, 0.0
+    forward_is_local, backward_is_timed = True, True
 
     def __init__(self, device: Device) -> None:
         self.simulated, self.device = device, torch.device("cpu")
@@ -49,7 +50,9 @@ class SimulatedEngine:
         return [list(values)]
 
 
-def run_of(device: Device, clock: Clock, records: list[StepRecord]) -> Any:
+def run_of(
+    device: Device, clock: Clock, records: list[StepRecord], told: list[tuple[Any, ...]]
+) -> Any:
     def nothing(*_: Any) -> None: ...
 
     saver = SimpleNamespace(is_copying=False, status=0.0, advance=lambda _: [])
@@ -63,7 +66,8 @@ def run_of(device: Device, clock: Clock, records: list[StepRecord]) -> Any:
             begin=lambda *_: LIMIT, is_skipped=lambda norm: norm > LIMIT, end=nothing
         ),
         journal=SimpleNamespace(step=records.append),
-        loader=SimpleNamespace(cursor=Cursor()),
+        loader=SimpleNamespace(cursor=Cursor(), cells_of_step=lambda: None),
+        slow_ranks=SimpleNamespace(asks=0.0, after=lambda *step: told.append(step)),
         saver=saver,
         step=0,
         steps_total=1,
@@ -75,7 +79,7 @@ def run_of(device: Device, clock: Clock, records: list[StepRecord]) -> Any:
 def test_a_step_reads_its_events_after_the_one_wait_that_it_has(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    device, records = Device(), list[StepRecord]()
+    device, records, told = Device(), list[StepRecord](), list[tuple[Any, ...]]()
     clock = DeviceClock(None, make_event=device.event)
 
     def microbatch(_run: Any, _batch: Any, share: Share, _left: int) -> None:
@@ -90,7 +94,7 @@ def test_a_step_reads_its_events_after_the_one_wait_that_it_has(
         share.loss = share.loss + torch.tensor(0.25, dtype=torch.float64)
 
     monkeypatch.setattr(step_module, "_microbatch", microbatch)
-    run = run_of(device, clock, records)
+    run = run_of(device, clock, records, told)
     batches: Any = iter([object(), object()])
     assert step(run, batches) is False
     assert len(run.engine.read_at_ms) == 1
@@ -103,6 +107,11 @@ def test_a_step_reads_its_events_after_the_one_wait_that_it_has(
     assert sum(record.seconds.values()) == pytest.approx(run.engine.read_at_ms[0] / 1e3)
     assert clock.own_s == pytest.approx(0.602, abs=1e-4)
     assert (record.idle_share, record.slowest_rank) == (0.0, 0)
+    # without the reduction, which waits for other ranks
+    ((number, (own,), _),) = told
+    assert number == 1
+    assert (own.data, own.own_forward) == pytest.approx((0.002, 0.2), abs=1e-4)
+    assert own.own_backward == pytest.approx(0.4, abs=3e-3)
 
 
 def test_the_loss_stays_on_the_device_until_the_end_of_the_step() -> None:

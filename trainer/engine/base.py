@@ -60,6 +60,7 @@ class Engine(abc.ABC):
 
     name: ClassVar[str]
     forward_is_local: ClassVar[bool] = True  # whether `module` computes without the other ranks
+    backward_is_timed: bool = False  # whether `waited_s` or `on_computed` tell its waiting apart
     _config: Config
     _optimizer: Any
     _masters: list[tuple[str, Tensor]]  # `wrap` finds them once: 2 ms of a step with 971

@@ -105,6 +105,7 @@ class ColossalEngine(Engine):
             self.on_computed()
 
         self._optimizer._run_reduction, self._optimizer._reduce_grad = timed, marked
+        self.backward_is_timed = True
 
     def passing(self, *, is_last: bool) -> contextlib.AbstractContextManager[None]:
         # DDP decides in the forward pass whether the backward pass after it will reduce. ZeRO-2

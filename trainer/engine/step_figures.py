@@ -31,6 +31,9 @@ class StepFigures:
     square: float = 0.0  # sum of squares of the fp32 weights that it holds
     step_s: float = 0.0
     own_s: float = 0.0  # of them, not in gradient collectives; on a GPU see DeviceClock
+    own_forward: float = 0.0  # seconds of the phase without waiting for other ranks; 0 where the
+    own_backward: float = 0.0  # engine cannot tell it apart
+    asks: float = 0.0  # of rank 0, see `SlowRanks`
     memory_bytes: float = 0
     stop: float = False  # it got a signal
     saver: float = 0  # `Saver.status`

@@ -12,7 +12,9 @@ from dashboards.alerts.rules.base import RuleContext, always_known, gpu_part
 from dashboards.model import units
 from dashboards.model.alert_book import FAIL, WARN, Breach, Rule
 from dashboards.model.run_progress import accounted
+from dashboards.model.slow_ranks import named
 from dashboards.model.thresholds import Limits
+from trainer.runlog.slow_ranks import SlowRank
 from trainer.runlog.telemetry import StepRecord
 
 FEW_STEPS = 5  # below this many the usual time of a step is not known
@@ -137,9 +139,18 @@ def data_wait(context: RuleContext) -> Iterable[Breach]:
 
 
 def straggler(context: RuleContext) -> Iterable[Breach]:
-    """One rank that the others wait for, step after step; named by its GPU where that is known."""
+    """Ranks that the others wait for, step after step; each by its GPU where that is known.
+
+    The trainer names them. Where it does not, as older ones, only one that is far behind is seen.
+    """
     run, limits = context.running, context.limits
     if run is None:
+        return
+    if run.slow is not None:
+        for one, node in named(run, context.live):
+            place = run.place_of(one.rank) if one.rank is not None else None
+            unit = (node, gpu_part(place[1])) if place else ("", _of_run(run.name, one))
+            yield Breach(unit, one.sentence(node), after_s=0.0)
         return
     window = run.recent[-limits.window_steps :]
     idle = [record.idle_share for record in window if record.idle_share is not None]
@@ -153,6 +164,10 @@ def straggler(context: RuleContext) -> Iterable[Breach]:
     text += f", the others wait {100 * statistics.fmean(idle):.0f} % of them"
     place = run.place_of(rank)
     yield Breach((place[0], gpu_part(place[1])) if place else ("", run.name), text)
+
+
+def _of_run(name: str, slow: SlowRank) -> str:
+    return name if slow.rank is None else f"{name} rank {slow.rank}"
 
 
 def unsent(context: RuleContext) -> Iterable[Breach]:
@@ -206,9 +221,9 @@ RULES = (
          "the last 5 steps 1.4 times and 8 sigmas above the 200 before them", suppressed_by=("loss.nan",)),
     Rule("run.data_wait", WARN, "GPUs wait for clips: more workers, a faster disk, or a clip that decodes slowly.",
          data_wait, always_known, 30, 120, "clusterctl dump-stacks {hosts}", "25 % of the last 20 steps"),
-    Rule("run.straggler", WARN, "All ranks wait for the same one.",
+    Rule("run.straggler", WARN, "All ranks wait for the same ones, or all became slower.",
          straggler, always_known, 30, 120, "clusterctl dump-stacks {hosts} --samples 5",
-         "ranks idle 25 % of the last 20 steps, and the same one slowest in 60 % of them",
+         "5 % slower than the others over 80 steps, as the trainer judges; from older trainers ranks idle 25 % of the last 20 steps, and the same one slowest in 60 % of them",
          suppressed_by=("gpu.throttle", "gpu.idle", "gpu.xid", "gpu.hot")),
     Rule("wandb.unsent", WARN, "W&B does not take the figures: its page shows an old state while the run continues.",
          unsent, always_known, 0, 0, "wandb sync {run}/wandb/latest-run", "reported by the run since it started"),

@@ -23,7 +23,7 @@ import torch
 
 from trainer.config.keys import DatasetConfig
 from trainer.data.loader.microbatch import Batch, Clip, Task, assemble, make_task
-from trainer.data.plan.buckets import Bucket
+from trainer.data.plan.buckets import Bucket, Ints
 from trainer.data.plan.data_plan import Cursor, DataPlan
 from trainer.data.video.decode import START_TIMEOUT_S, Decoder, DecoderBroken
 from trainer.errors import ConfigError, TrainerError
@@ -189,6 +189,12 @@ class Loader:
             return None
         epoch, index = self.cursor.epoch, self.cursor.consumed + self.rank
         return (epoch, index), self.plan.buckets.cells[int(self.plan.epoch(epoch).cells[index])]
+
+    def cells_of_step(self) -> Ints:
+        """Buckets [world, each] of the step whose last batch was given out, of all ranks."""
+        end, count = self.cursor.consumed, self.world * self.each
+        cells = self.plan.epoch(self.cursor.epoch).cells[end - count : end]
+        return cells.reshape(self.each, self.world).T
 
     def stand_in(self) -> Batch:
         """A batch of one black clip in the next batch's shape, for a rank without data."""

@@ -1,0 +1,222 @@
+"""What a rank reads of itself, its GPU and its node when some rank is slow; on a thread, for a
+second, never before. What cannot be read is absent."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+SECONDS = 1.0
+LOOKS = 20  # at the state of decoding processes
+FOREIGN = 0.5  # CPUs of one program that make it worth a name
+_TICK = os.sysconf("SC_CLK_TCK")
+_IB_ERRORS = frozenset(
+    (
+        "symbol_error",
+        "link_error_recovery",
+        "port_rcv_errors",
+        "port_xmit_discards",
+        "local_link_integrity_errors",
+        "excessive_buffer_overrun_errors",
+    )
+)
+_IB, _IB_PORTS = Path("/sys/class/infiniband"), "*/ports/*"
+
+
+class Reader:
+    """Begins to read at once; `taken` gives what it has by now, and never waits."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._found: dict[str, Any] = {"host": socket.gethostname()}
+        self._lock = threading.Lock()
+        threading.Thread(target=self._read, name="slow-rank reading", daemon=True).start()
+
+    def taken(self) -> dict[str, Any]:
+        with self._lock:
+            return dict(self._found)
+
+    def _read(self) -> None:
+        before, began = _counters(), time.monotonic()
+        own = _tree()
+        foreign_before = _processor_s(own)
+        states = ""
+        for _ in range(LOOKS):
+            time.sleep(SECONDS / LOOKS)
+            states += _states_of_children()
+        after, passed_s = _counters(), time.monotonic() - began
+        found: dict[str, Any] = {
+            k: (after[k] - v) / passed_s for k, v in before.items() if k in after
+        }
+        found |= _foreign(foreign_before, _processor_s(own), passed_s)
+        found |= _pressure() | _cpu_mhz() | _infiniband_rate() | _gpu(self._device)
+        if states:
+            found["decoders_disk"] = states.count("D") / len(states)
+            found["decoders_busy"] = states.count("R") / len(states)
+        with self._lock:
+            self._found |= found
+
+
+def _text(path: str | Path) -> str:
+    with contextlib.suppress(OSError):
+        return Path(path).read_text(errors="replace")
+    return ""
+
+
+def _counters() -> dict[str, float]:
+    """Sums whose growth in a second is a share or a rate."""
+    found = {}
+    words = _text(f"/proc/self/task/{os.getpid()}/schedstat").split()
+    if len(words) == 3:
+        found["cpu_wait"] = int(words[1]) / 1e9
+    ticks = _text("/proc/stat").partition("\n")[0].split()[1:]
+    if len(ticks) >= 8:
+        found["steal"] = int(ticks[7]) / _TICK / (os.cpu_count() or 1)
+    group = re.search(r"^0::(.*)$", _text("/proc/self/cgroup"), re.MULTILINE)
+    stat = _text(f"/sys/fs/cgroup{group.group(1)}/cpu.stat") if group else ""
+    if held := re.search(r"^throttled_usec (\d+)$", stat, re.MULTILINE):
+        found["quota"] = int(held.group(1)) / 1e6
+    errors = [
+        int(text)
+        for path in _IB.glob(f"{_IB_PORTS}/counters/*")
+        if path.name in _IB_ERRORS and (text := _text(path).strip()).isdigit()
+    ]
+    return found | ({"ib_errors": float(sum(errors))} if errors else {})
+
+
+def _processes() -> Iterator[tuple[int, str, list[str]]]:
+    """(pid, name, fields of its stat from the state on)."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            head, _, rest = _text(entry / "stat").rpartition(")")
+            if fields := rest.split():
+                yield int(entry.name), head.partition("(")[2], fields
+
+
+def _tree() -> set[int]:
+    """This training's processes on the node: all below the one that started this rank."""
+    parents = {pid: int(fields[1]) for pid, _, fields in _processes()}
+    above = os.getppid()
+    own = {os.getpid(), above} if above > 1 else {os.getpid()}
+    for pid in sorted(parents):
+        line: list[int] = []
+        at = pid
+        while at > 1 and at not in own and at in parents and len(line) < 100:
+            line.append(at)
+            at = parents[at]
+        if at in own:
+            own.update(line)
+    return own
+
+
+def _processor_s(own: set[int]) -> dict[tuple[int, str], float]:
+    """Processor seconds so far of each process that is none of this training's."""
+    return {
+        (pid, name): (int(fields[11]) + int(fields[12])) / _TICK
+        for pid, name, fields in _processes()
+        if pid not in own and int(fields[1]) not in own
+    }
+
+
+def _foreign(
+    before: dict[tuple[int, str], float], after: dict[tuple[int, str], float], passed_s: float
+) -> dict[str, Any]:
+    used = {key: (after[key] - was) / passed_s for key, was in before.items() if key in after}
+    found: dict[str, Any] = {"foreign_cores": sum(used.values())}
+    busiest = max(used, key=lambda key: used[key], default=None)
+    if busiest is not None and used[busiest] >= FOREIGN:
+        pid, name = busiest
+        found["foreign_name"] = f"{name}, pid {pid}: {used[busiest]:.1f} CPUs"
+    return found
+
+
+def _states_of_children() -> str:
+    """One letter of each process that this one has started, as the kernel has it."""
+    listed = (_text(path).split() for path in Path("/proc/self/task").glob("*/children"))
+    pids = {pid for pids in listed for pid in pids}
+    states = (_text(f"/proc/{pid}/stat").rpartition(")")[2].split() for pid in pids)
+    return "".join(fields[0] for fields in states if fields)
+
+
+def _pressure() -> dict[str, float]:
+    found = {}
+    for name, what in (("io_stall", "io"), ("memory_stall", "memory")):
+        if some := re.search(r"^some avg10=([\d.]+)", _text(f"/proc/pressure/{what}")):
+            found[name] = float(some.group(1)) / 100
+    return found
+
+
+def _cpu_mhz() -> dict[str, float]:
+    speeds = re.findall(r"^cpu MHz\s*: ([\d.]+)$", _text("/proc/cpuinfo"), re.MULTILINE)
+    return {"cpu_mhz": max(map(float, speeds))} if speeds else {}
+
+
+def _infiniband_rate() -> dict[str, float]:
+    ports = [(_text(port / "state"), _text(port / "rate").split()) for port in _IB.glob(_IB_PORTS)]
+    rates = [float(rate[0]) for state, rate in ports if "ACTIVE" in state and rate]
+    return {"ib_gbps": sum(rates)} if ports else {}
+
+
+def _gpu(device: torch.device) -> dict[str, Any]:
+    """By NVML, where its Python module and a driver are there."""
+    if device.type != "cuda":
+        return {}
+    try:
+        import pynvml as nv
+
+        nv.nvmlInit()
+        uuid = torch.cuda.get_device_properties(device).uuid
+        handle = nv.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+    except Exception:  # noqa: BLE001 - no module, driver or answer: nothing is known of the GPU
+        return {}
+    return gpu_figures(nv, handle)
+
+
+_TROUBLE = {
+    0x8: "hardware slowdown",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+}
+
+
+def gpu_figures(nv: Any, handle: Any) -> dict[str, Any]:
+    """What NVML says of a card; what it does not answer is absent."""
+
+    def trouble() -> str:
+        bits = int(nv.nvmlDeviceGetCurrentClocksEventReasons(handle))
+        return ", ".join(words for bit, words in _TROUBLE.items() if bits & bit)
+
+    def others() -> float:
+        running = nv.nvmlDeviceGetComputeRunningProcesses(handle)
+        return float(sum(one.pid != os.getpid() for one in running))
+
+    def links() -> float:
+        states = []
+        with contextlib.suppress(nv.NVMLError):
+            states += [nv.nvmlDeviceGetNvLinkState(handle, link) for link in range(18)]
+        return float(sum(states))
+
+    questions = {
+        "throttle": trouble,
+        "sm_mhz": lambda: float(nv.nvmlDeviceGetClockInfo(handle, nv.NVML_CLOCK_SM)),
+        "power_limit_w": lambda: nv.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000,
+        "gpu_processes": others,
+        "pcie_width": lambda: float(nv.nvmlDeviceGetCurrPcieLinkWidth(handle)),
+        "pcie_gen": lambda: float(nv.nvmlDeviceGetCurrPcieLinkGeneration(handle)),
+        "nvlinks": links,
+    }
+    found: dict[str, Any] = {}
+    for name, ask in questions.items():
+        with contextlib.suppress(nv.NVMLError):
+            found[name] = ask()
+    return found
