@@ -117,9 +117,8 @@ def step(run: Run, batches: Iterator[Batch]) -> bool:
 
     step_s, seconds = time.perf_counter() - start, clock.take()
     waited = engine.waited_s - waited
-    own_s = step_s - waited
+    own_s, own_backward = step_s - waited, seconds["backward"] - waited
     own_forward = seconds["forward"] if engine.forward_is_local else 0.0
-    own_backward = seconds["backward"] - waited
     if isinstance(clock, DeviceClock):
         own_s = clock.own_s
         own_backward = own_s - seconds["data"] - seconds["encode"] - own_forward

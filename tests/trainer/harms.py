@@ -262,7 +262,17 @@ def _slowed(owner: Any, name: str, number: int, share: float) -> Any:
 
 
 @contextlib.contextmanager
-def slow_forward() -> Iterator[None]:
-    """Rank 1 computes twice as long in every forward pass."""
-    with _slowed(RectifiedFlow, "training_losses", 1, 1.0):
+def slow_forward_and_slow_loader() -> Iterator[None]:
+    """Rank 1 computes three times as long in every forward pass; rank 2 waits 0.1 s for a batch."""
+    plain = loader.Worker.take
+
+    def late(self: loader.Worker) -> Any:
+        if is_rank(2):
+            time.sleep(0.1)
+        return plain(self)
+
+    with (
+        _slowed(RectifiedFlow, "training_losses", 1, 2.0),
+        mock.patch.object(loader.Worker, "take", late),
+    ):
         yield

@@ -1,0 +1,31 @@
+"""Real ranks over gloo: who is slow stands in the telemetry, with the phase and what was read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.trainer import ranks
+from trainer.data.digits import main as render
+from trainer.runlog.slow_ranks import NAME, slow_ranks
+from trainer.runlog.telemetry import Event, read
+
+STEPS = 130
+
+
+@pytest.mark.timeout(ranks.LIMIT_S + 60)
+def test_slow_ranks_are_named_with_their_phases(tmp_path: Path) -> None:
+    render(["--out", str(tmp_path / "clips"), "--clips", "96", "--seed", "1"])
+    config = tmp_path / "tiny.py"
+    config.write_text(ranks.TINY.replace("ckpt_every = 4", "ckpt_every = 0"))
+    words = [str(config), "--data-path", str(tmp_path / "clips" / "digits.csv")]
+    words += ["--run-dir", str(tmp_path / "run"), "--max-steps", str(STEPS), "--epochs", "1000"]
+    (done,) = ranks.train([[*words, "harm=slow_forward_and_slow_loader"]], 4, tmp_path / "ranks")
+    assert [rank.code for rank in done] == [0] * 4, done[0].err
+    told = [one for one in read(tmp_path / "run") if isinstance(one, Event) and one.name == NAME]
+    named = {one.rank: one for one in slow_ranks(told[-1])}
+    assert {rank: named[rank].phase for rank in (1, 2)} == {1: "forward", 2: "data"}
+    assert {0, 3}.isdisjoint(named)
+    assert all(one.since_step <= STEPS for one in named.values())
+    assert told[-1].text.startswith(f"rank {next(iter(named))} on ")
