@@ -16,10 +16,12 @@ from clusterctl.launch.head import owner
 from clusterctl.launch.incidents import Incident, record
 from clusterctl.launch.journal import Journal
 from clusterctl.launch.root_cause import Judgement
+from clusterctl.why.document import to_json
 from clusterctl.why.explain import Explanation, explain
 from clusterctl.why.show import lines
 from tests.clusterctl.runs.attempts_of import BEGAN, Attempts, three_attempts
 from tests.dashboards.runs import journal
+from tests.trainer.runlog.test_slow_ranks import entry, said
 from trainer.runlog.telemetry import Event, encode
 
 CAPTURES = Path(__file__).parents[2] / "captures" / "why"
@@ -66,6 +68,26 @@ def test_run_that_went_on_after_failures_tells_the_last_of_them_and_is_good(tmp_
     assert (found.state, found.number, found.exit_code) == ("ended well", 2, 0)
     assert named(found) == ("hang-data", "n1", 0)
     assert explain(tmp_path / "001-x", 1, LATER).exit_code == 1
+
+
+def test_run_that_is_only_slow_names_the_slow_rank_and_the_reason(tmp_path: Path) -> None:
+    run = Attempts()
+    run.attempt()
+    run.train(300)
+    run.telemetry.append(said(entry(2, since_step=120), step=205))
+    run.telemetry.append(said(step=290))
+    run.telemetry.append(said(entry(3, since_step=295, reasons=[]), step=299))
+    run.end(0)
+    found = explain(run.write(tmp_path / "001-x"), None, LATER)
+    assert found.exit_code == 0
+    shown = "\n".join(text for text, _ in lines(found))
+    assert "slow      steps 120-290: rank 2 on n1 is 6.2% slower than the others" in shown
+    assert "since step 295: rank 3 on n1" in shown
+    assert "reason unknown: nothing that was read differs" in " ".join(shown.split())
+    first, second = to_json(found)["slow"]
+    assert (first["rank"], first["since_step"], first["until_step"]) == (2, 120, 290)
+    assert first["reasons"][0]["name"] == "sm_mhz"
+    assert (second["rank"], second["until_step"], second["reasons"]) == (3, None, [])
 
 
 def test_running_run_says_so(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from dashboards.model.state import State, initial_state
 from dashboards.model.thresholds import DEFAULT
 from dashboards.reduce import fold
 from tests.dashboards.runs import record
+from tests.trainer.runlog.test_slow_ranks import entry, said
 from trainer.runlog.telemetry import Event
 
 NOW = 10_000.0
@@ -306,6 +307,9 @@ OVER_RUN: list[tuple[str, Callable[[], State], Unit, str]] = [
     ("loss.spike", lambda: training(with_last(5, loss=0.9)), RUN, "mean 0.900 over 5 steps, before that 0.3"),
     ("run.data_wait", lambda: training(with_last(20, seconds={"data": 1.6, "forward": 2.0})), RUN, "40 % of the last 20"),
     ("run.straggler", lambda: training(with_last(20, idle_share=0.4, slowest_rank=11)), ("n2", "GPU 3"), "rank 11 is the slowest in 20 of 20"),
+    ("run.straggler", lambda: training(steps(), said(entry(11))), ("n2", "GPU 3"), "rank 11 on n2 is 6.2% slower than the others, 84 ms of a step, most of it in backward and forward: its GPU runs at 1410 MHz"),
+    ("run.straggler", lambda: training(steps(), said(entry(None, phase="data"))), RUN, "all ranks are 6.2% slower than before"),
+    ("run.straggler", lambda: training(steps(), said(entry(99))), ("", "001-x rank 99"), "rank 99 on n1"),
     ("wandb.unsent", lambda: training(steps(), Event("tracking", "W&B was too slow", {"unsent": 240})), RUN, "240 unsent"),
     ("run.space", lambda: training(steps(), Event("checkpoint", "", {}, 200), Event("space", "the next 3 checkpoints need 60 GB more", {}, 200), Event("checkpoint", "", {}, 200)), RUN, "need 60 GB more"),
 ]  # fmt: skip
@@ -318,6 +322,15 @@ def test_run_over_the_limit(id: str, state: Callable[[], State], unit: Unit, tex
     assert set(found) == {unit}
     assert text in found[unit].text
     assert found[unit].starts
+
+
+def test_slow_ranks_are_an_alert_until_the_trainer_takes_it_back() -> None:
+    both = training(steps(), said(entry(11), entry(2)))
+    assert set(breaches("run.straggler", both)) == {("n2", "GPU 3"), ("n1", "GPU 2")}
+    over = training(steps(), said(entry(11), entry(2)), said(step=290))
+    assert breaches("run.straggler", over) == {}
+    again = training(steps(), said(entry(11)), Event("start", step=250))
+    assert breaches("run.straggler", again) == {}
 
 
 def test_restart_is_an_alert_for_ten_minutes_and_no_stall_until_the_start_takes_too_long() -> None:

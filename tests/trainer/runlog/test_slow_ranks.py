@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.runlog.slow_ranks import MOST, NAME, Spell, after, slow_ranks
@@ -79,6 +79,7 @@ JUNK: st.SearchStrategy[Any] = st.recursive(
 )  # fmt: skip
 
 
+@settings(max_examples=60)
 @given(JUNK, st.sampled_from(sorted(entry())))
 def test_what_is_not_as_it_should_be_is_left_out_or_printable(value: Any, name: str) -> None:
     for one in slow_ranks(Event(NAME, "", {"slow": [entry(**{name: value})]})):
