@@ -16,6 +16,7 @@ from dashboards.tui.screens.dialogs import ActingScreen
 from dashboards.tui.screens.text import LogScreen
 from dashboards.tui.widgets import run_panels
 from dashboards.tui.widgets.attempts import Attempts
+from trainer.runlog.slow_ranks import slow_ranks
 
 
 class RunScreen(ActingScreen):
@@ -60,7 +61,10 @@ class RunScreen(ActingScreen):
         run = self.top.state.run
         if run is None:
             return
-        rank = figures(run, self.top.state.now_s).slowest_rank or 0
+        told = slow_ranks(run.slow) if run.slow is not None else ()
+        rank = next((one.rank for one in told if one.rank is not None), None)
+        if rank is None:
+            rank = figures(run, self.top.state.now_s).slowest_rank or 0
         place = run.place_of(rank)
         self.app.push_screen(LogScreen(place[0] if place else None, rank))
 
