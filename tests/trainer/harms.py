@@ -24,6 +24,7 @@ from trainer.data.manifest.manifest import ManifestError
 from trainer.diffusion.rectified_flow import RectifiedFlow
 from trainer.guards import spikes
 from trainer.optim.ema import EMA
+from trainer.slow_ranks import judge
 
 
 def is_rank(number: int) -> bool:
@@ -263,7 +264,8 @@ def _slowed(owner: Any, name: str, number: int, share: float) -> Any:
 
 @contextlib.contextmanager
 def slow_forward_and_slow_loader() -> Iterator[None]:
-    """Rank 1 computes three times as long in every forward pass; rank 2 waits 0.1 s for a batch."""
+    """Rank 1 computes three times as long in every forward pass; rank 2 waits 0.1 s for a batch.
+    Blocks of 2 steps in place of 5 judge after 42 steps."""
     plain = loader.Worker.take
 
     def late(self: loader.Worker) -> Any:
@@ -274,5 +276,6 @@ def slow_forward_and_slow_loader() -> Iterator[None]:
     with (
         _slowed(RectifiedFlow, "training_losses", 1, 2.0),
         mock.patch.object(loader.Worker, "take", late),
+        mock.patch.object(judge, "BLOCK", 2),
     ):
         yield

@@ -81,16 +81,33 @@ def _counters() -> dict[str, float]:
     ticks = _text("/proc/stat").partition("\n")[0].split()[1:]
     if len(ticks) >= 8:
         found["steal"] = int(ticks[7]) / _TICK / (os.cpu_count() or 1)
-    group = re.search(r"^0::(.*)$", _text("/proc/self/cgroup"), re.MULTILINE)
-    stat = _text(f"/sys/fs/cgroup{group.group(1)}/cpu.stat") if group else ""
-    if held := re.search(r"^throttled_usec (\d+)$", stat, re.MULTILINE):
-        found["quota"] = int(held.group(1)) / 1e6
+    held_s = held_back_s(_text("/proc/self/cgroup"))
+    found |= {"quota": held_s} if held_s is not None else {}
     errors = [
         int(text)
         for path in _IB.glob(f"{_IB_PORTS}/counters/*")
         if path.name in _IB_ERRORS and (text := _text(path).strip()).isdigit()
     ]
     return found | ({"ib_errors": float(sum(errors))} if errors else {})
+
+
+def held_back_s(groups: str, top: Path = Path("/sys/fs/cgroup")) -> float | None:
+    """Seconds for which quotas of control groups have kept this process from running, by the text
+    of /proc/self/cgroup: version 1 (`cpu`) or 2, with the groups above. None where none counts."""
+    known = []
+    for line in groups.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        root = top / controllers
+        folder = root / path.lstrip("/")
+        for one in (folder, *folder.parents[: len(folder.parts) - len(root.parts)]):
+            held = re.search(
+                r"^throttled_(usec|time) (\d+)$", _text(one / "cpu.stat"), re.MULTILINE
+            )
+            if held:
+                known.append(int(held.group(2)) / (1e6 if held.group(1) == "usec" else 1e9))
+    return sum(known) if known else None
 
 
 def _processes() -> Iterator[tuple[int, str, list[str]]]:
@@ -181,6 +198,7 @@ def _gpu(device: torch.device) -> dict[str, Any]:
     return gpu_figures(nv, handle)
 
 
+_NVLINKS = 18
 _TROUBLE = {
     0x8: "hardware slowdown",
     0x20: "software thermal slowdown",
@@ -201,9 +219,10 @@ def gpu_figures(nv: Any, handle: Any) -> dict[str, Any]:
         return float(sum(one.pid != os.getpid() for one in running))
 
     def links() -> float:
-        states = []
+        states = [nv.nvmlDeviceGetNvLinkState(handle, 0)]
         with contextlib.suppress(nv.NVMLError):
-            states += [nv.nvmlDeviceGetNvLinkState(handle, link) for link in range(18)]
+            while len(states) < _NVLINKS:
+                states.append(nv.nvmlDeviceGetNvLinkState(handle, len(states)))
         return float(sum(states))
 
     questions = {

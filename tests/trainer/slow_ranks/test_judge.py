@@ -64,6 +64,10 @@ def test_all_ranks_slow_is_one_common_cause() -> None:
     assert (one.rank, one.phase) == (None, "data")
 
 
+def test_half_of_the_ranks_slow_is_no_common_cause() -> None:
+    assert Training(4, 2, noise=0.01, slow=(0, 3), share=0.3).all_named(START + 120) == {0, 3}
+
+
 def test_a_slow_node_of_two_is_named_with_all_of_its_ranks() -> None:
     slow = tuple(range(8, 16))
     assert Training(16, 4, noise=0.02, slow=slow, share=0.1).all_named(START + 200) == set(slow)

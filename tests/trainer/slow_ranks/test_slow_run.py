@@ -11,7 +11,7 @@ from trainer.data.digits import main as render
 from trainer.runlog.slow_ranks import NAME, slow_ranks
 from trainer.runlog.telemetry import Event, read
 
-STEPS = 130
+STEPS = 80
 
 
 @pytest.mark.timeout(ranks.LIMIT_S + 60)
