@@ -246,36 +246,23 @@ def checkpoint_missing() -> Any:
     return _fails(assemble, "read_checkpoint", MemoryError("no room for the weights"))
 
 
-def _slowed(owner: Any, name: str, number: int, share: float) -> Any:
-    """A rank computes for `share` of a call's time more; the time of other ranks is not in it."""
-    plain = getattr(owner, name)
-
-    def slower(*args: Any, **options: Any) -> Any:
-        start = time.thread_time()
-        found = plain(*args, **options)
-        if is_rank(number):
-            until = time.thread_time() + share * (time.thread_time() - start)
-            while time.thread_time() < until:
-                pass
-        return found
-
-    return mock.patch.object(owner, name, slower)
-
-
 @contextlib.contextmanager
 def slow_forward_and_slow_loader() -> Iterator[None]:
-    """Rank 1 computes three times as long in every forward pass; rank 2 waits 0.1 s for a batch.
-    Blocks of 2 steps in place of 5 judge after 42 steps."""
-    plain = loader.Worker.take
+    """Rank 1 takes 0.15 s longer in every forward pass, rank 2 as much longer for a batch. Blocks
+    of 2 steps in place of 5 judge after 42 steps."""
 
-    def late(self: loader.Worker) -> Any:
-        if is_rank(2):
-            time.sleep(0.1)
-        return plain(self)
+    def late(owner: Any, name: str, number: int) -> Any:
+        plain = getattr(owner, name)
+
+        def slower(*args: Any, **options: Any) -> Any:
+            time.sleep(0.15 if is_rank(number) else 0.0)
+            return plain(*args, **options)
+
+        return mock.patch.object(owner, name, slower)
 
     with (
-        _slowed(RectifiedFlow, "training_losses", 1, 2.0),
-        mock.patch.object(loader.Worker, "take", late),
+        late(RectifiedFlow, "training_losses", 1),
+        late(loader.Worker, "take", 2),
         mock.patch.object(judge, "BLOCK", 2),
     ):
         yield
