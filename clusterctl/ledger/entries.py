@@ -15,7 +15,7 @@ from trainer.runlog.json_file import parse
 
 FILE = "node-history.jsonl"
 VERSION = 1
-KINDS = tuple(["incident", "check", "excluded", "returned", "note", "repair"])
+KINDS = ("incident", "check", "excluded", "returned", "note", "repair")
 INCIDENT, CHECK, EXCLUDED, RETURNED, NOTE, REPAIR = KINDS
 FAILED, PASSED = "failed", "passed"
 MOST_TEXT = 500  # characters
