@@ -6,8 +6,10 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from dashboards.model import units
 from dashboards.model.samples import Link, NodeSample
 from dashboards.model.state import RunState
+from dashboards.model.table import short_names
 from trainer.runlog.slow_ranks import SlowRank, slow_ranks
 from trainer.runlog.slow_reasons import reasons
 
@@ -21,6 +23,18 @@ def named(run: RunState, nodes: Mapping[str, NodeSample]) -> list[tuple[SlowRank
     ranks = frozenset(one.rank for one in slow)
     others = list(_readings(run, nodes, ranks))
     return [_with_readings(run, one, nodes, others) for one in slow]
+
+
+def in_short(run: RunState) -> str:
+    """The slowest one in a few words, and how many more there are; "" where none is slow."""
+    slow = slow_ranks(run.slow) if run.slow is not None else ()
+    if not slow:
+        return ""
+    one, *rest = slow
+    who = "all" if one.rank is None else f"rank {one.rank}"
+    place = run.place_of(one.rank) if one.rank is not None else None
+    where = f" ({short_names(run.planned)[1][place[0]]}/{place[1]})" if place else ""
+    return f"{who} {units.percent(one.share)} {one.phase}{f' +{len(rest)}' if rest else ''}{where}"
 
 
 def _with_readings(

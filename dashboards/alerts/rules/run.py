@@ -10,9 +10,10 @@ from collections.abc import Collection, Iterable, Sequence
 
 from dashboards.alerts.rules.base import RuleContext, always_known, gpu_part
 from dashboards.model import units
-from dashboards.model.alert_book import FAIL, WARN, Breach, Rule
+from dashboards.model.alert_book import FAIL, WARN, Breach, Rule, Unit
 from dashboards.model.run_progress import accounted
 from dashboards.model.slow_ranks import named
+from dashboards.model.state import RunState
 from dashboards.model.thresholds import Limits
 from trainer.runlog.slow_ranks import SlowRank
 from trainer.runlog.telemetry import StepRecord
@@ -148,9 +149,7 @@ def straggler(context: RuleContext) -> Iterable[Breach]:
         return
     if run.slow is not None:
         for one, node in named(run, context.live):
-            place = run.place_of(one.rank) if one.rank is not None else None
-            unit = (node, gpu_part(place[1])) if place else ("", _of_run(run.name, one))
-            yield Breach(unit, one.sentence(node), after_s=0.0)
+            yield Breach(_unit(context, run, one), one.sentence(node), after_s=0.0)
         return
     window = run.recent[-limits.window_steps :]
     idle = [record.idle_share for record in window if record.idle_share is not None]
@@ -166,8 +165,16 @@ def straggler(context: RuleContext) -> Iterable[Breach]:
     yield Breach((place[0], gpu_part(place[1])) if place else ("", run.name), text)
 
 
-def _of_run(name: str, slow: SlowRank) -> str:
-    return name if slow.rank is None else f"{name} rank {slow.rank}"
+def _unit(context: RuleContext, run: RunState, slow: SlowRank) -> Unit:
+    """Its GPU; on a node without any the rank, and where no plan has that, of the run."""
+    if slow.rank is None:
+        return "", run.name
+    place = run.place_of(slow.rank)
+    if place is None:
+        return "", f"{run.name} rank {slow.rank}"
+    sample = context.live.get(place[0])
+    has_none = sample is not None and sample.gpus == ()
+    return place[0], f"rank {slow.rank}" if has_none else gpu_part(place[1])
 
 
 def unsent(context: RuleContext) -> Iterable[Breach]:
@@ -222,7 +229,7 @@ RULES = (
     Rule("run.data_wait", WARN, "GPUs wait for clips: more workers, a faster disk, or a clip that decodes slowly.",
          data_wait, always_known, 30, 120, "clusterctl dump-stacks {hosts}", "25 % of the last 20 steps"),
     Rule("run.straggler", WARN, "All ranks wait for the same ones, or all became slower.",
-         straggler, always_known, 30, 120, "clusterctl dump-stacks {hosts} --samples 5",
+         straggler, always_known, 30, 120, "clusterctl why {run}",
          "5 % slower than the others over 80 steps, as the trainer judges; from older trainers ranks idle 25 % of the last 20 steps, and the same one slowest in 60 % of them",
          suppressed_by=("gpu.throttle", "gpu.idle", "gpu.xid", "gpu.hot")),
     Rule("wandb.unsent", WARN, "W&B does not take the figures: its page shows an old state while the run continues.",

@@ -12,6 +12,7 @@ from rich.style import Style
 from clusterctl.nodes import counted
 from dashboards.model import units
 from dashboards.model.run_progress import Figures, figures, is_bad, mfu, one_line
+from dashboards.model.slow_ranks import in_short
 from dashboards.model.state import RunState, State
 from dashboards.model.table import node_mark, short_names
 from dashboards.tui import braille
@@ -21,7 +22,6 @@ from dashboards.tui.widgets.bars import last_step_age, progress_bar, status_word
 from dashboards.tui.widgets.palette import Palette
 from dashboards.tui.widgets.panel import Line, Panel, beside, clock, gauge, spread, words
 from trainer.runlog.gpu_peaks import peak_flops
-from trainer.runlog.slow_ranks import slow_ranks
 from trainer.runlog.telemetry import StepRecord
 
 
@@ -260,14 +260,8 @@ class RunFigures(Panel):
             place = run.place_of(rank)
             where = f" ({short_names(run.planned)[1][place[0]]}/{place[1]})" if place else ""
             slowest = f"{'! ' * late}rank {rank}{where} {now.slowest_steps}/{now.window}"
-        told = slow_ranks(run.slow) if run.slow is not None else ()
-        if told:
-            late, one = True, told[0]
-            place = run.place_of(one.rank) if one.rank is not None else None
-            where = f" ({short_names(run.planned)[1][place[0]]}/{place[1]})" if place else ""
-            who = "all" if one.rank is None else f"rank {one.rank}{where}"
-            more = f" +{len(told) - 1}" if len(told) > 1 else ""
-            slowest = f"! {who} {units.percent(one.share)} {one.phase}{more}"
+        if told := in_short(run):
+            late, slowest = True, f"! {told}"
         used = mfu(now, _peak(state))
         speed = f"{units.percent(used)}  " if used is not None else ""
         if now.flops_s is not None:

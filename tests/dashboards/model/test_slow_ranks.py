@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from dashboards.model.samples import Gpu, Link, NodeSample, Process
-from dashboards.model.slow_ranks import named, reading
+from dashboards.model.slow_ranks import in_short, named, reading
 from dashboards.model.state import RunState
 from tests.trainer.runlog.test_slow_ranks import entry, said
 
@@ -44,6 +44,12 @@ def test_a_node_without_readings_keeps_what_the_rank_said() -> None:
     ((one, _),) = named(run_with(entry(3)), {"n1": node("n1")})
     assert [reason.name for reason in one.reasons] == ["sm_mhz"]
     assert named(run_with(), {}) == []
+
+
+def test_in_short_the_first_is_named_with_how_many_more() -> None:
+    assert in_short(run_with()) == ""
+    assert in_short(run_with(entry(3), entry(0))).startswith("rank 3 6% backward +1 (")
+    assert in_short(run_with(entry(None, phase="data"))) == "all 6% data"
 
 
 def test_infiniband_is_summed_over_ports_and_unknown_where_a_count_is() -> None:

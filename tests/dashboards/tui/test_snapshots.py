@@ -6,6 +6,7 @@ Those in docs/screenshots are what the README shows, so they are made here and n
 from __future__ import annotations
 
 import asyncio
+import html
 import re
 import time
 from collections.abc import Callable
@@ -16,13 +17,14 @@ import pytest
 from textual.pilot import Pilot
 
 from dashboards.feeds.run_dir import RunDirFeed
-from dashboards.model.samples import Tick
+from dashboards.model.samples import EventSample, Tick
 from dashboards.tui.app import TopApp
 from dashboards.tui.screens.stacks import StacksScreen
 from tests.clusterctl.runs.attempts_of import three_attempts
 from tests.dashboards.conftest import NOW
 from tests.dashboards.driving import quiet
 from tests.dashboards.runs import FixedFeed, cpu_cluster
+from tests.trainer.runlog.test_slow_ranks import entry, said
 
 PICTURES = Path(__file__).parents[3] / "docs" / "screenshots"
 Compare = Callable[..., bool]
@@ -95,6 +97,19 @@ def test_run_that_was_restarted(
     feed = RunDirFeed(run.write(tmp_path / "001-STDiT3-XL-2"), clock=lambda: run.at_s)
     fixed = FixedFeed((), [*feed.poll(), Tick(run.at_s)], run.at_s)
     assert snap_compare(TopApp(fixed), terminal_size=size, run_before=pressing("3"))
+
+
+def test_a_slow_rank_is_in_the_figures_of_the_run_and_in_the_alerts() -> None:
+    def slow_cluster() -> TopApp:
+        feed = cpu_cluster(NOW)
+        feed.samples.insert(-1, EventSample(said(entry(1)), NOW - 3))
+        return TopApp(feed)
+
+    run = html.unescape(picture(slow_cluster(), (80, 24), ("3",))).replace("\xa0", " ")
+    assert "! rank 1 6% backward" in run
+    alerts = html.unescape(picture(slow_cluster(), (80, 24), ("4",))).replace("\xa0", " ")
+    assert "demo-1 rank 1" in alerts
+    assert "its GPU runs at 1410 MHz" in alerts
 
 
 def test_no_color(
