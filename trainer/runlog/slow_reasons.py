@@ -35,7 +35,7 @@ DATA = ("data",)
 MODEL = ("encode", "forward", "backward")
 TABLE = (
     Row("throttle", "its GPU is slowed down: {own}", "GPU", phases=MODEL),
-    Row("sm_mhz", "its GPU runs at {own:.0f} MHz, the others at {others:.0f}", "GPU", False, 1.03, phases=MODEL),
+    Row("sm_mhz", "its GPU runs at {own:.0f} MHz, the others at {others:.0f}", "GPU", False, 1.05, phases=MODEL),
     Row("power_limit_w", "its GPU's power limit is {own:.0f} W, the others' {others:.0f}", "GPU", False, 1.02, phases=MODEL),
     Row("gpu_processes", "{own:.0f} other processes use its GPU, the others' {others:.0f}", "GPU", least=1.0, phases=MODEL),
     Row("pcie_width", "its GPU has {own:.0f} PCIe lanes, the others {others:.0f}", "GPU", False, 1.5),

@@ -39,26 +39,37 @@ class Reader:
         self._device = device
         self._found: dict[str, Any] = {"host": socket.gethostname()}
         self._lock = threading.Lock()
-        threading.Thread(target=self._read, name="slow-rank reading", daemon=True).start()
+        threading.Thread(target=self._run, name="slow-rank reading", daemon=True).start()
 
     def taken(self) -> dict[str, Any]:
         with self._lock:
             return dict(self._found)
 
+    def _run(self) -> None:
+        with contextlib.suppress(
+            OSError, ValueError
+        ):  # the kernel has no such files, or other ones
+            self._read()
+
     def _read(self) -> None:
         before, began = _counters(), time.monotonic()
         own = _tree()
         foreign_before = _processor_s(own)
-        states = ""
+        card, states, mhz = _card(self._device), "", 0.0
         for _ in range(LOOKS):
             time.sleep(SECONDS / LOOKS)
             states += _states_of_children()
+            mhz = max(mhz, _sm_mhz(*card) if card else 0.0)
         after, passed_s = _counters(), time.monotonic() - began
         found: dict[str, Any] = {
             k: (after[k] - v) / passed_s for k, v in before.items() if k in after
         }
         found |= _foreign(foreign_before, _processor_s(own), passed_s)
-        found |= _pressure() | _cpu_mhz() | _infiniband_rate() | _gpu(self._device)
+        found |= _pressure() | _cpu_mhz() | _infiniband_rate()
+        if card:
+            found |= gpu_figures(*card)
+        if mhz:
+            found["sm_mhz"] = mhz
         if states:
             found["decoders_disk"] = states.count("D") / len(states)
             found["decoders_busy"] = states.count("R") / len(states)
@@ -183,19 +194,26 @@ def _infiniband_rate() -> dict[str, float]:
     return {"ib_gbps": sum(rates)} if ports else {}
 
 
-def _gpu(device: torch.device) -> dict[str, Any]:
-    """By NVML, where its Python module and a driver are there."""
+def _card(device: torch.device) -> tuple[Any, Any] | None:
+    """NVML and its handle of a card; None where its Python module or a driver is missing."""
     if device.type != "cuda":
-        return {}
+        return None
     try:
         import pynvml as nv
 
         nv.nvmlInit()
         uuid = torch.cuda.get_device_properties(device).uuid
-        handle = nv.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+        return nv, nv.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
     except Exception:  # noqa: BLE001 - no module, driver or answer: nothing is known of the GPU
-        return {}
-    return gpu_figures(nv, handle)
+        return None
+
+
+def _sm_mhz(nv: Any, handle: Any) -> float:
+    """0 where it does not tell. Its highest one of a second counts: with less power to spare, clocks
+    of a card that computes change all the time."""
+    with contextlib.suppress(nv.NVMLError):
+        return float(nv.nvmlDeviceGetClockInfo(handle, nv.NVML_CLOCK_SM))
+    return 0.0
 
 
 _NVLINKS = 18
@@ -227,7 +245,6 @@ def gpu_figures(nv: Any, handle: Any) -> dict[str, Any]:
 
     questions = {
         "throttle": trouble,
-        "sm_mhz": lambda: float(nv.nvmlDeviceGetClockInfo(handle, nv.NVML_CLOCK_SM)),
         "power_limit_w": lambda: nv.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000,
         "gpu_processes": others,
         "pcie_width": lambda: float(nv.nvmlDeviceGetCurrPcieLinkWidth(handle)),

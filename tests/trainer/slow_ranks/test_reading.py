@@ -97,9 +97,9 @@ def test_a_card_tells_what_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert reading.gpu_figures(nv, None) == {
         "throttle": "hardware slowdown, hardware thermal slowdown",
-        "sm_mhz": 1410.0,
         "gpu_processes": 1.0,
         "pcie_width": 8.0,
         "pcie_gen": 5.0,
         "nvlinks": 16.0,
     }
+    assert reading._sm_mhz(nv, None) == 1410.0

@@ -85,6 +85,27 @@ def test_the_batch_to_come_is_told_before_it_comes(folder, rank):
     assert [index for (_, index), _ in given] == [2 + rank, 4 + rank, 6 + rank, 8 + rank]
 
 
+def test_the_buckets_of_a_step_are_told_of_all_ranks(folder):
+    config = {"16px": {1: (1.0, 2), 8: (0.5, 2)}}
+    told, given = [], []
+    for rank in (0, 1):
+        loader = build_loader(plan_of(folder, config), Cursor(), rank, 2, 0, FAST, each=2)
+        buckets = loader.plan.buckets.cells
+        try:
+            names = []
+            for batch in loader:
+                names.append(batch.bucket)
+                if len(names) % 2 == 0:
+                    step = [[buckets[cell].name for cell in row] for row in loader.cells_of_step()]
+                    told.append(step)
+                    assert step[rank] == names[-2:]
+            given += names
+        finally:
+            loader.close()
+    assert told[: len(told) // 2] == told[len(told) // 2 :]  # both ranks tell the same
+    assert len(set(given)) > 1
+
+
 @pytest.mark.parametrize(("resize", "error"), [("bilinear", 0.04), ("area", 0.001)])
 def test_pixels_are_the_digit_that_the_caption_says(folder, resize, error):
     images, _ = digits.scans("train")
