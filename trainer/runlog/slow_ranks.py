@@ -35,9 +35,12 @@ class SlowRank:
     def size(self) -> str:
         """How much, in which phase."""
         than = "before" if self.rank is None else "the others"
+        much = f"{self.share:.1%} slower than {than}"
+        if self.share >= 1:
+            much = f"{1 + self.share:.1f} times as slow as {than}"
         lost = f"{1e3 * self.seconds:.0f} ms of a step"
         where = " and ".join((self.phase, *self.also))
-        return f"{self.share:.1%} slower than {than}, {lost}, most of it in {where}"
+        return f"{much}, {lost}, most of it in {where}"
 
     @property
     def why(self) -> str:

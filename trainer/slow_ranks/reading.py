@@ -209,8 +209,8 @@ def _card(device: torch.device) -> tuple[Any, Any] | None:
 
 
 def _sm_mhz(nv: Any, handle: Any) -> float:
-    """0 where it does not tell. Its highest one of a second counts: with less power to spare, clocks
-    of a card that computes change all the time."""
+    """0 where it does not tell. Its highest one of a second counts: clocks of a card that computes
+    at its power limit change all the time."""
     with contextlib.suppress(nv.NVMLError):
         return float(nv.nvmlDeviceGetClockInfo(handle, nv.NVML_CLOCK_SM))
     return 0.0

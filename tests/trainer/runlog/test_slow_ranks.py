@@ -41,6 +41,11 @@ def test_a_slow_rank_is_a_sentence_with_place_size_phases_and_reasons() -> None:
     assert one.sentence("ml-64-node-001").startswith("rank 5 on ml-64-node-001 is")
 
 
+def test_much_slower_is_a_multiple() -> None:
+    (one,) = slow_ranks(said(entry(share=11.5)))
+    assert one.sentence().startswith("rank 5 on n1 is 12.5 times as slow as the others, 84 ms")
+
+
 def test_an_unknown_reason_is_said_with_what_was_not_compared() -> None:
     (one,) = slow_ranks(said(entry(reasons=[], not_compared=["GPU", "CPU"])))
     assert one.why == (

@@ -86,7 +86,7 @@ def test_the_batch_to_come_is_told_before_it_comes(folder, rank):
 
 
 def test_the_buckets_of_a_step_are_told_of_all_ranks(folder):
-    config = {"16px": {1: (1.0, 2), 8: (0.5, 2)}}
+    config = {"16px": {4: (1.0, 2), 8: ((1.0, 0.5), 2)}}
     told, given = [], []
     for rank in (0, 1):
         loader = build_loader(plan_of(folder, config), Cursor(), rank, 2, 0, FAST, each=2)
