@@ -17,7 +17,7 @@ from clusterctl.output import Cell, Output
 from clusterctl.printable import printable
 from dashboards.feeds.replay import Player
 from dashboards.model import table, units
-from dashboards.model.run_progress import Figures, accounted, figures, one_line
+from dashboards.model.run_progress import Figures, accounted, figures, in_words, one_line
 from dashboards.model.samples import Feed, Tick
 from dashboards.model.state import NodeState, RunState, State, state_of
 from dashboards.model.usage import Usage, gpu_count, node_totals, usage
@@ -127,6 +127,8 @@ def _write_run(run: RunState, state: State, output: Output) -> None:
             f"  loss {units.number(now.smooth_loss)} smoothed, {units.number(last.loss)} last, "
             f"grad norm {units.number(last.grad_norm)}, lr {units.number(last.lr, 2)}"
         )
+        if run.validation is not None:
+            output.line(f"  validation loss {in_words(run.validation)}")
         output.line(
             f"  {units.seconds(now.step_s)} a step (p99 {units.seconds(now.p99_s)}), "
             f"{units.number(now.clips_per_s)} clips/s, ranks idle {units.percent(now.idle_share)}"
@@ -236,6 +238,7 @@ def _run_json(run: RunState, state: State) -> dict[str, Any]:
         "node_states": run.node_states,
         "age_s": None if run.last_s is None else state.now_s - run.last_s,
         "figures": {**now, "phases": dict(now["phases"]), "lost_s": dict(now["lost_s"])},
+        "validation": asdict(run.validation) if run.validation else None,
         "attempts": [asdict(attempt) for attempt in accounted(run).attempts],
         "last": asdict(run.last) if run.last else None,
         "events": [asdict(sample.event) for sample in run.events[-20:]],

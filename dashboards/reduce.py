@@ -26,6 +26,7 @@ from dashboards.model.state import INTERRUPTED, NodeState, RunState, State, new_
 from dashboards.model.table import fleet_row
 from dashboards.model.usage_totals import after_reading
 from trainer.runlog import slow_ranks
+from trainer.runlog.validation import point_of
 
 RECENT_STEPS = 600
 RECENT_EVENTS = 200
@@ -203,7 +204,11 @@ def _with_attempts(run: RunState, sample: EventSample) -> RunState:
     if sample.source == "telemetry":
         slow = event if event.name == slow_ranks.NAME else run.slow
         slow = None if event.name == "start" else slow
-        return replace(run, steps=after_record(run.steps, event), slow=slow)
+        known = point_of(event) or run.validation
+        if event.name == "start" and known is not None and known.step > (event.step or 0):
+            known = None  # the run goes on from before it
+        steps = after_record(run.steps, event)
+        return replace(run, steps=steps, slow=slow, validation=known)
     journal = after_event(run.journal, event)
     if journal is run.journal:
         return run

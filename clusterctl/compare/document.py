@@ -48,6 +48,7 @@ def comparison_json(found: Comparison) -> dict[str, Any]:
         "bit_equal": same.is_all,
         "losses": {one.by: _losses(one) for one in (found.steps, found.clips)},
         "judged_by": found.judged.by,
+        "validation": _validation(found),
         "step_s": {name: _timing(one) for name, one in speed.phases.items()},
         "step_s_of_buckets": {name: _timing(one) for name, one in speed.buckets.items()},
         "slowdown": {**_middle(speed.slowdown, 1.0), "unknown": speed.why or None},
@@ -59,6 +60,20 @@ def comparison_json(found: Comparison) -> dict[str, Any]:
         ],
         "exit_code": found.exit_code,
     }
+
+
+def _validation(found: Comparison) -> list[dict[str, Any]]:
+    """At every step that both were measured after."""
+    a, b = found.a.validations, found.b.validations
+    return [
+        {
+            "step": step,
+            "clips": {"a": a[step].clips, "b": b[step].clips},
+            "model": {"a": a[step].model, "b": b[step].model},
+            "ema": {"a": a[step].ema, "b": b[step].ema},
+        }
+        for step in sorted(a.keys() & b.keys())
+    ]
 
 
 def _losses(found: Losses) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from clusterctl.why.recorded import lines_of
 from trainer.runlog.gpu_peaks import peak_flops
 from trainer.runlog.json_file import read_object
 from trainer.runlog.telemetry import FILE, PHASES, Event, StepRecord, decode
+from trainer.runlog.validation import Point, point_of
 
 AT_ONCE = 200  # lines
 _FIELDS: tuple[str, ...] = (
@@ -64,6 +65,7 @@ class Run:
     columns: Mapping[str, array[float]]
     buckets: Sequence[str]
     first_steps: frozenset[int]  # of each start
+    validations: Mapping[int, Point]  # by step, those that count
     account: Account
     journal: Journal
     device: str  # name of the GPU, "" where it is not recorded
@@ -122,6 +124,7 @@ def read(run_dir: Path) -> Run:
         columns,
         tuple(steps.buckets),
         frozenset(start.first for start in marks.starts if start.first is not None),
+        steps.validations,
         known,
         journal,
         steps.device,
@@ -135,6 +138,7 @@ class _Reader:
 
     def __init__(self) -> None:
         self.buckets: dict[str, int] = {}
+        self.validations: dict[int, Point] = {}
         self.device, self.unread = "", 0
         self._numbers, self._rows = array("d"), bytearray()
         self._marks = Steps()
@@ -178,6 +182,8 @@ class _Reader:
 
     def _event(self, line: bytes) -> None:
         event = decode(line)
+        if isinstance(event, Event) and (point := point_of(event)) is not None:
+            self.validations[point.step] = point
         if not isinstance(event, Event) or event.name not in _MARKS:
             return
         if event.step is not None and type(event.step) is not int:
@@ -186,6 +192,8 @@ class _Reader:
         if event.name == "start":
             if event.step is not None:
                 self._drop(event.step + 1)
+                kept = {step: one for step, one in self.validations.items() if step <= event.step}
+                self.validations = kept
             device = event.data.get("device") if type(event.data) is dict else None
             self.device = device if isinstance(device, str) else ""
         self._fold_pending()

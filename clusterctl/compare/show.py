@@ -43,6 +43,8 @@ def loss_lines(found: Comparison, letter: str) -> Iterator[Line]:
     yield from labelled("loss", _difference(found.steps, letter))
     text = "after equal clips: the same, as each step has as many"
     yield from labelled("", text if found.has_equal_batches else _difference(found.clips, letter))
+    if (validation := _validation(found, letter)) is not None:
+        yield from labelled("", validation)
     same = found.same
     if same.is_all:
         yield from labelled("", f"bit-equal at all {same.common:,} common steps", "good")
@@ -63,6 +65,26 @@ def loss_lines(found: Comparison, letter: str) -> Iterator[Line]:
         text = judged.why_no_parting or "nowhere beyond noise"
         unknown = "cannot tell: " if judged.why_no_parting else ""
         yield from labelled("parts", f"{unknown}{text}", "warn" if unknown else None)
+
+
+def _validation(found: Comparison, letter: str) -> str | None:
+    """At the last step that both were measured after; None where there is no such step."""
+    a, b = found.a.validations, found.b.validations
+    if not (common := a.keys() & b.keys()):
+        return None
+    one, other = a[max(common)], b[max(common)]
+    text = f"validation after step {one.step:,}: "
+    if one.clips != other.clips:
+        return f"{text}not compared, as A has {one.clips:,} clips and {letter} {other.clips:,}"
+    text += _of_losses(one.model, other.model, letter)
+    if one.ema is not None and other.ema is not None:
+        text += f"; averaged weights {_of_losses(one.ema, other.ema, letter)}"
+    return text
+
+
+def _of_losses(a: float, b: float, letter: str) -> str:
+    change = f"{letter} {_percent((b - a) / abs(a))}" if a else f"{letter} {_four(b)}"
+    return f"{change} (A {_four(a)})"
 
 
 def _difference(found: Losses, letter: str) -> str:

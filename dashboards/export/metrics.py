@@ -177,6 +177,8 @@ METRICS: tuple[Metric, ...] = (
     Metric("run_epoch", "Passes over the data so far", "short", R, _of_last("epoch")),
     Metric("run_loss", "Loss of the last step", "short", R, _of_last("loss"), row=RUN, panel="Loss", legend="{{run}}"),
     Metric("run_loss_smoothed", "Smoothed loss", "short", R, _run(lambda run, now, state: now.smooth_loss), row=RUN, panel="Loss", legend="{{run}} smoothed"),
+    Metric("run_validation_loss", "Of clips that are never trained on", "short", R, _run(lambda run, now, state: _if_known(run.validation, lambda one: one.model)), row=RUN, panel="Validation loss", legend="{{run}}"),
+    Metric("run_validation_loss_ema", "The same, with the averaged weights", "short", R, _run(lambda run, now, state: _if_known(run.validation.ema if run.validation else None, float)), row=RUN, panel="Validation loss", legend="{{run}} EMA"),
     Metric("run_gradient_norm", "Before clipping", "short", R, _of_last("grad_norm"), row=RUN, panel="Gradient norm", legend="{{run}}"),
     Metric("run_learning_rate", "Of the last step", "sci", R, _of_last("lr"), row=RUN, panel="Learning rate", legend="{{run}}"),
     Metric("run_step_seconds", "Median of the last steps", "s", R, _run(lambda run, now, state: now.step_s), row=RUN, panel="Step time", legend="{{run}}"),

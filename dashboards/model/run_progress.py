@@ -9,8 +9,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from clusterctl.runs.attempts import Account, account
+from dashboards.model import units
 from dashboards.model.state import INTERRUPTED, RunState
 from trainer.runlog.telemetry import PHASES, Event, StepRecord
+from trainer.runlog.validation import Point
 
 # Rates are means over this many steps: enough to smooth buckets of different size.
 WINDOW = 50
@@ -130,6 +132,12 @@ def _of_records(run: RunState) -> Figures:
         buckets=tuple((name, count / buckets.total()) for name, count in buckets.most_common()),
         checkpoint=_checkpoint(run),
     )
+
+
+def in_words(known: Point) -> str:
+    """Validation losses: of the weights, of their average, after which step."""
+    ema = "" if known.ema is None else f"  EMA {units.number(known.ema)}"
+    return f"{units.number(known.model)}{ema}  step {known.step:,}"
 
 
 def is_bad(event: Event) -> bool:

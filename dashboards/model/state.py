@@ -13,6 +13,7 @@ from dashboards.model.ring_buffer import FLEET_COLUMNS, NODE_COLUMNS, Ring, Thin
 from dashboards.model.samples import EventSample, Feed, NodeDown, NodeSample
 from dashboards.model.usage_totals import NodeUsage
 from trainer.runlog.telemetry import Event, StepRecord
+from trainer.runlog.validation import Point
 
 HISTORY_S = 3600.0
 STALE_INTERVALS = 3
@@ -53,6 +54,7 @@ class RunState:
     events: tuple[EventSample, ...] = ()
     node_states: Mapping[str, str] = field(default_factory=dict)
     ended: str = ""  # "", "finished", "stopped" or "failed"
+    validation: Point | None = None  # the newest measurement that counts
     slow: Event | None = None  # the newest word of the trainer on slow ranks, in this attempt
     steps: Steps = field(default_factory=Steps)  # that count, and what was lost between them
     journal: Journal = field(default_factory=Journal)  # of attempts

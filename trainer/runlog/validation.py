@@ -1,4 +1,4 @@
-"""What a measurement found: losses by bucket and by time."""
+"""The event `validation`: losses of clips never trained on, by bucket and by time. Pure."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from trainer.runlog.telemetry import Event
+
+NAME = "validation"
 Losses = dict[int, tuple[str, list[list[float]]]]  # by microbatch: bucket, [clip][time]
 
 
@@ -54,3 +57,31 @@ def figures_of(losses: Losses, times: list[float]) -> Figures:
 def _mean(rows: list[list[float]], bands: int) -> OfBucket:
     means = [math.fsum(row[band] for row in rows) / len(rows) for band in range(bands)]
     return OfBucket(len(rows), math.fsum(means) / bands, means)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Losses after a step, as others read them from a run's events."""
+
+    step: int
+    model: float
+    ema: float | None  # of the averaged weights
+    clips: int = 0
+
+
+def point_of(event: Event) -> Point | None:
+    """None for another event, and for one without finite losses."""
+    if event.name != NAME or type(event.step) is not int:
+        return None
+    model, ema = (_loss(event.data.get(name)) for name in ("model", "ema"))
+    if model is None:
+        return None
+    clips = event.data["model"].get("clips")
+    return Point(event.step, model, ema, clips if type(clips) is int else 0)
+
+
+def _loss(found: Any) -> float | None:
+    value = found.get("loss") if isinstance(found, dict) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) else None

@@ -11,7 +11,7 @@ from rich.style import Style
 
 from clusterctl.nodes import counted
 from dashboards.model import units
-from dashboards.model.run_progress import Figures, figures, is_bad, mfu, one_line
+from dashboards.model.run_progress import Figures, figures, in_words, is_bad, mfu, one_line
 from dashboards.model.slow_ranks import in_short
 from dashboards.model.state import RunState, State
 from dashboards.model.table import node_mark, short_names
@@ -282,6 +282,8 @@ class RunFigures(Panel):
             ("step", f"p99 {units.seconds(now.p99_s)}  longest {units.seconds(now.longest_s)}", colors.text),
             ("weight norm", units.number(last.weight_norm), colors.text),
         ]  # fmt: skip
+        if (known := run.validation) is not None:
+            pairs.insert(4, ("validation", in_words(known), colors.text))
         first = 0 if now.restarts else 5
         pairs[first:first] = attempt_pairs(now, colors)
         return pairs

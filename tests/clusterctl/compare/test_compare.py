@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.compare.document import comparison_json
 from clusterctl.compare.judge import BAD, GOOD, UNKNOWN, Comparison, Limits, compare, exit_code
 from clusterctl.compare.losses import by_clips, by_steps, same
 from clusterctl.compare.read import read
+from clusterctl.compare.show import loss_lines
 from clusterctl.errors import CouldNotFindOut
 from tests.clusterctl.compare.runs_of import steps, write, write_config
 from tests.clusterctl.runs.attempts_of import three_attempts
@@ -277,3 +279,36 @@ def test_document_has_no_value_that_json_lacks(tmp_path: Path) -> None:
     found = made(tmp_path, steps(100, 1), nan)
     text = json.dumps([comparison_json(found), run_json(found.b, found.rates[1])], allow_nan=False)
     assert '"judged_by": "steps"' in text
+
+
+def measured(run_dir: Path, *points: tuple[int, float, float], clips: int = 20) -> Path:
+    """With validation losses after these steps, as a run writes them."""
+    with (run_dir / "telemetry.jsonl").open("a") as file:
+        for step, model, ema in points:
+            data = {"model": {"loss": model, "clips": clips}, "ema": {"loss": ema, "clips": clips}}
+            file.write(f"{encode(Event('validation', 'loss …', data, step, 5.0))}\n")
+    return run_dir
+
+
+def test_validation_losses_are_compared_after_the_last_step_that_both_have(tmp_path: Path) -> None:
+    a = measured(write(tmp_path / "a", steps(100, 1)), (0, 2.0, 2.0), (50, 1.0, 0.9))
+    b = measured(
+        write(tmp_path / "b", steps(100, 2)), (0, 2.0, 2.0), (50, 0.8, 0.81), (90, 0.1, 0.1)
+    )
+    found = compare(read(a), read(b), STRICT)
+    lines = " ".join(text.strip() for text, _ in loss_lines(found, "B"))
+    wanted = "validation after step 50: B -20.0 % (A 1.000); averaged weights B -10.0 % (A 0.9000)"
+    assert wanted in lines.replace("  ", " ")
+    assert [one["step"] for one in comparison_json(found)["validation"]] == [0, 50]
+    other = measured(write(tmp_path / "c", steps(100, 2)), (50, 0.8, 0.81), clips=64)
+    said = " ".join(
+        text.strip() for text, _ in loss_lines(compare(read(a), read(other), STRICT), "B")
+    )
+    assert "not compared, as A has 20 clips and B 64" in said
+
+
+def test_validation_losses_of_steps_that_are_done_again_do_not_count(tmp_path: Path) -> None:
+    run_dir = measured(write(tmp_path / "a", steps(100, 1), end=""), (50, 1.0, 0.9), (90, 0.8, 0.7))
+    with (run_dir / "telemetry.jsonl").open("a") as file:
+        file.write(f"{encode(Event('start', 'x', {}, 60, 9.0))}\n")
+    assert list(read(run_dir).validations) == [50]

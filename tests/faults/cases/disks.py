@@ -12,7 +12,7 @@ from tests.clusterctl.launch.harness import read_lines
 from tests.faults.cases.ranks import decoders
 from tests.faults.fault import fault
 from tests.faults.proof import step_of
-from tests.faults.rig import Round, Setting, kill
+from tests.faults.rig import CLIPS, Round, Setting, kill
 
 
 def newest(one: Round) -> Path:
@@ -128,7 +128,7 @@ def corrupt_clips(one: Round) -> None:
 
 
 def difference_is_said(one: Round) -> Iterable[str]:
-    if "96 rows then, 88 now" not in one.said():
+    if f"{CLIPS} rows then, {CLIPS - 8} now" not in one.said():
         yield "the difference is not said"
 
 
