@@ -151,14 +151,15 @@ def describe(facts):
     }
 
 
-def end_all(find, grace_s, kill_s=5.0, pause_s=0.1):
+def end_all(find, grace_s, kill_s=5.0, pause_s=0.1, killed_s=None):
     """TERM, wait, KILL, and look again until nothing is left that can be ended; returns what is.
 
     `find()` gives {pid: Process}; it is called each time, since what is about to end may fork.
-    A stopped process (state T) gets SIGCONT: a pending SIGTERM does not wake it.
+    A stopped process (state T) gets SIGCONT: a pending SIGTERM does not wake it. `killed_s`, kept
+    from call to call, has when each was first seen with SIGKILL pending: nobody waits twice.
     """
     signalled = {}  # type: dict
-    stuck_s = None  # type: Any  # since when all that is left does not end by SIGKILL
+    killed_s = {} if killed_s is None else killed_s
     for number, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, kill_s)):
         deadline = time.monotonic() + patience_s
         while patience_s > 0:
@@ -172,9 +173,11 @@ def end_all(find, grace_s, kill_s=5.0, pause_s=0.1):
                     if facts.state == "T":
                         send([pid], signal.SIGCONT)
             now = time.monotonic()
-            is_stuck = all(facts.is_killed for facts in left.values())
-            stuck_s = (stuck_s or now) if is_stuck else None
-            if now >= deadline or (is_stuck and now - stuck_s > STUCK_S):
+            for pid, facts in left.items():
+                if facts.is_killed:
+                    killed_s.setdefault((pid, facts.start), now)
+            since_s = [killed_s.get((pid, facts.start), now) for pid, facts in left.items()]
+            if now >= deadline or now - max(since_s) > STUCK_S:
                 break
             time.sleep(pause_s)
     return [describe(facts) for facts in find().values()]

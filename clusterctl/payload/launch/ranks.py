@@ -25,6 +25,9 @@ LAST_BYTES = 1 << 20  # of telemetry at once, and of each rank's log when all is
 END = {"op": "end"}  # the head has gone, or a signal asks the agent to end
 
 
+killed_s = {}  # type: dict  # see processes.end_all
+
+
 def end_members(grace_s, spare=None):
     """End all processes of the run on this node, but one that is spared; returns what is left."""
     own = os.getpid()
@@ -34,7 +37,7 @@ def end_members(grace_s, spare=None):
     def find():
         return processes.members(ARGS["run"], ARGS["node"], roots, without=(own, spare))
 
-    return processes.end_all(find, grace_s)
+    return processes.end_all(find, grace_s, killed_s=killed_s)
 
 
 def run_file(*names):
@@ -211,7 +214,7 @@ class Ranks:
         if not self.have_ended:  # it cannot tell: it was stopped, or still imports
             self.keeps_starter = False
             end_members(0 if left else 0.5)
-            self.wait_for_ends(SETTLE_S)
+            self.wait_for_ends(0.1 if left else SETTLE_S)
         if not self.have_ended:
             self.have_ended, self.code = True, -signal.SIGKILL  # `gone` reports what is left
 

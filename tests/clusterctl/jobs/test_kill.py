@@ -8,6 +8,8 @@ import random
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from clusterctl.errors import TransportError
 from clusterctl.jobs.kill import Ended, exit_code, report_lines
 from clusterctl.jobs.processes import NodeJob, Pick, read_jobs
 from clusterctl.payload.jobs import gpu_holders
+from clusterctl.payload.jobs.processes import STUCK_S, end_all, members
 from clusterctl.remote import payload as ship
 from clusterctl.remote.fanout import NodeResult
 from tests.captures import fake_nvidia_smi as fake
@@ -264,31 +267,63 @@ def test_in_a_container_free_memory_is_proved_by_gpu(
         assert (rows, why == "") == ([], proved), why
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs a cgroup freezer")
-def test_frozen_process_is_reported_and_ends_after_the_thaw(tmp_path: Path, run_id: str) -> None:
+@pytest.fixture
+def cage() -> Iterator[Path]:
+    """A cgroup whose processes can be frozen; thawed and empty at the end."""
     root = Path("/sys/fs/cgroup/freezer")
-    if not (root / "cgroup.procs").exists():
-        pytest.skip("no cgroup v1 freezer here")
+    if os.geteuid() != 0 or not (root / "cgroup.procs").exists():
+        pytest.skip("needs root and a cgroup v1 freezer")
     cage = root / f"clusterctl-test-{os.getpid()}"
     cage.mkdir()
     try:
-        with tree(tmp_path, 1, 2, CLUSTERCTL_RUN=run_id, RANK="7") as ours:
-            (cage / "cgroup.procs").write_text(str(ours.process.pid))
-            (cage / "freezer.state").write_text("FROZEN")
-            wait_until(lambda: (cage / "freezer.state").read_text() == "FROZEN\n")
-            job = read_jobs([NodeResult(HERE, look(Pick((run_id,))), None, 0.0)])[0]
-            answer = kill(Pick((run_id,)), ours.keys, grace_s=0.2, kill_s=0.3)
-            _, bad = report_lines([Ended(job, answer)])
-            assert exit_code([Ended(job, answer)]) == 1
-            assert f"pid {ours.process.pid}" in bad[0]
-            assert "rank 7 trainer" in bad[0]
-            assert "frozen by its cgroup" in bad[0]
-            (cage / "freezer.state").write_text("THAWED")
-            wait_until(lambda: ours.alive() == [])
+        yield cage
     finally:
         (cage / "freezer.state").write_text("THAWED")
         wait_until(lambda: not (cage / "cgroup.procs").read_text())
         cage.rmdir()
+
+
+def freeze(cage: Path, pid: int) -> None:
+    (cage / "cgroup.procs").write_text(str(pid))
+    (cage / "freezer.state").write_text("FROZEN")
+    wait_until(lambda: (cage / "freezer.state").read_text() == "FROZEN\n")
+
+
+def test_frozen_process_is_reported_and_ends_after_the_thaw(
+    tmp_path: Path, run_id: str, cage: Path
+) -> None:
+    with tree(tmp_path, 1, 2, CLUSTERCTL_RUN=run_id, RANK="7") as ours:
+        freeze(cage, ours.process.pid)
+        job = read_jobs([NodeResult(HERE, look(Pick((run_id,))), None, 0.0)])[0]
+        answer = kill(Pick((run_id,)), ours.keys, grace_s=0.2, kill_s=0.3)
+        _, bad = report_lines([Ended(job, answer)])
+        assert exit_code([Ended(job, answer)]) == 1
+        assert f"pid {ours.process.pid}" in bad[0]
+        assert "rank 7 trainer" in bad[0]
+        assert "frozen by its cgroup" in bad[0]
+        (cage / "freezer.state").write_text("THAWED")
+        wait_until(lambda: ours.alive() == [])
+
+
+def test_process_that_does_not_end_by_sigkill_is_waited_for_once(
+    tmp_path: Path, run_id: str, cage: Path
+) -> None:
+    """An agent ends its ranks in several turns; each would wait a second for the same process."""
+    with tree(tmp_path, 1, 1, CLUSTERCTL_RUN=run_id) as ours:
+        pid = ours.process.pid
+        freeze(cage, pid)
+        killed_s: dict[tuple[int, int], float] = {}
+
+        def seconds() -> float:
+            begun = time.monotonic()
+            left = end_all(lambda: members(run_id), 0.1, killed_s=killed_s)
+            assert [one["pid"] for one in left] == [pid]
+            return time.monotonic() - begun
+
+        first, second = seconds(), seconds()
+        (cage / "freezer.state").write_text("THAWED")
+        assert first > STUCK_S
+        assert second < STUCK_S / 2
 
 
 def test_stopped_trainer_gets_its_sigterm(tmp_path: Path, run_id: str) -> None:
