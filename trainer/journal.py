@@ -7,6 +7,8 @@ import functools
 import json
 import os
 import queue
+import re
+import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -15,6 +17,8 @@ from typing import Any
 
 from trainer.config.load import Config, to_dict
 from trainer.errors import one_line
+from trainer.runlog.atomic_file import part_of
+from trainer.runlog.json_file import read_object
 from trainer.runlog.output import LOG, RUN
 from trainer.runlog.telemetry import FILE, Event, Record, StepRecord, Writer
 from trainer.runlog.validation import Figures
@@ -23,6 +27,9 @@ _INIT_S = 10.0  # wandb waits 90 s for its server by default
 _CLOSE_S = 10.0
 _QUEUED = 1000  # steps
 _THREAD = "wandb"
+WANDB_FILE = "wandb.json"  # of a run directory: the id of its run in W&B
+STEP = "global_step"
+_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class Journal:
@@ -36,7 +43,8 @@ class Journal:
             places = {"dir": str(run_dir), "project": config.wandb_project}
             name = config.exp_name or run_dir.name
             report = functools.partial(self.event, "tracking")
-            self._tracker = Wandb(report, to_dict(config), mode=config.wandb, name=name, **places)
+            more = {"mode": config.wandb, "name": name, **places}
+            self._tracker = Wandb(report, to_dict(config), run_dir / WANDB_FILE, **more)
 
     def step(self, record: StepRecord) -> None:
         if self._writer is None:
@@ -101,14 +109,20 @@ class Wandb:
 
     All of wandb happens on a daemon thread behind a bounded queue; when that is full, or wandb has
     failed, figures are dropped. `report` gets a message about a failure, from that thread, once.
+    `identity` keeps the id of the run, which later starts continue.
     """
 
     def __init__(
-        self, report: Callable[[str], None], config: Mapping[str, Any], **options: Any
+        self,
+        report: Callable[[str], None],
+        config: Mapping[str, Any],
+        identity: Path,
+        **options: Any,
     ) -> None:
         # wandb's reports about itself delay the end of the process by 10 s without their server
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         self._report, self._config, self._options = report, dict(config), options
+        self._identity = identity
         self._queue: queue.Queue[tuple[int, dict[str, float]] | None] = queue.Queue(_QUEUED)
         self._over, self._failed, self._dropped = threading.Event(), threading.Lock(), 0
         self._thread = threading.Thread(target=self._work, name=_THREAD, daemon=True)
@@ -148,6 +162,25 @@ class Wandb:
             key = os.environ.get("WANDB_API_KEY")
             self._report(text.replace(key, "***") if key else text)
 
+    def _begin(self, wandb: Any, settings: Any) -> Any:
+        """The run of this directory: the one that an earlier start has begun, or a new one."""
+        known, is_there = _known(self._identity)
+        run_id, is_online = known or secrets.token_hex(4), self._options.get("mode") == "online"
+        _keep(self._identity, run_id, is_there)
+        options = dict(self._options, id=run_id, allow_val_change=True)
+        if is_online:
+            options["resume"] = "must" if is_there else "allow"
+        try:
+            run = wandb.init(config=self._config, settings=settings, **options)
+        except Exception as error:
+            if is_online and is_there:
+                hint = f"delete {self._identity.name} in the run directory to begin another one"
+                error.args = (f"run {run_id} cannot be continued, {hint}: {one_line(error)}",)
+            raise
+        if is_online and not is_there:
+            _keep(self._identity, run_id, True)
+        return run
+
     def _work(self) -> None:
         try:
             import wandb
@@ -156,16 +189,36 @@ class Wandb:
             settings = wandb.Settings(
                 init_timeout=_INIT_S, silent=True, console="off", x_disable_stats=True
             )
-            run = wandb.init(config=self._config, settings=settings, **self._options)
+            run = self._begin(wandb, settings)
+            # W&B's own count of steps never goes back, and a run that continues from a checkpoint
+            # does: what it does again would be dropped.
+            run.define_metric(STEP)
+            run.define_metric("*", step_metric=STEP)
             while (item := self._queue.get()) is not None:
                 step, figures = item
-                run.log(figures, step=step)
+                run.log({**figures, STEP: step})
             run.finish()
             wandb.teardown()  # the service has written all only when it has ended
         except ModuleNotFoundError:
             self._fail("W&B is not installed: pip install wandb, or --wandb off")
         except Exception as error:  # noqa: BLE001 - thread boundary: reported once
             self._fail(f"W&B failed, the run continues without it: {one_line(error)}")
+
+
+def _keep(identity: Path, run_id: str, is_online: bool) -> None:
+    with part_of(identity) as part:
+        part.write_text(json.dumps({"id": run_id, "online": is_online}))
+
+
+def _known(identity: Path) -> tuple[str | None, bool]:
+    """The id that an earlier start has kept, and whether the server has that run."""
+    try:
+        found = read_object(identity)
+    except (OSError, ValueError):
+        return None, False
+    run_id = found.get("id")
+    is_id = isinstance(run_id, str) and _ID.fullmatch(run_id) is not None
+    return (run_id, found.get("online") is True) if is_id else (None, False)
 
 
 def wandb_is_stuck() -> bool:

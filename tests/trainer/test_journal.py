@@ -8,6 +8,8 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -55,7 +57,7 @@ def silent_server() -> Iterator[int]:
 
 def test_offline_figures_lie_in_the_run_directory(tmp_path: Path) -> None:
     told: list[str] = []
-    sink = Wandb(told.append, {"lr": 1}, mode="offline", dir=str(tmp_path))
+    sink = Wandb(told.append, {"lr": 1}, tmp_path / "wandb.json", mode="offline", dir=str(tmp_path))
     for step in range(1, 21):
         sink.log(record(step))
     assert sink.close(60)
@@ -66,6 +68,67 @@ def test_offline_figures_lie_in_the_run_directory(tmp_path: Path) -> None:
     assert b"seconds/forward" in data
 
 
+def begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, error: str = ""
+) -> tuple[dict[str, Any], list[str]]:
+    """What wandb.init is called with, and what is told. A stand-in: there is no server here."""
+    given: dict[str, Any] = {}
+
+    class Stub:
+        Settings = dict
+
+        @staticmethod
+        def init(**options: Any) -> MagicMock:
+            given.update(options)
+            if error:
+                raise RuntimeError(error)
+            return MagicMock()
+
+        @staticmethod
+        def teardown() -> None:
+            pass
+
+    monkeypatch.setitem(sys.modules, "wandb", Stub)
+    told: list[str] = []
+    Wandb(told.append, {}, tmp_path / "wandb.json", mode=mode).close(10)
+    return given, told
+
+
+def test_a_later_start_continues_the_run_of_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, _ = begun(tmp_path, monkeypatch, "online")
+    second, told = begun(tmp_path, monkeypatch, "online")
+    assert (first["resume"], second["resume"]) == ("allow", "must")
+    assert first["id"] == second["id"]
+    assert told == []
+    _, told = begun(tmp_path, monkeypatch, "online", "run does not exist")
+    assert len(told) == 1
+    assert f"run {first['id']} cannot be continued, delete wandb.json" in told[0]
+    (tmp_path / "wandb.json").write_text('{"id": "../x", "online": true}')
+    other, _ = begun(tmp_path, monkeypatch, "online")
+    assert other["id"] not in (first["id"], "../x")
+    assert other["resume"] == "allow"
+
+
+def test_a_run_that_began_offline_is_not_asked_of_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, _ = begun(tmp_path, monkeypatch, "offline")
+    second, _ = begun(tmp_path, monkeypatch, "online")
+    assert "resume" not in first
+    assert (second["id"], second["resume"]) == (first["id"], "allow")
+
+
+def test_offline_starts_of_a_directory_are_one_run(tmp_path: Path) -> None:
+    for _ in range(2):
+        sink = Wandb(print, {"lr": 1}, tmp_path / "wandb.json", mode="offline", dir=str(tmp_path))
+        sink.log(record(1))
+        assert sink.close(60)
+    ids = {path.name for path in tmp_path.glob("wandb/offline-run-*/run-*.wandb")}
+    assert len(ids) == 1
+
+
 def test_a_server_that_never_answers_costs_no_step(
     tmp_path: Path, silent_server: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,7 +136,7 @@ def test_a_server_that_never_answers_costs_no_step(
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     told: list[str] = []
     start = time.monotonic()
-    sink = Wandb(told.append, {}, mode="online", dir=str(tmp_path))
+    sink = Wandb(told.append, {}, tmp_path / "wandb.json", mode="online", dir=str(tmp_path))
     for step in range(1, 21):
         sink.log(record(step))
     assert time.monotonic() - start < 0.1
@@ -90,7 +153,7 @@ def test_without_wandb_installed_one_sentence_is_told(
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     told: list[str] = []
-    sink = Wandb(told.append, {}, mode="offline", dir=str(tmp_path))
+    sink = Wandb(told.append, {}, tmp_path / "wandb.json", mode="offline", dir=str(tmp_path))
     assert sink.close(30)
     sink.log(record(1))
     assert len(told) == 1

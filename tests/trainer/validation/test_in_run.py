@@ -41,58 +41,59 @@ class Runs:
         return {(one["step"], one["weights"]): one for one in found}
 
 
+@dataclass(frozen=True)
+class Place:
+    """Clips and the words for runs on them."""
+
+    folder: Path
+
+    def words(self, name: str, *more: str, data: str = "clips") -> list[str]:
+        place = [
+            str(self.folder / "tiny.py"),
+            "--data-path",
+            str(self.folder / data / "digits.csv"),
+        ]
+        return [*place, "--run-dir", str(self.folder / name), *more]
+
+    def evaluate(self, name: str, *more: str) -> list[str]:
+        return ["evaluate", str(self.folder / name), "--json", *more]
+
+
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     folder = tmp_path_factory.mktemp("runs")
     render(["--out", str(folder / "clips"), "--clips", "96", "--seed", "1"])
     (folder / "tiny.py").write_text(TINY)
-    lines = (folder / "clips" / "digits.csv").read_text().splitlines()
+    return Place(folder)
+
+
+@pytest.fixture(scope="module")
+def runs(place: Place) -> Runs:
+    folder, words, evaluate = place.folder, place.words, place.evaluate
     damaged = folder / "damaged"
     shutil.copytree(folder / "clips", damaged)
-    for line in lines[1:7]:
+    for line in (folder / "clips" / "digits.csv").read_text().splitlines()[1:7]:
         (damaged / line.split(",")[0]).write_bytes(b"no video")
     render(["--out", str(folder / "others"), "--clips", "16", "--seed", "9"])
     others = folder / "others" / "digits.csv"
     own = others.read_text().replace("clips/", str(folder / "others" / "clips") + "/")
     others.write_text(own)
-
-    def words(name: str, *more: str, data: str = "clips") -> list[str]:
-        clips = str(folder / data / "digits.csv")
-        return [
-            str(folder / "tiny.py"),
-            "--data-path",
-            clips,
-            "--run-dir",
-            str(folder / name),
-            *more,
-        ]
-
-    def evaluate(name: str, *more: str) -> list[str]:
-        return ["evaluate", str(folder / name), "--json", *more]
-
-    native = ["--engine", "native"]
-    four = str(folder / "on" / "epoch0-global_step4")
+    all_clips, one_step = str(folder / "clips" / "digits.csv"), ["--max-steps", "1"]
     pairs = {
         "off": words("off", *KEEP),
         "on": words("on", *KEEP, *EVERY),
-        "resumed": words("resumed", *KEEP, *EVERY, "--load", four),
-        "bf16-off": words("bf16-off", *KEEP, "--dtype", "bf16"),
-        "bf16": words("bf16", *KEEP, *EVERY, "--dtype", "bf16"),
-        "native-off": words("native-off", *KEEP, *native),
-        "native": words("native", *KEEP, *EVERY, *native),
-        "few": words("few", *KEEP, *EVERY, *native, "--validation.clips", "4"),
+        "resumed": words(
+            "resumed", *KEEP, *EVERY, "--load", str(folder / "on" / "epoch0-global_step4")
+        ),
         "evaluated": evaluate("on", "--all"),
     }
     single = {
-        "alone": words("alone", *KEEP, *EVERY, "--max-steps", "1", "--ckpt-every", "0"),
-        "damaged": words("damaged-run", *KEEP, *EVERY, "--max-steps", "1", data="damaged"),
-        "own": words("own", *EVERY, "--validation.data-path", str(others), "--max-steps", "1"),
-        "same": words(
-            "same", *EVERY, "--validation.data-path", str(folder / "clips" / "digits.csv")
-        ),
+        "alone": words("alone", *KEEP, *EVERY, *one_step, "--ckpt-every", "0"),
+        "damaged": words("damaged-run", *KEEP, *EVERY, *one_step, data="damaged"),
+        "own": words("own", *EVERY, "--validation.data-path", str(others), *one_step),
+        "same": words("same", *EVERY, "--validation.data-path", all_clips),
         "nothing": words("nothing", *EVERY),
         "evaluated-alone": evaluate("on", "--all"),
-        "evaluated-bf16": evaluate("bf16"),
         "none-kept": evaluate("own", "--data-path", "none.csv"),
     }
     done = dict(zip(pairs, ranks.train(list(pairs.values()), 2, folder / "p1"), strict=True))
@@ -100,10 +101,34 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return Runs(folder, done)
 
 
-@pytest.mark.parametrize(
-    ("off", "on"), [("off", "on"), ("bf16-off", "bf16"), ("native-off", "native")]
-)
-def test_training_is_the_same_with_and_without_it(runs: Runs, off: str, on: str) -> None:
+@pytest.fixture(scope="module")
+def engines(place: Place) -> Runs:
+    """Runs of two ranks in bf16, and of the engine whose forward pass gathers weights."""
+    words, native, bf16 = place.words, ["--engine", "native"], ["--dtype", "bf16"]
+    pairs = {
+        "fp32": words("fp32", *KEEP, *EVERY, "--max-steps", "1"),
+        "bf16-off": words("bf16-off", *KEEP, *bf16),
+        "bf16": words("bf16", *KEEP, *EVERY, *bf16),
+        "native-off": words("native-off", *KEEP, *native),
+        "native": words("native", *KEEP, *EVERY, *native),
+        "few": words("few", *KEEP, *EVERY, *native, "--validation.clips", "4"),
+        "evaluated-bf16": place.evaluate("bf16"),
+    }
+    done = ranks.train(list(pairs.values()), 2, place.folder / "p3")
+    return Runs(place.folder, dict(zip(pairs, done, strict=True)))
+
+
+def test_training_is_the_same_with_and_without_it(runs: Runs) -> None:
+    require_equal(runs, "off", "on")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["bf16", "native"])
+def test_so_it_is_in_other_engines(engines: Runs, engine: str) -> None:
+    require_equal(engines, f"{engine}-off", engine)
+
+
+def require_equal(runs: Runs, off: str, on: str) -> None:
     for name in (off, on):
         assert [rank.code for rank in runs.done[name]] == [0, 0], runs.done[name][0].err
     assert runs.steps(on) == runs.steps(off)
@@ -149,19 +174,22 @@ def test_a_checkpoint_is_evaluated_as_in_its_run(runs: Runs) -> None:
     for (step, name), one in found.items():
         own = runs.measured("on")[step][name]
         assert {key: one[key] for key in own} == own
+
+
+@pytest.mark.slow
+def test_a_checkpoint_in_bf16_is_evaluated_as_in_its_run(engines: Runs) -> None:
     for name in ("model", "ema"):
-        own = runs.measured("bf16")[8][name]
-        one = runs.evaluated("evaluated-bf16")[8, name]
+        own = engines.measured("bf16")[8][name]
+        one = engines.evaluated("evaluated-bf16")[8, name]
         assert {key: one[key] for key in own} == own
 
 
-def test_where_a_pass_gathers_weights_ranks_without_clips_do_not_hold_up_the_others(
-    runs: Runs,
-) -> None:
-    assert [rank.code for rank in runs.done["few"]] == [0, 0], runs.done["few"][0].err
-    assert runs.measured("few")[8]["model"]["clips"] == 4
-    loss = runs.measured("native")[0]["model"]["loss"]
-    assert loss == pytest.approx(runs.measured("on")[0]["model"]["loss"], rel=1e-6)
+@pytest.mark.slow
+def test_where_a_pass_gathers_weights_ranks_without_clips_hold_up_nobody(engines: Runs) -> None:
+    assert [rank.code for rank in engines.done["few"]] == [0, 0], engines.done["few"][0].err
+    assert engines.measured("few")[8]["model"]["clips"] == 4
+    loss = engines.measured("native")[0]["model"]["loss"]
+    assert loss == pytest.approx(engines.measured("fp32")[0]["model"]["loss"], rel=1e-6)
 
 
 def test_clips_that_cannot_be_read_do_not_count(runs: Runs) -> None:
