@@ -61,8 +61,8 @@ class Judge:
         self.ranks = ranks
         self.named: tuple[Slow, ...] = ()
         self._steps = 0
-        self._usual = np.zeros((0, len(COMPARED)))  # seconds by cell
-        self._seen = np.zeros(0, np.int64)
+        self._usual: Floats = np.zeros((0, len(COMPARED)))  # seconds by cell
+        self._seen: Ints = np.zeros(0, np.int64)
         self._in_block = 0
         self._sum = self._empty()
         self._window: list[Floats] = []  # of blocks [R + 1, P + 2]

@@ -47,8 +47,8 @@ def equip(cluster: LocalCluster, name: str, gpus: str, apps: str | None = None, 
 
 def preflight(cluster: LocalCluster, *args: str) -> int:
     # What depends on the machine that runs the tests has tests of its own, over facts.
-    own = "storage,host.limits,host.load,host.shm,host.swap,host.zombies,host.kernel_log"
-    own += ",software.git_dirty"
+    own = "storage,host.limits,host.load,host.shm,host.swap,host.zombies,host.blocked"
+    own += ",host.kernel_log,software.git_dirty"
     plain = ["--min-free", "0", "--outputs", str(cluster.hostfile.parent), "--skip-check", own]
     port = [] if "--master-port" in args else ["--master-port", str(free_port())]
     return cli.run(["preflight", *plain, *port, *args, str(cluster.hostfile)])

@@ -111,7 +111,8 @@ class User:
                 os.kill(found.pid, signal.SIGKILL)
             plan = run_dir / "plan.json"
             for pid in tagged(json.loads(plan.read_text())["run_id"]) if plan.exists() else ():
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # it has just ended
+                    os.kill(pid, signal.SIGKILL)
 
     def type(self, *words: str, **options: Any) -> tuple[int, str, str]:
         """Exit code, stdout and stderr of a launch that ends by itself."""

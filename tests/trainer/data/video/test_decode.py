@@ -102,7 +102,10 @@ def test_process_that_died_between_batches_costs_no_clip(decoder, clips):
 
 def kill_busy(decoder: Decoder, times: int) -> threading.Thread:
     """Kill the helper while it has a clip, so many times; the first one is stopped beforehand."""
-    os.kill(decoder.process.pid, signal.SIGSTOP)
+    first = decoder.process.pid
+    os.kill(first, signal.SIGSTOP)
+    # A read that the signal has interrupted may still take what arrives meanwhile.
+    wait_for(lambda: Path(f"/proc/{first}/stat").read_text().rpartition(") ")[2][0] == "T")
 
     def work() -> None:
         seen = []
