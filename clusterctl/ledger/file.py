@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from trainer.runlog.atomic_file import part_of
 
 MAX_BYTES = 4 << 20
 KEPT_S = 400 * 86400.0
+LOOKS, BETWEEN_LOOKS_S = 4, 0.05  # at a last line without an end
 
 
 class LedgerError(CouldNotFindOut):
@@ -124,11 +126,15 @@ def _opened(path: Path, flags: int, mode: int = 0o644) -> Iterator[int | None]:
 
 def _lines(descriptor: int, path: Path) -> Iterator[bytes]:
     """Lines that are not empty; of a file that somebody made longer, the last 16 MiB."""
-    size = os.fstat(descriptor).st_size
-    begin = max(0, size - 4 * MAX_BYTES)
-    try:
-        data = os.pread(descriptor, size - begin, begin)
-    except OSError as error:
-        raise LedgerError(f"{path} cannot be read: {error.strerror}") from None
+    for left in reversed(range(LOOKS)):
+        size = os.fstat(descriptor).st_size
+        begin = max(0, size - 4 * MAX_BYTES)
+        try:
+            data = os.pread(descriptor, size - begin, begin)
+        except OSError as error:
+            raise LedgerError(f"{path} cannot be read: {error.strerror}") from None
+        if not left or not data or data.endswith(b"\n"):
+            break
+        time.sleep(BETWEEN_LOOKS_S)  # torn, or half of it written: that takes no such time
     lines = data.split(b"\n")[1 if begin else 0 :]
     yield from (line for line in lines if line.strip())

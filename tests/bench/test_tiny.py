@@ -20,7 +20,7 @@ LIMIT_S = 400  # a guard, not a measure: machines may be busy
 MARK = "CLUSTERCTL_TEST_BENCH"
 SUPPORT = {"__init__", "forked", "simulated", "tiny", "watcher"}
 # One process runs these: each would start its own to fork ranks from, which takes 4 CPU s.
-FORKING = ("features", "save", "tables", "model")
+FORKING = ("save", "tables", "model")
 # What each prints, or names as not measured.
 ROWS = {
     "decoder": (
@@ -114,8 +114,9 @@ def forking(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, st
 
 
 @pytest.mark.timeout(LIMIT_S + 60)
-# The demo itself runs whole in tests/clusterctl/test_demo.py; its benchmark is two minutes more.
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if name == "demo" else []) for name in ROWS])  # fmt: skip
+# The demo itself runs whole in tests/clusterctl/test_demo.py; its benchmark is two minutes more, that
+# of features half a minute.
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if name in ("demo", "features") else []) for name in ROWS])  # fmt: skip
 def test_tiny_run_prints_all_rows(
     name: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

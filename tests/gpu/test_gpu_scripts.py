@@ -73,7 +73,7 @@ def test_what_does_not_fit_into_the_time_is_not_run(tmp_path: Path) -> None:
         ("attention", "text 8x15x920 x 300 products", 1),
         ("steps", "kernels, eager", 1),
         ("media", "sampling 360p", 1),
-        ("train", "", 5),
+        pytest.param("train", "", 5, marks=pytest.mark.slow),  # half a minute
     ],
 )
 def test_groups_run_on_a_cpu(

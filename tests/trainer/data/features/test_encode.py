@@ -142,8 +142,9 @@ def wiped(out: Path) -> Path:
 
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("small_shards")
+@pytest.mark.parametrize("each", [3, pytest.param(1, marks=pytest.mark.slow)])
 def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, each: int
 ) -> None:
     out, config, manifest = tmp_path / "cache", place.config(), place.manifest()
 
@@ -155,7 +156,7 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(
     assert len(want) > 4
     kills = 0
     while wiped(out) and not attempt(run, kills + 1, monkeypatch):
-        kills += 1
+        kills += each
         if (out / "features.json").exists():  # what is named is whole at every moment
             open_cache(out)
         attempt(run, 5, monkeypatch)  # killed once more, then left alone
