@@ -191,6 +191,7 @@ class Attempt:
             slept_s, last_s = now - last_s, now
             if slept_s > SLEPT_S:
                 self.connections.slept(slept_s)  # Ctrl-Z, a closed laptop
+            self.clock.is_saving = self.state.is_saving
             lost = self.connections.lost(now)
             if lost is not None:
                 self.reports.fail_lost(*lost)
@@ -202,7 +203,6 @@ class Attempt:
 
     def _check_steps(self, now: float) -> None:
         """Collect the stacks of a run that takes no step, then stop it; all else goes on."""
-        self.clock.is_saving = self.state.is_saving
         found, is_late = self.inspection, self.clock.is_late(now)
         if found is None and is_late:
             why, limit_s = self._why_hung(), self.plan.timing.look_s
