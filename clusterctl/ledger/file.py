@@ -22,7 +22,7 @@ from trainer.runlog.atomic_file import part_of
 
 MAX_BYTES = 4 << 20
 KEPT_S = 400 * 86400.0
-LOOKS, BETWEEN_LOOKS_S = 4, 0.05  # at a last line without an end
+TRIES, BETWEEN_TRIES_S = 4, 0.05  # at a last line without an end
 
 
 class LedgerError(CouldNotFindOut):
@@ -126,7 +126,7 @@ def _opened(path: Path, flags: int, mode: int = 0o644) -> Iterator[int | None]:
 
 def _lines(descriptor: int, path: Path) -> Iterator[bytes]:
     """Lines that are not empty; of a file that somebody made longer, the last 16 MiB."""
-    for left in reversed(range(LOOKS)):
+    for left in reversed(range(TRIES)):
         size = os.fstat(descriptor).st_size
         begin = max(0, size - 4 * MAX_BYTES)
         try:
@@ -135,6 +135,6 @@ def _lines(descriptor: int, path: Path) -> Iterator[bytes]:
             raise LedgerError(f"{path} cannot be read: {error.strerror}") from None
         if not left or not data or data.endswith(b"\n"):
             break
-        time.sleep(BETWEEN_LOOKS_S)  # torn, or half of it written: that takes no such time
+        time.sleep(BETWEEN_TRIES_S)  # torn, or half of it written: that takes no such time
     lines = data.split(b"\n")[1 if begin else 0 :]
     yield from (line for line in lines if line.strip())
