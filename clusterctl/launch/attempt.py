@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -27,7 +27,6 @@ from clusterctl.remote.cluster import Cluster
 from clusterctl.remote.fanout import in_order
 from clusterctl.remote.inbox import NodeMessage
 from clusterctl.remote.session_pool import SessionPool
-from trainer.runlog import telemetry
 
 TICK_S, PACE_S = 0.2, 0.05
 PING_S = 5.0
@@ -51,6 +50,7 @@ class Attempt:
     may_follow: bool = False  # an attempt after this one
     positions: Mapping[str, dict[str, int]] | None = None
     on_start: Callable[[], None] = lambda: None
+    on_failure: Callable[[Collection[str]], object] = lambda lost: None  # before the stop
 
     def __post_init__(self) -> None:
         plan = self.plan
@@ -99,8 +99,10 @@ class Attempt:
             self.on_update(self.state)
         stood_still = code == 3 or self.inspection is not None
         grace_s = plan.timing.end_grace_s(code == 130, stood_still)
-        at_s = time.monotonic()
-        left, unconfirmed = self._end_all(grace_s, self.may_follow and code in (1, 3))
+        at_s, follows = time.monotonic(), self.may_follow and code in (1, 3)
+        if follows and self.started:
+            self.on_failure(self.reports.lost)
+        left, unconfirmed = self._end_all(grace_s, follows)
         ended = Ended(code, reason, at_s, facts, None, {}, left, unconfirmed, self.reports.lost)
         return self._judged(ended) if code and self.started else ended
 
@@ -165,8 +167,7 @@ class Attempt:
     def _start(self, meet: Rendezvous) -> None:
         self.journal.write("start", f"ranks meet at {meet.address}:{meet.port}")
         self.started = True
-        for node in self.state.nodes.values():
-            # Agents beat from now on; the first may have reported long before the last.
+        for node in self.state.nodes.values():  # some have reported long before the last
             node.text, node.heard_s = "starting", time.monotonic()
         order = {"op": "start", "env": self.plan.environment.values(), "address": meet.address}
         for name, share in self.shares.items():
@@ -236,8 +237,7 @@ class Attempt:
         return why_hung(self.clock, self.state.beats, self.plan.world_size)
 
     def _tell(self, name: str, text: str, **data: Any) -> None:
-        self.journal.write(name, text, **data)
-        self.state.add(telemetry.Event(name, text, data, time_s=time.time()))
+        journal.tell(self.journal, self.state, name, text, **data)
         self.on_update(self.state)
 
     def _check_stop(self) -> None:

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from clusterctl.launch.state import RunState
 from clusterctl.payload.mask_secrets import hide
+from trainer.runlog import telemetry
 
 EVENTS_FILE = "events.jsonl"
 INCIDENTS_FILE = "incidents.jsonl"
@@ -47,6 +49,12 @@ class Journal:
         event |= {"mono_s": mono_s, "time_s": time_s, "data": _without_secrets(data)}
         with suppress(OSError):  # a full disk on the head must not keep it from stopping a run
             append(self._path, event)
+
+
+def tell(journal: Journal, state: RunState, name: str, text: str, **data: Any) -> None:
+    """Record one event, and keep it among the last ones of the state."""
+    journal.write(name, text, **data)
+    state.add(telemetry.Event(name, text, data, time_s=time.time()))
 
 
 def _without_secrets(value: Any) -> Any:

@@ -17,7 +17,7 @@ from clusterctl.launch import positions
 from clusterctl.launch.attempt import Attempt
 from clusterctl.launch.causes.kinds import Cause, Evidence, Kind, Source
 from clusterctl.launch.incidents import Incident, record
-from clusterctl.launch.journal import Journal
+from clusterctl.launch.journal import Journal, tell
 from clusterctl.launch.leftovers import prove_gone
 from clusterctl.launch.plan import LaunchPlan
 from clusterctl.launch.restart import between
@@ -26,6 +26,7 @@ from clusterctl.launch.restart.cleaner import Cleaner
 from clusterctl.launch.restart.next_attempt import Arrangement, NoNext, Recheck
 from clusterctl.launch.restart.past import Past
 from clusterctl.launch.restart.rules import Rules
+from clusterctl.launch.restart.warm import warm
 from clusterctl.launch.root_cause import Judgement
 from clusterctl.launch.run_dir import write_layout
 from clusterctl.launch.state import Ended, RunResult, RunState
@@ -34,7 +35,6 @@ from clusterctl.ledger.enter import enter
 from clusterctl.ledger.entries import Entry, path_beside
 from clusterctl.nodes import counted, fold
 from clusterctl.remote.cluster import Cluster
-from trainer.runlog import telemetry
 
 EXCLUDED_S = 24 * 3600.0  # a node with a fault of its own; somebody looks at it until then
 NOT_FOUND, STOPPED = 3, 130  # exit codes: a node out of reach, the user's stop
@@ -149,6 +149,7 @@ class _Run:
             may_follow=self.rules.max_restarts != 0,
             positions=taken,
             on_start=lambda: self._save("running"),
+            on_failure=lambda lost: warm(plan, self.cluster, self.rules, self.past, lost),
         )
         unproved = self.past.unproved
         cleaner = Cleaner(plan, self.cluster, [one for one in others if one.name in unproved])
@@ -287,8 +288,7 @@ class _Run:
             self.journal.write("error", f"another supervisor would not know of this: {error}")
 
     def _tell(self, name: str, text: str, **data: Any) -> None:
-        self.journal.write(name, text, **data)
-        self.state.add(telemetry.Event(name, text, data, time_s=time.time()))
+        tell(self.journal, self.state, name, text, **data)
         self.on_update(self.state)
 
 

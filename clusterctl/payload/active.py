@@ -173,7 +173,7 @@ def start_ranks(order):
     env.update(order.get("env") or {})
     env.setdefault("GLOO_SOCKET_IFNAME", "auto")
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        rendezvous.name_interface(env, name, order.get("peer"))
+        env.update(rendezvous.name_interface(env, name, order.get("peer")))
     try:
         refuse_made_by_others(order["python"])
         for device in wanted:

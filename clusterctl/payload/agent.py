@@ -20,12 +20,13 @@ from clusterctl.payload.jobs.processes import is_own, tags
 from clusterctl.payload.launch.about import About
 from clusterctl.payload.launch.killed import KILLED
 from clusterctl.payload.launch.logout import leave_session
-from clusterctl.payload.launch.ranks import END, Ranks, end_members, run_file
+from clusterctl.payload.launch.ranks import END, Ranks, end_members
 from clusterctl.payload.launch.rendezvous import RendezvousListener, own_addresses, probe_port
+from clusterctl.payload.launch.run_folder import make_run_dir
 from clusterctl.payload.launch.session import HeadLink, agents_of, fork_agent, relay, socket_path
 from clusterctl.payload.launch.starter import end_idle, end_standby
 from clusterctl.payload.prelude import ARGS, emit, on_signals
-from clusterctl.payload.proc_files import all_pids, read_word
+from clusterctl.payload.proc_files import all_pids
 
 PR_SET_CHILD_SUBREAPER = 36
 MASTER_PATIENCE_S, PATIENCE_S = 0.5, 4.0  # for the lock of a job
@@ -98,14 +99,12 @@ def supervise(head):
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     on_signals(end)
     signal.signal(KILLED, be_killed)
-    # Files of ranks are for their user alone, or for the group that the user has named.
-    os.umask(0o027 if ARGS["group"] else 0o077)
     refused = "no job can be started here"
     try:
         refuse_made_by_others(ARGS["python"], ARGS["workdir"])
         busy = same_job()
         refused = "no run directory can be made"
-        shared = is_shared()
+        shared = make_run_dir()
     except OSError as error:
         emit({"type": "failed", "text": "%s: %s" % (refused, error)})
         return
@@ -134,7 +133,6 @@ def run_ranks(head, order, shared):
             emit({"type": "failed", "text": "cannot start %s: %s" % (order["argv"][0], error)})
             return []
         abouts[0].change(state="running", beats=ranks.beats)
-        emit({"type": "started", "pid": ranks.starter.pid})
         left = ranks.watch()
         abouts[0].change(state="ended")
         return left
@@ -195,32 +193,6 @@ def take_job(patience_s):
             run, _, pid = holder.partition(" ")
             return {"run": run or "unknown", "pid": int(pid) if pid.isdigit() else None}
         time.sleep(0.05)
-
-
-def is_shared():
-    """Whether the head's run directory is visible here; makes one if not. Raises OSError."""
-    run_dir = ARGS["run_dir"]
-    os.makedirs(run_dir, 0o700, exist_ok=True)
-    owners = [read_word(run_file(name)) for name in (".run-id", ".run-id-here")]
-    is_heads = owners[0] == ARGS["run"]
-    # Of a run whose files the head cannot see the logs would be mixed with this one's.
-    strangers = [run for run in owners if run not in (None, ARGS["run"])]
-    if strangers and not is_heads:
-        raise OSError("%s is not the head's and holds run %s" % (run_dir, strangers[0]))
-    if ARGS["group"] and not is_heads:
-        try:
-            shutil.chown(run_dir, group=ARGS["group"])
-        except LookupError:
-            raise OSError("there is no group %s on this node" % ARGS["group"]) from None
-        os.chmod(run_dir, 0o2750)  # also for what is made in there
-    folders = [run_file(name) for name in ("ranks", "stacks", "samples")]
-    for folder in folders:
-        os.makedirs(folder, exist_ok=True)
-    refuse_made_by_others(*folders)
-    if not is_heads:
-        with open(run_file(".run-id-here"), "w") as file:
-            file.write(ARGS["run"])
-    return is_heads
 
 
 def start_order(emit):

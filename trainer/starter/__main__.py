@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from trainer.starter import visible
@@ -16,10 +17,11 @@ def main() -> int | Program:
     arguments = sys.argv[1:]
     command = parse(arguments)
     visible.make_room()
+    given = dict(os.environ)  # imports may add to it
     link = AgentLink.from_environment()
     if command.preload:
         preload(command.preload, command.program.words)
-    return Starter(arguments, command, link).serve()
+    return Starter(arguments, command, link, given).serve()
 
 
 if __name__ == "__main__":

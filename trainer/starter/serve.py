@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import select
 import signal
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainer.starter.agent_link import AgentLink
@@ -25,10 +26,19 @@ LOOK_S = 0.5
 class Starter:
     """`serve` returns the exit code; in a forked rank the program that it is to run."""
 
-    def __init__(self, arguments: Sequence[str], command: Command, link: AgentLink | None) -> None:
-        self._arguments, self._command, self._link = arguments, command, link
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        command: Command,
+        link: AgentLink | None,
+        given: Mapping[str, str],  # the variables that this process was started with
+    ) -> None:
+        self._arguments, self._command = list(arguments), command
+        self._link, self._given = link, given
+        own = len(sys.orig_argv) - len(arguments)
+        self._own_words = [sys.executable, *sys.orig_argv[1:own]]  # interpreter and module
+        self._is_new = True  # until the first order
         self._ranks = Ranks()
-        self._first: dict[str, Any] | None = None  # the order of the first attempt
         self._codes: list[int] = []
         self._fail_grace_s = GRACE_S
         self._number = 0  # of the signal that asked for the end
@@ -120,33 +130,28 @@ class Starter:
         return None
 
     def _obey(self, order: dict[str, Any]) -> Program | None:
-        """A start: of what was asked for when this process was started, or of the same again."""
+        """A start of ranks, with what this process was given when it was started."""
         self._fail_grace_s = order["fail_grace_s"]
-        if self._first is None:
-            self._first = order
-            words = self._arguments
-        else:
-            why = self._why_not(self._first, order)
-            if why:
-                self._send("refused", why=why)
-                return None
-            words = order["argv"][self._own_words(self._first) :]
-        command = parse(words, order["more"])
+        own = len(order["argv"]) - len(self._arguments)
+        if self._is_new and order["argv"][own:] == self._arguments:
+            self._own_words = order["argv"][:own]  # this command has started this process
+        self._is_new = False
+        why = self._why_not(order)
+        if why:
+            self._send("refused", why=why)
+            return None
+        command = parse(order["argv"][len(self._own_words) :], order["more"])
         self._send("accepted")
         return self._start(command)
 
-    def _own_words(self, first: dict[str, Any]) -> int:
-        """How many words of the agent's command are the interpreter and the module."""
-        return len(first["argv"]) - len(self._arguments)
-
-    def _why_not(self, first: dict[str, Any], order: dict[str, Any]) -> str:
-        """Why this process cannot start what another attempt wants."""
-        own = self._own_words(first)
+    def _why_not(self, order: dict[str, Any]) -> str:
+        """Why this process cannot start what an attempt wants."""
+        own = len(self._own_words)
         if self._ranks.alive or self._number:
             return "its ranks have not ended"
-        if order["argv"][:own] != first["argv"][:own]:
+        if order["argv"][:own] != self._own_words:
             return "another interpreter is asked for"
-        if order["env"] != first["env"]:
+        if any(self._given.get(name) != value for name, value in order["env"].items()):
             return "another environment is asked for"
         if parse(order["argv"][own:]).preload != self._command.preload:
             return "other modules are asked for"

@@ -10,7 +10,8 @@ from clusterctl.payload.jobs import processes
 from clusterctl.payload.launch.kernel_facts import KernelFacts
 from clusterctl.payload.launch.log_files import Follower
 from clusterctl.payload.launch.rendezvous import name_interface
-from clusterctl.payload.launch.starter import Starter, standbys
+from clusterctl.payload.launch.run_folder import run_file
+from clusterctl.payload.launch.starter import Starter, log_name, standbys, variables
 from clusterctl.payload.prelude import ARGS
 from clusterctl.payload.proc_files import read_bytes
 
@@ -40,10 +41,6 @@ def end_members(grace_s, spare=None):
     return processes.end_all(find, grace_s, killed_s=killed_s)
 
 
-def run_file(*names):
-    return os.path.join(ARGS["run_dir"], *names)
-
-
 class Ranks:
     """The processes that the starter starts for the agent, which write heartbeats."""
 
@@ -62,13 +59,13 @@ class Ranks:
         self.ended = {}  # rank -> exit code or None
         self.reaped = {}  # pid -> exit code of what the starter has left behind
         self.kernel = None  # type: Any  # KernelFacts
+        self.told_pid = None  # of the starter that the head knows
         self.kills = False  # whether SIGKILL may be ours
         self.failed_s = None  # type: Any  # when the first rank ended badly
         self.gone_s = None  # type: Any  # when the starter was found gone
         self.telemetry = Follower(run_file("telemetry.jsonl"))
         self.logs = {rank: Follower(run_file("ranks", "%d.log" % rank)) for rank in self.numbers}
-        name = "starter-%s.log" % ARGS["node"].replace("/", "_")
-        self.starter_log = Follower(run_file("ranks", name))
+        self.starter_log = Follower(run_file("ranks", log_name(ARGS["node"])))
         self.carried = {} if shared else self.logs
 
     def start(self, order):
@@ -78,20 +75,18 @@ class Ranks:
             mode = 0o640 if ARGS["group"] else 0o600
             replace_file(run_file(".attempt"), b"%d\n" % ARGS["attempt"], mode)
         env = dict(order["env"])
-        python_bin = os.path.dirname(ARGS["python"])
-        path = env.get("PATH") or os.environ.get("PATH", "/usr/local/bin:/usr/bin:/bin")
-        env["PATH"] = python_bin + ":" + path
-        if env.get("OMP_NUM_THREADS") == "auto":
-            env["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // ARGS["slots"]))
-        name_interface(env, "GLOO_SOCKET_IFNAME", order["address"])
-        for name in ("run", "job", "node", "run_dir"):
-            env["CLUSTERCTL_" + name.upper()] = ARGS[name]
-        # What ssh and the login have set differs between connections: no reason to start again.
-        asked = {"argv": order["argv"], "env": env, "fail_grace_s": ARGS["fail_grace_s"]}
-        asked["more"] = {"CLUSTERCTL_HEARTBEATS": self.beats}
-        asked["more"]["CLUSTERCTL_ATTEMPT"] = str(ARGS["attempt"])
-        self.starter.start(asked, dict(os.environ, **env), ARGS["workdir"], self.starter_log.path)
+        more = name_interface(env, "GLOO_SOCKET_IFNAME", order["address"])
+        more["CLUSTERCTL_HEARTBEATS"] = self.beats
+        more["CLUSTERCTL_ATTEMPT"] = str(ARGS["attempt"])
+        asked = {"argv": order["argv"], "env": variables(env), "more": more}
+        asked["fail_grace_s"] = ARGS["fail_grace_s"]
+        self.starter.start(asked, ARGS["workdir"], self.starter_log.path)
+        self.tell_start()
+
+    def tell_start(self):
+        self.told_pid = self.starter.pid
         self.kernel = KernelFacts(self.starter.pid)
+        self.emit({"type": "started", "pid": self.starter.pid})
 
     def watch(self):
         """Until everything has ended, by itself or by order; returns what is left."""
@@ -149,7 +144,10 @@ class Ranks:
 
     def look(self):
         """Take what the starter reports of ranks, and find out whether it lives."""
-        for message in self.starter.messages():
+        messages = self.starter.messages()
+        if self.starter.pid != self.told_pid:
+            self.tell_start()  # another one, since the one that stood by could not serve
+        for message in messages:
             if message["type"] == "rank":
                 rank, pid = message["rank"], message["pid"]
                 self.pids[rank] = (pid, processes.start_of(pid))

@@ -84,11 +84,12 @@ def address_towards(address):
 
 
 def name_interface(env, variable, address):
-    """Put the interface towards `address` in a variable that is "auto"; without one, unset it."""
-    if env.get(variable) == "auto":
-        del env[variable]
-        name = interface_towards(address) if address else None
-        env.update({variable: name} if name else {})
+    """Take a variable that is "auto" out of `env`; returns it with the interface's name."""
+    if env.get(variable) != "auto":
+        return {}
+    del env[variable]
+    name = interface_towards(address) if address else None
+    return {variable: name} if name else {}
 
 
 def interface_towards(address):

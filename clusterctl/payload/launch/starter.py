@@ -1,9 +1,11 @@
 """The starter of a node's ranks (trainer/starter): one that stands by is used, else one is started.
 
 It listens on a socket in this user's own folder, and a file beside that has its process id. It
-keeps torch imported between the attempts of a run, which saves each rank of the next one that time.
+keeps torch imported between the attempts of a run, which saves each rank of the next one that time;
+on a spare (launch/warm.py) it imports it before there is anything to start.
 """
 
+import contextlib
 import ctypes
 import glob
 import json
@@ -14,14 +16,17 @@ import subprocess
 import time
 
 from clusterctl.payload.files.private import own_folder, replace_file
-from clusterctl.payload.jobs.processes import all_processes, is_alive, send, start_of
+from clusterctl.payload.jobs.processes import all_processes, is_alive, process, send, start_of
 from clusterctl.payload.launch.session import living, pid_file, socket_path
-from clusterctl.payload.proc_files import or_none
+from clusterctl.payload.prelude import ARGS
+from clusterctl.payload.proc_files import age_s, or_none
 
 libc = ctypes.CDLL(None)
 PR_SET_PDEATHSIG = 1
 END_S = 2.0  # after a signal
 ANSWER_S = 2.0  # for one that stands by to take an order; it does so in milliseconds
+IMPORT_S = 30.0  # from its own start; before that it may still import
+STOPPED = ("T", "t")
 DESCRIPTOR = "CLUSTERCTL_STARTER_SOCKET"
 
 
@@ -34,74 +39,65 @@ class Starter:
         self.child = None  # type: Any  # its Popen; None where another agent has started it
         self.peer = None  # type: Any  # None before the start, and when it has gone
         self.unread = b""
+        self.asked = None  # type: Any  # what one that stands by has not answered yet
+        self.answer_until_s = 0.0
 
-    def start(self, order, env, cwd, log):
+    def start(self, order, cwd, log):
         """`order` is that of trainer/starter/agent_link.py. Raises OSError."""
-        line = json.dumps(dict(order, op="start")).encode() + b"\n"
-        if not self._is_taken(line):
-            end_standby(self.path, (signal.SIGKILL,))  # one that does not answer
-            self._start_cold(order["argv"], line, env, cwd, log)
-
-    def _is_taken(self, line):
-        """Whether one that stands by has taken the order."""
         self.pid = living(self.path)
-        if self.pid is None:
-            return False
+        found = process(self.pid) if self.pid is not None else None
+        if found is None or found.state in STOPPED or not self._send(order):
+            self._start_cold(order, cwd, log)
+            return
+        import_s = IMPORT_S - age_s(found.start)
+        self.answer_until_s = time.monotonic() + max(ANSWER_S, import_s)
+        self.asked = order, cwd, log
+
+    def _start_cold(self, order, cwd, log):
+        end_standby(self.path, (signal.SIGKILL,))  # one that cannot take the order
+        argv, env = order["argv"], order["env"]
+        with start_standby(self.path, argv, env, cwd, log, ends_with_agent=True) as self.child:
+            self.pid = self.child.pid
+            if not self._send(order):
+                raise OSError("the starter cannot be reached at %s" % self.path)
+
+    def _send(self, order):
+        self.unread = b""
         self.peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.peer.settimeout(ANSWER_S)
         try:
             self.peer.connect(self.path)
-            self.peer.sendall(line)
-            while b"\n" not in self.unread:
-                data = self.peer.recv(65536)
-                if not data:
-                    break
-                self.unread += data
+            self.peer.sendall(json.dumps(dict(order, op="start")).encode() + b"\n")
         except OSError:
-            pass
-        answer, _, self.unread = self.unread.partition(b"\n")
-        if answer and json.loads(answer)["type"] == "accepted":
-            self.peer.setblocking(False)
-            return True
-        self._drop()
-        return False
-
-    def _start_cold(self, argv, line, env, cwd, log):
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            listener.bind(self.path)
-            listener.listen(4)
-            with open(log, "ab") as output:
-                self.child = subprocess.Popen(
-                    argv,
-                    env=dict(env, **{DESCRIPTOR: str(listener.fileno())}),
-                    cwd=cwd,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    pass_fds=(listener.fileno(),),
-                    start_new_session=True,
-                    # While it imports it does not look whether its agent still lives.
-                    preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0),
-                )
-            self.pid = self.child.pid
-            replace_file(pid_file(self.path), b"%d %d" % (self.pid, start_of(self.pid)))
-            self.peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            self.peer.connect(self.path)
-            self.peer.sendall(line)
-            self.peer.setblocking(False)
-        except BaseException:
-            or_none(os.unlink, self.path)
-            raise
-        finally:
-            listener.close()
+            self._drop()
+            return False
+        self.peer.setblocking(False)
+        return True
 
     @property
     def is_gone(self):
         return self.peer is None
 
     def messages(self):
-        """What it has sent since the last call."""
+        """What it has sent since the last call. Raises OSError.
+
+        Where one that stood by does not take the order, another is started.
+        """
+        found = self._read()
+        if self.asked is not None:
+            answer = found[0]["type"] if found else None
+            is_late = time.monotonic() > self.answer_until_s
+            if answer == "refused" or (answer is None and (is_late or self.is_gone)):
+                order, self.asked = self.asked, None
+                if self.peer is not None:
+                    self._drop()
+                self._start_cold(*order)
+                return []
+            if answer == "accepted":
+                self.asked = None
+        return found
+
+    def _read(self):
         while self.peer is not None:
             try:
                 data = self.peer.recv(65536)
@@ -119,6 +115,56 @@ class Starter:
     def _drop(self):
         self.peer.close()
         self.peer = None
+
+
+def variables(given):
+    """What a starter and its ranks are given beside what ssh and the login have set, which differs
+    between connections; `given` has what the head has decided."""
+    env = dict(given)
+    path = env.get("PATH") or os.environ.get("PATH", "/usr/local/bin:/usr/bin:/bin")
+    env["PATH"] = os.path.dirname(ARGS["python"]) + ":" + path
+    if env.get("OMP_NUM_THREADS") == "auto":
+        env["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // ARGS["slots"]))
+    for name in ("run", "job", "node", "run_dir"):
+        env["CLUSTERCTL_" + name.upper()] = ARGS[name]
+    return env
+
+
+def log_name(node):
+    return "starter-%s.log" % node.replace("/", "_")
+
+
+@contextlib.contextmanager
+def start_standby(path, argv, env, cwd, log, ends_with_agent):
+    """Start a starter that listens at `path`; gives its Popen. In the block it can be connected to,
+    even when it has ended at once. Raises OSError."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+
+    def set_signal():  # while it imports it does not look whether its agent still lives
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+    try:
+        listener.bind(path)
+        listener.listen(4)
+        with open(log, "ab") as output:
+            child = subprocess.Popen(
+                argv,
+                env=dict(os.environ, **env, **{DESCRIPTOR: str(listener.fileno())}),
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=(listener.fileno(),),
+                start_new_session=True,
+                preexec_fn=set_signal if ends_with_agent else None,
+            )
+        replace_file(pid_file(path), b"%d %d" % (child.pid, start_of(child.pid)))
+        yield child
+    except BaseException:
+        or_none(os.unlink, path)
+        raise
+    finally:
+        listener.close()
 
 
 def standbys(run, node=None):

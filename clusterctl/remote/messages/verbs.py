@@ -155,6 +155,7 @@ _RUNNING_AGENT = record(
 )
 _AGENTS = _envelope("launch.agents", agents=items(_RUNNING_AGENT, 1000))
 _CHECKPOINTS = _envelope("launch.checkpoints", complete=items(NAME, 100_000), error=maybe(text()))
+_WARM = _envelope("launch.warm", error=maybe(text()))
 _STACKS = either(
     "type",
     {"found": {"processes": _count, "machine": NAME}, "report": {"packed": ascii_text(6 * MIB)}},
@@ -254,6 +255,7 @@ VERBS: dict[str, tuple[Shape, int]] = {
     "agent": (_AGENT, 6 * MIB),
     "launch.agents": (_AGENTS, 6 * MIB),
     "launch.checkpoints": (_CHECKPOINTS, 6 * MIB),
+    "launch.warm": (_WARM, MIB),
     "census": (_CENSUS, 6 * MIB),
     "clock": (_CLOCK, 4 * MIB),
     "examine": (_EXAMINE, 2 * MIB),

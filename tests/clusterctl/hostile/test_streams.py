@@ -268,6 +268,9 @@ def test_launch(times: int, tmp_path: Path, monkeypatch) -> None:
         if verb == "reap":
             yield envelope("reap", found=[], left=[])
             return
+        if verb == "launch.warm":
+            yield envelope(verb, error=None)
+            return
         if verb == "launch.checkpoints":
             yield envelope(verb, complete=["epoch0-global_step5"], error=None)
             return
@@ -309,7 +312,7 @@ def test_every_verb_has_a_campaign() -> None:
 
     here = {"reap", "push", "examine", "active", "watch", "agent"}
     commands = {"shell", "census", "clock", "stacks", "stop", "kill"}
-    here |= {"launch.checkpoints"}
+    here |= {"launch.checkpoints", "launch.warm"}
     commands |= {"launch.agents"}
     assert {name.split()[0] for name in VERBS} == here | commands
     assert callable(read_line)

@@ -15,6 +15,7 @@ from clusterctl.remote import payload as ship
 from tests.clusterctl.launch.harness import (
     PYTHON,
     REPO,
+    STARTER,
     WAIT,
     command_line,
     ranks_of,
@@ -120,6 +121,9 @@ def test_next_attempt_starts_cold_where_the_starter_cannot_serve(
         more["starter"] = ("/usr/bin/env", PYTHON, "-m", "trainer.starter")
     second = agent(run=first.run_id)
     pid = second.start(WAIT, tmp_path, *arguments, **more)
+    if why in ("environment", "preload", "interpreter"):
+        assert second.starter == first.starter  # it was asked, and has refused
+        (second.starter,) = standbys(first.run_id)
     assert second.starter != first.starter
     assert standbys(first.run_id) == [second.starter]
     assert sorted(tagged(first.run_id)) == sorted([pid, second.starter])
@@ -292,3 +296,67 @@ def test_tools_see_ranks_as_programs_of_their_own(agent, tmp_path: Path) -> None
         ("trainer", 5, None, f"{name} program.py"),
     ]
     assert {row["world"] for row in found[1:]} == {6}
+
+
+def warm(one: dict[str, object]) -> object:
+    return ship.probe(LocalConnection(), "launch.warm", one, 15)["error"]
+
+
+@pytest.fixture
+def spare(tmp_path: Path):
+    """Arguments of `launch.warm` for a node whose preloaded module waits for a file."""
+    wait = (
+        f"import os, time\nwhile not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.02)\n"
+    )
+    (tmp_path / "slow_to_import.py").write_text(wait)
+    run = f"spare-{os.getpid()}-{time.monotonic_ns()}"
+    argv = [*STARTER, "--preload", "slow_to_import", "program.py"]
+    given = {"PYTHONPATH": f"{REPO}:{tmp_path}", "GLOO_SOCKET_IFNAME": "auto"}
+    node = {"run": run, "job": f"job-{run}", "node": "here", "slots": 1, "group": ""}
+    paths = {"run_dir": str(tmp_path / "run"), "workdir": "/", "python": PYTHON}
+    yield {**node, **paths, "argv": argv, "env": given}
+    reap(run)
+
+
+def test_spare_imports_before_its_agent_comes(agent, tmp_path: Path, spare) -> None:
+    run = spare["run"]
+    assert warm(spare) is None
+    (starter,) = standbys(run)
+    assert warm(spare) is None
+    assert standbys(run) == [starter]  # one is enough
+    one = agent(run=run)
+    one.order(WAIT, tmp_path, "--preload", "slow_to_import", env=spare["env"])
+    assert one.hear("started")["pid"] == starter
+    assert one.hear("beat")["ranks"] == {}  # the agent does not wait for the import
+    (tmp_path / "go").touch()
+    assert one.hear("rank")["rank"] == 0
+    (pid,) = ranks_of(run).values()
+    assert variables(pid)["GLOO_SOCKET_IFNAME"] == "lo"
+    one.send(op="stop", grace_s=1.0)
+    finish(one)
+
+
+@pytest.mark.parametrize("why", ["dies", "environment"])
+def test_ranks_start_cold_where_the_starter_of_a_spare_cannot_serve(
+    agent, tmp_path: Path, spare, why: str
+) -> None:
+    run = spare["run"]
+    assert warm(spare) is None
+    (starter,) = standbys(run)
+    one = agent(run=run)
+    more = {"NCCL_DEBUG": "INFO"} if why == "environment" else {}
+    one.order(WAIT, tmp_path, "--preload", "slow_to_import", env={**spare["env"], **more})
+    assert one.hear("started")["pid"] == starter
+    if why == "dies":
+        os.kill(starter, signal.SIGKILL)
+    (tmp_path / "go").touch()
+    another = one.hear("started")["pid"]
+    assert one.hear("rank")["rank"] == 0
+    assert [another] == standbys(run) != [starter]
+    one.send(op="stop", grace_s=1.0)
+    finish(one)
+
+
+def test_spare_that_cannot_start_says_why(spare) -> None:
+    assert "No such file" in warm({**spare, "argv": ["/nowhere/python", "x.py"]})
+    assert standbys(spare["run"]) == []

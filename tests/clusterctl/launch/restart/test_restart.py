@@ -79,12 +79,17 @@ def test_spare_takes_the_place_of_a_dead_node(bench_on, lab) -> None:
     nodes = lab(3)
     bench = bench_on(nodes)
     *first, spare = bench.nodes
-    plan = bench.plan(ONCE, nodes=first, timing=SOON)
+    stat = "print('starter', open(f'/proc/{os.getppid()}/stat').read().split(')')[1].split()[19])\n"
+    plan = bench.plan(ONCE + stat, nodes=first, timing=SOON)
     launch = bench.launch(plan, bench.rules(plan, [spare]))
     launch.pids(2)
     nodes.nodes[0].die()
     result = launch.result(90)
     assert result.ok, result
+    # The spare had its starter before the attempt was even planned.
+    begun_s = int(launch.log(0).split("starter ")[1].split()[0]) / os.sysconf("SC_CLK_TCK")
+    restart = next(event for event in launch.events() if event["event"] == "restart")
+    assert begun_s < restart["mono_s"] + 0.01
     second = [event["data"] for event in launch.events() if event["event"] == "attempt"][1]
     assert second["nodes"] == ["node-3", "node-2"]
     assert [one["node"] for one in second["excluded"]] == ["node-1"]
