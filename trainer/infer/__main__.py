@@ -25,8 +25,9 @@ LENGTHS = {"image": 1} | {
 }
 _DESCRIPTION = """\
 Videos from prompts and a checkpoint: sample_0000.mp4 (or .png of one frame) in the order of the
-prompts, and contact_sheet.png. Under torchrun every rank makes its share of them. A file that is
-finished is not made again; the same seed gives the same videos on any number of ranks.
+prompts, contact_sheet.png, and index.json, which says what they are. Under torchrun every rank
+makes its share of them. A file that is finished is not made again; the same seed gives the same
+videos on any number of ranks.
 
 CONFIG is a config file, the short name of one (any key of it is an option too), or a run directory
 (or its config.json), which then is the checkpoint as well."""
@@ -90,6 +91,8 @@ def _parser() -> Parser:
     add("--clean-caption", action=argparse.BooleanOptionalAction, help=what)
     add("--sample-name", default="sample", metavar="NAME", help="start of the files' names")
     add("--prompt-as-path", action="store_true", help="files are named by their prompts")
+    what = "name of these settings, for index.json; changes nothing else"
+    add("--preset-name", default="", metavar="NAME", help=what)
 
     add = parser.add_argument_group("size and speed").add_argument
     add("--num-frames", type=length, metavar="N", help="frames, or 2s 4s 8s 16s, or image")
@@ -159,7 +162,7 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> int:
     plan = prepare(config, checkpoint, prompts, options)
     if args.dry_run:
         if rank.rank == 0:
-            print(f"from       {plan.checkpoint} ({args.weights})")
+            print(f"from       {plan.checkpoint} ({plan.weights})")
             print(f"each       {plan.settings.describe()}")
             for job in plan.jobs:
                 print(f"{plan.state(job).value:<10} {job.path}  {job.prompt.text}")

@@ -43,6 +43,7 @@ class Options:
     overwrite: bool
     allow_partial: bool  # weights that give less than 99 % of the model
     run_dir: Path | None  # whose text encoder serves weights that have none beside them
+    preset_name: str  # of these settings, for the index; "" without one
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class Plan:
     config: Config
     settings: Settings
     checkpoint: Path | str
+    weights: str  # ema or model: what is used
     run_dir: Path  # which holds the run's text encoder
     options: Options
     jobs: Sequence[Job]
@@ -97,7 +99,9 @@ def prepare(
     made_of = _made_of(config, checkpoint, options)
     identities = {job.path: identity(job, settings, made_of) for job in jobs}
     run_dir = _run_dir(config, checkpoint, options)
-    plan = Plan(config, settings, checkpoint, run_dir, options, jobs, identities)
+    is_ema = options.weights == "ema" and find_source(checkpoint).average is not None
+    weights = "ema" if is_ema else "model"
+    plan = Plan(config, settings, checkpoint, weights, run_dir, options, jobs, identities)
     plan.refuse_others(jobs)
     return plan
 

@@ -19,17 +19,18 @@ from trainer.infer.sampling import Progress, Sampler, counted
 from trainer.models import memory
 from trainer.models.text import TextEncoder
 from trainer.pictures import contact_sheet
+from trainer.runlog import samples
 from trainer.runlog.output import LOG
+from trainer.weights import checkpoints
 from trainer.weights.load import load_into
 
-SHEET = "contact_sheet.png"
 _ON_SHEET = 400  # videos; a longer sheet is too large to view
 
 
 def carry_out(plan: Plan, rank: Rank, progress: Progress) -> list[Path]:
     """Make this rank's share of the videos that are not finished; returns what was made. Each file
     appears whole. The rank that finds all of the plan finished, which is the one that ends last,
-    draws the contact sheet. Raises OutOfMemory, VideoError, ConfigError and CheckpointError."""
+    draws the contact sheet and writes the index. Raises OutOfMemory, VideoError, ConfigError and CheckpointError."""
     # Of the whole plan, never of what is finished: ranks look at different moments.
     mine = plan.jobs[rank.rank :: rank.world]
     states = {job.path: plan.state(job) for job in mine}
@@ -41,9 +42,12 @@ def carry_out(plan: Plan, rank: Rank, progress: Progress) -> list[Path]:
         LOG.info(f"{broken[0].path.name} is incomplete and made again ({len(broken)} such)")
     made = _make(plan, rank, todo, progress) if todo else []
     if all(plan.state(job) is files.State.FINISHED for job in plan.jobs):
-        sheet = plan.options.save_dir / SHEET
+        sheet = plan.options.save_dir / samples.SHEET
         if made or not sheet.is_file():
             _draw(plan, sheet)
+        index = plan.options.save_dir / samples.INDEX
+        with files.as_one_sentence(index):
+            samples.write(plan.options.save_dir, _index(plan))
     return made
 
 
@@ -98,3 +102,28 @@ def _draw(plan: Plan, sheet: Path) -> None:
     clips = (files.read(job.path, plan.options.upscale) for job in shown)
     with files.as_one_sentence(sheet):
         contact_sheet(sheet, clips, [job.prompt.text for job in shown])
+
+
+def _index(plan: Plan) -> samples.Samples:
+    """What the folder holds, for those who show it."""
+    frames, height, width, _ = files.read(plan.jobs[0].path).shape
+    step, epoch = checkpoints.counts_of(str(plan.checkpoint))
+    settings = plan.settings
+    return samples.Samples(
+        checkpoint=str(plan.checkpoint) if step is None else Path(plan.checkpoint).name,
+        step=step,
+        epoch=epoch,
+        weights=plan.weights,
+        preset=plan.options.preset_name,
+        settings=settings.describe(),
+        fps=settings.save_fps,
+        frames=frames,
+        height=height,
+        width=width,
+        videos=tuple(
+            samples.Video(
+                job.path.name, job.prompt.text, job.prompt.index, job.sample, settings.seed
+            )
+            for job in plan.jobs
+        ),
+    )

@@ -33,6 +33,12 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.rpartition("step")[2])
 
 
+def counts_of(place: str) -> tuple[int | None, int | None]:
+    """Step and epoch in the name of a checkpoint's folder; None for other weights."""
+    match = _NAME.fullmatch(Path(place).name)
+    return (int(match[2]), int(match[1])) if match else (None, None)
+
+
 def find(path: Path) -> Path:
     """The checkpoint at a path: itself, or the one that a run directory's `latest` names."""
     path = path.absolute()

@@ -21,6 +21,7 @@ from trainer.infer import __main__ as infer
 from trainer.infer import files
 from trainer.infer.jobs import settings_of
 from trainer.models import memory
+from trainer.runlog import samples
 from trainer.weights import __main__ as weights
 from trainer.weights.load import read_weights
 
@@ -59,9 +60,32 @@ def test_every_prompt_becomes_a_video_and_a_place_on_the_sheet(
     assert "prompts.txt left out: 1\n" in said.err
     assert "3 videos in" in said.err
     names = sorted(path.name for path in (tmp_path / "out").iterdir())
-    assert names == ["contact_sheet.png", *(f"sample_{i:04d}.mp4" for i in range(3))]
+    assert names == ["contact_sheet.png", "index.json", *(f"sample_{i:04d}.mp4" for i in range(3))]
     assert (tmp_path / "out" / "contact_sheet.png").read_bytes()[:4] == b"\x89PNG"
     assert all(video.shape == (8, 64, 64, 3) for video in videos(tmp_path))
+
+
+def test_the_index_says_what_the_folder_holds_and_parts_of_a_list_are_joined(
+    run: tuple[Path, Path], tmp_path: Path
+) -> None:
+    words = command(run, tmp_path, "--upscale", "2", "--num-sample", "2", "--preset-name", "small")
+    assert infer.main([*words, "--start-index", "1"]) == 0
+    first = samples.read(tmp_path / "out")
+    assert first.checkpoint == "epoch0-global_step7"
+    assert (first.epoch, first.step, first.weights, first.preset) == (0, 7, "ema", "small")
+    assert (first.fps, first.frames, first.height, first.width) == (8.0, 8, 32, 32)
+    assert first.settings == "8 frames of 16x16 at 8 fps, 2 steps, guidance 2, seed 1024"
+    assert [video.index for video in first.videos] == [1, 1, 2, 2]
+    assert infer.main([*words, "--end-index", "1"]) == 0
+    both = samples.read(tmp_path / "out")
+    assert both.videos[2:] == first.videos
+    assert both.videos[1] == samples.Video("sample_0000-1.mp4", PROMPTS[0], 0, 1, 1024)
+
+    # A start that finds all finished writes an index that was lost.
+    (tmp_path / "out" / samples.INDEX).unlink()
+    assert infer.main([*words, "--weights", "model", "--dry-run"]) == 2  # other videos are there
+    assert infer.main(words) == 0
+    assert samples.read(tmp_path / "out") == both
 
 
 def test_a_video_depends_on_the_seed_and_its_place_but_not_on_the_batch(
@@ -238,8 +262,8 @@ def test_ranks_share_the_prompts_and_make_the_same_videos_as_one(
     assert capsys.readouterr().out == f"{alone / 'out'}\n"  # of rank 0 only
     as_rank(monkeypatch, 0, 2)
     assert infer.main(command(run, shared, "--batch-size", "1")) == 0
-    assert names(shared) == names(alone) == ["contact_sheet.png", *(f"sample_{i:04d}.mp4" for i in range(3))]  # fmt: skip
-    for name in names(alone)[1:]:
+    assert names(shared) == names(alone) == ["contact_sheet.png", "index.json", *(f"sample_{i:04d}.mp4" for i in range(3))]  # fmt: skip
+    for name in names(alone)[2:]:
         assert np.array_equal(sampled[alone / "out" / name], sampled[shared / "out" / name])
 
 
@@ -318,7 +342,7 @@ def test_a_part_of_the_prompts_gives_the_videos_they_have_in_the_whole(
     for name, flags in (("all", []), ("part", ["--start-index", "2", "--end-index", "3"])):
         (tmp_path / name).mkdir()
         assert infer.main(command(run, tmp_path / name, *flags)) == 0
-    assert names(tmp_path / "part") == ["contact_sheet.png", "sample_0002.mp4"]
+    assert names(tmp_path / "part") == ["contact_sheet.png", "index.json", "sample_0002.mp4"]
     assert np.abs(videos(tmp_path / "all")[2].astype(int) - videos(tmp_path / "part")[0]).max() <= 2
 
 

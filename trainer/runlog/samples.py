@@ -1,0 +1,184 @@
+"""`index.json` of a folder of sampled videos: what made them, and which file shows which prompt.
+
+A run has such folders below `samples/`: that folder itself (`trainer.infer`), or one for each
+checkpoint, also below the name of a preset. Standard library only: readers need no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from trainer.runlog.atomic_file import part_of
+from trainer.runlog.json_file import read_object
+
+INDEX, SHEET = "index.json", "contact_sheet.png"
+SUFFIXES = (".mp4", ".png")
+SCHEMA = 1
+_DEEPEST = 3  # folders below samples/: preset, checkpoint, and one more
+
+
+@dataclass(frozen=True, slots=True)
+class Video:
+    """One file of the folder; `index` is its prompt's place in the list of prompts."""
+
+    file: str
+    prompt: str
+    index: int
+    sample: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """The document. Sizes are those of the files: an enlarged video counts enlarged."""
+
+    checkpoint: str  # its name, or the path or hub id of other weights
+    step: int | None  # None for weights that are no checkpoint of a run
+    epoch: int | None
+    weights: str  # model or ema
+    preset: str  # "" without one
+    settings: str  # one line for people
+    fps: float
+    frames: int
+    height: int
+    width: int
+    videos: tuple[Video, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A folder of videos as it is on the disk. Without `samples`, `why` has the reason."""
+
+    path: Path
+    samples: Samples | None
+    why: str = ""
+    missing: tuple[str, ...] = ()  # files that the index names and that are not there
+    more: tuple[str, ...] = ()  # videos that it does not name
+
+
+def write(folder: Path, samples: Samples) -> None:
+    """Replace the index at once. What an earlier one of the same weights and settings names and
+    still exists is kept: a list of prompts can be made in parts. Raises OSError."""
+    try:
+        before = read(folder)
+    except (OSError, ValueError):
+        before = replace(samples, videos=())
+    videos = list(samples.videos)
+    if replace(before, videos=samples.videos) == samples:
+        ours = {video.file for video in videos}
+        others = (video for video in before.videos if video.file not in ours)
+        videos += (video for video in others if (folder / video.file).is_file())
+        videos.sort(key=lambda video: (video.index, video.sample))
+    document = {"schema": SCHEMA, **asdict(replace(samples, videos=tuple(videos)))}
+    with part_of(folder / INDEX) as part:
+        part.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def read(folder: Path) -> Samples:
+    """Unknown keys are passed over, and values that are no good read as unknown (None, 0 or "").
+    Raises OSError, and ValueError in words for a file that is no index."""
+    found = read_object(folder / INDEX)
+    if found.get("schema") != SCHEMA:
+        raise ValueError(f"its schema is {found.get('schema')!r}, not {SCHEMA}")
+    rows = found.get("videos")
+    if not isinstance(rows, list):
+        raise ValueError("it has no list of videos")
+    return Samples(
+        checkpoint=_text(found.get("checkpoint")),
+        step=_whole(found.get("step")),
+        epoch=_whole(found.get("epoch")),
+        weights=_text(found.get("weights")),
+        preset=_text(found.get("preset")),
+        settings=_text(found.get("settings")),
+        fps=_number(found.get("fps")),
+        frames=_whole(found.get("frames")) or 0,
+        height=_whole(found.get("height")) or 0,
+        width=_whole(found.get("width")) or 0,
+        videos=tuple(_videos(rows)),
+    )
+
+
+def find(samples_dir: Path) -> list[Folder]:
+    """All folders of videos below a run's `samples/`, by preset, step and name. None is left out:
+    one that cannot be read, or has videos and no index, says why. No error is raised."""
+    folders = list(_walk(samples_dir, 0))
+    return sorted(folders, key=_order)
+
+
+def _walk(folder: Path, depth: int) -> Iterator[Folder]:
+    try:
+        with os.scandir(folder) as entries:
+            found = [(entry.name, entry.is_dir()) for entry in entries if entry.name[0] != "."]
+    except FileNotFoundError:
+        return  # no samples yet, or deleted since it was listed
+    except OSError as error:
+        yield Folder(folder, None, f"it cannot be read: {error.strerror or error}")
+        return
+    files = {name for name, is_dir in found if not is_dir}
+    videos = {name for name in files if name.endswith(SUFFIXES) and name != SHEET}
+    if videos or INDEX in files:
+        yield _folder(folder, videos)
+    for name, is_dir in sorted(found):
+        if is_dir and depth < _DEEPEST:
+            yield from _walk(folder / name, depth + 1)
+
+
+def _folder(folder: Path, videos: set[str]) -> Folder:
+    try:
+        samples = read(folder)
+    except FileNotFoundError:
+        count = f"{len(videos)} video{'s' if len(videos) > 1 else ''}"
+        why = f"it has {count} and no {INDEX} yet: they are being made, or were interrupted"
+        return Folder(folder, None, why, more=tuple(sorted(videos)))
+    except (OSError, ValueError) as error:
+        why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        return Folder(folder, None, f"{INDEX} cannot be read: {why}", more=tuple(sorted(videos)))
+    named = {video.file for video in samples.videos}
+    missing = tuple(video.file for video in samples.videos if video.file not in videos)
+    return Folder(folder, samples, "", missing, tuple(sorted(videos - named)))
+
+
+def _order(folder: Folder) -> tuple[str, float, str]:
+    samples = folder.samples
+    if samples is None:
+        return "", math.inf, str(folder.path)
+    step = math.inf if samples.step is None else samples.step
+    return samples.preset, step, str(folder.path)
+
+
+def _videos(rows: list[Any]) -> Iterator[Video]:
+    """Those that name a file beside the index: a page or a server must not reach others."""
+    for row in rows:
+        file = row.get("file") if isinstance(row, dict) else None
+        if isinstance(file, str) and file.endswith(SUFFIXES) and file[0] != ".":
+            if "/" not in file and "\0" not in file:
+                yield Video(
+                    file,
+                    _text(row.get("prompt")),
+                    _whole(row.get("index")) or 0,
+                    _whole(row.get("sample")) or 0,
+                    _whole(row.get("seed")) or 0,
+                )
+
+
+def _text(found: object) -> str:
+    return found if isinstance(found, str) else ""
+
+
+def _whole(found: object) -> int | None:
+    return found if isinstance(found, int) and not isinstance(found, bool) else None
+
+
+def _number(found: object) -> float:
+    if isinstance(found, bool) or not isinstance(found, int | float):
+        return 0.0
+    try:
+        return float(found) if math.isfinite(found) else 0.0
+    except OverflowError:
+        return 0.0
