@@ -53,11 +53,13 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A folder of videos as it is on the disk. Without `samples`, `why` has the reason."""
+    """A folder of videos as it is on the disk. Without `samples`, `why` has the reason: it is not
+    finished, or cannot be read."""
 
     path: Path
     samples: Samples | None
     why: str = ""
+    is_unfinished: bool = False
     missing: tuple[str, ...] = ()  # files that the index names and that are not there
     more: tuple[str, ...] = ()  # videos that it does not name
 
@@ -135,13 +137,14 @@ def _folder(folder: Path, videos: set[str]) -> Folder:
     except FileNotFoundError:
         count = f"{len(videos)} video{'s' if len(videos) > 1 else ''}"
         why = f"it has {count} and no {INDEX} yet: they are being made, or were interrupted"
-        return Folder(folder, None, why, more=tuple(sorted(videos)))
+        return Folder(folder, None, why, is_unfinished=True, more=tuple(sorted(videos)))
     except (OSError, ValueError) as error:
         why = (error.strerror if isinstance(error, OSError) else None) or str(error)
         return Folder(folder, None, f"{INDEX} cannot be read: {why}", more=tuple(sorted(videos)))
     named = {video.file for video in samples.videos}
     missing = tuple(video.file for video in samples.videos if video.file not in videos)
-    return Folder(folder, samples, "", missing, tuple(sorted(videos - named)))
+    more = tuple(sorted(videos - named))
+    return Folder(folder, samples, missing=missing, more=more)
 
 
 def _order(folder: Folder) -> tuple[str, float, str]:
@@ -156,15 +159,12 @@ def _videos(rows: list[Any]) -> Iterator[Video]:
     """Those that name a file beside the index: a page or a server must not reach others."""
     for row in rows:
         file = row.get("file") if isinstance(row, dict) else None
-        if isinstance(file, str) and file.endswith(SUFFIXES) and file[0] != ".":
-            if "/" not in file and "\0" not in file:
-                yield Video(
-                    file,
-                    _text(row.get("prompt")),
-                    _whole(row.get("index")) or 0,
-                    _whole(row.get("sample")) or 0,
-                    _whole(row.get("seed")) or 0,
-                )
+        if not isinstance(file, str) or not file.endswith(SUFFIXES) or file[0] == ".":
+            continue
+        if "/" in file or "\0" in file:
+            continue
+        numbers = [_whole(row.get(name)) or 0 for name in ("index", "sample", "seed")]
+        yield Video(file, _text(row.get("prompt")), *numbers)
 
 
 def _text(found: object) -> str:
