@@ -50,6 +50,7 @@ class Attempt:
     may_follow: bool = False  # an attempt after this one
     positions: Mapping[str, dict[str, int]] | None = None
     on_start: Callable[[], None] = lambda: None
+    on_steps: Callable[[], None] = lambda: None  # called again and again while steps are taken
     on_failure: Callable[[Collection[str]], object] = lambda lost: None  # before the stop
 
     def __post_init__(self) -> None:
@@ -193,6 +194,8 @@ class Attempt:
             if slept_s > SLEPT_S:
                 self.connections.slept(slept_s)  # Ctrl-Z, a closed laptop
             self.clock.is_saving = self.state.is_saving
+            if self.clock.step is not None:
+                self.on_steps()
             lost = self.connections.lost(now)
             if lost is not None:
                 self.reports.fail_lost(*lost)

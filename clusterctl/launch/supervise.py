@@ -26,14 +26,14 @@ from clusterctl.launch.restart.cleaner import Cleaner
 from clusterctl.launch.restart.next_attempt import Arrangement, NoNext, Recheck
 from clusterctl.launch.restart.past import Past
 from clusterctl.launch.restart.rules import Rules
-from clusterctl.launch.restart.warm import warm
+from clusterctl.launch.restart.warm import WarmSpares
 from clusterctl.launch.root_cause import Judgement
 from clusterctl.launch.run_dir import write_layout
 from clusterctl.launch.state import Ended, RunResult, RunState
 from clusterctl.ledger import write as ledger
 from clusterctl.ledger.enter import enter
 from clusterctl.ledger.entries import Entry, path_beside
-from clusterctl.nodes import counted, fold
+from clusterctl.nodes import Node, counted, fold
 from clusterctl.remote.cluster import Cluster
 
 EXCLUDED_S = 24 * 3600.0  # a node with a fault of its own; somebody looks at it until then
@@ -79,6 +79,7 @@ class _Run:
         self.state = RunState()
         self.journal = Journal(self.plan.run_dir, self.past.known)
         self.cause: dict[str, Any] | None = None
+        self.warm: list[WarmSpares] = []  # of each attempt
 
     def run(self) -> RunResult:
         past, taken = self.past, None
@@ -137,6 +138,7 @@ class _Run:
             self._tell_attempt()
         used = {node.name for node in plan.nodes}
         others = [one for one in self.rules.every_node if one.name not in used]
+        warm = WarmSpares(plan, self.cluster, self.rules, self.past)
         attempt = Attempt(
             plan,
             replace(self.cluster, nodes=plan.nodes),
@@ -149,7 +151,8 @@ class _Run:
             may_follow=self.rules.max_restarts != 0,
             positions=taken,
             on_start=lambda: self._save("running"),
-            on_failure=lambda lost: warm(plan, self.cluster, self.rules, self.past, lost),
+            on_steps=warm.begin,
+            on_failure=warm.need,
         )
         unproved = self.past.unproved
         cleaner = Cleaner(plan, self.cluster, [one for one in others if one.name in unproved])
@@ -157,6 +160,8 @@ class _Run:
             return attempt.run()
         finally:
             cleaner.close()
+            warm.close()
+            self.warm.append(warm)
             left = {name: why for name, why in unproved.items() if name not in cleaner.clean}
             self.past = replace(self.past, unproved=left)
 
@@ -270,6 +275,9 @@ class _Run:
         if self.rules.max_restarts != 0 and self.past.failures:
             everywhere = replace(self.cluster, nodes=self.rules.every_node)
             left, unconfirmed = prove_gone(self.plan, everywhere)
+        elif standing := self._standing():
+            found = prove_gone(self.plan, replace(self.cluster, nodes=standing))
+            left, unconfirmed = (*left, *found[0]), (*unconfirmed, *found[1])
         # A run that has trained to its end without a node that was lost is good; that node is told.
         not_proved = [line for line in (*left, *unconfirmed) if line.partition(": ")[0] in used]
         if code == 0 and not_proved:
@@ -280,6 +288,13 @@ class _Run:
         return RunResult(
             code, reason, leftovers=left, unconfirmed=unconfirmed, attempts=attempts, **facts
         )
+
+    def _standing(self) -> list[Node]:
+        """The spares on which a starter may stand by."""
+        for warm in self.warm:
+            warm.wait()
+        asked = set[str]().union(*(warm.asked for warm in self.warm))
+        return [node for node in self.rules.spares if node.name in asked]
 
     def _save(self, phase: str) -> None:
         try:

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -72,6 +74,17 @@ class AgentLink:
             for line in lines:
                 yield json.loads(line)
 
+    @property
+    def asked_for_s(self) -> float:
+        """Seconds since its file was last touched, by which a launch asks it to stand by."""
+        with contextlib.suppress(OSError):
+            return time.time() - self._pid_file.stat().st_mtime
+        return math.inf
+
+    @property
+    def _pid_file(self) -> Path:
+        return Path(self._listener.getsockname()).with_suffix(".pid")
+
     def send(self, kind: str, **message: Any) -> None:
         """To an agent that has gone nothing is sent."""
         if self._peer is None:
@@ -95,8 +108,8 @@ class AgentLink:
 
     def close(self) -> None:
         """At the end: no agent is to find this starter any more."""
-        path = self._listener.getsockname()
+        path, pid_file = self._listener.getsockname(), self._pid_file
         self.leave()
         with contextlib.suppress(OSError):
             Path(path).unlink()
-            Path(path).with_suffix(".pid").unlink()
+            pid_file.unlink()

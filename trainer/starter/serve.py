@@ -15,7 +15,7 @@ from trainer.starter.command import Command, parse
 from trainer.starter.program import Program
 from trainer.starter.ranks import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, SIGNALS, Ranks, prctl
 
-STANDBY_S = 120.0  # without an agent and without ranks
+STANDBY_S = 120.0  # without an agent, without ranks, and since a launch asked for it
 GRACE_S = 30.0  # from SIGTERM to SIGKILL, after a signal to the starter
 # From the first bad end to SIGTERM for the others, where no agent decides: they find out by
 # themselves within that, and say why.
@@ -98,8 +98,8 @@ class Starter:
             return False
         if self._number or self._link is None:
             return True
-        is_alone = not self._link.is_connected
-        return is_alone and time.monotonic() - self._idle_s > STANDBY_S
+        is_alone = not self._link.is_connected and time.monotonic() - self._idle_s > STANDBY_S
+        return is_alone and self._link.asked_for_s > STANDBY_S
 
     def _wait(self) -> None:
         descriptors = [self._wake, *(self._link.descriptors() if self._link else ())]

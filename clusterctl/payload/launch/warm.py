@@ -1,13 +1,16 @@
 """Start the starter of a run on a spare, which imports what ranks need before an agent comes.
 
 ARGS: run, job, node, run_dir, workdir, group, python, slots (as for the agent), argv, env. Answers
-`error`, or null. Nobody comes: the starter ends by itself (trainer/starter/serve.py, STANDBY_S).
+`error`, or null. Nobody comes or asks again: the starter ends by itself (trainer/starter/serve.py,
+STANDBY_S).
 """
+
+import os
 
 from clusterctl.payload.files.ownership import refuse_made_by_others
 from clusterctl.payload.launch.logout import leave_session
 from clusterctl.payload.launch.run_folder import make_run_dir, run_file
-from clusterctl.payload.launch.session import living, socket_path
+from clusterctl.payload.launch.session import living, pid_file, socket_path
 from clusterctl.payload.launch.starter import end_standby, log_name, start_standby, variables
 from clusterctl.payload.prelude import ARGS, finish
 
@@ -15,7 +18,9 @@ from clusterctl.payload.prelude import ARGS, finish
 def main():
     path = socket_path(ARGS["run"], ARGS["node"], "starter")
     try:
-        if living(path) is None:
+        if living(path) is not None:
+            os.utime(pid_file(path))  # it stands by from now on
+        else:
             end_standby(path)  # files of one that was killed
             refuse_made_by_others(ARGS["python"], ARGS["workdir"])
             make_run_dir()

@@ -357,6 +357,19 @@ def test_ranks_start_cold_where_the_starter_of_a_spare_cannot_serve(
     finish(one)
 
 
+def test_starter_of_a_spare_stands_by_while_it_is_asked_to(tmp_path: Path, spare) -> None:
+    (tmp_path / "go").touch()
+    impatient = "import runpy, trainer.starter.serve as s; s.STANDBY_S = 1.5; runpy.run_module('trainer.starter', run_name='__main__')"  # fmt: skip
+    asked = {**spare, "argv": [PYTHON, "-c", impatient, *spare["argv"][len(STARTER) :]]}
+    assert warm(asked) is None
+    (starter,) = standbys(spare["run"])
+    until = time.monotonic() + 4.0
+    while time.monotonic() < until:
+        assert warm(asked) is None
+        assert standbys(spare["run"]) == [starter]
+    wait_until(lambda: not tagged(spare["run"]))
+
+
 def test_spare_that_cannot_start_says_why(spare) -> None:
     assert "No such file" in warm({**spare, "argv": ["/nowhere/python", "x.py"]})
     assert standbys(spare["run"]) == []
