@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 
 
 def main() -> None:
     """As `cli.main`; Ctrl-C during imports, which take a second, prints no traceback either."""
     try:
-        from clusterctl import cli
+        import signal
 
-        cli.main()
+        try:
+            from clusterctl import cli
+
+            cli.main()
+        finally:
+            # The interpreter's end cannot be interrupted in order.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
     except KeyboardInterrupt:
         if sys.stderr is not None:
             print("interrupted", file=sys.stderr)
         sys.exit(130)
-    finally:
-        # The interpreter's end cannot be interrupted in order.
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 if __name__ == "__main__":

@@ -295,8 +295,9 @@ class Attempt:
                 deadline = min(deadline, time.monotonic() + 10.0)
                 self.agents.send_all({"op": "stop", "grace_s": 0})
         self.agents.close()
-        if not self.started:
-            return (), ()
+        if not self.started:  # an agent without its start order ends with its head
+            begun = [node for node in self.plan.nodes if node.name in self.agents.begun]
+            return prove_gone(self.plan, replace(self.cluster, nodes=begun))
         if may_follow:
             reports = self.reports
             return prove_others_gone(self.plan, self.cluster, reports.lost, reports.left)

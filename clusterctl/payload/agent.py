@@ -30,6 +30,7 @@ from clusterctl.payload.proc_files import all_pids
 
 PR_SET_CHILD_SUBREAPER = 36
 MASTER_PATIENCE_S, PATIENCE_S = 0.5, 4.0  # for the lock of a job
+UNSTARTED_S = 60.0  # without a word of the head, before the start; it pings every few seconds
 
 # A SimpleQueue: a signal handler puts into it, which may deadlock with queue.Queue.
 orders = queue.SimpleQueue()  # type: Any
@@ -86,7 +87,8 @@ def lose_head():
 
 def say_goodbye(head):
     """Wait until the head has got all, or has not come back for the lease; whether it has."""
-    deadline = time.monotonic() + ARGS["lease_s"]
+    lease_s = ARGS["lease_s"] if running else min(ARGS["lease_s"], UNSTARTED_S)
+    deadline = time.monotonic() + lease_s
     while not signalled and (running or head.is_connected or not head.was_connected):
         order = next_order(max(0.0, deadline - time.monotonic()))
         if order is None or order["op"] in ("bye", "end"):
@@ -198,7 +200,7 @@ def take_job(patience_s):
 def start_order(emit):
     """Answer the head until it sends start; None when it sends something else, or nothing."""
     while True:
-        order = next_order(ARGS["lease_s"])
+        order = next_order(min(ARGS["lease_s"], UNSTARTED_S))
         if order is None or order["op"] not in ("connect", "ping", "probe", "start"):
             return None
         if order["op"] == "start":

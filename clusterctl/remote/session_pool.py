@@ -63,6 +63,7 @@ class SessionPool:
     ) -> None:
         """`exit_s`: seconds that payloads get to end by themselves at `close`."""
         self.lost: dict[str, str] = {}  # nodes that cannot be asked any more, and why
+        self.begun: set[str] = set()  # nodes where a payload may have begun
         self.inbox = inbox or Inbox()
         self.cluster = cluster
         self._verb, self._args = verb, args
@@ -100,6 +101,7 @@ class SessionPool:
         try:
             progress.enter("start")
             args, timeout_s = self._args(node), self._start_timeout_s
+            self.begun.add(node.name)
             stream = payload.stream(connection, self._verb, args, start_timeout_s=timeout_s)
         except BaseException:
             connection.close()

@@ -33,8 +33,9 @@ def stopped_run(seed: int) -> Fault:
         pause(one, wait_s)
         press(one, ANSWERS[answer])
         if answer == "d" and ends(one) and one.view.returncode == 0:
+            shown = len(one.said())
             one.attach()
-            pause(one, 2.0)
+            until_shown(one, shown)
         if answer in ("c", "d"):
             press(one, INTERRUPT)
             until_asked(one, 2 if answer == "c" else 1)
@@ -69,6 +70,13 @@ def pause(one: Round, seconds: float) -> None:
     until = time.monotonic() + seconds
     while time.monotonic() < until and one.view.poll() is None:
         time.sleep(0.01)
+
+
+def until_shown(one: Round, so_far: int) -> None:
+    """More than this many characters, or the command has ended."""
+    until = time.monotonic() + 20
+    while len(one.said()) <= so_far and one.view.poll() is None and time.monotonic() < until:
+        time.sleep(0.02)
 
 
 def until_asked(one: Round, times: int) -> None:

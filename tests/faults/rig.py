@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -273,7 +274,8 @@ class Round:
             if time.monotonic() > deadline:
                 raise Late(f"the run has not ended within {seconds:g} s")
             time.sleep(0.05)
-        self.exit_code = self.view.returncode
+        code = self.view.returncode
+        self.exit_code = 128 + signal.SIGINT if code == -signal.SIGINT else code  # as in a shell
         return self.exit_code
 
     def leftovers(self, seconds: float = 10.0) -> list[str]:

@@ -3,6 +3,7 @@
 import glob
 import json
 import os
+import threading
 import time
 
 from clusterctl.payload.files.private import own_folder, replace_file
@@ -18,15 +19,18 @@ class About:
 
     def __init__(self, path):
         self.path = facts_file(path)
+        self._lock, self._is_closed = threading.Lock(), False
         self.facts = {name: ARGS[name] for name in NAMES}
         self.facts.update(
             since_s=time.time(), state="waiting", head="", alone_since_s=None, beats=""
         )
 
     def change(self, **facts):
-        """A full disk must not end a run."""
-        self.facts.update(facts)
-        or_none(replace_file, self.path, json.dumps(self.facts).encode())
+        """A full disk must not end a run. A head may go while the agent ends."""
+        with self._lock:
+            self.facts.update(facts)
+            if not self._is_closed:
+                or_none(replace_file, self.path, json.dumps(self.facts).encode())
 
     def connected(self, head):
         self.change(head=head, alone_since_s=None)
@@ -35,7 +39,9 @@ class About:
         self.change(head="", alone_since_s=time.time())
 
     def close(self):
-        or_none(os.unlink, self.path)
+        with self._lock:
+            self._is_closed = True
+            or_none(os.unlink, self.path)
 
 
 def facts_file(path):

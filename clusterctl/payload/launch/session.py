@@ -160,10 +160,10 @@ class HeadLink:
         """Send to this head from now on."""
         peer, waiting = order["peer"], queue.SimpleQueue()  # type: Any, Any
         with self._lock:
+            self.was_connected = True
             if peer.fileno() < 0:
                 return  # it has gone again
             old, self._peer, self._waiting = self._peer, peer, waiting
-            self.was_connected = True
         if old is not None:
             or_none(old.shutdown, socket.SHUT_RDWR)
         if order["resume"] is not None:

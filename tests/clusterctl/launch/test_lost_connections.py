@@ -166,7 +166,7 @@ def test_only_node_is_lost_where_a_spare_answers(bench_on, lab) -> None:
     launch = bench.launch(plan, bench.rules(plan, [spare]))
     wait_until(lambda: launch.state and launch.state.step)
     nodes.nodes[0].die()
-    wait_until(lambda: launch.state.attempt == 2 and launch.state.nodes[spare.name].pids, 20)
+    wait_until(lambda: (found := launch.state.nodes.get(spare.name)) and found.pids, 20)
     assert not [event for event in launch.events() if event["event"] == "cut-off"]
     end.touch()
     result = launch.result()

@@ -56,6 +56,24 @@ def test_ranks_end_when_the_head_is_silent_for_the_lease_and_the_pipe_is_full(
     wait_until(lambda: not agents_of(one.run_id), 15)
 
 
+def test_agent_whose_head_has_gone_before_it_was_heard_ends(agent, tmp_path: Path) -> None:
+    """A Ctrl-C while nodes are being connected."""
+    holder = agent(job="the-same")
+    holder.hear("hello")
+    other = {"run": f"{holder.run_id}-2", "run_dir": str(tmp_path / "other")}
+    one = agent(job="the-same", first_rank=1, **other)  # waits for the job's lock
+    wait_until(lambda: agents_of(one.run_id))
+    wait_until(lambda: _has_peer(one.run_id))
+    one.disconnect()
+    wait_until(lambda: not agents_of(one.run_id), 15)
+
+
+def _has_peer(run_id: str) -> bool:
+    """Whether somebody is connected to an agent's socket."""
+    lines = Path("/proc/net/unix").read_text().splitlines()
+    return sum(run_id[-24:] in line and line.split()[5] == "03" for line in lines) > 0
+
+
 def test_ranks_end_with_a_killed_agent(agent, tmp_path: Path) -> None:
     one = agent()
     one.start(WAIT, tmp_path)
