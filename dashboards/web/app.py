@@ -13,12 +13,18 @@ import shlex
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
 
 from clusterctl.errors import UsageError
 from dashboards.web.allowed_hosts import is_loopback, our_names
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    from dashboards.web.access import Access
 
 WORD_BYTES = 16  # of the random word in the address
 # As `python -m clusterctl`, which would import from the current folder first: a `click.py` there
@@ -30,32 +36,48 @@ START = (
 
 
 def serve(arguments: Sequence[str], *, host: str, port: int, say: Callable[[str], None]) -> int:
-    """Serve `clusterctl top ARGUMENTS` until interrupted. `port` 0 takes a free one.
+    """Serve `clusterctl top ARGUMENTS` until interrupted. Raises `UsageError`."""
 
-    Raises `UsageError` without textual-serve or for an address that cannot be had.
-    """
+    def make(url: str, access: Access) -> web.Application:
+        from dashboards.web.server import Server
+
+        # exec: the shell that textual-serve starts must not be between it and the view.
+        command = shlex.join([sys.executable, "-c", START, "top", *arguments])
+        return Server(f"exec {command}", url, access).make()
+
+    return run(make, "clusterctl top --web", host=host, port=port, say=say)
+
+
+def run(
+    make: Callable[[str, Access], web.Application],
+    command: str,
+    *,
+    host: str,
+    port: int,
+    say: Callable[[str], None],
+) -> int:
+    """Serve the application that `make` makes for an address, until interrupted. `port` 0 takes a
+    free one. Raises `UsageError` without textual-serve or for an address that cannot be had."""
     try:
         from aiohttp import web
 
-        from dashboards.web.server import Server
+        from dashboards.web.access import Access
+
+        names, word = our_names(host), secrets.token_urlsafe(WORD_BYTES)
+        listener = listen(host, port)
+        host, port = listener.getsockname()[:2]
+        address = f"[{host}]" if ":" in host else host
+        url = f"http://{address}:{port}/{word}/"
+        app = make(url, Access(names, word, command))
     except ImportError as error:
         raise UsageError(
             f"--web needs textual-serve ({error})", hint="pip install 'clusterctl[web]'"
         ) from None
-    names = our_names(host)
-    listener = listen(host, port)
-    host, port = listener.getsockname()[:2]
-    address = f"[{host}]" if ":" in host else host
-    word = secrets.token_urlsafe(WORD_BYTES)
-    url = f"http://{address}:{port}/{word}/"
-    # exec: the shell that textual-serve starts must not be between it and the view.
-    command = shlex.join([sys.executable, "-c", START, "top", *arguments])
-    server = Server(f"exec {command}", url, names=names, word=word)
     say(f"{url}  (Ctrl-C ends it; anyone with this address can open it)")
     if not is_loopback(host):
         say("warning: nothing is encrypted: who can listen on the network learns this address")
     with contextlib.suppress(KeyboardInterrupt):
-        web.run_app(server.make(), sock=listener, print=None, shutdown_timeout=2.0, access_log=None)
+        web.run_app(app, sock=listener, print=None, shutdown_timeout=2.0, access_log=None)
     return 0
 
 
