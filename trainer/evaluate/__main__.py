@@ -1,4 +1,4 @@
-"""How good a model is: `python -m trainer.evaluate RUN`, or `python -m trainer.evaluate digits`."""
+"""How good a model is: `python -m trainer.evaluate RUN`; also of its videos."""
 
 from __future__ import annotations
 
@@ -18,6 +18,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from trainer.evaluate import digits
 
         return digits.main(words[1:])
+    if words[:1] == ["videos"]:
+        from trainer.evaluate import videos
+
+        return videos.main(words[1:])
     from trainer.evaluate import loss
 
     return loss.main(words)

@@ -36,7 +36,8 @@ checkpoint, of all, or of one. A run keeps such clips with validation.share; --d
 any run on the clips of another manifest. Under torchrun the ranks share the clips; the result is
 the same on any number of them.
 
-`python -m trainer.evaluate digits` scores the videos of the demo."""
+`python -m trainer.evaluate videos` measures any videos by their pixels, and `... digits` scores
+those of the demo."""
 _EPILOG = """\
 examples
   python -m trainer.evaluate outputs/002-STDiT3

@@ -78,13 +78,18 @@ def encode(
 
 def read_mp4(path: Path) -> NDArray[np.uint8]:
     """All frames as RGB, uint8 [T, H, W, 3]. Raises OSError, ValueError for what is no video."""
+    if not (frames := list(frames_of(path))):
+        raise ValueError(f"{path} has no frame")
+    return np.stack(frames)
+
+
+def frames_of(path: Path) -> Iterator[NDArray[np.uint8]]:
+    """The frames one after another, each RGB [H, W, 3]; raises as `read_mp4`."""
     with _opened(path) as container:
         stream = container.streams.video[0]
         stream.thread_type, stream.codec_context.thread_count = "NONE", 1
-        frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(stream)]
-    if not frames:
-        raise ValueError(f"{path} has no frame")
-    return np.stack(frames)
+        for frame in container.decode(stream):
+            yield frame.to_ndarray(format="rgb24")
 
 
 def read_tags(path: Path) -> dict[str, str]:
