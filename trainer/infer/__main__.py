@@ -43,7 +43,9 @@ examples
       --resolution 360p --aspect-ratio 9:16 --aes 6.5
   python -m trainer.infer stage3 --ckpt-path weights/ --prompt 'waves' --num-frames 51 \\
       --resolution 240p --reference-path beach.png --mask-strategy 0 --loop 3
-  torchrun --nproc_per_node 8 -m trainer.infer outputs/002-STDiT3 --prompt-path prompts.txt"""
+  torchrun --nproc_per_node 8 -m trainer.infer outputs/002-STDiT3 --prompt-path prompts.txt
+  python -m trainer.infer outputs/002-STDiT3 --vbench VBench_full_info.json --save-dir vbench \\
+      --dimensions temporal_flickering color"""
 
 
 @command
@@ -91,6 +93,9 @@ def _parser() -> Parser:
     add("--clean-caption", action=argparse.BooleanOptionalAction, help=what)
     add("--sample-name", default="sample", metavar="NAME", help="start of the files' names")
     add("--prompt-as-path", action="store_true", help="files are named by their prompts")
+    what = "VBench_full_info.json or VBench's prompt files: its names, 5 or 25 samples of each"
+    add("--vbench", type=Path, metavar="FILE", help=what)
+    add("--dimensions", nargs="+", default=[], metavar="NAME", help="of VBench; default all")
     what = "name of these settings, for index.json; changes nothing else"
     add("--preset-name", default="", metavar="NAME", help=what)
 
@@ -153,11 +158,16 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> int:
     if args.prompt and args.prompt_path:
         raise ConfigError("give --prompt or --prompt-path, not both")
     prompts = args.prompt
-    if not prompts:
+    if args.vbench:
+        _refuse_beside_vbench(args)
+    elif args.dimensions:
+        raise ConfigError("--dimensions are those of --vbench", hint="--vbench FILE")
+    elif not prompts:
         source = args.prompt_path or config.sample.prompts
         if source is None:
             raise ConfigError("there are no prompts", hint="--prompt TEXT, or --prompt-path FILE")
         prompts = read_prompts(Path(source))
+    prompts = prompts or ()
     options = Options(**{field.name: getattr(args, field.name) for field in fields(Options)})
     plan = prepare(config, checkpoint, prompts, options)
     if args.dry_run:
@@ -175,6 +185,15 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> int:
     if rank.rank == 0:
         print(args.save_dir)
     return 0
+
+
+def _refuse_beside_vbench(args: argparse.Namespace) -> None:
+    """VBench has its own prompts, names and numbers of samples. Raises ConfigError."""
+    others = ("prompt", "prompt_path", "num_sample", "prompt_as_path", "reference_path")
+    for name in (*others, "mask_strategy"):
+        if getattr(args, name):
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"--vbench says which videos are made; leave out {flag}")
 
 
 def _config(args: argparse.Namespace, overrides: list[str]) -> Config:

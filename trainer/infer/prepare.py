@@ -14,6 +14,7 @@ from trainer.checkpoint.files import AVERAGE_PARTS, SAMPLER, SCHEDULE, SEEN
 from trainer.components import TINY_T5
 from trainer.config.load import Config, to_dict
 from trainer.errors import ConfigError
+from trainer.infer import vbench
 from trainer.infer.conditions import ReferenceFiles, groups_of
 from trainer.infer.files import State, require_folder, state_of
 from trainer.infer.jobs import Job, Settings, identity, plan_jobs, settings_of
@@ -44,6 +45,8 @@ class Options:
     allow_partial: bool  # weights that give less than 99 % of the model
     run_dir: Path | None  # whose text encoder serves weights that have none beside them
     preset_name: str  # of these settings, for the index; "" without one
+    vbench: Path | None  # VBench's list of prompts, or prompt files
+    dimensions: Sequence[str]  # of VBench; none: all
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,12 @@ def prepare(
     """Check what can be checked without loading the model. `checkpoint` is one, a run directory or
     any source of weights. Raises ConfigError and CheckpointError."""
     settings = settings_of(config)
-    parsed = parse_prompts(prompts, options.reference_path, options.mask_strategy)
+    suite: vbench.Suite = {}
+    if options.vbench is not None:
+        suite = vbench.read_suite(options.vbench, options.dimensions)
+        if settings.num_frames == 1:
+            raise ConfigError("VBench judges videos, not stills", hint="--num-frames 2s")
+    parsed = tuple(suite) or parse_prompts(prompts, options.reference_path, options.mask_strategy)
     chosen = parsed[options.start_index : options.end_index]
     if not chosen:
         span = f"--start-index {options.start_index} to --end-index {options.end_index}"
@@ -90,7 +98,10 @@ def prepare(
         negative = clean_caption(settings.negative_prompt)
         settings = replace(settings, negative_prompt=negative)
     name, save_dir = options.sample_name, options.save_dir
-    jobs = plan_jobs(chosen, settings, save_dir, name, named_by_prompt=options.prompt_as_path)
+    if suite:
+        jobs = vbench.plan_jobs(suite, chosen, save_dir)
+    else:
+        jobs = plan_jobs(chosen, settings, save_dir, name, named_by_prompt=options.prompt_as_path)
     with closing(ReferenceFiles()) as reference_files:
         for prompt in chosen:
             _check_references(prompt, settings.loop, reference_files)

@@ -30,7 +30,8 @@ _ON_SHEET = 400  # videos; a longer sheet is too large to view
 def carry_out(plan: Plan, rank: Rank, progress: Progress) -> list[Path]:
     """Make this rank's share of the videos that are not finished; returns what was made. Each file
     appears whole. The rank that finds all of the plan finished, which is the one that ends last,
-    draws the contact sheet and writes the index. Raises OutOfMemory, VideoError, ConfigError and CheckpointError."""
+    draws the contact sheet and writes the index. Raises OutOfMemory, VideoError, ConfigError and
+    CheckpointError."""
     # Of the whole plan, never of what is finished: ranks look at different moments.
     mine = plan.jobs[rank.rank :: rank.world]
     states = {job.path: plan.state(job) for job in mine}
@@ -122,7 +123,11 @@ def _index(plan: Plan) -> samples.Samples:
         width=width,
         videos=tuple(
             samples.Video(
-                job.path.name, job.prompt.text, job.prompt.index, job.sample, settings.seed
+                job.path.relative_to(plan.options.save_dir).as_posix(),
+                job.prompt.text,
+                job.prompt.index,
+                job.sample,
+                settings.seed,
             )
             for job in plan.jobs
         ),

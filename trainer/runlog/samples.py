@@ -6,6 +6,7 @@ checkpoint, also below the name of a preset. Standard library only: readers need
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -25,7 +26,7 @@ _DEEPEST = 3  # folders below samples/: preset, checkpoint, and one more
 
 @dataclass(frozen=True, slots=True)
 class Video:
-    """One file of the folder; `index` is its prompt's place in the list of prompts."""
+    """One file of the folder, or of a folder in it; `index` is its prompt's place in the list."""
 
     file: str
     prompt: str
@@ -65,19 +66,22 @@ class Folder:
 
 
 def write(folder: Path, samples: Samples) -> None:
-    """Replace the index at once. What an earlier one of the same weights and settings names and
-    still exists is kept: a list of prompts can be made in parts. Raises OSError."""
-    try:
+    """Replace the index at once, if it says something new. What an earlier one of the same weights
+    and settings names and still exists is kept: a list of prompts can be made in parts. Raises
+    OSError."""
+    before = None
+    with contextlib.suppress(OSError, ValueError):
         before = read(folder)
-    except (OSError, ValueError):
-        before = replace(samples, videos=())
     videos = list(samples.videos)
-    if replace(before, videos=samples.videos) == samples:
+    if before is not None and replace(before, videos=samples.videos) == samples:
         ours = {video.file for video in videos}
         others = (video for video in before.videos if video.file not in ours)
         videos += (video for video in others if (folder / video.file).is_file())
         videos.sort(key=lambda video: (video.index, video.sample))
-    document = {"schema": SCHEMA, **asdict(replace(samples, videos=tuple(videos)))}
+    found = replace(samples, videos=tuple(videos))
+    if found == before:
+        return
+    document = {"schema": SCHEMA, **asdict(found)}
     with part_of(folder / INDEX) as part:
         part.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
@@ -124,27 +128,37 @@ def _walk(folder: Path, depth: int) -> Iterator[Folder]:
         return
     files = {name for name, is_dir in found if not is_dir}
     videos = {name for name in files if name.endswith(SUFFIXES) and name != SHEET}
-    if videos or INDEX in files:
-        yield _folder(folder, videos)
+    inner: set[str] = set()  # folders whose videos this index names
+    if INDEX in files:
+        one, inner = _indexed(folder, videos)
+        yield one
+    elif videos:
+        count = f"{len(videos)} video{'s' if len(videos) > 1 else ''}"
+        why = f"it has {count} and no {INDEX} yet: they are being made, or were interrupted"
+        yield Folder(folder, None, why, is_unfinished=True, more=tuple(sorted(videos)))
     for name, is_dir in sorted(found):
-        if is_dir and depth < _DEEPEST:
+        if is_dir and depth < _DEEPEST and name not in inner:
             yield from _walk(folder / name, depth + 1)
 
 
-def _folder(folder: Path, videos: set[str]) -> Folder:
+def _indexed(folder: Path, videos: set[str]) -> tuple[Folder, set[str]]:
+    """A folder with an index, and the names of folders in it that hold videos of the index."""
     try:
         samples = read(folder)
-    except FileNotFoundError:
-        count = f"{len(videos)} video{'s' if len(videos) > 1 else ''}"
-        why = f"it has {count} and no {INDEX} yet: they are being made, or were interrupted"
-        return Folder(folder, None, why, is_unfinished=True, more=tuple(sorted(videos)))
     except (OSError, ValueError) as error:
         why = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        return Folder(folder, None, f"{INDEX} cannot be read: {why}", more=tuple(sorted(videos)))
+        found = Folder(folder, None, f"{INDEX} cannot be read: {why}", more=tuple(sorted(videos)))
+        return found, set()
     named = {video.file for video in samples.videos}
-    missing = tuple(video.file for video in samples.videos if video.file not in videos)
-    more = tuple(sorted(videos - named))
-    return Folder(folder, samples, missing=missing, more=more)
+    inner = {file.partition("/")[0] for file in named if "/" in file}
+    there = set(videos)
+    for name in inner:
+        with contextlib.suppress(OSError):  # then its videos are missing
+            there |= {f"{name}/{path.name}" for path in (folder / name).iterdir()}
+    missing = tuple(video.file for video in samples.videos if video.file not in there)
+    more = (file for file in there - named if file.endswith(SUFFIXES))
+    more = (file for file in more if not file.rpartition("/")[2].startswith("."))
+    return Folder(folder, samples, missing=missing, more=tuple(sorted(more))), inner
 
 
 def _order(folder: Folder) -> tuple[str, float, str]:
@@ -156,12 +170,14 @@ def _order(folder: Folder) -> tuple[str, float, str]:
 
 
 def _videos(rows: list[Any]) -> Iterator[Video]:
-    """Those that name a file beside the index: a page or a server must not reach others."""
+    """Those that name a file beside the index, or in a folder beside it: a page or a server must
+    not reach others."""
     for row in rows:
         file = row.get("file") if isinstance(row, dict) else None
-        if not isinstance(file, str) or not file.endswith(SUFFIXES) or file[0] == ".":
+        if not isinstance(file, str) or not file.endswith(SUFFIXES) or "\0" in file:
             continue
-        if "/" in file or "\0" in file:
+        parts = file.split("/")
+        if len(parts) > 2 or not all(parts) or any(part[0] == "." for part in parts):
             continue
         numbers = [_whole(row.get(name)) or 0 for name in ("index", "sample", "seed")]
         yield Video(file, _text(row.get("prompt")), *numbers)

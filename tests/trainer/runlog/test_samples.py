@@ -44,7 +44,19 @@ def test_other_parts_of_the_list_stay_and_other_settings_replace(tmp_path: Path)
 
 def test_values_of_other_kinds_are_unknown_and_names_stay_in_the_folder(tmp_path: Path) -> None:
     row = {"file": "a.mp4", "prompt": 3, "index": "x", "sample": True, "later": 1}
-    names = ["../a.mp4", "/etc/a.mp4", "x/a.mp4", ".a.mp4", "a.html", "", 5, None]
+    names = [
+        "../a.mp4",
+        "/etc/a.mp4",
+        "x/y/a.mp4",
+        "x/../a.mp4",
+        "x/.a.mp4",
+        "x//a.mp4",
+        ".a.mp4",
+        "a.html",
+        "",
+        5,
+        None,
+    ]
     document = {"schema": 1, "step": 1.5, "fps": 10**400, "width": None, "later": [], "videos": [row, *({"file": name} for name in names), "text"]}  # fmt: skip
     (tmp_path / INDEX).write_text(json.dumps(document))
     found = samples.read(tmp_path)
@@ -77,6 +89,19 @@ def test_every_folder_is_found_in_order_and_says_what_is_wrong(tmp_path: Path) -
     assert found[0].why.startswith("it has 1 video and no index.json yet")
     assert (found[2].missing, found[2].more) == (("a.mp4",), ("c.mp4",))
     assert (found[3].missing, found[3].more) == ((), ())
+
+
+def test_videos_may_lie_in_a_folder_beside_the_index(tmp_path: Path) -> None:
+    """As VBench wants them: nothing else is in that folder."""
+    inner = tmp_path / "samples" / "videos"
+    inner.mkdir(parents=True)
+    rows = tuple(Video(f"videos/{n}.mp4", "a cat", 0, n, 42) for n in range(2))
+    samples.write(inner.parent, replace(SAMPLES, videos=rows))
+    (inner / "0.mp4").write_bytes(b"video")
+    (inner / "7.mp4").write_bytes(b"video")
+    (found,) = samples.find(tmp_path / "samples")
+    assert found.samples == replace(SAMPLES, videos=rows)
+    assert (found.missing, found.more) == (("videos/1.mp4",), ("videos/7.mp4",))
 
 
 def test_a_folder_that_may_not_be_read_is_named(tmp_path: Path) -> None:
