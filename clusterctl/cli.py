@@ -20,10 +20,12 @@ from clusterctl.errors import ClusterctlError, OutputLost, UsageError
 # missing in a checkout until it is installed again.
 COMMANDS = ["demo", "nodes", "exclude", "run", "gpus", "clock", "fabric", "env", "push", "data"]
 COMMANDS += ["preflight", "plan-checkpoints", "launch", "top", "watch", "export"]
-COMMANDS += ["runs", "status", "attach", "logs", "why", "report", "compare"]
+COMMANDS += ["runs", "status", "attach", "logs", "why", "report", "compare", "gallery"]
 COMMANDS += ["dump-stacks", "stop", "kill"]
 FOLDERS = {
-    **dict.fromkeys(("top", "watch", "export", "report", "compare"), "dashboards.commands"),
+    **dict.fromkeys(
+        ("top", "watch", "export", "report", "compare", "gallery"), "dashboards.commands"
+    ),
     **dict.fromkeys(("runs", "status", "attach", "logs", "why"), "clusterctl.commands.runs"),
 }
 HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120

@@ -1,0 +1,73 @@
+"""`clusterctl gallery --web`: the page and its videos over HTTP, nothing else of this machine.
+
+The page is made again for each request, so a reload shows the checkpoints of that moment. A file is
+sent only if the index of its folder names it, with byte ranges, which browsers need to seek.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dashboards.gallery.contents import document
+from dashboards.gallery.page import page, read
+from dashboards.web.app import run
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    from dashboards.web.access import Access
+
+COMMAND = "clusterctl gallery --web"
+
+
+def serve(run_dirs: Sequence[Path], *, host: str, port: int, say: Callable[[str], None]) -> int:
+    """Serve the gallery of these runs until interrupted. `port` 0 takes a free one. Raises
+    `UsageError` without aiohttp or for an address that cannot be had."""
+    return run(
+        lambda _url, access: application(run_dirs, access), COMMAND, host=host, port=port, say=say
+    )
+
+
+def application(run_dirs: Sequence[Path], access: Access) -> web.Application:
+    """What `serve` runs; for another server of a run that wants a gallery too."""
+    from aiohttp import web
+
+    # A folder keeps its number, and a file its place, for pages that are open already.
+    numbers: dict[Path, int] = {}
+    files: dict[str, Path] = {}
+
+    def make() -> str:
+        runs = read(run_dirs)
+        for folder in (folder for one in runs for folder in one.folders):
+            number = numbers.setdefault(folder.path, len(numbers))
+            for video in folder.samples.videos if folder.samples is not None else ():
+                files[f"{number}/{video.file}"] = folder.path / video.file
+        return page(runs, document(runs, lambda path: f"videos/{numbers[path]}"), time.time())
+
+    def allowed(place: str) -> Path | None:
+        """The file, if it is one, and no link to elsewhere."""
+        path = files.get(place)
+        if path is None or not path.is_file():
+            return None
+        return path if path.resolve().is_relative_to(path.parent.resolve()) else None
+
+    async def index(request: web.Request) -> web.Response:
+        access.check(request)
+        text = await asyncio.to_thread(make)  # many folders, perhaps on the network
+        return web.Response(text=text, content_type="text/html")
+
+    async def video(request: web.Request) -> web.StreamResponse:
+        access.check(request)
+        path = await asyncio.to_thread(allowed, request.match_info["file"])
+        if path is None:
+            raise web.HTTPNotFound(text="the gallery has no such video\n")
+        # A checkpoint's videos can be made again under their names: ask each time, send if changed.
+        return web.FileResponse(path, headers={"Cache-Control": "no-cache"})
+
+    app = web.Application(middlewares=[access.middleware()])
+    app.add_routes([web.get("/{word}/", index), web.get("/{word}/videos/{file:.+}", video)])
+    return app

@@ -1,0 +1,88 @@
+"""The gallery over HTTP: its page, its videos in ranges of bytes, and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dashboards.web.app import START
+from tests.dashboards.gallery.test_page import put, two
+
+PATIENCE_S = 90.0
+
+
+class Served:
+    """`clusterctl gallery RUN --web` on a free port."""
+
+    def __init__(self, run: Path) -> None:
+        command = [sys.executable, "-c", START, "gallery", str(run), "--web", "--port", "0"]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        assert self.process.stderr is not None
+        line = self.process.stderr.readline()
+        found = re.match(r"http://127.0.0.1:(\d+)/([\w-]{20,})/ ", line)
+        assert found, line
+        self.port, self.word = int(found[1]), found[2]
+
+    def get(self, path: str, **headers: str) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
+        with contextlib.closing(connection):
+            connection.request("GET", path, headers={"Host": "localhost", **headers})
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+
+    def close(self) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    pytest.importorskip("aiohttp")
+    put(tmp_path / "run", "a", 1, two("a cat", "a dog"))
+    (tmp_path / "run" / "telemetry.jsonl").write_text("")
+    one = Served(tmp_path / "run")
+    yield one
+    one.close()
+
+
+def test_page_and_videos_are_served_and_nothing_else(served: Served, tmp_path: Path) -> None:
+    home = f"/{served.word}/"
+    folder = tmp_path / "run" / "samples" / "a"
+    (folder / "secret.mp4").write_bytes(b"not of the gallery")
+    (folder / "sample_0001.mp4").unlink()
+    (folder / "sample_0001.mp4").symlink_to("/etc/passwd")
+    status, text = served.get(home)
+    assert (status, b'"at":"videos/0"' in text) == (200, True)
+    assert served.get(f"{home}videos/0/sample_0000.mp4") == (200, b"video")
+    assert served.get(f"{home}videos/0/sample_0000.mp4", Range="bytes=1-3") == (206, b"ide")
+    for path in ("0/secret.mp4", "0/sample_0001.mp4", "0/index.json", "1/sample_0000.mp4", "0/../a/sample_0000.mp4", "0/%2e%2e/a/sample_0000.mp4", ""):  # fmt: skip
+        assert served.get(f"{home}videos/{path}")[0] == 404, path
+    assert served.get("/")[0] == 404
+
+    # What is made meanwhile is on the next page; the places of an open page stay.
+    put(tmp_path / "run", "0", 0, two("a cat", "a dog"))
+    assert b'"at":"videos/1"' in served.get(home)[1]
+    assert served.get(f"{home}videos/0/sample_0000.mp4")[0] == 200
+    assert served.get(f"{home}videos/1/sample_0001.mp4")[0] == 200
+
+    # Of other sites, other names and other users.
+    assert served.get(home, Host="evil.example")[0] == 403
+    assert served.get(f"{home}videos/0/sample_0000.mp4", Origin="http://evil.example")[0] == 403
+    wrong = served.word[:-1] + ("a" if served.word[-1] != "a" else "b")
+    for path in (f"/{wrong}/", f"/{wrong}/videos/0/sample_0000.mp4"):
+        status, said = served.get(path)
+        assert status == 403
+        assert b"clusterctl gallery --web" in said
