@@ -45,6 +45,7 @@ class DemoResult:
     run_dir: str
     contact_sheet: str
     loss_curve: str
+    gallery: str
 
     @property
     def is_good(self) -> bool:
@@ -105,6 +106,7 @@ def run_demo(
         _python("trainer.pictures", run_dir)
         sheet = samples / "contact_sheet.png"
         say(f"samples    40 videos and {sheet}")
+        gallery = _python("clusterctl", "gallery", run_dir).strip()
 
         scores: dict[str, float] = {}
         if score:  # digit and direction, read back from the files
@@ -118,6 +120,7 @@ def run_demo(
             run_dir=str(run_dir),
             contact_sheet=str(sheet),
             loss_curve=str(run_dir / "loss_curve.png"),
+            gallery=gallery,
         )
         if keep:
             what = f"in a second terminal: clusterctl gpus {cluster.hostfile}"
@@ -199,7 +202,7 @@ if os.getppid() == int(parent):
 
 
 def _python(module: str, *words: object) -> str:
-    """Run a module of the trainer as its own process; returns stdout.
+    """Run one of our modules as its own process; returns stdout.
 
     It dies with this program and does not see the terminal's Ctrl-C: this program ends it.
     Raises `ClusterctlError` with its last lines.

@@ -58,6 +58,7 @@ def command(output: Output, outputs: Path, **options: Any) -> int:
     output.line(f"  videos              {result.run_dir}/samples/sample_0000.mp4 …")
     output.line(f"  contact sheet       {result.contact_sheet}")
     output.line(f"  loss curve          {result.loss_curve}")
+    output.line(f"  gallery             {result.gallery}")
     output.line("next")
     output.line(f"  clusterctl top --replay {result.run_dir}")
     output.line("  clusterctl demo --keep      # keeps the nodes up for a second terminal")

@@ -120,7 +120,7 @@ def test_demo_trains_samples_and_scores(outputs: Path, tmp_path: Path) -> None:
     document = json.loads(out.splitlines()[-1])
     assert set(document) == {
         "digit_accuracy", "direction_accuracy", "train_seconds", "steps", "run_dir",
-        "contact_sheet", "loss_curve",
+        "contact_sheet", "loss_curve", "gallery",
     }  # fmt: skip
     assert document["steps"] == STEPS
     run_dir = Path(document["run_dir"])
@@ -128,6 +128,8 @@ def test_demo_trains_samples_and_scores(outputs: Path, tmp_path: Path) -> None:
     assert len(list((run_dir / "samples").glob("*.mp4"))) == 40
     for picture in (document["contact_sheet"], document["loss_curve"]):
         assert Path(picture).read_bytes().startswith(b"\x89PNG")
+    assert document["gallery"] == str(run_dir / "samples" / "index.html")
+    assert "handwritten digit" in Path(document["gallery"]).read_text()
     for rank in (0, 1):
         assert (run_dir / "ranks" / f"{rank}.log").exists()
     names = [
