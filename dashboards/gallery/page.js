@@ -115,7 +115,7 @@ function figures(now) {     // of each checkpoint, as far as it was measured
   $("charts").replaceChildren(...known.map(([key, label, about]) => chart(key, label, about, now)));
 }
 
-function round(value) { return Math.abs(value) >= 100 ? value.toFixed(0) : value.toPrecision(3); }
+function round(value) { return value.toFixed(Math.abs(value) >= 100 ? 0 : Math.abs(value) >= 1 ? 1 : 3); }
 
 function chart(key, label, about, now) {
   const box = document.createElement("div");
@@ -488,6 +488,7 @@ $("problems").querySelector("ul").replaceChildren(...list.map(text => {
   one.textContent = text;
   return one;
 }));
-choose({preset: 0});
+const sizes = data.presets.map(one => one.columns.length);
+choose({preset: Math.max(0, sizes.indexOf(Math.max(...sizes)))});
 view.focus();
 requestAnimationFrame(tick);

@@ -151,7 +151,7 @@ def _measure(folder: Folder, progress: Any) -> OfFolder:
             videos[name] = known if known and is_known else Measured(stamp, measure(_frames(path)))
         except (OSError, ValueError) as error:
             why = (error.strerror if isinstance(error, OSError) else None) or str(error)
-            unreadable.append((name, why))
+            unreadable.append((name, why.replace(f"{path} ", "it ", 1)))
     if has_index and videos != before:
         try:
             video_figures.write(folder.path, videos)
@@ -191,7 +191,7 @@ def _print(found: Sequence[OfFolder], *, as_json: bool) -> None:
         for file, flag in one.flagged:
             print(f"{one.folder.path / file}: {'nearly black' if flag == 'black' else flag}")
         for file, why in one.unreadable:
-            print(f"{one.folder.path / file}: could not be measured: {why}")
+            print(f"{one.folder.path / file}: not measured: {why}")
     for preset, slope in slopes.items():
         of_preset = f" of {preset}" if preset else ""
         print(f"brightness{of_preset}: {slope:+.4f} in 1,000 steps")
