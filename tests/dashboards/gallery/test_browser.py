@@ -7,6 +7,7 @@ also those of the clock.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from dashboards.gallery.page import write_gallery
@@ -51,6 +53,15 @@ async def until(view: Any, expression: str) -> None:
         await asyncio.sleep(0.2)
 
 
+def all_cpu_s() -> float:
+    """CPU seconds of all processes of the browser, decoders and compositor too."""
+    total = 0.0
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            total += sum(process.cpu_times()[:2])
+    return total
+
+
 async def cpu_s(view: Any) -> float:
     """CPU seconds of the page's main thread until now."""
     found = await view.ask("Performance.getMetrics")
@@ -81,10 +92,11 @@ def test_ten_thousand_videos_open_in_a_second_and_scrub_without_stutter(tmp_path
         async with browser(tmp_path, 1280, 720) as view:
             await view.ask("Performance.enable", timeDomain="threadTicks")
             quiet = is_quiet()
+            before_all = all_cpu_s()
             await view.ask("Page.navigate", url=gallery.path.as_uri())
             await until(view, "performance.getEntriesByName('shown').length")
             opened_s = await view.eval("performance.getEntriesByName('shown')[0].startTime / 1000")
-            opened_cpu_s = await cpu_s(view)
+            opened_cpu_s, opened_all_s = await cpu_s(view), all_cpu_s() - before_all
             pictures(tmp_path, "opened", await view.picture())
             assert await view.eval("rows.length") == 200
             assert await view.eval("document.querySelectorAll('video').length") <= 48
@@ -102,7 +114,8 @@ def test_ten_thousand_videos_open_in_a_second_and_scrub_without_stutter(tmp_path
             )
             assert shown, "a scrub ends with the videos of the last checkpoint"
             assert await view.eval("document.querySelectorAll('video').length") <= 2 * 48
-            print(f"opened in {opened_s:.2f} s ({opened_cpu_s:.2f} s CPU), 49 steps of a scrub: ")
+            print(f"opened in {opened_s:.2f} s ({opened_cpu_s:.2f} s CPU of the page's thread, ")
+            print(f"{opened_all_s:.2f} of all processes), 49 steps of a scrub: ")
             print(f"{scrub_cpu_s:.2f} s CPU, worst gap {scrub['worst']:.3f} s, quiet: {quiet}")
             assert opened_cpu_s < OPEN_S
             assert scrub_cpu_s / 49 < GAP_S
