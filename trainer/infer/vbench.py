@@ -58,9 +58,10 @@ def read_suite(path: Path, dimensions: Sequence[str] = ()) -> Suite:
             samples[text] = max(samples.get(text, 0), count)
     if not samples:
         raise ConfigError(f"--vbench {path} has no prompts")
-    for text in samples:
+    chosen_texts = sorted(samples, key=lambda text: places[text])
+    for text in chosen_texts:
         _check_name(path, text)
-    return {Prompt(places[text], text, ((0, text),)): n for text, n in samples.items()}
+    return {Prompt(places[text], text, ((0, text),)): samples[text] for text in chosen_texts}
 
 
 def plan_jobs(suite: Suite, prompts: Sequence[Prompt], save_dir: Path) -> list[Job]:
