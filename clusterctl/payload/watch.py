@@ -35,7 +35,7 @@ SHARE = 0.03  # of the value, for rates, which span powers of ten
 SMALLEST = 0.05  # MB/s below which rates do not matter
 # A value is sent again when it differs by more than this from what was sent last.
 RESOLUTION = {"cpu": (0.01,), "load1": (0.2,), "mem": (256.0, 0.0), "net": (SHARE,)}
-RESOLUTION["g"] = (3.0, 2.0, 32.0, 1.0, 15.0, 0.0)  # of the columns GPU
+RESOLUTION["g"] = (3.0, 2.0, 32.0, 1.0, 15.0, 0.0, 500.0)  # of the columns GPU
 RESOLUTION["l"] = (SHARE, SHARE, 0.0)  # of the columns RATES
 SETTLE_S = 0.25  # first difference of counters, so that the first line has a cpu share
 FIRST_GPUS_S = 2.0  # the first line waits this long for the driver

@@ -129,10 +129,11 @@ def _if_known(value: T | None, convert: Callable[[T], float]) -> float | None:
 
 
 def _usage(read: Callable[[Usage], float]) -> Callable[[State], Rows]:
-    """A figure of each user and job; unknown time has a metric of its own."""
+    """A figure of each user and job; unknown time has a metric of its own. What is not decided
+    before a silent node answers is left out: a counter must not fall."""
 
     def rows(state: State) -> Rows:
-        for one in usage(state, "job"):
+        for one in usage(state, "job", of_silent=False):
             yield (one.user, one.job), read(one)
 
     return rows
@@ -168,8 +169,8 @@ METRICS: tuple[Metric, ...] = (
     Metric("gpu_nvlinks", "NVLinks that are there", "short", G, _gpus(lambda g: _if_known(g.nvlinks, itemgetter(1))), row=GPUS, panel="NVLinks", query="sum({})", legend="present"),
     Metric("usage_gpus", "GPUs that a user's job holds; the share of one that several hold", "short", U, _usage(lambda one: one.gpus), row=USE, panel="GPUs by user", query="sum by (user) ({})", legend="{{user}}"),
     Metric("usage_idle_gpus", "Of these, used for less than 5 % of the time", "short", U, _usage(lambda one: one.idle), row=USE, panel="Idle GPUs by user", query="sum by (user) ({}) > 0", legend="{{user}}"),
-    Metric("usage_energy_joules_total", "Power times time since the exporter began, of the time that is known", "joule", U, _usage(lambda one: one.totals.energy_j), COUNTER, row=USE, panel="Energy of an hour by user", query="sum by (user) (increase({}[1h]))", legend="{{user}}"),
-    Metric("usage_energy_unknown_gpu_seconds_total", "GPU time whose energy is unknown, since the exporter began", "s", U, _usage(lambda one: one.totals.unknown_s), COUNTER),
+    Metric("usage_energy_joules_total", "Since the exporter began, of the time that is known", "joule", U, _usage(lambda one: one.totals.energy_j), COUNTER, row=USE, panel="Energy of an hour by user", query="sum by (user) (increase({}[1h]))", legend="{{user}}"),
+    Metric("usage_energy_unknown_gpu_seconds_total", "GPU time up to the last reading whose energy is unknown, since the exporter began", "s", U, _usage(lambda one: one.totals.unknown_s), COUNTER),
     Metric("usage_idle_gpu_seconds_total", "GPU time that was held and idle, since the exporter began", "s", U, _usage(lambda one: one.totals.idle_s), COUNTER, row=USE, panel="Idle GPU hours of a day by job", query="sum by (user, job) (increase({}[1d])) / 3600 > 0", legend="{{user}} {{job}}"),
     Metric("node_energy_joules_total", "Of its GPUs since the exporter began, of the time that is known", "joule", N, _node_energy, COUNTER),
     Metric("run_step", "Optimizer steps so far", "short", R, _of_last("step"), row=RUN, panel="Steps", legend="{{run}}"),

@@ -207,15 +207,18 @@ def _gpu(index: int, moving: Any, still: _Still) -> Gpu | None:
         return Gpu(index, name, error=moving or "lost")
     if type(moving) is not list or len(moving) != len(GPU):
         return None
-    power, util, used, degrees, mhz, bits = moving
+    power, util, used, degrees, mhz, bits, joules = moving
     if {*map(type, moving)} != _ALL_INTS or max(moving) > 2**53 or min(moving) < -(2**53):
         # A card that has no answer for something, or a value that is not a number.
         power, util, used, degrees, mhz = map(_number, moving[:5])
+        joules = _number(joules)
     util = None if util is None else util / 100
     used = None if used is None else used * MIB
     why = "" if bits == 0 else _reasons(bits)
     # By position: eight of these a node and second, and names cost half as much again.
-    return Gpu(index, name, power, limit, util, used, total, degrees, mhz, "", why, ecc, links)
+    return Gpu(
+        index, name, power, limit, util, used, total, degrees, mhz, "", why, ecc, links, joules
+    )
 
 
 def _reasons(bits: Any) -> str | None:

@@ -30,6 +30,7 @@ class Gpu:
     throttle: str | None = None  # why its clocks are held down; "" they are not
     ecc_errors: int | None = None  # uncorrected, since the driver was loaded
     nvlinks: tuple[int, int] | None = None  # (active, present)
+    energy_j: float | None = None  # the card's own counter, since the driver was loaded
 
     @property
     def memory(self) -> float | None:

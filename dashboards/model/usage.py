@@ -1,8 +1,9 @@
 """Who uses the GPUs: by user, by job and by node, with energy and idle time since the watch began.
 
-Energy is power times the time between two readings, at the mean of both. Where a reading is
-missing, or two are further apart than `longest_gap_s`, it is unknown: its GPU time is counted as
-such and never filled in. Holders of one GPU share it equally. Pure.
+Energy is what the card's own counter grew by, else power times the time between two readings, at
+the mean of both. Where neither is known, as without a counter when two readings are further apart
+than `longest_gap_s`, it is unknown: its GPU time is counted as such and never filled in. Holders of
+one GPU share it equally. Pure.
 """
 
 from __future__ import annotations
@@ -49,11 +50,16 @@ class Usage:
         return self.totals.energy_kwh
 
 
-def usage(state: State, way: str = "job") -> list[Usage]:
-    """Rows by `way`, the most GPUs first, then the most energy."""
+def usage(state: State, way: str = "job", *, of_silent: bool = True) -> list[Usage]:
+    """Rows by `way`, the most GPUs first, then the most energy.
+
+    `of_silent`: with the time of nodes that are silent now, as unknown. A reading that ends the
+    silence may tell its energy, and who had it.
+    """
     rows: dict[tuple[str, str, str], Usage] = {}
     for node in state.nodes.values():
-        for owner, totals in _totals(node, state).items():
+        owned = _totals(node, state) if of_silent else node.usage.totals
+        for owner, totals in owned.items():
             row = _row(rows, owner, node.name, way)
             row.totals = row.totals.plus(totals)
     for sample in state.live():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dashboards.model.samples import Gpu, NodeSample, Process
@@ -16,6 +16,9 @@ OTHERS: Owner = ("?", "others")  # beyond MOST_OWNERS
 J_PER_KWH = 3.6e6
 MOST_OWNERS = 256  # of one node, since the watch began
 IDLE_UTIL = 0.05  # a GPU that is held and less used than this is idle
+# Between two readings of a card's energy counter: more means that it began again, or is wrong. The
+# node sends it in steps (payload/watch.py).
+MOST_W, COUNTER_STEP_J = 3000.0, 1000.0
 Owners = Mapping[int, tuple[Owner, ...]]  # of each GPU that is held
 _NOBODY = (FREE,)
 _NOT_KNOWN = (UNKNOWN_OWNER,)
@@ -24,7 +27,8 @@ _NO_USERS = (FREE[0], UNKNOWN_OWNER[0])
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """GPU seconds and joules. Seconds without a reading are apart: their energy is unknown."""
+    """GPU seconds and joules. Seconds of which neither the energy counter nor the power is known
+    are apart."""
 
     energy_j: float = 0.0
     known_s: float = 0.0
@@ -59,7 +63,7 @@ class NodeUsage:
 
 
 def longest_gap_s(interval_s: float) -> float:
-    """Between two readings whose power is taken for the time between them."""
+    """Between two readings whose power, or whose holders, are taken for the time between them."""
     return max(10.0, 3.0 * interval_s)
 
 
@@ -97,10 +101,25 @@ def _pairs(
     return [(index, was_there.get(index), is_there.get(index)) for index in indexes]
 
 
+def _spent_j(was: Gpu | None, gpu: Gpu | None, passed_s: float, is_gap: bool) -> float | None:
+    """Between two readings of a card: by its counter, which knows what a gap took, too, else by its
+    power."""
+    if was is None or gpu is None:
+        return None
+    if was.energy_j is not None and gpu.energy_j is not None:
+        spent_j = gpu.energy_j - was.energy_j
+        if 0 <= spent_j <= MOST_W * passed_s + COUNTER_STEP_J:
+            return spent_j
+    if is_gap or was.power_w is None or gpu.power_w is None:
+        return None
+    return passed_s * (was.power_w + gpu.power_w) / 2
+
+
 def after_reading(
     usage: NodeUsage, before: NodeSample | None, sample: NodeSample, interval_s: float
 ) -> NodeUsage:
-    """With the time between two readings of a node, which those had who hold its GPUs now."""
+    """With the time between two readings of a node, which those had who hold its GPUs now; who
+    held them in a gap is known where the same do before and after it."""
     holders = usage.holders
     if holders is None or usage.made_of is not sample.processes:
         holders = owners(sample.processes)
@@ -108,20 +127,24 @@ def after_reading(
     if before is None or passed_s <= 0 or not (sample.gpus or before.gpus):
         return NodeUsage(usage.totals, holders, sample.processes)
     is_gap = passed_s > longest_gap_s(interval_s)
+    if is_gap and sample.up_s is not None and sample.up_s < passed_s:
+        before = replace(before, gpus=())  # it was started again, and its counters with it
     sums: dict[Owner, list[float]] = {}
     for index, was, gpu in _pairs(before.gpus or (), sample.gpus or ()):
         those = _NOT_KNOWN if holders is None else holders.get(index, _NOBODY)
+        spent_j = _spent_j(was, gpu, passed_s, is_gap)
+        if is_gap and spent_j is not None and holders_of(usage.holders, index) != those:
+            those = _NOT_KNOWN
         share_s = passed_s / len(those)
-        was_w = None if was is None else was.power_w
-        power_w = None if gpu is None else gpu.power_w
+        is_idle = not is_gap and gpu and gpu.util is not None and gpu.util < IDLE_UTIL
         for owner in those:
             row = sums.get(owner) or sums.setdefault(owner, [0.0, 0.0, 0.0, 0.0])
-            if is_gap or was_w is None or power_w is None:
+            if spent_j is None:
                 row[3] += share_s
                 continue
-            row[0] += share_s * (was_w + power_w) / 2
+            row[0] += spent_j / len(those)
             row[1] += share_s
-            if gpu and gpu.util is not None and gpu.util < IDLE_UTIL and owner[0] not in _NO_USERS:
+            if is_idle and owner[0] not in _NO_USERS:
                 row[2] += share_s
     totals = dict(usage.totals)
     for owner, row in sums.items():

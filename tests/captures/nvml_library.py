@@ -29,6 +29,8 @@ int nvmlDeviceGetEnforcedPowerLimit(void *d, unsigned *v) { *v = 700000; return 
 int nvmlDeviceGetPowerUsage(void *d, unsigned *v) {
   if ((long)d == 3) return 15; /* lost */
   *v = 690000 + (unsigned)(long)d; return 0; }
+int nvmlDeviceGetTotalEnergyConsumption(void *d, unsigned long long *v) { /* not before Volta */
+  if ((long)d == 2) return 3; *v = 123456789ULL; return 0; }
 int nvmlDeviceGetUtilizationRates(void *d, util_t *u) { u->gpu = 97; u->memory = 5; return 0; }
 int nvmlDeviceGetMemoryInfo(void *d, mem_t *m) { /* what is reserved counts as used */
   m->total = 80 * GIB; m->used = 71 * GIB + RESERVED; m->free = m->total - m->used; return 0; }

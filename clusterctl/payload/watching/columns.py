@@ -1,7 +1,8 @@
 """Columns of the rows of payload `watch`: a line has no names, which would double its length."""
 
-# What changes every second. trouble_bits: NVML's throttle reasons that mean trouble.
-GPU = "power_w util_percent used_mib temperature_c sm_mhz trouble_bits".split()
+# What changes every second. trouble_bits: NVML's throttle reasons that mean trouble; energy_j:
+# NVML's counter since the driver was loaded.
+GPU = "power_w util_percent used_mib temperature_c sm_mhz trouble_bits energy_j".split()
 CARD = "name limit_w total_mib pci_address ecc_errors nvlinks_up nvlinks".split()
 RATES = "in_mb_s out_mb_s errors_in_last_minute".split()
 LINK = "name kind state gbit_s losses".split()

@@ -187,6 +187,7 @@ class Cards:
                     ask(lambda: nv.nvmlDeviceGetTemperature(handle, nv.NVML_TEMPERATURE_GPU)),
                     ask(lambda: nv.nvmlDeviceGetClockInfo(handle, nv.NVML_CLOCK_SM)),
                     ask(lambda: int(nv.nvmlDeviceGetCurrentClocksEventReasons(handle)) & TROUBLE),
+                    ask(lambda: nv.nvmlDeviceGetTotalEnergyConsumption(handle) // 1000),  # mJ
                 ]
                 answer["h%d" % index] = list(row)
             except nv.NVMLError as error:

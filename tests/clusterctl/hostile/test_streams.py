@@ -228,7 +228,7 @@ def test_active(times: int, monkeypatch) -> None:
 
 @pytest.mark.parametrize("times", TIMES)
 def test_watch(times: int) -> None:
-    second = {"n": 2, "d": {"cpu": 0.5, "g0": [1, 2, 3, 4, 5, 6], "procs": KEY["procs"]}, "step": 0.1, "x": [[1.0, "0000:0f:00", 79, "lost"]]}  # fmt: skip
+    second = {"n": 2, "d": {"cpu": 0.5, "g0": [1, 2, 3, 4, 5, 6, 7], "procs": KEY["procs"]}, "step": 0.1, "x": [[1.0, "0000:0f:00", 79, "lost"]]}  # fmt: skip
 
     def work(rng: random.Random) -> None:
         decoder, state = Decoder("evil"), initial_state(["evil"], now_s=0.0, interval_s=1.0)

@@ -274,6 +274,7 @@ def test_nvml_comes_along_as_source_and_is_preferred(tmp_path: Path) -> None:
     assert (first.name, first.power_w, first.power_limit_w) == ("Stand-in H100", 690, 700.0)
     assert (second.util, second.memory_used_bytes, second.temperature_c) == (0.97, 71 * 2**30, 64)
     assert second.sm_mhz is None  # not supported is unknown
+    assert (first.energy_j, second.energy_j) == (123456, None)
     assert (first.throttle, second.throttle) == ("", "hw thermal")  # no word of the power cap
     assert (first.ecc_errors, second.ecc_errors, first.nvlinks) == (0, 3, (3, 4))
     assert lost.error == "GPU is lost"

@@ -21,8 +21,8 @@ KEY: dict[str, Any] = {
     "L1": ["eth0", "eth", "up", 25.0, 1], "l1": [2.1, None, 3],
     "disks": [["/", 61_000, 440_000, ""], ["/data", None, None, ""], ["/x", None, None, "Stale file handle"]],
     "gpus": 2,
-    "g0": [698, 97, 71_204, 64, 1980, 0], "h0": ["H100", 700.0, 81_559, "00000000:0F:00.0", 0, 18, 18],
-    "g1": [101, 100, 71_204, 41, 345, 0x48], "h1": ["H100", 700.0, 81_559, "00000000:44:00.0", 2, 17, 18],
+    "g0": [698, 97, 71_204, 64, 1980, 0, 5_000_000], "h0": ["H100", 700.0, 81_559, "00000000:0F:00.0", 0, 18, 18],
+    "g1": [101, 100, 71_204, 41, 345, 0x48, None], "h1": ["H100", 700.0, 81_559, "00000000:44:00.0", 2, 17, 18],
     "procs": [[88121, "trainer", "python3", 0, 71_000, "run-1", 24, 60]],
 }  # fmt: skip
 
@@ -48,7 +48,7 @@ def after(*lines: bytes, at_s: float = 5.0) -> NodeSample:
 def test_first_line_tells_everything_in_our_units() -> None:
     sample = after(key())
     assert sample.gpus is not None
-    assert sample.gpus[0] == Gpu(0, "H100", 698, 700.0, 0.97, 71_204 * 2**20, 81_559 * 2**20, 64, 1980, "", "", 0, (18, 18))  # fmt: skip
+    assert sample.gpus[0] == Gpu(0, "H100", 698, 700.0, 0.97, 71_204 * 2**20, 81_559 * 2**20, 64, 1980, "", "", 0, (18, 18), 5_000_000)  # fmt: skip
     assert sample.gpus[1].throttle == "hw slowdown, hw thermal"
     assert (sample.gpus[1].ecc_errors, sample.gpus[1].nvlinks) == (2, (17, 18))
     assert sample.links == (
@@ -70,7 +70,7 @@ def test_change_touches_what_it_names_and_leaves_the_rest_as_the_same_objects() 
     decoder = Decoder("n1")
     decoder.take(key(), 5.0)
     before = decoder.sample(5.0)
-    decoder.take(change(g1=[690, 99, 71_204, 60, 1980, 0], load1=41.0), 6.0)
+    decoder.take(change(g1=[690, 99, 71_204, 60, 1980, 0, None], load1=41.0), 6.0)
     now = decoder.sample(6.0)
     assert before is not None
     assert now is not None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from dashboards.export.metrics import METRICS, values
 from dashboards.model.samples import Gpu, NodeDown, NodeSample, Process, Sample, Tick
 from dashboards.model.state import State, initial_state
@@ -17,12 +19,18 @@ def reading(
     *processes: Process,
     watts: tuple[float | None, ...] = (500.0, 100.0),
     util: tuple[float | None, ...] = (0.9, 0.0),
+    joules: tuple[float | None, ...] = (None, None),
     node: str = "n1",
     is_known: bool = True,
+    up_s: float | None = None,
 ) -> NodeSample:
-    pairs = enumerate(zip(watts, util, strict=True))
-    gpus = tuple(Gpu(index, power_w=power, util=share) for index, (power, share) in pairs)
-    return NodeSample(node, at_s, gpus=gpus, processes=processes if is_known else None)
+    rows = enumerate(zip(watts, util, joules, strict=True))
+    gpus = tuple(
+        Gpu(index, power_w=power, util=share, energy_j=spent)
+        for index, (power, share, spent) in rows
+    )
+    held = processes if is_known else None
+    return NodeSample(node, at_s, gpus=gpus, processes=held, up_s=up_s)
 
 
 def after(*samples: Sample, now_s: float | None = None) -> State:
@@ -50,6 +58,52 @@ def test_a_gap_is_unknown_energy_and_is_not_filled_in() -> None:
     )
     totals = by(state)["alice", "run-7", ""].totals
     assert (totals.energy_j, totals.known_s, totals.unknown_s) == (1000.0, 2.0, 100.0)
+
+
+def test_counter_of_a_card_tells_its_energy_better_than_its_power() -> None:
+    state = after(
+        reading(0.0, ALICE, BOB, joules=(7000.0, None)),
+        reading(1.0, ALICE, BOB, joules=(7640.0, None)),
+        reading(2.0, ALICE, BOB, joules=(8200.0, None), watts=(None, 100.0)),
+    )
+    rows = by(state)
+    assert rows["alice", "run-7", ""].totals.energy_j == 1200.0
+    assert rows["alice", "run-7", ""].totals.unknown_s == 0.0
+    assert rows["bob", "jupyter", ""].totals.energy_j == 200.0
+
+
+def test_counter_knows_what_a_gap_took_and_a_change_of_holders_is_charged_to_nobody() -> None:
+    before = reading(1.0, ALICE, BOB, joules=(1000.0, 500.0))
+    now = reading(101.0, ALICE, joules=(51_000.0, 5500.0))
+    state = after(reading(0.0, ALICE, BOB, joules=(500.0, 500.0)), before, now)
+    rows = by(state)
+    alice, bob, unknown = (
+        rows[key].totals for key in (("alice", "run-7", ""), ("bob", "jupyter", ""), ("?", "", ""))
+    )
+    assert (alice.energy_j, alice.known_s, alice.unknown_s) == (50_500.0, 101.0, 0.0)
+    assert (bob.energy_j, bob.known_s) == (0.0, 1.0)
+    assert (unknown.energy_j, unknown.known_s, unknown.idle_s) == (5000.0, 100.0, 0.0)
+    assert node_totals(state.nodes["n1"], state).energy_j == 55_500.0
+
+
+@pytest.mark.parametrize(
+    ("joules", "up_s", "known_s"),
+    [(400.0, None, 0.0), (1e9, None, 0.0), (2000.0, 50.0, 0.0), (2000.0, 5000.0, 100.0)],
+)
+def test_counter_that_began_again_says_nothing_of_a_gap(
+    joules: float, up_s: float | None, known_s: float
+) -> None:
+    samples = (
+        reading(0.0, ALICE, joules=(1000.0, None)),
+        reading(100.0, ALICE, joules=(joules, None), up_s=up_s),
+    )
+    totals = by(after(*samples))["alice", "run-7", ""].totals
+    assert (totals.known_s, totals.unknown_s) == (known_s, 100.0 - known_s)
+
+
+def test_counter_that_began_again_leaves_the_power_of_a_second() -> None:
+    samples = (reading(float(at), ALICE, joules=(joules, None)) for at, joules in enumerate((9000.0, 3.0)))  # fmt: skip
+    assert by(after(*samples))["alice", "run-7", ""].totals.energy_j == 500.0
 
 
 def test_a_power_that_was_not_read_is_unknown_for_this_gpu_only() -> None:
@@ -112,3 +166,14 @@ def test_metrics_have_joules_by_user_and_job_and_none_where_nothing_is_known() -
     found = {one.name: dict(values(one, state)) for one in METRICS if "energy" in one.name}
     assert found["usage_energy_joules_total"]["alice", "run-7"] == 500.0
     assert found["node_energy_joules_total"] == {("n1",): 600.0}  # n2 never answered
+
+
+def test_a_metric_that_counts_never_falls_when_a_silent_node_tells_its_energy() -> None:
+    samples = (reading(0.0, ALICE, joules=(0.0, None)), reading(1.0, ALICE, joules=(500.0, None)))
+    silent = after(*samples, now_s=601.0)
+    back = after(*samples, reading(601.0, ALICE, joules=(300_500.0, None)))
+    (unknown,) = (one for one in METRICS if "energy_unknown" in one.name)
+    assert by(silent)["alice", "run-7", ""].totals.unknown_s == 600.0
+    assert dict(values(unknown, silent))["alice", "run-7"] == 0.0
+    assert dict(values(unknown, back))["alice", "run-7"] == 0.0
+    assert by(back)["alice", "run-7", ""].totals.energy_j == 300_500.0
