@@ -14,7 +14,7 @@ from clusterctl.stacks import wording
 from clusterctl.stacks.model import STANDS, JobSnapshot, Proc, Progress
 from clusterctl.stacks.rules_waiting import all_save, all_wait, all_want_data, few_do_not_wait
 from clusterctl.stacks.verdict import Confidence, Suspect, Verdict, VerdictKind, named
-from clusterctl.stacks.wait_sites import Kind
+from clusterctl.stacks.wait_sites import Kind, pauses
 
 MOST = 0.75  # share of the ranks in one place from which on they wait there
 
@@ -91,6 +91,13 @@ def _undecided(snapshot: JobSnapshot) -> Verdict:
         text = f"{count - len(still)} of {count} ranks moved, {others}."
         evidence = wording.evidence(still[:3], still[:2])
         return Verdict(VerdictKind.BUSY, text, low, [], evidence, again)
+    if all(p.progress == Progress.STUCK and pauses(p.stack) for p in trainers):
+        who = f"all {count} ranks stand" if count > 1 else f"{wording.names(trainers)} stands"
+        why = "idle, or waiting for something outside of the job"
+        text = f"{who} still, {why} ({wording.places(trainers)}{wording.age(first)})."
+        evidence = wording.evidence(trainers[:4], trainers[:2])
+        next_steps = ["the line above shows what they wait for", *again]
+        return Verdict(VerdictKind.UNKNOWN, text, low, [], evidence, next_steps)
     place = first.where(limit=2)
     if count > 1 and all(p.progress == Progress.SPINNING for p in trainers):
         text = f"all {count} ranks compute in {place}: a long step, or an endless one."

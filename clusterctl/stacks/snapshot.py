@@ -202,11 +202,17 @@ def grown(looks: Sequence[dict[str, Any]], names: Iterable[str] | None, column: 
     return sum(max(0, last[n][column] - (first[n][column] if n in first else 0)) for n in counted)
 
 
+def _is_ready(look: dict[str, Any], names: Iterable[str]) -> bool:
+    """Whether one of these threads runs, or waits for a processor alone."""
+    tasks = look.get("tasks", {})
+    return any(tasks[name][0] == "R" for name in names if name in tasks)
+
+
 def judge_progress(
     looks: Sequence[dict[str, Any]], stacks: Sequence[Stack], pid: int, seconds: float
 ) -> Progress:
-    """stuck: same stack, no CPU, no switch, or a sleep; spinning: same functions, CPU used; else
-    moving.
+    """stuck: same stack, no CPU, no switch, or a sleep; spinning: same functions, CPU used; unsure:
+    ready to run all the time, and it got no CPU; else moving.
 
     `stacks` are of the main thread, one a sample. A thread that wakes once a second to read a
     clock, or that a dump wakes, does not move: hence the small allowances.
@@ -224,6 +230,8 @@ def judge_progress(
     few_switches = switches <= max(2.0, 2.0 * seconds)
     quiet = spent <= max(1.0, 2.0 * seconds) and few_switches
     is_one_place = len(set(stacks)) < 2
+    if is_one_place and quiet and all(_is_ready(look, names) for look in looks):
+        return Progress.UNSURE  # it would run, and other programs have the processors
     # A loop that sleeps and looks again wakes often, and goes nowhere.
     sleeps = is_one_place and share < SLEEPS and bool(stacks) and _SLEEP.search(stacks[-1].source)
     if is_one_place and (quiet or sleeps):

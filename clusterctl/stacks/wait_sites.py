@@ -131,6 +131,10 @@ _WAITS = "acquire|wait|join|_wait_for_tstate_lock|__enter__|get|put"
 _LOCKS = r"^(threading|queue|multiprocessing/(synchronize|queues)|filelock)\b"
 LAST = Site(Kind.LOCK, _WAITS, _LOCKS, anywhere=False)
 
+# A rank that waits for nobody of its job: it sleeps, or waits for a person or for requests.
+_PAUSE_LINE = re.compile(r"\b(sleep|input|readline|accept)\(")
+_PAUSE = re.compile(r"interact|interaction|cmdloop|readline|serve_forever|run_forever")
+
 # Threads that wait in every healthy process: counted, not shown.
 HIDDEN_THREADS = re.compile(
     r"QueueFeederThread|QueueManagerThread|ResourceSharer|pin_memory|Thread-\d+ \(_pin|tqdm"
@@ -180,6 +184,13 @@ class Sites:
             operation, index = stack.source[:40], index - 1
         outer = (frame for frame in stack.frames[index + 1 :] if not frame.is_library)
         return operation, str(next(outer, first))
+
+
+def pauses(stack: Stack) -> bool:
+    """Whether it sleeps, or waits for something that is no part of a training."""
+    if _PAUSE_LINE.search(stack.source):
+        return True
+    return any(_PAUSE.fullmatch(frame.function) for frame in stack.frames)
 
 
 def read_sites(path: Path) -> list[Site]:

@@ -34,7 +34,7 @@ def test_part_that_is_frozen_is_named_as_a_communicator() -> None:
 
 def test_idle_job_that_waits_for_nobody_is_unknown() -> None:
     comm = Comm(0x1, [{"AllReduce": 3}] * 4, places(4, 2))
-    pause = [("readline", "/home/me/job/shell.py", "shell.py", 3)]
+    pause = [("get_order", "/home/me/job/shell.py", "shell.py", 3)]
     made = cluster(2, 2, 0, dict.fromkeys(range(4), pause))
     assert verdict(made).kind == "hang"
     found = verdict(with_gpus(answering(made, *[as_json([comm])] * 2), [IDLE] * 4))

@@ -18,6 +18,7 @@ from tests.clusterctl.stacks.made import (
     FORWARD,
     IDLE,
     ITEM,
+    LIB,
     READ,
     WAIT_DATA,
     Made,
@@ -190,6 +191,36 @@ def test_loop_that_sleeps_and_looks_again_goes_nowhere(
     stack = Stack((Frame("report", "train.py", 50),), source)
     looks = [look(0, 0), look(ticks, 10)]
     assert judge_progress(looks, [stack, stack], 7, 2.0) == progress
+
+
+def test_rank_that_got_no_processor_is_not_stuck() -> None:
+    made = cluster(4, 1, 0)[:3]
+    node = Made("node-004")
+    node.add("trainer", 3, FORWARD, world=4, state="R")
+    verdict = judge(snapshot(*made, node))
+    assert (verdict.kind, verdict.confidence) == ("busy", "low")
+    assert "rank 3 (node-004) still works at forward model.py:40" in verdict.sentence
+
+
+SHELL = [("interact", f"{LIB}/code.py", "code.py", 10), ("main", "/home/me/job/shell.py", "shell.py", 3)]  # fmt: skip
+ASLEEP = [("main", "/home/me/job/train.py", "train.py", 12)]
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize(
+    ("stack", "source"), [(SHELL, ""), (ASLEEP, "time.sleep(3600)"), (ASLEEP, 'input("go on? ")')]
+)
+def test_idle_job_is_no_hang(stack: list, source: str, ranks: int) -> None:
+    made = cluster(1, ranks, 0, dict.fromkeys(range(ranks), stack))
+    made[0].more["source"] = {"/home/me/job/train.py:12": source}
+    verdict = judge(snapshot(*made))
+    assert (verdict.kind, verdict.confidence, verdict.suspects) == ("unknown", "low", [])
+    assert "idle, or waiting for something outside of the job" in verdict.sentence
+
+
+def test_one_rank_that_sleeps_while_others_compute_is_not_idle() -> None:
+    made = cluster(1, 3, 0, {0: FORWARD, 1: FORWARD, 2: SHELL})
+    assert judge(snapshot(*made)).kind == "hang"
 
 
 def test_rank_that_burns_cpu_is_named_but_not_with_certainty() -> None:
