@@ -45,10 +45,10 @@ class SlowRank:
     @property
     def why(self) -> str:
         """The reasons, or that none is known."""
-        if self.rank is None:
-            return "the cause is common to them"
         if self.reasons:
             return ", ".join(reason.text for reason in self.reasons)
+        if self.rank is None:
+            return "the cause is common to them"
         missing = f" (not compared: {', '.join(self.not_compared)})" if self.not_compared else ""
         return f"reason unknown: nothing that was read differs from the others{missing}"
 

@@ -31,6 +31,17 @@ class Row:
     phases: tuple[str, ...] = ()  # none: all
 
 
+@dataclass(frozen=True, slots=True)
+class CommonRow:
+    """A figure that explains why all ranks are slower than before: the middle one is so large that
+    nobody need compare it."""
+
+    name: str
+    words: str  # with {middle}
+    least: float
+    phases: tuple[str, ...] = ()
+
+
 DATA = ("data",)
 MODEL = ("encode", "forward", "backward")
 TABLE = (
@@ -49,10 +60,34 @@ TABLE = (
     Row("memory_stall", "its node waits for memory {own:.0%} of the time, the others {others:.0%}", "pressure", least=0.02, of_node=True),
     Row("decoders_disk", "its decoders wait for storage {own:.0%} of the time, the others' {others:.0%}", "decoders", least=0.15, phases=DATA),
     Row("io_stall", "its node waits for storage {own:.0%} of the time, the others {others:.0%}", "pressure", least=0.05, of_node=True, phases=DATA),
+    Row("decoders_cpu_wait", "its decoders wait for a CPU {own:.0%} of the time, the others' {others:.0%}", "decoders", least=0.1, phases=DATA),
     Row("decoders_busy", "its decoders compute {own:.0%} of the time, the others' {others:.0%}", "decoders", least=0.2, phases=DATA),
     Row("ib_errors", "its InfiniBand ports count {own:.0f} errors a second, the others' {others:.0f}", "InfiniBand", least=1.0, of_node=True, phases=DATA),
     Row("ib_gbps", "its node's InfiniBand ports have {own:.0f} Gbit/s, the others' {others:.0f}", "InfiniBand", False, 1.05, of_node=True, phases=DATA),
 )  # fmt: skip
+
+
+COMMON = (
+    CommonRow(
+        "quota", "CPU quotas of their control groups hold them back {middle:.0%} of the time", 0.05
+    ),
+    CommonRow("cpu_wait", "their processes wait for a CPU {middle:.0%} of the time", 0.1),
+    CommonRow(
+        "steal", "the hosts of their virtual machines take {middle:.0%} of the CPUs' time", 0.05
+    ),
+    CommonRow("foreign_cores", "other programs use {middle:.1f} CPUs of each node", 0.8),
+    CommonRow("memory_stall", "their nodes wait for memory {middle:.0%} of the time", 0.05),
+    CommonRow(
+        "decoders_disk", "their decoders wait for storage {middle:.0%} of the time", 0.3, DATA
+    ),
+    CommonRow(
+        "decoders_cpu_wait", "their decoders wait for a CPU {middle:.0%} of the time", 0.2, DATA
+    ),
+    CommonRow("io_stall", "their nodes wait for storage {middle:.0%} of the time", 0.1, DATA),
+)
+
+
+NAMING = ("cpu_wait", "foreign_cores", "decoders_cpu_wait")  # rows that name the busiest program
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +115,23 @@ def reasons(own: Reading, others: Sequence[Reading], phase: str) -> tuple[Reason
         middle = float(statistics.median(theirs))
         if _differs(row, float(value), middle):
             text = row.words.format(own=value, others=middle)
-            found.append(Reason(row.name, text + _who(row, own), float(value), middle))
+            found.append(Reason(row.name, text + _who(row.name, own), float(value), middle))
+    return tuple(found)
+
+
+def common_reasons(readings: Sequence[Reading], phase: str) -> tuple[Reason, ...]:
+    """What explains that all ranks are slower, in the order of the table; the busiest other program
+    is named where the processors are short."""
+    found = []
+    named = next((one for one in readings if one.get("foreign_name")), {})
+    for row in COMMON:
+        values = [float(one[row.name]) for one in readings if one.get(row.name) is not None]
+        if (row.phases and phase not in row.phases) or 2 * len(values) <= len(readings):
+            continue
+        middle = float(statistics.median(values))
+        if middle >= row.least:
+            text = row.words.format(middle=middle)
+            found.append(Reason(row.name, text + _who(row.name, named), middle))
     return tuple(found)
 
 
@@ -105,6 +156,6 @@ def _differs(row: Row, own: float, middle: float) -> bool:
     return high > row.factor * max(low, 0.0) and high - low >= row.least
 
 
-def _who(row: Row, own: Reading) -> str:
-    name = own.get("foreign_name")
-    return f" ({name})" if name and row.name in ("foreign_cores", "cpu_wait") else ""
+def _who(row: str, reading: Reading) -> str:
+    name = reading.get("foreign_name")
+    return f" ({name})" if name and row in NAMING else ""

@@ -53,6 +53,7 @@ class Reader:
 
     def _read(self) -> None:
         before, began = _counters(), time.monotonic()
+        waits, waits_of_children = _waits(), _waits_of_children()
         own = _tree()
         foreign_before = _processor_s(own)
         card, states, mhz = _card(self._device), "", 0.0
@@ -64,6 +65,12 @@ class Reader:
         found: dict[str, Any] = {
             k: (after[k] - v) / passed_s for k, v in before.items() if k in after
         }
+        for name, was, is_now in (
+            ("cpu_wait", waits, _waits()),
+            ("decoders_cpu_wait", waits_of_children, _waits_of_children()),
+        ):
+            if grown := [is_now[key] - was[key] for key in was if key in is_now]:
+                found[name] = max(grown) / passed_s
         found |= _foreign(foreign_before, _processor_s(own), passed_s)
         found |= _pressure() | _cpu_mhz() | _infiniband_rate()
         if card:
@@ -86,9 +93,6 @@ def _text(path: str | Path) -> str:
 def _counters() -> dict[str, float]:
     """Sums whose growth in a second is a share or a rate."""
     found = {}
-    words = _text(f"/proc/self/task/{os.getpid()}/schedstat").split()
-    if len(words) == 3:
-        found["cpu_wait"] = int(words[1]) / 1e9
     ticks = _text("/proc/stat").partition("\n")[0].split()[1:]
     if len(ticks) >= 8:
         found["steal"] = int(ticks[7]) / _TICK / (os.cpu_count() or 1)
@@ -100,6 +104,28 @@ def _counters() -> dict[str, float]:
         if path.name in _IB_ERRORS and (text := _text(path).strip()).isdigit()
     ]
     return found | ({"ib_errors": float(sum(errors))} if errors else {})
+
+
+def _waits() -> dict[int, float]:
+    """Seconds for which threads that compute have waited for a CPU, by thread: the main one, and
+    those of autograd, in which the backward pass of a GPU runs."""
+    tasks = [path for path in Path("/proc/self/task").glob("*") if _computes(path)]
+    return {int(path.name): wait_s for path in tasks if (wait_s := _wait_s(path)) is not None}
+
+
+def _computes(task: Path) -> bool:
+    return task.name == str(os.getpid()) or _text(task / "comm").startswith("pt_autograd")
+
+
+def _waits_of_children() -> dict[int, float]:
+    waits = {pid: _wait_s(Path(f"/proc/{pid}")) for pid in _children()}
+    return {pid: wait_s for pid, wait_s in waits.items() if wait_s is not None}
+
+
+def _wait_s(task: Path) -> float | None:
+    """As the scheduler counts it; None where it does not, or the thread has ended."""
+    words = _text(task / "schedstat").split()
+    return int(words[1]) / 1e9 if len(words) == 3 else None
 
 
 def held_back_s(groups: str, top: Path = Path("/sys/fs/cgroup")) -> float | None:
@@ -167,11 +193,15 @@ def _foreign(
     return found
 
 
-def _states_of_children() -> str:
-    """One letter of each process that this one has started, as the kernel has it."""
+def _children() -> set[int]:
+    """Processes that this one has started."""
     listed = (_text(path).split() for path in Path("/proc/self/task").glob("*/children"))
-    pids = {pid for pids in listed for pid in pids}
-    states = (_text(f"/proc/{pid}/stat").rpartition(")")[2].split() for pid in pids)
+    return {int(pid) for pids in listed for pid in pids}
+
+
+def _states_of_children() -> str:
+    """One letter of each of them, as the kernel has it."""
+    states = (_text(f"/proc/{pid}/stat").rpartition(")")[2].split() for pid in _children())
     return "".join(fields[0] for fields in states if fields)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from trainer.engine.base import Engine
 from trainer.engine.step_figures import StepFigures
 from trainer.runlog.slow_ranks import NAME, slow_ranks
-from trainer.runlog.slow_reasons import Reading, reasons, unread
+from trainer.runlog.slow_reasons import Reading, common_reasons, reasons, unread
 from trainer.runlog.telemetry import Event
 from trainer.slow_ranks.judge import WINDOW, Floats, Ints, Judge, Slow
 from trainer.slow_ranks.reading import SECONDS, Reader
@@ -80,9 +80,8 @@ class SlowRanks:
         before, self._told = self._told, {}
         for one in named:
             if readings:
-                own = readings[one.rank] if one.rank is not None else {}
                 first = self._first(one.rank, before)
-                self._told[_key(one)] = _described(one, first, own, others)
+                self._told[_key(one)] = _described(one, first, readings, others)
             elif _key(one) in before:
                 self._told[_key(one)] = before[_key(one)]
         if not (before or self._told):
@@ -106,13 +105,18 @@ def _key(slow: Slow) -> Key:
 
 
 def _described(
-    slow: Slow, since_step: int, own: Reading, others: Sequence[Reading]
+    slow: Slow, since_step: int, readings: Sequence[Reading], others: Sequence[Reading]
 ) -> dict[str, Any]:
+    own = readings[slow.rank] if slow.rank is not None else {}
+    if slow.rank is None:
+        found = common_reasons(readings, slow.phase)
+    else:
+        found = reasons(own, others, slow.phase)
     return {
         **asdict(slow),
         "host": own.get("host"),
         "since_step": since_step,
-        "reasons": [asdict(reason) for reason in reasons(own, others, slow.phase)],
+        "reasons": [asdict(reason) for reason in found],
         "not_compared": list(unread(own, others, slow.phase)) if own else [],
     }
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from trainer.runlog.slow_reasons import TABLE, reasons, unread
+from trainer.runlog.slow_reasons import COMMON, TABLE, common_reasons, reasons, unread
 
 GOOD: dict[str, Any] = {
     "host": "n1", "throttle": "", "sm_mhz": 1980.0, "power_limit_w": 700.0, "gpu_processes": 0.0,
     "pcie_width": 16.0, "pcie_gen": 5.0, "nvlinks": 18.0, "quota": 0.0, "cpu_wait": 0.01,
     "steal": 0.0, "cpu_mhz": 3700.0, "foreign_cores": 0.3, "memory_stall": 0.0,
-    "decoders_disk": 0.02, "io_stall": 0.01, "decoders_busy": 0.4, "ib_errors": 0.0, "ib_gbps": 3200.0,
+    "decoders_disk": 0.02, "decoders_cpu_wait": 0.01, "io_stall": 0.01, "decoders_busy": 0.4, "ib_errors": 0.0, "ib_gbps": 3200.0,
 }  # fmt: skip
 OTHERS = [GOOD | {"host": f"n{node}"} for node in range(2, 8)]
 
@@ -33,6 +33,8 @@ CASES = [
     ({"memory_stall": 0.3}, "forward", "its node waits for memory 30% of the time, the others 0%"),
     ({"decoders_disk": 0.8}, "data", "its decoders wait for storage 80% of the time, the others' 2%"),
     ({"io_stall": 0.6}, "data", "its node waits for storage 60% of the time, the others 1%"),
+    ({"decoders_cpu_wait": 0.5, "foreign_name": "stress, pid 7: 1.0 CPUs"}, "data",
+     "its decoders wait for a CPU 50% of the time, the others' 1% (stress, pid 7: 1.0 CPUs)"),
     ({"decoders_busy": 1.0}, "data", "its decoders compute 100% of the time, the others' 40%"),
     ({"ib_errors": 40.0}, "data", "its InfiniBand ports count 40 errors a second, the others' 0"),
     ({"ib_gbps": 2800.0}, "data", "its node's InfiniBand ports have 2800 Gbit/s, the others' 3200"),
@@ -70,6 +72,34 @@ def test_what_could_not_be_read_is_no_reason_and_is_listed() -> None:
 def test_ranks_of_one_node_tell_nothing_about_it() -> None:
     beside = [GOOD | {"foreign_cores": 0.0, "host": "n1"} for _ in range(7)]
     assert reasons(GOOD | {"foreign_cores": 9.0}, beside, "forward") == ()
+
+
+COMMON_CASES = [
+    ({"quota": 0.4}, "forward", "CPU quotas of their control groups hold them back 40% of the time"),
+    ({"cpu_wait": 0.5, "foreign_name": "stress, pid 7: 0.7 CPUs"}, "forward",
+     "their processes wait for a CPU 50% of the time (stress, pid 7: 0.7 CPUs)"),
+    ({"steal": 0.2}, "data", "the hosts of their virtual machines take 20% of the CPUs' time"),
+    ({"foreign_cores": 8.0}, "forward", "other programs use 8.0 CPUs of each node"),
+    ({"memory_stall": 0.3}, "forward", "their nodes wait for memory 30% of the time"),
+    ({"decoders_disk": 0.8}, "data", "their decoders wait for storage 80% of the time"),
+    ({"decoders_cpu_wait": 0.5}, "data", "their decoders wait for a CPU 50% of the time"),
+    ({"io_stall": 0.6}, "data", "their nodes wait for storage 60% of the time"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changed", "phase", "text"), COMMON_CASES)
+def test_what_slows_all_ranks_is_large_in_the_middle_of_them(
+    changed: dict[str, Any], phase: str, text: str
+) -> None:
+    slowed = [one | changed for one in OTHERS]
+    (found,) = common_reasons(slowed, phase)
+    assert (found.name, found.text, found.others) == (next(iter(changed)), text, None)
+    assert common_reasons([*OTHERS, slowed[0]], phase) == ()  # one rank is not all
+    assert common_reasons([{}, {}, {}, slowed[0]], phase) == ()  # nothing is known of most
+
+
+def test_every_common_row_has_a_case() -> None:
+    assert [next(iter(changed)) for changed, _, _ in COMMON_CASES] == [one.name for one in COMMON]
 
 
 def test_slow_data_are_not_explained_by_the_clock_of_a_gpu() -> None:

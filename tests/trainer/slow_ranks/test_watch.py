@@ -104,6 +104,18 @@ def test_a_second_slow_rank_is_added_and_the_first_keeps_its_reason(
     assert "reason unknown" in told[1][3]
 
 
+def test_what_slows_all_ranks_is_told_with_what_was_read_of_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    training = Training(monkeypatch)
+    waiting = {"host": "n1", "quota": 0.0, "cpu_wait": 0.5}
+    monkeypatch.setattr(training.engine, "gather_objects", lambda mine: [waiting] * 4)
+    training.run(100)
+    training.run(100, r0=1.5, r1=1.5, r2=1.5, r3=1.5)
+    (one,) = slow_ranks(training.events[0])
+    assert (one.rank, one.why) == (None, "their processes wait for a CPU 50% of the time")
+
+
 def test_other_ranks_judge_nothing_and_hand_in_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     training = Training(monkeypatch)
     training.engine.rank = 2
