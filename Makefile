@@ -1,5 +1,5 @@
 # Two commands matter: make demo, make test. Each works from a bare checkout.
-.PHONY: help demo test test-pythons venv lint format docs bench gpu-wheels campaign campaign-faults campaign-hangs audit lab-tools clean always
+.PHONY: help demo test test-pythons venv lint format docs bench gpu-wheels campaign campaign-faults campaign-hangs campaign-causes audit lab-tools clean always
 
 py := .venv/bin/python
 tests ?= tests
@@ -17,6 +17,7 @@ help:
 	@echo "make campaign  slow tests: fault and Ctrl-C campaigns"
 	@echo "make campaign-faults  faults in real runs on lab nodes, as a table (root)"
 	@echo "make campaign-hangs  hangs of standard training programs, and what dump-stacks says (root)"
+	@echo "make campaign-causes  crashes and hangs with known causes, and healthy jobs: what is said of them (root)"
 	@echo "make gpu-wheels  build/wheels: what tests.gpu needs on a machine without a network"
 	@echo "make audit     known vulnerabilities of the locked versions"
 	@echo "make lab-tools Debian packages for tests that make real nodes (root)"
@@ -87,6 +88,10 @@ campaign-hangs: venv
 	$(py) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$(echo .venv-hangs/lib/python*/site-packages)/base.pth
 	.venv-hangs/bin/pip install -q lightning deepspeed
 	PATH="$(CURDIR)/.venv-hangs/bin:$(CURDIR)/.venv/bin:$$PATH" .venv-hangs/bin/python -m tests.hangs $(args)
+
+# args="--groups crashes,hangs,well --seed 7"
+campaign-causes: venv
+	PATH="$(CURDIR)/.venv/bin:$$PATH" $(py) -m tests.causes $(args)
 
 clean:
 	rm -rf .venv .venv-hangs .pythons build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -22,6 +22,7 @@ HERE = Path(__file__).parent
 REPO = HERE.parents[1]
 WORLD = 3
 BEGINS_S, SETTLES_S, ENDS_S = 240.0, 60.0, 60.0
+DUMP_S = 120.0
 REST_S = 2.0  # without a step of any rank: it hangs
 PORT = 29671
 DISK_BYTES = 256 << 20
@@ -229,17 +230,24 @@ class Job:
         )
 
     def dump(self) -> dict[str, Any]:
-        """What `dump-stacks` says, with the verdict's exit code as `code`."""
-        words = ["dump-stacks", str(self.lab.hostfile), "--match", self.program]
+        return dump(self.lab, self.program)
+
+
+def dump(lab: Lab, program: str) -> dict[str, Any]:
+    """What `dump-stacks` says, with the verdict's exit code as `code`."""
+    words = ["dump-stacks", str(lab.hostfile), "--match", program]
+    try:
         done = subprocess.run(
             [sys.executable, "-m", "clusterctl", *words, "--json", "--interval", "1"],
             cwd=REPO, env={**os.environ, "PYTHONPATH": str(REPO)}, stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, timeout=120, check=False,
+            capture_output=True, text=True, timeout=DUMP_S, check=False,
         )  # fmt: skip
-        try:
-            return {**json.loads(done.stdout), "code": done.returncode}
-        except ValueError:
-            raise Late(f"dump-stacks: {done.stderr.strip()[-300:]}") from None
+    except subprocess.TimeoutExpired:
+        raise Late(f"dump-stacks: not within {DUMP_S:g} s") from None
+    try:
+        return {**json.loads(done.stdout), "code": done.returncode}
+    except ValueError:
+        raise Late(f"dump-stacks: {done.stderr.strip()[-300:]}") from None
 
 
 def _run(*words: str) -> None:

@@ -27,6 +27,7 @@ SCENARIOS = {
     "segfault": ("signal-11", (1,)),
     "cleaning-up": ("worker-exception", (0,)),
     "survived": ("", ()),
+    "well": ("", ()),
 }
 PROGRAM = """\
 import faulthandler, os, signal, sys, time

@@ -57,7 +57,7 @@ def has_enough() -> bool:
 def pretend_gpu() -> None:
     """What pin_memory=True asks of a device, so that it starts its thread here, too."""
     torch.accelerator.is_available = lambda: True
-    torch.accelerator.current_accelerator = lambda: torch.device("cpu")
+    torch.accelerator.current_accelerator = lambda check_available=False: torch.device("cpu")
     torch.accelerator.current_device_index = lambda: 0
     torch.accelerator.set_device_index = lambda index: None
     torch.Tensor.pin_memory = lambda self, device=None: self
