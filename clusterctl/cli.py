@@ -20,12 +20,11 @@ from clusterctl.errors import ClusterctlError, OutputLost, UsageError
 # missing in a checkout until it is installed again.
 COMMANDS = ["demo", "nodes", "exclude", "run", "gpus", "clock", "fabric", "env", "push", "data"]
 COMMANDS += ["preflight", "plan-checkpoints", "launch", "top", "watch", "export"]
-COMMANDS += ["runs", "status", "attach", "logs", "why", "report", "compare", "gallery"]
+COMMANDS += ["runs", "status", "attach", "logs", "why", "report", "compare", "serve", "gallery"]
 COMMANDS += ["dump-stacks", "stop", "kill"]
+_OF_DASHBOARDS = ("top", "watch", "export", "report", "compare", "serve", "gallery")
 FOLDERS = {
-    **dict.fromkeys(
-        ("top", "watch", "export", "report", "compare", "gallery"), "dashboards.commands"
-    ),
+    **dict.fromkeys(_OF_DASHBOARDS, "dashboards.commands"),
     **dict.fromkeys(("runs", "status", "attach", "logs", "why"), "clusterctl.commands.runs"),
 }
 HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import secrets
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -159,16 +159,21 @@ def forget_old(newest: Path, keep: int, every: int = 0) -> list[str]:
     return discard([made[index] for index in outdated(steps, keep, every)])
 
 
-def verify(path: Path) -> None:
-    """Raises `CheckpointError` naming the first file that is missing, cut or changed."""
-    if problem := _problem(path):
+def verify(path: Path, folders: Container[str] | None = None) -> None:
+    """Raises `CheckpointError` naming the first file that is missing, cut or changed, of all or of
+    those in some `folders` of the checkpoint."""
+    if problem := _problem(path, folders):
         raise CheckpointError(problem, hint=others(path))
 
 
-def _problem(path: Path) -> str:
+def _problem(path: Path, folders: Container[str] | None) -> str:
     try:
         listed = read_object(path / MANIFEST)["files"]
-        wanted = {name: (int(e["size"]), str(e["sha256"])) for name, e in listed.items()}
+        wanted = {
+            name: (int(e["size"]), str(e["sha256"]))
+            for name, e in listed.items()
+            if folders is None or name.partition("/")[0] in folders
+        }
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return f"{path / MANIFEST} cannot be read"
     for name, (size, digest) in wanted.items():

@@ -17,12 +17,9 @@ from trainer.command_line import INTERRUPTED, Parser, above_0, command, finite, 
 from trainer.config import load as configuration
 from trainer.config.load import RUN_CONFIG, Config
 from trainer.errors import ConfigError
+from trainer.infer.lengths import LENGTHS
 from trainer.runlog.output import LOG, configure
 
-# Upstream's names for lengths, 17 frames to 5 latents at about 25 a second.
-LENGTHS = {"image": 1} | {
-    name: 51 * times for times in (1, 2, 4, 8, 16) for name in (f"{2 * times}s", f"{times}x")
-}
 _DESCRIPTION = """\
 Videos from prompts and a checkpoint: sample_0000.mp4 (or .png of one frame) in the order of the
 prompts, contact_sheet.png, and index.json, which says what they are. Under torchrun every rank

@@ -59,6 +59,7 @@ class Plan:
     options: Options
     jobs: Sequence[Job]
     identities: dict[Path, str]
+    made_of: str  # the weights, and what else decides the pixels
 
     def state(self, job: Job) -> State:
         return state_of(job.path, self.identities[job.path])
@@ -112,7 +113,8 @@ def prepare(
     run_dir = _run_dir(config, checkpoint, options)
     is_ema = options.weights == "ema" and find_source(checkpoint).average is not None
     weights = "ema" if is_ema else "model"
-    plan = Plan(config, settings, checkpoint, weights, run_dir, options, jobs, identities)
+    ways = checkpoint, weights, run_dir, options, jobs, identities, made_of
+    plan = Plan(config, settings, *ways)
     plan.refuse_others(jobs)
     return plan
 

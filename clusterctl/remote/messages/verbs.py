@@ -25,6 +25,7 @@ from clusterctl.remote.messages.shape import (
     text,
     whole,
 )
+from clusterctl.remote.messages.sample import sample
 from clusterctl.remote.messages.watch import watch
 
 MIB = 1 << 20
@@ -265,6 +266,7 @@ VERBS: dict[str, tuple[Shape, int]] = {
     "push install": (_PUSHED, 2 * MIB),
     "push prepare": (_PREPARED, 2 * MIB),
     "reap": (_REAP, 6 * MIB),
+    "sample": (sample, 4 * MIB),
     "shell": (_SHELL, 8 * MIB),
     "stacks": (_STACKS, 6 * MIB),
     "stop look": (_STOP_LOOK, 6 * MIB),

@@ -1,0 +1,58 @@
+"""The shape of the lines of the verb sample: what warm samplers answer."""
+
+from __future__ import annotations
+
+from clusterctl.remote.messages.shape import (
+    by_key,
+    either,
+    flag,
+    items,
+    maybe,
+    number,
+    one_of,
+    record,
+    text,
+    whole,
+)
+
+VIDEOS = 20_000  # of one checkpoint and preset
+SLOTS = 64  # samplers of one node
+
+_size = whole(0)
+_name = text(256)
+_slot = whole(0, SLOTS)
+_JOB = record(
+    {"file": _name, "prompt": text(), "index": _size, "sample": _size, "finished": flag}
+)
+_LOOK = record(
+    {
+        **dict.fromkeys(("height", "width", "frames", "batch_size", "upscale"), _size),
+        "seed": whole(),
+        "fps": number(0, 1e6),
+        "weights": one_of("ema", "model"),
+        "settings": text(),
+        "jobs": items(_JOB, VIDEOS),
+    }
+)
+_id = {"id": _size}
+_ANSWER = by_key(
+    {
+        "ready": record({"ready": _name}),
+        "error": record({**_id, "error": text(), "hint": maybe(text()), "kind": _name}),
+        "warm": record({**_id, "warm": flag}),
+        "look": record({**_id, "look": _LOOK}),
+        "begun": record({**_id, "begun": flag}),
+        "made": record({**_id, "made": items(_name, VIDEOS)}),
+    },
+    record({**_id, "sheet": _name}),
+)
+sample = either(
+    "type",
+    {
+        "hello": {"slots": whole(1, SLOTS), "shared": items(flag, 1000), "cache": text(8192)},
+        "alive": {},
+        "answer": {"slot": _slot, "answer": _ANSWER},
+        "ended": {"slot": _slot, "why": text()},
+        "failed": {"why": text()},
+    },
+)

@@ -1,0 +1,227 @@
+"""Who makes which videos, where several servers follow one run: claims in the run's own folder.
+
+A server keeps a file in `samples/.serve/`, which it changes every BEAT_S and holds locked. A claim
+is a file named by its videos and a number; only one server can make the next number, whatever the
+file system. A claim counts while its server lives: on one machine as long as the lock is held, from
+another one as long as the file still changes by the watcher's own clock. So a killed server blocks
+nothing, and no two clocks are compared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import socket
+import threading
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from clusterctl.launch.head.owner import Owner
+from clusterctl.payload.files.private import open_own
+from clusterctl.remote.node_threads import start_thread
+
+FOLDER = ".serve"  # below samples/
+CLAIMS = ".claims"  # in the folder of a checkpoint's videos
+BEAT_S = 2.0
+LOCK_S = 2.0
+SILENT_S = 30.0  # of a server on another machine, after which its claims are free
+STOP = ".stop"
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server that follows a run, as its file says."""
+
+    id: str
+    owner: Owner
+    presets: str
+    log: str  # "" for one at a terminal
+
+    @property
+    def text(self) -> str:
+        return f"{self.owner.text}, preset {self.presets}"
+
+
+class Claims:
+    """Of this server on one run. A context manager; leaving it frees all claims."""
+
+    def __init__(self, samples: Path, presets: str = "", log: str = "") -> None:
+        self.id = secrets.token_hex(6)
+        self.is_asked_to_stop = threading.Event()
+        self._folder, self._presets, self._log = samples / FOLDER, presets, log
+        self._since_s = time.time()
+        self._over = threading.Event()
+        self._lock = -1
+        self._beats = 0
+        self._seen: dict[str, tuple[bytes, float]] = {}  # server -> its file, since when
+
+    def __enter__(self) -> Claims:
+        """Raises OSError where the folder cannot be written."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._begin()
+        start_thread(self._keep)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        for name in (self.id, self.id + STOP):
+            (self._folder / name).unlink(missing_ok=True)
+        os.close(self._lock)
+
+    @property
+    def token_file(self) -> Path:
+        """What a node that shares the folder can read: its first bytes are `id`."""
+        return self._folder / self.id
+
+    def _begin(self) -> None:
+        path = str(self._folder / self.id)
+        self._lock = open_own(path, os.O_RDWR | os.O_CREAT)
+        deadline = time.monotonic() + LOCK_S
+        while not self._locked() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        self._beat()
+
+    def _locked(self) -> bool:
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False  # another server tries it at this moment
+        except OSError:
+            return True  # no locks there: others see that the file changes
+        return True
+
+    def _beat(self) -> None:
+        self._beats += 1
+        own = Owner(socket.gethostname(), os.getpid(), self._since_s)
+        more = {"presets": self._presets, "log": self._log, "boot": _boot(), "beat": self._beats}
+        text = self.id + "\n" + json.dumps({**asdict(own), **more})
+        os.pwrite(self._lock, text.ljust(512).encode() + b"\n", 0)
+
+    def _keep(self) -> None:
+        while not self._over.wait(BEAT_S):
+            with contextlib.suppress(OSError):  # a full disk, a server of files that is away
+                self._beat()
+                if (self._folder / (self.id + STOP)).exists():
+                    self.is_asked_to_stop.set()
+
+    def take(self, folder: Path, unit: str) -> bool:
+        """Whether the videos `unit` of a folder are this server's now. Raises OSError.
+
+        They may have been finished meanwhile: look after this.
+        """
+        place = folder / CLAIMS
+        place.mkdir(parents=True, exist_ok=True)
+        number, holder = _newest(place, unit)
+        if holder is not None and (holder == self.id or self.is_alive(holder)):
+            return holder == self.id
+        draft = place / f".{self.id}"
+        try:
+            draft.write_text(self.id)  # linked whole: nobody reads half of a claim
+            os.link(draft, place / f"{unit}.{number + 1}")
+        except FileExistsError:
+            return False  # another server was first
+        finally:
+            draft.unlink(missing_ok=True)
+        return True
+
+    def give_back(self, folder: Path, unit: str) -> None:
+        place = folder / CLAIMS
+        number, holder = _newest(place, unit)
+        if holder == self.id:
+            (place / f"{unit}.{number}").unlink(missing_ok=True)
+
+    def clear(self, folder: Path) -> None:
+        """All of a folder is finished: nobody needs its claims."""
+        shutil.rmtree(folder / CLAIMS, ignore_errors=True)
+
+    def is_alive(self, server: str) -> bool:
+        path = self._folder / server
+        try:
+            data = path.read_bytes()
+        except OSError:
+            return False  # it has ended in order
+        if _is_here(data):
+            return _is_locked(path)
+        known, since_s = self._seen.get(server, (b"", 0.0))
+        if known != data:
+            self._seen[server] = (data, time.monotonic())
+            return True
+        return time.monotonic() - since_s < SILENT_S
+
+    def sweep(self) -> None:
+        """Remove what servers that were killed have left."""
+        for path in _files(self._folder):
+            if path.name != self.id and not self.is_alive(path.name):
+                for left in (path, path.with_name(path.name + STOP)):
+                    left.unlink(missing_ok=True)
+
+
+def servers(samples: Path) -> list[Server]:
+    """Those that follow a run now, as far as one look tells: of another machine's, all that have
+    not ended in order."""
+    found = []
+    for path in _files(samples / FOLDER):
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+            data = path.read_bytes()
+            about = json.loads(data.partition(b"\n")[2])
+            owner = Owner(str(about["host"]), int(about["pid"]), float(about["since_s"]))
+            if not _is_here(data) or _is_locked(path):
+                facts = str(about["presets"]), str(about["log"])
+                found.append(Server(path.name, owner, *facts))
+    return found
+
+
+def ask_to_stop(samples: Path, server: Server) -> None:
+    """It sees this within BEAT_S, on whatever machine it is. Raises OSError."""
+    (samples / FOLDER / (server.id + STOP)).touch()
+
+
+def _files(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if "." not in path.name)
+
+
+def _newest(place: Path, unit: str) -> tuple[int, str | None]:
+    """The last number of a unit's claims and its server; 0 and None without one."""
+    numbers = [0]
+    with contextlib.suppress(FileNotFoundError):
+        found = [name.rpartition(".") for name in os.listdir(place)]
+        numbers += [int(number) for name, _, number in found if name == unit and number.isdigit()]
+    number = max(numbers)
+    if not number:
+        return 0, None
+    try:
+        return number, (place / f"{unit}.{number}").read_text()
+    except OSError:
+        return number, None  # it was given back just now
+
+
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _is_here(data: bytes) -> bool:
+    """Whether a server's file is of this machine, which sees its lock."""
+    return f'"boot": "{_boot()}"'.encode() in data
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        lock = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return True  # no locks there: not known to have ended
+    finally:
+        os.close(lock)
+    return False

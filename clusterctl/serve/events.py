@@ -1,0 +1,127 @@
+"""What a server says: a line for each thing that happens, or a JSON document."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from clusterctl.nodes import counted
+from clusterctl.output import Live, Output, clock
+from clusterctl.serve.source import Source
+from clusterctl.serve.work import OPEN, Folder
+
+PROGRESS_S = 0.5
+
+
+class Events:
+    """Says each thing once. Finished checkpoints are data, all else goes to stderr."""
+
+    def __init__(self, output: Output) -> None:
+        self._output, self._live = output, Live(enabled=not output.quiet)
+        self._said: set[tuple[str, ...]] = set()
+        self._shown_s = 0.0
+
+    def source(self, source: Source) -> None:
+        """How it stands with a run that is followed."""
+        if source.why:
+            if self._is_new("why", source.name, source.why.rstrip("0123456789. s")):
+                self._emit("unreadable", f"{source.name}: {source.why}", "warn", run=source.name)
+        elif source.sealed == [] and self._is_new("waiting", source.name):
+            text = f"{source.name}: no complete checkpoint yet"
+            self._emit("waiting", text, None, run=source.name)
+
+    def node_up(self, node: str, slots: int, before: str) -> None:
+        if before:
+            self._said = {said for said in self._said if said[:2] != ("down", node)}
+            self._emit("node-up", f"{node} is back", "good", node=node)
+
+    def node_down(self, node: str, why: str, before: str) -> None:
+        if self._is_new("down", node, why):
+            text = f"{node} makes no videos now and is tried again: {why}"
+            self._emit("node-down", text, "bad", node=node, why=why)
+
+    def ready(self, node: str, slot: int, device: str) -> None:
+        if self._output.verbose:
+            self._emit("ready", f"{node}: sampler {slot} is ready ({device})", "dim", node=node)
+
+    def sampler_ended(self, node: str, slot: int, why: str) -> None:
+        text = f"{node}: {why}; it is started again"
+        self._emit("sampler-ended", text, "warn", node=node, slot=slot, why=why)
+
+    def begun(self, folder: Folder) -> None:
+        after_s = time.time() - folder.sealed.sealed_s
+        text = f"{_of(folder)}: begun {clock(max(0.0, after_s))} after its seal"
+        self._emit("begun", text, "dim", **_facts(folder), after_seal_s=round(after_s, 3))
+
+    def finished(self, folder: Folder) -> None:
+        facts = {**_facts(folder), "videos": folder.total, "made": folder.made}
+        if self._output.json:
+            self._document("finished", **facts)
+            return
+        self._live.clear()
+        made = counted(folder.total, "video")
+        if folder.made < folder.total:
+            made += f", {folder.made} of them made here now"
+        self._output.line(f"{_of(folder)}: {made}, {folder.path}", "good")
+        self._output.flush()
+
+    def failed(self, folder: Folder, hint: str | None = None) -> None:
+        if self._is_new("failed", folder.source.name, folder.preset.name, folder.why):
+            self._emit("failed", f"{_of(folder)}: {folder.why}", "bad", **_facts(folder))
+            if hint and not self._output.json:
+                self._output.warn(f"  hint: {hint}")
+
+    def gone(self, folder: Folder) -> None:
+        text = f"{_of(folder)}: skipped, it was deleted before all of its videos were made"
+        self._emit("skipped", text, "warn", **_facts(folder))
+
+    def warning(self, text: str, hint: str | None = None) -> None:
+        if self._is_new("warning", text):
+            self._emit("warning", text, "warn", why=text, hint=hint)
+
+    def progress(self, folders: Sequence[Folder], samplers: int) -> None:
+        """The line on a terminal."""
+        if not self._live.is_on or time.monotonic() - self._shown_s < PROGRESS_S:
+            return
+        self._shown_s = time.monotonic()
+        for folder in sorted(folders, key=lambda one: -one.sealed.sealed_s):
+            if folder.state == OPEN:
+                left = sum(len(unit.files) for unit in folder.units)
+                self._live.show(f"{_of(folder)}: {folder.total - left} of {folder.total} videos")
+                return
+        ready = "waiting for a sampler" if not samplers else "all is made; waiting for checkpoints"
+        self._live.show(ready)
+
+    def close(self) -> None:
+        self._live.clear()
+
+    def _is_new(self, *said: str) -> bool:
+        is_new = said not in self._said
+        self._said.add(said)
+        return is_new
+
+    def _emit(self, event: str, text: str, style: str | None, **facts: Any) -> None:
+        if self._output.json:
+            self._document(event, text=text, **facts)
+            return
+        self._live.clear()
+        write = self._output.warn if style in ("bad", "warn") else self._output.note
+        write(text, style)
+
+    def _document(self, event: str, **facts: Any) -> None:
+        self._output.document("serve", event=event, **facts)
+
+
+def _of(folder: Folder) -> str:
+    return f"{folder.source.name} {folder.sealed.name} {folder.preset.name}"
+
+
+def _facts(folder: Folder) -> dict[str, Any]:
+    return {
+        "run": folder.source.name,
+        "checkpoint": folder.sealed.name,
+        "step": folder.sealed.step,
+        "preset": folder.preset.name,
+        "folder": str(folder.path),
+    }

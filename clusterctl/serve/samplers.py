@@ -1,0 +1,113 @@
+"""The samplers of all nodes: orders go to a slot of a node, answers arrive in one queue."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from clusterctl.errors import TransportError
+from clusterctl.nodes import Node
+from clusterctl.remote import payload
+from clusterctl.remote.cluster import Cluster
+from clusterctl.remote.fanout import NodeResult
+from clusterctl.remote.node_threads import Followers, start_thread
+from clusterctl.remote.payload import PayloadStream
+from clusterctl.transport.base import Connection
+
+SILENT_S = 30.0  # a node sends a sign of life every 2 s
+HELLO_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Of a node. `kind` is up (data: its hello), answer, ended (of one sampler: why), sent (an
+    order that could not be given: why) or down (why)."""
+
+    node: str
+    kind: str
+    slot: int = 0
+    data: dict[str, Any] = field(default_factory=dict)
+    why: str = ""
+
+
+class Samplers(Followers):
+    """A connection to each node, made again with pauses when it is lost."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        args: dict[str, Any],
+        before: Callable[[Node, Connection, dict[str, Any]], None],
+        after: Callable[[Node, Connection, dict[str, Any]], None],
+    ) -> None:
+        """`before` prepares the node for an order, in a thread of the node; `after` takes what an
+        answer has made from it. Both raise `TransportError`."""
+        super().__init__(cluster)
+        self.inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._args, self._before, self._after = args, before, after
+        self._orders: dict[str, queue.SimpleQueue[tuple[int, dict[str, Any]] | None]] = {}
+
+    def send(self, node: str, slot: int, order: dict[str, Any]) -> None:
+        """Waits for nothing; an order for a node that has just gone is lost with it."""
+        if node in self._orders:
+            self._orders[node].put((slot, order))
+
+    def talk(self, node: Node, connection: Connection) -> None:
+        limit_s = self.cluster.limits.command_s
+        opened = payload.stream(connection, "sample", self._args, start_timeout_s=limit_s)
+        with closing(opened) as stream:
+            try:
+                self._converse(node, connection, stream)
+            except EOFError:
+                raise TransportError("command", stream.end_reason()) from None
+            finally:
+                if orders := self._orders.pop(node.name, None):
+                    orders.put(None)
+
+    def _converse(self, node: Node, connection: Connection, stream: PayloadStream) -> None:
+        hello = stream.answer(HELLO_S)
+        if hello["type"] == "failed":
+            raise TransportError("command", hello["why"])
+        orders = self._orders[node.name] = queue.SimpleQueue()
+        start_thread(self._give, node, connection, stream, orders, hello)
+        self.inbox.put(Message(node.name, "up", data=hello))
+        while not self.stop.is_set():
+            message = stream.receive(SILENT_S)
+            if message is None:
+                raise TransportError("command", f"nothing heard of it for {SILENT_S:g} s")
+            if message["type"] == "failed":
+                raise TransportError("command", message["why"])
+            if message["type"] == "ended":
+                self.inbox.put(Message(node.name, "ended", message["slot"], why=message["why"]))
+            if message["type"] == "answer":
+                answer = message["answer"]
+                self._after(node, connection, answer)
+                self.inbox.put(Message(node.name, "answer", message["slot"], answer))
+
+    def _give(
+        self,
+        node: Node,
+        connection: Connection,
+        stream: PayloadStream,
+        orders: queue.SimpleQueue[tuple[int, dict[str, Any]] | None],
+        hello: dict[str, Any],
+    ) -> None:
+        while (item := orders.get()) is not None:
+            slot, order = item
+            try:
+                self._before(node, connection, order)
+                stream.send({"slot": slot, "order": order})
+            except (TransportError, OSError) as error:
+                why = Message(node.name, "sent", slot, {"id": order["id"]}, str(error))
+                self.inbox.put(why)
+
+    def report(self, result: NodeResult[Any]) -> None:
+        assert result.unreachable is not None
+        self.inbox.put(Message(result.node.name, "down", why=result.unreachable.sentence()))
+
+    def close(self) -> None:
+        with suppress(Exception):
+            self.__exit__()

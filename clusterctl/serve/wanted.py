@@ -1,0 +1,60 @@
+"""Which checkpoints of a run are sampled. No IO."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_NAME = re.compile(r"epoch(\d+)-global_step(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """A complete checkpoint. `stamp` changes when another one takes its name."""
+
+    name: str
+    sealed_s: float  # unix time of its manifest, by the clock of its file system
+    stamp: str = ""
+
+    @property
+    def epoch(self) -> int:
+        return _numbers(self.name)[0]
+
+    @property
+    def step(self) -> int:
+        return _numbers(self.name)[1]
+
+
+def is_name(text: str) -> bool:
+    """Whether a folder of this name can be a checkpoint."""
+    return _NAME.fullmatch(text) is not None
+
+
+def _numbers(name: str) -> tuple[int, int]:
+    found = _NAME.fullmatch(name)
+    assert found is not None, name
+    return int(found[1]), int(found[2])
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What the options leave: all, by default. Several options leave what each of them leaves."""
+
+    after_step: int = -1  # only steps above it
+    every: int = 1  # only steps that are multiples of it
+    first_of_epoch: bool = False  # only the lowest step of each epoch
+
+    def of(self, sealed: Sequence[Sealed]) -> list[Sealed]:
+        """In the order of their steps."""
+        ordered = sorted(sealed, key=lambda one: (one.step, one.epoch))
+        firsts: dict[int, str] = {}
+        for one in ordered:
+            firsts.setdefault(one.epoch, one.name)
+        return [
+            one
+            for one in ordered
+            if one.step > self.after_step
+            and one.step % self.every == 0
+            and (not self.first_of_epoch or firsts[one.epoch] == one.name)
+        ]

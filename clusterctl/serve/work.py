@@ -1,0 +1,162 @@
+"""What is to be made: a folder of videos for each checkpoint and preset, in batches of prompts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from clusterctl.serve.presets import Preset
+from clusterctl.serve.source import Source
+from clusterctl.serve.wanted import Sealed
+from trainer.runlog import samples
+from trainer.runlog.atomic_file import part_of
+from trainer.runlog.json_file import read_object
+
+SERVED = ".served.json"  # in a folder that is complete: what was asked for
+NEW, OPEN, DONE, FAILED, GONE = "new", "open", "done", "failed", "gone"
+SHEET_UNIT = "sheet"
+TRIES = 3  # of a batch whose sampler ends or whose disk is full
+
+
+@dataclass
+class Unit:
+    """Prompts from `first` to before `end`, which are sampled together."""
+
+    first: int
+    end: int
+    files: Sequence[str]
+    not_before_s: float = 0.0  # monotonic
+    is_busy: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.first:04d}-{self.end:04d}"
+
+
+@dataclass
+class Folder:
+    """Videos of one checkpoint and preset."""
+
+    source: Source
+    sealed: Sealed
+    preset: Preset
+    prompts: Sequence[str]
+    weights: str
+    own_sample: Mapping[str, Any]  # of the run's config, where the preset is the run's own
+    state: str = NEW
+    why: str = ""
+    look: dict[str, Any] | None = None
+    units: list[Unit] = field(default_factory=list)  # not known to be finished
+    is_looking: bool = False
+    is_closing: bool = False
+    not_before_s: float = 0.0
+    tries: int = 0
+    begun_s: float | None = None  # unix time of the first video here
+    made: int = 0  # by this server
+
+    @property
+    def path(self) -> Path:
+        return self.source.folder / "samples" / self.preset.name / self.sealed.name
+
+    @property
+    def total(self) -> int:
+        return len(self.look["jobs"]) if self.look else len(self.prompts)
+
+    def request(self) -> dict[str, Any]:
+        """For a sampler."""
+        return {
+            "run_dir": str(self.source.folder),
+            "checkpoint": self.sealed.name,
+            "weights": self.weights,
+            "own": self.preset.own,
+            "sample": dict(self.preset.sample),
+            "upscale": self.preset.upscale,
+            "prompts": list(self.prompts),
+            "save_dir": str(self.path),
+        }
+
+    def identity(self) -> str:
+        """Of what was asked for."""
+        asked = {**self.request(), "run_dir": "", "save_dir": ""}
+        facts = [self.sealed.stamp, dict(self.own_sample), asked]
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+    def is_served(self) -> bool:
+        """Whether an earlier server has made all of it, and it is all still there."""
+        with suppress(OSError, ValueError):
+            if read_object(self.path / SERVED).get("identity") == self.identity():
+                found = samples.read(self.path)
+                return all((self.path / video.file).is_file() for video in found.videos)
+        return False
+
+    def take_look(self, look: dict[str, Any]) -> None:
+        """Cut what a sampler has found into batches."""
+        self.look, self.state, self.is_looking = look, OPEN, False
+        jobs = look["jobs"]
+        per_prompt = max(1, sum(job["index"] == jobs[0]["index"] for job in jobs))
+        size = max(1, look["batch_size"] // per_prompt)
+        indices = sorted({job["index"] for job in jobs})
+        self.units = []
+        for start in range(0, len(indices), size):
+            first, end = indices[start], indices[min(start + size, len(indices)) - 1] + 1
+            mine = [job for job in jobs if first <= job["index"] < end]
+            if not all(job["finished"] for job in mine):
+                self.units.append(Unit(first, end, [job["file"] for job in mine]))
+
+    def drop_finished(self) -> None:
+        """Forget batches whose files are there: they appear whole."""
+        self.units = [
+            unit
+            for unit in self.units
+            if unit.is_busy or not all((self.path / file).is_file() for file in unit.files)
+        ]
+
+    def finish(self) -> None:
+        """Write the index of a folder that is complete. Raises OSError."""
+        assert self.look is not None
+        look, upscale = self.look, self.look["upscale"]
+        videos = tuple(
+            samples.Video(job["file"], job["prompt"], job["index"], job["sample"], look["seed"])
+            for job in look["jobs"]
+        )
+        index = samples.Samples(
+            checkpoint=self.sealed.name,
+            step=self.sealed.step,
+            epoch=self.sealed.epoch,
+            weights=look["weights"],
+            preset=self.preset.name,
+            settings=look["settings"],
+            fps=look["fps"],
+            frames=look["frames"],
+            height=look["height"] * upscale,
+            width=look["width"] * upscale,
+            videos=videos,
+        )
+        samples.write(self.path, index)
+        with part_of(self.path / SERVED) as part:
+            part.write_text(json.dumps({"schema": 1, "identity": self.identity()}) + "\n")
+        self.state = DONE
+
+    def fail(self, why: str) -> None:
+        self.state, self.why, self.is_looking, self.is_closing = FAILED, why, False, False
+
+    def try_again(self, why: str, pause_s: float) -> bool:
+        """Whether there is another try; counts this one."""
+        self.tries += 1
+        self.is_looking = self.is_closing = False
+        self.not_before_s = time.monotonic() + pause_s
+        if self.tries >= TRIES:
+            self.fail(why)
+        return self.tries < TRIES
+
+
+def read_prompts(path: Path) -> list[str]:
+    """One a line, blank lines left out, as `trainer.infer` does. Raises OSError and ValueError."""
+    lines = path.read_text(encoding="utf-8-sig").split("\n")  # a prompt can have a U+2028
+    return [line.strip() for line in lines if line.strip()]

@@ -1,0 +1,76 @@
+"""Sample fixed prompts from each new checkpoint of runs, beside the training.
+
+On this machine, or on other nodes over ssh; the training is not slowed.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from clusterctl.output import Output
+from clusterctl.settings import FILE, PATH, flag, line_output_options, option
+
+NUMBERS = "Numbers of runs below --outputs: --expnums 656 --expnums 657, or 656,657."
+PRESET = "low4s, high4s, low16s, run (the run's own settings), or one of --presets; repeat it."
+PRESETS = "Your own presets, a TOML table for each. Default: presets.toml where it exists."
+PROMPTS = "One prompt a line. Default: those of the preset, of the run, or beside its data."
+WEIGHTS = "The average of the weights where there is one, or the weights."
+LAST_STEP = "Only checkpoints of later steps."
+EVERY = "Only checkpoints whose step is a multiple of N."
+FIRST = "Of each epoch, only the first checkpoint."
+ONCE = "Make what there is to make now, then exit."
+GPUS = "Which GPUs of each node: 0,1, or none for the CPU. Default: all that nobody uses."
+PYTHON = "Of the training environment on the nodes. Default: the one that runs this."
+DRY_RUN = "Print what would be made, make nothing."
+
+
+class Numbers(click.ParamType):  # type: ignore[type-arg]
+    """`656`, `656,657`."""
+
+    name = "numbers"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        words = str(value).replace(",", " ").split()
+        if not words or not all(word.isascii() and word.isdigit() for word in words):
+            self.fail(f"{value!r} is not a number of a run", param, ctx)
+        return tuple(map(int, words))
+
+
+@click.command(
+    "serve",
+    epilog="""\b
+Examples:
+  clusterctl serve 656 --preset low4s
+  clusterctl serve outputs/001-STDiT3-demo --once""",
+)
+@click.argument("runs", nargs=-1, metavar="RUN...")
+@option("--expnums", "numbers", NUMBERS, type=Numbers(), multiple=True, metavar="N")
+@option("--outputs", "Folder of the run directories.", type=PATH, default=Path("outputs"))
+@option("--preset", "names", PRESET, multiple=True, metavar="NAME")
+@option("--presets", PRESETS, type=FILE, metavar="FILE")
+@option("--prompts", PROMPTS, type=FILE, metavar="FILE")
+@option("--weights", WEIGHTS, type=click.Choice(["ema", "model"]), default="ema")
+@option("--last-step", LAST_STEP, type=click.IntRange(0), metavar="N")
+@option("--every", EVERY, type=click.IntRange(1), default=1, metavar="N")
+@flag("--only-first-of-epoch", FIRST)
+@flag("--once", ONCE)
+@option("--gpus", GPUS, metavar="SET")
+@option("--python", PYTHON, default=sys.executable, show_default=False, metavar="PATH")
+@flag("--dry-run", DRY_RUN)
+@line_output_options
+def command(output: Output, **options: Any) -> int:
+    """Sample fixed prompts from each new checkpoint of runs, beside the training.
+
+    RUN is a run directory, the number or name of one in --outputs, or a folder of runs; default:
+    the newest. Videos are in samples/PRESET/CHECKPOINT of the run. What is finished is never made
+    again, and several servers of one run share the work.
+    """
+    from clusterctl.serve.begin import Wanted, begin
+
+    return begin(Wanted(**options), output, lambda folder: None)
