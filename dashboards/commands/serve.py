@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from clusterctl.output import Output
+from clusterctl.param_types import Duration
 from clusterctl.settings import FILE, PATH, flag, line_output_options, option
 
 NUMBERS = "Numbers of runs below --outputs: --expnums 656 --expnums 657, or 656,657."
@@ -25,6 +26,9 @@ FIRST = "Of each epoch, only the first checkpoint."
 ONCE = "Make what there is to make now, then exit."
 GPUS = "Which GPUs of each node: 0,1, or none for the CPU. Default: all that nobody uses."
 PYTHON = "Of the training environment on the nodes. Default: the one that runs this."
+NODES = "Hostfile of the nodes that sample. Default: this machine."
+DETACH = "Return as soon as it has begun; it outlives the terminal."
+STOP = "End the servers of these runs, wherever they are."
 DRY_RUN = "Print what would be made, make nothing."
 
 
@@ -60,8 +64,17 @@ Examples:
 @option("--every", EVERY, type=click.IntRange(1), default=1, metavar="N")
 @flag("--only-first-of-epoch", FIRST)
 @flag("--once", ONCE)
+@option("--nodes", NODES, type=FILE, metavar="HOSTFILE")
+@option("-w", "--only", "Only these nodes: n[1-3],n7.", metavar="SET")
+@option("-x", "--without", "Leave these nodes out.", metavar="SET")
+@option("--connect-timeout", "Seconds for a connection.", type=Duration(0.1), default=3.0)
+@flag("--accept-new", "Write unknown host keys to clusterctl's own known_hosts.")
 @option("--gpus", GPUS, metavar="SET")
 @option("--python", PYTHON, default=sys.executable, show_default=False, metavar="PATH")
+@flag("--detach", DETACH)
+@flag("--list", "list_servers", "The servers that follow these runs.")
+@flag("--stop", STOP)
+@click.option("--log", type=FILE, hidden=True)
 @flag("--dry-run", DRY_RUN)
 @line_output_options
 def command(output: Output, **options: Any) -> int:

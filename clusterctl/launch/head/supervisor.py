@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -20,6 +19,7 @@ from clusterctl.errors import ClusterctlError, CouldNotFindOut
 from clusterctl.launch import journal, positions, saved_run
 from clusterctl.launch.head import owner
 from clusterctl.launch.head.attached import LOG
+from clusterctl.launch.head.detached import last_words, spawn
 from clusterctl.launch.head.link import Link
 from clusterctl.launch.head.views import Views
 from clusterctl.launch.restart.past import Past
@@ -30,24 +30,13 @@ from clusterctl.remote.cluster import Cluster
 from clusterctl.runs.journal import launcher_event
 
 START_S = 30.0  # for Python and its imports, on a busy machine
-TAIL_CHARS = 2000
 REPEATED = ("rank", "rank-ended", "unshared")  # events that agents' messages give once more
 
 
 def start(run_dir: Path, word: str) -> Link:
     """Start a supervisor of a saved run and connect to it. Raises `CouldNotFindOut`."""
     path = owner.socket_path(saved_run.read(run_dir).plan.run_id)
-    log = os.open(run_dir / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
-    command = [sys.executable, "-m", __name__, str(run_dir), word]
-    with os.fdopen(log, "wb") as out:
-        child = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-            start_new_session=True,
-            env=_environment(),
-        )
+    child = spawn([sys.executable, "-m", __name__, str(run_dir), word], run_dir / LOG)
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         try:
@@ -56,16 +45,8 @@ def start(run_dir: Path, word: str) -> Link:
             if child.poll() is not None:
                 break
         time.sleep(0.05)
-    said = (run_dir / LOG).read_text(errors="replace")[-TAIL_CHARS:].strip()
-    why = said.splitlines()[-1].removeprefix("error: ") if said else f"nothing in {LOG}"
+    why = last_words(run_dir / LOG)
     raise CouldNotFindOut(f"the run has no supervisor: {why}", hint=f"see {run_dir / LOG}")
-
-
-def _environment() -> dict[str, str]:
-    """The same clusterctl as this one, wherever the supervisor is started."""
-    here = str(Path(__file__).parents[3])
-    paths = [here, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
 
 
 def main(run_dir: Path, word: str) -> int:

@@ -1,0 +1,37 @@
+"""A process of its own that outlives the terminal: how supervisors and servers are started."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+TAIL_CHARS = 2000
+
+
+def spawn(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+    """Start it with its output at the end of `log`. Raises OSError."""
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
+    with os.fdopen(descriptor, "wb") as out:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+            env=_environment(),
+        )
+
+
+def last_words(log: Path) -> str:
+    """What it said last, for the sentence about its end."""
+    said = log.read_text(errors="replace")[-TAIL_CHARS:].strip()
+    return said.splitlines()[-1].removeprefix("error: ") if said else f"nothing in {log.name}"
+
+
+def _environment() -> dict[str, str]:
+    """The same clusterctl as this one, wherever it is started."""
+    here = str(Path(__file__).parents[3])
+    paths = [here, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
