@@ -67,10 +67,10 @@ class Events:
         self._output.flush()
 
     def failed(self, folder: Folder, hint: str | None = None) -> None:
-        if self._is_new("failed", folder.source.name, folder.preset.name, folder.why):
-            self._emit("failed", f"{_of(folder)}: {folder.why}", "bad", **_facts(folder))
-            if hint and not self._output.json:
-                self._output.warn(f"  hint: {hint}")
+        facts = {**_facts(folder), "why": folder.why, "hint": hint}
+        self._emit("failed", f"{_of(folder)}: {folder.why}", "bad", **facts)
+        if hint and not self._output.json and self._is_new("hint", hint):
+            self._output.warn(f"  hint: {hint}")
 
     def gone(self, folder: Folder) -> None:
         text = f"{_of(folder)}: skipped, it was deleted before all of its videos were made"

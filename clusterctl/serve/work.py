@@ -74,6 +74,7 @@ class Folder:
             "run_dir": str(self.source.folder),
             "checkpoint": self.sealed.name,
             "weights": self.weights,
+            "preset": self.preset.name,
             "own": self.preset.own,
             "sample": dict(self.preset.sample),
             "upscale": self.preset.upscale,
@@ -118,27 +119,7 @@ class Folder:
         ]
 
     def finish(self) -> None:
-        """Write the index of a folder that is complete. Raises OSError."""
-        assert self.look is not None
-        look, upscale = self.look, self.look["upscale"]
-        videos = tuple(
-            samples.Video(job["file"], job["prompt"], job["index"], job["sample"], look["seed"])
-            for job in look["jobs"]
-        )
-        index = samples.Samples(
-            checkpoint=self.sealed.name,
-            step=self.sealed.step,
-            epoch=self.sealed.epoch,
-            weights=look["weights"],
-            preset=self.preset.name,
-            settings=look["settings"],
-            fps=look["fps"],
-            frames=look["frames"],
-            height=look["height"] * upscale,
-            width=look["width"] * upscale,
-            videos=videos,
-        )
-        samples.write(self.path, index)
+        """Mark a folder that is complete. Raises OSError."""
         with part_of(self.path / SERVED) as part:
             part.write_text(json.dumps({"schema": 1, "identity": self.identity()}) + "\n")
         self.state = DONE

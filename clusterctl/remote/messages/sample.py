@@ -8,8 +8,6 @@ from clusterctl.remote.messages.shape import (
     flag,
     items,
     maybe,
-    number,
-    one_of,
     record,
     text,
     whole,
@@ -21,19 +19,8 @@ SLOTS = 64  # samplers of one node
 _size = whole(0)
 _name = text(256)
 _slot = whole(0, SLOTS)
-_JOB = record(
-    {"file": _name, "prompt": text(), "index": _size, "sample": _size, "finished": flag}
-)
-_LOOK = record(
-    {
-        **dict.fromkeys(("height", "width", "frames", "batch_size", "upscale"), _size),
-        "seed": whole(),
-        "fps": number(0, 1e6),
-        "weights": one_of("ema", "model"),
-        "settings": text(),
-        "jobs": items(_JOB, VIDEOS),
-    }
-)
+_JOB = record({"file": _name, "index": _size, "finished": flag})
+_LOOK = record({"batch_size": whole(1), "jobs": items(_JOB, VIDEOS)})
 _id = {"id": _size}
 _ANSWER = by_key(
     {
@@ -44,7 +31,7 @@ _ANSWER = by_key(
         "begun": record({**_id, "begun": flag}),
         "made": record({**_id, "made": items(_name, VIDEOS)}),
     },
-    record({**_id, "sheet": _name}),
+    record({**_id, "sheet": flag}),
 )
 sample = either(
     "type",

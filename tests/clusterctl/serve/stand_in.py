@@ -20,7 +20,7 @@ def jobs(request):
     for index, prompt in enumerate(request["prompts"]):
         name = "sample_%04d.mp4" % index
         there = os.path.isfile(os.path.join(request["save_dir"], name))
-        out.append(dict(file=name, prompt=prompt, index=index, sample=0, finished=there))
+        out.append(dict(file=name, index=index, finished=there))
     return out
 def write(request, name, text):
     path = os.path.join(request["save_dir"], name)
@@ -47,18 +47,24 @@ for line in sys.stdin:
     elif not os.path.isfile(os.path.join(checkpoint, "manifest.json")):
         say(error="there is no checkpoint at " + checkpoint, hint=None, kind="PathError", **about)
     elif op == "look":
-        say(look=dict(height=16, width=16, frames=8, batch_size=2, upscale=1, seed=1, fps=8.0,
-                      weights=request["weights"], settings="stand-in", jobs=jobs(request)), **about)
+        say(look=dict(batch_size=2, jobs=jobs(request)), **about)
     elif op == "make":
         os.makedirs(request["save_dir"], exist_ok=True)
         todo = [j for j in jobs(request)[order["first"]:order["end"]] if not j["finished"]]
         say(begun=True, **about)
         for job in todo:
-            write(request, job["file"], "%s %s\\n" % (request["checkpoint"], job["prompt"]))
+            write(request, job["file"], "%s %s\\n" % (request["checkpoint"], request["prompts"][job["index"]]))
         say(made=[job["file"] for job in todo], **about)
     elif op == "sheet":
         write(request, "contact_sheet.png", "sheet")
-        say(sheet="contact_sheet.png", **about)
+        made = zip(jobs(request), request["prompts"])
+        videos = [dict(file=j["file"], prompt=p, index=j["index"], sample=0, seed=1) for j, p in made]
+        epoch, step = request["checkpoint"][5:].split("-global_step")
+        index = dict(schema=1, checkpoint=request["checkpoint"], step=int(step), epoch=int(epoch),
+                     weights=request["weights"], preset=request["preset"], settings="stand-in",
+                     fps=8.0, frames=8, height=16, width=16, videos=videos)
+        write(request, "index.json", json.dumps(index))
+        say(sheet=True, **about)
 '''
 
 
