@@ -1,8 +1,8 @@
 """Keep warm samplers on this node, one for each GPU: `clusterctl serve`.
 
 Starts `python -m trainer.infer.warm` of the training environment in each slot and passes lines on:
-orders as `{"slot": 0, "order": {…}}`, answers as `{"slot": 0, "answer": {…}}`. A sampler that ends
-is started again, later each time; its end is `{"slot": 0, "ended": why}`. A heartbeat is sent every
+orders as `{"slot": 0, "order": {…}}`, answers as `{"slot": 0, "answer": {…}}`. The order `end` kills
+one that hangs. A sampler that ends is started again, later each time; its end is `{"slot": 0, "ended": why}`. A heartbeat is sent every
 BEAT_S. When stdin closes, all processes end.
 """
 
@@ -76,7 +76,7 @@ def is_shared(path, token):
     """Whether this node sees a file that the head has just written."""
     try:
         with open(path, "rb") as file:
-            return file.read(100).decode("ascii", "replace") == token
+            return file.readline(100).strip() == token.encode()
     except OSError:
         return False
 
@@ -135,6 +135,9 @@ def pass_on(message):
     child = samplers.get(message["slot"])
     if child is None:
         return  # its end has been told, or will be
+    if message["order"]["op"] == "end":
+        child.kill()
+        return
     try:
         child.stdin.write(json.dumps(message["order"]).encode() + b"\n")
         child.stdin.flush()

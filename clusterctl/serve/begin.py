@@ -5,12 +5,13 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clusterctl.errors import ClusterctlError, UsageError
-from clusterctl.nodes import Node, counted
+from clusterctl.errors import ClusterctlError, CouldNotFindOut, UsageError
+from clusterctl.nodes import Node, counted, parse_hostfile, read_hostfile
 from clusterctl.output import Output
 from clusterctl.payload.launch.logout import leave_session
 from clusterctl.remote.cluster import Cluster
@@ -19,6 +20,7 @@ from clusterctl.serve import control
 from clusterctl.serve.claims import Claims
 from clusterctl.serve.events import Events
 from clusterctl.serve.presets import read_presets
+from clusterctl.serve.remote_run import RemoteRun, split
 from clusterctl.serve.runs import find_runs, follow
 from clusterctl.serve.samplers import Samplers
 from clusterctl.serve.server import Follow, Plan, serve
@@ -29,8 +31,10 @@ from clusterctl.settings import Settings
 from clusterctl.signal_handlers import handled_by
 from clusterctl.transport.base import Limits
 from clusterctl.transport.local import LocalTransport
+from clusterctl.transport.paramiko_backend import ParamikoTransport
 
 HERE = "this machine"
+CONFIG_S = 30.0  # for the config of a run elsewhere
 HOME = str(Path(__file__).resolve().parents[2])  # of the checkout, where it is one
 
 
@@ -54,6 +58,7 @@ class Wanted:
     without: str | None
     connect_timeout: float
     accept_new: bool
+    copies: Path
     gpus: str | None
     python: str
     detach: bool
@@ -68,28 +73,43 @@ def begin(wanted: Wanted, output: Output, on_finished: Callable[[Path], None]) -
 
     Raises `UsageError`, and `ClusterctlError` where a run's folder cannot be written.
     """
-    sources = _sources(wanted)
-    folders = [source.folder for source in sources]
-    if wanted.list_servers or wanted.stop:
-        return (control.stop if wanted.stop else control.show)(folders, output)
     if not Path(wanted.python).is_absolute():
         raise UsageError(f"--python {wanted.python} is not an absolute path")
     cluster = _cluster(wanted)
-    plan = _plan(wanted, sources)
-    if wanted.dry_run:
-        return _show_plan(plan, cluster, output)
-    if wanted.detach:
+    sources = _sources(wanted, cluster)
+    folders = [source.folder for source in sources]
+    if wanted.list_servers or wanted.stop:
+        return (control.stop if wanted.stop else control.show)(folders, output)
+    if wanted.detach and not wanted.dry_run:
         words = [word for word in sys.argv[1:] if word != "--detach"]
         return control.detach(folders[0] / "samples", words, output)
-    if wanted.log is not None and (why := leave_session()) is not None:
-        output.warn(why, "warn")
-    return _serve(wanted, plan, cluster, output, on_finished)
+    with ExitStack() as stack:
+        for source in sources:
+            stack.callback(source.close)
+            source.start()
+        plan = _plan(wanted, sources)
+        if wanted.dry_run:
+            return _show_plan(plan, cluster, output)
+        if wanted.log is not None and (why := leave_session()) is not None:
+            output.warn(why, "warn")
+        return _serve(wanted, plan, cluster, output, on_finished)
 
 
-def _sources(wanted: Wanted) -> list[Source]:
+def _sources(wanted: Wanted, cluster: Cluster) -> list[Source]:
+    """Of HOST:PATH the host is a node of --nodes, else one that ssh knows."""
     numbers = [number for group in wanted.numbers for number in group]
-    folders = find_runs(wanted.runs, numbers, wanted.outputs)
-    return [LocalRun(folder) for folder in folders or [find_run(None, wanted.outputs).resolve()]]
+    elsewhere = [found for found in map(split, wanted.runs) if found is not None]
+    names = [name for name in wanted.runs if split(name) is None]
+    folders = find_runs(names, numbers, wanted.outputs)
+    if not folders and not elsewhere:
+        folders = [find_run(None, wanted.outputs).resolve()]
+    sources: list[Source] = [LocalRun(folder) for folder in folders]
+    known = {node.name: node for node in (read_hostfile(wanted.nodes) if wanted.nodes else ())}
+    for host, path in elsewhere:
+        (node,) = [known[host]] if host in known else parse_hostfile(host, host)
+        transport = ParamikoTransport(accept_new=wanted.accept_new)
+        sources.append(RemoteRun(node, path, wanted.copies, transport))
+    return sources
 
 
 def _cluster(wanted: Wanted) -> Cluster:
@@ -105,6 +125,10 @@ def _cluster(wanted: Wanted) -> Cluster:
 
 def _plan(wanted: Wanted, sources: Sequence[Source]) -> Plan:
     known = read_presets(wanted.presets)
+    for source in sources:
+        if not source.wait(CONFIG_S):
+            why = source.why or f"it does not answer within {CONFIG_S:g} s"
+            raise CouldNotFindOut(f"{source.name} cannot be looked at: {why}")
     follows = [follow(source, wanted.names, known, wanted.prompts) for source in sources]
     after = -1 if wanted.last_step is None else wanted.last_step
     choice = Choice(after, wanted.every, wanted.only_first_of_epoch)
@@ -125,7 +149,8 @@ def _serve(
         devices = None if gpus is None else [None] if gpus == "none" else gpus.split(",")
         tokens = [(str(one.token_file), one.id) for one in claims.values()]
         args: dict[str, Any] = {"python": wanted.python, "home": HOME, "gpus": devices}
-        return Samplers(cluster, {**args, "tokens": tokens}, lambda *_: None, lambda *_: None)
+        folders = [source.folder for source in claims]
+        return Samplers(cluster, {**args, "tokens": tokens}, folders)
 
     def finished(folder: Folder) -> None:
         try:
@@ -166,8 +191,6 @@ def _show_plan(plan: Plan, cluster: Cluster, output: Output) -> int:
 
 def _rows(plan: Plan, one: Follow) -> list[tuple[str, int, str, str, int]]:
     source = one.source
-    source.start()
-    source.close()
     if source.why:
         raise ClusterctlError(source.why)
     found = []

@@ -191,7 +191,7 @@ def _newest(place: Path, unit: str) -> tuple[int, str | None]:
     """The last number of a unit's claims and its server; 0 and None without one."""
     numbers = [0]
     with contextlib.suppress(FileNotFoundError):
-        found = [name.rpartition(".") for name in os.listdir(place)]
+        found = [path.name.rpartition(".") for path in place.iterdir()]
         numbers += [int(number) for name, _, number in found if name == unit and number.isdigit()]
     number = max(numbers)
     if not number:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import TransportError
@@ -15,6 +15,7 @@ from clusterctl.remote.cluster import Cluster
 from clusterctl.remote.fanout import NodeResult
 from clusterctl.remote.node_threads import Followers, start_thread
 from clusterctl.remote.payload import PayloadStream
+from clusterctl.serve.carry import Carrier
 from clusterctl.transport.base import Connection
 
 SILENT_S = 30.0  # a node sends a sign of life every 2 s
@@ -36,18 +37,11 @@ class Message:
 class Samplers(Followers):
     """A connection to each node, made again with pauses when it is lost."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        args: dict[str, Any],
-        before: Callable[[Node, Connection, dict[str, Any]], None],
-        after: Callable[[Node, Connection, dict[str, Any]], None],
-    ) -> None:
-        """`before` prepares the node for an order, in a thread of the node; `after` takes what an
-        answer has made from it. Both raise `TransportError`."""
+    def __init__(self, cluster: Cluster, args: dict[str, Any], folders: list[Path]) -> None:
+        """`folders` are those of the runs, in the order of the tokens in `args`."""
         super().__init__(cluster)
         self.inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self._args, self._before, self._after = args, before, after
+        self._args, self._folders = args, folders
         self._orders: dict[str, queue.SimpleQueue[tuple[int, dict[str, Any]] | None]] = {}
 
     def send(self, node: str, slot: int, order: dict[str, Any]) -> None:
@@ -72,7 +66,8 @@ class Samplers(Followers):
         if hello["type"] == "failed":
             raise TransportError("command", hello["why"])
         orders = self._orders[node.name] = queue.SimpleQueue()
-        start_thread(self._give, node, connection, stream, orders, hello)
+        carrier = Carrier(node, connection, hello, self._folders)
+        start_thread(self._give, node, stream, orders, carrier)
         self.inbox.put(Message(node.name, "up", data=hello))
         while not self.stop.is_set():
             message = stream.receive(SILENT_S)
@@ -83,24 +78,24 @@ class Samplers(Followers):
             if message["type"] == "ended":
                 self.inbox.put(Message(node.name, "ended", message["slot"], why=message["why"]))
             if message["type"] == "answer":
-                answer = message["answer"]
-                self._after(node, connection, answer)
+                try:
+                    answer = carrier.after(message["answer"])
+                except OSError as error:
+                    raise TransportError("command", f"a video cannot be fetched: {error}") from None
                 self.inbox.put(Message(node.name, "answer", message["slot"], answer))
 
     def _give(
         self,
         node: Node,
-        connection: Connection,
         stream: PayloadStream,
         orders: queue.SimpleQueue[tuple[int, dict[str, Any]] | None],
-        hello: dict[str, Any],
+        carrier: Carrier,
     ) -> None:
         while (item := orders.get()) is not None:
             slot, order = item
             try:
-                self._before(node, connection, order)
-                stream.send({"slot": slot, "order": order})
-            except (TransportError, OSError) as error:
+                stream.send({"slot": slot, "order": carrier.before(order)})
+            except (TransportError, OSError, EOFError) as error:
                 why = Message(node.name, "sent", slot, {"id": order["id"]}, str(error))
                 self.inbox.put(why)
 

@@ -20,6 +20,7 @@ from clusterctl.serve.work import DONE, FAILED, GONE, NEW, OPEN, SHEET_UNIT, Fol
 
 TICK_S = 0.2
 OTHERS_S = 2.0  # between two looks at what another server has claimed
+VISIBLE_S = 90.0
 PAUSE_S = 5.0  # before a batch is tried again
 ORDER_S = 3600.0  # for one batch; then its sampler is ended
 
@@ -179,8 +180,8 @@ class Server:
         elif "made" in answer and order.unit is not None:
             folder.made += len(answer["made"])
             order.unit.is_busy = False
-            if order.unit in folder.units:
-                folder.units.remove(order.unit)
+            # A network drive may hide them for a while; then they are not made again.
+            order.unit.not_before_s = time.monotonic() + VISIBLE_S
             self._give_back(folder, order.unit.name)
         elif "sheet" in answer:
             self._close(folder)
@@ -242,11 +243,17 @@ class Server:
                 for preset in follow.presets:
                     self._add(follow, sealed, preset)
             for folder in self._folders.values():
-                is_open = folder.source is source and folder.state in (NEW, OPEN)
-                if is_open and folder.sealed.name not in there and not self._is_busy(folder):
+                if folder.source is not source or folder.state not in (NEW, OPEN):
+                    continue
+                if (why := source.broken.get(folder.sealed.name)) is not None:
+                    folder.fail(why)
+                    self._events.failed(folder)
+                elif folder.sealed.name not in there and not self._is_busy(folder):
                     self._leave(folder)
-            left = [one for one in self._ordered() if one.source is source]
-            source.wants([one.sealed.name for one in left])
+            left = [one.sealed.name for one in self._ordered() if one.source is source]
+            source.wants(left)
+            for name in {one.name for one in chosen} - set(left):
+                source.finished(name)
 
     def _add(self, follow: Follow, sealed: Any, preset: Preset) -> None:
         key = follow.source.folder / sealed.name, preset.name
@@ -259,7 +266,6 @@ class Server:
         )
         if folder.is_served():
             folder.state = DONE
-            follow.source.finished(sealed.name)
         self._folders[key] = folder
 
     def _is_busy(self, folder: Folder) -> bool:
@@ -268,7 +274,7 @@ class Server:
     def _ordered(self) -> list[Folder]:
         """Folders that are not complete: the checkpoint that was sealed last comes first."""
         left = [one for one in self._folders.values() if one.state in (NEW, OPEN)]
-        return sorted(left, key=lambda one: -one.sealed.sealed_s)
+        return sorted(left, key=lambda one: (-one.sealed.sealed_s, -one.sealed.step))
 
     def _ready(self) -> list[Slot]:
         return [slot for slot in self._slots.values() if slot.is_ready]
@@ -345,7 +351,9 @@ class Server:
         self._number += 1
         order: dict[str, Any] = {"op": kind, "id": self._number, "request": folder.request()}
         if unit is not None:
-            order |= {"first": unit.first, "end": unit.end}
+            order |= {"first": unit.first, "end": unit.end, "files": list(unit.files)}
+        if kind == "sheet" and folder.look is not None:
+            order["files"] = [job["file"] for job in folder.look["jobs"]]
         slot.order = self._number
         slot.warmed.add(str(folder.source.folder))
         self._orders[self._number] = Order(kind, folder, unit, time.monotonic())
@@ -367,9 +375,6 @@ class Server:
             return
         self._on_finished(folder)
         self._claims[folder.source].clear(folder.path)
-        left = {one.sealed.name for one in self._ordered() if one.source is folder.source}
-        if folder.sealed.name not in left:
-            folder.source.finished(folder.sealed.name)
         self._events.finished(folder)
 
 
@@ -381,12 +386,11 @@ def serve(
     is_over: Callable[[], bool],
     log: str = "",
 ) -> int:
-    """Follow until the end; the exit code. Raises OSError where a run's folder is read only."""
+    """Follow runs whose sources were started; the exit code. Raises OSError where a run's folder
+    is read only."""
     with ExitStack() as stack:
         claims: dict[Source, Claims] = {}
         for follow in plan.follows:
-            follow.source.start()
-            stack.callback(follow.source.close)
             names = ", ".join(preset.name for preset in follow.presets)
             opened = Claims(follow.source.folder / "samples", names, log)
             claims[follow.source] = stack.enter_context(opened)

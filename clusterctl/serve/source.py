@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import threading
-import time
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,7 +12,6 @@ from trainer.runlog.json_file import read_object
 
 CONFIG, MANIFEST = "config.json", "manifest.json"
 EVERY_S = 1.0  # between two looks into a folder
-GONE_S = 30.0  # without an answer of its file system
 
 
 class Source(Protocol):
@@ -22,14 +19,9 @@ class Source(Protocol):
 
     name: str
     folder: Path  # on this machine, with config.json and samples/
-
-    @property
-    def sealed(self) -> list[Sealed] | None:
-        """Complete checkpoints, at the last look; None before the first."""
-
-    @property
-    def why(self) -> str:
-        """What is wrong with looking now; "" for nothing."""
+    sealed: list[Sealed] | None  # complete checkpoints, at the last look; None before the first
+    why: str  # what is wrong with looking now; "" for nothing
+    broken: dict[str, str]  # checkpoints whose weights cannot be had, and why
 
     def config(self) -> dict[str, Any] | None:
         """The run's; None where it has not come yet. Raises ValueError in words."""
@@ -45,6 +37,9 @@ class Source(Protocol):
 
     def start(self) -> None: ...
 
+    def wait(self, timeout_s: float) -> bool:
+        """Whether its config is there, after `timeout_s` at the latest."""
+
     def close(self) -> None: ...
 
 
@@ -53,19 +48,10 @@ class LocalRun:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.name = folder.absolute(), folder.absolute().name
-        self._sealed: list[Sealed] | None = None
-        self._why = ""
+        self.sealed: list[Sealed] | None = None
+        self.why = ""
+        self.broken: dict[str, str] = {}
         self._over = threading.Event()
-        self._looked_s = time.monotonic()
-
-    @property
-    def sealed(self) -> list[Sealed] | None:
-        return self._sealed
-
-    @property
-    def why(self) -> str:
-        silent_s = time.monotonic() - self._looked_s
-        return f"its folder does not answer for {silent_s:.0f} s" if silent_s > GONE_S else self._why
 
     def config(self) -> dict[str, Any] | None:
         return read_config(self.folder)
@@ -81,6 +67,9 @@ class LocalRun:
         self._look()
         start_thread(self._follow)
 
+    def wait(self, timeout_s: float) -> bool:
+        return True
+
     def close(self) -> None:
         self._over.set()
 
@@ -90,10 +79,9 @@ class LocalRun:
 
     def _look(self) -> None:
         try:
-            self._sealed, self._why = sealed_in(self.folder), ""
+            self.sealed, self.why = sealed_in(self.folder), ""
         except OSError as error:
-            self._why = f"{self.folder} cannot be read: {error.strerror}"
-        self._looked_s = time.monotonic()
+            self.why = f"{self.folder} cannot be read: {error.strerror}"
 
 
 def read_config(folder: Path) -> dict[str, Any] | None:
@@ -109,10 +97,12 @@ def read_config(folder: Path) -> dict[str, Any] | None:
 def sealed_in(folder: Path) -> list[Sealed]:
     """Complete checkpoints of a run directory. Raises OSError."""
     found = []
-    for name in filter(is_name, os.listdir(folder)):
+    for path in folder.iterdir():
+        if not is_name(path.name):
+            continue
         try:
-            status = (folder / name / MANIFEST).stat()
+            status = (path / MANIFEST).stat()
         except (FileNotFoundError, NotADirectoryError):
             continue  # not complete, or deleted just now
-        found.append(Sealed(name, status.st_mtime, f"{status.st_mtime_ns} {status.st_size}"))
+        found.append(Sealed(path.name, status.st_mtime, f"{status.st_mtime_ns} {status.st_size}"))
     return found

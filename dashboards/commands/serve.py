@@ -27,6 +27,7 @@ ONCE = "Make what there is to make now, then exit."
 GPUS = "Which GPUs of each node: 0,1, or none for the CPU. Default: all that nobody uses."
 PYTHON = "Of the training environment on the nodes. Default: the one that runs this."
 NODES = "Hostfile of the nodes that sample. Default: this machine."
+COPIES = "Folder for runs of other clusters: weights while they are needed, and samples."
 DETACH = "Return as soon as it has begun; it outlives the terminal."
 STOP = "End the servers of these runs, wherever they are."
 DRY_RUN = "Print what would be made, make nothing."
@@ -69,6 +70,7 @@ Examples:
 @option("-x", "--without", "Leave these nodes out.", metavar="SET")
 @option("--connect-timeout", "Seconds for a connection.", type=Duration(0.1), default=3.0)
 @flag("--accept-new", "Write unknown host keys to clusterctl's own known_hosts.")
+@option("--copies", COPIES, type=PATH, default=Path("served"))
 @option("--gpus", GPUS, metavar="SET")
 @option("--python", PYTHON, default=sys.executable, show_default=False, metavar="PATH")
 @flag("--detach", DETACH)
@@ -80,8 +82,8 @@ Examples:
 def command(output: Output, **options: Any) -> int:
     """Sample fixed prompts from each new checkpoint of runs, beside the training.
 
-    RUN is a run directory, the number or name of one in --outputs, or a folder of runs; default:
-    the newest. Videos are in samples/PRESET/CHECKPOINT of the run. What is finished is never made
+    RUN is a run directory, the number or name of one in --outputs, a folder of runs, or HOST:PATH
+    of a run on another cluster, over ssh; default: the newest. Videos are in samples/PRESET/CHECKPOINT of the run. What is finished is never made
     again, and several servers of one run share the work.
     """
     from clusterctl.serve.begin import Wanted, begin

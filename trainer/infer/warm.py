@@ -23,6 +23,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ def main() -> int:
         order = orders.get()
         about = {"id": order["id"]}
         try:
-            _OPERATIONS[order["op"]](order, models, lambda found: say({**about, **found}))
+            _OPERATIONS[order["op"]](order, models, partial(_say_of, say, order["id"]))
         except TrainerError as error:
             say({**about, "error": str(error), "hint": error.hint, "kind": type(error).__name__})
         except Exception as error:  # noqa: BLE001 - border of a request: it becomes its answer
@@ -90,6 +91,10 @@ def _answers() -> Say:
             os._exit(0)  # nobody listens any more
 
     return say
+
+
+def _say_of(say: Say, number: int, found: Mapping[str, Any]) -> None:
+    say({"id": number, **found})
 
 
 def _read(orders: queue.SimpleQueue[dict[str, Any]]) -> None:

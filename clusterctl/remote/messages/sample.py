@@ -5,6 +5,7 @@ from __future__ import annotations
 from clusterctl.remote.messages.shape import (
     by_key,
     either,
+    file_name,
     flag,
     items,
     maybe,
@@ -18,8 +19,9 @@ SLOTS = 64  # samplers of one node
 
 _size = whole(0)
 _name = text(256)
+_file = file_name()
 _slot = whole(0, SLOTS)
-_JOB = record({"file": _name, "index": _size, "finished": flag})
+_JOB = record({"file": _file, "index": _size, "finished": flag})
 _LOOK = record({"batch_size": whole(1), "jobs": items(_JOB, VIDEOS)})
 _id = {"id": _size}
 _ANSWER = by_key(
@@ -29,7 +31,7 @@ _ANSWER = by_key(
         "warm": record({**_id, "warm": flag}),
         "look": record({**_id, "look": _LOOK}),
         "begun": record({**_id, "begun": flag}),
-        "made": record({**_id, "made": items(_name, VIDEOS)}),
+        "made": record({**_id, "made": items(_file, VIDEOS)}),
     },
     record({**_id, "sheet": flag}),
 )

@@ -104,6 +104,16 @@ def digits(high: int) -> Shape:
     return _text_as(f"digits up to {high}", 18, read)
 
 
+def file_name() -> Shape:
+    """A printable name of a file that is not hidden, in no other folder."""
+
+    def read(value: str) -> str | None:
+        is_good = value[:1] not in ("", ".") and "/" not in value and value.isprintable()
+        return value if is_good else None
+
+    return _text_as("the name of a file", 255, read)
+
+
 def one_of(*words: str) -> Shape:
     return _text_as(f"one of {', '.join(words)}", LINE, {word: word for word in words}.get)
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from clusterctl.errors import TransportError
+from clusterctl.remote.messages.sample import sample
 from clusterctl.remote.messages.shape import (
     Shape,
     ascii_text,
@@ -25,7 +26,6 @@ from clusterctl.remote.messages.shape import (
     text,
     whole,
 )
-from clusterctl.remote.messages.sample import sample
 from clusterctl.remote.messages.watch import watch
 
 MIB = 1 << 20

@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from clusterctl.transport.loopback.sftp_files import HomeFiles
 from clusterctl.transport.paramiko_import import BROKEN, channel_request, paramiko
 
 # After the client has gone: end of stdin, which ends a payload (its lease); then signals.
@@ -28,7 +29,6 @@ STOP_GRACE_S = 1.0
 PIPE_BYTES = 64 << 10
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_SFTP_KINDS = {os.O_RDONLY: "rb", os.O_WRONLY: "wb", os.O_RDWR: "r+b"}
 _Channel: Any = paramiko.Channel
 _Transport: Any = paramiko.Transport
 
@@ -93,7 +93,7 @@ class Node:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else 40 ms a command
         session = _Session(connection)
         session.add_server_key(self.key)
-        session.set_subsystem_handler("sftp", paramiko.SFTPServer, _HomeFiles)
+        session.set_subsystem_handler("sftp", paramiko.SFTPServer, HomeFiles)
         self.sessions = {known for known in self.sessions if known.is_active()} | {session}
         session.start_server(event=threading.Event(), server=_Login(self))
 
@@ -125,30 +125,6 @@ class Node:
                 if number == signal.SIGTERM:
                     number = 0  # once; repeating it could cut a handler short
                 time.sleep(0.02)
-
-
-class _HomeFiles(paramiko.SFTPServerInterface):
-    """sftp as far as `put` and `get` need it; relative paths start from HOME."""
-
-    def canonicalize(self, path: str) -> str:
-        return os.path.normpath(Path.home() / path)
-
-    def open(self, path: str, flags: int, attr: paramiko.SFTPAttributes) -> Any:
-        mode = 0o666 if attr.st_mode is None else attr.st_mode
-        try:
-            descriptor = os.open(Path.home() / path, flags | os.O_CLOEXEC, mode)
-            file = os.fdopen(descriptor, _SFTP_KINDS[flags & os.O_ACCMODE], buffering=0)
-        except OSError as error:
-            return paramiko.SFTPServer.convert_errno(error.errno or 0)
-        handle: Any = paramiko.SFTPHandle(flags)
-        handle.readfile = handle.writefile = file
-        return handle
-
-    def stat(self, path: str) -> Any:
-        try:
-            return paramiko.SFTPAttributes.from_stat((Path.home() / path).stat())
-        except OSError as error:
-            return paramiko.SFTPServer.convert_errno(error.errno or 0)
 
 
 class _Login(paramiko.ServerInterface):

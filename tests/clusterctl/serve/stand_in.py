@@ -10,7 +10,7 @@ import json
 import sys
 from pathlib import Path
 
-PROGRAM = '''#!{python} -IS
+PROGRAM = """#!{python} -IS
 import json, os, sys, threading, time
 FOLDER, DELAY_S, FAIL = {folder!r}, {delay_s!r}, {fail!r}
 def say(**message):
@@ -65,7 +65,7 @@ for line in sys.stdin:
                      fps=8.0, frames=8, height=16, width=16, videos=videos)
         write(request, "index.json", json.dumps(index))
         say(sheet=True, **about)
-'''
+"""
 
 
 def make(

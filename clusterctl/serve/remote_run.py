@@ -1,0 +1,219 @@
+"""A run on another cluster, `HOST:PATH`: its checkpoints' weights are fetched over ssh, as needed."""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+import threading
+import time
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+from clusterctl.errors import TransportError
+from clusterctl.nodes import Node
+from clusterctl.remote.cluster import Cluster
+from clusterctl.remote.fanout import NodeResult
+from clusterctl.remote.node_threads import Followers
+from clusterctl.serve.source import CONFIG, MANIFEST, read_config
+from clusterctl.serve.wanted import Sealed, is_name
+from clusterctl.transfer import resume
+from clusterctl.transfer.push import size_text
+from clusterctl.transport.base import Connection, Transport
+from trainer.runlog.atomic_file import part_of
+from trainer.runlog.json_file import parse
+
+EVERY_S = 3.0  # between two looks at the folder
+TRIES = 2  # of a file whose SHA-256 differs
+BESIDE = ("wandb.json", "prompts.txt")  # fetched with the config, where they are
+ENCODER = "text_encoder"  # of a run that has its own
+WEIGHTS = ("model/", "ema/")
+LOCK, ASIDE = ".fetch.lock", ".fetch-"
+MOST_BYTES = 64 << 20  # of a document
+
+
+class RemoteRun(Followers):
+    """A `Source` whose files are below `copies`. Connects again when the connection is lost."""
+
+    def __init__(self, node: Node, path: str, copies: Path, transport: Transport) -> None:
+        super().__init__(Cluster([node], transport))
+        self._path = path.removeprefix("~/")
+        short = self._path.rstrip("/").rpartition("/")[2]
+        self.name = f"{node.name}:{short}"
+        self.folder = copies.absolute() / f"{node.name}-{short}"
+        self.sealed: list[Sealed] | None = None
+        self.why = ""
+        self.broken: dict[str, str] = {}
+        self._wanted: list[str] = []
+        self._known: dict[str, tuple[Any, Sealed]] = {}  # by name, with its folder's time there
+        self._has_config = threading.Event()
+
+    def config(self) -> dict[str, Any] | None:
+        return read_config(self.folder)
+
+    def wants(self, names: list[str]) -> None:
+        self._wanted = list(dict.fromkeys(names))
+
+    def is_here(self, name: str) -> bool:
+        return (self.folder / name / MANIFEST).is_file()
+
+    def finished(self, name: str) -> None:
+        """Its weights are there, and need no place here."""
+        with suppress(OSError):
+            aside = self.folder / f".old-{name}"
+            (self.folder / name).rename(aside)
+            shutil.rmtree(aside)
+
+    def start(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.__enter__()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether the config has come."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline and not (self.why and self.sealed is None):
+            if self._has_config.wait(0.1):
+                return True
+        return self._has_config.is_set()
+
+    def close(self) -> None:
+        self.__exit__()
+
+    def report(self, result: NodeResult[Any]) -> None:
+        assert result.unreachable is not None
+        self.why = result.unreachable.sentence()
+
+    def talk(self, node: Node, connection: Connection) -> None:
+        with closing(resume.sftp_over(connection, node)) as sftp:
+            while not self.stop.is_set():
+                try:
+                    self._look(sftp)
+                    self._fetch_next(sftp)
+                    self.why = ""
+                except FileNotFoundError as error:
+                    self.why = f"{self._path} is not there: {error.strerror}"
+                except EOFError:
+                    raise TransportError("command", "the connection was lost") from None
+                self.stop.wait(EVERY_S)
+
+    def _look(self, sftp: Any) -> None:
+        found = []
+        for entry in sftp.listdir_attr(self._path):
+            if not is_name(entry.filename):
+                continue
+            when, known = self._known.get(entry.filename, (None, None))
+            if known is None or when != entry.st_mtime:
+                try:
+                    status = sftp.stat(f"{self._path}/{entry.filename}/{MANIFEST}")
+                except FileNotFoundError:
+                    continue
+                known = Sealed(
+                    entry.filename, float(status.st_mtime), f"{status.st_mtime} {status.st_size}"
+                )
+                self._known[entry.filename] = entry.st_mtime, known
+            found.append(known)
+        if not self._has_config.is_set():
+            self._documents(sftp)
+            self._has_config.set()
+        self.sealed = found
+
+    def _documents(self, sftp: Any) -> None:
+        """Config and encoder, anew with each start: small files. Raises FileNotFoundError."""
+        self._document(sftp, CONFIG)
+        for name in BESIDE:
+            with suppress(FileNotFoundError):
+                self._document(sftp, name)
+        with suppress(FileNotFoundError):
+            for name in sftp.listdir(f"{self._path}/{ENCODER}"):
+                self._document(sftp, f"{ENCODER}/{name}")
+
+    def _document(self, sftp: Any, name: str) -> None:
+        with closing(sftp.open(f"{self._path}/{name}", "rb")) as file:
+            data = file.read(MOST_BYTES)
+        local = self.folder / name
+        local.parent.mkdir(exist_ok=True)
+        with part_of(local) as part:
+            part.write_bytes(data)
+
+    def _fetch_next(self, sftp: Any) -> None:
+        """The most urgent checkpoint that is not here; another server may be fetching it."""
+        sealed = {one.name for one in self.sealed or ()}
+        for name in self._wanted:
+            if name in sealed and name not in self.broken and not self.is_here(name):
+                with (self.folder / LOCK).open("w") as lock:
+                    try:
+                        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    except BlockingIOError:
+                        return
+                    self._fetch(sftp, name)
+                return
+
+    def _fetch(self, sftp: Any, name: str) -> None:
+        aside, there = self.folder / f"{ASIDE}{name}", f"{self._path}/{name}"
+        try:
+            with closing(sftp.open(f"{there}/{MANIFEST}", "rb")) as file:
+                manifest = file.read(MOST_BYTES)
+            files = _files(manifest)
+        except FileNotFoundError:
+            shutil.rmtree(aside, ignore_errors=True)
+            return  # deleted meanwhile; the next look shows it
+        except (ValueError, KeyError, TypeError, AttributeError):
+            self.broken[name] = f"{there}/{MANIFEST} cannot be read"
+            return
+        if aside.exists() and _bytes(aside / MANIFEST) != manifest:
+            shutil.rmtree(aside)  # of another checkpoint of that name
+        aside.mkdir(exist_ok=True)
+        (aside / MANIFEST).write_bytes(manifest)
+        left = sum(size for file, (size, _) in files.items() if not (aside / file).is_file())
+        free = shutil.disk_usage(aside).free
+        if left > free:
+            text = f"{name} needs {size_text(left)} and {self.folder} has {size_text(free)} free"
+            raise TransportError("command", text)
+        for file, (size, sha256) in files.items():
+            if not (aside / file).is_file() and not self._one(
+                sftp, there, aside, file, size, sha256
+            ):
+                shutil.rmtree(aside)
+                return
+        shutil.rmtree(self.folder / name, ignore_errors=True)
+        aside.rename(self.folder / name)
+
+    def _one(self, sftp: Any, there: str, aside: Path, file: str, size: int, sha256: str) -> bool:
+        """Whether a file is here now; not where it is gone, or damaged at each try."""
+        for left in reversed(range(TRIES)):
+            try:
+                remote, local = f"{there}/{file}", aside / file
+                resume.fetch(sftp, remote, local, size, sha256, self.stop.is_set)
+                return True
+            except FileNotFoundError:
+                return False
+            except resume.Damaged as error:
+                if not left:
+                    self.broken[aside.name.removeprefix(ASIDE)] = str(error)
+        return False
+
+
+def _files(manifest: bytes) -> dict[str, tuple[int, str]]:
+    """Size and SHA-256 of the weights, by path. Raises ValueError, KeyError, TypeError for what is
+    no manifest, and for a path that leads out of the checkpoint."""
+    found = {}
+    for name, entry in parse(manifest)["files"].items():
+        if name.startswith(WEIGHTS):
+            if ".." in Path(name).parts:
+                raise ValueError(name)
+            found[name] = int(entry["size"]), str(entry["sha256"])
+    return found
+
+
+def _bytes(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
+
+
+def split(text: str) -> tuple[str, str] | None:
+    """(host, path) of `user@host:path`; None for other words."""
+    host, colon, path = text.partition(":")
+    is_remote = bool(colon and host and path) and "/" not in host and not Path(text).exists()
+    return (host, path) if is_remote else None

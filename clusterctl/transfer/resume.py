@@ -1,0 +1,128 @@
+"""One file over sftp, in either direction, that goes on where it was cut, and is checked."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+from clusterctl.errors import TransportError
+from clusterctl.nodes import Node
+from clusterctl.transport.base import Connection
+from trainer.runlog.atomic_file import sha256_of, sync
+
+CHUNK_BYTES = 1 << 18
+REQUESTS = 64  # of 32 kB under way: 2 MB hide the way to another continent
+STALL_S = 30.0  # without an answer, after which the connection is given up
+
+
+class Damaged(Exception):
+    """What arrived is not what was promised, from its first byte on."""
+
+
+def sftp_over(connection: Connection, node: Node) -> Any:
+    """An sftp session. Raises `TransportError`."""
+    from clusterctl.transport import fabric_library
+    from clusterctl.transport.channels import ParamikoConnection
+
+    if not isinstance(connection, ParamikoConnection):
+        raise TransportError("channel", "this transport carries no files")
+    return fabric_library.over(connection, node, STALL_S).sftp()
+
+
+def fetch(
+    sftp: Any,
+    remote: str,
+    local: Path,
+    size: int,
+    sha256: str,
+    is_over: Callable[[], bool] = lambda: False,
+) -> None:
+    """Copy a file to this machine; what an earlier call has got is not read again.
+
+    Raises `Damaged`, OSError (FileNotFoundError: it is gone) and `TransportError`.
+    """
+    part = local.with_name(f".{local.name}.{sha256[:16]}.part")
+    local.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileNotFoundError):
+        if part.stat().st_size > size:
+            part.unlink()
+    with part.open("ab") as out, closing(sftp.open(remote, "rb")) as source:
+        at = out.tell()
+        if at < size:
+            source.seek(at)
+            source.prefetch(size, REQUESTS)
+        while at < size:
+            data = source.read(min(CHUNK_BYTES, size - at))
+            if not data:
+                break
+            out.write(data)
+            at += len(data)
+            if is_over():
+                raise TransportError("command", "it was ended here")
+    found = sha256_of(part)
+    if found != sha256:
+        part.unlink()
+        raise Damaged(f"{remote} is damaged: its SHA-256 differs")
+    sync(part)
+    part.replace(local)
+
+
+def put(sftp: Any, local: Path, remote: str, mark: str) -> None:
+    """Copy a file to the node; `mark` names its content, so that a part is continued only by the
+    same. Raises OSError and `TransportError`."""
+    folder, _, name = remote.rpartition("/")
+    part = f"{folder}/.{name}.{mark[:16]}.part"
+    size = local.stat().st_size
+    at = 0
+    with suppress(FileNotFoundError):
+        at = sftp.stat(part).st_size
+    mode = "ab" if 0 < at <= size else "wb"
+    with local.open("rb") as source, closing(sftp.open(part, mode)) as out:
+        out.set_pipelined(True)
+        source.seek(at if mode == "ab" else 0)
+        while data := source.read(CHUNK_BYTES):
+            out.write(data)
+    arrived = sftp.stat(part).st_size
+    if arrived != size:
+        sftp.remove(part)
+        raise TransportError("command", f"{remote}: {arrived:,} of {size:,} bytes arrived")
+    sftp.posix_rename(part, remote)
+
+
+def make_folders(sftp: Any, path: str) -> None:
+    """As `mkdir -p`, closed to others. Raises OSError."""
+    try:
+        sftp.mkdir(path, 0o700)
+    except FileNotFoundError:
+        make_folders(sftp, path.rpartition("/")[0])
+        sftp.mkdir(path, 0o700)
+    except OSError:  # it exists, or cannot be made: servers do not say which
+        if sftp.stat(path) is None:
+            raise
+
+
+def remove_folder(sftp: Any, path: str) -> None:
+    """All of a folder; what is gone already is no error. Raises OSError."""
+    try:
+        entries = sftp.listdir_attr(path)
+    except FileNotFoundError:
+        return
+    for entry in entries:
+        inner = f"{path}/{entry.filename}"
+        if stat.S_ISDIR(entry.st_mode or 0):
+            remove_folder(sftp, inner)
+        else:
+            sftp.remove(inner)
+    sftp.rmdir(path)
+
+
+def size_on(sftp: Any, path: str) -> int | None:
+    """Bytes of a file there; None without one."""
+    try:
+        size = sftp.stat(path).st_size
+    except FileNotFoundError:
+        return None
+    return None if size is None else int(size)
