@@ -25,6 +25,7 @@ from clusterctl.serve.runs import find_runs, follow
 from clusterctl.serve.samplers import Samplers
 from clusterctl.serve.server import Follow, Plan, serve
 from clusterctl.serve.source import LocalRun, Source
+from clusterctl.serve.wandb import VideoLog
 from clusterctl.serve.wanted import Choice
 from clusterctl.serve.work import DONE, Folder
 from clusterctl.settings import Settings
@@ -59,6 +60,8 @@ class Wanted:
     connect_timeout: float
     accept_new: bool
     copies: Path
+    compute_only: bool
+    save_to: str
     gpus: str | None
     python: str
     detach: bool
@@ -152,21 +155,36 @@ def _serve(
         folders = [source.folder for source in claims]
         return Samplers(cluster, {**args, "tokens": tokens}, folders)
 
-    def finished(folder: Folder) -> None:
+    logs: dict[Path, VideoLog] = {}
+    if not wanted.compute_only:
+        for one in plan.follows:
+            place = one.source.folder
+            logs[place] = VideoLog(place, wanted.save_to, events.warning)
+
+    def finished(folder: Folder, claims: Claims, *, is_new: bool) -> None:
+        place = folder.source.folder
         try:
-            on_finished(folder.source.folder)
+            if is_new:
+                on_finished(place)
+            log = logs.get(place)
+            if log is None or not log.add(folder.path, claims):
+                claims.clear(folder.path)
         except OSError as error:
-            events.warning(f"the page of {folder.source.name} cannot be written: {error.strerror}")
+            events.warning(f"{place / 'samples'} cannot be written: {error.strerror}")
 
     signals: list[int] = []
-    log = str(wanted.log or "")
     try:
         with handled_by(lambda number, _: signals.append(number)):
-            code = serve(plan, samplers, events, finished, lambda: bool(signals), log)
+            log_name = str(wanted.log or "")
+            code = serve(plan, samplers, events, finished, lambda: bool(signals), log_name)
+            for log in logs.values():
+                log.close(wait=wanted.once and not signals)
     except OSError as error:
         text = f"{error.filename} cannot be written: {error.strerror}"
         raise ClusterctlError(text) from None
     finally:
+        for log in logs.values():
+            log.close(wait=False)
         events.close()
     return 130 if code == 0 and signal.SIGINT in signals else code
 

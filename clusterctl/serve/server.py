@@ -18,6 +18,8 @@ from clusterctl.serve.source import Source
 from clusterctl.serve.wanted import Choice
 from clusterctl.serve.work import DONE, FAILED, GONE, NEW, OPEN, SHEET_UNIT, Folder, Unit
 
+# Gets each folder that is complete and the run's claims; `is_new` where that was just now.
+Finished = Callable[..., None]
 TICK_S = 0.2
 OTHERS_S = 2.0  # between two looks at what another server has claimed
 VISIBLE_S = 90.0
@@ -67,7 +69,7 @@ class Slot:
 
 
 class Server:
-    """One life of `clusterctl serve`. `on_finished` gets a run's folder after each checkpoint."""
+    """One life of `clusterctl serve`."""
 
     def __init__(
         self,
@@ -75,7 +77,7 @@ class Server:
         samplers: Samplers,
         claims: Mapping[Source, Claims],
         events: Events,
-        on_finished: Callable[[Folder], None],
+        on_finished: Finished,
     ) -> None:
         self._plan, self._samplers, self._claims = plan, samplers, claims
         self._events, self._on_finished = events, on_finished
@@ -266,6 +268,7 @@ class Server:
         )
         if folder.is_served():
             folder.state = DONE
+            self._on_finished(folder, self._claims[folder.source], is_new=False)
         self._folders[key] = folder
 
     def _is_busy(self, folder: Folder) -> bool:
@@ -373,8 +376,7 @@ class Server:
             if not folder.try_again(why, PAUSE_S):
                 self._events.failed(folder)
             return
-        self._on_finished(folder)
-        self._claims[folder.source].clear(folder.path)
+        self._on_finished(folder, self._claims[folder.source], is_new=True)
         self._events.finished(folder)
 
 
@@ -382,7 +384,7 @@ def serve(
     plan: Plan,
     samplers: Callable[[Mapping[Source, Claims]], Samplers],
     events: Events,
-    on_finished: Callable[[Folder], None],
+    on_finished: Finished,
     is_over: Callable[[], bool],
     log: str = "",
 ) -> int:

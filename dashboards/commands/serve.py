@@ -28,6 +28,7 @@ GPUS = "Which GPUs of each node: 0,1, or none for the CPU. Default: all that nob
 PYTHON = "Of the training environment on the nodes. Default: the one that runs this."
 NODES = "Hostfile of the nodes that sample. Default: this machine."
 COPIES = "Folder for runs of other clusters: weights while they are needed, and samples."
+SAVE_TO = "Run in W&B that gets the videos, or new. Default: the training's own."
 DETACH = "Return as soon as it has begun; it outlives the terminal."
 STOP = "End the servers of these runs, wherever they are."
 DRY_RUN = "Print what would be made, make nothing."
@@ -70,6 +71,8 @@ Examples:
 @option("-x", "--without", "Leave these nodes out.", metavar="SET")
 @option("--connect-timeout", "Seconds for a connection.", type=Duration(0.1), default=3.0)
 @flag("--accept-new", "Write unknown host keys to clusterctl's own known_hosts.")
+@flag("--compute-only", "Send nothing to W&B.")
+@option("--save-to", SAVE_TO, default="", show_default=False, metavar="ID")
 @option("--copies", COPIES, type=PATH, default=Path("served"))
 @option("--gpus", GPUS, metavar="SET")
 @option("--python", PYTHON, default=sys.executable, show_default=False, metavar="PATH")

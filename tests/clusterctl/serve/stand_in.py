@@ -27,7 +27,7 @@ def write(request, name, text):
     part = "%s.%d.part" % (os.path.join(request["save_dir"], "." + name), os.getpid())
     with open(part, "w") as file:
         for piece in range(4):
-            file.write(text)
+            file.write(text[piece * len(text) // 4:(piece + 1) * len(text) // 4])
             file.flush()
             time.sleep(DELAY_S / 4)
     os.rename(part, path)

@@ -1,0 +1,99 @@
+"""Finished videos to W&B, through a process of the training environment that may be slow or fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from clusterctl.remote.node_threads import start_thread
+from clusterctl.serve.claims import Claims
+
+IDENTITY, LOGGED = "wandb.json", ".wandb.json"  # of trainer.infer.wandb_videos
+UNIT = "wandb"  # of a folder's claims
+END_S = 30.0  # with --once, for what is still to be sent
+
+
+class VideoLog:
+    """Of one run. `warn` gets a sentence, once; after it nothing more is logged in this life."""
+
+    def __init__(self, run_dir: Path, save_to: str, warn: Callable[[str], None]) -> None:
+        self._run_dir, self._save_to, self._warn = run_dir, save_to, warn
+        self._folders: queue.SimpleQueue[Path | None] = queue.SimpleQueue()
+        self._queued: set[Path] = set()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._thread: threading.Thread | None = None
+        self._has_failed = False
+        self._claims: Claims | None = None
+
+    def add(self, folder: Path, claims: Claims) -> bool:
+        """Log a finished folder, unless that was done before; whether its claims are still needed.
+
+        Raises OSError.
+        """
+        is_asked = self._save_to or (self._run_dir / IDENTITY).is_file()
+        if not is_asked or self._has_failed or (folder / LOGGED).is_file():
+            return False
+        if folder in self._queued or not claims.take(folder, UNIT):
+            return True
+        self._queued.add(folder)
+        self._claims = claims
+        if self._thread is None:
+            self._thread = start_thread(self._work)
+        self._folders.put(folder)
+        return True
+
+    def close(self, *, wait: bool) -> None:
+        """With `wait` what is queued still goes out; what does not is logged by the next start."""
+        self._folders.put(None)
+        if wait and self._thread is not None:
+            self._thread.join(END_S)
+        child = self._child
+        if child is not None and child.poll() is None:
+            self._has_failed = True
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+
+    def _work(self) -> None:
+        try:
+            self._child = child = subprocess.Popen(
+                [sys.executable, "-m", "trainer.infer.wandb_videos", self._run_dir, self._save_to],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                env={**os.environ, "PYTHONPATH": _path(), "WANDB_ERROR_REPORTING": "false"},
+            )
+            assert child.stdin is not None
+            assert child.stdout is not None
+            while (folder := self._folders.get()) is not None:
+                child.stdin.write(json.dumps({"folder": str(folder)}).encode() + b"\n")
+                child.stdin.flush()
+                answer = json.loads(child.stdout.readline() or b'{"error": "W&B ended"}')
+                if "error" in answer:
+                    self._fail(answer["error"])
+                    return
+                if self._claims is not None:
+                    self._claims.clear(folder)
+            child.stdin.close()
+            child.wait()
+        except (OSError, ValueError) as error:
+            self._fail(f"W&B cannot be told: {error}")
+
+    def _fail(self, why: str) -> None:
+        if not self._has_failed:  # else it was ended here
+            self._has_failed = True
+            self._warn(why)
+
+
+def _path() -> str:
+    here = str(Path(__file__).parents[2])
+    return os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
