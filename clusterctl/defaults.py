@@ -34,8 +34,8 @@ PERSONAL = frozenset(
         "ras",  # where nodes connect to
         "accept_new", "sudo", "yes", "force", "skip_preflight",  # guards
         "listen", "host", "port", "web", "share",  # who may look
-        "out", "record", "write_good", "junit", "speedscope", "once", "bundle", "note", "repaired",  # what is written
-        "match", "user", "gpus", "all_runs", "all", "signal",  # whose processes are ended or read
+        "out", "copies", "save_to", "log", "record", "write_good", "junit", "speedscope", "once", "bundle", "note", "repaired",  # what is written
+        "match", "user", "gpus", "all_runs", "all", "signal", "stop",  # whose processes are ended or read
     )
 )  # fmt: skip
 """Options that only the user's own file may set; a test fails for a new one that is not judged."""
