@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from clusterctl.bound_child import command_line
 from clusterctl.errors import ClusterctlError, CouldNotFindOut, LaunchFailed, UsageError
 from clusterctl.output import Output
 from clusterctl.signal_handlers import handled_by
@@ -191,16 +192,6 @@ def _train(
     return plan.run_dir, steps
 
 
-# Not a preexec_fn: that runs Python's hooks of a fork, in which a Ctrl-C of that moment gets lost.
-_DIES_WITH_PARENT = """
-import ctypes, os, runpy, signal, sys
-ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-_, parent, *sys.argv = sys.argv
-if os.getppid() == int(parent):
-    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-"""
-
-
 def _python(module: str, *words: object) -> str:
     """Run one of our modules as its own process; returns stdout.
 
@@ -208,7 +199,7 @@ def _python(module: str, *words: object) -> str:
     Raises `ClusterctlError` with its last lines.
     """
     child = subprocess.Popen(
-        [sys.executable, "-c", _DIES_WITH_PARENT, str(os.getpid()), module, *map(str, words)],
+        command_line(module, *words),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

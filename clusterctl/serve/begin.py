@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from clusterctl.bound_child import command_line
 from clusterctl.errors import ClusterctlError, CouldNotFindOut, UsageError
 from clusterctl.nodes import Node, counted, parse_hostfile, read_hostfile
 from clusterctl.output import Output
@@ -64,6 +66,9 @@ class Wanted:
     save_to: str
     gpus: str | None
     python: str
+    web: bool
+    host: str
+    port: int
     detach: bool
     list_servers: bool
     stop: bool
@@ -71,7 +76,7 @@ class Wanted:
     dry_run: bool
 
 
-def begin(wanted: Wanted, output: Output, on_finished: Callable[[Path], None]) -> int:
+def begin(wanted: Wanted, output: Output, on_finished: Callable[[Path], object]) -> int:
     """Follow the runs; the exit code. `on_finished` gets a run's folder after each checkpoint.
 
     Raises `UsageError`, and `ClusterctlError` where a run's folder cannot be written.
@@ -95,7 +100,21 @@ def begin(wanted: Wanted, output: Output, on_finished: Callable[[Path], None]) -
             return _show_plan(plan, cluster, output)
         if wanted.log is not None and (why := leave_session()) is not None:
             output.warn(why, "warn")
+        if wanted.web:
+            stack.enter_context(_gallery(wanted, folders))
         return _serve(wanted, plan, cluster, output, on_finished)
+
+
+@contextmanager
+def _gallery(wanted: Wanted, folders: Sequence[Path]) -> Iterator[None]:
+    """The web server of the gallery, as a process that ends with this one."""
+    where = ["--host", wanted.host, "--port", wanted.port]
+    words = command_line("clusterctl", "gallery", *folders, "--web", *where)
+    with subprocess.Popen(words, stdin=subprocess.DEVNULL) as child:
+        try:
+            yield
+        finally:
+            child.kill()
 
 
 def _sources(wanted: Wanted, cluster: Cluster) -> list[Source]:
@@ -143,7 +162,7 @@ def _serve(
     plan: Plan,
     cluster: Cluster,
     output: Output,
-    on_finished: Callable[[Path], None],
+    on_finished: Callable[[Path], object],
 ) -> int:
     events = Events(output)
 
@@ -169,6 +188,8 @@ def _serve(
             log = logs.get(place)
             if log is None or not log.add(folder.path, claims):
                 claims.clear(folder.path)
+        except ClusterctlError as error:  # the page
+            events.warning(str(error), error.hint)
         except OSError as error:
             events.warning(f"{place / 'samples'} cannot be written: {error.strerror}")
 

@@ -34,6 +34,9 @@ STOP = "End the servers of these runs, wherever they are."
 DRY_RUN = "Print what would be made, make nothing."
 
 
+PORT = click.IntRange(0, 65535)
+
+
 class Numbers(click.ParamType):  # type: ignore[type-arg]
     """`656`, `656,657`."""
 
@@ -76,6 +79,9 @@ Examples:
 @option("--copies", COPIES, type=PATH, default=Path("served"))
 @option("--gpus", GPUS, metavar="SET")
 @option("--python", PYTHON, default=sys.executable, show_default=False, metavar="PATH")
+@flag("--web", "Also serve the gallery: pip install 'clusterctl[web]'.")
+@option("--host", "Address that --web listens on.", default="127.0.0.1")
+@option("--port", "Port of --web; 0 takes a free one.", type=PORT, default=8000)
 @flag("--detach", DETACH)
 @flag("--list", "list_servers", "The servers that follow these runs.")
 @flag("--stop", STOP)
@@ -90,5 +96,7 @@ def command(output: Output, **options: Any) -> int:
     again, and several servers of one run share the work.
     """
     from clusterctl.serve.begin import Wanted, begin
+    from dashboards.gallery.page import write_gallery
 
-    return begin(Wanted(**options), output, lambda folder: None)
+    wanted = Wanted(**options)
+    return begin(wanted, output, lambda run: write_gallery([run]))
