@@ -31,23 +31,25 @@ class Events:
             text = f"{source.name}: no complete checkpoint yet"
             self._emit("waiting", text, None, run=source.name)
 
-    def node_up(self, node: str, slots: int, before: str) -> None:
+    def node_up(self, node: str, before: str) -> None:
         if before:
             self._said = {said for said in self._said if said[:2] != ("down", node)}
             self._emit("node-up", f"{node} is back", "good", node=node)
 
-    def node_down(self, node: str, why: str, before: str) -> None:
+    def node_down(self, node: str, why: str) -> None:
         if self._is_new("down", node, why):
             text = f"{node} makes no videos now and is tried again: {why}"
             self._emit("node-down", text, "bad", node=node, why=why)
 
     def ready(self, node: str, slot: int, device: str) -> None:
+        self._said = {said for said in self._said if said[:3] != ("ended", node, str(slot))}
         if self._output.verbose:
             self._emit("ready", f"{node}: sampler {slot} is ready ({device})", "dim", node=node)
 
     def sampler_ended(self, node: str, slot: int, why: str) -> None:
-        text = f"{node}: {why}; it is started again"
-        self._emit("sampler-ended", text, "warn", node=node, slot=slot, why=why)
+        if self._is_new("ended", node, str(slot), why):
+            text = f"{node}: {why}; it is started again"
+            self._emit("sampler-ended", text, "warn", node=node, slot=slot, why=why)
 
     def begun(self, folder: Folder) -> None:
         after_s = time.time() - folder.sealed.sealed_s

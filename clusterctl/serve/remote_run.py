@@ -88,8 +88,8 @@ class RemoteRun(Followers):
             while not self.stop.is_set():
                 try:
                     self._look(sftp)
-                    self._fetch_next(sftp)
                     self.why = ""
+                    self._fetch_next(sftp)
                 except FileNotFoundError as error:
                     self.why = f"{self._path} is not there: {error.strerror}"
                 except EOFError:
@@ -124,7 +124,8 @@ class RemoteRun(Followers):
             with suppress(FileNotFoundError):
                 self._document(sftp, name)
         with suppress(FileNotFoundError):
-            for name in sftp.listdir(f"{self._path}/{ENCODER}"):
+            listed = sftp.listdir(f"{self._path}/{ENCODER}")
+            for name in (name for name in listed if "/" not in name and name[0] != "."):
                 self._document(sftp, f"{ENCODER}/{name}")
 
     def _document(self, sftp: Any, name: str) -> None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import queue
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from clusterctl.serve.claims import Claims
+from clusterctl.serve.crew import Answer, Crew, Lost, Order, Slot
 from clusterctl.serve.events import Events
 from clusterctl.serve.presets import Preset
-from clusterctl.serve.samplers import Message, Samplers
+from clusterctl.serve.samplers import Samplers
 from clusterctl.serve.source import Source
 from clusterctl.serve.wanted import Choice
 from clusterctl.serve.work import DONE, FAILED, GONE, NEW, OPEN, SHEET_UNIT, Folder, Unit
@@ -24,7 +24,10 @@ TICK_S = 0.2
 OTHERS_S = 2.0  # between two looks at what another server has claimed
 VISIBLE_S = 90.0
 PAUSE_S = 5.0  # before a batch is tried again
-ORDER_S = 3600.0  # for one batch; then its sampler is ended
+# Errors of the trainer that the same request meets again; all others are tried again.
+FINAL = ("CheckpointError", "ConfigError", "EngineError", "OutOfMemory", "PathError")
+GIVE_UP_S = 60.0  # with --once, of a run elsewhere that does not answer
+LOOK_S = 1.0  # between two looks at all folders, unless there is a new checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,27 +50,6 @@ class Plan:
     once: bool
 
 
-@dataclass
-class Order:
-    """What a sampler has been told to do."""
-
-    kind: str  # warm, look, make, sheet
-    folder: Folder | None
-    unit: Unit | None
-    sent_s: float  # monotonic
-
-
-@dataclass
-class Slot:
-    """A sampler."""
-
-    node: str
-    number: int
-    is_ready: bool = False
-    order: int | None = None
-    warmed: set[str] = field(default_factory=set)
-
-
 class Server:
     """One life of `clusterctl serve`."""
 
@@ -79,26 +61,24 @@ class Server:
         events: Events,
         on_finished: Finished,
     ) -> None:
-        self._plan, self._samplers, self._claims = plan, samplers, claims
+        self._plan, self._claims = plan, claims
+        self._crew = Crew(samplers, events)
         self._events, self._on_finished = events, on_finished
         self._folders: dict[tuple[Path, str], Folder] = {}
-        self._slots: dict[tuple[str, int], Slot] = {}
-        self._down: dict[str, str] = {node.name: "" for node in samplers.cluster.nodes}
-        self._orders: dict[int, Order] = {}
-        self._number = 0
-        self._order_limit_s = ORDER_S
+        self._looked: dict[Source, Any] = {}
+        self._looked_s = self._stuck_s = 0.0  # monotonic
 
     def run(self, is_over: Callable[[], bool]) -> int:
         """Until `is_over`, a request to stop, or with `once` until all is made; the exit code."""
-        with self._samplers:
+        with self._crew:
             while not is_over() and not any(
                 claims.is_asked_to_stop.is_set() for claims in self._claims.values()
             ):
-                self._take_messages()
+                for found in self._crew.take(TICK_S):
+                    self._take(found)
                 self._update_folders()
-                self._check_limits()
                 self._assign()
-                self._events.progress(list(self._folders.values()), len(self._ready()))
+                self._events.progress(list(self._folders.values()), len(self._crew.ready))
                 if self._plan.once and self._is_finished():
                     break
         return self._exit_code()
@@ -112,98 +92,63 @@ class Server:
         has_some = {id(folder.source) for folder in folders}
         if self._plan.once and any(id(f.source) not in has_some for f in self._plan.follows):
             return 3  # no checkpoint yet, or it could not be looked at
-        return 3 if any(self._down.values()) else 0
+        return 3 if self._crew.is_any_down else 0
 
     def _is_finished(self) -> bool:
         """With `once`: nothing is left that could be made now."""
         looked = all(f.source.sealed is not None or f.source.why for f in self._plan.follows)
         is_left = any(one.state in (NEW, OPEN) for one in self._folders.values())
-        nobody = all(self._down.values()) and not self._slots
-        return looked and not self._orders and (not is_left or nobody)
+        if not looked or self._crew.orders:
+            return False
+        return not is_left or self._crew.is_all_down or self._is_stuck()
+
+    def _is_stuck(self) -> bool:
+        """Whether all that is left is elsewhere, and its cluster has not answered for long."""
+        left = self._ordered()
+        if any(one.source.is_here(one.sealed.name) or not one.source.why for one in left):
+            self._stuck_s = 0.0
+            return False
+        self._stuck_s = self._stuck_s or time.monotonic()
+        return time.monotonic() - self._stuck_s > GIVE_UP_S
 
     # What arrives
 
-    def _take_messages(self) -> None:
-        deadline = time.monotonic() + TICK_S
-        while True:
-            try:
-                message = self._samplers.inbox.get(timeout=max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
-                return
-            self._take(message)
-            if time.monotonic() > deadline:
-                return
-
-    def _take(self, message: Message) -> None:
-        node, key = message.node, (message.node, message.slot)
-        if message.kind == "up":
-            self._events.node_up(node, message.data["slots"], self._down[node])
-            self._down[node] = ""
-            for number in range(message.data["slots"]):
-                self._slots[node, number] = Slot(node, number)
-        elif message.kind == "down":
-            self._events.node_down(node, message.why, self._down[node])
-            self._down[node] = message.why
-            for slot in [one for one in self._slots.values() if one.node == node]:
-                self._lose(slot, message.why, counts=False)
-                del self._slots[slot.node, slot.number]
-        elif message.kind == "ended" and key in self._slots:
-            self._events.sampler_ended(node, message.slot, message.why)
-            self._slots[key].is_ready = False
-            self._slots[key].warmed.clear()
-            self._lose(self._slots[key], message.why, counts=True)
-        elif message.kind == "sent" and key in self._slots:
-            self._lose(self._slots[key], message.why, counts=True)
-        elif message.kind == "answer" and key in self._slots:
-            self._take_answer(self._slots[key], message.data)
-
-    def _take_answer(self, slot: Slot, answer: dict[str, Any]) -> None:
-        if "ready" in answer:
-            slot.is_ready = True
-            self._events.ready(slot.node, slot.number, answer["ready"])
-            return
-        order = self._orders.get(answer["id"])
-        if order is None or slot.order != answer["id"]:
-            return  # it was given up meanwhile
-        folder = order.folder
-        if "begun" in answer:
-            if folder is not None and folder.begun_s is None:
+    def _take(self, found: Answer | Lost) -> None:
+        order, folder = found.order, found.order.folder
+        if isinstance(found, Lost):
+            self._lose(found)
+        elif folder is None:
+            if "error" in found.data:  # of the encoders; the first look at a folder says it again
+                self._events.warning(found.data["error"], found.data["hint"])
+        elif "begun" in found.data:
+            if folder.begun_s is None:
                 folder.begun_s = time.time()
                 self._events.begun(folder)
-            return
-        self._end_order(slot)
-        if folder is None:
-            if "error" in answer:
-                self._events.warning(f"{answer['error']}", answer["hint"])
-        elif "error" in answer:
-            self._fail(folder, order, answer)
-        elif "look" in answer:
-            folder.take_look(answer["look"])
-        elif "made" in answer and order.unit is not None:
-            folder.made += len(answer["made"])
+        elif "error" in found.data:
+            self._fail(folder, order, found.data)
+        elif "look" in found.data:
+            folder.take_look(found.data["look"])
+        elif order.unit is not None:
+            folder.made += len(found.data["made"])
             order.unit.is_busy = False
             # A network drive may hide them for a while; then they are not made again.
             order.unit.not_before_s = time.monotonic() + VISIBLE_S
             self._give_back(folder, order.unit.name)
-        elif "sheet" in answer:
+        else:
             self._close(folder)
 
-    def _end_order(self, slot: Slot) -> Order | None:
-        number, slot.order = slot.order, None
-        return None if number is None else self._orders.pop(number, None)
-
-    def _lose(self, slot: Slot, why: str, *, counts: bool) -> None:
+    def _lose(self, lost: Lost) -> None:
         """What a sampler had goes to others."""
-        order = self._end_order(slot)
-        if order is None or order.folder is None:
+        folder = lost.order.folder
+        if folder is None:
             return
-        self._release(order)
-        if counts and not order.folder.try_again(why, PAUSE_S):
-            self._events.failed(order.folder)
-        order.folder.is_looking = order.folder.is_closing = False
+        self._release(lost.order)
+        if lost.counts and not folder.try_again(lost.why, PAUSE_S, lost.order.unit):
+            self._events.failed(folder)
 
     def _release(self, order: Order) -> None:
         assert order.folder is not None
+        order.folder.is_looking = order.folder.is_closing = False
         if order.unit is not None:
             order.unit.is_busy = False
         if order.kind in ("make", "sheet"):
@@ -211,15 +156,14 @@ class Server:
 
     def _fail(self, folder: Folder, order: Order, answer: dict[str, Any]) -> None:
         self._release(order)
-        folder.is_looking = folder.is_closing = False
-        text, is_expected = answer["error"], answer["kind"] != "VideoError"
+        text = answer["error"]
         known = folder.source.sealed or ()
         if not any(one.name == folder.sealed.name for one in known) or not self._is_there(folder):
             self._leave(folder)
-        elif is_expected and answer["kind"].endswith(("Error", "OutOfMemory")):
+        elif answer["kind"] in FINAL:
             folder.fail(text)
             self._events.failed(folder, answer["hint"])
-        elif not folder.try_again(text, PAUSE_S):
+        elif not folder.try_again(text, PAUSE_S, order.unit):
             self._events.failed(folder, answer["hint"])
 
     def _is_there(self, folder: Folder) -> bool:
@@ -234,7 +178,13 @@ class Server:
     # What there is to do
 
     def _update_folders(self) -> None:
+        now = time.monotonic()
+        is_new = any(self._looked.get(f.source) is not f.source.sealed for f in self._plan.follows)
+        if not is_new and now - self._looked_s < LOOK_S:
+            return
+        self._looked_s = now
         for follow in self._plan.follows:
+            self._looked[follow.source] = follow.source.sealed
             source = follow.source
             self._events.source(source)
             if source.sealed is None:
@@ -272,29 +222,16 @@ class Server:
         self._folders[key] = folder
 
     def _is_busy(self, folder: Folder) -> bool:
-        return any(order.folder is folder for order in self._orders.values())
+        return any(order.folder is folder for order in self._crew.orders)
 
     def _ordered(self) -> list[Folder]:
         """Folders that are not complete: the checkpoint that was sealed last comes first."""
         left = [one for one in self._folders.values() if one.state in (NEW, OPEN)]
         return sorted(left, key=lambda one: (-one.sealed.sealed_s, -one.sealed.step))
 
-    def _ready(self) -> list[Slot]:
-        return [slot for slot in self._slots.values() if slot.is_ready]
-
-    def _check_limits(self) -> None:
-        for slot in self._ready():
-            order = self._orders.get(slot.order) if slot.order is not None else None
-            if order is not None and time.monotonic() - order.sent_s > self._order_limit_s:
-                why = f"a batch took more than {self._order_limit_s:g} s"
-                slot.is_ready = False
-                self._samplers.send(slot.node, slot.number, {"op": "end", "id": 0})
-                self._lose(slot, why, counts=True)
-
     def _assign(self) -> None:
-        idle = [slot for slot in self._ready() if slot.order is None]
-        for slot in idle:
-            if not self._give_work(slot):
+        for slot in self._crew.ready:
+            if slot.order is None and not self._give_work(slot):
                 self._give_warmth(slot)
 
     def _give_work(self, slot: Slot) -> bool:
@@ -311,26 +248,35 @@ class Server:
         return False
 
     def _give_batch(self, slot: Slot, folder: Folder, now: float) -> bool:
+        try:
+            return self._claim_batch(slot, folder, now)
+        except OSError as error:
+            folder.not_before_s = now + PAUSE_S
+            self._events.warning(f"{folder.path} cannot be written: {error.strerror}")
+            return False
+
+    def _claim_batch(self, slot: Slot, folder: Folder, now: float) -> bool:
+        """Raises OSError."""
         claims = self._claims[folder.source]
-        with suppress(OSError):
-            folder.drop_finished()
-            for unit in folder.units:
-                if unit.is_busy or unit.not_before_s > now:
-                    continue
-                if claims.take(folder.path, unit.name):
-                    unit.is_busy = True
-                    self._send(slot, "make", folder, unit)
-                    return True
-                unit.not_before_s = now + OTHERS_S
-            if not folder.units and not folder.is_closing:
-                if folder.is_served():  # by another server
-                    folder.state = DONE
-                    self._events.finished(folder)
-                elif claims.take(folder.path, SHEET_UNIT):
-                    folder.is_closing = True
-                    self._send(slot, "sheet", folder, None)
-                    return True
-                folder.not_before_s = now + OTHERS_S
+        folder.drop_finished()
+        for unit in folder.units:
+            if unit.is_busy or unit.not_before_s > now:
+                continue
+            if claims.take(folder.path, unit.name):
+                unit.is_busy = True
+                self._send(slot, "make", folder, unit)
+                return True
+            unit.not_before_s = now + OTHERS_S
+        if folder.units or folder.is_closing:
+            return False
+        if folder.is_served():  # by another server
+            folder.state = DONE
+            self._events.finished(folder)
+        elif claims.take(folder.path, SHEET_UNIT):
+            folder.is_closing = True
+            self._send(slot, "sheet", folder, None)
+            return True
+        folder.not_before_s = now + OTHERS_S
         return False
 
     def _give_warmth(self, slot: Slot) -> None:
@@ -343,24 +289,17 @@ class Server:
             if len(slot.warmed) > 1:
                 continue  # one at a time fits
             request = {"run_dir": name, "own": True, "sample": {}}
-            self._number += 1
-            slot.order = self._number
-            self._orders[self._number] = Order("warm", None, None, time.monotonic())
-            order = {"op": "warm", "id": self._number, "request": request}
-            self._samplers.send(slot.node, slot.number, order)
+            self._crew.send(slot, "warm", request)
             return
 
     def _send(self, slot: Slot, kind: str, folder: Folder, unit: Unit | None) -> None:
-        self._number += 1
-        order: dict[str, Any] = {"op": kind, "id": self._number, "request": folder.request()}
-        if unit is not None:
-            order |= {"first": unit.first, "end": unit.end, "files": list(unit.files)}
-        if kind == "sheet" and folder.look is not None:
-            order["files"] = [job["file"] for job in folder.look["jobs"]]
-        slot.order = self._number
         slot.warmed.add(str(folder.source.folder))
-        self._orders[self._number] = Order(kind, folder, unit, time.monotonic())
-        self._samplers.send(slot.node, slot.number, order)
+        more: dict[str, Any] = {}
+        if unit is not None:
+            more = {"first": unit.first, "end": unit.end, "files": list(unit.files)}
+        elif folder.look is not None:
+            more = {"files": [job["file"] for job in folder.look["jobs"]]}
+        self._crew.send(slot, kind, folder.request(), folder, unit, **more)
 
     def _give_back(self, folder: Folder, unit: str) -> None:
         with suppress(OSError):

@@ -33,6 +33,7 @@ class Unit:
     files: Sequence[str]
     not_before_s: float = 0.0  # monotonic
     is_busy: bool = False
+    tries: int = 0
 
     @property
     def name(self) -> str:
@@ -127,14 +128,14 @@ class Folder:
     def fail(self, why: str) -> None:
         self.state, self.why, self.is_looking, self.is_closing = FAILED, why, False, False
 
-    def try_again(self, why: str, pause_s: float) -> bool:
-        """Whether there is another try; counts this one."""
-        self.tries += 1
-        self.is_looking = self.is_closing = False
-        self.not_before_s = time.monotonic() + pause_s
-        if self.tries >= TRIES:
+    def try_again(self, why: str, pause_s: float, unit: Unit | None = None) -> bool:
+        """Whether there is another try, of a batch or of the folder itself; counts this one."""
+        failed: Unit | Folder = self if unit is None else unit
+        failed.tries += 1
+        failed.not_before_s = time.monotonic() + pause_s
+        if failed.tries >= TRIES:
             self.fail(why)
-        return self.tries < TRIES
+        return failed.tries < TRIES
 
 
 def read_prompts(path: Path) -> list[str]:
