@@ -1,9 +1,9 @@
 """Keep warm samplers on this node, one for each GPU: `clusterctl serve`.
 
 Starts `python -m trainer.infer.warm` of the training environment in each slot and passes lines on:
-orders as `{"slot": 0, "order": {…}}`, answers as `{"slot": 0, "answer": {…}}`. The order `end` kills
-one that hangs. A sampler that ends is started again, later each time; its end is `{"slot": 0, "ended": why}`. A heartbeat is sent every
-BEAT_S. When stdin closes, all processes end.
+orders as `{"slot": 0, "order": {…}}`, answers as `{"slot": 0, "answer": {…}}`. The order `end`
+kills one that hangs. A sampler that ends is started again, later each time; its end is `{"slot": 0,
+"ended": why}`. A heartbeat is sent every BEAT_S. When stdin closes, all processes end.
 """
 
 import json

@@ -17,6 +17,7 @@ from clusterctl.nodes import Node, counted, parse_hostfile, read_hostfile
 from clusterctl.output import Output
 from clusterctl.payload.launch.logout import leave_session
 from clusterctl.remote.cluster import Cluster
+from clusterctl.remote.fanout import WIDTH
 from clusterctl.runs.find import find_run
 from clusterctl.serve import control
 from clusterctl.serve.claims import Claims
@@ -140,8 +141,14 @@ def _cluster(wanted: Wanted) -> Cluster:
             raise UsageError("-w and -x choose nodes of a hostfile", hint="give --nodes FILE")
         return Cluster([Node(HERE)], LocalTransport())
     limits = Limits(tcp_s=wanted.connect_timeout)
-    choice = {"only": wanted.only, "without": wanted.without, "accept_new": wanted.accept_new}
-    settings = Settings(hostfile=wanted.nodes, width=64, limits=limits, **choice)  # type: ignore[arg-type]
+    settings = Settings(
+        hostfile=wanted.nodes,
+        only=wanted.only,
+        without=wanted.without,
+        width=WIDTH,
+        limits=limits,
+        accept_new=wanted.accept_new,
+    )
     return settings.cluster(lambda fanout, total: fanout)
 
 

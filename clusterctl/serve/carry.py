@@ -1,4 +1,4 @@
-"""Samplers on nodes that do not share the folders of the runs: weights go there, videos come back."""
+"""Nodes that do not share the folders of the runs: weights go there, videos come back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run on another cluster, `HOST:PATH`: its checkpoints' weights are fetched over ssh, as needed."""
+"""A run on another cluster, `HOST:PATH`: weights are fetched over ssh, as they are needed."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class RemoteRun(Followers):
         self.sealed = found
 
     def _documents(self, sftp: Any) -> None:
-        """Config and encoder, anew with each start: small files. Raises FileNotFoundError."""
+        """Config and encoder, again with each start: small files. Raises FileNotFoundError."""
         self._document(sftp, CONFIG)
         for name in BESIDE:
             with suppress(FileNotFoundError):

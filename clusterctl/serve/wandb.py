@@ -1,4 +1,4 @@
-"""Finished videos to W&B, through a process of the training environment that may be slow or fail."""
+"""Finished videos to W&B, through a process of its own that may be slow or fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One file over sftp, in either direction, that goes on where it was cut, and is checked."""
+"""One file over sftp, in either direction, that continues where it was cut, and is checked."""
 
 from __future__ import annotations
 
