@@ -115,9 +115,7 @@ def _preset(path: Path, name: str, table: Any) -> Preset:
         if isinstance(value, bool) or not isinstance(value, known[key]):
             wanted = " or ".join(kind.__name__ for kind in known[key])
             raise UsageError(f"{where} {key} = {value!r} is not of type {wanted}")
-        if key == "image_size" and not (
-            len(value) == 2 and all(isinstance(side, int) and side > 0 for side in value)
-        ):
+        if key == "image_size" and not _is_size(value):
             raise UsageError(f"{where} {key} = {value!r} is not [height, width] in pixels")
     sample = {key: value for key, value in table.items() if key in SAMPLE}
     prompts = table.get("prompts")
@@ -126,6 +124,10 @@ def _preset(path: Path, name: str, table: Any) -> Preset:
     if upscale is not None and upscale < 1:
         raise UsageError(f"{where} upscale = {upscale} is not a whole number from 1 on")
     return Preset(name, sample, place, upscale)
+
+
+def _is_size(value: Any) -> bool:
+    return len(value) == 2 and all(isinstance(side, int) and side > 0 for side in value)
 
 
 def find_preset(name: str, known: Mapping[str, Preset]) -> Preset:

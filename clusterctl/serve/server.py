@@ -81,6 +81,7 @@ class Server:
                 self._events.progress(list(self._folders.values()), len(self._crew.ready))
                 if self._plan.once and self._is_finished():
                     break
+            self._update_folders(now=True)
         return self._exit_code()
 
     def _exit_code(self) -> int:
@@ -177,12 +178,12 @@ class Server:
 
     # What there is to do
 
-    def _update_folders(self) -> None:
-        now = time.monotonic()
+    def _update_folders(self, *, now: bool = False) -> None:
+        at_s = time.monotonic()
         is_new = any(self._looked.get(f.source) is not f.source.sealed for f in self._plan.follows)
-        if not is_new and now - self._looked_s < LOOK_S:
+        if not is_new and not now and at_s - self._looked_s < LOOK_S:
             return
-        self._looked_s = now
+        self._looked_s = at_s
         for follow in self._plan.follows:
             self._looked[follow.source] = follow.source.sealed
             source = follow.source

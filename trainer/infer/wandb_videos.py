@@ -82,7 +82,11 @@ def open_run(run_dir: Path, save_to: str) -> Any:
             what = f"run {run_id} is gone from W&B" if is_gone else "W&B cannot be reached"
             hint = "--save-to ID names another" if is_gone else "the next start logs them"
             raise NotLogged(f"{what}, so videos stay in {run_dir}/samples; {hint}: {why}") from None
-        shared = {"mode": "shared", "x_primary": False, "x_update_finish_state": False}
+        shared: dict[str, Any] = {
+            "mode": "shared",
+            "x_primary": False,
+            "x_update_finish_state": False,
+        }
         settings = wandb.Settings(**facts, **shared, x_label="serve")
         run = wandb.init(project=project, id=run_id, dir=str(run_dir), settings=settings)
     return run

@@ -135,6 +135,8 @@ def _plan(request: Mapping[str, Any], first: int = 0, end: int | None = None) ->
         allow_partial=False,
         run_dir=run_dir,
         preset_name=request["preset"],
+        vbench=None,
+        dimensions=(),
     )
     return prepare(config, run_dir / request["checkpoint"], request["prompts"], options)
 

@@ -21,7 +21,7 @@ def _status(work: Callable[[], object]) -> Any:
         work()
     except OSError as error:
         return _code(error)
-    return paramiko.SFTP_OK
+    return 0  # SFTP_OK
 
 
 class _Handle(paramiko.SFTPHandle):
