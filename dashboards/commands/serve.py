@@ -15,7 +15,7 @@ from clusterctl.output import Output
 from clusterctl.param_types import Duration
 from clusterctl.settings import FILE, PATH, flag, line_output_options, option
 
-NUMBERS = "Numbers of runs below --outputs: --expnums 656 --expnums 657, or 656,657."
+NUMBERS = "Numbers of runs below --outputs: --expnums 656 657."
 PRESET = "low4s, high4s, low16s, run (the run's own settings), or one of --presets; repeat it."
 PRESETS = "Your own presets, a TOML table for each. Default: presets.toml where it exists."
 PROMPTS = "One prompt a line. Default: those of the preset, of the run, or beside its data."
@@ -93,7 +93,8 @@ def command(output: Output, **options: Any) -> int:
 
     RUN is a run directory, the number or name of one in --outputs, a folder of runs, or HOST:PATH
     of a run on another cluster, over ssh; default: the newest. Videos are in samples/PRESET/CHECKPOINT of the run. What is finished is never made
-    again, and several servers of one run share the work.
+    again, and several servers of one run share the work. Exit code 1 where videos could not be
+    made, 3 where a node did not answer, and with --once where a run has no checkpoint yet.
     """
     from clusterctl.serve.begin import Wanted, begin
     from dashboards.gallery.page import write_gallery

@@ -1,0 +1,120 @@
+"""From the seal of a checkpoint to its first video: `python -m tests.bench.serve RUN`.
+
+Copies a run and seals its newest checkpoint again and again under new names, while a real server
+with a warm sampler on this machine follows. Seconds are those of the wall from the seal to the first
+step of sampling; CPU seconds are those of the sampler in that time, which a busy machine does not
+change.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+TIMES = 5
+WAIT_S = 1800.0
+
+
+def main(run: Path) -> int:
+    newest = max(run.glob("epoch*-global_step*"), key=lambda path: path.stat().st_mtime)
+    with tempfile.TemporaryDirectory(prefix="bench-serve-") as folder:
+        copy = Path(folder) / run.name
+        copy.mkdir()
+        for name in ("config.json", "text_encoder"):
+            source = run / name
+            if source.is_dir():
+                shutil.copytree(source, copy / name)
+            elif source.is_file():
+                shutil.copy(source, copy / name)
+        (copy / "prompts.txt").write_text("handwritten digit three moving left\n")
+        words = [sys.executable, "-m", "clusterctl", "serve", str(copy), "--json", "-v"]
+        words += ["--compute-only"]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
+            try:
+                return _measure(server, newest, copy)
+            finally:
+                server.terminate()
+
+
+def _measure(server: subprocess.Popen[str], newest: Path, copy: Path) -> int:
+    _until(server, "ready")
+    sampler = _sampler(server.pid)
+    _settle(sampler)  # the encoders are read
+    walls, cpus = [], []
+    for number in range(TIMES):
+        part = copy / f".tmp-{number}"
+        shutil.copytree(newest, part)
+        (part / "manifest.json").touch()
+        before = _cpu_s(sampler)
+        part.rename(copy / f"epoch0-global_step{10**6 + number}")
+        begun = _until(server, "begun")
+        cpus.append(_cpu_s(sampler) - before)
+        walls.append(float(begun["after_seal_s"]))
+        _until(server, "finished")
+    load = os.getloadavg()[0]
+    print(f"{TIMES} checkpoints, {len(os.sched_getaffinity(0))} cores, load {load:.1f}")
+    print(f"seal to first step   median {statistics.median(walls):.2f} s, most {max(walls):.2f} s")
+    print(f"CPU of the sampler   median {statistics.median(cpus):.2f} s, most {max(cpus):.2f} s")
+    return 0
+
+
+def _until(server: subprocess.Popen[str], event: str) -> dict[str, object]:
+    assert server.stdout is not None
+    for line in server.stdout:
+        found: dict[str, object] = json.loads(line)
+        if found["event"] == event:
+            return found
+        if found["event"] in ("failed", "node-down"):
+            raise SystemExit(f"error: {found}")
+    raise SystemExit("error: the server has ended")
+
+
+def _sampler(server: int) -> int:
+    """The process of the warm sampler, below the server."""
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+    for pid in parents:
+        above, words = pid, b""
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            continue
+        while above in parents and above != server:
+            above = parents[above]
+        if above == server and b"trainer.infer.warm" in words.split(b"\0"):
+            return pid
+    raise SystemExit("error: there is no sampler")
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _settle(pid: int) -> None:
+    """Until it has used no CPU for two seconds."""
+    deadline, before = time.monotonic() + WAIT_S, -1.0
+    while _state(pid) == "R" or _cpu_s(pid) > before:
+        if time.monotonic() > deadline:
+            raise SystemExit("error: the sampler does not come to rest")
+        before = _cpu_s(pid)
+        time.sleep(2.0)
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
