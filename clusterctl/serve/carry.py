@@ -63,7 +63,7 @@ class Carrier:
             return answer
         del self._orders[answer["id"]]
         request = order["request"]
-        here = Path(request["save_dir"])
+        here = Path(request.get("save_dir", ""))  # not of an order to warm up
         names = [SHEET, INDEX] if answer.get("sheet") else []
         if "made" in answer:  # also what an earlier server had made there and did not fetch
             names = [one for one in order["files"] if not (here / one).is_file()]

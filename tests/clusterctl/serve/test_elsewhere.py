@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ import pytest
 
 from clusterctl.nodes import Node
 from clusterctl.serve import begin as module
+from clusterctl.serve.carry import Carrier
 from clusterctl.serve.remote_run import RemoteRun, split
 from clusterctl.serve.samplers import Samplers
 from clusterctl.transfer import resume
+from clusterctl.transport.base import Limits, Progress
 from clusterctl.transport.loopback.nodes import LoopbackCluster
 from clusterctl.transport.paramiko_backend import ParamikoTransport
 from tests.clusterctl.serve import stand_in
@@ -157,3 +160,18 @@ def test_words_that_name_a_run_elsewhere(tmp_path: Path) -> None:
 
 def _node(nodes: LoopbackCluster, name: str) -> Node:
     return next(one for one in module.read_hostfile(nodes.hostfile) if one.name == name)
+
+
+def test_an_order_to_warm_up_brings_the_config_and_nothing_back(
+    nodes: LoopbackCluster, tmp_path: Path
+) -> None:
+    run = stand_in.make_run(tmp_path / "001-run")
+    node = _node(nodes, "n2")
+    hello = {"shared": [False], "cache": str(tmp_path / "cache")}
+    with closing(ParamikoTransport().connect(node, Limits(), Progress())) as connection:
+        carrier = Carrier(node, connection, hello, [run])
+        request = {"run_dir": str(run), "own": True, "sample": {}}
+        order = carrier.before({"op": "warm", "id": 1, "request": request})
+        there = Path(order["request"]["run_dir"])
+        assert (there / "config.json").read_bytes() == (run / "config.json").read_bytes()
+        assert carrier.after({"id": 1, "warm": True}) == {"id": 1, "warm": True}
