@@ -128,7 +128,8 @@ class Server:
         elif "error" in found.data:
             self._fail(folder, order, found.data)
         elif "look" in found.data:
-            folder.take_look(found.data["look"])
+            if folder.state == NEW:  # not given up meanwhile
+                folder.take_look(found.data["look"])
         elif order.unit is not None:
             folder.made += len(found.data["made"])
             order.unit.is_busy = False
@@ -144,6 +145,8 @@ class Server:
         if folder is None:
             return
         self._release(lost.order)
+        if folder.state not in (NEW, OPEN):
+            return
         if lost.counts and not folder.try_again(lost.why, PAUSE_S, lost.order.unit):
             self._events.failed(folder)
 
@@ -157,6 +160,8 @@ class Server:
 
     def _fail(self, folder: Folder, order: Order, answer: dict[str, Any]) -> None:
         self._release(order)
+        if folder.state not in (NEW, OPEN):
+            return  # another batch of it has failed before
         text = answer["error"]
         known = folder.source.sealed or ()
         if not any(one.name == folder.sealed.name for one in known) or not self._is_there(folder):
