@@ -215,3 +215,15 @@ def test_two_servers_share_the_work(tmp_path: Path) -> None:
     made = [line for line in stand_in.made(tmp_path) if line.endswith(".mp4")]
     assert len(made) == len(set(made)) == 24
     assert threading.active_count() < 50
+
+
+def test_what_w_and_b_cannot_take_is_one_sentence_and_the_videos_stay(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    python = stand_in.make(tmp_path)
+    run = stand_in.make_run(tmp_path / "001-run", (10, 20))
+    (run / "wandb.json").write_text('{"id": "abc123", "online": false}')
+    assert serve(run, python=str(python), compute_only=False) == 0
+    said = capfd.readouterr().err
+    assert said.count("the run of 001-run in W&B is offline, so no videos are sent to it") == 1
+    assert videos(run)["epoch0-global_step20"] == WHOLE
