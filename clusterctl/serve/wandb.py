@@ -15,8 +15,10 @@ from pathlib import Path
 
 from clusterctl.remote.node_threads import start_thread
 from clusterctl.serve.claims import Claims
+from trainer.runlog.json_file import read_object
 
 IDENTITY, LOGGED = "wandb.json", ".wandb.json"  # of trainer.infer.wandb_videos
+NEW = "new"  # instead of an id
 UNIT = "wandb"  # of a folder's claims
 END_S = 30.0  # with --once, for what is still to be sent
 
@@ -27,11 +29,10 @@ class VideoLog:
     def __init__(self, run_dir: Path, save_to: str, warn: Callable[[str], None]) -> None:
         self._run_dir, self._save_to, self._warn = run_dir, save_to, warn
         self._folders: queue.SimpleQueue[Path | None] = queue.SimpleQueue()
-        self._queued: set[Path] = set()
+        self._queued: dict[Path, Claims] = {}  # not yet in W&B
         self._child: subprocess.Popen[bytes] | None = None
         self._thread: threading.Thread | None = None
         self._has_failed = False
-        self._claims: Claims | None = None
 
     def add(self, folder: Path, claims: Claims) -> bool:
         """Log a finished folder, unless that was done before; whether its claims are still needed.
@@ -39,16 +40,22 @@ class VideoLog:
         Raises OSError.
         """
         is_asked = self._save_to or (self._run_dir / IDENTITY).is_file()
-        if not is_asked or self._has_failed or (folder / LOGGED).is_file():
+        if not is_asked or self._has_failed or self._is_logged(folder):
             return False
         if folder in self._queued or not claims.take(folder, UNIT):
             return True
-        self._queued.add(folder)
-        self._claims = claims
+        self._queued[folder] = claims
         if self._thread is None:
             self._thread = start_thread(self._work)
         self._folders.put(folder)
         return True
+
+    def _is_logged(self, folder: Path) -> bool:
+        try:
+            run = read_object(folder / LOGGED).get("run")
+        except (OSError, ValueError):
+            return False
+        return self._save_to in ("", NEW, run)
 
     def close(self, *, wait: bool) -> None:
         """With `wait` what is queued still goes out; what does not is logged by the next start."""
@@ -61,6 +68,7 @@ class VideoLog:
             with suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
+        self._clear()
 
     def _work(self) -> None:
         try:
@@ -81,17 +89,22 @@ class VideoLog:
                 if "error" in answer:
                     self._fail(answer["error"])
                     return
-                if self._claims is not None:
-                    self._claims.clear(folder)
+                self._queued.pop(folder).clear(folder)
             child.stdin.close()
             child.wait()
         except (OSError, ValueError) as error:
-            self._fail(f"W&B cannot be told: {error}")
+            self._fail(f"W&B cannot be reached: {error}")
 
     def _fail(self, why: str) -> None:
         if not self._has_failed:  # else it was ended here
             self._has_failed = True
             self._warn(why)
+        self._clear()
+
+    def _clear(self) -> None:
+        while self._queued:
+            folder, claims = self._queued.popitem()
+            claims.clear(folder)
 
 
 def _path() -> str:
