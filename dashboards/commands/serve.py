@@ -92,9 +92,10 @@ def command(output: Output, **options: Any) -> int:
     """Sample fixed prompts from each new checkpoint of runs, beside the training.
 
     RUN is a run directory, the number or name of one in --outputs, a folder of runs, or HOST:PATH
-    of a run on another cluster, over ssh; default: the newest. Videos are in samples/PRESET/CHECKPOINT of the run. What is finished is never made
-    again, and several servers of one run share the work. Exit code 1 where videos could not be
-    made, 3 where a node did not answer, and with --once where a run has no checkpoint yet.
+    of a run on another cluster, over ssh; default: the newest. Videos are in
+    samples/PRESET/CHECKPOINT of the run. What is finished is never made again, and several servers
+    of one run share the work. Exit code 1 where videos could not be made, 3 where a node did not
+    answer, and with --once where a run has no checkpoint yet.
     """
     from clusterctl.serve.begin import Wanted, begin
     from dashboards.gallery.page import write_gallery
