@@ -14,6 +14,8 @@ from clusterctl.serve.work import Folder, Unit
 
 FAILURES = 3  # ends of a sampler in a row before it is ready; then its node counts as down
 ORDER_S = 3600.0  # for one batch; then its sampler is ended
+_ANSWERS = {"warm": "warm", "look": "look", "make": "made", "sheet": "sheet"}
+_UNFIT = "the sampler's answer is not as it should be"
 
 
 @dataclass
@@ -145,7 +147,7 @@ class Crew:
                 self._down[node] = message.why
             yield from _lost(slot, message.why, counts=True)
 
-    def _answer(self, slot: Slot, data: dict[str, Any]) -> Iterator[Answer]:
+    def _answer(self, slot: Slot, data: dict[str, Any]) -> Iterator[Answer | Lost]:
         if "ready" in data:
             slot.is_ready, slot.failures = True, 0
             self._down[slot.node] = ""
@@ -154,7 +156,8 @@ class Crew:
             _, order = slot.order
             if "begun" not in data:
                 slot.end_order()
-            yield Answer(order, data)
+            is_fitting = {"begun", "error", _ANSWERS[order.kind]} & data.keys()
+            yield Answer(order, data) if is_fitting else Lost(order, _UNFIT, True)
 
     def _late(self) -> Iterator[Lost]:
         for slot in self.ready:

@@ -65,6 +65,8 @@ class Samplers(Followers):
         hello = stream.answer(HELLO_S)
         if hello["type"] == "failed":
             raise TransportError("command", hello["why"])
+        if len(hello["shared"]) != len(self._folders):
+            raise TransportError("parse", "the node says nothing about some folders")
         orders = self._orders[node.name] = queue.SimpleQueue()
         carrier = Carrier(node, connection, hello, self._folders)
         start_thread(self._give, node, stream, orders, carrier)

@@ -128,8 +128,7 @@ class Server:
         elif "error" in found.data:
             self._fail(folder, order, found.data)
         elif "look" in found.data:
-            if folder.state == NEW:  # not given up meanwhile
-                folder.take_look(found.data["look"])
+            self._take_look(folder, order, found.data["look"])
         elif order.unit is not None:
             folder.made += len(found.data["made"])
             order.unit.is_busy = False
@@ -138,6 +137,12 @@ class Server:
             self._give_back(folder, order.unit.name)
         else:
             self._close(folder)
+
+    def _take_look(self, folder: Folder, order: Order, look: dict[str, Any]) -> None:
+        if {job["index"] for job in look["jobs"]} != set(range(len(folder.prompts))):
+            self._lose(Lost(order, "the sampler does not list a video for each prompt", True))
+        elif folder.state == NEW:  # not given up meanwhile
+            folder.take_look(look)
 
     def _lose(self, lost: Lost) -> None:
         """What a sampler had goes to others."""

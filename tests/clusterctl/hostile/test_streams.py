@@ -312,7 +312,7 @@ def test_every_verb_has_a_campaign() -> None:
 
     here = {"reap", "push", "examine", "active", "watch", "agent"}
     commands = {"shell", "census", "clock", "stacks", "stop", "kill"}
-    here |= {"launch.checkpoints", "launch.warm"}
+    here |= {"launch.checkpoints", "launch.warm", "sample"}
     commands |= {"launch.agents"}
     assert {name.split()[0] for name in VERBS} == here | commands
     assert callable(read_line)
