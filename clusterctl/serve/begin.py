@@ -200,6 +200,9 @@ def _serve(
         except OSError as error:
             events.warning(f"{place / 'samples'} cannot be written: {error.strerror}")
 
+    for one in plan.follows:
+        for name, place in one.places.items():
+            events.following(one.source.name, name, len(one.prompts[name]), str(place))
     signals: list[int] = []
     try:
         with handled_by(lambda number, _: signals.append(number)):

@@ -22,6 +22,11 @@ class Events:
         self._said: set[tuple[str, ...]] = set()
         self._shown_s = 0.0
 
+    def following(self, run: str, preset: str, prompts: int, place: str) -> None:
+        text = f"{run}: preset {preset}, {counted(prompts, 'prompt')} of {place}"
+        facts = {"run": run, "preset": preset, "prompts": prompts, "file": place}
+        self._emit("following", text, None, **facts)
+
     def source(self, source: Source) -> None:
         """How it stands with a run that is followed."""
         if source.why:

@@ -45,8 +45,10 @@ def follow(
     chosen = [find_preset(name, known) for name in names or (default_preset(config),)]
     sample = config.get("sample")
     own = sample if isinstance(sample, dict) else {}
-    texts = {one.name: _prompts(source, one, own, config, prompts) for one in chosen}
-    return Follow(source, chosen, texts, own if any(one.own for one in chosen) else {})
+    places = {one.name: _place(source, one, own, config, prompts) for one in chosen}
+    texts = {name: _read(place) for name, place in places.items()}
+    own_sample = own if any(one.own for one in chosen) else {}
+    return Follow(source, chosen, texts, own_sample, places)
 
 
 def _config(source: Source) -> dict[str, Any]:
@@ -61,14 +63,14 @@ def _config(source: Source) -> dict[str, Any]:
     return resolved if isinstance(resolved, dict) else {}
 
 
-def _prompts(
+def _place(
     source: Source,
     preset: Preset,
     own: Mapping[str, Any],
     config: Mapping[str, Any],
     given: Path | None,
-) -> list[str]:
-    """--prompts, else those of the preset, of the run's config, or beside its data."""
+) -> Path:
+    """The prompts: --prompts, else those of the preset, of the run's config, or beside its data."""
     place = given or preset.prompts
     if place is None and isinstance(own.get("prompts"), str):
         place = Path(own["prompts"])
@@ -81,6 +83,10 @@ def _prompts(
     if place is None:
         text = f"there are no prompts for {source.name}, preset {preset.name}"
         raise UsageError(text, hint="--prompts FILE has one a line")
+    return place
+
+
+def _read(place: Path) -> list[str]:
     try:
         found = read_prompts(place)
     except (OSError, UnicodeDecodeError) as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ class Follow:
     presets: Sequence[Preset]
     prompts: Mapping[str, Sequence[str]]  # by preset
     own_sample: Mapping[str, Any]
+    places: Mapping[str, Path] = field(default_factory=dict)  # of the prompts
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,7 @@ def test_a_run_without_checkpoints_is_waited_for_and_once_ends_with_3(
     assert "001-run: no complete checkpoint yet" in capfd.readouterr().err
     with command(run, "--python", python) as child:
         assert child.stderr is not None
+        assert "preset run, 5 prompts of" in child.stderr.readline()
         assert "no complete checkpoint yet" in child.stderr.readline()
         stand_in.seal(run, 10)
         whole = run / "samples/run/epoch0-global_step10/.served.json"
@@ -189,7 +190,7 @@ def test_a_server_that_outlives_the_terminal_is_listed_and_stopped(tmp_path: Pat
     with command(run, "--python", python, "--detach", "--json") as child:
         out, said = child.communicate(timeout=120)
     assert child.returncode == 0, said
-    begun = json.loads(out)
+    begun = json.loads(out.splitlines()[-1])
     try:
         assert begun["event"] == "detached"
         wait_for((run / "samples/run/epoch0-global_step10/.served.json").is_file)
