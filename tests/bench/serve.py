@@ -1,9 +1,14 @@
-"""From the seal of a checkpoint to its first video: `python -m tests.bench.serve RUN`.
+"""From the seal of a checkpoint to its first video, with a warm sampler.
 
-Copies a run and seals its newest checkpoint again and again under new names, while a real server
-with a warm sampler on this machine follows. Seconds are those of the wall from the seal to the first
-step of sampling; CPU seconds are those of the sampler in that time, which a busy machine does not
-change.
+python -m tests.bench.serve [RUN]
+
+Copies a run, by default a small one that is made here, and seals its newest checkpoint again and
+again under new names, while a real server on this machine follows. Seconds are those of the wall
+from the seal to the first step of sampling; CPU seconds are those of the sampler in that time, which
+a busy machine does not change. Exit code 1 where the median is above 10 s.
+
+The demo's run, 2 cores, load 25, in the idle scheduling class: 2.5 s in the median and 2.8 s at most,
+of which the sampler computes for 0.2 s; a server that only waits takes 0.2 % of a core.
 """
 
 from __future__ import annotations
@@ -19,28 +24,39 @@ import time
 from pathlib import Path
 
 TIMES = 5
+LIMIT_S = 10.0
 WAIT_S = 1800.0
 
 
-def main(run: Path) -> int:
-    newest = max(run.glob("epoch*-global_step*"), key=lambda path: path.stat().st_mtime)
+def main(words: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="bench-serve-") as folder:
-        copy = Path(folder) / run.name
+        run = Path(words[0]) if words else _small(Path(folder) / "small")
+        newest = max(run.glob("epoch*-global_step*"), key=lambda path: path.stat().st_mtime)
+        copy = Path(folder) / "001-followed"
         copy.mkdir()
-        for name in ("config.json", "text_encoder"):
-            source = run / name
-            if source.is_dir():
-                shutil.copytree(source, copy / name)
-            elif source.is_file():
-                shutil.copy(source, copy / name)
-        (copy / "prompts.txt").write_text("handwritten digit three moving left\n")
-        words = [sys.executable, "-m", "clusterctl", "serve", str(copy), "--json", "-v"]
-        words += ["--compute-only"]
-        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
+        shutil.copy(run / "config.json", copy)
+        if (run / "text_encoder").is_dir():
+            shutil.copytree(run / "text_encoder", copy / "text_encoder")
+        (copy / "prompts.txt").write_text("digit three moving left\n")
+        command = [sys.executable, "-m", "clusterctl", "serve", str(copy), "--json", "-v"]
+        command += ["--compute-only", "--gpus", "none"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
             try:
                 return _measure(server, newest, copy)
             finally:
                 server.terminate()
+
+
+def _small(folder: Path) -> Path:
+    from tests.trainer.infer.infer_run import make_run
+    from trainer.config import load as configuration
+    from trainer.config.load import to_dict
+
+    folder.mkdir()
+    file, _ = make_run(folder)
+    document = {"schema": 1, "config": to_dict(configuration.load(file))}
+    (folder / "config.json").write_text(json.dumps(document, default=str))
+    return folder
 
 
 def _measure(server: subprocess.Popen[str], newest: Path, copy: Path) -> int:
@@ -62,7 +78,7 @@ def _measure(server: subprocess.Popen[str], newest: Path, copy: Path) -> int:
     print(f"{TIMES} checkpoints, {len(os.sched_getaffinity(0))} cores, load {load:.1f}")
     print(f"seal to first step   median {statistics.median(walls):.2f} s, most {max(walls):.2f} s")
     print(f"CPU of the sampler   median {statistics.median(cpus):.2f} s, most {max(cpus):.2f} s")
-    return 0
+    return 1 if statistics.median(walls) > LIMIT_S else 0
 
 
 def _until(server: subprocess.Popen[str], event: str) -> dict[str, object]:
@@ -117,4 +133,4 @@ def _state(pid: int) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(sys.argv[1:]))
