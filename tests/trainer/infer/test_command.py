@@ -328,7 +328,7 @@ def test_samples_of_a_prompt_differ_and_the_first_is_what_one_sample_gives(
     for name, flags in (("one", []), ("two", ["--num-sample", "2"])):
         (tmp_path / name).mkdir()
         assert infer.main(command(run, tmp_path / name, *flags)) == 0
-    assert names(tmp_path / "two")[1:3] == ["sample_0000-0.mp4", "sample_0000-1.mp4"]
+    assert names(tmp_path / "two")[2:4] == ["sample_0000-0.mp4", "sample_0000-1.mp4"]
     one, two = videos(tmp_path / "one"), videos(tmp_path / "two")
     assert len(two) == 6
     assert np.abs(two[0].astype(int) - two[1]).mean() > 5
@@ -362,7 +362,7 @@ def test_one_frame_is_a_png_that_is_skipped_too(
 ) -> None:
     words = command(run, tmp_path, "--num-frames", "image", "--upscale", "2")
     assert infer.main(words) == 0
-    assert names(tmp_path)[1] == "sample_0000.png"
+    assert names(tmp_path)[2] == "sample_0000.png"
     assert files.read(tmp_path / "out" / "sample_0000.png").shape == (1, 32, 32, 3)
     assert infer.main(words) == 0
     assert "already made: 3 of 3 videos" in capsys.readouterr().err
