@@ -58,7 +58,7 @@ def _config(source: Source) -> dict[str, Any]:
         raise UsageError(f"{source.name}: {CONFIG} cannot be read: {error}") from None
     if config is None:
         text = f"{source.folder} has no {CONFIG}, so it is no run of this trainer"
-        raise UsageError(text)
+        raise UsageError(text, hint="of a run that was launched just now it comes a little later")
     resolved = config.get("config", config)
     return resolved if isinstance(resolved, dict) else {}
 
