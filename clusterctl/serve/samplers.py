@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import queue
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -104,7 +104,3 @@ class Samplers(Followers):
     def report(self, result: NodeResult[Any]) -> None:
         assert result.unreachable is not None
         self.inbox.put(Message(result.node.name, "down", why=result.unreachable.sentence()))
-
-    def close(self) -> None:
-        with suppress(Exception):
-            self.__exit__()
