@@ -1,4 +1,4 @@
-"""PNG pictures of a run: its samples on one sheet, its loss as a curve. Drawn without a display."""
+"""PNG pictures of a run: its samples on one sheet, its losses as curves. They need no display."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from trainer.errors import ConfigError
 from trainer.runlog import telemetry
 from trainer.runlog.atomic_file import part_of
 from trainer.runlog.output import LOG
+from trainer.runlog.validation import Point, final_points
 
 # T frames · H,W height, width
 CURVE = "loss_curve.png"
@@ -63,8 +64,13 @@ def _strip(clip_THW3: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return np.concatenate(list(framed), axis=1)
 
 
-def loss_curve(path: Path, losses: Mapping[int, float], title: str) -> None:
-    """Loss by step, faint, with its running mean; logarithmic over decades. Raises ValueError."""
+def loss_curve(
+    path: Path, losses: Mapping[int, float], title: str, validation: Sequence[Point] = ()
+) -> None:
+    """Loss by step, faint, with its running mean, and what was measured on clips that are not
+    trained on; logarithmic over decades. Raises ValueError."""
+    from matplotlib.ticker import LogLocator
+
     finite = [(step, losses[step]) for step in sorted(losses) if np.isfinite(losses[step])]
     if not finite:
         raise ValueError(f"{len(losses)} steps with 0 finite losses make no curve")
@@ -76,10 +82,24 @@ def loss_curve(path: Path, losses: Mapping[int, float], title: str) -> None:
     if width > 1:
         mean = np.convolve(y, np.ones(width) / width, mode="valid")
         axes.plot(x[width - 1 :], mean, color="#0b5fa5", linewidth=1.8, label=f"mean of {width}")
+    of_weights = [(one.step, one.model) for one in validation]
+    of_average = [(one.step, one.ema) for one in validation if one.ema is not None]
+    for text, style, curve in (
+        ("validation", {"color": "#c2570c"}, of_weights),
+        ("validation, averaged weights", {"color": "#1b7837", "linestyle": "--"}, of_average),
+    ):
+        if curve:
+            points = np.asarray(curve, dtype=float).T
+            axes.plot(*points, marker="o", markersize=3, linewidth=1.4, label=text, **style)
+            y = np.append(y, points[1])
+    if width > 1 or validation:
         axes.legend(frameon=False, fontsize=8)
     if y.min() > 0 and y.max() > 8 * y.min():
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter("{x:g}")
+        # 0.2 and 0.5 between decades: matplotlib's 2 x 10^-1 is cut off at the left
+        axes.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+        axes.yaxis.set_minor_formatter("{x:g}")
     axes.set_xlabel("step", color=INK)
     axes.set_ylabel("loss", color=INK)
     axes.set_title(title, fontsize=10, color=INK, loc="left", parse_math=False)
@@ -103,13 +123,15 @@ def _save(figure: Any, path: Path) -> None:
 
 
 def draw_run(run_dir: Path) -> Path:
-    """Draw a run directory's loss curve; returns its path. Raises ValueError without steps."""
-    steps = telemetry.final_steps(telemetry.read(run_dir))
+    """Draw a run directory's losses; returns the path of it. Raises ValueError without steps."""
+    records = list(telemetry.read(run_dir))
+    steps = telemetry.final_steps(records)
     if not steps:
         raise ValueError(f"{run_dir} has no recorded step")
     last, path = steps[max(steps)], run_dir / CURVE
     title = f"{run_dir.resolve().name}: loss, {last.step} of {last.steps_total} steps"
-    loss_curve(path, {step: record.loss for step, record in steps.items()}, title)
+    losses = {step: record.loss for step, record in steps.items()}
+    loss_curve(path, losses, title, final_points(records))
     return path
 
 

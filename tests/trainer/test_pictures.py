@@ -10,6 +10,7 @@ from matplotlib.image import imread
 
 from trainer import pictures
 from trainer.runlog import telemetry
+from trainer.runlog.validation import Point, final_points
 
 
 def test_a_runs_losses_become_a_curve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -29,7 +30,7 @@ def test_steps_of_an_attempt_that_was_broken_off_are_not_drawn(
 ) -> None:
     drawn: dict[int, float] = {}
 
-    def draw(_path: Path, losses: dict[int, float], title: str) -> None:
+    def draw(_path: Path, losses: dict[int, float], title: str, _validation: list[Point]) -> None:
         drawn.update(losses)
         assert title.endswith("loss, 4 of 9 steps")
 
@@ -42,6 +43,35 @@ def test_steps_of_an_attempt_that_was_broken_off_are_not_drawn(
     writer.close()
     pictures.draw_run(tmp_path)
     assert drawn == dict.fromkeys((1, 2, 3, 4), 1.0)
+
+
+def measured(step: int, model: float, ema: float | None = None) -> telemetry.Event:
+    data = {"model": {"loss": model, "clips": 32}}
+    return telemetry.Event("validation", "", data | ({"ema": {"loss": ema}} if ema else {}), step)
+
+
+def test_losses_of_clips_that_are_not_trained_on_are_drawn_with_those_of_their_average(
+    tmp_path: Path,
+) -> None:
+    losses = dict.fromkeys(range(1, 51), 0.5)
+    curves = {"none": [], "model": [Point(0, 0.9, None)], "both": [Point(0, 0.9, 0.8)]}
+    images = {}
+    for name, points in curves.items():
+        pictures.loss_curve(tmp_path / name, losses, "a run", points)
+        images[name] = imread(tmp_path / name, format="png")
+    assert not np.array_equal(images["none"], images["model"])
+    assert not np.array_equal(images["model"], images["both"])
+
+
+def test_a_measurement_of_an_attempt_that_was_broken_off_does_not_count() -> None:
+    def start(step: int) -> telemetry.Event:
+        return telemetry.Event("start", "", {}, step)
+
+    unread = telemetry.Event("validation", "none can be read", {}, 17)
+    records = [start(0), measured(0, 1.0, 1.0), measured(10, 0.5, 0.6), measured(20, 9.0)]
+    records += [start(10), measured(15, 0.4), unread]
+    kept = [Point(0, 1.0, 1.0, 32), Point(10, 0.5, 0.6, 32), Point(15, 0.4, None, 32)]
+    assert final_points(records) == kept
 
 
 def test_a_run_without_steps_is_said_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trainer.runlog.telemetry import Event
+from trainer.runlog.telemetry import Event, Record
 
 NAME = "validation"
 Losses = dict[int, tuple[str, list[list[float]]]]  # by microbatch: bucket, [clip][time]
@@ -78,6 +79,19 @@ def point_of(event: Event) -> Point | None:
         return None
     clips = event.data["model"].get("clips")
     return Point(event.step, model, ema, clips if type(clips) is int else 0)
+
+
+def final_points(records: Iterable[Record]) -> list[Point]:
+    """Those that count, by step: what comes after the step at which a run starts again does not."""
+    found: dict[int, Point] = {}
+    for record in records:
+        if not isinstance(record, Event):
+            continue
+        if (point := point_of(record)) is not None:
+            found[point.step] = point
+        elif record.name == "start" and type(record.step) is int:
+            found = {step: one for step, one in found.items() if step <= record.step}
+    return [found[step] for step in sorted(found)]
 
 
 def _loss(found: Any) -> float | None:
