@@ -26,10 +26,13 @@ from clusterctl.bound_child import command_line
 from clusterctl.errors import ClusterctlError, CouldNotFindOut, LaunchFailed, UsageError
 from clusterctl.output import Output
 from clusterctl.signal_handlers import handled_by
+from trainer.runlog import telemetry
+from trainer.runlog.validation import Point, final_points
 
 NODES = ("demo-1", "demo-2")
 NEEDS = ("torch", "colossalai", "av", "sklearn", "transformers", "matplotlib")
 CLIPS = 2000
+VALIDATE_EVERY = 105  # steps; 7 times in a run, each of which takes as long as 3 steps
 LEASE_S = 10.0  # the ranks of a demo that was killed end soon
 # Scores below these are a failed demo (chance: 0.10 and 0.25).
 DIGIT_FLOOR, DIRECTION_FLOOR = 0.6, 0.9
@@ -47,6 +50,7 @@ class DemoResult:
     contact_sheet: str
     loss_curve: str
     gallery: str
+    validation: list[Point]  # losses of scans that no training clip shows, by step
 
     @property
     def is_good(self) -> bool:
@@ -95,6 +99,8 @@ def run_demo(
         say(f"data       {CLIPS} mp4 clips of moving handwritten digits, {data}/digits.csv")
 
         overrides = ["--dataset.data-path", f"{data.absolute()}/digits.csv", "--seed", str(seed)]
+        overrides += ["--validation.data-path", f"{data.absolute()}/held_out.csv"]
+        overrides += ["--validation.every", str(VALIDATE_EVERY)]
         overrides += [] if steps is None else ["--max-steps", str(steps)]
         started = time.monotonic()
         run_dir, done = _train(cluster.hostfile, outputs, overrides, say, progress.update)
@@ -122,6 +128,7 @@ def run_demo(
             contact_sheet=str(sheet),
             loss_curve=str(run_dir / "loss_curve.png"),
             gallery=gallery,
+            validation=final_points(telemetry.read(run_dir)),
         )
         if keep:
             what = f"in a second terminal: clusterctl gpus {cluster.hostfile}"

@@ -54,10 +54,14 @@ def command(output: Output, outputs: Path, **options: Any) -> int:
         if value is not None:
             verdict, style = ("ok", "good") if value >= floor else (f"below {floor:.2f}", "bad")
             output.line(f"  {name:19} {value:.2f}  (chance {chance:.2f})  {verdict}", style)
+    if points := result.validation:  # the first one is before the first step
+        shown = {one.step: one for one in (points[0], points[len(points) // 2], points[-1])}
+        curve = ", ".join(f"{one.model:.3f} at step {step}" for step, one in shown.items())
+        output.line(f"  validation loss     {curve}")
     output.line(f"  run directory       {result.run_dir}")
     output.line(f"  videos              {result.run_dir}/samples/sample_0000.mp4 …")
     output.line(f"  contact sheet       {result.contact_sheet}")
-    output.line(f"  loss curve          {result.loss_curve}")
+    output.line(f"  loss curves         {result.loss_curve}")
     output.line(f"  gallery             {result.gallery}")
     output.line("next")
     output.line(f"  clusterctl top --replay {result.run_dir}")

@@ -120,9 +120,13 @@ def test_demo_trains_samples_and_scores(outputs: Path, tmp_path: Path) -> None:
     document = json.loads(out.splitlines()[-1])
     assert set(document) == {
         "digit_accuracy", "direction_accuracy", "train_seconds", "steps", "run_dir",
-        "contact_sheet", "loss_curve", "gallery",
+        "contact_sheet", "loss_curve", "gallery", "validation",
     }  # fmt: skip
     assert document["steps"] == STEPS
+    first, last = document["validation"]
+    assert (first["step"], last["step"]) == (0, STEPS)
+    assert first["clips"] == last["clips"] == 32
+    assert first["model"] == first["ema"] > max(last["model"], last["ema"])
     run_dir = Path(document["run_dir"])
     assert (run_dir / "latest").read_text().strip() == f"epoch0-global_step{STEPS}"
     assert len(list((run_dir / "samples").glob("*.mp4"))) == 40
@@ -205,6 +209,27 @@ def test_demo_without_training_environment_says_what_to_do(monkeypatch, capsys, 
     err = capsys.readouterr().err
     assert "no_such_module" in err
     assert "make demo" in err
+
+
+def test_the_end_shows_scores_and_losses_of_held_out_scans(monkeypatch, capsys) -> None:
+    from clusterctl import cli, demo
+    from trainer.runlog.validation import Point
+
+    points = [Point(step, 1 / (step + 1), None, 32) for step in range(0, 631, 105)]
+    result = demo.DemoResult(
+        0.95, 0.5, 70.0, 630, "runs/1", "sheet.png", "curve.png", "page.html", points
+    )
+    monkeypatch.setattr(demo, "run_demo", lambda *_, **__: result)
+    assert cli.run(["demo"]) == 1
+    out = capsys.readouterr().out
+    assert "digit accuracy      0.95  (chance 0.10)  ok" in out
+    assert "direction accuracy  0.50  (chance 0.25)  below " in out
+    curve = "1.000 at step 0, 0.003 at step 315, 0.002 at step 630"
+    assert f"  validation loss     {curve}\n" in out
+    assert "  loss curves         curve.png\n" in out
+    assert cli.run(["demo", "--json"]) == 1
+    last = json.loads(capsys.readouterr().out)["validation"][-1]
+    assert last == {"step": 630, "model": 1 / 631, "ema": None, "clips": 32}
 
 
 @pytest.mark.slow

@@ -5,8 +5,10 @@ one that moves a logical pixel a frame over a 16 x 16 canvas, enlarged and encod
 
     python -m trainer.data.digits --out DIR --clips 2000 --seed 1
 
-writes `digits.csv` (the manifest), `prompts.txt` (40 prompts, digit by direction), `clips/*.mp4`
-and `stamp.json`. The folder appears whole or not at all, and is reused when its stamp fits.
+writes `digits.csv` (the manifest) with `clips/*.mp4`, `held_out.csv` with a clip of each caption to
+validate on (`held_out/*.mp4`, scans that no clip of digits.csv shows), `prompts.txt` (40 prompts,
+digit by direction) and `stamp.json`. The folder appears whole or not at all, and is reused when its
+stamp fits.
 """
 
 from __future__ import annotations
@@ -41,11 +43,13 @@ WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight",
 STEPS = {"left": (0, -1), "right": (0, 1), "up": (-1, 0), "down": (1, 0)}  # (dy, dx) a frame
 DIRECTIONS = tuple(STEPS)
 CANVAS, BOX = 16, 8  # logical pixels
-TRAIN_SCANS = 1500  # the rest is held out: evaluation compares with scans no clip was made from
+# The rest is held out, for validation and for what reads digits back: fitted to 297 scans it reads
+# 0.95 of the others right, fitted to 797 0.98.
+TRAIN_SCANS = 1000
 FPS = 8
-MANIFEST, PROMPTS, STAMP = "digits.csv", "prompts.txt", "stamp.json"
+MANIFEST, HELD_OUT, PROMPTS, STAMP = "digits.csv", "held_out.csv", "prompts.txt", "stamp.json"
 _COLUMNS = ("path", "text", "num_frames", "height", "width", "aspect_ratio", "fps", "resolution")
-_FORMAT = 1  # goes up when the same parameters render other bytes
+_FORMAT = 2  # goes up when the same parameters render other bytes
 
 
 class DigitsError(TrainerError):
@@ -119,9 +123,9 @@ def encode(path: Path, clip: NDArray[np.float32], factor: int, fps: int = FPS) -
     mp4.encode(path, images, "yuv420p", (height, width), Fraction(fps), options)
 
 
-def plan_clips(clips: int, seed: int) -> list[tuple[int, str]]:
-    """Train scan and direction of each clip, shuffled: all 40 captions equally often."""
-    labels = scans("train")[1]
+def plan_clips(clips: int, seed: int, split: str = "train") -> list[tuple[int, str]]:
+    """Scan and direction of each clip, shuffled: all 40 captions equally often."""
+    labels = scans(split)[1]
     rng = np.random.default_rng(seed)
     pools = [
         (rng.permutation(np.flatnonzero(labels == digit)), direction)
@@ -155,8 +159,12 @@ def make(out: Path, clips: int, seed: int, size: int = 64, frames: int = 8) -> b
     fresh = out.with_name(f".{out.name}.new-{os.getpid()}")
     shutil.rmtree(fresh, ignore_errors=True)  # left by a killed process that had our pid
     try:
-        (fresh / "clips").mkdir(parents=True)
-        _render(fresh, clips, seed, size, frames + 1)
+        fresh.mkdir(parents=True)
+        texts = prompts()
+        _render(fresh / MANIFEST, "train", plan_clips(clips, seed), size, frames + 1)
+        held_out = plan_clips(len(texts), seed, "held_out")
+        _render(fresh / HELD_OUT, "held_out", held_out, size, frames + 1)
+        (fresh / PROMPTS).write_text("\n".join(texts) + "\n")
         (fresh / STAMP).write_text(json.dumps(stamp, indent=1) + "\n")
         _replace(out, fresh)
     finally:
@@ -164,17 +172,23 @@ def make(out: Path, clips: int, seed: int, size: int = 64, frames: int = 8) -> b
     return True
 
 
-def _render(folder: Path, clips: int, seed: int, size: int, frames: int) -> None:
-    images, labels = scans("train")
-    with (folder / MANIFEST).open("w", newline="") as file:
+def _render(
+    manifest: Path, split: str, plan: Sequence[tuple[int, str]], size: int, frames: int
+) -> None:
+    """Write the clips of a plan and their manifest."""
+    images, labels = scans(split)
+    folder = manifest.parent / {"train": "clips"}.get(split, split)
+    folder.mkdir()
+    with manifest.open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(_COLUMNS)
-        for n, (scan, direction) in enumerate(plan_clips(clips, seed)):
-            path = f"clips/{n:05d}.mp4"  # relative to the manifest, so the folder can be moved
-            encode(folder / path, draw(images[scan], direction, frames), size // CANVAS)
+        for n, (scan, direction) in enumerate(plan):
+            path = folder / f"{n:05d}.mp4"
+            encode(path, draw(images[scan], direction, frames), size // CANVAS)
             text = caption(int(labels[scan]), direction)
-            rows.writerow([path, text, frames, size, size, 1.0, FPS, size * size])
-    (folder / PROMPTS).write_text("\n".join(prompts()) + "\n")
+            # relative to the manifest, so the folder can be moved
+            place = f"{folder.name}/{path.name}"
+            rows.writerow([place, text, frames, size, size, 1.0, FPS, size * size])
 
 
 def _replace(out: Path, fresh: Path) -> None:

@@ -3,10 +3,10 @@
     python -m trainer.evaluate digits --samples samples --prompts prompts.txt --json
 
 `digits`: does each clip show the digit its prompt names, and does it move the way the prompt says?
-The digit's box is cut out along the named direction's path, averaged over the frames, and compared
-with handwritten scans no training clip was made from (5 nearest neighbours vote). The direction is
-where the ink's centre of mass went. Chance is 0.10 and 0.25; real clips score 0.91 (eights
-are often read as ones) and 1.00.
+The digit's box is cut out along the named direction's path, averaged over the frames, and read by
+a classifier that is fitted to handwritten scans no training clip was made from. The direction is
+where the ink's centre of mass went. Chance is 0.10 and 0.25; real clips of other scans score 0.98
+(94 to 100 of 100 of each digit) and 1.00, so a score of digits above 0.98 says no more than 0.98.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,11 @@ from trainer.data.video.mp4 import read_mp4
 from trainer.errors import ConfigError
 from trainer.infer.prompts import read_prompts
 
-# T frames · N scans · canvas and box in logical pixels, see trainer.data.digits
-NEIGHBOURS = 5
+# T frames · N scans · P pixels of a box · canvas, box: logical pixels, see trainer.data.digits
+# Read right of the 1,000 scans that clips are made of, by what is fitted to the other 797: 0.979;
+# without the shifted ones 0.964, with the votes of 5 nearest neighbours 0.937, with scikit-learn's
+# SVC 0.959. Half and twice these numbers change it by less than 0.01.
+SHIFT, WIDTH, RIDGE = 0.5, 0.2, 0.05
 BACKGROUND = 0.1  # ink below this is compression noise and does not pull the centre
 
 
@@ -53,14 +57,35 @@ def on_canvas(frames_THW3: NDArray[np.uint8]) -> NDArray[np.float32]:
     return grey_THW.reshape(-1, side, factor, side, factor).mean((2, 4), dtype=np.float32)
 
 
-def seen_digit(clip: NDArray[np.float32], direction: str) -> int:
-    """The digit in the box that moves in `direction`, by vote of the nearest held-out scans."""
+@cache
+def _fitted() -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Held-out scans [N, P], as they are and moved by half a pixel to each side, and their weights
+    [N, 10]: a ridge regression with a Gaussian kernel on one column a digit."""
     scans_N88, labels_N = digits.scans("held_out")
+    padded_N = np.pad(scans_N88, ((0, 0), (1, 1), (1, 1)))
+    box, moved = digits.BOX, [scans_N88]
+    for dy, dx in digits.STEPS.values():
+        beside_N88 = padded_N[:, 1 + dy : 1 + dy + box, 1 + dx : 1 + dx + box]
+        moved.append((1 - SHIFT) * scans_N88 + SHIFT * beside_N88)
+    scans_NP = np.concatenate(moved).reshape(-1, box * box).astype(np.float32)
+    columns_N10 = np.eye(10, dtype=np.float32)[np.tile(labels_N, len(moved))] - np.float32(0.1)
+    system_NN = _kernel(scans_NP, scans_NP)
+    system_NN[np.diag_indices(len(system_NN))] += RIDGE
+    return scans_NP, np.linalg.solve(system_NN, columns_N10)
+
+
+def _kernel(a_NP: NDArray[np.float32], b_NP: NDArray[np.float32]) -> NDArray[np.float32]:
+    squares = np.square(a_NP).sum(1)[:, None] + np.square(b_NP).sum(1)
+    kernel: NDArray[np.float32] = np.exp(-WIDTH * (squares - 2 * a_NP @ b_NP.T))
+    return kernel
+
+
+def seen_digit(clip: NDArray[np.float32], direction: str) -> int:
+    """The digit in the box that moves in `direction`."""
     box, path = digits.BOX, digits.trajectory(direction, len(clip))
     boxes = [frame[y : y + box, x : x + box] for frame, (y, x) in zip(clip, path, strict=True)]
-    distances_N = np.square(scans_N88 - np.mean(boxes, axis=0)).sum((1, 2))
-    votes = np.bincount(labels_N[distances_N.argsort(kind="stable")[:NEIGHBOURS]], minlength=10)
-    return int(votes.argmax())
+    scans_NP, weights_N10 = _fitted()
+    return int((_kernel(np.mean(boxes, axis=0).reshape(1, -1), scans_NP) @ weights_N10).argmax())
 
 
 def seen_direction(clip: NDArray[np.float32]) -> str | None:

@@ -24,16 +24,16 @@ def read_luma(path: Path) -> np.ndarray:
     return np.stack(frames)[..., 0].astype(np.float32) / 255
 
 
-def rows_of(folder: Path) -> list[dict[str, str]]:
-    with (folder / digits.MANIFEST).open(newline="") as file:
+def rows_of(folder: Path, manifest: str = digits.MANIFEST) -> list[dict[str, str]]:
+    with (folder / manifest).open(newline="") as file:
         return list(csv.DictReader(file))
 
 
 def test_splits_are_real_scans_that_do_not_overlap():
     train, labels = digits.scans("train")
     held_out, _ = digits.scans("held_out")
-    assert train.shape == (1500, 8, 8)
-    assert held_out.shape == (297, 8, 8)
+    assert train.shape == (1000, 8, 8)
+    assert held_out.shape == (797, 8, 8)
     assert train.min() == 0.0
     assert train.max() == 1.0
     assert set(labels) == set(range(10))
@@ -67,16 +67,25 @@ def test_box_moves_one_pixel_a_frame_and_stays_on_the_canvas(direction):
         digits.trajectory(direction, 10)
 
 
-def test_clip_file_shows_the_scan_its_caption_says(folder):
-    plan = digits.plan_clips(40, seed=3)
-    images, labels = digits.scans("train")
-    for row, (scan, direction) in zip(rows_of(folder), plan, strict=True):
+@pytest.mark.parametrize(
+    ("split", "manifest"), [("train", digits.MANIFEST), ("held_out", digits.HELD_OUT)]
+)
+def test_clip_file_shows_the_scan_its_caption_says(folder, split, manifest):
+    plan = digits.plan_clips(40, 3, split)
+    images, labels = digits.scans(split)
+    for row, (scan, direction) in zip(rows_of(folder, manifest), plan, strict=True):
         assert digits.parse_caption(row["text"]) == (labels[scan], direction)
         luma = read_luma(folder / row["path"])
         assert luma.shape == (int(row["num_frames"]), int(row["height"]), int(row["width"]))
         small = luma.reshape(9, 16, 4, 16, 4).mean((2, 4))
         error = np.abs(small - digits.draw(images[scan], direction, 9))
         assert error.mean() < 0.01, row["path"]
+
+
+def test_a_clip_of_each_caption_is_held_out_and_not_in_the_training_data(folder):
+    held_out = rows_of(folder, digits.HELD_OUT)
+    assert sorted(row["text"] for row in held_out) == sorted(digits.prompts())
+    assert not {row["path"] for row in held_out} & {row["path"] for row in rows_of(folder)}
 
 
 def test_same_parameters_are_reused_and_others_replace_the_folder(tmp_path):
