@@ -68,7 +68,8 @@ def slots():
     used = {index.strip(): or_none(int, mib) for index, mib in rows}
     free = [index for index, mib in used.items() if mib is not None and mib < FREE_MIB]
     if used and not free:
-        fail("all %d GPUs are in use; --gpus 0 takes one all the same" % len(used))
+        all_of_them = "all %d GPUs are" % len(used) if len(used) > 1 else "the only GPU is"
+        fail("%s in use; --gpus 0 takes one all the same" % all_of_them)
     return free or [None]
 
 

@@ -50,7 +50,7 @@ def wanted(*runs: Path | str, **changes: Any) -> Wanted:
 
 
 def serve(*runs: Path | str, page: Callable[[Path], None] = print, **changes: Any) -> int:
-    return begin(wanted(*runs, **changes), Output(), page)
+    return begin(wanted(*runs, **changes), Output(verbose=1), page)
 
 
 def command(*words: object, **options: Any) -> subprocess.Popen[str]:

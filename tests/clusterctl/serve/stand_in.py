@@ -34,7 +34,7 @@ def write(request, name, text):
     log = os.open(os.path.join(FOLDER, "made.log"), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.write(log, (path + "\\n").encode())
     os.close(log)
-say(ready="stand-in")
+say(ready="stand-in on %s" % os.environ.get("CUDA_VISIBLE_DEVICES"))
 for line in sys.stdin:
     order = json.loads(line)
     op, request, about = order["op"], order["request"], dict(id=order["id"])

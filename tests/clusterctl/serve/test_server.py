@@ -228,3 +228,26 @@ def test_what_w_and_b_cannot_take_is_one_sentence_and_the_videos_stay(
     said = capfd.readouterr().err
     assert said.count("the run of 001-run in W&B is offline, so no videos are sent to it") == 1
     assert videos(run)["epoch0-global_step20"] == WHOLE
+
+
+def test_gpus_that_nobody_uses_get_a_sampler_each(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = stand_in.make(tmp_path)
+    run = stand_in.make_run(tmp_path / "001-run", (10,))
+    tool = tmp_path / "bin/nvidia-smi"
+    tool.parent.mkdir()
+    monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    tool.write_text("#!/bin/sh\necho '0, 71000'\necho '1, 3'\necho '2, 600'\n")
+    tool.chmod(0o755)
+    assert serve(run, python=str(python), gpus=None) == 0
+    said = capfd.readouterr().err
+    assert "stand-in on 1" in said
+    assert "stand-in on 0" not in said
+    tool.write_text("#!/bin/sh\necho '0, 71000'\n")
+    stand_in.seal(run, 20)
+    assert serve(run, python=str(python), gpus=None) == 3
+    assert "the only GPU is in use; --gpus 0 takes one all the same" in capfd.readouterr().err
+    assert serve(run, python=str(python), gpus="0") == 0
+    assert "stand-in on 0" in capfd.readouterr().err
