@@ -30,7 +30,8 @@ SIZE = 700_000
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopbackCluster]:
-    with LoopbackCluster(["n1", "n2"], tmp_path_factory.mktemp("nodes")) as cluster:
+    folder = tmp_path_factory.mktemp("nodes")
+    with LoopbackCluster(["n1", "n2"], folder, {"HOME": str(folder)}) as cluster:
         yield cluster
 
 
