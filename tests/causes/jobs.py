@@ -53,5 +53,7 @@ def _idle(site: Site, place: Path, kind: str) -> Answer:
 def _said(document: dict[str, object], name: str) -> Answer:
     found = document["verdict"]
     assert isinstance(found, dict)
-    is_wrong = bool(found["suspects"]) or document["code"] == 1
-    return Answer(WELL, name, result(True, is_wrong), f"{found['kind']}: {found['sentence']}")
+    named, said = campaign.judged(FAULTS["none"], -1, found)
+    is_wrong = document["code"] == 1 or named == "wrong"
+    what = NOT_MEASURED if named == "-" else result(True, is_wrong)
+    return Answer(WELL, name, what, said)

@@ -78,6 +78,8 @@ def run(
 def judged(fault: Fault, rank: int, verdict: dict[str, Any]) -> tuple[str, str]:
     said = f"{verdict['kind']}, {verdict['confidence']}: {verdict['sentence']}"
     found = {(one["rank"], one["role"] or one["what"]) for one in verdict["suspects"]}
+    if any(role == "node" for _, role in found):
+        return "-", said  # no node ends here: this machine was too busy for the dump
     if not fault.hangs:
         return ("wrong" if found or verdict["kind"] in ("hang", "desync") else "named"), said
     if any(who != rank for who, _ in found) and verdict["kind"] != fault.kind:
