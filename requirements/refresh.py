@@ -54,7 +54,7 @@ def main() -> None:
 
 def resolved(uv: str, overrides: str, keep: bool) -> list[str]:
     """All packages; with `keep` at the versions of lock-cuda.txt where they still fit."""
-    extras = [f"--extra={name}" for name in ("train", "wandb", "web", "docs", "dev")]
+    extras = [f"--extra={name}" for name in ("train", "wandb", "tensorboard", "web", "docs", "dev")]
     lock = entries_of((HERE / "lock-cuda.txt").read_text()) if keep else []
     heads = (entry.split(" \\\n")[0] for entry in lock)
     kept = [head for head in heads if not CUDA.match(head) and not head.startswith("torch==")]

@@ -6,7 +6,7 @@ import math
 import resource
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -20,20 +20,23 @@ from trainer.data.loader.encode import encode
 from trainer.data.loader.loader import Loader
 from trainer.data.loader.microbatch import Batch, leave_out_bad
 from trainer.data.plan.data_plan import DataPlan
+from trainer.device import name_of
 from trainer.diffusion.draws import Drawing
 from trainer.engine.agreement import agreed, attempt
 from trainer.engine.base import Engine
 from trainer.engine.device_clock import DeviceClock
-from trainer.engine.gradients import square_sum
-from trainer.engine.step_figures import StepFigures, idle_and_slowest, require_numbers
+from trainer.engine.step_figures import StepFigures, require_numbers
 from trainer.errors import TooManyBadSamples, TrainerError
 from trainer.guards.guards import Guards
 from trainer.journal import Journal
 from trainer.models.flops import forward_flops
 from trainer.optim.ema import EMA
 from trainer.optim.lr_schedules import Schedule
-from trainer.runlog.telemetry import PHASES, Clock, StepRecord
+from trainer.optim.norms import square_sum
+from trainer.runlog.gpu_peaks import peak_flops
+from trainer.runlog.telemetry import Clock
 from trainer.slow_ranks.watch import SlowRanks
+from trainer.step_report import StepReport, by_time
 from trainer.validation.measure import Validation
 from trainer.warm_up import WarmUp
 
@@ -64,11 +67,21 @@ class Run:
     stop_requested: bool = False
     drawing: Drawing = field(init=False)
     slow_ranks: SlowRanks = field(init=False)
+    report: StepReport = field(init=False)
 
     def __post_init__(self) -> None:
-        parts = self.parts
-        self.drawing = Drawing(self.config.seed, parts.flow, parts.masks, self.engine.device)
+        parts, device = self.parts, self.engine.device
+        self.drawing = Drawing(self.config.seed, parts.flow, parts.masks, device)
         self.slow_ranks = SlowRanks(self.engine, self.journal.event)
+        self.report = StepReport(
+            self.config,
+            self.plan.buckets,
+            is_sharded=self.engine.is_sharded,
+            on_device=isinstance(self.clock, DeviceClock),
+            first=self.step,
+            attempt=self.journal.attempt,
+            peak_flops=peak_flops(name_of(device), self.config.dtype),
+        )
 
     @property
     def steps_total(self) -> int:
@@ -91,7 +104,9 @@ class Share:
     """What this rank did in a step: numbers for the others, and what it reports itself."""
 
     figures: StepFigures = field(default_factory=StepFigures)
-    loss: Tensor | float = 0.0  # stays on the device until the end of the step
+    # These two stay on the device until the end of the step.
+    losses: list[Tensor] = field(default_factory=list)  # of each microbatch its part of the step's
+    by_time: Tensor | float = 0.0  # [2, bands], see `by_time`
     buckets: dict[str, None] = field(default_factory=dict)  # in order, each once
     bad: list[tuple[int, str, str]] = field(default_factory=list)
     failure: TrainerError | None = None  # why this rank has no batch
@@ -111,9 +126,11 @@ def step(run: Run, batches: Iterator[Batch]) -> bool:
     with clock.phase("optimizer", number):
         lr = run.schedule.lr
         limit = run.guards.begin(run.loader.cursor, engine.world * each)
-        on_device = update(run, limit)
+        on_device = update(run, limit, measured=run.config.is_logged(number))
     # Where the host waits for a GPU: all phases have ended there when these are read.
-    loss, grad_norm, square = engine.read(torch.as_tensor(share.loss), *on_device)
+    losses, by_time, (grad_norm, square, moved, apart) = engine.read(
+        torch.stack(share.losses), torch.as_tensor(share.by_time), torch.stack(on_device)
+    )
 
     step_s, seconds = time.perf_counter() - start, clock.take()
     waited = engine.waited_s - waited
@@ -122,60 +139,54 @@ def step(run: Run, batches: Iterator[Batch]) -> bool:
     if isinstance(clock, DeviceClock):
         own_s = clock.own_s
         own_backward = own_s - seconds["data"] - seconds["encode"] - own_forward
+    memory_bytes, memory_reserved_bytes = _memory(engine)
     own = replace(
         share.figures,
         **seconds,
-        loss=loss,
+        loss=sum(losses),
+        losses=tuple(each * loss for loss in losses),
+        by_time=tuple(by_time),
         bad=len(share.bad),
         failed=share.failure is not None,
         grad_norm=grad_norm,
         square=square,
+        moved=moved,
+        apart=apart,
         step_s=step_s,
         own_s=own_s,
         own_forward=own_forward,
         own_backward=max(0.0, own_backward) if engine.backward_is_timed else 0.0,
         asks=run.slow_ranks.asks,
-        memory_bytes=_memory(engine),
+        memory_bytes=memory_bytes,
+        memory_reserved_bytes=memory_reserved_bytes,
         stop=run.stop_requested,
         saver=run.saver.status,
     )
-    ranks = [StepFigures(*row) for row in engine.gather(map(float, astuple(own)))]
+    ranks = [StepFigures.of(row, each) for row in engine.gather(own.numbers())]
     if any(rank.failed for rank in ranks):
         _end_without_data(run, number, share)
 
     run.step = number
+    decay = run.ema.next_decay
     if not (is_skipped := run.guards.is_skipped(grad_norm)):
         with clock.phase("optimizer", number):  # of the next step: this one's times are taken
             run.schedule.step()
             run.ema.update(engine.master_params())
-    samples = int(sum(rank.samples for rank in ranks))
-    run.samples += samples
-    squares = [rank.square for rank in ranks]
-    idle_share, slowest_rank = idle_and_slowest(ranks, on_device=isinstance(clock, DeviceClock))
-    record = StepRecord(
+    run.samples += int(sum(rank.samples for rank in ranks))
+    cells = run.loader.cells_of_step()
+    record = run.report.record(
+        ranks,
+        cells,
         step=number,
         steps_total=run.steps_total,
         epoch=run.loader.cursor.epoch,
-        samples=samples,
-        tokens=int(sum(rank.tokens for rank in ranks)),
-        flops=sum(rank.flops for rank in ranks),
-        loss=sum(rank.loss for rank in ranks) / engine.world,
-        grad_norm=grad_norm,
-        skipped=is_skipped,
         lr=lr,
-        step_s=max(rank.step_s for rank in ranks),
-        seconds={p: sum(getattr(rank, p) for rank in ranks) / engine.world for p in PHASES},
-        weight_norm=math.sqrt(sum(squares) if engine.is_sharded else squares[0]),
-        idle_share=idle_share,
-        slowest_rank=slowest_rank,
+        skipped=is_skipped,
         bucket=", ".join(share.buckets),
-        memory_bytes=int(max(rank.memory_bytes for rank in ranks)),
-        decoder_bytes=int(max(rank.decoder_bytes for rank in ranks)) or None,
-        world=engine.world,
-        time_s=time.time(),
+        decay=1.0 if is_skipped else decay,
     )
     run.journal.step(record)
-    run.slow_ranks.after(number, ranks, run.loader.cells_of_step())
+    run.slow_ranks.after(number, ranks, cells)
     for row, path, reason in share.bad:
         run.journal.bad_sample(number, engine.rank, row, path, reason)
     report(run, run.saver.advance(rank.saver for rank in ranks))
@@ -186,13 +197,22 @@ def step(run: Run, batches: Iterator[Batch]) -> bool:
     return any(rank.stop for rank in ranks)
 
 
-def update(run: Run, limit: float | None) -> tuple[Tensor, Tensor]:
+def update(run: Run, limit: float | None, *, measured: bool) -> tuple[Tensor, ...]:
     """What follows the last backward pass (collective), as long as the norm of the gradients is at
-    most `limit`: this norm and the sum of squares of this rank's fp32 weights after it, on the
-    device."""
-    grad_norm = run.engine.step(limit)
-    masters = [master for _, master in run.engine.master_params()]
-    return grad_norm, square_sum(masters, run.engine.device)
+    most `limit`. Returns on the device this norm, the sum of squares of this rank's fp32 weights
+    after it, and where it is `measured` (NaN else) those of its change and of weights minus
+    average.
+    """
+    engine = run.engine
+    if measured:
+        grad_norm, moved = engine.measured_step(limit)
+    else:
+        unknown = torch.full((), math.nan, dtype=torch.float64, device=engine.device)
+        grad_norm, moved = engine.step(limit), unknown
+    params = engine.master_params()
+    square = square_sum([master for _, master in params], engine.device)
+    apart = run.ema.square_distance(params, engine.device) if measured else moved
+    return grad_norm, square, moved, apart
 
 
 def _count_bad(run: Run, share: Share) -> None:
@@ -244,7 +264,8 @@ def _microbatch(run: Run, batch: Batch, share: Share, left: int) -> None:
         with clock.phase("backward", number):
             engine.backward(loss, is_last=not left)
     figures = share.figures
-    share.loss = share.loss + loss.detach().double()
+    share.losses.append(loss.detach().double())
+    share.by_time = share.by_time + by_time(losses, given.t, run.parts.flow.num_timesteps)
     figures.samples += len(z_BCTHW)
     count, _, frames, height, width = z_BCTHW.shape
     patches = zip((frames, height, width), run.parts.model.config.patch_size, strict=True)
@@ -266,10 +287,12 @@ def _draw_ahead(run: Run) -> None:
         run.drawing.ahead(place, shape)
 
 
-def _memory(engine: Engine) -> float:
+def _memory(engine: Engine) -> tuple[float, float]:
+    """Peaks of what is allocated and of what torch has reserved for it; on a CPU resident and 0."""
     if engine.device.type == "cuda":
-        return float(torch.cuda.max_memory_allocated(engine.device))
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+        found = torch.cuda.memory_stats(engine.device)
+        return found["allocated_bytes.all.peak"], found["reserved_bytes.all.peak"]
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0, 0.0
 
 
 def report(run: Run, done: Iterable[Saved]) -> None:

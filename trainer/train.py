@@ -198,7 +198,9 @@ def _attempt(
         signal.signal(number, stop)
     began, first = time.monotonic(), run.step
     about = {"world": engine.world, "device": name_of(engine.device)}  # for the MFU
-    journal.event("start", f"{run_dir.name} at step {first}", step=first, **about)
+    if not engine.rank:  # a pass over all rows
+        about["dataset"] = run.plan.manifest.fingerprint
+    journal.begin(first, **about)
     try:
         if back is not None:  # a later resume must not repeat what led here
             save(run, background=False)
@@ -262,9 +264,9 @@ def threads_end(limit_s: float) -> bool:
 
 def _exit(code: int) -> NoReturn:
     """At its end a run waits neither for a tracker nor for a filesystem that hangs."""
-    from trainer.journal import wandb_is_stuck
+    from trainer.trackers.tracker import is_stuck
 
-    if wandb_is_stuck() or not threads_end(_LEAVE_S) or not all_is_out():
+    if is_stuck() or not threads_end(_LEAVE_S) or not all_is_out():
         os._exit(code)
     sys.exit(code)
 

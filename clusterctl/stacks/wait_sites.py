@@ -108,7 +108,7 @@ TABLE: tuple[Site, ...] = (
     Site(Kind.WORK, "serve", r"trainer/data/(video/)?decode(_process)?\.py$"),
     Site(Kind.CHECKPOINT, "", r"trainer/(checkpoint(/files)?|engine/shards)\.py$"),
     Site(Kind.CHECKPOINT, "save|_save.*", r"trainer/(loop|engine/.*)\.py$"),
-    Site(Kind.LOG, "", r"trainer/(tracking|journal)\.py$"),
+    Site(Kind.LOG, "", r"trainer/(tracking|journal|trackers/\w+)\.py$"),
     # the DataLoaders of torch and torchdata; without workers the rank itself works in fetch
     Site(Kind.WORK, "fetch", r"torch/utils/data/_utils/fetch\.py$"),
     Site(Kind.WAIT_DATA, "_next_data|_try_get_data|_get_data|__next__|_shutdown_workers", r"(torch/utils/data/dataloader|torchdata/stateful_dataloader/stateful_dataloader)\.py$"),
@@ -138,8 +138,8 @@ _PAUSE = re.compile(r"interact|interaction|cmdloop|readline|serve_forever|run_fo
 # Threads that wait in every healthy process: counted, not shown.
 HIDDEN_THREADS = re.compile(
     r"QueueFeederThread|QueueManagerThread|ResourceSharer|pin_memory|Thread-\d+ \(_pin|tqdm"
-    r"|TMonitor|wandb|pt_data_pin|asyncio_|ThreadPoolExecutor|MsgRouterThr|ChkStopThr|NetStatThr"
-    r"|IntMsgThr|StreamThr|SystemMonitor"
+    r"|TMonitor|wandb|tracker|pt_data_pin|asyncio_|ThreadPoolExecutor|MsgRouterThr|ChkStopThr"
+    r"|NetStatThr|IntMsgThr|StreamThr|SystemMonitor"
 )
 
 

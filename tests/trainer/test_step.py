@@ -8,17 +8,22 @@ from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from tests.trainer.engine.simulated_device import Device
 from trainer import step as step_module
+from trainer.config.load import Config
+from trainer.data.plan.buckets import Buckets
 from trainer.data.plan.data_plan import Cursor
 from trainer.diffusion.draws import Given
 from trainer.engine.device_clock import DeviceClock
+from trainer.optim.ema import EMA
 from trainer.runlog.telemetry import Clock, StepRecord
 from trainer.step import Share, step
+from trainer.step_report import StepReport, by_time
 
 LIMIT = 5.0  # of the gradient norm
 
@@ -41,10 +46,13 @@ class SimulatedEngine:
     def master_params(self) -> list[tuple[str, Tensor]]:
         return [("w", torch.full((4,), 3.0))]
 
-    def read(self, *values: Tensor) -> list[float]:
+    def measured_step(self, limit: float | None) -> tuple[Tensor, Tensor]:
+        return self.step(limit), torch.tensor(0.09, dtype=torch.float64)
+
+    def read(self, *values: Tensor) -> list[list[float]]:
         self.simulated.synchronise()
         self.read_at_ms.append(self.simulated.host_ms)
-        return [float(value) for value in values]
+        return [value.reshape(-1).tolist() for value in values]
 
     def gather(self, values: Iterable[float]) -> list[list[float]]:
         return [list(values)]
@@ -55,18 +63,25 @@ def run_of(
 ) -> Any:
     def nothing(*_: Any) -> None: ...
 
+    config = Config(accumulation_steps=2)
+    ema = EMA([("w", torch.full((4,), 2.0))], 0.5)
+    buckets = Buckets.parse({"144p": {1: (1.0, 2)}})
+    about = {"is_sharded": True, "on_device": True, "first": 0, "attempt": 3, "peak_flops": 1e3}
+    report = StepReport(config, buckets, **about)  # type: ignore[arg-type]
     saver = SimpleNamespace(is_copying=False, status=0.0, advance=lambda _: [])
     return SimpleNamespace(
         engine=SimulatedEngine(device),
         clock=clock,
-        config=SimpleNamespace(accumulation_steps=2),
+        config=config,
         schedule=SimpleNamespace(lr=0.1, step=lambda: None),
-        ema=SimpleNamespace(update=nothing),
+        ema=ema,
         guards=SimpleNamespace(
             begin=lambda *_: LIMIT, is_skipped=lambda norm: norm > LIMIT, end=nothing
         ),
         journal=SimpleNamespace(step=records.append),
-        loader=SimpleNamespace(cursor=Cursor(), cells_of_step=lambda: None),
+        loader=SimpleNamespace(cursor=Cursor(), cells_of_step=lambda: np.array([[0, 1]])),
+        plan=SimpleNamespace(buckets=buckets),
+        report=report,
         slow_ranks=SimpleNamespace(asks=0.0, after=lambda *step: told.append(step)),
         saver=saver,
         step=0,
@@ -91,7 +106,11 @@ def test_a_step_reads_its_events_after_the_one_wait_that_it_has(
             device.launch(200)
             clock.mark_computed()
             device.launch(10)
-        share.loss = share.loss + torch.tensor(0.25, dtype=torch.float64)
+        share.losses.append(torch.tensor(0.25, dtype=torch.float64))
+        share.by_time = share.by_time + by_time(
+            torch.full((2,), 0.5), torch.tensor([0.0, 999.0]), 1000
+        )
+        share.figures.flops += 50.0
 
     monkeypatch.setattr(step_module, "_microbatch", microbatch)
     run = run_of(device, clock, records, told)
@@ -102,6 +121,13 @@ def test_a_step_reads_its_events_after_the_one_wait_that_it_has(
     assert record.loss == 0.5
     assert record.grad_norm == 2.0
     assert record.weight_norm == pytest.approx(6.0)
+    assert record.update_ratio == pytest.approx(0.3 / 6.0)
+    # the average moves from 2 to 2.9 before the first step's decay of 0.1 has passed
+    assert record.ema_gap == pytest.approx(0.1 * 2.0 / 6.0)
+    assert record.loss_by_bucket == {"144p 1f": 0.5}
+    assert record.loss_by_time == {"0-250": 0.5, "750-1000": 0.5}
+    assert (record.attempt, record.acc_step, record.avg_loss) == (3, 1, 0.5)
+    assert record.mfu == pytest.approx(100.0 / (1e3 * record.step_s))
     expected = {"data": 0.002, "forward": 0.2, "backward": 0.42, "optimizer": 0.03}
     assert {k: v for k, v in record.seconds.items() if v} == pytest.approx(expected, abs=1e-4)
     assert sum(record.seconds.values()) == pytest.approx(run.engine.read_at_ms[0] / 1e3)
@@ -133,7 +159,7 @@ def test_the_loss_stays_on_the_device_until_the_end_of_the_step() -> None:
         step=0,
         config=SimpleNamespace(seed=1, accumulation_steps=2),
         parts=SimpleNamespace(
-            flow=SimpleNamespace(training_losses=losses),
+            flow=SimpleNamespace(training_losses=losses, num_timesteps=1000),
             model=SimpleNamespace(config=config),
             vae=None,
             text=None,
@@ -141,7 +167,7 @@ def test_the_loss_stays_on_the_device_until_the_end_of_the_step() -> None:
         model=None,
         drawing=SimpleNamespace(
             seed_for_encoding=lambda _: None,
-            take=lambda *_: Given(None, torch.zeros(3), torch.zeros(3)),
+            take=lambda *_: Given(None, torch.zeros(3, device=meta), torch.zeros(3)),
         ),
         loader=SimpleNamespace(coming=lambda: None),
     )
@@ -154,7 +180,8 @@ def test_the_loss_stays_on_the_device_until_the_end_of_the_step() -> None:
         step_module._microbatch(run, batch, share, 1)
         step_module._microbatch(run, batch, share, 0)
     assert len(passed) == 2
-    assert isinstance(share.loss, Tensor)
-    assert (share.loss.device, share.loss.dtype) == (meta, torch.float64)
+    assert isinstance(share.by_time, Tensor)
+    for value in (*share.losses, share.by_time):
+        assert (value.device, value.dtype) == (meta, torch.float64)
     assert share.figures.samples == 6
     assert math.isclose(share.figures.flops, 6.0)

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.config.load import Config, to_dict
+from trainer.config.load import RUN_CONFIG, Config, to_dict
+from trainer.runlog.json_file import read_object
 
 # Variables that explain a run; names with these words in them are never written.
 _KEPT = ("NCCL_", "GLOO_", "OMP_", "CUDA_", "TORCH_", "WORLD_SIZE", "MASTER_", "CLUSTERCTL_")
@@ -27,7 +28,18 @@ def describe(config: Config, run_dir: Path, argv: Sequence[str]) -> None:
         "environment": _environment(os.environ),
         "python": sys.version.split()[0],
     }
-    (run_dir / "config.json").write_text(json.dumps(document, indent=1) + "\n")
+    (run_dir / RUN_CONFIG).write_text(json.dumps(document, indent=1) + "\n")
+
+
+def said_of(run_dir: Path) -> dict[str, Any]:
+    """What the config.json of a run says beside the configuration, for trackers; {} without it."""
+    try:
+        document = read_object(run_dir / RUN_CONFIG)
+    except (OSError, ValueError):
+        return {}
+    found = {"git_commit": document.get("commit"), "python": document.get("python")}
+    argv = document.get("argv")
+    return found | ({"command_line": " ".join(map(str, argv))} if isinstance(argv, list) else {})
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:

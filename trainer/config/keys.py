@@ -231,13 +231,15 @@ class Config(Section):
     keep_checkpoints: int = number(-1, least=-1)  # newest ones to keep; -1 is all
     keep_every: int = number(0, least=0)  # beside them, those of every n-th step; 0 is none
     async_io: bool = True  # training continues while a checkpoint is written from a copy in memory
-    log_every: int = number(1, least=1)  # steps between lines; telemetry has every step
+    # steps between lines, and between update ratios and EMA gaps
+    log_every: int = number(1, least=1)
     load: str | None = None  # checkpoint to resume from
     start_from_scratch: bool = False  # with load: not the position in the data
     start_epoch: int | None = number(None, least=0)  # of the data, instead of the checkpoint's
     start_step: int | None = number(None, least=0)  # of that epoch, first is 0
     wandb: str = choice("off", "offline", "online")  # Weights & Biases
     wandb_project: str = "clusterctl"  # where trackers put the run
+    tensorboard: bool = False  # event files in the run directory, too
     exp_name: str | None = None  # name of the run in trackers; default the run directory's
     sample: SampleConfig = field(default_factory=SampleConfig)
     validation: ValidationConfig = field(default_factory=ValidationConfig)
@@ -251,6 +253,10 @@ class Config(Section):
     process_group_timeout_s: float = number(600.0, above=0)  # limit of a collective
 
     notes: tuple[str, ...] = field(default=(), metadata={"settable": False})  # for the log
+
+    def is_logged(self, step: int) -> bool:
+        """Whether a step has a line in the log, and the figures that cost something."""
+        return step == 1 or step % self.log_every == 0
 
     aliases: ClassVar[Mapping[str, str]] = {
         "keep_n_latest": "keep_checkpoints",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import importlib
+import itertools
 import os
 import socket
 import warnings
@@ -31,7 +32,7 @@ from trainer.errors import EngineError, TrainerError
 
 T = TypeVar("T")
 STATE = ("exp_avg", "exp_avg_sq")  # AdamW's, beside the master weights
-_WRAPPED = ("_model", "_optimizer", "_booster", "_update", "_parameters", "_masters")
+_WRAPPED = ("_model", "_optimizer", "_made", "_booster", "_update", "_parameters", "_masters")
 _ENGINES = {"colossal": "ColossalEngine", "native": "NativeEngine"}  # by module
 
 
@@ -63,6 +64,7 @@ class Engine(abc.ABC):
     backward_is_timed: bool = False  # whether `waited_s` or `on_computed` tell its waiting apart
     _config: Config
     _optimizer: Any
+    _made: ListedAdamW  # the optimizer, whatever is around it
     _masters: list[tuple[str, Tensor]]  # `wrap` finds them once: 2 ms of a step with 971
 
     def __init__(self) -> None:
@@ -101,6 +103,14 @@ class Engine(abc.ABC):
     def step(self, limit: float | None = None) -> Tensor:
         """Clip, update unless the norm is above `limit`, forget the gradients. Returns the norm
         before clipping, the same on all ranks, fp64 on the device, which reading would stop."""
+
+    def measured_step(self, limit: float | None = None) -> tuple[Tensor, Tensor]:
+        """The same, and the sum of squares of what it has changed in this rank's masters."""
+        self._made.measures = True
+        norm = self.step(limit)
+        self._made.measures = False
+        moved = self._made.moved
+        return norm, torch.zeros_like(norm) if moved is None else moved
 
     def state(self) -> EngineState | None:
         """This rank's part of the optimizer's state, not copied; None where others hold it."""
@@ -187,7 +197,8 @@ class Engine(abc.ABC):
         own = self._config
         numbers = (own.lr, own.adam_betas, own.adam_eps, own.weight_decay)
         # fused: one kernel for all parameters, also on the CPU; needs no CUDA toolkit
-        return ListedAdamW(parameters, *numbers, fused=True)
+        self._made = ListedAdamW(parameters, *numbers, fused=True)
+        return self._made
 
     def release(self) -> None:
         """Forget what `wrap` took and made, before another model is wrapped."""
@@ -240,9 +251,11 @@ class Engine(abc.ABC):
 
     # --- collectives for the loop ---
 
-    def read(self, *values: Tensor) -> list[float]:
-        """Numbers that are on the device, in one transfer: waits for all that is launched."""
-        return torch.stack([value.detach().double() for value in values]).tolist()
+    def read(self, *values: Tensor) -> list[list[float]]:
+        """The numbers of each, in one transfer from the device: waits for all that is launched."""
+        flat = [value.detach().double().reshape(-1) for value in values]
+        numbers = iter(torch.cat(flat).tolist())
+        return [list(itertools.islice(numbers, len(value))) for value in flat]
 
     def gather(self, values: Iterable[float]) -> list[list[float]]:
         """Every rank's numbers, in rank order, on every rank; one small collective (fp64)."""

@@ -8,23 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from trainer.optim.norms import square_sum
+
 _EPS = 1e-6  # torch's and ColossalAI's
-
-
-def square_sum(
-    tensors: Sequence[Tensor], device: torch.device, dtype: torch.dtype = torch.float32
-) -> Tensor:
-    """Sum of the squares of all elements, fp64 without a dimension; norms are made in `dtype`.
-
-    `sum(norm.square() for norm in norms)` would be two launches for each tensor, 10 ms of a step
-    with 971 of them.
-    """
-    filled = [tensor for tensor in tensors if tensor.numel()]  # FSDP2's last ranks may hold no row
-    if not filled:
-        return torch.zeros((), dtype=torch.float64, device=device)
-    norms = torch._foreach_norm(filled, 2, dtype)
-    # fp64: the sum of two ranks' parts has the last bits of the sum of the whole
-    return torch.stack(norms).double().square().sum()
 
 
 def at_most(norm: Tensor, limit: float | None) -> Tensor | None:

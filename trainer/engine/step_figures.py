@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from trainer.engine.agreement import agreed
 from trainer.errors import Diverged
@@ -29,14 +30,34 @@ class StepFigures:
     checkpoint: float = 0.0
     grad_norm: float = 0.0
     square: float = 0.0  # sum of squares of the fp32 weights that it holds
+    moved: float = 0.0  # of what the update has changed in them; NaN where it was not measured
+    apart: float = 0.0  # of weights minus average, before that follows; NaN likewise
     step_s: float = 0.0
     own_s: float = 0.0  # of them, not in gradient collectives; on a GPU see DeviceClock
     own_forward: float = 0.0  # seconds of the phase without waiting for other ranks; 0 where the
     own_backward: float = 0.0  # engine cannot tell it apart
     asks: float = 0.0  # of rank 0, see `SlowRanks`
     memory_bytes: float = 0
+    memory_reserved_bytes: float = 0
     stop: float = False  # it got a signal
     saver: float = 0  # `Saver.status`
+    by_time: tuple[float, ...] = ()  # sums of its clips' losses, then their numbers, by band
+    losses: tuple[float, ...] = ()  # of its microbatches
+
+    def numbers(self) -> list[float]:
+        """As they are exchanged; all ranks have as many."""
+        return [*(float(getattr(self, name)) for name in _SINGLE), *self.by_time, *self.losses]
+
+    @classmethod
+    def of(cls, numbers: Sequence[float], microbatches: int) -> StepFigures:
+        """Of a rank that has exchanged them, with losses of so many `microbatches`."""
+        single, end = len(_SINGLE), len(numbers) - microbatches
+        lists = (tuple(numbers[single:end]), tuple(numbers[end:]))
+        values: Any = (*numbers[:single], *lists)
+        return cls(*values)  # by place: by name, 8,000 ranks take 20 ms more
+
+
+_SINGLE = tuple(one.name for one in fields(StepFigures))[:-2]
 
 
 def idle_and_slowest(ranks: Sequence[StepFigures], *, on_device: bool) -> tuple[float, int]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from trainer.engine.agreement import agreed
 from trainer.engine.base import Engine
-from trainer.engine.gradients import square_sum
 from trainer.errors import Diverged
+from trainer.optim.norms import square_sum
 
 
 def require_finite(engine: Engine, step: int, average: Mapping[str, Tensor]) -> None:
@@ -20,7 +21,8 @@ def require_finite(engine: Engine, step: int, average: Mapping[str, Tensor]) -> 
     weights = [master for _, master in engine.master_params()]
     parts = {"weights": weights, "averaged weights": list(average.values())}
     sums = [square_sum(tensors, engine.device) for tensors in parts.values()]
-    columns = zip(*engine.gather(engine.read(*sums)), strict=True)
+    (mine,) = engine.read(torch.stack(sums))
+    columns = zip(*engine.gather(mine), strict=True)
     for name, values in zip(parts, columns, strict=True):
         bad = [str(rank) for rank, value in enumerate(values) if not math.isfinite(value)]
         if bad:

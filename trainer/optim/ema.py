@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
+from trainer.optim.norms import square_distance
+
 
 class EMA:
     """Follows named tensors (whole or this rank's parts); `ramp`: first (1 + n) / (10 + n)."""
@@ -21,17 +23,27 @@ class EMA:
     @torch.no_grad()
     def update(self, params: Iterable[tuple[str, Tensor]]) -> None:
         """Move towards the present weights, of any float dtype and the same names."""
-        present = dict(params)
-        values = [present[name] for name in self._shadow]
-        ramp = (1 + self.updates) / (10 + self.updates) if self.ramp else 1.0
-        decay = min(self.decay, ramp)
-        shadow = list(self._shadow.values())
+        decay, shadow, values = self.next_decay, list(self._shadow.values()), self._like(params)
         self.updates += 1
         if {value.dtype for value in values} == {torch.float32}:
             torch._foreach_lerp_(shadow, values, 1 - decay)
         else:  # without a copy of the model in fp32; the sum is made in fp32 all the same
             torch._foreach_mul_(shadow, decay)
             torch._foreach_add_(shadow, values, alpha=1 - decay)
+
+    @property
+    def next_decay(self) -> float:
+        """How much of its distance to the weights the next update leaves."""
+        ramp = (1 + self.updates) / (10 + self.updates) if self.ramp else 1.0
+        return min(self.decay, ramp)
+
+    def square_distance(self, params: Iterable[tuple[str, Tensor]], device: torch.device) -> Tensor:
+        """Sum of squares of weights minus average, fp64 on the device, without a copy of all."""
+        return square_distance(self._like(params), list(self._shadow.values()), device)
+
+    def _like(self, params: Iterable[tuple[str, Tensor]]) -> list[Tensor]:
+        present = dict(params)
+        return [present[name] for name in self._shadow]
 
     def state_dict(self) -> dict[str, Tensor]:
         """The averaged weights under the model's names, fp32."""

@@ -1,8 +1,8 @@
 """What a run writes about itself and how to read it back. Standard library only.
 
 A run directory's `telemetry.jsonl` holds one JSON object a line, in the order written: `StepRecord`
-(`"kind": "step"`, one per optimizer step) and `Event` (`"kind": "event"`). Heartbeats are small
-node-local files, one per rank, rewritten by the step loop itself.
+of trainer.runlog.figures (`"kind": "step"`, one per optimizer step) and `Event` (`"kind":
+"event"`). Heartbeats are small node-local files, one per rank, rewritten by the step loop itself.
 """
 
 from __future__ import annotations
@@ -16,36 +16,10 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from trainer.runlog.figures import StepRecord as StepRecord
+
 FILE = "telemetry.jsonl"
 PHASES = ("data", "encode", "forward", "backward", "optimizer", "checkpoint")
-
-
-@dataclass(frozen=True, slots=True)
-class StepRecord:
-    """One optimizer step, over all ranks."""
-
-    step: int  # counted over the whole run, first is 1
-    steps_total: int  # where the run means to stop
-    epoch: int
-    samples: int  # clips of this step
-    tokens: int  # latent tokens of this step
-    loss: float  # mean over ranks
-    grad_norm: float  # before clipping
-    lr: float
-    step_s: float  # wall time of the step on the slowest rank, with a save before it
-    seconds: dict[str, float] = field(default_factory=dict)  # by phase, mean over ranks
-    weight_norm: float | None = None  # of the trained fp32 weights after the step
-    # (slowest - mean) / slowest of the ranks' own work, 0 to 1; on a GPU (slowest - mean) / step of
-    # what they do before they wait for each other, see trainer.engine.device_clock
-    idle_share: float | None = None
-    slowest_rank: int | None = None
-    bucket: str = ""  # resolution, frames and ratio on rank 0
-    flops: float = 0.0  # of the forward and backward passes of all ranks, none counted twice
-    memory_bytes: int | None = None  # peak of the largest rank, accelerator or resident
-    decoder_bytes: int | None = None  # peak resident memory of the largest decoding process
-    world: int = 1
-    time_s: float = 0.0  # unix time, for people; never for arithmetic between nodes
-    skipped: bool = False  # grad_norm was not finite or absurd: the step has changed no weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +113,16 @@ class Tail:
 def read(run_dir: Path) -> Iterator[Record]:
     """All records of a run directory."""
     yield from Tail(run_dir / FILE).poll()
+
+
+def starts(run_dir: Path) -> int:
+    """How often the trainer has started in a run directory; a pass over bytes, not over JSON."""
+    mark = b'"kind":"event","name":"start"'
+    try:
+        with (run_dir / FILE).open("rb") as file:
+            return sum(mark in line[:100] for line in file)
+    except OSError:
+        return 0
 
 
 def final_steps(records: Iterable[Record]) -> dict[int, StepRecord]:

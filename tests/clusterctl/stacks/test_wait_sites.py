@@ -56,7 +56,7 @@ def test_the_trainers_own_functions_are_where_the_table_says() -> None:
     from trainer.data.loader.loader import Worker
     from trainer.data.video import decode_process
     from trainer.engine.base import Engine
-    from trainer.journal import Wandb
+    from trainer.trackers.wandb_run import Wandb
 
     def kind(function: Any, below: str = "") -> str:
         code = function.__code__
@@ -68,7 +68,7 @@ def test_the_trainers_own_functions_are_where_the_table_says() -> None:
     assert kind(decode_process.serve) == "loader-idle"
     assert kind(decode_process.serve, "read_window") == "loader-work"
     assert kind(files.seal) == kind(loop.save) == "checkpoint"
-    assert kind(Wandb.log) == "net-log"
+    assert kind(Wandb._take) == "net-log"
     assert kind(Engine.step) == "code"
 
 

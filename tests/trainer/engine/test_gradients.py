@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from trainer.engine.gradients import clip_in_place, square_sum
+from trainer.engine.gradients import clip_in_place
 from trainer.engine.listed_adamw import ListedAdamW
+from trainer.optim.norms import square_sum
 
 CPU = torch.device("cpu")
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -22,6 +24,7 @@ from tests.trainer.ranks import environment, fork, wait
 from trainer import step
 from trainer.config.load import Config
 from trainer.engine.base import Engine, build_engine
+from trainer.engine.step_figures import StepFigures
 from trainer.optim.ema import EMA
 
 LIMIT = 1e6  # of the gradient norm: the guard is on
@@ -44,7 +47,8 @@ class Block(nn.Module):
         self.weights = nn.ParameterList(torch.full((WIDTH,), 0.01 * n) for n in range(count))
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + torch.stack(list(self.weights)).sum(0)
+        # times 1: gradients of a sum are views of one row, which clipping would change 17 times
+        return x + (torch.stack(list(self.weights)) * 1.0).sum(0)
 
 
 class Model(nn.Module):
@@ -90,9 +94,10 @@ def python_calls() -> Iterator[list[int]]:
 
 def after_backward(run: Any, loss: Tensor) -> None:
     """What `step.step` does between the last backward pass and its record."""
-    numbers = run.engine.read(loss, *step.update(run, LIMIT))
+    on_device = torch.stack(step.update(run, LIMIT, measured=run.measured))
+    numbers = run.engine.read(loss, torch.zeros(2, 4), on_device)
     run.ema.update(run.engine.master_params())
-    run.engine.gather([*numbers, *[0.0] * 18])
+    run.engine.gather([*numbers[2], *StepFigures().numbers()])
 
 
 def backward(engine: Engine, model: nn.Module, dtype: torch.dtype) -> Tensor:
@@ -108,7 +113,7 @@ def measure(kind: str, plugin: str, dtype_name: str, said: Path) -> None:
     dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[dtype_name]
     config = Config(lr=1e-3, grad_clip=0.1, dtype=dtype_name, plugin=plugin)
     model = engine.wrap(Model().to(dtype), config)
-    run = SimpleNamespace(engine=engine, ema=EMA(engine.master_params(), 0.99))
+    run = SimpleNamespace(engine=engine, ema=EMA(engine.master_params(), 0.99), measured=False)
     for _ in range(2):  # the state of the optimizer is made in the first
         after_backward(run, backward(engine, model, dtype))
     found: dict[str, Any] = {"trained": len(engine.master_params())}
@@ -124,6 +129,10 @@ def measure(kind: str, plugin: str, dtype_name: str, said: Path) -> None:
     with python_calls() as counted:
         after_backward(run, loss)
     found["python"] = counted[0]
+    run.measured, loss = True, backward(engine, model, dtype)
+    with Calls() as calls:
+        after_backward(run, loss)
+    found["measured"] = dict(calls.by_name)
     lists.clear()
     with (
         mock.patch.object(Tensor, "tolist", lambda own: lists.append(len(own)) or plain(own)),
@@ -132,8 +141,33 @@ def measure(kind: str, plugin: str, dtype_name: str, said: Path) -> None:
         state = engine.state()
     assert state is not None
     found["save"] = {"reads": calls.by_name[_READS], "lists": lists, "steps": state.facts["steps"]}
+    for measured in (False, True):
+        engine.release()
+        found[f"weights measured {measured}"] = weights_after(engine, config, dtype, measured)
     engine.close()
     said.write_text(json.dumps(found))
+
+
+def weights_after(engine: Engine, config: Config, dtype: torch.dtype, measured: bool) -> Any:
+    """Checksum of the weights after some steps, and what was measured against what happened."""
+    model = engine.wrap(Model().to(dtype), config)
+    run = SimpleNamespace(engine=engine, ema=EMA(engine.master_params(), 0.99), measured=measured)
+    compared = []
+    for _ in range(3):
+        loss = backward(engine, model, dtype)
+        before = {name: master.clone() for name, master in engine.master_params()}
+        _, square, moved, apart = step.update(run, LIMIT, measured=measured)
+        after = dict(engine.master_params())
+        change = sum((after[n] - before[n]).double().square().sum().item() for n in after)
+        gap = sum(
+            (after[n] - v).double().square().sum().item() for n, v in run.ema.state_dict().items()
+        )
+        run.ema.update(engine.master_params())
+        compared.append([moved.item(), change, apart.item(), gap, square.item(), loss.item()])
+    digest = hashlib.sha256()
+    for _, master in engine.master_params():
+        digest.update(master.numpy().tobytes())
+    return {"sha256": digest.hexdigest(), "compared": compared}
 
 
 KINDS = {
@@ -173,7 +207,31 @@ def test_a_step_reads_from_the_device_twice(costs: dict[str, Any], kind: str) ->
     """Loss, norm and weights together, then what the ranks have exchanged; no number by itself."""
     found = costs[kind]
     assert found["calls"].get(_READS, 0) == 0
-    assert found["lists"] == [3, 21]
+    assert found["lists"] == [13, 4 + len(StepFigures().numbers())]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_measured_step_reads_nothing_more_and_launches_few_calls(
+    costs: dict[str, Any], kind: str
+) -> None:
+    found = costs[kind]
+    assert found["measured"].get(_READS, 0) == 0
+    assert 0 < sum(found["measured"].values()) - sum(found["calls"].values()) <= 20
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_measuring_changes_no_bit_and_measures_what_happened(
+    costs: dict[str, Any], kind: str
+) -> None:
+    without, measured = (costs[kind][f"weights measured {on}"] for on in (False, True))
+    assert measured["sha256"] == without["sha256"]
+    for moved, change, apart, gap, *same in measured["compared"]:
+        assert moved == pytest.approx(change, rel=1e-4)
+        assert apart == pytest.approx(gap, rel=1e-4)
+        assert 0 < apart < moved * 20
+        assert all(math.isfinite(value) for value in same)
+    assert [row[4:] for row in measured["compared"]] == [row[4:] for row in without["compared"]]
+    assert all(math.isnan(row[0]) for row in without["compared"])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -185,5 +243,5 @@ def test_python_does_little_for_each_parameter(costs: dict[str, Any], kind: str)
 def test_a_save_reads_all_step_counts_at_once(costs: dict[str, Any], kind: str) -> None:
     save = costs[kind]["save"]
     assert (save["reads"], save["lists"]) == (0, [PARAMETERS])
-    assert set(save["steps"].values()) == {4}
+    assert set(save["steps"].values()) == {5}
     assert len(save["steps"]) == PARAMETERS

@@ -45,7 +45,7 @@ def train(engine: Engine, plugin: str, dtype: str, steps: Steps) -> list[str]:
         x = batch(number, engine.rank).to(torch.bfloat16 if dtype == "bf16" else torch.float32)
         loss = loss_of(model, x).float() * (factor if engine.rank == 1 else 1.0)
         engine.backward(loss)
-        norms += engine.read(engine.step(limit))
+        norms += engine.read(engine.step(limit))[0]
     return [norm.hex() for norm in norms]
 
 

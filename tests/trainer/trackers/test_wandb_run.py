@@ -13,14 +13,25 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from trainer.journal import Wandb
+from trainer.runlog.figures import tracked
 from trainer.runlog.telemetry import StepRecord
+from trainer.trackers.tracker import About
+from trainer.trackers.wandb_run import Wandb
 
 KEY = "0123456789abcdef" * 2 + "01234567"
 
 
 def record(step: int) -> StepRecord:
     return StepRecord(step, 20, 0, 4, 128, 1.0 / step, 0.5, 1e-3, 0.1, {"forward": 0.05})
+
+
+def sink_in(run_dir: Path, told: list[str], mode: str) -> Wandb:
+    about = About(run_dir, "a run", 0, {"lr": 1}, {"world": 2})
+    return Wandb(told.append, about, mode=mode, project="clusterctl")
+
+
+def log(sink: Wandb, step: int) -> None:
+    sink.figures(step, tracked(record(step)))
 
 
 @pytest.fixture(autouse=True)
@@ -57,15 +68,15 @@ def silent_server() -> Iterator[int]:
 
 def test_offline_figures_lie_in_the_run_directory(tmp_path: Path) -> None:
     told: list[str] = []
-    sink = Wandb(told.append, {"lr": 1}, tmp_path / "wandb.json", mode="offline", dir=str(tmp_path))
+    sink = sink_in(tmp_path, told, "offline")
     for step in range(1, 21):
-        sink.log(record(step))
-    assert sink.close(60)
+        log(sink, step)
+    assert sink.close(limit_s=150)
     assert told == []
     (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
     data = file.read_bytes()
-    assert b"grad_norm" in data
-    assert b"seconds/forward" in data
+    for name in (b"global_grad_norm", b"debug/forward_time", b"iter", b"world"):
+        assert name in data
 
 
 def begun(
@@ -90,7 +101,7 @@ def begun(
 
     monkeypatch.setitem(sys.modules, "wandb", Stub)
     told: list[str] = []
-    Wandb(told.append, {}, tmp_path / "wandb.json", mode=mode).close(10)
+    sink_in(tmp_path, told, mode).close(limit_s=10)
     return given, told
 
 
@@ -122,9 +133,9 @@ def test_a_run_that_began_offline_is_not_asked_of_the_server(
 
 def test_offline_starts_of_a_directory_are_one_run(tmp_path: Path) -> None:
     for _ in range(2):
-        sink = Wandb(print, {"lr": 1}, tmp_path / "wandb.json", mode="offline", dir=str(tmp_path))
-        sink.log(record(1))
-        assert sink.close(60)
+        sink = sink_in(tmp_path, [], "offline")
+        log(sink, 1)
+        assert sink.close(limit_s=150)
     ids = {path.name for path in tmp_path.glob("wandb/offline-run-*/run-*.wandb")}
     assert len(ids) == 1
 
@@ -136,12 +147,12 @@ def test_a_server_that_never_answers_costs_no_step(
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     told: list[str] = []
     start = time.monotonic()
-    sink = Wandb(told.append, {}, tmp_path / "wandb.json", mode="online", dir=str(tmp_path))
+    sink = sink_in(tmp_path, told, "online")
     for step in range(1, 21):
-        sink.log(record(step))
+        log(sink, step)
     assert time.monotonic() - start < 0.1
     start = time.monotonic()
-    sink.close(3)
+    sink.close(limit_s=3)
     assert time.monotonic() - start < 3.5
     assert len(told) == 1
     assert "W&B" in told[0]
@@ -153,8 +164,8 @@ def test_without_wandb_installed_one_sentence_is_told(
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     told: list[str] = []
-    sink = Wandb(told.append, {}, tmp_path / "wandb.json", mode="offline", dir=str(tmp_path))
-    assert sink.close(30)
-    sink.log(record(1))
+    sink = sink_in(tmp_path, told, "offline")
+    assert sink.close(limit_s=30)
+    log(sink, 1)
     assert len(told) == 1
     assert "not installed" in told[0]
