@@ -24,6 +24,7 @@ from trainer.allowed_values import allowed
 from trainer.config import keys
 from trainer.config.upstream import REFUSED, TYPES
 from trainer.models.stdit_config import STDiT3Config
+from trainer.runlog.figures import FIGURES, OF_EVENTS
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 BEGIN, END = "<!-- table -->\n", "<!-- end of table -->\n"
@@ -101,6 +102,25 @@ def causes() -> str:
     return "\n".join(lines) + "\n"
 
 
+def figures() -> str:
+    """Of a step, then of events."""
+    lines = ["| key | meaning | W&B and TensorBoard | Prometheus |", "|---|---|---|---|"]
+    for name, one in FIGURES.items():
+        part = f" (by {one.part})" if one.part else ""
+        metric = f"`clusterctl_run_{one.metric}`" if one.metric else ""
+        cells = (f"`{name}`", f"{one.meaning}{part}", _code(one.tracker), metric)
+        lines.append(f"| {' | '.join(map(_cell, cells))} |")
+    lines += ["", "Of events:", "", "| event | key of its data | meaning | W&B and TensorBoard |"]
+    lines.append("|---|---|---|---|")
+    for (event, key), one in OF_EVENTS.items():
+        lines.append(f"| `{event}` | `{key}` | {_cell(one.meaning)} | {_code(one.tracker)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _code(name: str) -> str:
+    return f"`{name}`" if name else ""
+
+
 def _by_subject(
     head: Sequence[str], subjects: Mapping[str, str], rows: Mapping[str, Sequence[str]]
 ) -> str:
@@ -173,6 +193,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "alerts.md": alerts,
     "checks.md": checks,
     "configs.md": configs,
+    "figures.md": figures,
     "incidents.md": causes,
 }
 

@@ -1,4 +1,4 @@
-"""Write a page about a run: attempts over time, lost time, loss.
+"""Write a page about a run: attempts over time, lost time, losses.
 
 One HTML file, which a browser shows without a server and without other files.
 """
@@ -40,7 +40,7 @@ def command(output: Output, run: str | None, out: Path | None) -> int:
     from dashboards.report.page import page, read_run
 
     run_dir, now_s = find_run(run), time.time()
-    text = page(read_run(run_dir, now_s), now_s)
+    text = page(*read_run(run_dir, now_s), now_s)
     if out == Path("-"):
         output.line(text.rstrip("\n"))
         return 0

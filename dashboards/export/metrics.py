@@ -6,7 +6,8 @@ What is not known has no sample: it is never 0, nor the last reading of a silent
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
@@ -15,11 +16,12 @@ from typing import Any, TypeVar
 from clusterctl.printable import printable
 from dashboards.alerts.rules.base import is_down, is_up
 from dashboards.model.alert_book import SEVERITIES
-from dashboards.model.run_progress import Figures, figures
+from dashboards.model.run_progress import Figures, figures, newest
 from dashboards.model.samples import Link, NodeSample
 from dashboards.model.state import RunState, State
 from dashboards.model.table import missing
 from dashboards.model.usage import Usage, node_totals, usage
+from trainer.runlog.figures import FIGURES
 
 PREFIX = "clusterctl_"
 GAUGE, COUNTER = "gauge", "counter"
@@ -77,8 +79,28 @@ def _run(read: Callable[[RunState, Figures, State], float | None]) -> Callable[[
     return rows
 
 
-def _of_last(name: str) -> Callable[[State], Rows]:
-    return _run(lambda run, now, state: getattr(run.last, name, None))
+def _of_steps() -> Iterator[Metric]:
+    """What a step's record has (trainer/runlog/figures.py), as the newest steps know it."""
+    named = {name: one for name, one in FIGURES.items() if one.metric}
+    together = Counter(one.panel for one in named.values())
+    for name, one in named.items():
+        labels = (*R, one.part) if one.part else R
+        help = one.meaning[:1].upper() + one.meaning[1:]
+        drawn = {}
+        if one.panel:
+            more = f" {one.metric.replace('_', ' ')}" if together[one.panel] > 1 else ""
+            legend = f"{{{{{one.part}}}}}" if one.part else f"{{{{run}}}}{more}"
+            drawn = {"row": RUN, "panel": one.panel, "legend": legend}
+        read = partial(_of_step, name)
+        yield Metric(f"run_{one.metric}", help, one.unit, labels, read, **drawn)
+
+
+def _of_step(name: str, state: State) -> Rows:
+    if state.run is not None:
+        found = newest(state.run, name)
+        parts = found.items() if isinstance(found, Mapping) else [("", found)]
+        for part, value in parts:
+            yield (state.run.name, *([part] if part else [])), _if_known(value, float)
 
 
 def _ups(state: State) -> Iterator[tuple[tuple[str, ...], float | None]]:
@@ -173,15 +195,10 @@ METRICS: tuple[Metric, ...] = (
     Metric("usage_energy_unknown_gpu_seconds_total", "GPU time up to the last reading whose energy is unknown, since the exporter began", "s", U, _usage(lambda one: one.totals.unknown_s), COUNTER),
     Metric("usage_idle_gpu_seconds_total", "GPU time that was held and idle, since the exporter began", "s", U, _usage(lambda one: one.totals.idle_s), COUNTER, row=USE, panel="Idle GPU hours of a day by job", query="sum by (user, job) (increase({}[1d])) / 3600 > 0", legend="{{user}} {{job}}"),
     Metric("node_energy_joules_total", "Of its GPUs since the exporter began, of the time that is known", "joule", N, _node_energy, COUNTER),
-    Metric("run_step", "Optimizer steps so far", "short", R, _of_last("step"), row=RUN, panel="Steps", legend="{{run}}"),
-    Metric("run_steps_planned", "Where the run means to stop", "short", R, _of_last("steps_total"), row=RUN, panel="Steps", legend="{{run}} planned"),
-    Metric("run_epoch", "Passes over the data so far", "short", R, _of_last("epoch")),
-    Metric("run_loss", "Loss of the last step", "short", R, _of_last("loss"), row=RUN, panel="Loss", legend="{{run}}"),
+    *_of_steps(),
     Metric("run_loss_smoothed", "Smoothed loss", "short", R, _run(lambda run, now, state: now.smooth_loss), row=RUN, panel="Loss", legend="{{run}} smoothed"),
     Metric("run_validation_loss", "Of clips that are never trained on", "short", R, _run(lambda run, now, state: _if_known(run.validation, lambda one: one.model)), row=RUN, panel="Validation loss", legend="{{run}}"),
     Metric("run_validation_loss_ema", "The same, with the averaged weights", "short", R, _run(lambda run, now, state: _if_known(run.validation.ema if run.validation else None, float)), row=RUN, panel="Validation loss", legend="{{run}} EMA"),
-    Metric("run_gradient_norm", "Before clipping", "short", R, _of_last("grad_norm"), row=RUN, panel="Gradient norm", legend="{{run}}"),
-    Metric("run_learning_rate", "Of the last step", "sci", R, _of_last("lr"), row=RUN, panel="Learning rate", legend="{{run}}"),
     Metric("run_step_seconds", "Median of the last steps", "s", R, _run(lambda run, now, state: now.step_s), row=RUN, panel="Step time", legend="{{run}}"),
     Metric("run_phase_seconds", "Of a step, mean over ranks and the last steps", "s", ("run", "phase"), _phases, row=RUN, panel="Where a step goes", legend="{{phase}}"),
     Metric("run_clips_per_second", "Throughput", "short", R, _run(lambda run, now, state: now.clips_per_s), row=RUN, panel="Clips a second", legend="{{run}}"),
@@ -190,7 +207,6 @@ METRICS: tuple[Metric, ...] = (
     Metric("run_last_step_age_seconds", "Since the last step was seen", "s", R, _run(lambda run, now, state: None if run.last_s is None else state.now_s - run.last_s), row=RUN, panel="Last step ago", legend="{{run}}"),
     Metric("run_remaining_seconds", "Until the last step, at the pace of the last ones", "s", R, _run(lambda run, now, state: now.eta_s), row=RUN, panel="Time left", legend="{{run}}"),
     Metric("run_active", "1 while the run neither ended nor stands still", "short", R, _run(lambda run, now, state: float(now.status in ("running", "waiting")))),
-    Metric("run_ranks", "Ranks of the last step", "short", R, _of_last("world")),
     Metric("run_attempt", "Number of the attempt", "short", R, _run(lambda run, now, state: now.attempt), row=RUN, panel="Attempts", legend="{{run}}"),
     Metric("run_restarts_total", "Attempts after the first one", "short", R, _run(lambda run, now, state: float(now.restarts)), COUNTER, row=RUN, panel="Attempts", query="increase({}[1h])", legend="{{run}} restarts in an hour"),
     Metric("run_spares", "Nodes left to replace others", "short", R, _run(lambda run, now, state: now.spares), row=RUN, panel="Nodes of the run", legend="{{run}} spares"),

@@ -7,10 +7,12 @@ import statistics
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from clusterctl.runs.attempts import Account, account
 from dashboards.model import units
 from dashboards.model.state import INTERRUPTED, RunState
+from trainer.runlog.figures import FIGURES
 from trainer.runlog.telemetry import PHASES, Event, StepRecord
 from trainer.runlog.validation import Point
 
@@ -132,6 +134,22 @@ def _of_records(run: RunState) -> Figures:
         buckets=tuple((name, count / buckets.total()) for name, count in buckets.most_common()),
         checkpoint=_checkpoint(run),
     )
+
+
+def newest(run: RunState, name: str) -> Any:
+    """A figure of a step as it was last known among the recent ones; None where it was not. Of a
+    figure of several numbers the mean of each."""
+    window = run.recent[-WINDOW:]
+    if not FIGURES[name].part:
+        known = (
+            value for record in reversed(window) if (value := getattr(record, name)) is not None
+        )
+        return next(known, None)
+    parts: dict[str, list[float]] = {}
+    for record in window:
+        for part, value in getattr(record, name).items():
+            parts.setdefault(part, []).append(value)
+    return {part: statistics.fmean(values) for part, values in sorted(parts.items())}
 
 
 def in_words(known: Point) -> str:

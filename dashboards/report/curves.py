@@ -1,6 +1,6 @@
-"""Pictures of two runs as SVG text: losses, their difference with its error, times of steps. Pure.
+"""Pictures as SVG text: losses, their difference with its error, times of steps. Pure.
 
-The second run is dashed, and every curve is named at its end, so no colour is needed.
+Lines are dashed in different ways, and every curve is named at its end, so no colour is needed.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from dashboards.model import units
 from dashboards.report.svg import AXIS, LEFT, RIGHT, WIDTH, Point, begin, line, polyline, safe, text
 
 TALL, BINS = 260, 120
-END = 24  # columns right of a curve, for its name
+END = 56  # columns right of a curve, for its name
 BAR, GAP = 12, 14
 NAMES = 220
+KINDS = ("one", "other", "third", "fourth")  # classes of lines in the style sheet
 
 
 def smoothed(places: Sequence[float], values: Sequence[float]) -> list[Point]:
@@ -34,8 +35,8 @@ def smoothed(places: Sequence[float], values: Sequence[float]) -> list[Point]:
 
 
 def curves(named: Sequence[tuple[str, Sequence[Point]]], unit: str) -> str:
-    """Both losses over steps or clips; "" with fewer than two points of each."""
-    if any(len(points) < 2 for _, points in named):
+    """Up to four losses over steps or clips; "" without any, or with one of a single point."""
+    if not named or any(len(points) < 2 for _, points in named):
         return ""
     xs = [x for _, points in named for x, _ in points]
     ys = sorted(y for _, points in named for _, y in points)
@@ -43,11 +44,12 @@ def curves(named: Sequence[tuple[str, Sequence[Point]]], unit: str) -> str:
     frame = _Frame(min(xs), max(xs), ys[0], high)
     parts = [begin(TALL, f"loss over {unit}"), *frame.axes(unit)]
     ends: list[float] = []
-    for kind, (name, points) in zip(("one", "other"), named, strict=True):
+    for kind, (name, points) in zip(KINDS, named, strict=False):
         drawn = [frame.place(point) for point in points]
         parts.append(polyline(kind, drawn))
         x, y = drawn[-1]
-        y = next((other + 13 for other in ends if abs(y - other) < 13), y)
+        while (near := next((end for end in ends if abs(y - end) < 13), None)) is not None:
+            y = near + 13
         ends.append(y)
         parts.append(text(x + 6, y + 4, name))
     return "\n".join([*parts, "</svg>"])

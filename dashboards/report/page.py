@@ -1,4 +1,4 @@
-"""A page about a run: attempts over time, lost time, loss. One file that needs nothing else."""
+"""A page about a run: attempts over time, lost time, losses. One file that needs nothing else."""
 
 from __future__ import annotations
 
@@ -17,31 +17,33 @@ from dashboards.model.samples import Tick
 from dashboards.model.state import RunState, initial_state
 from dashboards.reduce import fold as fold_samples
 from dashboards.report import svg
+from dashboards.report.quality import Quality, read_quality, sections
 
 PAGE = Path(__file__).with_name("page.html")
 Row = Sequence[tuple[str, str]]
 """(class of the cell, text) of each cell."""
 
 
-def read_run(run_dir: Path, now_s: float) -> RunState:
+def read_run(run_dir: Path, now_s: float) -> tuple[RunState, Quality]:
     """Raises `CouldNotFindOut` where the files cannot be read."""
     try:
         samples = RunDirFeed(run_dir, clock=lambda: now_s).poll()
+        quality = read_quality(run_dir)
     except OSError as error:
         raise CouldNotFindOut(f"{run_dir} cannot be read: {error.strerror or error}") from None
     run = fold_samples(initial_state((), now_s=0.0), [*samples, Tick(now_s)]).run
     assert run is not None  # the feed opens it
-    return run
+    return run, quality
 
 
-def page(run: RunState, now_s: float) -> str:
+def page(run: RunState, quality: Quality, now_s: float) -> str:
     """The page as HTML. `now_s` is when it is made; a run that has ended is shown up to its end."""
     now, known = figures(run, now_s), accounted(run)
     until_s = now_s if known.ended_s is None else known.ended_s
     return Template(PAGE.read_text(encoding="utf-8")).substitute(
         name=svg.safe(run.name),
         figures="".join(_figures(run, now)),
-        sections="\n".join(_sections(run, now, until_s)),
+        sections="\n".join(_sections(run, now, until_s, quality)),
         made=svg.safe(f"made {_date(now_s)} from {run.directory}"),
     )
 
@@ -60,7 +62,7 @@ def _figures(run: RunState, now: Figures) -> Iterator[str]:
         yield f"<div><dt>{name}</dt><dd>{svg.safe(text)}</dd></div>"
 
 
-def _sections(run: RunState, now: Figures, until_s: float) -> Iterator[str]:
+def _sections(run: RunState, now: Figures, until_s: float, quality: Quality) -> Iterator[str]:
     known = accounted(run)
     if known.attempts:
         yield f"<h2>Attempts</h2>\n{svg.timeline(known, until_s)}"
@@ -78,6 +80,8 @@ def _sections(run: RunState, now: Figures, until_s: float) -> Iterator[str]:
     if picture := svg.curve(run.curve.rows(), run.steps.first_steps):
         note = "Each step in grey, smoothed in green; dashed where another attempt went on."
         yield f'<h2>Loss</h2>\n<p class="dim">{note}</p>\n{picture}'
+    for title, note, picture in sections(quality):
+        yield f'<h2>{title}</h2>\n<p class="dim">{note}</p>\n{picture}'
     if known.attempts:
         columns = ("#", "began", "took", "nodes", "steps", "ended", "why")
         lines = [_attempt_row(one, until_s) for one in reversed(known.attempts)]

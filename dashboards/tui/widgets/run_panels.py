@@ -11,7 +11,7 @@ from rich.style import Style
 
 from clusterctl.nodes import counted
 from dashboards.model import units
-from dashboards.model.run_progress import Figures, figures, in_words, is_bad, mfu, one_line
+from dashboards.model.run_progress import Figures, figures, in_words, is_bad, mfu, newest, one_line
 from dashboards.model.slow_ranks import in_short
 from dashboards.model.state import RunState, State
 from dashboards.model.table import node_mark, short_names
@@ -262,7 +262,7 @@ class RunFigures(Panel):
             slowest = f"{'! ' * late}rank {rank}{where} {now.slowest_steps}/{now.window}"
         if told := in_short(run):
             late, slowest = True, f"! {told}"
-        used = mfu(now, _peak(state))
+        used = mfu(now, _peak(state)) or newest(run, "mfu")
         speed = f"{units.percent(used)}  " if used is not None else ""
         if now.flops_s is not None:
             speed += f"{units.number(now.flops_s / 1e12)} TFLOP/s a rank"
@@ -270,6 +270,15 @@ class RunFigures(Panel):
             step, at_s = now.checkpoint
             saved = f"step {step:,}, " if step is not None else ""
             saved += f"{units.age(max(0.0, state.now_s - at_s))} ago"
+        memory = f"{units.gib(last.memory_bytes)} GiB at most"
+        if last.memory_reserved_bytes is not None:
+            memory += f"  {units.gib(last.memory_reserved_bytes)} reserved"
+        update, gap = newest(run, "update_ratio"), newest(run, "ema_gap")
+        norm = units.number(last.weight_norm)
+        if update is not None:
+            norm += f"  update {units.number(update, 2)}  EMA gap {units.number(gap, 2)}"
+        by_time = newest(run, "loss_by_time")
+        bands = "  ".join(f"{band} {units.number(loss)}" for band, loss in by_time.items())
         pairs = [
             ("throughput", f"{units.number(now.clips_per_s)} clips/s  {units.count(now.tokens_per_s)} tok/s", colors.text),
             ("MFU", speed or units.UNKNOWN, colors.text),
@@ -278,10 +287,14 @@ class RunFigures(Panel):
             ("checkpoint", saved, colors.text),
             ("lr", f"{units.number(last.lr, 2)}  grad norm {units.number(last.grad_norm)}", colors.text),
             ("bucket", last.bucket or units.UNKNOWN, colors.text),
-            ("memory", f"{units.gib(last.memory_bytes)} GiB at most", colors.text),
+            ("memory", memory, colors.text),
             ("step", f"p99 {units.seconds(now.p99_s)}  longest {units.seconds(now.longest_s)}", colors.text),
-            ("weight norm", units.number(last.weight_norm), colors.text),
+            ("weight norm", norm, colors.text),
         ]  # fmt: skip
+        if bands:
+            pairs.append(("loss by time", bands, colors.text))
+        if last.bad_clips:
+            pairs.insert(3, ("bad clips", f"! {last.bad_clips} in this step", colors.warn))
         if (known := run.validation) is not None:
             pairs.insert(4, ("validation", in_words(known), colors.text))
         first = 0 if now.restarts else 5

@@ -27,13 +27,14 @@ from clusterctl.errors import UsageError
 from dashboards.commands.export import PRINTED
 from dashboards.export.metrics import METRICS
 from dashboards.export.serve import StateCollector, address, registry_of
-from dashboards.model.samples import Gpu, NodeDown, NodeSample, Tick
+from dashboards.model.samples import Gpu, NodeDown, NodeSample, RunOpened, StepSample, Tick
 from dashboards.model.state import initial_state
 from dashboards.reduce import fold
 from tests.dashboards import grafana_board as board
 from tests.dashboards import grafana_rules as rules
 from tests.dashboards.conftest import NOW, demo_state
 from tests.dashboards.feeds.test_feeds import until
+from tests.dashboards.runs import record
 from tests.ports import free_port
 
 RULES_FILE = PRINTED["rules"]
@@ -94,6 +95,26 @@ def test_what_is_not_known_has_no_sample() -> None:
         left = {metric for metric, labels in found if ("node", name) in labels}
         assert left <= {"clusterctl_node_up", "clusterctl_node_reading_age_seconds", "clusterctl_alert_active"}  # fmt: skip
         assert value(found, "node_up", node=name) == 0
+
+
+def test_figures_of_steps_are_those_that_the_newest_steps_know() -> None:
+    """What is measured at times is the last one known, losses by part are means."""
+    bands = ({"0-250": 0.2, "750-1000": 0.6}, {"0-250": 0.4})
+    steps = [
+        record(1, update_ratio=2e-3, loss_by_time=bands[0], loss_by_bucket={"144p 51f": 0.5}),
+        record(2, loss_by_time=bands[1], mfu=0.4, memory_reserved_bytes=1 << 30),
+    ]
+    opened = RunOpened("outputs/001-x", "001-x", NOW)
+    state = fold(initial_state((), now_s=NOW), [opened, *(StepSample(one, NOW) for one in steps)])
+    found = page(state)
+    assert value(found, "run_step", run="001-x") == 2
+    assert value(found, "run_update_ratio", run="001-x") == 2e-3
+    assert value(found, "run_mfu_ratio", run="001-x") == 0.4
+    assert value(found, "run_memory_reserved_bytes", run="001-x") == 1 << 30
+    assert value(found, "run_loss_by_time", run="001-x", band="0-250") == pytest.approx(0.3)
+    assert value(found, "run_loss_by_time", run="001-x", band="750-1000") == 0.6
+    assert value(found, "run_loss_by_bucket", run="001-x", bucket="144p 51f") == 0.5
+    assert not [name for name, _ in found if "ema_gap" in name]  # not known: no sample
 
 
 def test_run_alone_says_nothing_of_nodes() -> None:

@@ -15,7 +15,8 @@ from clusterctl.runs.attempts import Account, Attempt
 from dashboards.report import svg
 from dashboards.report.page import page, read_run
 from tests.clusterctl.runs.attempts_of import BEGAN, Attempts, three_attempts
-from tests.dashboards.runs import write_run
+from tests.dashboards.runs import record, write_run
+from trainer.runlog.telemetry import Event, Writer
 
 VOID = {"meta", "br", "!doctype"}
 
@@ -47,7 +48,7 @@ class Document(HTMLParser):
 
 
 def made(run: Attempts, run_dir: Path) -> str:
-    return page(read_run(run.write(run_dir), run.at_s), run.at_s)
+    return page(*read_run(run.write(run_dir), run.at_s), run.at_s)
 
 
 def points(text: str, kind: str) -> list[float]:
@@ -117,11 +118,11 @@ def test_what_a_run_says_is_text_and_never_markup(tmp_path: Path) -> None:
 def test_run_without_attempts_steps_or_sense_has_a_page(tmp_path: Path, events: str) -> None:
     (tmp_path / "001-x").mkdir()
     (tmp_path / "001-x" / "events.jsonl").write_text(events)
-    Document(page(read_run(tmp_path / "001-x", BEGAN), BEGAN))
+    Document(page(*read_run(tmp_path / "001-x", BEGAN), BEGAN))
 
 
 def test_run_without_a_launcher_has_one_attempt(tmp_path: Path) -> None:
-    text = page(read_run(write_run(tmp_path / "001-x", steps=300, total=300), BEGAN), BEGAN)
+    text = page(*read_run(write_run(tmp_path / "001-x", steps=300, total=300), BEGAN), BEGAN)
     assert Document(text).titles.count("001-x") == 1
     assert ">goes on</text>" in text
 
@@ -152,3 +153,37 @@ def test_command_writes_the_page_into_the_run_or_elsewhere(
     Document(capsys.readouterr().out)
     assert command(["report", "--out", "missing/x.html"]) == 2
     assert "cannot be written" in capsys.readouterr().err
+
+
+def test_page_shows_validation_and_loss_by_time_of_what_counts(tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path / "001-x", steps=20, total=40)
+    writer = Writer(run_dir)
+
+    def measured(step: int, model: float, ema: float) -> Event:
+        return Event("validation", "x", {"model": {"loss": model}, "ema": {"loss": ema}}, step)
+
+    for step in range(21, 30):
+        bands = {"750-1000": 0.6 + step / 100, "0-250": 0.2}
+        writer.write(record(step, total=40, loss_by_time=bands))
+    for event in (measured(10, 0.9, 0.95), measured(20, 0.7, 0.75), measured(28, 9.0, 9.0)):
+        writer.write(event)
+    writer.write(Event("start", "again", {}, 25))
+    for step in range(26, 31):
+        writer.write(record(step, total=40, loss_by_time={"750-1000": 0.5, "0-250": 0.25}))
+    writer.close()
+    _, quality = read_run(run_dir, BEGAN)
+    assert [(one.step, one.ema) for one in quality.validations] == [(10, 0.95), (20, 0.75)]
+    assert list(quality.by_time) == ["0-250", "750-1000"]
+    steps, losses = quality.by_time["750-1000"]
+    assert steps == list(range(21, 31))
+    assert losses[-5:] == [0.5] * 5
+    text = page(*read_run(run_dir, BEGAN), BEGAN)
+    Document(text)
+    for said in (
+        "Validation loss",
+        "Loss by time",
+        ">weights</text>",
+        ">EMA</text>",
+        ">0-250</text>",
+    ):
+        assert said in text

@@ -7,7 +7,7 @@ from tests.interface.cases import case
 from tests.interface.shell import Shell
 
 TOOLS = (
-    "train", "infer", "weights", "weights inspect", "weights convert", "bench", "evaluate", "evaluate videos", "pictures", "config", "checkpoint",
+    "train", "infer", "weights", "weights inspect", "weights convert", "bench", "evaluate", "evaluate videos", "pictures", "config", "checkpoint", "sync",
     "data", "data.digits",
 )  # fmt: skip
 VERBS = (
