@@ -16,6 +16,7 @@ import aiohttp
 
 PROGRAM = shutil.which("chromium") or shutil.which("chromium-browser")
 START_S = 60.0
+ANSWER_S = 180.0  # on a machine with other work
 
 
 class Browser:
@@ -31,7 +32,7 @@ class Browser:
         number = next(self._numbers)
         await self._socket.send_json({"id": number, "method": method, "params": params})
         while True:
-            message = await self._socket.receive_json(timeout=30)
+            message = await self._socket.receive_json(timeout=ANSWER_S)
             if message.get("method") == "Network.requestWillBeSent":
                 self.requested.append(message["params"]["request"]["url"])
             if message.get("id") == number:

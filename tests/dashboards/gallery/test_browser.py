@@ -19,7 +19,10 @@ import psutil
 import pytest
 
 from dashboards.gallery.page import write_gallery
+from tests.dashboards.gallery.test_web import Served
 from tests.dashboards.gallery.tree import make_samples, prompts_of, real_videos
+from trainer.runlog import samples
+from trainer.runlog.samples import Samples, Video
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 OPEN_S, GAP_S = 1.0, 0.1  # until all that is visible shows a frame; between two frames of a scrub
@@ -40,6 +43,11 @@ SCRUB = """new Promise(done => {
 })"""
 MOMENTS = """JSON.stringify([...cells.values()].filter(cell => cell.front)
   .map(cell => cell.front.currentTime))"""
+
+
+STANDS = """[...cells.values()].every(cell => cell.front.paused && !cell.front.seeking &&
+  Math.abs(cell.front.currentTime - phase * cell.front.duration) < .01)"""
+ALL_THERE = "[...cells.values()].every(cell => cell.front && !cell.loading)"
 
 
 def is_quiet() -> bool:
@@ -108,7 +116,7 @@ def test_ten_thousand_videos_open_in_a_second_and_scrub_without_stutter(tmp_path
             scrub = json.loads(found["result"]["value"])
             scrub_cpu_s = await cpu_s(view) - before
             assert await view.eval("state.column") == 0
-            await until(view, "[...cells.values()].every(cell => cell.front && !cell.loading)")
+            await until(view, ALL_THERE)
             shown = await view.eval(
                 "[...cells.values()].every(c => c.front.src.includes('step500/'))"
             )
@@ -127,7 +135,7 @@ def test_ten_thousand_videos_open_in_a_second_and_scrub_without_stutter(tmp_path
             for key in ("p", "End", "p"):
                 await view.eval(f"dispatchEvent(new KeyboardEvent('keydown', {{key: '{key}'}}))")
             await view.eval("choose({column: 24})")
-            await until(view, "[...cells.values()].every(cell => cell.front && !cell.loading)")
+            await until(view, ALL_THERE)
             assert await view.eval("shown().length") == 3
             spread = 9.0
             deadline = time.monotonic() + PATIENCE_S
@@ -140,17 +148,58 @@ def test_ten_thousand_videos_open_in_a_second_and_scrub_without_stutter(tmp_path
 
             # Frame by frame, all of them show the same one.
             await view.eval("frame(1)")
-            stands = "[...cells.values()].every(c => c.front.paused && !c.front.seeking && Math.abs(c.front.currentTime - phase * c.front.duration) < .01)"  # fmt: skip
-            await until(view, stands)
+            await until(view, STANDS)
 
             await view.eval("table()")
-            await until(view, "[...cells.values()].every(cell => cell.front && !cell.loading)")
+            await until(view, ALL_THERE)
             assert await view.eval("document.querySelectorAll('video').length") <= 2 * 48
             assert await view.eval("document.querySelectorAll('.head.now').length") == 1
             pictures(tmp_path, "table", await view.picture())
             await view.eval("choose({filter: 'boats 4'})")
             kept = [one for one in prompts_of(200) if "boats" in one and "4" in one]
             assert await view.eval("rows.length") == len(kept) < 200
-            assert all(one.startswith("file://") for one in view.requested)
+            asked = [one for one in view.requested if not one.startswith("data:")]
+            assert all(one.startswith("file://") for one in asked)
 
     asyncio.run(story())
+
+
+def test_served_page_seeks_and_shows_stills(tmp_path: Path) -> None:
+    pytest.importorskip("aiohttp")
+    pytest.importorskip("av")
+    from PIL import Image
+
+    from tests.dashboards.browser import PROGRAM, browser
+
+    if PROGRAM is None:
+        pytest.skip("no chromium here: apt-get install chromium")
+    run = tmp_path / "001-STDiT3"
+    make_samples(run, real_videos(tmp_path / "videos", 3), prompts_of(4), [100, 200])
+    (run / "telemetry.jsonl").write_text("")
+    stills = run / "samples" / "stills"
+    stills.mkdir()
+    for number in range(3):
+        Image.new("RGB", (64, 48), (80 * number, 90, 200)).save(stills / f"{number}.png")
+    rows = tuple(Video(f"{n}.png", f"still {n}", n, 0, 1) for n in range(3))
+    head = ("epoch0-global_step100", 100, 0, "ema", "stills", "1 frame", 120.0, 1, 48, 64)
+    samples.write(stills, Samples(*head, rows))
+    served = Served(run)
+
+    async def story() -> None:
+        async with browser(tmp_path, 1280, 720) as view:
+            home = f"http://127.0.0.1:{served.port}/{served.word}/"
+            await view.ask("Page.navigate", url=home)
+            await until(view, "performance.getEntriesByName('shown').length")
+            await view.eval("play(false); phase = 0.8")
+            await until(view, STANDS)
+            assert await view.eval("[...cells.values()][0].front.currentTime") > 1.0
+            await view.eval("choose({preset: 1})")
+            await until(view, ALL_THERE)
+            assert await view.eval("[...cells.values()].map(c => c.front.tagName).join()") == "IMG,IMG,IMG"  # fmt: skip
+            asked = [one for one in view.requested if not one.startswith("data:")]
+            assert [one for one in asked if not one.startswith(home)] == []
+
+    try:
+        asyncio.run(story())
+    finally:
+        served.close()
