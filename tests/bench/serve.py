@@ -1,6 +1,6 @@
 """From the seal of a checkpoint to its first video, with a warm sampler.
 
-python -m tests.bench.serve [RUN]
+python -m tests.bench.serve [RUN] [--times 5]
 
 Copies a run, by default a small one that is made here, and seals its newest checkpoint again and
 again under new names, while a real server on this machine follows. Seconds are those of the wall
@@ -14,6 +14,7 @@ process waited for a core, with 0.1 s of the sampler. A server that only waits t
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
@@ -24,14 +25,19 @@ import tempfile
 import time
 from pathlib import Path
 
-TIMES = 5
+from tests.bench import tiny
+
 LIMIT_S = 10.0
 WAIT_S = 1800.0
 
 
-def main(words: list[str]) -> int:
+def main() -> int:
+    parser = argparse.ArgumentParser("python -m tests.bench.serve")
+    parser.add_argument("run", type=Path, nargs="?", help="a run directory (default: a small one)")
+    parser.add_argument("--times", type=int, default=5, help="checkpoints (default: 5)")
+    given = tiny.parse(parser, times=1)
     with tempfile.TemporaryDirectory(prefix="bench-serve-") as folder:
-        run = Path(words[0]) if words else _small(Path(folder) / "small")
+        run = given.run or _small(Path(folder) / "small")
         newest = max(run.glob("epoch*-global_step*"), key=lambda path: path.stat().st_mtime)
         copy = Path(folder) / "001-followed"
         copy.mkdir()
@@ -43,7 +49,7 @@ def main(words: list[str]) -> int:
         command += ["--compute-only", "--gpus", "none"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
             try:
-                return _measure(server, newest, copy)
+                return _measure(server, newest, copy, given.times)
             finally:
                 server.terminate()
 
@@ -60,12 +66,12 @@ def _small(folder: Path) -> Path:
     return folder
 
 
-def _measure(server: subprocess.Popen[str], newest: Path, copy: Path) -> int:
+def _measure(server: subprocess.Popen[str], newest: Path, copy: Path, times: int) -> int:
     _until(server, "ready")
     sampler = _sampler(server.pid)
     _settle(sampler)  # the encoders are read
     walls, cpus = [], []
-    for number in range(TIMES):
+    for number in range(times):
         part = copy / f".tmp-{number}"
         shutil.copytree(newest, part)
         (part / "manifest.json").touch()
@@ -76,7 +82,7 @@ def _measure(server: subprocess.Popen[str], newest: Path, copy: Path) -> int:
         walls.append(float(begun["after_seal_s"]))
         _until(server, "finished")
     load = os.getloadavg()[0]
-    print(f"{TIMES} checkpoints, {len(os.sched_getaffinity(0))} cores, load {load:.1f}")
+    print(f"checkpoints: {times}, {len(os.sched_getaffinity(0))} cores, load {load:.1f}")
     print(f"seal to first step   median {statistics.median(walls):.2f} s, most {max(walls):.2f} s")
     print(f"CPU of the sampler   median {statistics.median(cpus):.2f} s, most {max(cpus):.2f} s")
     return 1 if statistics.median(walls) > LIMIT_S else 0
@@ -134,4 +140,4 @@ def _state(pid: int) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -48,6 +48,7 @@ ROWS = {
     "ras": ("stacks alone: ", "stacks and RAS: "),
     "sampler": ("row-wise placing: ", "three columns: ", "all columns: ", "times as much"),
     "save": ("demo, colossal: ", "1 GB, colossal: ", "demo, native: ", "1 GB, native: ", "limits: "),
+    "serve": ("checkpoints: 1, ", "seal to first step ", "CPU of the sampler "),
     "supervise": ("supervision of 4 nodes x 8 ranks: ",),
     "tables": (
         "read 500 rows of csv: ", "filter 500 rows of csv: ", "read 500 rows of parquet: ",
@@ -115,8 +116,8 @@ def forking(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, st
 
 @pytest.mark.timeout(LIMIT_S + 60)
 # The demo itself runs whole in tests/clusterctl/test_demo.py; its benchmark is two minutes more, that
-# of features half a minute.
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if name in ("demo", "features") else []) for name in ROWS])  # fmt: skip
+# of features half a minute, that of serve imports torch twice.
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if name in ("demo", "features", "serve") else []) for name in ROWS])  # fmt: skip
 def test_tiny_run_prints_all_rows(
     name: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
