@@ -27,6 +27,7 @@ from tests.readable import on_readable
 GPUS, PORTS = 8, 8
 CHANGES = 64  # lines that each node says in turn
 FAULT, LOST = "BENCH_FAULT_AT", 3  # from then on the first nodes have lost this GPU
+JOULES = 10**9  # of each card's counter at first; it begins again after CHANGES lines
 PROCESSES = 4  # that play the nodes
 
 
@@ -43,7 +44,7 @@ def key_frame(draw: random.Random) -> bytes:
     said[f"L{PORTS}"], said[f"l{PORTS}"] = ["eth0", "eth", "up", 25.0, 0], [2.1, 1.3, 0]
     for index in range(GPUS):
         said[f"h{index}"] = ["NVIDIA H100 80GB HBM3", 700.0, 81_559, f"00000000:{index:02X}:00.0", 0, 18, 18]  # fmt: skip
-        said[f"g{index}"] = [draw.randint(640, 700), 99, 71_204, 62, 1980, 0]
+        said[f"g{index}"] = [draw.randint(640, 700), 99, 71_204, 62, 1980, 0, JOULES]
     return json.dumps({"n": 1, "key": said}, separators=(",", ":")).encode() + b"\n"
 
 
@@ -51,7 +52,7 @@ def change(draw: random.Random, number: int) -> bytes:
     """Power of all GPUs moves each second, the links' rates every other one."""
     said: dict[str, Any] = {"cpu": round(draw.uniform(0.18, 0.25), 3), "load1": round(draw.uniform(36, 45), 2)}  # fmt: skip
     for index in range(GPUS):
-        said[f"g{index}"] = [draw.randint(640, 700), draw.randint(97, 100), 71_204, draw.randint(60, 66), 1980, 0]  # fmt: skip
+        said[f"g{index}"] = [draw.randint(640, 700), draw.randint(97, 100), 71_204, draw.randint(60, 66), 1980, 0, JOULES + 670 * number]  # fmt: skip
     if number % 2:
         for index in range(PORTS):
             said[f"l{index}"] = [draw.randint(2000, 2800), draw.randint(2000, 2800), 0]

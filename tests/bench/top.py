@@ -118,6 +118,9 @@ def grid(ticks: int) -> None:
         say(f"grid {size[0]}x{size[1]}: {1000 * statistics.median(costs):.1f} ms CPU a tick median, {1000 * costs[0]:.1f} at best")  # fmt: skip
 
 
+ANSWER_S = 30.0
+
+
 async def answer_s(app: TopApp) -> float:
     """Seconds from a key to the picture that it changes: the metric of the cluster screen."""
     grid = app.screen.query_one(GpuGrid)
@@ -125,6 +128,8 @@ async def answer_s(app: TopApp) -> float:
     asked = time.monotonic()
     app.post_message(events.Key("p", "p"))
     while grid.metric is before:
+        if time.monotonic() - asked > ANSWER_S:
+            raise SystemExit(f"error: no answer to a key within {ANSWER_S:g} s")
         await asyncio.sleep(0.001)
     app.call_after_refresh(painted.set)
     await painted.wait()
