@@ -25,7 +25,7 @@ from tests.clusterctl.hostile.test_streams import LIMITS, NODES, TIMES, both, re
 from tests.clusterctl.serve import stand_in
 
 LIFE_S = 3.0
-FEW = [10, *TIMES[1:]]  # each takes a second or two of waiting
+FEW = [4, *TIMES[1:]]  # each takes a second or two of waiting
 
 
 def sample(_: str, args: dict[str, Any], orders: Orders) -> Iterator[dict[str, Any]]:

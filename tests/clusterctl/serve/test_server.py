@@ -96,6 +96,7 @@ def test_what_cannot_be_made_is_one_sentence_and_exit_code_1(
     assert not list((run / "samples").rglob("*.mp4"))
 
 
+@pytest.mark.slow
 def test_a_sampler_that_dies_is_started_again_and_its_batch_given_up_after_three_tries(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,6 +158,7 @@ def test_prompts_that_are_missing_or_empty_are_one_sentence(tmp_path: Path) -> N
         serve(run, prompts=tmp_path / "none.txt")
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_at_once_and_the_next_start_goes_on(tmp_path: Path) -> None:
     python = stand_in.make(tmp_path, delay_s=20.0)
     run = stand_in.make_run(tmp_path / "001-run", (10,))
@@ -184,6 +186,7 @@ def _processes(folder: Path) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_a_server_that_outlives_the_terminal_is_listed_and_stopped(tmp_path: Path) -> None:
     python = stand_in.make(tmp_path)
     run = stand_in.make_run(tmp_path / "001-run", (10,))
