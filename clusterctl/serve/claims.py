@@ -119,7 +119,7 @@ class Claims:
         number, holder = _newest(place, unit)
         if holder is not None and (holder == self.id or self.is_alive(holder)):
             return holder == self.id
-        draft = place / f".{self.id}"
+        draft = place / f".{self.id}-{secrets.token_hex(4)}"
         try:
             draft.write_text(self.id)  # linked whole: nobody reads half of a claim
             os.link(draft, place / f"{unit}.{number + 1}")
