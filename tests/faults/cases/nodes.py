@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -15,6 +14,9 @@ from tests.clusterctl.launch.harness import command_line, wait_until
 from tests.faults.fault import fault
 from tests.faults.rig import REPO, Round, Setting, kill
 from tests.lab.cluster import LabNode
+from tests.lab.cpu_quota import CpuQuota
+from trainer.runlog import telemetry
+from trainer.runlog.slow_ranks import SlowRank, slow_ranks
 
 REFUSED_S = 15.0  # for another command to say that a node cannot be reached
 LOST_S = 12.0  # 5 without a word and 3 without an answer, where no step comes, and the polls
@@ -186,29 +188,36 @@ def port_taken(one: Round) -> None:
     one.strike()
 
 
-@fault("F26", "one node slowed to 30 % of its time for 15 s", setting=Setting(steps=100))
+SLOW = 2  # the rank of F26
+QUOTA = 0.1  # of a CPU
+NAMED_S = 150.0
+
+
+def told_slow(one: Round) -> list[SlowRank]:
+    """What the run itself has said of slow ranks."""
+    found = telemetry.read(one.run_dir)
+    said = (slow_ranks(event) for event in found if isinstance(event, telemetry.Event))
+    return [slow for event in said for slow in event if slow.rank is not None]
+
+
+def slow_rank_is_named(one: Round) -> Iterable[str]:
+    told = told_slow(one)
+    if wrong := [slow.sentence() for slow in told if slow.rank != SLOW]:
+        yield f"another rank is called slow: {wrong[0]}"
+    if not any("quota" in slow.why for slow in told if slow.rank == SLOW):
+        yield f"rank {SLOW} is not said to be held back by a quota: {[one.why for one in told]}"
+
+
+@fault(
+    "F26", f"a node's CPU quota is cut to {QUOTA:.0%} of one: the run names the slow rank",
+    setting=Setting(steps=260), check=slow_rank_is_named,
+)  # fmt: skip
 def slow_node(one: Round) -> None:
     one.until_step(23)
-    one.strike()
-    node = one.lab.nodes[2]
-    stop = threading.Event()
-
-    def work() -> None:
-        while not stop.is_set():
-            pids = [pid for pid in node.processes() if pid in one.ranks.values()]
-            kill(pids, signal.SIGSTOP)
-            stop.wait(0.14)
-            kill(pids, signal.SIGCONT)
-            stop.wait(0.06)
-
-    slowing = threading.Thread(target=work)
-    slowing.start()
-    begun = time.monotonic()
-    try:
-        one.until("15 s", lambda: time.monotonic() > begun + 15)
-    finally:
-        stop.set()
-        slowing.join()
+    with CpuQuota(f"faults-{os.getpid()}-{one.seed}", QUOTA) as quota:
+        one.strike()
+        quota.hold([one.ranks[SLOW]])
+        one.until("the slow rank is named", lambda: told_slow(one), NAMED_S)
 
 
 def is_named(one: Round) -> Iterable[str]:
