@@ -28,7 +28,7 @@ DEAF = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + WAIT
 def test_ranks_train_on_without_a_head_and_end_after_the_lease(
     agent, tmp_path: Path, how: str
 ) -> None:
-    one = agent(lease_s=1.5)
+    one = agent(lease_s=4.0)
     pid = one.start(WAIT, tmp_path)
     mine = one.pid
     if how == "killed":
