@@ -28,7 +28,7 @@ TRIES = 2  # of a file whose SHA-256 differs
 BESIDE = ("wandb.json", "prompts.txt")  # fetched with the config, where they are
 ENCODER = "text_encoder"  # of a run that has its own
 WEIGHTS = ("model/", "ema/")
-LOCK, ASIDE = ".fetch.lock", ".fetch-"
+LOCK, PARTIAL = ".fetch.lock", ".fetch-"
 MOST_BYTES = 64 << 20  # of a document
 
 
@@ -60,9 +60,9 @@ class RemoteRun(Followers):
     def finished(self, name: str) -> None:
         """Its weights are there, and need no place here."""
         with suppress(OSError):
-            aside = self.folder / f".old-{name}"
-            (self.folder / name).rename(aside)
-            shutil.rmtree(aside)
+            replaced = self.folder / f".old-{name}"
+            (self.folder / name).rename(replaced)
+            shutil.rmtree(replaced)
 
     def start(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -150,47 +150,47 @@ class RemoteRun(Followers):
                 return
 
     def _fetch(self, sftp: Any, name: str) -> None:
-        aside, there = self.folder / f"{ASIDE}{name}", f"{self._path}/{name}"
+        partial, there = self.folder / f"{PARTIAL}{name}", f"{self._path}/{name}"
         try:
             with closing(sftp.open(f"{there}/{MANIFEST}", "rb")) as file:
                 manifest = file.read(MOST_BYTES)
             files = _files(manifest)
         except FileNotFoundError:
-            shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(partial, ignore_errors=True)
             return  # deleted meanwhile; the next look shows it
         except (ValueError, KeyError, TypeError, AttributeError):
             self.broken[name] = f"{there}/{MANIFEST} cannot be read"
             return
-        if aside.exists() and _bytes(aside / MANIFEST) != manifest:
-            shutil.rmtree(aside)  # of another checkpoint of that name
-        aside.mkdir(exist_ok=True)
-        (aside / MANIFEST).write_bytes(manifest)
-        left = sum(size for file, (size, _) in files.items() if not (aside / file).is_file())
-        free = shutil.disk_usage(aside).free
+        if partial.exists() and _bytes(partial / MANIFEST) != manifest:
+            shutil.rmtree(partial)  # of another checkpoint of that name
+        partial.mkdir(exist_ok=True)
+        (partial / MANIFEST).write_bytes(manifest)
+        left = sum(size for file, (size, _) in files.items() if not (partial / file).is_file())
+        free = shutil.disk_usage(partial).free
         if left > free:
             text = f"{name} needs {size_text(left)} and {self.folder} has {size_text(free)} free"
             raise TransportError("command", text)
         for file, (size, sha256) in files.items():
-            if not (aside / file).is_file() and not self._one(
-                sftp, there, aside, file, size, sha256
+            if not (partial / file).is_file() and not self._one(
+                sftp, there, partial, file, size, sha256
             ):
-                shutil.rmtree(aside)
+                shutil.rmtree(partial)
                 return
         shutil.rmtree(self.folder / name, ignore_errors=True)
-        aside.rename(self.folder / name)
+        partial.rename(self.folder / name)
 
-    def _one(self, sftp: Any, there: str, aside: Path, file: str, size: int, sha256: str) -> bool:
+    def _one(self, sftp: Any, there: str, partial: Path, file: str, size: int, sha256: str) -> bool:
         """Whether a file is here now; not where it is gone, or damaged at each try."""
         for left in reversed(range(TRIES)):
             try:
-                remote, local = f"{there}/{file}", aside / file
+                remote, local = f"{there}/{file}", partial / file
                 resume.fetch(sftp, remote, local, size, sha256, self.stop.is_set)
                 return True
             except FileNotFoundError:
                 return False
             except resume.Damaged as error:
                 if not left:
-                    self.broken[aside.name.removeprefix(ASIDE)] = str(error)
+                    self.broken[partial.name.removeprefix(PARTIAL)] = str(error)
         return False
 
 

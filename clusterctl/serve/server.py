@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.serve.claims import Claims
-from clusterctl.serve.crew import Answer, Crew, Lost, Order, Slot
 from clusterctl.serve.events import Events
 from clusterctl.serve.presets import Preset
+from clusterctl.serve.sampler_pool import Answer, Lost, Order, SamplerPool, Slot
 from clusterctl.serve.samplers import Samplers
 from clusterctl.serve.source import Source
 from clusterctl.serve.wanted import Choice
@@ -63,7 +63,7 @@ class Server:
         on_finished: Finished,
     ) -> None:
         self._plan, self._claims = plan, claims
-        self._crew = Crew(samplers, events)
+        self._pool = SamplerPool(samplers, events)
         self._events, self._on_finished = events, on_finished
         self._folders: dict[tuple[Path, str], Folder] = {}
         self._looked: dict[Source, Any] = {}
@@ -71,15 +71,15 @@ class Server:
 
     def run(self, is_over: Callable[[], bool]) -> int:
         """Until `is_over`, a request to stop, or with `once` until all is made; the exit code."""
-        with self._crew:
+        with self._pool:
             while not is_over() and not any(
                 claims.is_asked_to_stop.is_set() for claims in self._claims.values()
             ):
-                for found in self._crew.take(TICK_S):
+                for found in self._pool.take(TICK_S):
                     self._take(found)
                 self._update_folders()
                 self._assign()
-                self._events.progress(list(self._folders.values()), len(self._crew.ready))
+                self._events.progress(list(self._folders.values()), len(self._pool.ready))
                 if self._plan.once and self._is_finished():
                     break
             self._update_folders(now=True)
@@ -94,15 +94,15 @@ class Server:
         has_some = {id(folder.source) for folder in folders}
         if self._plan.once and any(id(f.source) not in has_some for f in self._plan.follows):
             return 3  # no checkpoint yet, or it could not be looked at
-        return 3 if self._crew.is_any_down else 0
+        return 3 if self._pool.is_any_down else 0
 
     def _is_finished(self) -> bool:
         """With `once`: nothing is left that could be made now."""
         looked = all(f.source.sealed is not None or f.source.why for f in self._plan.follows)
         is_left = any(one.state in (NEW, OPEN) for one in self._folders.values())
-        if not looked or self._crew.orders:
+        if not looked or self._pool.orders:
             return False
-        return not is_left or self._crew.is_all_down or self._is_stuck()
+        return not is_left or self._pool.is_all_down or self._is_stuck()
 
     def _is_stuck(self) -> bool:
         """Whether all that is left is elsewhere, and its cluster has not answered for long."""
@@ -234,7 +234,7 @@ class Server:
         self._folders[key] = folder
 
     def _is_busy(self, folder: Folder) -> bool:
-        return any(order.folder is folder for order in self._crew.orders)
+        return any(order.folder is folder for order in self._pool.orders)
 
     def _ordered(self) -> list[Folder]:
         """Folders that are not complete: the checkpoint that was sealed last comes first."""
@@ -242,7 +242,7 @@ class Server:
         return sorted(left, key=lambda one: (-one.sealed.sealed_s, -one.sealed.step))
 
     def _assign(self) -> None:
-        for slot in self._crew.ready:
+        for slot in self._pool.ready:
             if slot.order is None and not self._give_work(slot):
                 self._give_warmth(slot)
 
@@ -301,7 +301,7 @@ class Server:
             if len(slot.warmed) > 1:
                 continue  # one at a time fits
             request = {"run_dir": name, "own": True, "sample": {}}
-            self._crew.send(slot, "warm", request)
+            self._pool.send(slot, "warm", request)
             return
 
     def _send(self, slot: Slot, kind: str, folder: Folder, unit: Unit | None) -> None:
@@ -311,7 +311,7 @@ class Server:
             more = {"first": unit.first, "end": unit.end, "files": list(unit.files)}
         elif folder.look is not None:
             more = {"files": [job["file"] for job in folder.look["jobs"]]}
-        self._crew.send(slot, kind, folder.request(), folder, unit, **more)
+        self._pool.send(slot, kind, folder.request(), folder, unit, **more)
 
     def _give_back(self, folder: Folder, unit: str) -> None:
         with suppress(OSError):

@@ -12,7 +12,7 @@ import pytest
 
 from clusterctl.output import Output
 from clusterctl.remote.cluster import Cluster
-from clusterctl.serve import crew, samplers, server
+from clusterctl.serve import sampler_pool, samplers, server
 from clusterctl.serve.events import Events
 from clusterctl.serve.presets import BUILT_IN
 from clusterctl.serve.samplers import Samplers
@@ -64,7 +64,7 @@ def _said(**answer: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("times", FEW)
 def test_sample(times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name in ((samplers, "SILENT_S"), (crew, "ORDER_S"), (server, "VISIBLE_S")):
+    for module, name in ((samplers, "SILENT_S"), (sampler_pool, "ORDER_S"), (server, "VISIBLE_S")):
         monkeypatch.setattr(module, name, 0.5)
     monkeypatch.setattr(server, "PAUSE_S", 0.05)
     numbers = iter(range(times + 1))

@@ -98,7 +98,7 @@ def make_run(folder: Path, steps: tuple[int, ...] = (), prompts: int = 5) -> Pat
 
 
 def seal(folder: Path, step: int, epoch: int = 0) -> Path:
-    """As the trainer does: made aside, renamed."""
+    """As the trainer does: made under another name, then renamed."""
     part = folder / f".tmp-epoch{epoch}-global_step{step}"
     part.mkdir()
     (part / "manifest.json").write_text('{"schema": 1, "files": {}}')

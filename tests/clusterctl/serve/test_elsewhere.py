@@ -84,12 +84,12 @@ def test_a_cut_transfer_goes_on_where_it_was(
     run = stand_in.make_run(tmp_path / "far/007-run")
     checkpoint = seal_with_weights(run, 10)
     source = RemoteRun(_node(nodes, "n1"), str(run), tmp_path / "near", ParamikoTransport())
-    aside = source.folder / ".fetch-epoch0-global_step10"
+    partial = source.folder / ".fetch-epoch0-global_step10"
     data = (checkpoint / "ema/model.safetensors").read_bytes()
     digest = hashlib.sha256(data).hexdigest()
-    (aside / "ema").mkdir(parents=True)
-    (aside / "manifest.json").write_bytes((checkpoint / "manifest.json").read_bytes())
-    part = aside / f"ema/.model.safetensors.{digest[:16]}.part"
+    (partial / "ema").mkdir(parents=True)
+    (partial / "manifest.json").write_bytes((checkpoint / "manifest.json").read_bytes())
+    part = partial / f"ema/.model.safetensors.{digest[:16]}.part"
     part.write_bytes(data[: SIZE // 2])
     began: list[int] = []
 

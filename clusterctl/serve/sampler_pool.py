@@ -61,7 +61,7 @@ class Answer:
     data: dict[str, Any]
 
 
-class Crew:
+class SamplerPool:
     """All samplers of all nodes. A context manager; leaving it ends them."""
 
     def __init__(self, samplers: Samplers, events: Events) -> None:
@@ -70,7 +70,7 @@ class Crew:
         self._down: dict[str, str] = {node.name: "" for node in samplers.cluster.nodes}
         self._number = 0
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> SamplerPool:
         self._samplers.__enter__()
         return self
 
