@@ -8,13 +8,12 @@ BEAT_S. When stdin closes, all processes end.
 import json
 import os
 import queue
-import subprocess
 import time
 
-from clusterctl.payload.files.ownership import refuse_made_by_others
+from clusterctl.payload.launch.trainer_program import start_program, why_not
 from clusterctl.payload.prelude import ARGS, emit, hold_lease, leave, on_signals
 from clusterctl.payload.proc_files import as_text
-from clusterctl.payload.tools import in_thread, start_tool
+from clusterctl.payload.tools import in_thread
 
 BEAT_S = 2.0
 STDERR_BYTES = 4000
@@ -24,18 +23,12 @@ stderr = []  # type: list  # last lines of the environment's python
 
 def main():
     python, home = ARGS["python"], ARGS["home"]
-    if not os.access(python, os.X_OK):
-        fail("there is no %s here" % python)
-    try:
-        refuse_made_by_others(python, home)
-    except OSError as error:
-        fail(str(error))
-    env = dict(os.environ, OMP_NUM_THREADS="1")
-    if os.path.isdir(os.path.join(home, "trainer")):  # a checkout on a shared folder
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, [home, env.get("PYTHONPATH")]))
-    argv = [python, "-m", "trainer.data", "examine", "--workers", str(ARGS["workers"])]
-    argv += ["--clip-timeout-s", str(ARGS["clip_timeout_s"])]
-    child = start_tool(argv, env, stdin=subprocess.PIPE)  # type: Any
+    refusal = why_not(python, home)
+    if refusal is not None:
+        fail(refusal)
+    words = ["trainer.data", "examine", "--workers", str(ARGS["workers"])]
+    words += ["--clip-timeout-s", str(ARGS["clip_timeout_s"])]
+    child = start_program(python, home, *words, OMP_NUM_THREADS="1")  # type: Any
     requests = queue.SimpleQueue()  # type: queue.SimpleQueue
     on_signals(leave)
     hold_lease(lambda order: requests.put(order["questions"]), leave)

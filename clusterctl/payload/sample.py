@@ -8,13 +8,12 @@ kills one that hangs. A sampler that ends is started again, later each time; its
 
 import json
 import os
-import subprocess
 import time
 
-from clusterctl.payload.files.ownership import refuse_made_by_others
+from clusterctl.payload.launch.trainer_program import start_program, why_not
 from clusterctl.payload.prelude import ARGS, emit, hold_lease, leave, on_signals
 from clusterctl.payload.proc_files import as_text, or_none
-from clusterctl.payload.tools import forget_tool, in_thread, section, start_tool
+from clusterctl.payload.tools import forget_tool, in_thread, section
 
 BEAT_S = 2.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S, STEADY_S = 1.0, 60.0, 60.0
@@ -27,13 +26,9 @@ samplers = {}  # type: dict[int, Any]  # slot -> the process that runs now
 
 
 def main():
-    python, home = ARGS["python"], ARGS["home"]
-    if not os.access(python, os.X_OK):
-        fail("there is no %s here" % python)
-    try:
-        refuse_made_by_others(python, home)
-    except OSError as error:
-        fail(str(error))
+    refusal = why_not(ARGS["python"], ARGS["home"])
+    if refusal is not None:
+        fail(refusal)
     devices = slots()
     on_signals(leave)
     hold_lease(pass_on, leave)
@@ -96,14 +91,10 @@ def keep(slot, device):
 
 def run_sampler(slot, device):
     """Until it ends: why."""
-    env, home = dict(os.environ), ARGS["home"]
-    if os.path.isdir(os.path.join(home, "trainer")):  # a checkout on a shared folder
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, [home, env.get("PYTHONPATH")]))
-    if device is not None:
-        env["CUDA_VISIBLE_DEVICES"] = str(device)
-    argv = [ARGS["python"], "-m", "trainer.infer.warm"]
+    given = {} if device is None else {"CUDA_VISIBLE_DEVICES": str(device)}
+    program = ARGS["python"], ARGS["home"], "trainer.infer.warm"
     try:
-        child = start_tool(argv, env, stdin=subprocess.PIPE)  # type: Any
+        child = start_program(*program, **given)  # type: Any
     except (OSError, ValueError) as error:
         return "it cannot be started: %s" % error
     said = []  # type: list[str]
