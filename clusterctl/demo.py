@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clusterctl.bound_child import command_line
 from clusterctl.errors import ClusterctlError, CouldNotFindOut, LaunchFailed, UsageError
 from clusterctl.output import Output
+from clusterctl.own_modules import bound_command
 from clusterctl.signal_handlers import handled_by
 from trainer.runlog import telemetry
 from trainer.runlog.validation import Point, final_points
@@ -207,7 +207,7 @@ def _python(module: str, *words: object) -> str:
     Raises `ClusterctlError` with its last lines.
     """
     child = subprocess.Popen(
-        command_line(module, *words),
+        bound_command(module, *words),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -15,10 +15,10 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from clusterctl.manifests.work_queue import Worker, WorkQueue
+from clusterctl.own_modules import HOME, environment
 from clusterctl.remote.cluster import Cluster
 from clusterctl.remote.inbox import Inbox, NodeMessage
 from clusterctl.remote.node_threads import start_thread
@@ -28,7 +28,6 @@ SILENT_S = 30.0  # a node sends a sign of life every 2 s
 SLEPT_S = 3.0  # between two rounds: longer only when this program did not run
 PER_PROCESS = 4  # questions for each process of a node: hides the round trip
 AHEAD = 512  # questions under way for each node: 128 processes of it
-HOME = str(Path(__file__).resolve().parents[2])
 END_S = 120.0  # for the table's process to write its last piece
 
 
@@ -194,7 +193,6 @@ class Table:
     def __init__(self, job: Job, ahead: int, inbox: Inbox) -> None:
         questions_out, questions_in = os.pipe()
         answers_out, answers_in = os.pipe()
-        path = os.pathsep.join(filter(None, [HOME, os.environ.get("PYTHONPATH")]))
         command = [sys.executable, "-m", "trainer.data", job.verb, *job.arguments]
         command += ["--elsewhere", str(questions_in), str(answers_out), str(ahead)]
         try:
@@ -203,7 +201,7 @@ class Table:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 pass_fds=[questions_in, answers_out],
-                env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+                env=environment(OMP_NUM_THREADS="1"),
             )
         finally:
             os.close(questions_in)

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clusterctl.bound_child import command_line
 from clusterctl.errors import ClusterctlError, CouldNotFindOut, UsageError
 from clusterctl.nodes import Node, counted, parse_hostfile, read_hostfile
 from clusterctl.output import Output
+from clusterctl.own_modules import HOME, bound_command
 from clusterctl.payload.launch.logout import leave_session
 from clusterctl.remote.cluster import Cluster
 from clusterctl.remote.fanout import WIDTH
@@ -39,7 +39,6 @@ from clusterctl.transport.paramiko_backend import ParamikoTransport
 
 HERE = "this machine"
 CONFIG_S = 30.0  # for the config of a run elsewhere
-HOME = str(Path(__file__).resolve().parents[2])  # of the checkout, where it is one
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ def begin(wanted: Wanted, output: Output, on_finished: Callable[[Path], object])
 def _gallery(wanted: Wanted, folders: Sequence[Path]) -> Iterator[None]:
     """The web server of the gallery, as a process that ends with this one."""
     where = ["--host", wanted.host, "--port", wanted.port]
-    words = command_line("clusterctl", "gallery", *folders, "--web", *where)
+    words = bound_command("clusterctl", "gallery", *folders, "--web", *where)
     with subprocess.Popen(words, stdin=subprocess.DEVNULL) as child:
         try:
             yield

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from clusterctl.own_modules import environment
 from clusterctl.remote.node_threads import start_thread
 from clusterctl.serve.claims import Claims
 from trainer.runlog.json_file import read_object
@@ -78,7 +79,7 @@ class VideoLog:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
-                env={**os.environ, "PYTHONPATH": _path(), "WANDB_ERROR_REPORTING": "false"},
+                env=environment(WANDB_ERROR_REPORTING="false"),
             )
             assert child.stdin is not None
             assert child.stdout is not None
@@ -105,8 +106,3 @@ class VideoLog:
         while self._queued:
             folder, claims = self._queued.popitem()
             claims.clear(folder)
-
-
-def _path() -> str:
-    here = str(Path(__file__).parents[2])
-    return os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))

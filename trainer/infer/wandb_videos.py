@@ -20,12 +20,12 @@ from trainer.errors import one_line
 from trainer.runlog import samples
 from trainer.runlog.atomic_file import part_of
 from trainer.runlog.json_file import read_object
+from trainer.trackers.wandb_run import FILE, ID
 
-IDENTITY, CONFIG = "wandb.json", "config.json"  # of a run directory
+CONFIG = "config.json"  # of a run directory
 LOGGED = ".wandb.json"  # in a folder whose videos are in W&B
 NEW = "new"  # instead of an id: a run of its own
 INIT_S, API_S = 30.0, 15
-_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class NotLogged(Exception):
@@ -59,7 +59,7 @@ def main(run_dir: Path, save_to: str) -> int:
 def open_run(run_dir: Path, save_to: str) -> Any:
     """The training's run, another writer of it. Raises NotLogged."""
     run_id = save_to or _own_id(run_dir)
-    if run_id != NEW and not _ID.fullmatch(run_id):
+    if run_id != NEW and not ID.fullmatch(run_id):
         raise NotLogged(f"{run_id!r} is no id of a run in W&B")
     try:
         import wandb
@@ -94,11 +94,11 @@ def open_run(run_dir: Path, save_to: str) -> Any:
 
 def _own_id(run_dir: Path) -> str:
     try:
-        found = read_object(run_dir / IDENTITY)
+        found = read_object(run_dir / FILE)
     except FileNotFoundError:
         raise NotLogged(f"the training of {run_dir.name} has no run in W&B") from None
     except (OSError, ValueError) as error:
-        raise NotLogged(f"{run_dir / IDENTITY} cannot be read: {error}") from None
+        raise NotLogged(f"{run_dir / FILE} cannot be read: {error}") from None
     if found.get("online") is not True:
         raise NotLogged(f"the run of {run_dir.name} in W&B is offline, so no videos are sent to it")
     return str(found.get("id"))

@@ -18,7 +18,7 @@ from trainer.trackers.tracker import About, Tracker
 _INIT_S = 10.0  # wandb waits 90 s for its server by default
 FILE = "wandb.json"  # of a run directory: the id of its run in W&B
 STEP = "global_step"
-_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class Wandb(Tracker):
@@ -100,5 +100,5 @@ def known_id(identity: Path) -> tuple[str | None, bool]:
     except (OSError, ValueError):
         return None, False
     run_id = found.get("id")
-    is_id = isinstance(run_id, str) and _ID.fullmatch(run_id) is not None
+    is_id = isinstance(run_id, str) and ID.fullmatch(run_id) is not None
     return (run_id, found.get("online") is True) if is_id else (None, False)

@@ -7,6 +7,8 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from clusterctl.own_modules import environment
+
 TAIL_CHARS = 2000
 
 
@@ -20,7 +22,7 @@ def spawn(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
             stdout=out,
             stderr=out,
             start_new_session=True,
-            env=_environment(),
+            env=environment(),
         )
 
 
@@ -28,10 +30,3 @@ def last_words(log: Path) -> str:
     """What it said last, for the sentence about its end."""
     said = log.read_text(errors="replace")[-TAIL_CHARS:].strip()
     return said.splitlines()[-1].removeprefix("error: ") if said else f"nothing in {log.name}"
-
-
-def _environment() -> dict[str, str]:
-    """The same clusterctl as this one, wherever it is started."""
-    here = str(Path(__file__).parents[3])
-    paths = [here, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import ClusterctlError
+from clusterctl.own_modules import environment
 
 START_TIMEOUT_S = 20.0
 # In the environment of every command on these nodes; its value names the cluster.
@@ -97,15 +98,13 @@ class LoopbackCluster:
         return self.directory / f"{name.replace('/', '_')}.{suffix}"
 
     def _spawn(self, name: str) -> subprocess.Popen[bytes]:
-        package_root = str(Path(__file__).resolve().parents[3])
-        search = [package_root, *filter(None, [os.environ.get("PYTHONPATH")])]
         with self._file(name, "log").open("wb") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", __name__, str(self._file(name, "json"))],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(search)},
+                env=environment(),
                 start_new_session=True,  # Ctrl-C is for us; we stop the nodes in order
             )
 
