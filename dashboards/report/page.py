@@ -17,7 +17,7 @@ from dashboards.model.samples import Tick
 from dashboards.model.state import RunState, initial_state
 from dashboards.reduce import fold as fold_samples
 from dashboards.report import svg
-from dashboards.report.quality import Quality, read_quality, sections
+from dashboards.report.quality import Quality, quality_of, sections
 
 PAGE = Path(__file__).with_name("page.html")
 Row = Sequence[tuple[str, str]]
@@ -28,12 +28,11 @@ def read_run(run_dir: Path, now_s: float) -> tuple[RunState, Quality]:
     """Raises `CouldNotFindOut` where the files cannot be read."""
     try:
         samples = RunDirFeed(run_dir, clock=lambda: now_s).poll()
-        quality = read_quality(run_dir)
     except OSError as error:
         raise CouldNotFindOut(f"{run_dir} cannot be read: {error.strerror or error}") from None
     run = fold_samples(initial_state((), now_s=0.0), [*samples, Tick(now_s)]).run
     assert run is not None  # the feed opens it
-    return run, quality
+    return run, quality_of(samples)
 
 
 def page(run: RunState, quality: Quality, now_s: float) -> str:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from dashboards.feeds.run_dir import telemetry_record
+from dashboards.model.samples import EventSample, Sample, StepSample
 from dashboards.report.curves import curves, smoothed
-from trainer.runlog.telemetry import FILE, Record, StepRecord, Tail, final_steps
-from trainer.runlog.validation import Point, point_of
+from trainer.runlog.telemetry import Record, final_steps
+from trainer.runlog.validation import Point, final_points
 
 
 @dataclass(frozen=True)
@@ -21,22 +20,9 @@ class Quality:
     by_time: dict[str, tuple[list[float], list[float]]] = field(default_factory=dict)
 
 
-def read_quality(run_dir: Path) -> Quality:
-    """Raises OSError."""
-    return quality_of(Tail(run_dir / FILE, telemetry_record).poll())
-
-
-def quality_of(records: Iterable[Record]) -> Quality:
-    """Measurements after a step that was done again are not those of the run."""
-    records = list(records)
-    found: dict[int, Point] = {}
-    for record in records:
-        if isinstance(record, StepRecord):
-            continue
-        if record.name == "start" and record.step is not None:
-            found = {step: point for step, point in found.items() if step <= (record.step or 0)}
-        elif (point := point_of(record)) is not None:
-            found[point.step] = point
+def quality_of(samples: Iterable[Sample]) -> Quality:
+    """Of what a `RunDirFeed` has read."""
+    records = list(_of_telemetry(samples))
     by_time: dict[str, tuple[list[float], list[float]]] = {}
     for step, record in final_steps(records).items():
         for band, loss in record.loss_by_time.items():
@@ -45,7 +31,15 @@ def quality_of(records: Iterable[Record]) -> Quality:
                 steps.append(step)
                 losses.append(loss)
     ordered = sorted(by_time.items(), key=lambda item: _begin(item[0]))
-    return Quality([found[step] for step in sorted(found)], dict(ordered))
+    return Quality(final_points(records), dict(ordered))
+
+
+def _of_telemetry(samples: Iterable[Sample]) -> Iterator[Record]:
+    for sample in samples:
+        if isinstance(sample, StepSample):
+            yield sample.record
+        elif isinstance(sample, EventSample) and sample.source == "telemetry":
+            yield sample.event
 
 
 def sections(quality: Quality) -> Iterator[tuple[str, str, str]]:
