@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_NAME = re.compile(r"epoch(\d+)-global_step(\d+)")
+from trainer.runlog.checkpoint_name import epoch_and_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +27,13 @@ class Sealed:
 
 def is_name(text: str) -> bool:
     """Whether a folder of this name can be a checkpoint."""
-    return _NAME.fullmatch(text) is not None
+    return epoch_and_step(text) is not None
 
 
 def _numbers(name: str) -> tuple[int, int]:
-    found = _NAME.fullmatch(name)
+    found = epoch_and_step(name)
     assert found is not None, name
-    return int(found[1]), int(found[2])
+    return found
 
 
 @dataclass(frozen=True, slots=True)

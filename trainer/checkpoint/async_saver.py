@@ -28,6 +28,7 @@ from trainer.config.load import Config
 from trainer.engine.base import STATE, Engine, EngineState
 from trainer.engine.shards import write
 from trainer.errors import CheckpointError, TrainerError
+from trainer.runlog.checkpoint_name import checkpoint_name
 from trainer.runlog.retention import OVERHEAD_BYTES
 from trainer.runlog.run_dir import require_newest
 from trainer.weights.checkpoints import EMA, MODEL, OPTIMIZER
@@ -140,7 +141,7 @@ class Saver:
         done = self.finish()
         began = time.perf_counter()
         state, weights = self._engine.state(), dict(self._engine.weights_to_save() or {})
-        final = self._run_dir / f"epoch{epoch}-global_step{step}"
+        final = self._run_dir / checkpoint_name(epoch, step)
         part = checkpoint.part_of(final)
         parts, average = (state.tensors, average) if state else ({}, {})
         # The average twice: for a while the whole of it lies beside its parts.

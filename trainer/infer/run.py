@@ -17,8 +17,8 @@ from trainer.infer.sampling import Progress, counted
 from trainer.models.text import TextEncoder
 from trainer.pictures import contact_sheet
 from trainer.runlog import samples
+from trainer.runlog.checkpoint_name import epoch_and_step
 from trainer.runlog.output import LOG
-from trainer.weights import checkpoints
 
 _ON_SHEET = 400  # videos; a longer sheet is too large to view
 
@@ -100,10 +100,11 @@ def write_index(plan: Plan) -> None:
 
 def _index(plan: Plan) -> samples.Samples:
     frames, height, width, _ = files.read(plan.jobs[0].path).shape
-    step, epoch = checkpoints.counts_of(str(plan.checkpoint))
+    name = Path(plan.checkpoint).name
+    epoch, step = epoch_and_step(name) or (None, None)  # of other weights nothing is known
     settings = plan.settings
     return samples.Samples(
-        checkpoint=str(plan.checkpoint) if step is None else Path(plan.checkpoint).name,
+        checkpoint=str(plan.checkpoint) if step is None else name,
         step=step,
         epoch=epoch,
         weights=plan.weights,

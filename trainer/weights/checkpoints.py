@@ -7,36 +7,29 @@ the newest one. trainer.checkpoint.files writes them.
 from __future__ import annotations
 
 import contextlib
-import re
 from pathlib import Path
 
 from trainer.errors import CheckpointError, PathError
+from trainer.runlog.checkpoint_name import epoch_and_step
 
 MANIFEST = "manifest.json"
 LATEST = "latest"
 MODEL, EMA, OPTIMIZER = "model", "ema", "optimizer"  # folders of a checkpoint
-_NAME = re.compile(r"epoch(\d+)-global_step(\d+)")
 
 
 def complete(run_dir: Path) -> list[Path]:
     """Complete ones as they were made: a run that went back leaves older, higher numbers."""
     found = []
     for path in run_dir.iterdir():
-        if match := _NAME.fullmatch(path.name):
+        if (counts := epoch_and_step(path.name)) is not None:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                found.append(((path / MANIFEST).stat().st_mtime_ns, int(match[2]), path))
+                found.append(((path / MANIFEST).stat().st_mtime_ns, counts[1], path))
     return [path for _, _, path in sorted(found)]
 
 
 def step_of(checkpoint: Path) -> int:
     """The step in the name of a complete checkpoint's folder."""
     return int(checkpoint.name.rpartition("step")[2])
-
-
-def counts_of(place: str) -> tuple[int | None, int | None]:
-    """Step and epoch in the name of a checkpoint's folder; None for other weights."""
-    match = _NAME.fullmatch(Path(place).name)
-    return (int(match[2]), int(match[1])) if match else (None, None)
 
 
 def find(path: Path) -> Path:
@@ -46,7 +39,7 @@ def find(path: Path) -> Path:
         return path
     if not path.is_dir():
         raise PathError(f"there is no checkpoint at {path}")
-    if _NAME.fullmatch(path.name):
+    if epoch_and_step(path.name) is not None:
         raise CheckpointError(f"{path} is not complete: it has no {MANIFEST}", hint=others(path))
     if not (found := complete(path)):
         raise CheckpointError(f"{path} holds no complete checkpoint")
