@@ -11,7 +11,7 @@ from clusterctl.runs.find import find_run, is_run, runs_by_time
 from clusterctl.serve.presets import Preset, default_preset, find_preset
 from clusterctl.serve.server import Follow
 from clusterctl.serve.source import CONFIG, Source
-from clusterctl.serve.work import read_prompts
+from trainer.runlog.prompt_file import prompt_lines
 
 PROMPTS = "prompts.txt"
 
@@ -88,7 +88,7 @@ def _place(
 
 def _read(place: Path) -> list[str]:
     try:
-        found = read_prompts(place)
+        found = [line for line in prompt_lines(place) if line]
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise UsageError(f"the prompt file {place} cannot be read: {why}") from None

@@ -136,9 +136,3 @@ class Folder:
         if failed.tries >= TRIES:
             self.fail(why)
         return failed.tries < TRIES
-
-
-def read_prompts(path: Path) -> list[str]:
-    """One a line, blank lines left out, as `trainer.infer` does. Raises OSError and ValueError."""
-    lines = path.read_text(encoding="utf-8-sig").split("\n")  # a prompt can have a U+2028
-    return [line.strip() for line in lines if line.strip()]

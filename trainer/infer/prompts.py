@@ -16,6 +16,7 @@ from typing import Any
 from trainer.errors import ConfigError
 from trainer.runlog.json_file import parse
 from trainer.runlog.output import LOG
+from trainer.runlog.prompt_file import prompt_lines
 
 SETTINGS = ("reference_path", "mask_strategy")  # of the JSON behind a prompt
 _PART = re.compile(r"\|\s*(\d+)\s*\|")
@@ -72,12 +73,11 @@ class Scores:
 def read_prompts(path: Path) -> tuple[str, ...]:
     """One prompt a line, blank lines left out. Raises ConfigError when there is none."""
     try:
-        # utf-8-sig: editors put a mark in front. Not splitlines: a prompt can have a U+2028.
-        lines = path.read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
+        lines = prompt_lines(path)
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ConfigError(f"the prompt file {path} cannot be read: {why}") from None
-    prompts = tuple(line.strip() for line in lines if line.strip())
+    prompts = tuple(filter(None, lines))
     if not prompts:
         raise ConfigError(f"the prompt file {path} has no prompts")
     if len(prompts) < len(lines):
