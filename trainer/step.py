@@ -126,7 +126,7 @@ def step(run: Run, batches: Iterator[Batch]) -> bool:
     with clock.phase("optimizer", number):
         lr = run.schedule.lr
         limit = run.guards.begin(run.loader.cursor, engine.world * each)
-        on_device = update(run, limit, measured=run.config.is_logged(number))
+        on_device = update(run, limit, measured=run.config.is_measured(number))
     # Where the host waits for a GPU: all phases have ended there when these are read.
     losses, by_time, (grad_norm, square, moved, apart) = engine.read(
         torch.stack(share.losses), torch.as_tensor(share.by_time), torch.stack(on_device)

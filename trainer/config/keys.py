@@ -231,7 +231,7 @@ class Config(Section):
     keep_checkpoints: int = number(-1, least=-1)  # newest ones to keep; -1 is all
     keep_every: int = number(0, least=0)  # beside them, those of every n-th step; 0 is none
     async_io: bool = True  # training continues while a checkpoint is written from a copy in memory
-    # steps between lines, and between update ratios and EMA gaps
+    # steps between lines, and, at least 10, between update ratios and EMA gaps
     log_every: int = number(1, least=1)
     load: str | None = None  # checkpoint to resume from
     start_from_scratch: bool = False  # with load: not the position in the data
@@ -255,8 +255,12 @@ class Config(Section):
     notes: tuple[str, ...] = field(default=(), metadata={"settable": False})  # for the log
 
     def is_logged(self, step: int) -> bool:
-        """Whether a step has a line in the log, and the figures that cost something."""
+        """Whether a step has a line in the log."""
         return step == 1 or step % self.log_every == 0
+
+    def is_measured(self, step: int) -> bool:
+        """Whether a step has the figures that read all weights once more: 5 % of a small step."""
+        return step == 1 or step % max(self.log_every, 10) == 0
 
     aliases: ClassVar[Mapping[str, str]] = {
         "keep_n_latest": "keep_checkpoints",

@@ -137,7 +137,7 @@ class StepRecord:
         ),
     )
     update_ratio: float | None = figure(
-        "norm of the step's change over that of the weights; every `log_every` steps",
+        "norm of the step's change over that of the weights; every `log_every` steps, at least 10",
         "update_ratio",
         default=None,
         unit="sci",
@@ -145,7 +145,7 @@ class StepRecord:
         panel="Update ratio and EMA gap",
     )
     ema_gap: float | None = figure(
-        "norm of weights minus average (EMA) over that of the weights; every `log_every` steps",
+        "norm of weights minus average (EMA) over that of the weights; every `log_every` steps, at least 10",
         "ema_gap",
         default=None,
         unit="sci",
