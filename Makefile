@@ -47,7 +47,7 @@ format: venv
 # Bytecode is kept whatever the environment says: each worker loads all tests, in 9 CPU s instead of 17.
 test: export PYTHONDONTWRITEBYTECODE =
 test: lint
-	$(py) -m pytest -n $(workers) --dist loadfile --no-loadscope-reorder $(tests) || { [ $$? = 1 ] && \
+	$(py) -m pytest -n $(workers) --dist loadfile --no-loadscope-reorder --max-worker-restart 2 $(tests) || { [ $$? = 1 ] && \
 	  echo "failed beside other tests; once more, alone:" && \
 	  $(py) -m pytest --last-failed --last-failed-no-failures none --maxfail 6 $(tests); }
 

@@ -11,6 +11,7 @@ import hypothesis
 import pytest
 
 from clusterctl.transport.loopback.nodes import LoopbackCluster
+from tests import watchdog
 from tests.lab import Lab, why_not
 
 Cluster = Lab | LoopbackCluster
@@ -37,8 +38,9 @@ hypothesis.settings.register_profile("no deadline", deadline=None)
 hypothesis.settings.load_profile("no deadline")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Signals reach what tests start: a shell without job control and nohup begin programs that ignore them."""
+    config.pluginmanager.register(watchdog)
     for number, handler in (
         (signal.SIGINT, signal.default_int_handler),
         (signal.SIGHUP, signal.SIG_DFL),

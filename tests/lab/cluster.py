@@ -244,8 +244,6 @@ class LabNode:
 class Lab:
     """A context manager; inside it the nodes answer and `hostfile` names them."""
 
-    kind = "lab"
-
     def __init__(
         self,
         count: int,

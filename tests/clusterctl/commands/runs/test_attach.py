@@ -17,6 +17,7 @@ from clusterctl.launch.head.link import Link
 from clusterctl.output import Output
 from tests.clusterctl.commands.user import QUESTION, SHORT, Terminal, User
 from tests.clusterctl.launch.harness import ranks_of, tagged, wait_until
+from tests.lab import Lab
 
 
 def test_ctrl_c_on_a_terminal_asks_and_a_second_one_stops_everything(user: User) -> None:
@@ -134,7 +135,7 @@ def test_run_outlives_its_supervisor_and_another_takes_it_over(
     end = user.directory / "end"
     user.program(STEADY.format(end=str(end)))
     if not shared:
-        if user.cluster.kind != "lab":
+        if not isinstance(user.cluster, Lab):
             pytest.skip("nodes see all of this machine's files")
         user.outputs = tmp_path / "outputs"  # logs come over the wire
     process = user.start(*SHORT)

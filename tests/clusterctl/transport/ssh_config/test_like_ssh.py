@@ -354,9 +354,11 @@ def test_every_keyword_of_the_installed_ssh_is_known() -> None:
     ],
 )
 def test_names_that_ssh_refuses_are_refused(name: str) -> None:
-    assert ask_ssh(Path("/dev/null"), Asked(name)) is None
     with pytest.raises(TransportError, match=r"host name .* (shell|begins with)"):
         SshConfig([]).resolve(name)
+    if ask_ssh(Path("/dev/null"), Asked(name)) is not None:
+        assert name == "a,b", "ssh takes it"
+        pytest.skip("an older ssh, which took this name")
 
 
 @pytest.mark.parametrize("user", ["a;b", "$(id)", "a|b", "-x", "a -oB"])

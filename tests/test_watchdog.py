@@ -1,0 +1,57 @@
+"""A test and a thread that nothing ends do not hold up a run of the tests."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+CONFTEST = """
+from tests import watchdog
+watchdog.LATER_S, watchdog.END_S = 1.0, 2.0
+def pytest_configure(config):
+    config.pluginmanager.register(watchdog)
+"""
+# A call into C that comes back after a signal and runs no Python code in between.
+STUCK = """
+import ctypes, signal
+def test_stuck():
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+    ctypes.PyDLL(None).pause()
+"""
+LEFT_BEHIND = """
+import threading, time
+def test_thread():
+    threading.Thread(target=time.sleep, args=(600,), name="left behind").start()
+"""
+
+
+def run(folder: Path, code: str) -> tuple[float, subprocess.CompletedProcess[str]]:
+    (folder / "conftest.py").write_text(CONFTEST)
+    (folder / "test_one.py").write_text(code)
+    began = time.monotonic()
+    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "1", "-c", "/dev/null"]
+    done = subprocess.run(
+        [sys.executable, *words, "--rootdir", str(folder), str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return time.monotonic() - began, done
+
+
+def test_test_that_no_signal_ends_is_shown_and_ends(tmp_path: Path) -> None:
+    seconds, done = run(tmp_path, STUCK)
+    assert done.returncode == 1
+    assert "in test_stuck" in done.stderr
+    assert seconds < 30
+
+
+def test_thread_behind_the_last_test_is_shown_and_ends(tmp_path: Path) -> None:
+    seconds, done = run(tmp_path, LEFT_BEHIND)
+    assert "1 passed" in done.stdout
+    assert done.returncode == 1
+    assert "Timeout" in done.stderr
+    assert "threading.py" in done.stderr
+    assert seconds < 30
