@@ -31,30 +31,24 @@ def test_a_reading_of_this_machine_has_names_of_the_table_and_shares() -> None:
 
 
 def test_a_process_that_shares_its_processor_waits_for_it() -> None:
-    """A neighbour pinned to the processor of a decoder is seen in what the decoder waits."""
-    cpu = min(os.sched_getaffinity(0))
-    busy = f"import os; os.sched_setaffinity(0, {{{cpu}}})\nwhile True: pass"
-    pinned = [subprocess.Popen([sys.executable, "-c", busy]) for _ in range(2)]
+    """More processes that never wait than processors: it is seen in what the decoders wait."""
+    words = [sys.executable, "-c", "while True: pass"]
+    busy = [subprocess.Popen(words) for _ in range(len(os.sched_getaffinity(0)) + 1)]
     try:
         until = time.monotonic() + 30
 
-        def waited_s() -> list[float]:
+        def waited_s() -> float:
             now = reading._waits_of_children()
-            return [now[one.pid] for one in pinned]
+            return max(now[one.pid] for one in busy)
 
-        while min(waited_s()) < 0.5 and time.monotonic() < until:
+        while waited_s() < 0.2 and time.monotonic() < until:
             time.sleep(0.02)
-        assert min(waited_s()) >= 0.5, [
-            (
-                Path(f"/proc/{one.pid}/status").read_text(),
-                Path(f"/proc/{one.pid}/wchan").read_text(),
-            )
-            for one in pinned
-        ]
+        assert waited_s() >= 0.2
         assert os.getpid() in reading._waits()
     finally:
-        for one in pinned:
+        for one in busy:
             one.kill()
+        for one in busy:
             one.wait()
 
 
