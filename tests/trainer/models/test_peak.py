@@ -33,14 +33,19 @@ def counted(model: STDiT3, inputs: dict[str, Tensor], **more: Any) -> int:
 CHECKPOINTS = ["off", "all", "every 2", "0.5 MB"]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+PLAIN, WIDE = {}, {"hidden_size": 64, "num_heads": 4, "depth": 3, "freeze_y_embedder": True}
+
+
 @pytest.mark.parametrize("what", CHECKPOINTS)
 @pytest.mark.parametrize(
-    "options",
+    ("options", "dtype"),
     [
-        {},
-        {"qk_norm": False},
-        {"hidden_size": 64, "num_heads": 4, "depth": 3, "freeze_y_embedder": True},
+        (PLAIN, torch.float32),
+        ({"qk_norm": False}, torch.bfloat16),
+        pytest.param(PLAIN, torch.bfloat16, marks=pytest.mark.slow),
+        pytest.param({"qk_norm": False}, torch.float32, marks=pytest.mark.slow),
+        pytest.param(WIDE, torch.float32, marks=pytest.mark.slow),
+        pytest.param(WIDE, torch.bfloat16, marks=pytest.mark.slow),
     ],
 )
 def test_small_models_on_the_cpu(dtype: torch.dtype, what: str, options: dict[str, Any]) -> None:
