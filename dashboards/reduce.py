@@ -26,7 +26,8 @@ from dashboards.model.state import INTERRUPTED, NodeState, RunState, State, new_
 from dashboards.model.table import fleet_row
 from dashboards.model.usage_totals import after_reading
 from trainer.runlog import slow_ranks
-from trainer.runlog.validation import point_of
+from trainer.runlog.telemetry import Event
+from trainer.runlog.validation import Point, is_of_checkpoint, point_of
 
 RECENT_STEPS = 600
 RECENT_EVENTS = 200
@@ -198,13 +199,25 @@ def _after_event(run: RunState, sample: EventSample) -> RunState:
     return replace(run, events=events, ended=ended, node_states=states)
 
 
+def _validated(run: RunState, event: Event) -> Point | None:
+    """The newest validation loss that counts, after an event of the telemetry."""
+    point, known = point_of(event), run.validation
+    if point is None or not is_of_checkpoint(event):
+        return point or known
+    # Beside the training they come in any order, also after a start that went back behind them.
+    for start in run.steps.starts:
+        if start.after is not None and start.after < point.step and event.time_s < start.began_s:
+            return known
+    return point if known is None or known.step < point.step else known
+
+
 def _with_attempts(run: RunState, sample: EventSample) -> RunState:
     """With what an event says of starts and attempts; a new attempt may be on other nodes."""
     event = sample.event
     if sample.source == "telemetry":
         slow = event if event.name == slow_ranks.NAME else run.slow
         slow = None if event.name == "start" else slow
-        known = point_of(event) or run.validation
+        known = _validated(run, event)
         if event.name == "start" and known is not None and known.step > (event.step or 0):
             known = None  # the run goes on from before it
         steps = after_record(run.steps, event)

@@ -16,7 +16,7 @@ from trainer.runlog.figures import tracked, tracked_of_event
 from trainer.runlog.output import LOG, RUN
 from trainer.runlog.run_dir import own_attempt
 from trainer.runlog.telemetry import FILE, Event, Record, StepRecord, Writer, starts
-from trainer.runlog.validation import Figures
+from trainer.runlog.validation import Figures, event_of
 from trainer.trackers.tensorboard_files import TensorBoard
 from trainer.trackers.tracker import CLOSE_S, About, Tracker
 from trainer.trackers.wandb_run import Wandb
@@ -80,12 +80,9 @@ class Journal:
         self, step: int, samples: int, found: Figures, averaged: Figures | None, seconds: float
     ) -> None:
         """Losses of clips that are not trained on, of the weights and of their average."""
-        of_average = f" (averaged weights {averaged.loss:.4f})" if averaged is not None else ""
-        count = f"{found.clips} clips at {len(found.times)} times"
-        text = f"loss {found.loss:.4f}{of_average}, {count}, {seconds:.1f} s"
+        event = event_of(step, found, averaged, seconds, time.time(), samples=samples)
+        self.event(event.name, event.text, step=step, **event.data)
         sets = {"model": found} | ({"ema": averaged} if averaged is not None else {})
-        data = {name: one.to_json() for name, one in sets.items()}
-        self.event("validation", text, step=step, samples=samples, seconds=seconds, **data)
         for name, one in sets.items():
             losses = {f"validation/{name}/{key}": loss for key, loss in one.flat().items()}
             self._track(step, losses)

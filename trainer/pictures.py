@@ -19,6 +19,7 @@ from trainer.errors import ConfigError
 from trainer.runlog import telemetry
 from trainer.runlog.atomic_file import part_of
 from trainer.runlog.output import LOG
+from trainer.runlog.validation import FILE as VALIDATION
 from trainer.runlog.validation import Point, final_points
 
 # T frames · H,W height, width
@@ -125,13 +126,14 @@ def _save(figure: Any, path: Path) -> None:
 def draw_run(run_dir: Path) -> Path:
     """Draw a run directory's losses; returns the path of it. Raises ValueError without steps."""
     records = list(telemetry.read(run_dir))
+    beside = list(telemetry.read(run_dir, VALIDATION))
     steps = telemetry.final_steps(records)
     if not steps:
         raise ValueError(f"{run_dir} has no recorded step")
     last, path = steps[max(steps)], run_dir / CURVE
     title = f"{run_dir.resolve().name}: loss, {last.step} of {last.steps_total} steps"
     losses = {step: record.loss for step, record in steps.items()}
-    loss_curve(path, losses, title, final_points(records))
+    loss_curve(path, losses, title, final_points(records + beside))
     return path
 
 

@@ -32,7 +32,8 @@ from clusterctl.why.recorded import lines_of
 from trainer.runlog.gpu_peaks import peak_flops
 from trainer.runlog.json_file import read_object
 from trainer.runlog.telemetry import FILE, PHASES, Event, StepRecord, decode
-from trainer.runlog.validation import Point, point_of
+from trainer.runlog.validation import FILE as VALIDATION
+from trainer.runlog.validation import Point, Points
 
 AT_ONCE = 200  # lines
 _FIELDS: tuple[str, ...] = (
@@ -108,6 +109,9 @@ def read(run_dir: Path) -> Run:
     if not found:
         why = f"{run_dir} has no {FILE}, or it cannot be read"
         raise CouldNotFindOut(why, hint="a run writes it from its first step on")
+    for line in lines_of(run_dir / VALIDATION, 1 << 26):
+        if isinstance(event := decode(line), Event):
+            steps.validations.take(event)
     columns = steps.columns()
     if not columns["step"]:
         hint = "a comparison needs the steps of both runs"
@@ -124,7 +128,7 @@ def read(run_dir: Path) -> Run:
         columns,
         tuple(steps.buckets),
         frozenset(start.first for start in marks.starts if start.first is not None),
-        steps.validations,
+        steps.validations.final(),
         known,
         journal,
         steps.device,
@@ -138,7 +142,7 @@ class _Reader:
 
     def __init__(self) -> None:
         self.buckets: dict[str, int] = {}
-        self.validations: dict[int, Point] = {}
+        self.validations = Points()
         self.device, self.unread = "", 0
         self._numbers, self._rows = array("d"), bytearray()
         self._marks = Steps()
@@ -182,8 +186,8 @@ class _Reader:
 
     def _event(self, line: bytes) -> None:
         event = decode(line)
-        if isinstance(event, Event) and (point := point_of(event)) is not None:
-            self.validations[point.step] = point
+        if isinstance(event, Event):
+            self.validations.take(event)
         if not isinstance(event, Event) or event.name not in _MARKS:
             return
         if event.step is not None and type(event.step) is not int:
@@ -192,8 +196,6 @@ class _Reader:
         if event.name == "start":
             if event.step is not None:
                 self._drop(event.step + 1)
-                kept = {step: one for step, one in self.validations.items() if step <= event.step}
-                self.validations = kept
             device = event.data.get("device") if type(event.data) is dict else None
             self.device = device if isinstance(device, str) else ""
         self._fold_pending()

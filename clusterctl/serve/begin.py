@@ -30,7 +30,7 @@ from clusterctl.serve.server import Follow, Plan, serve
 from clusterctl.serve.source import LocalRun, Source
 from clusterctl.serve.wandb import VideoLog
 from clusterctl.serve.wanted import Choice
-from clusterctl.serve.work import DONE, Folder
+from clusterctl.serve.work import DONE, Folder, LossFolder
 from clusterctl.settings import Settings
 from clusterctl.signal_handlers import handled_by
 from clusterctl.transport.base import Limits
@@ -51,6 +51,8 @@ class Wanted:
     names: Sequence[str]
     presets: Path | None
     prompts: Path | None
+    validate: bool
+    no_videos: bool
     weights: str
     last_step: int | None
     every: int
@@ -83,6 +85,8 @@ def begin(wanted: Wanted, output: Output, on_finished: Callable[[Path], object])
     """
     if not Path(wanted.python).is_absolute():
         raise UsageError(f"--python {wanted.python} is not an absolute path")
+    if wanted.no_videos and not wanted.validate:
+        raise UsageError("--no-videos leaves nothing to do without --validate")
     cluster = _cluster(wanted)
     sources = _sources(wanted, cluster)
     folders = [source.folder for source in sources]
@@ -157,7 +161,8 @@ def _plan(wanted: Wanted, sources: Sequence[Source]) -> Plan:
         if not source.wait(CONFIG_S):
             why = source.why or f"it does not answer within {CONFIG_S:g} s"
             raise CouldNotFindOut(f"{source.name} cannot be looked at: {why}")
-    follows = [follow(source, wanted.names, known, wanted.prompts) for source in sources]
+    what = {"validates": wanted.validate, "has_videos": not wanted.no_videos}
+    follows = [follow(one, wanted.names, known, wanted.prompts, **what) for one in sources]
     after = -1 if wanted.last_step is None else wanted.last_step
     choice = Choice(after, wanted.every, wanted.only_first_of_epoch)
     return Plan(follows, choice, wanted.weights, wanted.once)
@@ -189,7 +194,7 @@ def _serve(
     def finished(folder: Folder, claims: Claims, *, is_new: bool) -> None:
         place = folder.source.folder
         try:
-            if is_new:
+            if is_new and not isinstance(folder, LossFolder):
                 on_finished(place)
             log = logs.get(place)
             if log is None or not log.add(folder.path, claims):
@@ -202,6 +207,8 @@ def _serve(
     for one in plan.follows:
         for name, place in one.places.items():
             events.following(one.source.name, name, len(one.prompts[name]), str(place))
+        if one.validates:
+            events.validating(one.source.name)
     signals: list[int] = []
     try:
         with handled_by(lambda number, _: signals.append(number)):
@@ -243,9 +250,8 @@ def _rows(plan: Plan, one: Follow) -> list[tuple[str, int, str, str, int]]:
         raise ClusterctlError(source.why)
     found = []
     for sealed in plan.choice.of(source.sealed or []):
-        for preset in one.presets:
-            prompts = one.prompts[preset.name]
-            folder = Folder(source, sealed, preset, prompts, plan.weights, one.own_sample)
+        for folder in one.folders_of(sealed, plan.weights):
             state = DONE if folder.is_served() else "to make"
-            found.append((sealed.name, sealed.step, preset.name, state, len(prompts)))
+            count = 0 if isinstance(folder, LossFolder) else len(folder.prompts)
+            found.append((sealed.name, sealed.step, folder.preset.name, state, count))
     return found

@@ -66,7 +66,8 @@ class Carrier:
         here = Path(request.get("save_dir", ""))  # not of an order to warm up
         names = [SHEET, INDEX] if answer.get("sheet") else []
         if "made" in answer:  # also what an earlier server had made there and did not fetch
-            names = [one for one in order["files"] if not (here / one).is_file()]
+            is_loss = "stamp" in request  # a file of this name may be another checkpoint's
+            names = [one for one in order["files"] if is_loss or not (here / one).is_file()]
         if names:
             there = self._place(request)
             with self._lock:
@@ -74,7 +75,7 @@ class Carrier:
                     self._get(f"{there}/{name}", here / name)
         if "look" in answer:
             for job in answer["look"]["jobs"]:
-                job["finished"] = (here / job["file"]).is_file()
+                job["finished"] = "stamp" not in request and (here / job["file"]).is_file()
         return answer
 
     def _home(self, run: Path) -> str:

@@ -8,8 +8,9 @@ from typing import Any
 
 from clusterctl.nodes import counted
 from clusterctl.output import Live, Output, clock
+from clusterctl.serve.presets import LOSS
 from clusterctl.serve.source import Source
-from clusterctl.serve.work import OPEN, Folder
+from clusterctl.serve.work import OPEN, Folder, LossFolder
 
 PROGRESS_S = 0.5
 
@@ -26,6 +27,10 @@ class Events:
         text = f"{run}: preset {preset}, {counted(prompts, 'prompt')} of {place}"
         facts = {"run": run, "preset": preset, "prompts": prompts, "file": place}
         self._emit("following", text, None, **facts)
+
+    def validating(self, run: str) -> None:
+        text = f"{run}: validation loss of each checkpoint"
+        self._emit("following", text, None, run=run, preset=LOSS.name)
 
     def source(self, source: Source) -> None:
         """How it stands with a run that is followed."""
@@ -63,11 +68,13 @@ class Events:
 
     def finished(self, folder: Folder) -> None:
         facts = {**_facts(folder), "videos": folder.total, "made": folder.made}
+        if isinstance(folder, LossFolder):
+            facts = {**_facts(folder), "text": folder.contents}
         if self._output.json:
             self._document("finished", **facts)
             return
         self._live.clear()
-        made = counted(folder.total, "video")
+        made = folder.contents
         if folder.made < folder.total:
             made += f", {folder.made} of them made here now"
         self._output.line(f"{_of(folder)}: {made}, {folder.path}", "good")
@@ -80,7 +87,7 @@ class Events:
             self._output.warn(f"  hint: {hint}")
 
     def gone(self, folder: Folder) -> None:
-        text = f"{_of(folder)}: skipped, it was deleted before all of its videos were made"
+        text = f"{_of(folder)}: skipped, it was deleted before all of it was made"
         self._emit("skipped", text, "warn", **_facts(folder))
 
     def warning(self, text: str, hint: str | None = None) -> None:
@@ -95,7 +102,9 @@ class Events:
         for folder in sorted(folders, key=lambda one: -one.sealed.sealed_s):
             if folder.state == OPEN:
                 left = sum(len(unit.files) for unit in folder.units)
-                self._live.show(f"{_of(folder)}: {folder.total - left} of {folder.total} videos")
+                done = f"{folder.total - left} of {folder.total} videos"
+                is_loss = isinstance(folder, LossFolder)
+                self._live.show(f"{_of(folder)}: {'measuring' if is_loss else done}")
                 return
         ready = "waiting for a sampler" if not samplers else "all is made; waiting for checkpoints"
         self._live.show(ready)

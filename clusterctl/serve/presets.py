@@ -60,6 +60,9 @@ class Preset:
         return self.name == RUN
 
 
+LOSS = Preset("validation")  # in the place of a preset: the validation loss, no videos
+
+
 def _upstream(seconds: int, resolution: str, batch_size: int) -> dict[str, Any]:
     """The settings of Open-Sora's inference server (scripts/inference-server.py, sample.py)."""
     how = {"num_sampling_steps": 30, "cfg_scale": 7.0, "aes": 6.5, "fps": 24.0}
@@ -95,6 +98,8 @@ def read_presets(path: Path | None) -> dict[str, Preset]:
     except ValueError as error:  # no UTF-8, or no TOML
         raise UsageError(f"{path} is not TOML: {error}") from None
     for name, table in tables.items():
+        if name == LOSS.name:
+            raise UsageError(f"{path}: no preset can be called {name}: --validate writes there")
         found[name] = _preset(path, name, table)
     return found
 

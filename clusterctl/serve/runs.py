@@ -38,17 +38,34 @@ def find_runs(names: Sequence[str], numbers: Sequence[int], outputs: Path) -> li
 
 
 def follow(
-    source: Source, names: Sequence[str], known: Mapping[str, Preset], prompts: Path | None
+    source: Source,
+    names: Sequence[str],
+    known: Mapping[str, Preset],
+    prompts: Path | None,
+    *,
+    validates: bool = False,
+    has_videos: bool = True,
 ) -> Follow:
     """What is made of a run's checkpoints. Raises `UsageError`."""
     config = _config(source)
-    chosen = [find_preset(name, known) for name in names or (default_preset(config),)]
+    if validates and not _keeps_clips(config):
+        text = f"{source.name} keeps no clips for validation: it trains on all that it can"
+        hint = "of other clips: python -m trainer.evaluate RUN --all --data-path MANIFEST"
+        raise UsageError(text, hint=hint)
+    wanted = (names or (default_preset(config),)) if has_videos else ()
+    chosen = [find_preset(name, known) for name in wanted]
     sample = config.get("sample")
     own = sample if isinstance(sample, dict) else {}
     places = {one.name: _place(source, one, own, config, prompts) for one in chosen}
     texts = {name: _read(place) for name, place in places.items()}
     own_sample = own if any(one.own for one in chosen) else {}
-    return Follow(source, chosen, texts, own_sample, places)
+    return Follow(source, chosen, texts, own_sample, places, validates)
+
+
+def _keeps_clips(config: Mapping[str, Any]) -> bool:
+    found = config.get("validation")
+    keys = ("share", "data_path")
+    return isinstance(found, dict) and any(found.get(key) for key in keys)
 
 
 def _config(source: Source) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,8 +15,18 @@ from clusterctl.serve.presets import Preset
 from clusterctl.serve.sampler_pool import Answer, Lost, Order, SamplerPool, Slot
 from clusterctl.serve.samplers import Samplers
 from clusterctl.serve.source import Source
-from clusterctl.serve.wanted import Choice
-from clusterctl.serve.work import DONE, FAILED, GONE, NEW, OPEN, SHEET_UNIT, Folder, Unit
+from clusterctl.serve.wanted import Choice, Sealed
+from clusterctl.serve.work import (
+    DONE,
+    FAILED,
+    GONE,
+    NEW,
+    OPEN,
+    SHEET_UNIT,
+    Folder,
+    LossFolder,
+    Unit,
+)
 
 # Gets each folder that is complete and the run's claims; `is_new` where that was just now.
 Finished = Callable[..., None]
@@ -39,6 +49,15 @@ class Follow:
     prompts: Mapping[str, Sequence[str]]  # by preset
     own_sample: Mapping[str, Any]
     places: Mapping[str, Path] = field(default_factory=dict)  # of the prompts
+    validates: bool = False  # the validation loss, too
+
+    def folders_of(self, sealed: Sealed, weights: str) -> Iterator[Folder]:
+        """What is made of a checkpoint."""
+        for preset in self.presets:
+            prompts = self.prompts[preset.name]
+            yield Folder(self.source, sealed, preset, prompts, weights, self.own_sample)
+        if self.validates:
+            yield LossFolder(self.source, sealed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,8 +223,8 @@ class Server:
             there = {one.name for one in source.sealed}
             chosen = self._plan.choice.of(source.sealed)
             for sealed in chosen:
-                for preset in follow.presets:
-                    self._add(follow, sealed, preset)
+                for folder in follow.folders_of(sealed, self._plan.weights):
+                    self._add(folder)
             for folder in self._folders.values():
                 if folder.source is not source or folder.state not in (NEW, OPEN):
                     continue
@@ -219,15 +238,11 @@ class Server:
             for name in {one.name for one in chosen} - set(left):
                 source.finished(name)
 
-    def _add(self, follow: Follow, sealed: Any, preset: Preset) -> None:
-        key = follow.source.folder / sealed.name, preset.name
+    def _add(self, folder: Folder) -> None:
+        key = folder.source.folder / folder.sealed.name, folder.preset.name
         known = self._folders.get(key)
-        if known is not None and known.sealed.stamp == sealed.stamp:
+        if known is not None and known.sealed.stamp == folder.sealed.stamp:
             return
-        prompts = follow.prompts[preset.name]
-        folder = Folder(
-            follow.source, sealed, preset, prompts, self._plan.weights, follow.own_sample
-        )
         if folder.is_served():
             folder.state = DONE
             self._on_finished(folder, self._claims[folder.source], is_new=False)
@@ -321,8 +336,10 @@ class Server:
         """The last of a folder: its index, then what others are told."""
         try:
             folder.finish()
-        except OSError as error:
-            why = f"{folder.path} cannot be written: {error.strerror}"
+        except (OSError, ValueError) as error:
+            why = str(error)
+            if isinstance(error, OSError):
+                why = f"{error.filename or folder.path} cannot be written: {error.strerror}"
             self._give_back(folder, SHEET_UNIT)
             if not folder.try_again(why, PAUSE_S):
                 self._events.failed(folder)

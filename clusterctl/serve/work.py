@@ -1,7 +1,9 @@
-"""What is to be made: a folder of videos for each checkpoint and preset, in batches of prompts."""
+"""What is to be made: a folder of videos for each checkpoint and preset, in batches of prompts, and
+its validation loss."""
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import time
@@ -11,10 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from clusterctl.serve.presets import Preset
+from clusterctl.nodes import counted
+from clusterctl.serve.presets import LOSS, Preset
 from clusterctl.serve.source import Source
 from clusterctl.serve.wanted import Sealed
-from trainer.runlog import samples
+from trainer.runlog import samples, validation
 from trainer.runlog.atomic_file import part_of
 from trainer.runlog.json_file import read_object
 
@@ -64,6 +67,11 @@ class Folder:
     @property
     def path(self) -> Path:
         return self.source.folder / "samples" / self.preset.name / self.sealed.name
+
+    @property
+    def contents(self) -> str:
+        """Of a folder that is complete, in words."""
+        return counted(self.total, "video")
 
     @property
     def total(self) -> int:
@@ -116,8 +124,11 @@ class Folder:
         self.units = [
             unit
             for unit in self.units
-            if unit.is_busy or not all((self.path / file).is_file() for file in unit.files)
+            if unit.is_busy or not all(self.is_made(file) for file in unit.files)
         ]
+
+    def is_made(self, file: str) -> bool:
+        return (self.path / file).is_file()
 
     def finish(self) -> None:
         """Mark a folder that is complete. Raises OSError."""
@@ -136,3 +147,49 @@ class Folder:
         if failed.tries >= TRIES:
             self.fail(why)
         return failed.tries < TRIES
+
+
+class LossFolder(Folder):
+    """The validation loss of one checkpoint, of its weights and their average: one file."""
+
+    def __init__(self, source: Source, sealed: Sealed) -> None:
+        super().__init__(source, sealed, LOSS, (LOSS.name,), "both", {})
+
+    def request(self) -> dict[str, Any]:
+        stamp, sealed_s = self.sealed.stamp, self.sealed.sealed_s
+        return {**super().request(), "stamp": stamp, "sealed_s": sealed_s}
+
+    @property
+    def contents(self) -> str:
+        return str(self._event()["text"])
+
+    @property
+    def total(self) -> int:
+        return 1
+
+    def is_made(self, file: str) -> bool:
+        with suppress(OSError, ValueError):
+            return read_object(self.path / file).get("stamp") == self.sealed.stamp
+        return False
+
+    def is_served(self) -> bool:
+        with suppress(OSError, ValueError):
+            is_known = read_object(self.path / SERVED).get("identity") == self.identity()
+            return is_known and self.is_made(validation.LOSSES)
+        return False
+
+    def finish(self) -> None:
+        """Tell those who read the run. A server that is killed here tells it twice: that is one."""
+        line = json.dumps({"kind": "event", **self._event()}, separators=(",", ":")) + "\n"
+        with (self.source.folder / validation.FILE).open("ab", 0) as file:
+            with suppress(OSError):  # no locks there
+                fcntl.flock(file, fcntl.LOCK_EX)
+            file.write(line.encode())
+        super().finish()
+
+    def _event(self) -> dict[str, Any]:
+        """Raises OSError and ValueError."""
+        event = read_object(self.path / validation.LOSSES).get("event")
+        if not isinstance(event, dict) or not isinstance(event.get("text"), str):
+            raise ValueError(f"{self.path / validation.LOSSES} holds no losses")
+        return event

@@ -19,6 +19,8 @@ NUMBERS = "Numbers of runs below --outputs: --expnums 656 657."
 PRESET = "low4s, high4s, low16s, run (the run's own settings), or one of --presets; repeat it."
 PRESETS = "Your own presets, a TOML table for each. Default: presets.toml where it exists."
 PROMPTS = "One prompt a line. Default: those of the preset, of the run, or beside its data."
+VALIDATE = "Measure the validation loss of each checkpoint, too."
+NO_VIDEOS = "With --validate: nothing else."
 WEIGHTS = "The average of the weights where there is one, or the weights."
 LAST_STEP = "Only checkpoints of later steps."
 EVERY = "Only checkpoints whose step is a multiple of N."
@@ -64,6 +66,8 @@ Examples:
 @option("--preset", "names", PRESET, multiple=True, metavar="NAME")
 @option("--presets", PRESETS, type=FILE, metavar="FILE")
 @option("--prompts", PROMPTS, type=FILE, metavar="FILE")
+@flag("--validate", VALIDATE)
+@flag("--no-videos", NO_VIDEOS)
 @option("--weights", WEIGHTS, type=click.Choice(["ema", "model"]), default="ema")
 @option("--last-step", LAST_STEP, type=click.IntRange(0), metavar="N")
 @option("--every", EVERY, type=click.IntRange(1), default=1, metavar="N")

@@ -21,6 +21,7 @@ from clusterctl.runs.journal import incident_event, launcher_event
 from dashboards.model.samples import Clock, EventSample, Feed, RunOpened, Sample, StepSample
 from dashboards.recording.validation import MOST_RANKS, is_sound
 from trainer.runlog.telemetry import FILE, Event, Record, StepRecord, Tail, decode
+from trainer.runlog.validation import FILE as VALIDATION
 
 
 def steady_clock() -> Clock:
@@ -98,6 +99,7 @@ def incident(line: bytes | str) -> Event | None:
 
 FILES: tuple[tuple[str, str, Callable[[bytes], Record | None]], ...] = (
     (FILE, "telemetry", telemetry_record),
+    (VALIDATION, "telemetry", telemetry_record),
     (JOURNAL, "journal", journal_event),
     (INCIDENTS, "incidents", incident),
 )

@@ -74,6 +74,18 @@ def test_a_measurement_of_an_attempt_that_was_broken_off_does_not_count() -> Non
     assert final_points(records) == kept
 
 
+def test_losses_of_checkpoints_count_unless_their_steps_were_done_again() -> None:
+    def beside(step: int, model: float, sealed_s: float) -> telemetry.Event:
+        data = {"model": {"loss": model}, "checkpoint": f"epoch0-global_step{step}"}
+        return telemetry.Event("validation", "", data, step, sealed_s)
+
+    start = telemetry.Event("start", "", {}, 10, 50.0)
+    records = [measured(0, 1.0), start, beside(30, 0.3, 90.0), beside(20, 0.4, 80.0)]
+    records += [beside(25, 9.0, 40.0), beside(10, 0.5, 30.0), beside(0, 9.0, 20.0)]
+    found = [(point.step, point.model) for point in final_points(records)]
+    assert found == [(0, 1.0), (10, 0.5), (20, 0.4), (30, 0.3)]
+
+
 def test_a_run_without_steps_is_said_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert pictures.main([str(tmp_path)]) == 1
     assert "no recorded step" in capsys.readouterr().err

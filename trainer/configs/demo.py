@@ -9,10 +9,10 @@ dataset = dict(
     cache_decoded_mb=64,  # 2,000 clips are 12 MB: each process decodes a clip once, not every epoch
 )
 
-# Patches of 8 frames of 4 x 4 pixels: a clip is 16 tokens. 1.6 M parameters. STDiT3 tells a token's frame only by its
-# distance to others (RoPE), and 660 steps are too few to learn where a digit is in each: with 4 frames
-# a token and a width of 128, which takes longer, seeds ended between 0.77 and 0.96 digits and 0.82 and
-# 1.00 directions right; with 2 frames of 8 x 8 pixels at 0.45 and 0.50.
+# Patches of 8 frames of 4 x 4 pixels: a clip is 16 tokens. 1.6 M parameters. STDiT3 tells a token's
+# frame only by its distance to others (RoPE), and 660 steps are too few to learn where a digit is in
+# each: with 4 frames a token and a width of 128, which takes longer, seeds ended between 0.77 and
+# 0.96 digits and 0.82 and 1.00 directions right; with 2 frames of 8 x 8 pixels at 0.45 and 0.50.
 model = dict(
     type="STDiT3",
     hidden_size=160,  # with 128 the strokes are blurred: 0.73 digits
@@ -51,8 +51,8 @@ weight_decay = 0.01
 grad_clip = 1.0
 ema_decay = 0.99
 ema_warmup = True
-# 660 steps: 0.98, 1.00, 0.99 digits and 1.00 directions right (seeds 42, 1, 2; 160 videos each); 450
-# steps: 0.70 and 0.83 digits.
+# 660 steps: 0.98, 1.00, 0.99 digits and 1.00 directions right (seeds 42, 1, 2; 160 videos each);
+# 450 steps: 0.70 and 0.83 digits.
 max_steps = 660
 epochs = 1000  # max_steps ends the run
 

@@ -6,27 +6,23 @@ import argparse
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from trainer.command_line import Parser, whole
 from trainer.components import TINY_T5, Parts, build_parts
-from trainer.config import load as configuration
-from trainer.config.load import RUN_CONFIG, Config
+from trainer.config.load import Config
 from trainer.data.features.cache import NETWORK_DTYPES, Features
 from trainer.data.loader.build_loader import NoText, NoVAE
-from trainer.data.manifest.shared import read_once
-from trainer.data.plan.data_plan import plan_for, plan_once
 from trainer.engine.agreement import agreed
 from trainer.engine.base import set_threads
-from trainer.engine.native import NativeEngine
 from trainer.errors import ConfigError, TooManyBadSamples
 from trainer.runlog.output import LOG, configure
 from trainer.runlog.progress import ClipProgress
 from trainer.runlog.validation import Figures
-from trainer.validation.measure import validation_for
+from trainer.validation.of_checkpoints import Ranks, clips_of, measuring
 from trainer.weights import checkpoints
 from trainer.weights.load import load_weights, read_checkpoint
 
@@ -44,12 +40,6 @@ examples
   python -m trainer.evaluate outputs/002-STDiT3 --all --weights ema --json
   python -m trainer.evaluate outputs/002-STDiT3/epoch3-global_step4000 --clips 256
   torchrun --nproc_per_node 8 -m trainer.evaluate outputs/002-STDiT3 --data-path val.csv"""
-
-
-class Ranks(NativeEngine):
-    """Processes that share out microbatches; each has the whole model."""
-
-    forward_is_local: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +73,8 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     chosen = _checkpoints(args)
     run_dir = chosen[0].parent
-    config = _config(run_dir, args)
+    given = {name: getattr(args, name) for name in ("data_path", "clips", "times")}
+    config = measuring(run_dir, **given)
     engine = Ranks()
     engine.setup(config.seed, config.process_group_timeout_s)
     try:
@@ -105,31 +96,12 @@ def _checkpoints(args: argparse.Namespace) -> list[Path]:
     return [newest]
 
 
-def _config(run_dir: Path, args: argparse.Namespace) -> Config:
-    """The run's, which measures now. Raises ConfigError."""
-    config = configuration.load(run_dir / RUN_CONFIG)
-    given = {name: getattr(args, name) for name in ("data_path", "clips", "times")}
-    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    wanted = replace(config.validation, every=1, **changes)
-    if not wanted.share and wanted.data_path is None:
-        text = f"{run_dir} has kept no clips: it has trained on all that it could"
-        raise ConfigError(text, hint="--data-path MANIFEST, of other clips")
-    return replace(config, validation=wanted, compile=False)
-
-
 def _measure(
     config: Config, run_dir: Path, chosen: Sequence[Path], weights: str, engine: Ranks
 ) -> list[Measured]:
     set_threads(config.threads, engine.ranks_on_this_host(), engine.device.type != "cpu")
-    data = config.dataset
-    root = Path(data.root) if data.root else None
-    manifest, _ = read_once(engine, Path(str(data.data_path)), root, data.memory_efficient)
-    plan = plan_for(config, manifest)
-    plan_once(engine, plan, 0, ids=True)
-    features = Features(Path(data.features)) if data.features is not None else None
-    parts = engine.together(lambda: _parts(config, run_dir, features, engine))
-    validation = validation_for(config, parts, engine, plan, features)
-    assert validation is not None
+    parts = engine.together(lambda: _parts(config, run_dir, engine))
+    validation = clips_of(config, parts, engine)
     found = []
     with ClipProgress("evaluating", quiet=engine.rank != 0) as progress:
         validation.prepare(progress)
@@ -146,7 +118,9 @@ def _measure(
     return found
 
 
-def _parts(config: Config, run_dir: Path, features: Features | None, engine: Ranks) -> Parts:
+def _parts(config: Config, run_dir: Path, engine: Ranks) -> Parts:
+    data = config.dataset
+    features = Features(Path(data.features)) if data.features is not None else None
     encoders = (NoVAE(features), NoText(features)) if features is not None else None
     if config.text_encoder.type == "tiny_t5" and not (run_dir / TINY_T5).is_dir():
         raise ConfigError(f"no {TINY_T5} folder in {run_dir}: the model needs its text encoder")

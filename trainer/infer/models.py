@@ -40,25 +40,42 @@ class Models:
 
     def sampler(self, plan: Plan) -> Sampler:
         """For the weights of a plan. Raises CheckpointError, ConfigError and OutOfMemory."""
-        with memory.as_one_sentence(self.device, "the model and its encoders", _LESS):
-            parts = self._built(plan.config, plan.run_dir)
-            wanted = f"{plan.checkpoint} {plan.made_of}"
-            if self._loaded != wanted:
-                self._loaded = ""
-                self._load(plan, parts)
-                self._loaded = wanted
+        ema, partial = plan.options.weights == "ema", plan.options.allow_partial
+        wanted = f"{plan.checkpoint} {plan.made_of}"
+        parts = self.parts(
+            plan.config, plan.run_dir, plan.checkpoint, wanted, ema=ema, partial=partial
+        )
         return Sampler(parts, plan.settings, self.device)
 
-    def warm(self, config: Config, run_dir: Path) -> None:
+    def parts(
+        self,
+        config: Config,
+        run_dir: Path,
+        checkpoint: Path | str,
+        wanted: str,
+        *,
+        ema: bool,
+        partial: bool = False,
+    ) -> Parts:
+        """The model with weights that `wanted` tells from all others. Raises as `sampler`."""
+        with memory.as_one_sentence(self.device, "the model and its encoders", _LESS):
+            parts = self._built(config, run_dir)
+            if self._loaded != wanted:
+                self._loaded = ""
+                self._load(config, parts, checkpoint, ema=ema, partial=partial)
+                self._loaded = wanted
+        return parts
+
+    def warm(self, config: Config, run_dir: Path) -> Parts:
         """Read the encoders that a run needs. Raises as `sampler`."""
         with memory.as_one_sentence(self.device, "the model and its encoders", _LESS):
-            self._built(config, run_dir)
+            return self._built(config, run_dir)
 
     def _built(self, config: Config, run_dir: Path) -> Parts:
         whole = to_dict(config)
         own = str(run_dir) if config.text_encoder.type == "tiny_t5" else ""
         of_encoders = json.dumps([own, *(whole[name] for name in _ENCODERS)])
-        of_parts = json.dumps([of_encoders, {**whole, "sample": None}])
+        of_parts = json.dumps([of_encoders, {**whole, "sample": None, "validation": None}])
         if self._parts is not None and self._of_parts == of_parts:
             return self._parts
         LOG.info("loading the text encoder, the VAE and the model")
@@ -77,14 +94,14 @@ class Models:
         self._of_parts = of_parts
         return self._parts
 
-    def _load(self, plan: Plan, parts: Parts) -> None:
-        config, options = plan.config, plan.options
+    def _load(
+        self, config: Config, parts: Parts, checkpoint: Path | str, *, ema: bool, partial: bool
+    ) -> None:
         is_half = config.dtype == "bf16" and self.device.type == "cuda"
-        ema, partial = options.weights == "ema", options.allow_partial
         with ThreadPoolExecutor(1) as pool:
-            check = pool.submit(self._check, plan.checkpoint)
+            check = pool.submit(self._check, checkpoint)
             try:
-                report = load_into(parts.model, plan.checkpoint, ema=ema, allow_partial=partial)
+                report = load_into(parts.model, checkpoint, ema=ema, allow_partial=partial)
             except (CheckpointError, OSError):
                 check.result()  # which file is damaged says more than what cannot be read
                 raise

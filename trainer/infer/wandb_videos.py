@@ -20,7 +20,8 @@ from trainer.errors import one_line
 from trainer.runlog import samples
 from trainer.runlog.atomic_file import part_of
 from trainer.runlog.json_file import read_object
-from trainer.trackers.wandb_run import FILE, ID
+from trainer.runlog.validation import LOSSES, Figures
+from trainer.trackers.wandb_run import FILE, ID, STEP
 
 CONFIG = "config.json"  # of a run directory
 LOGGED = ".wandb.json"  # in a folder whose videos are in W&B
@@ -114,14 +115,28 @@ def _project(run_dir: Path) -> str | None:
 
 
 def log(run: Any, folder: Path) -> None:
-    """All videos of a folder, once. Raises OSError and ValueError."""
-    found = samples.read(folder)
-    place = f"samples/{found.preset or folder.parent.name}"
-    run.define_metric(f"{place}/step")
-    run.define_metric(f"{place}/*", step_metric=f"{place}/step")
-    run.log({**dict(_media(place, folder, found)), f"{place}/step": found.step})
+    """All videos of a folder, or its losses, once. Raises OSError and ValueError."""
+    if (folder / LOSSES).is_file():
+        run.log(_losses(folder / LOSSES))
+    else:
+        found = samples.read(folder)
+        place = f"samples/{found.preset or folder.parent.name}"
+        run.define_metric(f"{place}/step")
+        run.define_metric(f"{place}/*", step_metric=f"{place}/step")
+        run.log({**dict(_media(place, folder, found)), f"{place}/step": found.step})
     with part_of(folder / LOGGED) as part:
         part.write_text(json.dumps({"schema": 1, "run": str(run.id)}) + "\n")
+
+
+def _losses(path: Path) -> dict[str, float]:
+    """As the training logs its own, at the step of the checkpoint."""
+    event = read_object(path)["event"]
+    found = {STEP: float(event["step"])}
+    for name in ("model", "ema"):
+        if name in event["data"]:
+            flat = Figures.from_json(event["data"][name]).flat()
+            found |= {f"validation/{name}/{key}": loss for key, loss in flat.items()}
+    return found
 
 
 def _media(place: str, folder: Path, found: samples.Samples) -> Iterator[tuple[str, Any]]:

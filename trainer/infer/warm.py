@@ -10,6 +10,8 @@ repeat:
                                     {"begun": true}, then {"made": ["sample_0000.mp4", ...]}
     {"op": "sheet", "request": R}   contact sheet and index of all       {"sheet": true}
 
+Of a request with a `stamp` the validation loss is measured: one job, `losses.json`, no sheet.
+
 The first line out is {"ready": ...}. What fails is {"error": sentence, "hint": ..., "kind": name of
 the exception}. It ends with its stdin, also in the middle of a video: files appear whole.
 """
@@ -46,9 +48,11 @@ from trainer.device import choose_device  # noqa: E402
 from trainer.engine.base import set_threads  # noqa: E402
 from trainer.infer import files  # noqa: E402
 from trainer.infer.lengths import LENGTHS  # noqa: E402
+from trainer.infer.losses import Losses  # noqa: E402
 from trainer.infer.models import Models, without_compiling  # noqa: E402
 from trainer.infer.prepare import Options, Plan, prepare  # noqa: E402
 from trainer.infer.run import draw, make, unfinished, write_index  # noqa: E402
+from trainer.runlog.validation import LOSSES  # noqa: E402
 
 Say = Callable[[Mapping[str, Any]], None]
 _LEAST_SIDE = 128  # pixels of a video of the run's own size: smaller ones are enlarged
@@ -63,12 +67,17 @@ def main() -> int:
     is_gpu = device.type == "cuda"
     name = torch.cuda.get_device_name(device) if is_gpu else "cpu"
     models = Models(device, checked=True)
+    losses = Losses(models)
     say({"ready": name})
     while True:
         order = orders.get()
         about = {"id": order["id"]}
         try:
-            _OPERATIONS[order["op"]](order, models, partial(_say_of, say, order["id"]))
+            answer = partial(_say_of, say, order["id"])
+            if "stamp" in order["request"] and order["op"] != "warm":
+                _OF_LOSSES[order["op"]](order, losses, answer)
+            else:
+                _OPERATIONS[order["op"]](order, models, answer)
         except TrainerError as error:
             say({**about, "error": str(error), "hint": error.hint, "kind": type(error).__name__})
         except Exception as error:  # noqa: BLE001 - border of a request: it becomes its answer
@@ -193,7 +202,22 @@ def _sheet(order: Mapping[str, Any], models: Models, say: Say) -> None:
     say({"sheet": True})
 
 
+def _look_at_losses(order: Mapping[str, Any], losses: Losses, say: Say) -> None:
+    job = {"file": LOSSES, "index": 0, "finished": losses.is_finished(order["request"])}
+    say({"look": {"batch_size": 1, "jobs": [job]}})
+
+
+def _measure(order: Mapping[str, Any], losses: Losses, say: Say) -> None:
+    losses.measure(order["request"], lambda: say({"begun": True}))
+    say({"made": [LOSSES]})
+
+
+def _no_sheet(order: Mapping[str, Any], losses: Losses, say: Say) -> None:
+    say({"sheet": False})
+
+
 _OPERATIONS = {"warm": _warm, "look": _look, "make": _make, "sheet": _sheet}
+_OF_LOSSES = {"look": _look_at_losses, "make": _measure, "sheet": _no_sheet}
 
 if __name__ == "__main__":
     sys.exit(main())

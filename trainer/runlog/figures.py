@@ -145,7 +145,8 @@ class StepRecord:
         panel="Update ratio and EMA gap",
     )
     ema_gap: float | None = figure(
-        "norm of weights minus average (EMA) over that of the weights; every `log_every` steps, at least 10",
+        "norm of weights minus average (EMA) over that of the weights; every `log_every` steps, "
+        "at least 10",
         "ema_gap",
         default=None,
         unit="sci",

@@ -110,9 +110,9 @@ class Tail:
         return [record for record in map(self._decode, lines) if record is not None]
 
 
-def read(run_dir: Path) -> Iterator[Record]:
-    """All records of a run directory."""
-    yield from Tail(run_dir / FILE).poll()
+def read(run_dir: Path, name: str = FILE) -> Iterator[Record]:
+    """All records of a file of a run directory."""
+    yield from Tail(run_dir / name).poll()
 
 
 def starts(run_dir: Path) -> int:

@@ -1,4 +1,8 @@
-"""The event `validation`: losses of clips never trained on, by bucket and by time. Pure."""
+"""The event `validation`: losses of clips never trained on, by bucket and by time. Pure.
+
+The training writes it into its telemetry; `clusterctl serve --validate` writes those that it
+measures of checkpoints into a file of its own, `FILE`, whose events are as old as their checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,8 @@ from typing import Any
 from trainer.runlog.telemetry import Event, Record
 
 NAME = "validation"
+FILE = "validation.jsonl"  # of a run directory, beside telemetry.jsonl
+LOSSES = "losses.json"  # of a checkpoint, in the place of its videos
 Losses = dict[int, tuple[str, list[list[float]]]]  # by microbatch: bucket, [clip][time]
 
 
@@ -33,6 +39,12 @@ class Figures:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+    @classmethod
+    def from_json(cls, found: dict[str, Any]) -> Figures:
+        """Raises KeyError and TypeError for anything else."""
+        buckets = {name: OfBucket(**one) for name, one in found["buckets"].items()}
+        return cls(found["clips"], found["loss"], found["times"], buckets)
 
     def flat(self) -> dict[str, float]:
         """`loss`, and of each bucket its loss and those by time, under names for trackers."""
@@ -60,6 +72,18 @@ def _mean(rows: list[list[float]], bands: int) -> OfBucket:
     return OfBucket(len(rows), math.fsum(means) / bands, means)
 
 
+def event_of(
+    step: int, model: Figures, ema: Figures | None, seconds: float, time_s: float, **more: Any
+) -> Event:
+    """Of a model's weights and of their average."""
+    of_average = f" (averaged weights {ema.loss:.4f})" if ema is not None else ""
+    count = f"{model.clips} clips at {len(model.times)} times"
+    text = f"loss {model.loss:.4f}{of_average}, {count}, {seconds:.1f} s"
+    sets = {"model": model} | ({"ema": ema} if ema is not None else {})
+    data = {name: one.to_json() for name, one in sets.items()}
+    return Event(NAME, text, {**more, "seconds": seconds, **data}, step, time_s)
+
+
 @dataclass(frozen=True, slots=True)
 class Point:
     """Losses after a step, as others read them from a run's events."""
@@ -81,17 +105,47 @@ def point_of(event: Event) -> Point | None:
     return Point(event.step, model, ema, clips if type(clips) is int else 0)
 
 
-def final_points(records: Iterable[Record]) -> list[Point]:
+def is_of_checkpoint(event: Event) -> bool:
+    """Measured beside the training: it comes later than its step, in any order."""
+    return "checkpoint" in event.data
+
+
+class Points:
     """Those that count, by step: what comes after the step at which a run starts again does not."""
-    found: dict[int, Point] = {}
+
+    def __init__(self) -> None:
+        self._own: dict[int, Point] = {}
+        self._beside: list[tuple[Point, float]] = []  # with the time of their checkpoint
+        self._starts: list[tuple[int, float]] = []  # step and time
+
+    def take(self, event: Event) -> None:
+        """Events of one file in their order."""
+        if (point := point_of(event)) is not None:
+            if is_of_checkpoint(event):
+                self._beside.append((point, event.time_s))
+            else:
+                self._own[point.step] = point
+        elif event.name == "start" and type(event.step) is int:
+            self._starts.append((event.step, event.time_s))
+            self._own = {step: one for step, one in self._own.items() if step <= event.step}
+
+    def final(self) -> dict[int, Point]:
+        """By step, rising. The training's own come before others of the same step."""
+        found = {}
+        for point, sealed_s in self._beside:
+            if not any(step < point.step and sealed_s < at_s for step, at_s in self._starts):
+                found[point.step] = point
+        found |= self._own
+        return {step: found[step] for step in sorted(found)}
+
+
+def final_points(records: Iterable[Record]) -> list[Point]:
+    """Of the events of a run's files, in the order of each."""
+    points = Points()
     for record in records:
-        if not isinstance(record, Event):
-            continue
-        if (point := point_of(record)) is not None:
-            found[point.step] = point
-        elif record.name == "start" and type(record.step) is int:
-            found = {step: one for step, one in found.items() if step <= record.step}
-    return [found[step] for step in sorted(found)]
+        if isinstance(record, Event):
+            points.take(record)
+    return list(points.final().values())
 
 
 def _loss(found: Any) -> float | None:

@@ -66,7 +66,8 @@ class Validation:
         plan: HeldOutPlan,
         features: Features | None = None,
     ) -> None:
-        self._dataset, self._parts, self._engine = config.dataset, parts, engine
+        self._dataset, self._engine = config.dataset, engine
+        self._vae, self._text, self._flow = parts.vae, parts.text, parts.flow
         self._plan, self._features, self._compiled = plan, features, config.compile
         steps, bands = config.scheduler.num_timesteps, config.validation.times
         self.times = [(band + 0.5) * steps / bands for band in range(bands)]
@@ -129,7 +130,7 @@ class Validation:
             noises = [_noise(clip, number, z_BCTHW.shape[1:]) for clip in one.ids]
             noise_BCTHW = torch.stack(noises).to(z_BCTHW)
             t_B = torch.full((len(z_BCTHW),), time, device=device)
-            losses_B = self._parts.flow.training_losses(
+            losses_B = self._flow.training_losses(
                 model, z_BCTHW, conditions, t=t_B, noise=noise_BCTHW
             )
             columns.append(losses_B)
@@ -176,7 +177,7 @@ class Validation:
         device = self._engine.device
         with random_numbers_kept(device):
             torch.manual_seed(seed_of(*ids))
-            z_BCTHW, conditions = encode(self._parts.vae, self._parts.text, device, batch)
+            z_BCTHW, conditions = encode(self._vae, self._text, device, batch)
         on_host = {name: value.cpu() for name, value in conditions.items()}
         return _Encoded(index, task.bucket.name, ids, is_read, z_BCTHW.cpu(), on_host)
 

@@ -312,3 +312,16 @@ def test_validation_losses_of_steps_that_are_done_again_do_not_count(tmp_path: P
     with (run_dir / "telemetry.jsonl").open("a") as file:
         file.write(f"{encode(Event('start', 'x', {}, 60, 9.0))}\n")
     assert list(read(run_dir).validations) == [50]
+
+
+def test_validation_losses_measured_beside_the_run_count(tmp_path: Path) -> None:
+    run_dir = measured(write(tmp_path / "a", steps(100, 1), end=""), (50, 1.0, 0.9))
+    beside = [(50, 9.0), (90, 0.7)]
+    lines = [
+        Event("validation", "x", {"model": {"loss": loss}, "checkpoint": "x"}, step, 9e9)
+        for step, loss in beside
+    ]
+    text = "".join(f"{encode(line)}\n" for line in lines)
+    (run_dir / "validation.jsonl").write_text(text + "torn")
+    found = read(run_dir).validations
+    assert {step: point.model for step, point in found.items()} == {50: 1.0, 90: 0.7}

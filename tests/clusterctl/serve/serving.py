@@ -19,6 +19,8 @@ DEFAULTS: dict[str, Any] = {
     "names": (),
     "presets": None,
     "prompts": None,
+    "validate": False,
+    "no_videos": False,
     "weights": "ema",
     "last_step": None,
     "every": 1,

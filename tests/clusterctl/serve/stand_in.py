@@ -46,6 +46,19 @@ for line in sys.stdin:
         say(error=error, hint=None, kind=kind, **about)
     elif not os.path.isfile(os.path.join(checkpoint, "manifest.json")):
         say(error="there is no checkpoint at " + checkpoint, hint=None, kind="PathError", **about)
+    elif op == "look" and "stamp" in request:
+        say(look=dict(batch_size=1, jobs=[dict(file="losses.json", index=0, finished=False)]), **about)
+    elif op == "make" and "stamp" in request:
+        os.makedirs(request["save_dir"], exist_ok=True)
+        say(begun=True, **about)
+        step = int(request["checkpoint"].rpartition("step")[2])
+        losses = dict(model=dict(clips=4, loss=1.0 / step), ema=dict(clips=4, loss=0.5 / step))
+        event = dict(name="validation", text="loss of step %d" % step, step=step,
+                     time_s=request["sealed_s"], data=dict(losses, checkpoint=request["checkpoint"]))
+        write(request, "losses.json", json.dumps(dict(schema=1, stamp=request["stamp"], event=event)))
+        say(made=["losses.json"], **about)
+    elif op == "sheet" and "stamp" in request:
+        say(sheet=False, **about)
     elif op == "look":
         say(look=dict(batch_size=2, jobs=jobs(request)), **about)
     elif op == "make":

@@ -50,6 +50,22 @@ def test_what_a_run_that_went_back_has_measured_does_not_count() -> None:
     assert known(at_20, start(10)) is None
 
 
+def beside(step: int, sealed_s: float) -> Event:
+    """As `clusterctl serve --validate` measures a checkpoint."""
+    data = {"model": {"loss": 0.7}, "checkpoint": f"epoch0-global_step{step}"}
+    return Event("validation", "loss …", data, step, sealed_s)
+
+
+def test_what_is_measured_beside_the_run_comes_in_any_order() -> None:
+    own = validation(20, {"loss": 0.8})
+    assert known(own, beside(30, 5.0), beside(10, 3.0)) == Point(30, 0.7, None)
+    assert known(own, beside(20, 4.0)) == Point(20, 0.8, None)
+    went_back = start(10)  # at 6.0
+    assert known(went_back, beside(20, 5.0)) is None
+    assert known(went_back, beside(20, 7.0)) == Point(20, 0.7, None)
+    assert known(went_back, beside(10, 5.0)) == Point(10, 0.7, None)
+
+
 @pytest.mark.parametrize(
     "model", [None, {}, {"loss": None}, {"loss": math.nan}, {"loss": True}, {"loss": "0.5"}, [1]]
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from trainer.infer import wandb_videos
 from trainer.infer.wandb_videos import NotLogged, log, open_run
-from trainer.runlog import samples
+from trainer.runlog import samples, validation
 
 
 class Stub:
@@ -113,3 +114,20 @@ def test_without_wandb_it_says_so(run_dir: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(NotLogged, match="W&B is not installed"):
         open_run(run_dir, "")
+
+
+def test_losses_are_logged_as_the_training_logs_its_own(run_dir: Path) -> None:
+    figures = validation.figures_of({0: ("16px 8f", [[0.5, 0.25]])}, [250.0, 750.0])
+    event = validation.event_of(10, figures, figures, 1.5, 5.0, checkpoint="epoch0-global_step10")
+    folder = run_dir / "samples/validation/epoch0-global_step10"
+    folder.mkdir(parents=True)
+    (folder / validation.LOSSES).write_text(json.dumps({"event": asdict(event)}))
+    run = Stub("").init(id="abc123")
+    logged: list[dict[str, float]] = []
+    run.log = logged.append
+    log(run, folder)
+    (found,) = logged
+    assert found["global_step"] == 10
+    assert found["validation/model/loss"] == found["validation/ema/loss"] == 0.375
+    assert found["validation/ema/16px 8f/t750"] == 0.25
+    assert json.loads((folder / ".wandb.json").read_text())["run"] == "abc123"

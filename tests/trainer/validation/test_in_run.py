@@ -9,10 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.trainer import ranks
 from tests.trainer.ranks import TINY, Done
 from trainer.data.digits import main as render
+from trainer.infer.losses import Losses
+from trainer.infer.models import Models
+from trainer.runlog.json_file import read_object
 from trainer.runlog.telemetry import Event, StepRecord, read
 from trainer.weights.load import read_weights
 
@@ -174,6 +178,28 @@ def test_a_checkpoint_is_evaluated_as_in_its_run(runs: Runs) -> None:
     for (step, name), one in found.items():
         own = runs.measured("on")[step][name]
         assert {key: one[key] for key in own} == own
+
+
+def test_so_it_is_beside_the_run(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a sampler of `clusterctl serve --validate` measures it."""
+    alone = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "MASTER_ADDR": "x", "MASTER_PORT": 1}
+    for name, value in alone.items():
+        monkeypatch.setenv(name, str(value))
+    run, losses = runs.folder / "on", Losses(Models(torch.device("cpu"), checked=True))
+    for step in (8, 4):
+        name = f"epoch0-global_step{step}"
+        place = {"save_dir": str(run / "samples/validation" / name), "stamp": "5 9"}
+        request = {"run_dir": str(run), "checkpoint": name, "sealed_s": 5.0, **place}
+        assert not losses.is_finished(request)
+        losses.measure(request, lambda: None)
+        assert losses.is_finished(request)
+        assert not losses.is_finished({**request, "stamp": "another"})
+        event = read_object(run / "samples/validation" / name / "losses.json")["event"]
+        assert (event["step"], event["time_s"], event["data"]["checkpoint"]) == (step, 5.0, name)
+        own = runs.measured("on")[step]
+        assert {key: event["data"][key] for key in ("model", "ema")} == {
+            key: own[key] for key in ("model", "ema")
+        }
 
 
 @pytest.mark.slow
