@@ -10,9 +10,9 @@ dataset = dict(
 )
 
 # Patches of 8 frames of 4 x 4 pixels: a clip is 16 tokens. 1.6 M parameters. STDiT3 tells a token's
-# frame only by its distance to others (RoPE), and 660 steps are too few to learn where a digit is in
-# each: with 4 frames a token and a width of 128, which takes longer, seeds ended between 0.77 and
-# 0.96 digits and 0.82 and 1.00 directions right; with 2 frames of 8 x 8 pixels at 0.45 and 0.50.
+# frame only by its distance to others (RoPE), and 660 steps are too few to learn where a digit is
+# in each: with 4 frames a token and a width of 128, which takes longer, seeds ended between 0.77
+# and 0.96 digits and 0.82 and 1.00 directions right; with 2 frames of 8 x 8 pixels at 0.45, 0.50.
 model = dict(
     type="STDiT3",
     hidden_size=160,  # with 128 the strokes are blurred: 0.73 digits
