@@ -10,8 +10,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from trainer.config.load import Config
 from trainer.errors import TooManyBadSamples
 from trainer.infer.models import Models
@@ -70,7 +68,6 @@ class Losses:
         if self._clips is None or self._clips[:2] != (config, run_dir):
             self._clips = None
             parts = self._models.warm(config, run_dir)
-            torch.manual_seed(config.seed)
             validation = clips_of(config, parts, Ranks())
             validation.prepare()
             self._clips = config, run_dir, validation
