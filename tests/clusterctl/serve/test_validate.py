@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import UsageError
+from clusterctl.transport.loopback.nodes import LoopbackCluster
 from tests.clusterctl.serve import stand_in
 from tests.clusterctl.serve.serving import command, serve, videos
 from trainer.runlog import telemetry, validation
@@ -96,3 +97,23 @@ def test_no_preset_takes_the_name(tmp_path: Path) -> None:
     presets.write_text("[validation]\nnum_frames = 1\n")
     with pytest.raises(UsageError, match="no preset can be called validation"):
         serve(run, presets=presets)
+
+
+def test_losses_come_back_from_a_node_without_the_runs_folder(tmp_path: Path) -> None:
+    python = stand_in.make(tmp_path)
+    run = make_run(tmp_path / "far/007-run", (10,))
+    near = tmp_path / "near"
+    with LoopbackCluster(["n1", "n2"], tmp_path / "nodes", {"HOME": str(tmp_path)}) as nodes:
+        options = {"nodes": nodes.hostfile, "only": "n2", "copies": near, "python": str(python)}
+        options |= {"validate": True, "no_videos": True}
+        assert serve(f"n1:{run}", **options) == 0
+        assert losses(near / "n1-007-run") == {10: 0.1}
+        # Another checkpoint takes the name: what an earlier server has fetched is not its own.
+        manifest = run / "epoch0-global_step10/manifest.json"
+        os.utime(manifest, (manifest.stat().st_mtime + 100, manifest.stat().st_mtime + 100))
+        assert serve(f"n1:{run}", **options) == 0
+    assert [Path(line).name for line in stand_in.made(tmp_path)] == ["losses.json"] * 2
+    events = list(telemetry.read(near / "n1-007-run", validation.FILE))
+    assert [event.time_s for event in events] == [
+        pytest.approx(events[0].time_s + d) for d in (0, 100)
+    ]
