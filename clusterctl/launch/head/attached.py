@@ -24,7 +24,6 @@ from clusterctl.launch.head.link import Link
 from clusterctl.launch.progress import Progress
 from clusterctl.launch.state import RunResult, RunState
 from clusterctl.output import Output
-from clusterctl.signal_handlers import handled_by
 
 TICK_S = 0.2
 SILENT_S = 30.0  # it says something twice a second once its nodes are connected
@@ -33,39 +32,39 @@ QUESTION = "[d]etach (it trains on), [s]top (it saves), [c]ancel (keep watching)
 STOPPING = "stopping on all nodes; once more to kill at once"
 
 
-def follow(link: Link, run_dir: Path, output: Output) -> RunResult | None:
+def follow(link: Link, run_dir: Path, output: Output, signals: list[int]) -> RunResult | None:
     """Show the run until it ends, or until the user detaches: then None.
 
-    Raises `CouldNotFindOut` when its supervisor ends without a result.
+    `signals` are those of this process, to which the caller's handler adds. Raises
+    `CouldNotFindOut` when its supervisor ends without a result.
     """
-    return _View(link, run_dir, output).run()
+    return _View(link, run_dir, output, signals).run()
 
 
 class _View:
-    def __init__(self, link: Link, run_dir: Path, output: Output) -> None:
+    def __init__(self, link: Link, run_dir: Path, output: Output, signals: list[int]) -> None:
         self._link, self._run_dir, self._output = link, run_dir, output
         self._progress, self._state = Progress(output), RunState()
-        self._signals: list[int] = []  # no Event: two signals at once would take its lock twice
+        self._signals = signals
         self._stops = 0
         self._heard_s: float | None = time.monotonic()  # None once its silence was told
 
     def run(self) -> RunResult | None:
-        with handled_by(lambda number, _: self._signals.append(number)):
-            try:
-                while True:
-                    self._check_silence()
-                    for message in self._link.take(TICK_S):
-                        self._heard_s = time.monotonic()
-                        if message["type"] == "result":
-                            return wire.result_of(message["result"])
-                        self._show(message)
-                    if self._link.ended:
-                        raise self._lost()
-                    if self._signals and self._leaves(self._signals.pop(0)):
-                        return None
-            finally:
-                self._progress.close()
-                self._link.close()
+        try:
+            while True:
+                self._check_silence()
+                for message in self._link.take(TICK_S):
+                    self._heard_s = time.monotonic()
+                    if message["type"] == "result":
+                        return wire.result_of(message["result"])
+                    self._show(message)
+                if self._link.ended:
+                    raise self._lost()
+                if self._signals and self._leaves(self._signals.pop(0)):
+                    return None
+        finally:
+            self._progress.close()
+            self._link.close()
 
     def _show(self, message: dict[str, Any]) -> None:
         if message["type"] == "state":

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from clusterctl.launch.saved_run import SavedRun
 from clusterctl.launch.state import RunResult
 from clusterctl.nodes import counted
 from clusterctl.output import Output
+from clusterctl.signal_handlers import handled_by
 
 STATE_S = 10.0  # for the first word of a supervisor
 
@@ -27,13 +29,24 @@ def begin(run: SavedRun, output: Output, *, detach: bool) -> int:
     _refuse_second(run)
     write_layout(plan.run_dir, plan.run_id, plan.to_json())
     run.write()
-    link = supervisor.start(plan.run_dir, "begin")
-    if detach:
-        about, _ = link.first_state(STATE_S)
-        link.close()
-        _say_detached(output, "launch", about)
-        return 0
-    return _watch(run, link, output, "launch")
+    with _noted() as signals:
+        link = supervisor.start(plan.run_dir, "begin")
+        if detach:
+            about, _ = link.first_state(STATE_S)
+            if not signals:
+                link.close()
+                _say_detached(output, "launch", about)
+                return 0
+        return _watch(run, link, output, "launch", signals)
+
+
+@contextmanager
+def _noted() -> Iterator[list[int]]:
+    """Signals for the view to answer, also those that come before it: at a Ctrl-C the supervisor
+    that is being started would go on alone."""
+    signals: list[int] = []  # no Event: two signals at once would take its lock twice
+    with handled_by(lambda number, _: signals.append(number)):
+        yield signals
 
 
 def _refuse_second(run: SavedRun) -> None:
@@ -56,7 +69,8 @@ def _refuse_second(run: SavedRun) -> None:
 def attach(run_dir: Path, output: Output) -> int:
     """Show a run that goes on; where its supervisor has gone, a new one takes over."""
     run = saved_run.read(run_dir)
-    return _watch(run, connect(run), output, "attach")
+    with _noted() as signals:
+        return _watch(run, connect(run), output, "attach", signals)
 
 
 def connect(run: SavedRun) -> Link:
@@ -76,10 +90,10 @@ def connect(run: SavedRun) -> Link:
         raise UsageError(text, hint="kill it, then attach again: the ranks go on") from None
 
 
-def _watch(run: SavedRun, link: Link, output: Output, command: str) -> int:
+def _watch(run: SavedRun, link: Link, output: Output, command: str, signals: list[int]) -> int:
     run_dir = run.plan.run_dir
     about = {"run_id": run.plan.run_id, "run_dir": str(run_dir)}
-    result = follow(link, run_dir, output)
+    result = follow(link, run_dir, output, signals)
     if result is None:
         _say_detached(output, command, about)
         return 0

@@ -45,6 +45,7 @@ def start(run_dir: Path, word: str) -> Link:
             if child.poll() is not None:
                 break
         time.sleep(0.05)
+    child.terminate()  # one that comes later would begin the run all the same
     why = last_words(run_dir / LOG)
     raise CouldNotFindOut(f"the run has no supervisor: {why}", hint=f"see {run_dir / LOG}")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -56,6 +55,21 @@ def test_run_that_is_left_goes_on_and_another_view_stops_it(user: User) -> None:
     view.wait_for("nothing of it is left running on 2 nodes")
     assert view.process.wait(20) == 130
     assert tagged(run_id) == []
+
+
+def test_ctrl_c_while_the_supervisor_starts_stops_it_too(user: User) -> None:
+    """It would go on alone, and begin a run that nobody asked for any more."""
+    user.program("import time\nprint('up', flush=True)\ntime.sleep(60)\n")
+    terminal = Terminal(user.start, *SHORT)
+    wait_until((user.run_dir / attached.LOG).exists, 20)
+    terminal.type(b"\x03")
+    terminal.wait_for(QUESTION)
+    terminal.type(b"s")
+    terminal.wait_for("nothing of it is left running on 2 nodes")
+    assert terminal.process.wait(20) == 130
+    plan = json.loads((user.run_dir / "plan.json").read_text())
+    assert tagged(plan["run_id"]) == []
+    assert owner.find(user.run_dir) is None
 
 
 def test_second_launch_of_a_job_is_refused_also_between_two_attempts(user: User) -> None:
@@ -198,10 +212,9 @@ def test_view_of_a_supervisor_that_is_stopped_says_so(user: User, monkeypatch, c
     supervisor = owner.find(user.run_dir).pid
     os.kill(supervisor, signal.SIGSTOP)
     monkeypatch.setattr(attached, "SILENT_S", 0.5)
-    monkeypatch.setattr(attached, "handled_by", lambda handler: contextlib.nullcontext())
     link = Link(owner.socket_path(run_id))
     view = threading.Thread(
-        target=attached.follow, args=(link, user.run_dir, Output()), daemon=True
+        target=attached.follow, args=(link, user.run_dir, Output(), []), daemon=True
     )
     view.start()
     said = ""
