@@ -44,10 +44,11 @@ format: venv
 
 # Real processes on a busy machine can miss a deadline: what failed beside other tests runs once more,
 # alone, and both results stand in the output. Wrong code fails twice.
+# No worker is replaced: behind one that has crashed pytest-xdist waits for ever in this order of tests.
 # Bytecode is kept whatever the environment says: each worker loads all tests, in 9 CPU s instead of 17.
 test: export PYTHONDONTWRITEBYTECODE =
 test: lint
-	$(py) -m pytest -n $(workers) --dist loadfile --no-loadscope-reorder --max-worker-restart 2 $(tests) || { [ $$? = 1 ] && \
+	$(py) -m pytest -n $(workers) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(tests) || { [ $$? = 1 ] && \
 	  echo "failed beside other tests; once more, alone:" && \
 	  $(py) -m pytest --last-failed --last-failed-no-failures none --maxfail 6 $(tests); }
 

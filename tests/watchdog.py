@@ -3,7 +3,7 @@
 pytest-timeout raises in the main thread as soon as that runs Python code again; a call into C that
 does not return, and threads that keep a process alive behind its last test, are out of its reach.
 The watchdog of faulthandler is a thread in C: it writes all stacks to stderr and ends the process.
-pytest-xdist then names the test, starts another process and goes on.
+pytest-xdist then names the test.
 """
 
 from __future__ import annotations
