@@ -84,8 +84,7 @@ class Journal:
         self.event(event.name, event.text, step=step, **event.data)
         sets = {"model": found} | ({"ema": averaged} if averaged is not None else {})
         for name, one in sets.items():
-            losses = {f"validation/{name}/{key}": loss for key, loss in one.flat().items()}
-            self._track(step, losses)
+            self._track(step, one.tracked(name))
             self._last[f"final_validation_{name}"] = one.loss
 
     def _track(self, step: int, figures: Mapping[str, float]) -> None:

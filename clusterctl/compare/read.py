@@ -186,9 +186,10 @@ class _Reader:
 
     def _event(self, line: bytes) -> None:
         event = decode(line)
-        if isinstance(event, Event):
-            self.validations.take(event)
-        if not isinstance(event, Event) or event.name not in _MARKS:
+        if not isinstance(event, Event):
+            return
+        self.validations.take(event)
+        if event.name not in _MARKS:
             return
         if event.step is not None and type(event.step) is not int:
             self.unread += 1

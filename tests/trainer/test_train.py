@@ -63,7 +63,7 @@ def test_a_run_started_as_a_file_is_stopped_by_sigterm_and_leaves_a_checkpoint(
         process.wait(10)
     records = list(read(run_dir))
     last = [r for r in records if isinstance(r, StepRecord)][-1].step
-    # A tracker that takes long is told of whenever that is known.
+    # A tracker that takes long is reported as soon as that is known.
     events = [r.name for r in records if isinstance(r, Event) and r.name != "tracking"]
     assert events.index("loss") < events.index("start")
     assert events[-2:] == ["checkpoint", "stopped"]

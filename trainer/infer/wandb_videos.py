@@ -134,8 +134,7 @@ def _losses(path: Path) -> dict[str, float]:
     found = {STEP: float(event["step"])}
     for name in ("model", "ema"):
         if name in event["data"]:
-            flat = Figures.from_json(event["data"][name]).flat()
-            found |= {f"validation/{name}/{key}": loss for key, loss in flat.items()}
+            found |= Figures.from_json(event["data"][name]).tracked(name)
     return found
 
 

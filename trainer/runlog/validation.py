@@ -46,14 +46,15 @@ class Figures:
         buckets = {name: OfBucket(**one) for name, one in found["buckets"].items()}
         return cls(found["clips"], found["loss"], found["times"], buckets)
 
-    def flat(self) -> dict[str, float]:
-        """`loss`, and of each bucket its loss and those by time, under names for trackers."""
+    def tracked(self, weights: str) -> dict[str, float]:
+        """`loss`, and of each bucket its loss and those by time, as trackers name those of
+        `weights` (model or ema)."""
         found = {"loss": self.loss}
         for name, one in self.buckets.items():
             found[f"{name}/loss"] = one.loss
             bands = zip(self.times, one.bands, strict=True)
             found |= {f"{name}/t{time:g}": loss for time, loss in bands}
-        return found
+        return {f"{NAME}/{weights}/{name}": loss for name, loss in found.items()}
 
 
 def figures_of(losses: Losses, times: list[float]) -> Figures:

@@ -122,5 +122,5 @@ def test_the_command_measures_encoders_in_their_own_processes(
     assert [part["result"] for part in row["encoders"].values()] == ["measured", "measured"]
     assert sum(part["share_of_step"] for part in row["encoders"].values()) < 1
     told = [line.split(", ")[-1] for line in said.err.splitlines()]
-    # A step that takes long is told of, too.
+    # A step that takes long has a line of its own.
     assert [one for one in told if ": step " not in one] == ["ours", "vae", "text"]
