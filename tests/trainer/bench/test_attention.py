@@ -56,7 +56,7 @@ def test_shapes_are_read_as_they_are_named() -> None:
     shapes = read_shapes(config, names)
     assert [shape.name for shape in shapes] == names
     assert [shape.keys for shape in shapes] == [920, 20]
-    assert (shapes[0].heads, shapes[0].width) == (8, 16)
+    assert (shapes[0].heads, shapes[0].width) == (8, 20)  # 160 wide
 
 
 @pytest.mark.parametrize(
