@@ -67,7 +67,7 @@ lab-tools:
 
 # Each also alone: make bench-save. Exit code 3: something is missing here, and the program names it.
 # save comes last: where a limit is not met it fails, and what follows would not run.
-benches := fanout supervise why payloads preflight ras sampler tables decoder features model top demo save serve
+benches := fanout supervise why payloads preflight ras sampler tables decoder features model top demo serve followed save
 .PHONY: $(benches:%=bench-%)
 bench: $(benches:%=bench-%)
 $(benches:%=bench-%): bench-%: venv

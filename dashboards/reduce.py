@@ -27,7 +27,7 @@ from dashboards.model.table import fleet_row
 from dashboards.model.usage_totals import after_reading
 from trainer.runlog import slow_ranks
 from trainer.runlog.telemetry import Event
-from trainer.runlog.validation import Point, is_of_checkpoint, point_of
+from trainer.runlog.validation import Point, is_of_checkpoint, is_superseded, point_of
 
 RECENT_STEPS = 600
 RECENT_EVENTS = 200
@@ -205,9 +205,9 @@ def _validated(run: RunState, event: Event) -> Point | None:
     if point is None or not is_of_checkpoint(event):
         return point or known
     # Beside the training they come in any order, also after a start that went back behind them.
-    for start in run.steps.starts:
-        if start.after is not None and start.after < point.step and event.time_s < start.began_s:
-            return known
+    starts = [(one.after, one.began_s) for one in run.steps.starts if one.after is not None]
+    if is_superseded(point, event.time_s, starts):
+        return known
     return point if known is None or known.step < point.step else known
 
 

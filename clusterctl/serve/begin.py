@@ -30,7 +30,7 @@ from clusterctl.serve.server import Follow, Plan, serve
 from clusterctl.serve.source import LocalRun, Source
 from clusterctl.serve.wandb import VideoLog
 from clusterctl.serve.wanted import Choice
-from clusterctl.serve.work import DONE, Folder, LossFolder
+from clusterctl.serve.work import DONE, Folder
 from clusterctl.settings import Settings
 from clusterctl.signal_handlers import handled_by
 from clusterctl.transport.base import Limits
@@ -194,7 +194,7 @@ def _serve(
     def finished(folder: Folder, claims: Claims, *, is_new: bool) -> None:
         place = folder.source.folder
         try:
-            if is_new and not isinstance(folder, LossFolder):
+            if is_new and folder.has_videos:
                 on_finished(place)
             log = logs.get(place)
             if log is None or not log.add(folder.path, claims):
@@ -252,6 +252,6 @@ def _rows(plan: Plan, one: Follow) -> list[tuple[str, int, str, str, int]]:
     for sealed in plan.choice.of(source.sealed or []):
         for folder in one.folders_of(sealed, plan.weights):
             state = DONE if folder.is_served() else "to make"
-            count = 0 if isinstance(folder, LossFolder) else len(folder.prompts)
+            count = len(folder.prompts) if folder.has_videos else 0
             found.append((sealed.name, sealed.step, folder.preset.name, state, count))
     return found

@@ -10,7 +10,7 @@ from clusterctl.nodes import counted
 from clusterctl.output import Live, Output, clock
 from clusterctl.serve.presets import LOSS
 from clusterctl.serve.source import Source
-from clusterctl.serve.work import OPEN, Folder, LossFolder
+from clusterctl.serve.work import OPEN, Folder
 
 PROGRESS_S = 0.5
 
@@ -67,11 +67,8 @@ class Events:
         self._emit("begun", text, "dim", **_facts(folder), after_seal_s=round(after_s, 3))
 
     def finished(self, folder: Folder) -> None:
-        facts = {**_facts(folder), "videos": folder.total, "made": folder.made}
-        if isinstance(folder, LossFolder):
-            facts = {**_facts(folder), "text": folder.contents}
         if self._output.json:
-            self._document("finished", **facts)
+            self._document("finished", **_facts(folder), **folder.results())
             return
         self._live.clear()
         made = folder.contents
@@ -101,10 +98,7 @@ class Events:
         self._shown_s = time.monotonic()
         for folder in sorted(folders, key=lambda one: -one.sealed.sealed_s):
             if folder.state == OPEN:
-                left = sum(len(unit.files) for unit in folder.units)
-                done = f"{folder.total - left} of {folder.total} videos"
-                is_loss = isinstance(folder, LossFolder)
-                self._live.show(f"{_of(folder)}: {'measuring' if is_loss else done}")
+                self._live.show(f"{_of(folder)}: {folder.progress}")
                 return
         ready = "waiting for a sampler" if not samplers else "all is made; waiting for checkpoints"
         self._live.show(ready)

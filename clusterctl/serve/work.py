@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from clusterctl.nodes import counted
 from clusterctl.serve.presets import LOSS, Preset
@@ -47,6 +47,7 @@ class Unit:
 class Folder:
     """Videos of one checkpoint and preset."""
 
+    has_videos: ClassVar[bool] = True
     source: Source
     sealed: Sealed
     preset: Preset
@@ -72,6 +73,15 @@ class Folder:
     def contents(self) -> str:
         """Of a folder that is complete, in words."""
         return counted(self.total, "video")
+
+    @property
+    def progress(self) -> str:
+        left = sum(len(unit.files) for unit in self.units)
+        return f"{self.total - left} of {counted(self.total, 'video')}"
+
+    def results(self) -> dict[str, Any]:
+        """Of a folder that is complete."""
+        return {"videos": self.total, "made": self.made}
 
     @property
     def total(self) -> int:
@@ -152,6 +162,8 @@ class Folder:
 class LossFolder(Folder):
     """The validation loss of one checkpoint, of its weights and their average: one file."""
 
+    has_videos = False
+
     def __init__(self, source: Source, sealed: Sealed) -> None:
         super().__init__(source, sealed, LOSS, (LOSS.name,), "both", {})
 
@@ -162,6 +174,13 @@ class LossFolder(Folder):
     @property
     def contents(self) -> str:
         return str(self._event()["text"])
+
+    @property
+    def progress(self) -> str:
+        return "measuring"
+
+    def results(self) -> dict[str, Any]:
+        return {"text": self.contents}
 
     @property
     def total(self) -> int:

@@ -36,6 +36,10 @@ ROWS = {
         "encode: ", "on the fly: ", "from cache: ", "from the cache a step takes ",
         "decoding and encoding together: ",
     ),
+    "followed": (
+        "pair 1: ", "followed / alone, means: ", "followed / alone, medians: ",
+        "CPU of the training's node for the server: ",
+    ),
     "model": ("ours ", "plain ", "products ", "plain / ours: ", "GFLOP/s", "where ours goes: "),
     "payloads": (
         "gpus ", "launch's census ", "preflight's census ", "clock ", "kill, look ", "stop, look ",
@@ -116,8 +120,8 @@ def forking(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, st
 
 @pytest.mark.timeout(LIMIT_S + 60)
 # The demo itself runs whole in tests/clusterctl/test_demo.py; its benchmark is two minutes more, that
-# of the model one, those of features and top half of one, that of serve imports torch twice.
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if name in ("demo", "features", "model", "serve", "top") else []) for name in ROWS])  # fmt: skip
+# of the model one, those of features and top half of one, those of serve and followed import torch.
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if name in ("demo", "features", "followed", "model", "serve", "top") else []) for name in ROWS])  # fmt: skip
 def test_tiny_run_prints_all_rows(
     name: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -111,6 +111,12 @@ def is_of_checkpoint(event: Event) -> bool:
     return "checkpoint" in event.data
 
 
+def is_superseded(point: Point, sealed_s: float, starts: Iterable[tuple[int, float]]) -> bool:
+    """Whether a run went back behind a point's checkpoint, which was sealed at that time, by one of
+    its starts: (step after which it goes on, unix time)."""
+    return any(step < point.step and sealed_s < at_s for step, at_s in starts)
+
+
 class Points:
     """Those that count, by step: what comes after the step at which a run starts again does not."""
 
@@ -134,7 +140,7 @@ class Points:
         """By step, rising. The training's own come before others of the same step."""
         found = {}
         for point, sealed_s in self._beside:
-            if not any(step < point.step and sealed_s < at_s for step, at_s in self._starts):
+            if not is_superseded(point, sealed_s, self._starts):
                 found[point.step] = point
         found |= self._own
         return {step: found[step] for step in sorted(found)}
