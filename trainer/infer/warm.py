@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainer.allocator import use_expandable_segments
 from trainer.command_line import TRAINING, require
@@ -48,11 +48,13 @@ from trainer.device import choose_device  # noqa: E402
 from trainer.engine.base import set_threads  # noqa: E402
 from trainer.infer import files  # noqa: E402
 from trainer.infer.lengths import LENGTHS  # noqa: E402
-from trainer.infer.losses import Losses  # noqa: E402
 from trainer.infer.models import Models, without_compiling  # noqa: E402
 from trainer.infer.prepare import Options, Plan, prepare  # noqa: E402
 from trainer.infer.run import draw, make, unfinished, write_index  # noqa: E402
 from trainer.runlog.validation import LOSSES  # noqa: E402
+
+if TYPE_CHECKING:
+    from trainer.infer.losses import Losses
 
 Say = Callable[[Mapping[str, Any]], None]
 _LEAST_SIDE = 128  # pixels of a video of the run's own size: smaller ones are enlarged
@@ -67,7 +69,7 @@ def main() -> int:
     is_gpu = device.type == "cuda"
     name = torch.cuda.get_device_name(device) if is_gpu else "cpu"
     models = Models(device, checked=True)
-    losses = Losses(models)
+    losses = None
     say({"ready": name})
     while True:
         order = orders.get()
@@ -75,6 +77,10 @@ def main() -> int:
         try:
             answer = partial(_say_of, say, order["id"])
             if "stamp" in order["request"] and order["op"] != "warm":
+                if losses is None:
+                    from trainer.infer.losses import Losses  # FSDP comes with it: 0.7 s
+
+                    losses = Losses(models)
                 _OF_LOSSES[order["op"]](order, losses, answer)
             else:
                 _OPERATIONS[order["op"]](order, models, answer)

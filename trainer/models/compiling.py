@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from trainer.errors import EngineError
+from trainer.models.attention import frames
 
 MOST_PROGRAMS = 64  # of blocks, which share one code object; torch's default is 8
 _ADVICE = "set compile = False, or install what is missing"
@@ -39,6 +40,8 @@ def compile_each(blocks: Iterable[nn.Module], backend: str = "inductor") -> None
     From the third shape of a batch on a program is for all sizes. Raises EngineError where the
     compiler is missing; a pass that needs more than MOST_PROGRAMS raises RuntimeError.
     """
+    # Not a decorator: every process that imports the model would import the compiler, for 1 s.
+    torch.compiler.assume_constant_result(frames.has_shared_memory)
     # Above the limit torch goes on uncompiled without a word, or ends in the backward pass of
     # a block that is recomputed (pytorch's CheckpointError: other tensors were saved).
     torch._dynamo.config.recompile_limit = MOST_PROGRAMS

@@ -8,6 +8,8 @@ import importlib.util
 import io
 import sys
 
+import torch._dynamo  # noqa: F401 - the start of ColossalAI and AdamW ask for it
+
 from trainer import (
     build_run,  # noqa: F401
     loop,  # noqa: F401

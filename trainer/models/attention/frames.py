@@ -38,11 +38,11 @@ def is_usable(q_BTSNE: Tensor) -> bool:
         return _INTERPRETED and q_BTSNE.dtype in (torch.float16, torch.float32)
     # fp32 products run on no tensor core: they spill registers, and compile for minutes.
     is_half = q_BTSNE.dtype in (torch.float16, torch.bfloat16)
-    return is_half and (frames <= MOST_FRAMES // 2 or _has_shared_memory(q_BTSNE.device.index))
+    return is_half and (frames <= MOST_FRAMES // 2 or has_shared_memory(q_BTSNE.device.index))
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _has_shared_memory(index: int | None) -> bool:
+def has_shared_memory(index: int | None) -> bool:
+    """Whether a card has enough of it for the largest blocks."""
     card: Any = torch.cuda.get_device_properties(index)
     return getattr(card, "shared_memory_per_block_optin", 0) >= _LARGEST_BYTES
 
