@@ -34,7 +34,7 @@ demo: venv
 lint: venv
 	$(py) -m ruff check .
 	$(py) -m ruff format --check .
-	$(py) -m mypy
+	$(py) -m mypy -n 2
 	.venv/bin/lint-imports
 	$(py) -m tests.lint
 

@@ -4,8 +4,8 @@ For each of them the environment from the lock, the import of every module, the 
 (those of video also with the newest PyAV tried), and a short demo: as root, the demo runs as an ordinary user
 in a home with a space in its path. The oldest and the newest also get mypy and the tests of payloads and
 commands: what changes between Pythons shows at an end. The Python of .venv, whose tests `make test` runs all,
-only gets the demo here. While one is tried the environments of the next are made. The last line names every
-version and what broke. Exit code 1 if one did, 3 if one could not be tried.
+only gets the demo here. Two are tried at once, and the environments of the next are made meanwhile. The last
+line names every version and what broke. Exit code 1 if one did, 3 if one could not be tried.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,7 +27,9 @@ from tests.sources import ROOT, copy_sources
 VERSIONS = ("3.10", "3.11", "3.12", "3.13")
 OWN = "{}.{}".format(*sys.version_info)
 NOBODY = 65534
-LIMIT_S = 900  # of one step
+LIMIT_S = 900  # of one program
+AT_ONCE = 2  # versions: one computes while the other waits for its environment, processes, networks
+WORKERS = 3  # of the tests of a version
 TESTS = (
     "tests/test_imports.py",
     "tests/clusterctl/test_cli.py",
@@ -71,45 +73,122 @@ def main() -> int:
     parser.add_argument("--only", action="append", choices=VERSIONS, metavar="VERSION")
     parser.add_argument("--skip-demo", action="store_true")
     args = parser.parse_args()
-    versions = args.only or VERSIONS
-    with ThreadPoolExecutor(1) as maker:
+    versions = [version for version in VERSIONS if version in (args.only or VERSIONS)]
+    with ThreadPoolExecutor(1) as maker, ThreadPoolExecutor(AT_ONCE) as tried:
         made = {
             version: maker.submit(make_environment, base, environment_of(version))
             for version in versions
             if version != OWN and (base := interpreter(version)) is not None
         }
-        results = {version: try_version(version, made, args.skip_demo) for version in versions}
-    words = ", ".join(f"{version} {result}" for version, result in results.items())
+        versions.sort(key=lambda version: version != OWN)  # its environment is there
+        trials = [Trial(version, made.get(version), args.skip_demo) for version in versions]
+        results = {one.version: tried.submit(one.result) for one in trials}
+    words = ", ".join(f"{version} {results[version].result()}" for version in sorted(results))
     print(f"Pythons: {words}", flush=True)
-    if any(result.startswith("broken") for result in results.values()):
+    if "broken" in words:
         return 1
-    return 3 if "not found" in results.values() else 0
+    return 3 if "not found" in words else 0
 
 
-def try_version(version: str, made: Mapping[str, Future[None]], skip_demo: bool) -> str:
-    """Returns ok, not found, or broken with the step."""
-    python = sys.executable
-    steps: list[tuple[str, Callable[[str], None]]] = [] if skip_demo else [("demo", run_demo)]
-    if version != OWN:
-        if version not in made:
-            return "not found"
-        python = str(environment_of(version) / "bin" / "python")
-        steps = [
-            ("environment", lambda _: made[version].result()),
-            ("lint and tests", run_lint_and_tests) if version in ENDS else ("tests", run_tests),
-            *([("newest PyAV", run_newest_pyav)] if version == TAKES_NEWEST_PYAV else []),
-            *(steps if version in ENDS else []),
+class Trial:
+    """One version. What its programs print is shown when a step fails, else only their last lines."""
+
+    def __init__(self, version: str, made: Future[None] | None, skip_demo: bool) -> None:
+        self.version = version
+        self._made = made
+        self._demo = [] if skip_demo else [("demo", self._run_demo)]
+        self._output = ""  # of the step
+
+    def result(self) -> str:
+        """Returns ok, not found, or broken with the step."""
+        for name, step in self._steps():
+            began = time.monotonic()
+            self._output = ""
+            self._say(name)
+            try:
+                step()
+            except (Broken, OSError, subprocess.SubprocessError) as error:
+                self._say(f"{name} failed: {error}", self._output)
+                return f"broken ({name})"
+            last = self._output.strip().rpartition("\n")[2]
+            self._say(f"{name} took {time.monotonic() - began:.0f} s: {last}".removesuffix(": "))
+        return "ok" if self._made is not None or self.version == OWN else "not found"
+
+    def _steps(self) -> list[tuple[str, Callable[[], None]]]:
+        if self.version == OWN:
+            return self._demo
+        if self._made is None:
+            return []
+        newest = [("newest PyAV", self._run_newest_pyav)]
+        return [
+            ("environment", self._made.result),
+            *([("lint", self._run_lint)] if self.version in ENDS else []),
+            ("tests", self._run_tests),
+            *(newest if self.version == TAKES_NEWEST_PYAV else []),
+            *(self._demo if self.version in ENDS else []),
         ]
-    for name, step in steps:
-        began = time.monotonic()
-        print(f"Python {version}: {name}", flush=True)
+
+    def _run_lint(self) -> None:
+        self._run([self._python, "-m", "mypy", "--cache-dir", str(self._folder / ".mypy")])
+
+    def _run_tests(self) -> None:
+        """As `make test`: what failed beside other tests runs once more, alone."""
+        tests = (*TESTS, *AT_THE_ENDS) if self.version in ENDS else TESTS
+        pytest = [self._python, "-m", "pytest", "-q", "-o", f"cache_dir={self._folder}/.pytest"]
         try:
-            step(python)
-        except (Broken, OSError, subprocess.SubprocessError) as error:
-            print(f"Python {version}: {name} failed: {error}", flush=True)
-            return f"broken ({name})"
-        print(f"Python {version}: {name} took {time.monotonic() - began:.0f} s", flush=True)
-    return "ok"
+            self._run([*pytest, "-n", str(WORKERS), "--dist", "loadfile", *tests])
+        except Broken:
+            self._say("failed beside other tests; once more, alone:", self._output)
+            alone = ["--last-failed", "--last-failed-no-failures", "none", "--maxfail", "6"]
+            self._run([*pytest, *alone, *tests])
+
+    def _run_newest_pyav(self) -> None:
+        """Beside the environment, not in it."""
+        folder = self._folder / "newest-pyav"
+        install = [self._python, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade"]
+        self._run([*install, "--target", str(folder), NEWEST_PYAV])
+        tests = [self._python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *OF_VIDEO]
+        self._run(tests, PYTHONPATH=str(folder))
+
+    def _run_demo(self) -> None:
+        """As somebody else where we are root, from a copy of the sources in their home."""
+        with home_with_a_space() as home:
+            sources = home / "clusterctl"
+            copy_sources(sources)
+            demo = [self._python, "-m", "clusterctl", "demo", "--steps", "6", "--no-score"]
+            if os.geteuid() == 0:
+                for path in [home, *home.rglob("*")]:
+                    os.lchown(path, NOBODY, NOBODY)
+                base = subprocess.run(
+                    [self._python, "-c", "import sys; print(sys.base_prefix)"],
+                    capture_output=True, text=True, check=True,
+                ).stdout.strip()  # fmt: skip
+                paths = [base, str(ROOT)]
+                apart = ["unshare", "--mount", "--propagation", "private", sys.executable]
+                demo = [*apart, str(ROOT / "tests/as_user.py"), str(NOBODY), *paths, "--", *demo]
+            self._run(demo, cwd=sources, HOME=str(home))
+
+    @property
+    def _python(self) -> str:
+        return sys.executable if self.version == OWN else str(self._folder / "bin" / "python")
+
+    @property
+    def _folder(self) -> Path:
+        return environment_of(self.version)
+
+    def _run(self, command: list[str], cwd: Path = ROOT, **environment: str) -> None:
+        """Its output is kept, and bytecode: hundreds of processes import torch. Raises Broken."""
+        environment = {**environment, "PYTHONDONTWRITEBYTECODE": ""}
+        done = subprocess.run(
+            command, cwd=cwd, env={**os.environ, **environment}, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT_S, check=False,
+        )  # fmt: skip
+        self._output += done.stdout
+        if done.returncode:
+            raise Broken(f"exit code {done.returncode}")
+
+    def _say(self, text: str, output: str = "") -> None:
+        print(f"Python {self.version}: {text}\n{output}", end="", flush=True)
 
 
 def interpreter(version: str) -> str | None:
@@ -148,64 +227,6 @@ def make_environment(python: str, folder: Path) -> None:
         raise Broken(f"exit code {done.returncode}: {done.stdout[-2000:]}")
 
 
-def run_lint_and_tests(python: str) -> None:
-    """Together: the tests wait for processes most of the time, and mypy takes one core."""
-    cache = str(Path(python).parents[1] / ".mypy")
-    with tempfile.TemporaryFile("w+") as output:
-        lint = subprocess.Popen(
-            [python, "-m", "mypy", "--cache-dir", cache],
-            cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-        )  # fmt: skip
-        try:
-            run_tests(python, (*TESTS, *AT_THE_ENDS))
-            lint.wait(LIMIT_S)
-        finally:
-            lint.kill()
-            lint.wait()
-        output.seek(0)
-        print(output.read(), flush=True)
-    if lint.returncode:
-        raise Broken("mypy finds errors with this Python's packages")
-
-
-def run_tests(python: str, tests: Sequence[str] = TESTS) -> None:
-    """As `make test`: what failed beside other tests runs once more, alone."""
-    pytest = [python, "-m", "pytest", "-q", "-o", f"cache_dir={Path(python).parents[1]}/.pytest"]
-    try:
-        run([*pytest, "-n", "4", "--dist", "loadfile", *tests])
-    except Broken:
-        print("failed beside other tests; once more, alone:", flush=True)
-        alone = ["--last-failed", "--last-failed-no-failures", "none", "--maxfail", "6"]
-        run([*pytest, *alone, *tests])
-
-
-def run_newest_pyav(python: str) -> None:
-    """Beside the environment, not in it."""
-    folder = Path(python).parents[1] / "newest-pyav"
-    install = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade"]
-    run([*install, "--target", str(folder), NEWEST_PYAV])
-    run([python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *OF_VIDEO], PYTHONPATH=str(folder))
-
-
-def run_demo(python: str) -> None:
-    """As somebody else where we are root, from a copy of the sources in their home."""
-    with home_with_a_space() as home:
-        sources = home / "clusterctl"
-        copy_sources(sources)
-        demo = [python, "-m", "clusterctl", "demo", "--steps", "6", "--no-score"]
-        if os.geteuid() == 0:
-            for path in [home, *home.rglob("*")]:
-                os.lchown(path, NOBODY, NOBODY)
-            base = subprocess.run(
-                [python, "-c", "import sys; print(sys.base_prefix)"],
-                capture_output=True, text=True, check=True,
-            ).stdout.strip()  # fmt: skip
-            paths = [base, str(ROOT)]
-            apart = ["unshare", "--mount", "--propagation", "private", sys.executable]
-            demo = [*apart, str(ROOT / "tests/as_user.py"), str(NOBODY), *paths, "--", *demo]
-        run(demo, cwd=sources, HOME=str(home))
-
-
 @contextmanager
 def home_with_a_space() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="pythons-"))
@@ -216,17 +237,6 @@ def home_with_a_space() -> Iterator[Path]:
         yield home
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def run(command: list[str], cwd: Path = ROOT, **environment: str) -> None:
-    """Run it with its output passed on, and bytecode kept: hundreds of processes import torch. Raises Broken."""
-    environment = {**environment, "PYTHONDONTWRITEBYTECODE": ""}
-    done = subprocess.run(
-        command, cwd=cwd, env={**os.environ, **environment}, stdin=subprocess.DEVNULL,
-        timeout=LIMIT_S, check=False,
-    )  # fmt: skip
-    if done.returncode:
-        raise Broken(f"exit code {done.returncode}")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from clusterctl.nodes import counted
 from clusterctl.output import Live, Output, clock
 from clusterctl.serve.presets import LOSS
 from clusterctl.serve.source import Source
-from clusterctl.serve.work import OPEN, Folder
+from clusterctl.serve.work import NEW, OPEN, Folder
 
 PROGRESS_S = 0.5
 
@@ -48,7 +48,7 @@ class Events:
 
     def node_down(self, node: str, why: str) -> None:
         if self._is_new("down", node, why):
-            text = f"{node} makes no videos now and is tried again: {why}"
+            text = f"{node} is not used now and is tried again: {why}"
             self._emit("node-down", text, "bad", node=node, why=why)
 
     def ready(self, node: str, slot: int, device: str) -> None:
@@ -100,8 +100,10 @@ class Events:
             if folder.state == OPEN:
                 self._live.show(f"{_of(folder)}: {folder.progress}")
                 return
-        ready = "waiting for a sampler" if not samplers else "all is made; waiting for checkpoints"
-        self._live.show(ready)
+        waits = "all is made; waiting for checkpoints"
+        if any(folder.state == NEW for folder in folders):
+            waits = "looking at checkpoints"
+        self._live.show(waits if samplers else "waiting for a sampler")
 
     def close(self) -> None:
         self._live.clear()

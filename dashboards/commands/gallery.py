@@ -52,7 +52,7 @@ def command(
 
         if out is not None:
             raise UsageError("--web serves the page and writes no file", hint="leave out --out")
-        return serve(run_dirs, host=host, port=port, say=output.note)
+        return serve(run_dirs, host=host, port=port, say=output.warn)  # under -q, too
     gallery = write_gallery(run_dirs, out)
     found = gallery.counts
     if output.json:

@@ -70,7 +70,7 @@ def top(
 
         arguments = page_arguments(click.get_current_context())
         arguments += ["--readonly"] if readonly is None else []
-        return serve(arguments, host=host, port=port, say=output.note)
+        return serve(arguments, host=host, port=port, say=output.warn)  # under -q, too
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
     if once or output.json or not (is_terminal or in_browser()):
         return _print_once(feed, settings, output, interval)

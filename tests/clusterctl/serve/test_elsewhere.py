@@ -149,7 +149,7 @@ def test_a_dead_node_is_named_and_the_others_make_all(
     hostfile.write_text(f"{nodes.hostfile.read_text()}n3 host=127.0.0.1 port=9\n")
     assert serve(run, python=str(python), nodes=hostfile) == 3
     assert videos(run) == {"epoch0-global_step10": WHOLE}
-    assert "n3 makes no videos now and is tried again: tcp" in capfd.readouterr().err
+    assert "n3 is not used now and is tried again: tcp" in capfd.readouterr().err
 
 
 def test_words_that_name_a_run_elsewhere(tmp_path: Path) -> None:

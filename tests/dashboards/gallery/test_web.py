@@ -22,7 +22,7 @@ class Served:
     """`clusterctl gallery RUN --web` on a free port."""
 
     def __init__(self, run: Path) -> None:
-        command = [sys.executable, "-c", START, "gallery", str(run), "--web", "--port", "0"]
+        command = [sys.executable, "-c", START, "gallery", str(run), "--web", "--port", "0", "-q"]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         assert self.process.stderr is not None
         line = self.process.stderr.readline()

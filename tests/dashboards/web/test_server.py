@@ -29,7 +29,18 @@ class Served:
 
     def __init__(self, directory: Path, *options: str) -> None:
         # As the installed script: what lies in the current folder is not imported.
-        command = [sys.executable, "-c", START, "top", "--demo", "--web", "--port", "0", *options]
+        command = [
+            sys.executable,
+            "-c",
+            START,
+            "top",
+            "--demo",
+            "--web",
+            "--port",
+            "0",
+            "-q",
+            *options,
+        ]
         self.process = subprocess.Popen(
             command, cwd=directory, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
         )

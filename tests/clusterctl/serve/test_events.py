@@ -1,0 +1,46 @@
+"""What a server says while it works: the line on a terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from clusterctl.output import Output
+from clusterctl.serve import events as module
+from clusterctl.serve.presets import LOSS
+from clusterctl.serve.wanted import Sealed
+from clusterctl.serve.work import DONE, OPEN, Folder, LossFolder, Unit
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    lines: list[str] = []
+    terminal = SimpleNamespace(is_on=True, show=lines.append, clear=lambda: None)
+    monkeypatch.setattr(module, "Live", lambda enabled: terminal)
+    monkeypatch.setattr(module, "PROGRESS_S", 0.0)
+    return lines
+
+
+def test_the_line_says_what_is_being_done(shown: list[str], tmp_path: Path) -> None:
+    source: Any = SimpleNamespace(name="007-run", folder=tmp_path)
+    events, sealed = module.Events(Output()), Sealed("epoch0-global_step10", 1.0, "stamp")
+    videos = Folder(source, sealed, LOSS, ("a cat", "a dog"), "ema", {})
+    losses = LossFolder(source, sealed)
+    events.progress([videos, losses], 0)
+    events.progress([videos, losses], 1)
+    videos.state, videos.units = OPEN, [Unit(1, 2, ["a_dog.mp4"])]
+    events.progress([videos, losses], 1)
+    videos.state, losses.state = DONE, OPEN
+    events.progress([videos, losses], 1)
+    losses.state = DONE
+    events.progress([videos, losses], 1)
+    assert shown == [
+        "waiting for a sampler",
+        "looking at checkpoints",
+        "007-run epoch0-global_step10 validation: 1 of 2 videos",
+        "007-run epoch0-global_step10 validation: measuring",
+        "all is made; waiting for checkpoints",
+    ]
