@@ -91,7 +91,7 @@ def main() -> int:
 
 
 class Trial:
-    """One version. What its programs print is shown when a step fails, else only their last lines."""
+    """One version. What its programs print is shown when a step fails."""
 
     def __init__(self, version: str, made: Future[None] | None, skip_demo: bool) -> None:
         self.version = version
@@ -111,7 +111,8 @@ class Trial:
                 self._say(f"{name} failed: {error}", self._output)
                 return f"broken ({name})"
             last = self._output.strip().rpartition("\n")[2]
-            self._say(f"{name} took {time.monotonic() - began:.0f} s: {last}".removesuffix(": "))
+            counts = f": {last}" if name == "tests" else ""
+            self._say(f"{name} took {time.monotonic() - began:.0f} s{counts}")
         return "ok" if self._made is not None or self.version == OWN else "not found"
 
     def _steps(self) -> list[tuple[str, Callable[[], None]]]:

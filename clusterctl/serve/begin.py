@@ -20,13 +20,14 @@ from clusterctl.remote.cluster import Cluster
 from clusterctl.remote.fanout import WIDTH
 from clusterctl.runs.find import find_run
 from clusterctl.serve import control
+from clusterctl.serve.backlog import Follow, Plan
 from clusterctl.serve.claims import Claims
 from clusterctl.serve.events import Events
 from clusterctl.serve.presets import read_presets
 from clusterctl.serve.remote_run import RemoteRun, split
 from clusterctl.serve.runs import find_runs, follow
 from clusterctl.serve.samplers import Samplers
-from clusterctl.serve.server import Follow, Plan, serve
+from clusterctl.serve.server import serve
 from clusterctl.serve.source import LocalRun, Source
 from clusterctl.serve.wandb import VideoLog
 from clusterctl.serve.wanted import Choice

@@ -8,8 +8,8 @@ from typing import Any
 
 from clusterctl.errors import UsageError
 from clusterctl.runs.find import find_run, is_run, runs_by_time
+from clusterctl.serve.backlog import Follow
 from clusterctl.serve.presets import Preset, default_preset, find_preset
-from clusterctl.serve.server import Follow
 from clusterctl.serve.source import CONFIG, Source
 from trainer.runlog.prompt_file import prompt_lines
 

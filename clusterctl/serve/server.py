@@ -3,71 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+from clusterctl.serve.backlog import Backlog, Finished, Plan
 from clusterctl.serve.claims import Claims
 from clusterctl.serve.events import Events
-from clusterctl.serve.presets import Preset
 from clusterctl.serve.sampler_pool import Answer, Lost, Order, SamplerPool, Slot
 from clusterctl.serve.samplers import Samplers
 from clusterctl.serve.source import Source
-from clusterctl.serve.wanted import Choice, Sealed
-from clusterctl.serve.work import (
-    DONE,
-    FAILED,
-    GONE,
-    NEW,
-    OPEN,
-    SHEET_UNIT,
-    Folder,
-    LossFolder,
-    Unit,
-)
+from clusterctl.serve.work import DONE, NEW, OPEN, SHEET_UNIT, Folder, Unit
 
-# Gets each folder that is complete and the run's claims; `is_new` where that was just now.
-Finished = Callable[..., None]
 TICK_S = 0.2
 OTHERS_S = 2.0  # between two looks at what another server has claimed
 VISIBLE_S = 90.0
 PAUSE_S = 5.0  # before a batch is tried again
 # Errors of the trainer that the same request meets again; all others are tried again.
 FINAL = ("CheckpointError", "ConfigError", "EngineError", "OutOfMemory", "PathError")
-GIVE_UP_S = 60.0  # with --once, of a run elsewhere that does not answer
-LOOK_S = 1.0  # between two looks at all folders, unless there is a new checkpoint
-
-
-@dataclass(frozen=True, slots=True)
-class Follow:
-    """A run, what is made of its checkpoints, and which of them."""
-
-    source: Source
-    presets: Sequence[Preset]
-    prompts: Mapping[str, Sequence[str]]  # by preset
-    own_sample: Mapping[str, Any]
-    places: Mapping[str, Path] = field(default_factory=dict)  # of the prompts
-    validates: bool = False  # the validation loss, too
-
-    def folders_of(self, sealed: Sealed, weights: str) -> Iterator[Folder]:
-        """What is made of a checkpoint."""
-        for preset in self.presets:
-            prompts = self.prompts[preset.name]
-            yield Folder(self.source, sealed, preset, prompts, weights, self.own_sample)
-        if self.validates:
-            yield LossFolder(self.source, sealed)
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What a server does."""
-
-    follows: Sequence[Follow]
-    choice: Choice
-    weights: str
-    once: bool
 
 
 class Server:
@@ -83,10 +36,8 @@ class Server:
     ) -> None:
         self._plan, self._claims = plan, claims
         self._pool = SamplerPool(samplers, events)
+        self._backlog = Backlog(plan, claims, events, on_finished)
         self._events, self._on_finished = events, on_finished
-        self._folders: dict[tuple[Path, str], Folder] = {}
-        self._looked: dict[Source, Any] = {}
-        self._looked_s = self._stuck_s = 0.0  # monotonic
 
     def run(self, is_over: Callable[[], bool]) -> int:
         """Until `is_over`, a request to stop, or with `once` until all is made; the exit code."""
@@ -96,41 +47,22 @@ class Server:
             ):
                 for found in self._pool.take(TICK_S):
                     self._take(found)
-                self._update_folders()
+                self._backlog.update(self._busy())
                 self._assign()
-                self._events.progress(list(self._folders.values()), len(self._pool.ready))
+                self._events.progress(self._backlog.folders, len(self._pool.ready))
                 if self._plan.once and self._is_finished():
                     break
-            self._update_folders(now=True)
-        return self._exit_code()
-
-    def _exit_code(self) -> int:
-        folders = self._folders.values()
-        if any(folder.state == FAILED for folder in folders):
-            return 1
-        if self._plan.once and any(folder.state in (NEW, OPEN) for folder in folders):
-            return 3
-        has_some = {id(folder.source) for folder in folders}
-        if self._plan.once and any(id(f.source) not in has_some for f in self._plan.follows):
-            return 3  # no checkpoint yet, or it could not be looked at
-        return 3 if self._pool.is_any_down else 0
+            self._backlog.update(self._busy(), now=True)
+        return self._backlog.exit_code() or (3 if self._pool.is_any_down else 0)
 
     def _is_finished(self) -> bool:
         """With `once`: nothing is left that could be made now."""
-        looked = all(f.source.sealed is not None or f.source.why for f in self._plan.follows)
-        is_left = any(one.state in (NEW, OPEN) for one in self._folders.values())
-        if not looked or self._pool.orders:
+        if self._pool.orders or not self._backlog.is_seen:
             return False
-        return not is_left or self._pool.is_all_down or self._is_stuck()
+        return self._backlog.is_made() or self._pool.is_all_down
 
-    def _is_stuck(self) -> bool:
-        """Whether all that is left is elsewhere, and its cluster has not answered for long."""
-        left = self._ordered()
-        if any(one.source.is_here(one.sealed.name) or not one.source.why for one in left):
-            self._stuck_s = 0.0
-            return False
-        self._stuck_s = self._stuck_s or time.monotonic()
-        return time.monotonic() - self._stuck_s > GIVE_UP_S
+    def _busy(self) -> list[Folder]:
+        return [order.folder for order in self._pool.orders if order.folder is not None]
 
     # What arrives
 
@@ -188,73 +120,13 @@ class Server:
         if folder.state not in (NEW, OPEN):
             return  # another batch of it has failed before
         text = answer["error"]
-        known = folder.source.sealed or ()
-        if not any(one.name == folder.sealed.name for one in known) or not self._is_there(folder):
-            self._leave(folder)
+        if not self._backlog.is_there(folder):
+            self._backlog.leave(folder)
         elif answer["kind"] in FINAL:
             folder.fail(text)
             self._events.failed(folder, answer["hint"])
         elif not folder.try_again(text, PAUSE_S, order.unit):
             self._events.failed(folder, answer["hint"])
-
-    def _is_there(self, folder: Folder) -> bool:
-        """Not deleted since the last look at its run."""
-        place = folder.source.folder / folder.sealed.name / "manifest.json"
-        return not folder.source.is_here(folder.sealed.name) or place.is_file()
-
-    def _leave(self, folder: Folder) -> None:
-        folder.state = GONE
-        self._events.gone(folder)
-
-    # What there is to do
-
-    def _update_folders(self, *, now: bool = False) -> None:
-        at_s = time.monotonic()
-        is_new = any(self._looked.get(f.source) is not f.source.sealed for f in self._plan.follows)
-        if not is_new and not now and at_s - self._looked_s < LOOK_S:
-            return
-        self._looked_s = at_s
-        for follow in self._plan.follows:
-            self._looked[follow.source] = follow.source.sealed
-            source = follow.source
-            self._events.source(source)
-            if source.sealed is None:
-                continue
-            there = {one.name for one in source.sealed}
-            chosen = self._plan.choice.of(source.sealed)
-            for sealed in chosen:
-                for folder in follow.folders_of(sealed, self._plan.weights):
-                    self._add(folder)
-            for folder in self._folders.values():
-                if folder.source is not source or folder.state not in (NEW, OPEN):
-                    continue
-                if (why := source.broken.get(folder.sealed.name)) is not None:
-                    folder.fail(why)
-                    self._events.failed(folder)
-                elif folder.sealed.name not in there and not self._is_busy(folder):
-                    self._leave(folder)
-            left = [one.sealed.name for one in self._ordered() if one.source is source]
-            source.wants(left)
-            for name in {one.name for one in chosen} - set(left):
-                source.finished(name)
-
-    def _add(self, folder: Folder) -> None:
-        key = folder.source.folder / folder.sealed.name, folder.preset.name
-        known = self._folders.get(key)
-        if known is not None and known.sealed.stamp == folder.sealed.stamp:
-            return
-        if folder.is_served():
-            folder.state = DONE
-            self._on_finished(folder, self._claims[folder.source], is_new=False)
-        self._folders[key] = folder
-
-    def _is_busy(self, folder: Folder) -> bool:
-        return any(order.folder is folder for order in self._pool.orders)
-
-    def _ordered(self) -> list[Folder]:
-        """Folders that are not complete: the checkpoint that was sealed last comes first."""
-        left = [one for one in self._folders.values() if one.state in (NEW, OPEN)]
-        return sorted(left, key=lambda one: (-one.sealed.sealed_s, -one.sealed.step))
 
     def _assign(self) -> None:
         for slot in self._pool.ready:
@@ -263,7 +135,7 @@ class Server:
 
     def _give_work(self, slot: Slot) -> bool:
         now = time.monotonic()
-        for folder in self._ordered():
+        for folder in self._backlog.left:
             if folder.not_before_s > now or not folder.source.is_here(folder.sealed.name):
                 continue
             if folder.state == NEW and not folder.is_looking:

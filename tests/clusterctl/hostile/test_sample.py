@@ -13,10 +13,10 @@ import pytest
 from clusterctl.output import Output
 from clusterctl.remote.cluster import Cluster
 from clusterctl.serve import sampler_pool, samplers, server
+from clusterctl.serve.backlog import Follow, Plan
 from clusterctl.serve.events import Events
 from clusterctl.serve.presets import BUILT_IN
 from clusterctl.serve.samplers import Samplers
-from clusterctl.serve.server import Follow, Plan
 from clusterctl.serve.source import LocalRun
 from clusterctl.serve.wanted import Choice
 from clusterctl.serve.work import SERVED
