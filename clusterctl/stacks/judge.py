@@ -79,6 +79,7 @@ def _undecided(snapshot: JobSnapshot) -> Verdict:
     trainers, low = snapshot.alive, Confidence.LOW
     count, first = len(trainers), trainers[0]
     again = ["--interval 30, or --watch"]
+    ranks = "visible ranks" if snapshot.missing else "ranks"
     if all(p.kind == Kind.UNKNOWN for p in trainers):
         text = f"no stack of any rank could be read: {first.error or 'no reason given'}."
         next_steps = ["see below for what to allow, or --sudo"]
@@ -86,13 +87,13 @@ def _undecided(snapshot: JobSnapshot) -> Verdict:
         return Verdict(VerdictKind.UNKNOWN, text, low, [], evidence, next_steps)
     if any(p.progress not in STANDS for p in trainers):
         still = [p for p in trainers if not p.has_moved]
-        ranks = fold_ranks(p.rank for p in still if p.rank is not None)
-        others = f"rank {ranks} did not in {snapshot.interval_s:g} s: too short to decide"
-        text = f"{count - len(still)} of {count} ranks moved, {others}."
+        numbers = fold_ranks(p.rank for p in still if p.rank is not None)
+        others = f"rank {numbers} did not in {snapshot.interval_s:g} s: too short to decide"
+        text = f"{count - len(still)} of {count} {ranks} moved, {others}."
         evidence = wording.evidence(still[:3], still[:2])
         return Verdict(VerdictKind.BUSY, text, low, [], evidence, again)
     if all(p.progress == Progress.STUCK and pauses(p.stack) for p in trainers):
-        who = f"all {count} ranks stand" if count > 1 else f"{wording.names(trainers)} stands"
+        who = f"all {count} {ranks} stand" if count > 1 else f"{wording.names(trainers)} stands"
         why = "idle, or waiting for something outside of the job"
         text = f"{who} still, {why} ({wording.places(trainers)}{wording.age(first)})."
         evidence = wording.evidence(trainers[:4], trainers[:2])
@@ -100,14 +101,14 @@ def _undecided(snapshot: JobSnapshot) -> Verdict:
         return Verdict(VerdictKind.UNKNOWN, text, low, [], evidence, next_steps)
     place = first.where(limit=2)
     if count > 1 and all(p.progress == Progress.SPINNING for p in trainers):
-        text = f"all {count} ranks compute in {place}: a long step, or an endless one."
+        text = f"all {count} {ranks} compute in {place}: a long step, or an endless one."
         evidence = wording.evidence([first], [first])
         return Verdict(VerdictKind.BUSY, text, low, [], evidence, again)
     evidence = wording.evidence(trainers[:4], trainers[:2])
     next_steps = wording.next_for(first)
     if count > 1:  # no suspects when all would be
         places = f"{wording.UNSHOWN}: {wording.places(trainers)}{wording.age(first)}"
-        text = f"all {count} ranks are stuck, {places}."
+        text = f"all {count} {ranks} are stuck, {places}."
         next_steps.append("--interval 30, and the ranks' own logs")
         return Verdict(VerdictKind.HANG, text, low, [], evidence, next_steps)
     spins = first.progress == Progress.SPINNING

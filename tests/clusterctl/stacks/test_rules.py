@@ -279,6 +279,14 @@ def test_silent_node_with_waiting_peers_is_the_first_suspect() -> None:
     assert (verdict.kind, [s.node for s in verdict.suspects]) == ("hang", ["node-002"])
 
 
+def test_idle_ranks_beside_a_silent_node_are_those_that_could_be_seen() -> None:
+    made = cluster(2, 2, 0, dict.fromkeys(range(4), SHELL))[:1]
+    verdict = judge(snapshot(*made, silent("node-002")))
+    assert (verdict.kind, verdict.suspects) == ("unknown", [])
+    assert verdict.sentence.startswith("all 2 visible ranks stand still, idle")
+    assert "no process with rank 2-3 on the nodes that answer" in verdict.evidence
+
+
 def test_slow_rank_that_still_moves_is_not_accused_of_hanging() -> None:
     made = cluster(4, 1, 0)[:3]
     node = Made("node-004")
