@@ -100,8 +100,9 @@ def _undecided(snapshot: JobSnapshot) -> Verdict:
         next_steps = ["the line above shows what they wait for", *again]
         return Verdict(VerdictKind.UNKNOWN, text, low, [], evidence, next_steps)
     place = first.where(limit=2)
-    if count > 1 and all(p.progress == Progress.SPINNING for p in trainers):
-        text = f"all {count} {ranks} compute in {place}: a long step, or an endless one."
+    if all(p.progress == Progress.SPINNING for p in trainers):
+        who = f"all {count} {ranks} compute" if count > 1 else f"{wording.names(trainers)} computes"
+        text = f"{who} in {place}: a long step, or an endless one."
         evidence = wording.evidence([first], [first])
         return Verdict(VerdictKind.BUSY, text, low, [], evidence, again)
     evidence = wording.evidence(trainers[:4], trainers[:2])
@@ -111,9 +112,7 @@ def _undecided(snapshot: JobSnapshot) -> Verdict:
         text = f"all {count} {ranks} are stuck, {places}."
         next_steps.append("--interval 30, and the ranks' own logs")
         return Verdict(VerdictKind.HANG, text, low, [], evidence, next_steps)
-    spins = first.progress == Progress.SPINNING
-    doing = "uses CPU in the same functions," if spins else "is stuck in"
-    text = f"{wording.names(trainers)} ({first.node}) {doing} {place}{wording.age(first)}."
+    text = f"{wording.names(trainers)} ({first.node}) is stuck in {place}{wording.age(first)}."
     suspects = [Suspect.of(first, first.progress)]
     return Verdict(VerdictKind.HANG, text, Confidence.MEDIUM, suspects, evidence, next_steps)
 

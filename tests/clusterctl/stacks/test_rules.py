@@ -218,6 +218,17 @@ def test_idle_job_is_no_hang(stack: list, source: str, ranks: int) -> None:
     assert "idle, or waiting for something outside of the job" in verdict.sentence
 
 
+@pytest.mark.parametrize(("world", "who"), [(1, "rank 0 computes"), (2, "all 2 ranks compute")])
+def test_ranks_that_all_compute_in_one_place_are_busy(world: int, who: str) -> None:
+    node = Made("node-001")
+    for rank in range(world):
+        node.add("trainer", rank, FORWARD, world=world, ticks=195)
+    verdict = judge(snapshot(node))
+    assert (verdict.kind, verdict.confidence, verdict.suspects) == ("busy", "low", [])
+    place = "forward model.py:40 <- main"
+    assert verdict.sentence == f"{who} in {place}: a long step, or an endless one."
+
+
 def test_one_rank_that_sleeps_while_others_compute_is_not_idle() -> None:
     made = cluster(1, 3, 0, {0: FORWARD, 1: FORWARD, 2: SHELL})
     assert judge(snapshot(*made)).kind == "hang"
