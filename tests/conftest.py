@@ -25,7 +25,7 @@ LONGEST = (
     "bench/test_tiny",
     "trainer/test_ends",
     "gpu/test_gpu_scripts",
-    "trainer/data/tools/test_verbs",
+    "trainer/data/tools/test_odd_tables",
     "trainer/test_failing_calls",
     "test_venv",
     "trainer/data/features/test_encode",
