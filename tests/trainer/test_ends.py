@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.trainer import ranks
-from tests.trainer.checkpoint.test_files import small_disk
 from tests.trainer.ranks import TINY, Done
+from tests.trainer.small_disk import small_disk
 from trainer.checkpoint import files as checkpoint
 from trainer.config.load import load
 from trainer.data.digits import main as render

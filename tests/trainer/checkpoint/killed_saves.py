@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from tests.trainer.checkpoint.test_files import Rank, Together
+from tests.trainer.checkpoint.saving import Rank, Together
 from trainer.checkpoint import files as checkpoint
 from trainer.checkpoint.async_saver import Saver
 from trainer.config.load import Config

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.trainer.checkpoint.test_files import save
+from tests.trainer.checkpoint.saving import save
 from trainer.checkpoint import files as checkpoint
 from trainer.config.load import Config
 from trainer.data.plan.buckets import Buckets

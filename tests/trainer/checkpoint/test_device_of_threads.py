@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.trainer.checkpoint.test_files import Rank, Together
+from tests.trainer.checkpoint.saving import Rank, Together
 from trainer.checkpoint import async_saver
 from trainer.checkpoint.async_saver import Saver
 from trainer.checkpoint.staging_buffer import StagingBuffer

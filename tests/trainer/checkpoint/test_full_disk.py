@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.trainer import ranks
-from tests.trainer.checkpoint.test_files import FIRST_PART, small_disk
+from tests.trainer.checkpoint.saving import FIRST_PART
 from tests.trainer.ranks import TINY
+from tests.trainer.small_disk import small_disk
 from trainer.checkpoint import files as checkpoint
 from trainer.data.digits import main as render
 from trainer.runlog.telemetry import Event, read

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.trainer.checkpoint.test_files import small_disk
+from tests.trainer.small_disk import small_disk
 from trainer.runlog.telemetry import (
     CurrentClip,
     Event,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.trainer.checkpoint.test_files import Rank, Together
+from tests.trainer.checkpoint.saving import Rank, Together
 from trainer.data.__main__ import main
 from trainer.data.manifest import shared
 from trainer.data.manifest.manifest import Manifest, ManifestError

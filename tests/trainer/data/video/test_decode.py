@@ -17,8 +17,8 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.trainer.checkpoint.test_files import small_disk
 from tests.trainer.data.clips import frame_numbers, write_clip
+from tests.trainer.small_disk import small_disk
 from trainer.data.video.decode import Decoder, DecoderBroken, Window
 from trainer.data.video.decode_process import ClipCache
 
