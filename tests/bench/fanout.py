@@ -30,7 +30,8 @@ from pathlib import Path
 
 from clusterctl.transport.loopback.nodes import make_key
 from tests.bench import tiny
-from tests.lab.cluster import _passwd, _shadow, why_not
+from tests.lab.cluster import why_not
+from tests.lab.node import passwd, shadow
 
 PEERS = ("clush", "pdsh", "parallel")
 FANOUT = 64
@@ -124,8 +125,8 @@ def sshd(folder: Path, nodes: int) -> Iterator[int]:
             for a in addresses
         ),
         # An empty home: sshd-started bash reads ~/.bashrc, and a heavy one would be measured too.
-        "passwd": _passwd(),
-        "shadow": _shadow(),
+        "passwd": passwd(),
+        "shadow": shadow(),
     }
     for name, text in files.items():
         (folder / name).write_text(text)

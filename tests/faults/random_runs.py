@@ -14,7 +14,7 @@ from tests.faults.cases.ranks import decoders
 from tests.faults.fault import Fault
 from tests.faults.proof import step_of
 from tests.faults.rig import BATCH, CLIPS, Late, Round, Setting, kill
-from tests.lab.cluster import LabNode
+from tests.lab.node import LabNode
 
 STEPS, EVERY = 100, 10  # steps of a run, between two checkpoints
 MOMENT_S = 60.0

@@ -20,7 +20,8 @@ from clusterctl.payload.files.private import own_folder
 from tests.clusterctl.launch.harness import ranks_of, read_lines, tagged
 from tests.faults.terminal import Terminal
 from tests.lab.clip_mount import ClipMount
-from tests.lab.cluster import Lab, LabNode
+from tests.lab.cluster import Lab
+from tests.lab.node import LabNode
 from trainer.runlog import telemetry
 from trainer.runlog.telemetry import StepRecord
 

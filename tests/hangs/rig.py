@@ -16,7 +16,8 @@ from typing import Any
 
 from tests.clusterctl.launch.harness import command_line, parent, variables
 from tests.lab.clip_mount import ClipMount
-from tests.lab.cluster import Lab, LabNode
+from tests.lab.cluster import Lab
+from tests.lab.node import LabNode
 
 HERE = Path(__file__).parent
 REPO = HERE.parents[1]

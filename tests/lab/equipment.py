@@ -11,7 +11,7 @@ import uuid
 from pathlib import Path
 
 from tests.captures import fake_nvidia_smi as fake
-from tests.lab.cluster import LabNode
+from tests.lab.node import LabNode
 
 CAPTURES = Path(__file__).parents[1] / "captures"
 QUIET = "[    0.000000] Linux version 6.8\n"

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from clusterctl.nodes import read_hostfile
-from tests.lab import cluster
-from tests.lab.cluster import REPO, LabError
+from tests.lab.bridge import LabError, remove_orphans
+from tests.lab.cluster import REPO
+from tests.lab.node import states
 
 pytestmark = pytest.mark.lab
 
@@ -98,7 +99,7 @@ def test_freeze_and_thaw(lab) -> None:
     wait_for(tick)
     node.freeze()
     # D: a shell inside vfork, whose child is stopped.
-    assert cluster._states(set(node.processes())) <= set("TtZD")
+    assert states(set(node.processes())) <= set("TtZD")
     node.thaw()
     before = tick()
     wait_for(lambda: tick() != before)
@@ -138,7 +139,7 @@ def test_nodes_end_with_a_test_run_that_is_killed_and_the_next_run_tidies_up(
         pids = [int(word) for word in run.stdout.readline().split()]
         os.kill(run.pid, signal.SIGKILL)
     wait_for(lambda: not [pid for pid in pids if Path(f"/proc/{pid}").exists()])
-    cluster._remove_orphans()
+    remove_orphans()
     # By its mark, not by its name: another lab may have taken the subnet meanwhile.
     marks = [path.read_text() for path in Path("/sys/class/net").glob("cclab*/ifalias")]
     assert not [mark for mark in marks if f":{run.pid}:" in mark]

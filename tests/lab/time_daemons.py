@@ -15,7 +15,7 @@ import time
 import uuid
 from pathlib import Path
 
-from tests.lab.cluster import HERE, LabNode
+from tests.lab.node import HERE, LabNode
 
 CHRONYD = shutil.which("chronyd", path="/usr/sbin:/usr/bin:/sbin")
 CAP_SYS_TIME = 25

@@ -21,7 +21,7 @@ from clusterctl.transport.base import Limits, Progress
 from clusterctl.transport.paramiko_backend import ParamikoTransport
 from tests.clusterctl.transport.shell import Done, run
 from tests.lab import Lab, LabNode
-from tests.lab.cluster import WORKER
+from tests.lab.node import WORKER
 
 pytestmark = pytest.mark.lab
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from tests.clusterctl.launch.harness import command_line, wait_until
 from tests.faults.fault import fault
 from tests.faults.rig import REPO, Round, Setting, kill
-from tests.lab.cluster import LabNode
 from tests.lab.cpu_quota import CpuQuota
+from tests.lab.node import LabNode
 from trainer.runlog import telemetry
 from trainer.runlog.slow_ranks import SlowRank, slow_ranks
 
