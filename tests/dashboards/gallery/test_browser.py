@@ -47,7 +47,8 @@ MOMENTS = """JSON.stringify([...cells.values()].filter(cell => cell.front)
 
 STANDS = """[...cells.values()].every(cell => cell.front.paused && !cell.front.seeking &&
   Math.abs(cell.front.currentTime - phase * cell.front.duration) < .01)"""
-ALL_THERE = "[...cells.values()].every(cell => cell.front && !cell.loading)"
+# Cells change with the next picture of the browser, for which `wanted` waits.
+ALL_THERE = "!wanted && [...cells.values()].every(cell => cell.front && !cell.loading)"
 
 
 def is_quiet() -> bool:
