@@ -3,10 +3,10 @@
 python -m tests.bench.followed [--pairs 8] [--seconds 40]. Needs root.
 
 A real training on one core, which also has the sshd of its node (a namespace of this machine); the
-server and the sampler have another core, as on another node, and get the weights over ssh. In each
-pair the server follows for one half and does not run in the other, in turn which comes first. What
-is left of the other core is taken by a process of the idle class in both halves: cores may share
-parts, and an idle neighbour would make the training faster in one of them.
+server and the sampler have another core, as on another node, and get the weights over ssh. In one
+half of each pair the server follows the training, in the other a copy that is sealed whenever the
+training seals, so that the other core does the same work: cores share caches and memory. Which
+half comes first alternates; what is left of the other core is taken by a process of the idle class.
 
 Seconds are those of whole steps, saves included; the ratio of a pair is that of their means, and
 that of the medians beside it. CPU seconds are those of the training's node, without the training:
@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -68,12 +69,13 @@ def _measure(run: Path, lab: Lab, folder: Path, given: argparse.Namespace) -> in
         found: dict[bool, list[StepRecord]] = {}
         for follows in (pair % 2 == 0, pair % 2 == 1):
             before_s = _cpu_s(lab)
+            copy = None if follows else _Copy(run, folder / "copy" / f"{pair:03d}-alone")
+            with _server(
+                run if copy is None else copy.run, copy is None, lab, folder, steps
+            ) as said:
+                found[follows] = steps.for_a_while(given.seconds, said, copy)
             if follows:
-                with _server(run, lab, folder, steps) as made:
-                    found[True] = steps.for_a_while(given.seconds, until=made)
                 costs.append((_cpu_s(lab) - before_s) / sum(one.step_s for one in found[True]))
-            else:
-                found[False] = steps.for_a_while(given.seconds)
         times = {key: [one.step_s for one in half] for key, half in found.items()}
         means.append(statistics.fmean(times[True]) / statistics.fmean(times[False]))
         medians.append(statistics.median(times[True]) / statistics.median(times[False]))
@@ -81,8 +83,8 @@ def _measure(run: Path, lab: Lab, folder: Path, given: argparse.Namespace) -> in
         print(f"pair {pair + 1}: {means[-1]:.4f}, medians {medians[-1]:.4f}, {counts}", flush=True)
     ratio = statistics.median(means)
     print(f"load {os.getloadavg()[0]:.1f}, {1000 * statistics.median(times[False]):.0f} ms a step")
-    print(f"followed / alone, means:   {ratio:.4f} ({min(means):.4f} to {max(means):.4f})")
-    print(f"followed / alone, medians: {statistics.median(medians):.4f}")
+    print(f"followed / copied, means:   {ratio:.4f} ({min(means):.4f} to {max(means):.4f})")
+    print(f"followed / copied, medians: {statistics.median(medians):.4f}")
     print(f"CPU of the training's node for the server: {statistics.median(costs):.2%} of a core")
     return 1 if ratio >= 1 + LIMIT and not given.tiny else 0
 
@@ -103,20 +105,41 @@ class _Steps:
             if time.monotonic() > deadline:
                 raise SystemExit("error: the training makes no steps")
 
-    def for_a_while(self, seconds: float, until: Path | None = None) -> list[StepRecord]:
+    def for_a_while(self, seconds: float, said: Path, copy: _Copy | None) -> list[StepRecord]:
         """Steps that end in this time, and until this file holds a finished checkpoint."""
         self.new()
         begun, found = time.monotonic(), []
-        while time.monotonic() < begun + seconds or len(found) < 3 or not _has_finished(until):
+        while time.monotonic() < begun + seconds or len(found) < 3 or not _has_finished(said):
             found += self.new()
+            if copy is not None:
+                copy.follow()
             if time.monotonic() > begun + WAIT_S:
                 raise SystemExit("error: nothing was sampled")
         return found
 
 
-def _has_finished(said: Path | None) -> bool:
-    if said is None:
-        return True
+class _Copy:
+    """A run of its own that gets each new checkpoint of a training, by this core."""
+
+    def __init__(self, original: Path, run: Path) -> None:
+        self._original, self.run = original, run
+        run.mkdir(parents=True)
+        shutil.copy(original / "config.json", run)
+        shutil.copytree(original / "text_encoder", run / "text_encoder")
+        self._seen: set[Path] = set()
+
+    def follow(self) -> None:
+        for checkpoint in sorted(set(self._original.glob("epoch*")) - self._seen):
+            self._seen.add(checkpoint)
+            part = self.run / f".tmp-{checkpoint.name}"
+            try:
+                shutil.copytree(checkpoint, part)
+            except (OSError, shutil.Error):
+                continue  # the training has deleted it
+            part.rename(self.run / checkpoint.name)
+
+
+def _has_finished(said: Path) -> bool:
     whole = said.read_text().rpartition("\n")[0].splitlines()
     events = [json.loads(line) for line in whole]
     for one in events:
@@ -126,12 +149,13 @@ def _has_finished(said: Path | None) -> bool:
 
 
 @contextmanager
-def _server(run: Path, lab: Lab, folder: Path, steps: _Steps) -> Iterator[Path]:
-    """Follows the run over ssh; the file has what it says. Begins when its sampler is ready."""
+def _server(run: Path, over_ssh: bool, lab: Lab, folder: Path, steps: _Steps) -> Iterator[Path]:
+    """Follows a run; the file has what it says. Begins when its sampler is ready."""
     said = folder / "served.jsonl"
     prompts = folder / "prompts.txt"
     prompts.write_text("digit three moving left\n")
-    command = [sys.executable, "-m", "clusterctl", "serve", f"{lab.names[0]}:{run}", "--json", "-v"]
+    place = f"{lab.names[0]}:{run}" if over_ssh else str(run)
+    command = [sys.executable, "-m", "clusterctl", "serve", place, "--json", "-v"]
     command += ["--nodes", str(lab.hostfile), "--only", lab.names[1], "--gpus", "none"]
     command += ["--compute-only", "--prompts", str(prompts), "--copies", str(folder / "copies")]
     with said.open("w") as out, subprocess.Popen(command, stdout=out, cwd=folder) as server:
