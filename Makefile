@@ -66,8 +66,8 @@ lab-tools:
 	@tests/lab/install.sh
 
 # Each also alone: make bench-save. Exit code 3: something is missing here, and the program names it.
-# save comes last: where a limit is not met it fails, and what follows would not run.
-benches := fanout supervise why payloads preflight ras sampler tables decoder features model top demo serve followed save
+# save and followed come last: where a limit is not met they fail, and what follows would not run.
+benches := fanout supervise why payloads preflight ras sampler tables decoder features model top demo serve save followed
 .PHONY: $(benches:%=bench-%)
 bench: $(benches:%=bench-%)
 $(benches:%=bench-%): bench-%: venv

@@ -136,11 +136,13 @@ class Backlog:
     def is_made(self) -> bool:
         """Whether nothing is left but on clusters that have not answered for long."""
         left = self.left
+        if not left:
+            return True
         if any(one.source.is_here(one.sealed.name) or not one.source.why for one in left):
             self._stuck_s = 0.0
             return False
         self._stuck_s = self._stuck_s or time.monotonic()
-        return not left or time.monotonic() - self._stuck_s > GIVE_UP_S
+        return time.monotonic() - self._stuck_s > GIVE_UP_S
 
     def exit_code(self) -> int:
         """1 where something failed, 3 where it could not be made or found out, else 0."""

@@ -81,6 +81,16 @@ def weights() -> dict[str, Tensor]:
     return {"w": torch.arange(1000.0)}
 
 
+def in_threads(work: Callable[[int], None], ranks: int) -> None:
+    """Call `work` with each rank, all at once, until the last has ended."""
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(150)
+        assert not thread.is_alive()
+
+
 def save(run_dir: Path, step: int, *, sizes: tuple[int, ...] = (1000,), model: Callable[[], dict[str, Tensor]] = weights, **options: Any) -> list[Any]:  # fmt: skip
     """Each rank's result: the path, or the error it raised."""
     group = Together(len(sizes))
@@ -97,12 +107,7 @@ def save(run_dir: Path, step: int, *, sizes: tuple[int, ...] = (1000,), model: C
         except CheckpointError as error:
             results[rank] = error
 
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(len(sizes))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(150)
-        assert not thread.is_alive()
+    in_threads(work, len(sizes))
     return results
 
 

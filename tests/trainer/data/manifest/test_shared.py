@@ -1,6 +1,5 @@
 """What is made once on a machine is what every rank of it would have made."""
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.trainer.checkpoint.saving import Rank, Together
+from tests.trainer.checkpoint.saving import Rank, Together, in_threads
 from trainer.data.__main__ import main
 from trainer.data.manifest import shared
 from trainer.data.manifest.manifest import Manifest, ManifestError
@@ -37,20 +36,15 @@ def on_ranks(local_ranks: list[int], work: Callable[[Any], Any]) -> list[Any]:
     group = Together(len(local_ranks))
     results: list[Any] = [None] * len(local_ranks)
 
-    def one(rank: int, local_rank: int) -> None:
+    def one(rank: int) -> None:
         ranks = Rank(group, rank)
-        ranks.local_rank = local_rank
+        ranks.local_rank = local_ranks[rank]
         try:
             results[rank] = work(ranks)
         except ManifestError as error:
             results[rank] = error
 
-    threads = [threading.Thread(target=one, args=pair) for pair in enumerate(local_ranks)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(150)
-        assert not thread.is_alive()
+    in_threads(one, len(local_ranks))
     return results
 
 
