@@ -1,15 +1,17 @@
 """Who makes which videos, where several servers follow one run: claims in the run's own folder.
 
 A server keeps a file in `samples/.serve/`, which it changes every BEAT_S and holds locked. A claim
-is a file named by its videos and a number; only one server can make the next number, whatever the
-file system. A claim counts while its server lives: on one machine as long as the lock is held, from
-another one as long as the file still changes by the watcher's own clock. So a killed server blocks
-nothing, and no two clocks are compared.
+is a folder named by its videos and a number, with one file, named by its server; it comes and goes
+by a rename, whole. Nothing can be renamed to a folder that is not empty, so only one server makes
+the next number, also without hard links and locks. A claim counts while its server lives: on one
+machine as long as the lock is held, from another one as long as the file still changes by the
+watcher's own clock. So a killed server blocks nothing, and no two clocks are compared.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -31,6 +33,7 @@ BEAT_S = 2.0
 LOCK_S = 2.0
 SILENT_S = 30.0  # of a server on another machine, after which its claims are free
 STOP = ".stop"
+TAKEN = (errno.EEXIST, errno.ENOTEMPTY)  # POSIX lets rename say either
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,21 +122,29 @@ class Claims:
         number, holder = _newest(place, unit)
         if holder is not None and (holder == self.id or self.is_alive(holder)):
             return holder == self.id
-        draft = place / f".{self.id}-{secrets.token_hex(4)}"
+        draft = self._draft(place)
+        draft.mkdir()
         try:
-            draft.write_text(self.id)  # linked whole: nobody reads half of a claim
-            os.link(draft, place / f"{unit}.{number + 1}")
-        except FileExistsError:
-            return False  # another server was first
-        finally:
-            draft.unlink(missing_ok=True)
+            (draft / self.id).touch()
+            draft.rename(place / f"{unit}.{number + 1}")
+        except OSError as error:
+            shutil.rmtree(draft, ignore_errors=True)
+            if error.errno in TAKEN:
+                return False  # another server was first
+            raise
         return True
 
     def give_back(self, folder: Path, unit: str) -> None:
         place = folder / CLAIMS
         number, holder = _newest(place, unit)
         if holder == self.id:
-            (place / f"{unit}.{number}").unlink(missing_ok=True)
+            draft = self._draft(place)
+            with contextlib.suppress(FileNotFoundError):  # all claims were cleared
+                (place / f"{unit}.{number}").rename(draft)
+            shutil.rmtree(draft, ignore_errors=True)
+
+    def _draft(self, place: Path) -> Path:
+        return place / f".{self.id}-{secrets.token_hex(4)}"
 
     def clear(self, folder: Path) -> None:
         """All of a folder is finished: nobody needs its claims."""
@@ -197,8 +208,8 @@ def _newest(place: Path, unit: str) -> tuple[int, str | None]:
     if not number:
         return 0, None
     try:
-        return number, (place / f"{unit}.{number}").read_text()
-    except OSError:
+        return number, next((place / f"{unit}.{number}").iterdir()).name
+    except (OSError, StopIteration):
         return number, None  # it was given back just now
 
 

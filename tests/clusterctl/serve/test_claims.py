@@ -78,8 +78,8 @@ def test_a_server_of_another_machine_lives_as_long_as_its_file_changes(
             far.write_text(f"feedfacecafe\n{text}\n")
 
         beat(1)
-        (folder / CLAIMS).mkdir(parents=True)
-        (folder / CLAIMS / "0000-0008.1").write_text("feedfacecafe")
+        (folder / CLAIMS / "0000-0008.1").mkdir(parents=True)
+        (folder / CLAIMS / "0000-0008.1/feedfacecafe").touch()
         for number in range(2, 5):
             assert not own.take(folder, "0000-0008")
             now[0] += module.SILENT_S - 1
