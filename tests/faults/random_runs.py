@@ -74,15 +74,15 @@ def in_restart(one: Round, draw: Chance) -> None:
         return len(one.events(wanted)) > count or one.is_over
 
     if not seen:
-        kill([one.ranks[draw.choice(sorted(one.ranks))]], signal.SIGKILL)
+        kill_rank(one, draw)
     wait(one, has_come, 25)
 
 
 def at_rendezvous(one: Round, draw: Chance) -> None:
     """After the ranks of the next attempt were started, before its first step."""
     count = len(one.events("start"))
-    if draw.random() < 0.7 and one.ranks:
-        kill([one.ranks[draw.choice(sorted(one.ranks))]], signal.SIGKILL)
+    if draw.random() < 0.7:
+        kill_rank(one, draw)
     wait(one, lambda: len(one.events("start")) > count or one.is_over, 25)
 
 
