@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -18,7 +19,11 @@ ENDED = "--- ended:"
 def parse(
     parser: argparse.ArgumentParser, argv: Sequence[str] | None = None, **least: object
 ) -> argparse.Namespace:
-    """Parse the options; with `--tiny` the values in `least` replace the defaults."""
+    """Parse the options; with `--tiny` the values in `least` replace the defaults.
+
+    From here on SIGTERM ends in order, so that what a benchmark has started ends with it.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     parser.add_argument("--tiny", action="store_true", help="least work, only to see that it runs")
     options = parser.parse_args(argv)
     assert least.keys() <= vars(options).keys(), "a name in `least` is not an option"
