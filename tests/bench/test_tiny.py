@@ -37,7 +37,7 @@ ROWS = {
         "decoding and encoding together: ",
     ),
     "followed": (
-        "pair 1: ", "followed / copied, means: ", "followed / copied, medians: ",
+        "pair 1: ", "step time: ", "waiting for its core: ",
         "CPU of the training's node for the server: ",
     ),
     "model": ("ours ", "plain ", "products ", "plain / ours: ", "GFLOP/s", "where ours goes: "),
