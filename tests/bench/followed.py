@@ -49,7 +49,7 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=8, help="default: 8")
     parser.add_argument("--seconds", type=float, default=40.0, help="of a half (default: 40)")
     parser.add_argument("--saves", type=int, default=500, help="steps to a save (default: 500)")
-    given = tiny.parse(parser, pairs=1, seconds=2.0, saves=10)
+    given = tiny.parse(parser, pairs=1, seconds=2.0, saves=100)
     cores = sorted(os.sched_getaffinity(0))
     reason = why_not() or (None if len(cores) > 1 else "needs two cores")
     if reason is not None:
