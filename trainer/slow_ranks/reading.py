@@ -1,5 +1,5 @@
-"""What a rank reads of itself, its GPU and its node when some rank is slow; on a thread, for a
-second, never before. What cannot be read is absent."""
+"""What a rank reads of itself, its GPU and its node when some rank is slow; on a thread, for some
+seconds, never before. What cannot be read is absent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from typing import Any
 
 import torch
 
-SECONDS = 1.0
+# A quota may keep a process from running for more than a second, and the kernel counts that only
+# when it runs again.
+SHORTEST_S, LONGEST_S = 3.0, 20.0
+STEPS = 2  # read for so long, so that the slow phase is in it
 LOOKS = 20  # at the state of decoding processes
 FOREIGN = 0.5  # CPUs of one program that make it worth a name
 _TICK = os.sysconf("SC_CLK_TCK")
@@ -32,11 +35,17 @@ _IB_ERRORS = frozenset(
 _IB, _IB_PORTS = Path("/sys/class/infiniband"), "*/ports/*"
 
 
-class Reader:
-    """Begins to read at once; `taken` gives what it has by now, and never waits."""
+def seconds_of(step_s: float) -> float:
+    """How long to read where a step takes so long."""
+    return min(max(STEPS * step_s, SHORTEST_S), LONGEST_S)
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+
+class Reader:
+    """Begins to read at once, for some seconds; `taken` gives what it has by now, and never
+    waits."""
+
+    def __init__(self, device: torch.device, seconds: float) -> None:
+        self._device, self._seconds = device, seconds
         self._found: dict[str, Any] = {"host": socket.gethostname()}
         self._lock = threading.Lock()
         threading.Thread(target=self._run, name="slow-rank reading", daemon=True).start()
@@ -58,7 +67,7 @@ class Reader:
         foreign_before = _processor_s(own)
         card, states, mhz = _card(self._device), "", 0.0
         for _ in range(LOOKS):
-            time.sleep(SECONDS / LOOKS)
+            time.sleep(self._seconds / LOOKS)
             states += _states_of_children()
             mhz = max(mhz, _sm_mhz(*card) if card else 0.0)
         after, passed_s = _counters(), time.monotonic() - began
@@ -91,7 +100,7 @@ def _text(path: str | Path) -> str:
 
 
 def _counters() -> dict[str, float]:
-    """Sums whose growth in a second is a share or a rate."""
+    """Sums whose growth by the second is a share or a rate."""
     found = {}
     ticks = _text("/proc/stat").partition("\n")[0].split()[1:]
     if len(ticks) >= 8:
@@ -239,8 +248,8 @@ def _card(device: torch.device) -> tuple[Any, Any] | None:
 
 
 def _sm_mhz(nv: Any, handle: Any) -> float:
-    """0 where it does not tell. Its highest one of a second counts: clocks of a card that computes
-    at its power limit change all the time."""
+    """0 where it does not tell. Its highest one counts: clocks of a card that computes at its power
+    limit change all the time."""
     with contextlib.suppress(nv.NVMLError):
         return float(nv.nvmlDeviceGetClockInfo(handle, nv.NVML_CLOCK_SM))
     return 0.0

@@ -16,10 +16,10 @@ from trainer.runlog.slow_ranks import NAME, slow_ranks
 from trainer.runlog.slow_reasons import Reading, common_reasons, reasons, unread
 from trainer.runlog.telemetry import Event
 from trainer.slow_ranks.judge import WINDOW, Floats, Ints, Judge, Slow
-from trainer.slow_ranks.reading import SECONDS, Reader
+from trainer.slow_ranks.reading import Reader, seconds_of
 
 NOTHING, READ, HAND_IN = 0.0, 1.0, 2.0  # what rank 0 asks of all ranks by its figures of a step
-HAND_IN_S = SECONDS + 1.5  # a node that has not read by then hands in what it has
+LATE_S = 1.5  # behind rank 0; a node that has not read by then hands in what it has
 OFTEN_S = 30.0  # between readings
 MOST = 8  # ranks of one event
 
@@ -36,15 +36,18 @@ class SlowRanks:
         self._reader: Reader | None = None
         self._told: dict[Key, dict[str, Any]] = {}
         self._asked_s = -OFTEN_S
+        self._stepped_s, self._reads_s = time.monotonic(), 0.0
         self._named_at = 0  # step
         self.asks = NOTHING
 
     def after(self, step: int, ranks: Sequence[StepFigures], cells: Ints) -> None:
         """Take the figures of a step and the buckets [R, E] of its microbatches (collective when
         rank 0 has asked for it)."""
-        asked = ranks[0].asks
+        asked, now = ranks[0].asks, time.monotonic()
+        step_s, self._stepped_s = now - self._stepped_s, now
         if asked == READ:
-            self._reader = Reader(self._engine.device)
+            self._reads_s = seconds_of(step_s)
+            self._reader = Reader(self._engine.device, self._reads_s)
         readings: list[Reading] | None = None
         if asked == HAND_IN:
             mine = self._reader.taken() if self._reader is not None else {}
@@ -56,7 +59,7 @@ class SlowRanks:
         if readings is not None:
             self._tell(step, readings)
         elif self._reader is not None:
-            if time.monotonic() - self._asked_s >= HAND_IN_S:
+            if now - self._asked_s >= self._reads_s + LATE_S:
                 self.asks = HAND_IN
         elif is_new:
             self._ask_or_tell(step)

@@ -19,7 +19,7 @@ from trainer.slow_ranks import reading
 
 def test_a_reading_of_this_machine_has_names_of_the_table_and_shares() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE):
-        reader = reading.Reader(torch.device("cpu"))
+        reader = reading.Reader(torch.device("cpu"), seconds=0.5)
         assert set(reader.taken()) == {"host"}  # it does not wait
         until = time.monotonic() + 30
         while "foreign_cores" not in (found := reader.taken()) and time.monotonic() < until:
@@ -28,6 +28,11 @@ def test_a_reading_of_this_machine_has_names_of_the_table_and_shares() -> None:
     assert 0.0 <= found["cpu_wait"] <= 1.1
     assert 0.0 <= found["foreign_cores"] <= 2.0 * (os.cpu_count() or 1)
     assert found["decoders_disk"] + found["decoders_busy"] <= 1.0
+
+
+@pytest.mark.parametrize(("step_s", "seconds"), [(0.1, 3.0), (4.0, 8.0), (60.0, 20.0)])
+def test_a_reading_lasts_two_steps_within_limits(step_s: float, seconds: float) -> None:
+    assert reading.seconds_of(step_s) == seconds
 
 
 def test_a_process_that_shares_its_processor_waits_for_it() -> None:

@@ -23,6 +23,7 @@ class FakeReader:
     """What this rank has read, at once."""
 
     device: torch.device
+    seconds: float
 
     def taken(self) -> dict[str, Any]:
         return {"host": "n1", "quota": 0.0, "cpu_wait": 0.0}
@@ -47,7 +48,8 @@ class Training:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(watch, "Reader", FakeReader)
-        monkeypatch.setattr(watch, "HAND_IN_S", 0.0)
+        monkeypatch.setattr(watch, "LATE_S", 0.0)
+        monkeypatch.setattr(watch, "seconds_of", lambda step_s: 0.0)
         monkeypatch.setattr(watch, "OFTEN_S", 0.0)
         self.engine, self.events, self.step = FakeEngine(), list[Event](), 0
         self.subject = SlowRanks(self.engine, self._report)  # type: ignore[arg-type]
