@@ -38,7 +38,7 @@ ROWS = {
     ),
     "followed": (
         "pair 1: ", "step time: ", "waiting for its core: ",
-        "CPU of the training's node for the server: ",
+        "CPU of the training's node: ",
     ),
     "model": ("ours ", "plain ", "products ", "plain / ours: ", "GFLOP/s", "where ours goes: "),
     "payloads": (
