@@ -19,6 +19,8 @@ PACKAGES = ("checks", "clusterctl", "dashboards", "trainer")
 WIDTH = 100
 MOST_SKIPS = 40  # statements kept from the formatter, each a table
 MOST_FILES = 20  # Python files side by side
+# Here every signal handler puts something into the queue.
+HANDLERS_PUT = ("clusterctl/payload/agent.py",)
 # Wordings that were replaced, in strings that users read. The second is what to write instead.
 WORDS = (
     (
@@ -150,6 +152,36 @@ def wordings(path: Path, tree: ast.AST) -> Iterator[str]:
                 yield f"{path.relative_to(ROOT)}:{line}: {match[0]!r}: write {better!r}"
 
 
+def unsafe_waits(trees: dict[Path, ast.AST]) -> Iterator[str]:
+    """`get` with a timeout of something that is a SimpleQueue somewhere. Before Python 3.13 it waits
+    forever when a signal handler ends after the time is up (a negative rest is no limit)."""
+    simple: set[tuple[Path | None, str]] = set()  # attributes in all files, names in their own
+    for path, tree in trees.items():
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.Assign, ast.AnnAssign)) and "SimpleQueue" in ast.unparse(node):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                for one in (part for target in targets for part in ast.walk(target)):
+                    if isinstance(one, ast.Attribute):
+                        simple.add((None, one.attr))
+                    elif isinstance(one, ast.Name):
+                        simple.add((path, one.id))
+    for path, tree in trees.items():
+        if path.relative_to(ROOT).as_posix() in HANDLERS_PUT:
+            continue
+        for node in ast.walk(tree):
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr == "get"
+                and any(word.arg == "timeout" for word in node.keywords)
+                and (
+                    (path, ast.unparse(node.func.value)) in simple
+                    or (None, ast.unparse(node.func.value).rpartition(".")[2]) in simple
+                )
+            ):
+                yield f"{path.relative_to(ROOT)}:{node.lineno}: SimpleQueue.get(timeout=…): use queue.Queue"
+
+
 def findings(paths: Iterable[Path]) -> Iterator[str]:
     texts = {path: path.read_text(encoding="utf-8") for path in paths}
     trees = {path: ast.parse(text) for path, text in texts.items()}
@@ -165,6 +197,7 @@ def findings(paths: Iterable[Path]) -> Iterator[str]:
     skips = sum(text.count("# fmt: skip") for text in texts.values())
     if skips > MOST_SKIPS:
         yield f"{skips} times `# fmt: skip`, at most {MOST_SKIPS}"
+    yield from unsafe_waits(trees)
     for path, text in texts.items():
         yield from long_lines(path, text)
         yield from wordings(path, trees[path])

@@ -37,6 +37,19 @@ def test_cycle_between_folders_is_found(tmp_path: Path, monkeypatch) -> None:
     assert found(tmp_path, monkeypatch, **files) == ["import cycle: a.b, a.c"]
 
 
+def test_waits_that_a_signal_can_make_endless_are_found(tmp_path: Path, monkeypatch) -> None:
+    made = "import queue\n\n\nclass Two:\n    def __init__(self):\n        self.inbox: queue.{} = queue.{}()\n"
+    used = "def f(two):\n    return two.inbox.get(timeout=1.0)\n"
+    (line,) = found(
+        tmp_path, monkeypatch, pack__one=made.replace("{}", "SimpleQueue"), pack__two=used
+    )
+    assert line.startswith("pack/two.py:2: SimpleQueue.get(timeout=…)")
+    assert found(tmp_path, monkeypatch, pack__one=made.replace("{}", "Queue"), pack__two=used) == []
+    monkeypatch.setattr(lint, "HANDLERS_PUT", ("pack/two.py",))
+    simple = made.replace("{}", "SimpleQueue")
+    assert found(tmp_path, monkeypatch, pack__one=simple, pack__two=used) == []
+
+
 def test_long_lines_are_found_outside_tables_and_urls(tmp_path: Path, monkeypatch) -> None:
     long = "x" * 101
     text = f"# {long}\nA = [\n    1, '{long}',\n]  # fmt: skip\nB = 1  # https://{long}\n"

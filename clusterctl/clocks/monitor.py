@@ -105,7 +105,7 @@ class Watch(Followers):
 
     def __init__(self, cluster: Cluster, interval_s: float) -> None:
         super().__init__(cluster)
-        self.events: queue.SimpleQueue[Sample | Lost] = queue.SimpleQueue()
+        self.events: queue.Queue[Sample | Lost] = queue.Queue()
         self.head = HeadClock()
         self._interval_s = interval_s
 

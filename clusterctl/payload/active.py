@@ -89,7 +89,7 @@ class Rank:
 
     def ask(self, order, timeout_s):
         """Its answer; without one, `error` and whether the process itself is at fault."""
-        waiting = queue.SimpleQueue()  # type: Any
+        waiting = queue.Queue()  # type: Any
         self.answers[order["id"]] = waiting
         self.write(json.dumps(order).encode() + b"\n")
         started = time.monotonic()

@@ -32,7 +32,8 @@ PR_SET_CHILD_SUBREAPER = 36
 MASTER_PATIENCE_S, PATIENCE_S = 0.5, 4.0  # for the lock of a job
 UNSTARTED_S = 60.0  # without a word of the head, before the start; it pings every few seconds
 
-# A SimpleQueue: a signal handler puts into it, which may deadlock with queue.Queue.
+# A SimpleQueue: a signal handler puts into it, which may deadlock with queue.Queue. Each handler
+# puts something, since otherwise `get` may wait forever (tests/lint.py).
 orders = queue.SimpleQueue()  # type: Any
 holding = []  # type: list[tuple[int, str]]  # descriptor and path of the job's lock
 running = []  # type: list[Ranks]  # which need no head once they have started

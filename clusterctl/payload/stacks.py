@@ -31,7 +31,7 @@ from clusterctl.payload.tools import SECTIONS, at_once, call, kill_tools, togeth
 SKIPPED = ("tracker", "shell")
 FAULT_S = 1.5  # for a signalled trainer to write its stacks
 
-answers = queue.SimpleQueue()  # type: Any
+answers = queue.Queue()  # type: Any
 
 
 def main():

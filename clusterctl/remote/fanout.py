@@ -75,7 +75,7 @@ class Fanout(Generic[T]):
     def __iter__(self) -> Iterator[NodeResult[T]]:
         started = time.monotonic()
         todo = iter(self._nodes)  # shared by the threads: a step of a list's iterator is atomic
-        done: queue.SimpleQueue[NodeResult[T]] = queue.SimpleQueue()
+        done: queue.Queue[NodeResult[T]] = queue.Queue()
         stop = threading.Event()
 
         def worker() -> None:

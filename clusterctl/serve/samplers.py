@@ -40,7 +40,7 @@ class Samplers(Followers):
     def __init__(self, cluster: Cluster, args: dict[str, Any], folders: list[Path]) -> None:
         """`folders` are those of the runs, in the order of the tokens in `args`."""
         super().__init__(cluster)
-        self.inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.inbox: queue.Queue[Message] = queue.Queue()
         self._args, self._folders = args, folders
         self._orders: dict[str, queue.SimpleQueue[tuple[int, dict[str, Any]] | None]] = {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 
@@ -9,7 +10,7 @@ import pytest
 
 from clusterctl.errors import TransportError
 from clusterctl.nodes import Node
-from clusterctl.remote.fanout import Fanout, NodeResult, in_order
+from clusterctl.remote.fanout import TICK_S, Fanout, NodeResult, in_order
 from clusterctl.transport.base import Limits, Progress, Unreachable
 
 NODES = [Node(f"n{index}") for index in range(6)]
@@ -38,6 +39,30 @@ def test_every_node_gives_exactly_one_result() -> None:
     found = list(Fanout(NODES, lambda node, _: node.name, deadline_s=5))
     assert sorted(result.value for result in found) == [node.name for node in NODES]
     assert all(result.unreachable is None for result in found)
+
+
+def test_a_signal_handler_that_ends_after_a_tick_stops_nothing(gate: threading.Event) -> None:
+    """SimpleQueue.get, before Python 3.13, then waits forever."""
+    handled = []
+
+    def late(*_: object) -> None:
+        time.sleep(2 * TICK_S)
+        handled.append(True)
+
+    before = signal.signal(signal.SIGUSR1, late)
+    main, asked = threading.get_ident(), list[threading.Timer]()
+
+    def meanwhile() -> None:
+        if not asked:
+            asked.append(threading.Timer(TICK_S / 2, signal.pthread_kill, (main, signal.SIGUSR1)))
+            asked[0].start()
+
+    try:
+        fanout = Fanout(NODES, hang_on(gate, "n1"), deadline_s=1.0, meanwhile=meanwhile)
+        assert len(list(fanout)) == len(NODES)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert handled
 
 
 def test_results_come_as_they_arrive_not_in_order() -> None:

@@ -71,7 +71,7 @@ class Worker:
     ) -> None:
         self._options, self._make, self._end, self._abort = options, make, end, abort
         self.asked: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
-        self._made: queue.SimpleQueue[Batch | BaseException] = queue.SimpleQueue()
+        self._made: queue.Queue[Batch | BaseException] = queue.Queue()
         # A daemon: a thread that waits for a late clip must not hold up the end of the program.
         self._thread = threading.Thread(target=self._work, name=role, daemon=True)
         self._thread.start()

@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 from tests.trainer.data.video.test_decode import is_gone, wait_for
 from trainer.config.keys import DatasetConfig
 from trainer.data import digits
+from trainer.data.loader import loader
 from trainer.data.loader.build_loader import build_loader
 from trainer.data.loader.loader import LoaderError, TooFewClips, Worker
 from trainer.data.manifest.read import read_manifest
@@ -50,6 +52,26 @@ def epoch_of(plan, cursor=Cursor(), rank=0, world=1, workers=0, options=FAST) ->
         return list(loader)
     finally:
         loader.close()
+
+
+def test_a_signal_handler_that_takes_long_ends_no_limit(monkeypatch) -> None:
+    """As a request to stop may on a busy node. SimpleQueue.get, before Python 3.13, then waits
+    forever."""
+    monkeypatch.setattr(loader, "longest_wait_s", lambda _: 0.5)
+    gate = threading.Event()
+    worker = Worker(FAST, "late", lambda *_, **__: gate.wait(30), lambda: None)
+    # `take` looks every second
+    before = signal.signal(signal.SIGUSR1, lambda *_: time.sleep(1.2))
+    try:
+        main = threading.get_ident()
+        threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGUSR1)).start()
+        worker.asked.put("batch")
+        with pytest.raises(LoaderError, match="no batch within"):
+            worker.take()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        gate.set()
+        worker.close()
 
 
 def test_batch_holds_what_the_model_needs(folder):
@@ -326,6 +348,7 @@ RANK = """
 import sys, time
 import psutil
 from trainer.data.plan.buckets import Buckets
+from trainer.data.loader import loader
 from trainer.data.loader.build_loader import build_loader
 from trainer.data.manifest.read import read_manifest
 from trainer.data.plan.data_plan import Cursor, DataPlan
