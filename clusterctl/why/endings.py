@@ -15,7 +15,8 @@ from clusterctl.why.recorded import RankEnd
 _DETAIL = re.compile(
     r"\s*$|\s|frame #|Exception raised from|terminate called|CUDA kernel errors|For debugging|"
     r"Compile with|Current thread|Thread 0x|Extension modules|Aborted|Traceback \(most|"
-    r"During handling of the above|The above exception was|\[[EWIF]\d* |\[[EWIF] |wandb:|"
+    r"During handling of the above|The above exception was|Original exception was:|"
+    r"\[[EWIF]\d* |\[[EWIF] |wandb:|"
     r"\S+:\d+:\d+ \[\d+\] |\w*Warning|--- attempt|Search for `|CUDA error|nccl\w+: |"
     r"Last error:|socketProgress|"
     r"\[\d[\d,]* bytes are left out here\]|.*(?:resource_tracker|destroy_process_group)"

@@ -40,6 +40,13 @@ WATCHDOG = (
 )
 _BARK = r"watchdog thread terminated with exception: (?:\[.*?\] )?"
 _NODE = "leave the node out (clusterctl exclude add NODE --reason …)"
+_LOADER_DIED = (
+    "a process of the data loader was ended, most often for want of memory",
+    (
+        "look for oom-kill in the kernel's log (clusterctl run 'dmesg -T | grep -i kill'); "
+        "use fewer workers"
+    ),
+)
 _LOOK = "look for the rank that ended first; this one only noticed"
 
 # The first one that fits decides. A taken port and the watchdog are worded with the same classes as
@@ -52,7 +59,7 @@ SIGNATURES: tuple[Signature, ...] = (
     _one("nccl-watchdog", Kind.NCCL_WATCHDOG, WATCHDOG, "watchdog timed out", "a collective did not end in time: some rank never joined it, or the network failed", _LOOK),
     _one("ended-by-launcher", Kind.PEER_LOST, r"is killed by signal: Terminated|^SystemExit: (?:143|130)$|SignalException", "ended by the launcher", "the launcher ended it with the others", _LOOK),
     _one("shared-memory", Kind.WORKER_DIED, r"DataLoader worker .*Bus error|insufficient shared memory", "shared memory full", "/dev/shm of the node or container is too small for the data loader", "enlarge /dev/shm (docker --shm-size), or use fewer workers"),
-    _one("worker-died", Kind.WORKER_DIED, r"DataLoader worker .*(?:is killed by signal|exited unexpectedly)|Pin memory thread exited|decoding processes were killed", "loader died", "a process of the data loader was ended, most often for want of memory", "look for oom-kill in the kernel's log (clusterctl run 'dmesg -T | grep -i kill'); use fewer workers"),
+    _one("worker-died", Kind.WORKER_DIED, r"DataLoader worker .*(?:is killed by signal|exited unexpectedly)|Pin memory thread exited|decoding processes were killed", "loader died", *_LOADER_DIED),
     _one("another-rank", Kind.PEER_LOST, r"another rank has ended", "ended with another rank", "another rank ended", _LOOK),
     _one("nccl-remote", Kind.PEER_LOST, r"remote process exited|ncclRemoteError", "NCCL lost a peer", "NCCL lost the connection to another rank", _LOOK),
     _one("peer-closed", Kind.PEER_LOST, r"connection (?:was )?(?:closed|reset|refused|likely closed)|socket closed|broken pipe|failed to recv|pair closure|recvValue failed", "connection closed by peer", "the connection to another rank ended", _LOOK),
@@ -97,6 +104,7 @@ ADVICE: dict[str, tuple[str, str]] = {
     "signal-11": ("the program used a wrong address: a library in C or CUDA, rarely memory that is broken", "repeat with PYTHONFAULTHANDLER=1; if one node alone has it, leave it out"),
     "signal-7": ("a mapped file or /dev/shm could not be read or written", "df -h /dev/shm on the node; check the file system"),
     "signal": ("a signal ended the process", "dmesg of the node; who sent it is not recorded"),
+    "worker-died": _LOADER_DIED,
     "hang": ("no rank took a step within the limit", "read the stacks of that moment in stacks/ (index.html)"),
     "node-unreachable": ("the node answers no more: power, network, kernel", "clusterctl preflight on that node; its console or BMC says more"),
     "xid": ("the NVIDIA driver logged an error of a GPU", "clusterctl preflight on that node; its kernel log has the line"),

@@ -42,7 +42,16 @@ _ABORT = "terminate called"
 _OF_MACHINE = (Kind.CUDA_OOM, Kind.CUDA_ERROR, Kind.DISK_FULL, Kind.STORAGE)
 _VAGUE = (Kind.WORKER_EXCEPTION, Kind.CUDA_ERROR)
 BEFORE_ABORT = 60  # lines of C++ frames between a traceback and the abort that it brings about
-_CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
+_CHAINED = (
+    "During handling of the above exception",
+    "The above exception was the direct cause",
+    # Below the error of the hook that prints it: a signal handler that raised meanwhile, as that
+    # of torch's data loader does when one of its processes ends.
+    "Original exception was:",
+)
+# Frames of a data loader that talks to one of its own processes: the peer is that process.
+_OF_LOADER = re.compile(r'\s+File ".*/torch/utils/data/')
+_OF_PROCESS = re.compile(r'\s+File ".*/multiprocessing/')
 
 
 def _plain(lines: Sequence[str]) -> list[str]:
@@ -119,8 +128,19 @@ def read(lines: Sequence[str]) -> Stated | None:
     if found is None:
         return None
     index, text, rank = found
+    if classify(text).kind == Kind.PEER_LOST and _is_of_loader(_plain(lines[:index])):
+        return Stated(Kind.WORKER_DIED, text)
     is_last = index >= len(lines) - FEW_LINES or is_stated(lines[index])
     return replace(classify(text, rank), is_last=is_last)
+
+
+def _is_of_loader(above: Sequence[str]) -> bool:
+    """Whether the traceback that ends below these lines is one of a data loader whose process is
+    gone, by its frames."""
+    begin = max((at for at, line in enumerate(above) if line.startswith("Traceback")), default=0)
+    frames = [line for line in above[begin:] if line.lstrip().startswith('File "')]
+    has_loader = any(map(_OF_LOADER.match, frames))
+    return has_loader and _OF_PROCESS.match(frames[-1]) is not None
 
 
 def is_stated(line: str) -> bool:

@@ -20,6 +20,7 @@ KNOWN = {
     "torchrun-console": ("signal-9", ()),
     "torchrun-cut": ("cuda-error", ()),
     "unmarked": ("worker-exception", ()),
+    "worker-died-in-hook": ("worker-died", (2,)),
     "flood": ("worker-exception", (1,)),
     **{name: expected for name, expected in SCENARIOS.items() if expected[0] and name != "killed"},
 }

@@ -64,6 +64,21 @@ def test_recorded_log_has_its_class(name: str, kind: Kind) -> None:
     assert stated.kind == kind
 
 
+def test_connection_to_a_process_of_the_loader_is_no_connection_to_a_rank() -> None:
+    """One that torch's handler of the loader's death did not replace by its own words."""
+    lines = (CAPTURES / "why/worker-died-in-hook/2.log").read_text().splitlines()
+    lines = lines[lines.index("Original exception was:") + 1 :]
+    stated = read(lines)
+    assert stated is not None
+    assert stated.text == "ConnectionResetError: [Errno 104] Connection reset by peer"
+    assert stated.kind == Kind.WORKER_DIED
+    others = [line for line in lines if "/torch/utils/data/" not in line]
+    for left in (others, [line for line in lines if "/multiprocessing/" not in line]):
+        stated = read(left)
+        assert stated is not None
+        assert stated.kind == Kind.PEER_LOST
+
+
 def test_class_of_an_exception_and_the_file_that_raised_it_are_kept() -> None:
     lines = [
         "[rank3]: Traceback (most recent call last):",
