@@ -21,8 +21,10 @@ BEFORE = 200  # steps that these are compared with
 EVERY = 10  # steps between comparisons, which take 2 ms with 45 kinds
 _LEAST_BEFORE = 100
 _MADS = 4.0
-# Octaves, instead of a smaller MAD: no mean below 1.5 times the median of before is a spike.
-_LEAST_MAD = 0.15
+# Octaves above the median of before: no smaller mean is a spike. 1.5 times the loss; 8 times the
+# norm, as for a skipped step, since the norm of a long training at a high learning rate was 3 times
+# its median for 50 steps and fell again, while the loss was never above 1.2 times its own.
+_LEAST_RISE = {"loss": 0.6, "grad_norm": 3.0}
 _WORDS = {"loss": "loss", "grad_norm": "norm of the gradients"}
 
 
@@ -37,8 +39,9 @@ class Spike:
 
 @dataclass
 class Measure:
-    """Loss or gradient norm of the steps that were taken."""
+    """Loss or gradient norm of the steps that were taken; `least` octaves make a spike."""
 
+    least: float
     history: NormHistory = field(default_factory=lambda: NormHistory(0.0))
     recent: list[tuple[int, tuple[str, ...], float]] = field(default_factory=list)
 
@@ -63,7 +66,7 @@ class Measure:
         if len(before) < _LEAST_BEFORE:
             return None
         median, mad = median_and_mad(np.array([distance for _, distance in before]))
-        limit = median + _MADS * max(mad, _LEAST_MAD)
+        limit = median + max(_MADS * mad, self.least)
         mean = sum(last) / WINDOW  # in the order of steps: all ranks find the same bits
         if mean > limit and sum(distance > limit for distance in last) > WINDOW // 2:
             return mean - median, found[-WINDOW][0]
@@ -75,7 +78,7 @@ class SpikeGuard:
     """Decides from numbers that are equal on all ranks."""
 
     measures: dict[str, Measure] = field(
-        default_factory=lambda: {name: Measure() for name in _WORDS}
+        default_factory=lambda: {name: Measure(_LEAST_RISE[name]) for name in _WORDS}
     )
 
     def end(self, step: int, kinds: Sequence[str], values: Mapping[str, float]) -> Spike | None:

@@ -35,14 +35,16 @@ def test_a_loss_that_stays_high_is_found_within_its_50_steps() -> None:
     assert found.text.endswith(f"times the median of the {BEFORE} steps before")
 
 
-def test_a_gradient_norm_that_stays_high_is_found_too() -> None:
+@pytest.mark.parametrize(("times", "is_spike"), [(10.0, True), (5.0, False)])
+def test_a_gradient_norm_that_stays_far_above_is_found_too(times: float, is_spike: bool) -> None:
     guard = SpikeGuard()
     found = [
-        guard.end(step, ("a",), {"loss": 1.0, "grad_norm": 4.0 if step > 300 else 1.0})
-        for step in range(1, 351)
+        guard.end(step, ("a",), {"loss": 1.0, "grad_norm": times if step > 300 else 1.0})
+        for step in range(1, 401)
     ]
-    (spike,) = list(filter(None, found))[:1]
-    assert spike.text.startswith("the norm of the gradients of steps ")
+    spikes = list(filter(None, found))
+    assert bool(spikes) is is_spike
+    assert all(one.text.startswith("the norm of the gradients of steps ") for one in spikes)
 
 
 @pytest.mark.parametrize(
