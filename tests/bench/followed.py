@@ -14,6 +14,11 @@ it, to see where time goes: how long the training's main thread stood ready and 
 (run delay of /proc/PID/schedstat), as a share of the time; and the CPU seconds of its node without
 the training, which are those of the ssh sessions and what they run: those for a checkpoint, and
 those of looking for new ones. Exit code 1 where the median of the ratios is 1 % or more.
+
+Two shared virtual cores, 70 ms a step, a checkpoint every 17 s, 40 pairs: median 0.996, mean 0.996
+(standard error 0.005), the training waits 0.24 % of the time longer (0.04 %), 0.065 CPU s of its
+node a checkpoint. Halves with and without a server that are 20 to 40 s apart cannot show this: with
+nothing to follow their ratios were 0.83 to 1.11, and so was the CPU time of a step.
 """
 
 from __future__ import annotations
