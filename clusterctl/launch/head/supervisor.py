@@ -36,13 +36,17 @@ REPEATED = ("rank", "rank-ended", "unshared")  # events that agents' messages gi
 def start(run_dir: Path, word: str) -> Link:
     """Start a supervisor of a saved run and connect to it. Raises `CouldNotFindOut`."""
     path = owner.socket_path(saved_run.read(run_dir).plan.run_id)
-    child = spawn([sys.executable, "-m", __name__, str(run_dir), word], run_dir / LOG)
+    command = [sys.executable, "-m", __name__, str(run_dir), word]
+    child = spawn(command, run_dir / LOG)
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         try:
             return Link(path)
         except OSError:
-            if child.poll() is not None:
+            code = child.poll()
+            if code == -signal.SIGINT:  # a Ctrl-C before it had left the terminal; the caller asks
+                child = spawn(command, run_dir / LOG)
+            elif code is not None:
                 break
         time.sleep(0.05)
     child.terminate()  # one that comes later would begin the run all the same

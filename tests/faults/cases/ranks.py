@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.clusterctl.launch.harness import command_line, tagged, variables
 from tests.faults.fault import fault
-from tests.faults.rig import Round, kill
+from tests.faults.rig import Round, Setting, kill
 
 HANG_S = 8.0 * 1.5 + 8.0  # the limit that launches are given, and the time to take stacks
 LOOKED_S = HANG_S + 20.0
@@ -111,6 +111,7 @@ def count_memory(one: Round) -> None:
 @fault(
     "F16", "host out of memory", "oom-kernel",
     detected_s=15.0, recovered_s=35.0, prepare=count_memory,
+    setting=Setting(words=("--hang-timeout", "40")),  # filling it takes a while on a busy machine
 )  # fmt: skip
 def out_of_memory(one: Round) -> None:
     one.until_step(23)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from clusterctl.launch.head import attached, owner
+from clusterctl.launch.head import attached, owner, supervisor
 from clusterctl.launch.head.link import Link
 from clusterctl.output import Output
 from tests.clusterctl.commands.user import QUESTION, SHORT, Terminal, User
@@ -70,6 +73,34 @@ def test_ctrl_c_while_the_supervisor_starts_stops_it_too(user: User) -> None:
     plan = json.loads((user.run_dir / "plan.json").read_text())
     assert tagged(plan["run_id"]) == []
     assert owner.find(user.run_dir) is None
+
+
+def test_supervisor_that_a_ctrl_c_ends_before_it_leaves_the_terminal_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The moment between fork and setsid: the signal waits until the new program is executed."""
+    path = tmp_path / "socket"
+    interrupted = "import os, signal; os.kill(os.getpid(), signal.SIGINT)"
+    listening = "import socket, time; s = socket.socket(socket.AF_UNIX); "
+    listening += f"s.bind({str(path)!r}); s.listen(); time.sleep(60)"
+    started = []
+
+    def spawn(*_: object) -> subprocess.Popen[bytes]:
+        program = listening if started else interrupted
+        started.append(subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL))
+        return started[-1]
+
+    run = SimpleNamespace(plan=SimpleNamespace(run_id="1"))
+    monkeypatch.setattr(supervisor, "spawn", spawn)
+    monkeypatch.setattr(supervisor.saved_run, "read", lambda _: run)
+    monkeypatch.setattr(supervisor.owner, "socket_path", lambda _: path)
+    try:
+        supervisor.start(tmp_path, "begin").close()
+        assert [one.poll() for one in started] == [-signal.SIGINT, None]
+    finally:
+        for one in started:
+            one.kill()
+            one.wait()
 
 
 def test_second_launch_of_a_job_is_refused_also_between_two_attempts(user: User) -> None:
