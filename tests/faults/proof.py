@@ -97,16 +97,21 @@ def compare(mine: History, undisturbed: History) -> Compared:
 
 def count(mine: History, world: int, left_out: int = 0) -> Compared:
     """Clips that were trained on twice in an epoch; with `world`, also those of whole epochs that
-    were not: `left_out` microbatches at most may be, where the number of ranks has changed."""
+    were not: `left_out` microbatches at most may be, where the number of ranks has changed, and in
+    each epoch those that fill no step of its ranks."""
     epochs: dict[int, list[int]] = {}
-    for epoch, _, rows, _ in mine.samples.values():
+    ranks: dict[int, set[int]] = {}
+    for (_, rank), (epoch, _, rows, _) in mine.samples.items():
         epochs.setdefault(epoch, []).extend(rows)
+        ranks.setdefault(epoch, set()).add(rank)
     repeated = sum(len(rows) - len(set(rows)) for rows in epochs.values())
     if not world:
         return Compared(repeated)
-    whole = [rows for epoch, rows in epochs.items() if epoch < max(epochs)]
-    missed = sum(CLIPS - len(set(rows)) for rows in whole)
     size = len(next(iter(mine.samples.values()))[2])
+    missed = 0
+    for epoch in epochs.keys() - {max(epochs)}:
+        fill_no_step = CLIPS // size % len(ranks[epoch]) * size
+        missed += CLIPS - fill_no_step - len(set(epochs[epoch]))
     steps = sorted({step for step, _ in mine.samples})
     wrong = () if steps == list(range(1, len(steps) + 1)) else ("steps are missing",)
     return Compared(repeated, max(0, missed - left_out * size), wrong)

@@ -18,13 +18,13 @@ SIZE, WORLD = 4, 4
 
 
 def epochs(count: int, world: int = WORLD) -> History:
-    """A run that trains on every clip once in each epoch."""
+    """A run that trains in each epoch once on every clip that fills a step."""
     samples = {}
     steps = CLIPS // SIZE // world
     for epoch in range(count):
         rows = list(range(CLIPS))
         random.Random(epoch).shuffle(rows)
-        for index in range(CLIPS // SIZE):
+        for index in range(steps * world):
             step = epoch * steps + index // world + 1
             mine = tuple(rows[index * SIZE : (index + 1) * SIZE])
             samples[step, index % world] = (epoch, index, mine, f"{epoch}-{mine}")
@@ -68,6 +68,14 @@ def test_clips_of_an_epoch_are_counted_whatever_the_number_of_ranks() -> None:
     assert proof.count(replace(whole, samples=lost), WORLD, left_out=1).missed == 0
     twice = {**whole.samples, (2, 4): whole.samples[2, 3]}
     assert proof.count(replace(whole, samples=twice), WORLD).repeated == SIZE
+
+
+def test_clips_that_fill_no_step_of_the_ranks_of_an_epoch_are_not_missed() -> None:
+    whole = epochs(2, world=14)
+    assert len(whole.samples) == 2 * 42
+    assert proof.count(whole, 14).missed == 0
+    lost = {place: one for place, one in whole.samples.items() if place != (2, 3)}
+    assert proof.count(replace(whole, samples=lost), 14).missed == SIZE
 
 
 def test_seed_gives_the_same_faults_and_never_costs_more_nodes_than_there_are_spares() -> None:
