@@ -189,7 +189,7 @@ def port_taken(one: Round) -> None:
 
 
 SLOW = 2  # the rank of F26
-QUOTA = 0.1  # of a CPU
+QUOTA = 0.1  # of a CPU with 4 ranks; more ranks on this machine have less of it anyway
 NAMED_S = 150.0
 
 
@@ -214,10 +214,11 @@ def slow_rank_is_named(one: Round) -> Iterable[str]:
 )  # fmt: skip
 def slow_node(one: Round) -> None:
     one.until_step(23)
-    with CpuQuota(f"faults-{os.getpid()}-{one.seed}", QUOTA) as quota:
+    slower = one.setting.slower
+    with CpuQuota(f"faults-{os.getpid()}-{one.seed}", QUOTA / slower) as quota:
         one.strike()
         quota.hold([one.ranks[SLOW]])
-        one.until("the slow rank is named", lambda: told_slow(one), NAMED_S)
+        one.until("the slow rank is named", lambda: told_slow(one), NAMED_S * slower)
 
 
 def is_named(one: Round) -> Iterable[str]:
