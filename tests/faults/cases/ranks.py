@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.clusterctl.launch.harness import command_line, tagged, variables
 from tests.faults.fault import fault
-from tests.faults.rig import Round, Setting, kill
+from tests.faults.rig import Round, kill
 
 HANG_S = 8.0 * 1.5 + 8.0  # the limit that launches are given, and the time to take stacks
 LOOKED_S = HANG_S + 20.0
@@ -89,8 +89,8 @@ MEMORY = Path("/sys/fs/cgroup/memory")
 
 
 def count_memory(one: Round) -> None:
-    """All that the third node runs is counted together, from the begin on."""
-    node = one.lab.nodes[2]
+    """All that the node of rank 2 runs is counted together, from the begin on."""
+    node = one.lab.nodes[2 // one.setting.ranks]
     group = MEMORY / f"faults-{os.getpid()}-{one.seed}"
     group.mkdir()
 
@@ -111,7 +111,6 @@ def count_memory(one: Round) -> None:
 @fault(
     "F16", "host out of memory", "oom-kernel",
     detected_s=15.0, recovered_s=35.0, prepare=count_memory,
-    setting=Setting(words=("--hang-timeout", "40")),  # filling it takes a while on a busy machine
 )  # fmt: skip
 def out_of_memory(one: Round) -> None:
     one.until_step(23)
