@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import io
 import os
@@ -27,6 +28,7 @@ FOLDERS = {
     **dict.fromkeys(_OF_DASHBOARDS, "dashboards.commands"),
     **dict.fromkeys(("runs", "status", "attach", "logs", "why"), "clusterctl.commands.runs"),
 }
+OPEN_FILES = 65536  # enough for every cluster; programs of old close all that they may have
 HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
 
 
@@ -96,6 +98,7 @@ def main(args: list[str] | None = None) -> NoReturn:
     """Run the command line and exit with a code of the table."""
     os.umask(0o077)  # plans, logs, reports and recordings are for this user alone
     _prepare_streams()
+    _allow_open_files()
     code = run(sys.argv[1:] if args is None else args)
     try:
         sys.stdout.flush()
@@ -120,6 +123,12 @@ def run(args: list[str]) -> int:
     except (click.Abort, KeyboardInterrupt):
         _say("interrupted")
         return 130
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+        _say("error: this process may open no more files")
+        _say("  hint: each node needs one: raise the limit (ulimit -n), or name fewer nodes (-w)")
+        return 3
     except ClusterctlError as error:
         if isinstance(error.__cause__, BrokenPipeError):
             return READER_GONE
@@ -165,6 +174,17 @@ def _prepare_streams() -> None:
         stream = getattr(sys, name)
         if descriptor and isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+def _allow_open_files() -> None:
+    """Each node's connection is an open file, and most systems allow 1,024 until a process asks for
+    more. What is started here, as a supervisor, is allowed as many."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _refuse_foreign_packages() -> None:

@@ -217,9 +217,8 @@ class Reports:
 
     def where(self) -> str:
         """Where a run stands that was stopped: its step and its last checkpoint."""
-        step, events = self.state.step, self.state.events
-        saved = [one.data.get("path") for one in events if one.name == "checkpoint"]
-        last = f"; last checkpoint: {saved[-1]}" if saved else ""
+        step, saved = self.state.step, self.state.checkpoint
+        last = f"; last checkpoint: {saved}" if saved else ""
         return f" at step {step.step}{last}" if step else ""
 
     def _shown(self, lines: Sequence[str]) -> tuple[str, ...]:

@@ -40,11 +40,14 @@ class RunState:
     step: telemetry.StepRecord | None = None
     events: deque[telemetry.Event] = field(default_factory=lambda: deque(maxlen=EVENTS))
     event_count: int = 0  # with those that are not kept any more
+    checkpoint: str | None = None  # path of the newest one that an event has told
     failure: str | None = None
 
     def add(self, event: telemetry.Event) -> None:
         self.events.append(event)
         self.event_count += 1
+        if event.name == "checkpoint" and "path" in event.data:
+            self.checkpoint = str(event.data["path"])
 
     @property
     def beats(self) -> dict[int, dict[str, Any]]:

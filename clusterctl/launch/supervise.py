@@ -76,7 +76,7 @@ class _Run:
     recheck: Recheck
 
     def __post_init__(self) -> None:
-        self.state = RunState()
+        self.state = RunState(step=self.past.step, checkpoint=self.past.checkpoint)
         self.journal = Journal(self.plan.run_dir, self.past.known)
         self.cause: dict[str, Any] | None = None
         self.warm: list[WarmSpares] = []  # of each attempt
@@ -230,8 +230,8 @@ class _Run:
 
     def _newest_here(self) -> str | None:
         """The run's last checkpoint as far as its events say: enough to see that it gets on."""
-        saved = [one.data.get("path") for one in self.state.events if one.name == "checkpoint"]
-        return Path(str(saved[-1])).name if saved else self.plan.checkpoint
+        saved = self.state.checkpoint
+        return Path(saved).name if saved else self.plan.checkpoint
 
     def _exclude(self, root: Cause) -> None:
         """Enter a node with a fault of its own in exclude.toml, for this run and all others."""

@@ -1,5 +1,6 @@
 """The command line as a user meets it: exit codes, sentences, settings."""
 
+import errno
 import os
 import shlex
 import subprocess
@@ -181,3 +182,27 @@ def test_foreign_package_named_checks_is_refused_with_its_path(tmp_path: Path, m
     monkeypatch.delitem(sys.modules, "checks", raising=False)
     with pytest.raises(UsageError, match="checks"):
         cli._refuse_foreign_packages()
+
+
+def test_commands_may_open_more_files_than_most_systems_allow_at_first() -> None:
+    """1,024: each of a thousand nodes needs one."""
+    program = (
+        "import atexit, resource\nfrom clusterctl import cli\n"
+        "atexit.register(lambda: print(*resource.getrlimit(resource.RLIMIT_NOFILE)))\n"
+        "cli.main(['--version'])"
+    )
+    done = subprocess.run(
+        ["bash", "-c", 'ulimit -Sn 256; ulimit -Hn 2000; exec "$@"', "bash", sys.executable, "-c", program],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1] == "2000 2000"
+
+
+def test_too_many_open_files_are_one_sentence(hostfile: Path, monkeypatch, capsys) -> None:
+    def fails(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files", "ClusterShell/__init__.py")
+
+    monkeypatch.setattr("clusterctl.nodes.read_hostfile", fails)
+    assert cli.run(["nodes", str(hostfile)]) == 3
+    err = capsys.readouterr().err
+    assert err.startswith("error: this process may open no more files\n  hint: each node needs one")

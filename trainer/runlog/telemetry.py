@@ -125,6 +125,22 @@ def starts(run_dir: Path) -> int:
         return 0
 
 
+def newest(run_dir: Path) -> tuple[StepRecord | None, Event | None]:
+    """The last step and the last checkpoint of a run; as few lines as possible are decoded, since
+    a run lasts for weeks."""
+    step, saved = b"", b""
+    with contextlib.suppress(OSError), (run_dir / FILE).open("rb") as file:
+        for line in file:
+            if line.startswith(b'{"kind":"step",') and line.endswith(b"\n"):
+                step = line
+            elif line.startswith(b'{"kind":"event","name":"checkpoint",'):
+                saved = line if line.endswith(b"\n") else saved
+    last, event = decode(step), decode(saved)
+    assert not isinstance(last, Event)
+    assert not isinstance(event, StepRecord)
+    return last, event
+
+
 def final_steps(records: Iterable[Record]) -> dict[int, StepRecord]:
     """The steps that count, by number in rising order.
 

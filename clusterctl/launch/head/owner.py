@@ -47,7 +47,7 @@ def take(run_dir: Path) -> int:
     """Lock the run for this process, until it ends; returns the descriptor. Raises `Owned`."""
     lock = open_own(str(run_dir / FILE), os.O_RDWR | os.O_CREAT)
     deadline = time.monotonic() + HANDOVER_S
-    while not _is_locked(lock):
+    while not _locks(lock):
         if time.monotonic() > deadline:
             owner = _read(lock)
             os.close(lock)
@@ -70,15 +70,16 @@ def find(run_dir: Path) -> Owner | None:
     with contextlib.suppress(OSError):
         lock = open_own(str(run_dir / FILE), os.O_RDWR)
         try:
-            return None if _is_locked(lock) else _read(lock)
+            # Shared, so that of two that ask at once neither takes the other for an owner.
+            return None if _locks(lock, fcntl.LOCK_SH) else _read(lock)
         finally:
             os.close(lock)
     return None
 
 
-def _is_locked(lock: int) -> bool:
+def _locks(lock: int, how: int = fcntl.LOCK_EX) -> bool:
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, how | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

@@ -28,6 +28,7 @@ from clusterctl.launch.supervise import supervise
 from clusterctl.payload.launch.logout import leave_session
 from clusterctl.remote.cluster import Cluster
 from clusterctl.runs.journal import launcher_event
+from trainer.runlog import telemetry
 
 START_S = 30.0  # for Python and its imports, on a busy machine
 REPEATED = ("rank", "rank-ended", "unshared")  # events that agents' messages give once more
@@ -63,9 +64,10 @@ def main(run_dir: Path, word: str) -> int:
     run = saved_run.read(run_dir)
     if run.plan.share:
         os.umask(0o027)
-    orders: list[str] = []
+    orders: list[str] = []  # of views: two people who stop the run do not cut its save short
+    signals: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: orders.append("stop"))
+        signal.signal(number, lambda number, _: signals.append(number))
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # it belongs to no terminal
     about = {"run_id": run.plan.run_id, "run_dir": str(run_dir), "pid": os.getpid()}
     views = Views(
@@ -75,8 +77,8 @@ def main(run_dir: Path, word: str) -> int:
         run.plan,
         cluster_of(run),
         on_update=views.update,
-        stop=lambda: bool(orders),
-        kill=lambda: "kill" in orders or orders.count("stop") > 1,
+        stop=lambda: bool(orders or signals),
+        kill=lambda: "kill" in orders or len(signals) > 1,
         rules=run.rules,
         past=replace(_past(run), phase=run.phase if word == "resume" else "new"),
         on_change=lambda plan, phase, past: run.at(plan, phase, past).write(),
@@ -106,8 +108,11 @@ def _past(run: saved_run.SavedRun) -> Past:
     last = max((at for at, one in enumerate(events) if one.name == "attempt"), default=0)
     repeated = [one for one in events[last:] if one.name in REPEATED]
     known = frozenset((one.name, one.data.get("node"), one.text) for one in repeated)
+    found = positions.load(run.plan.run_dir)  # cuts copies, also that of the telemetry
+    step, saved = telemetry.newest(run.plan.run_dir)
+    path = saved.data.get("path") if saved else None
     return replace(
-        run.past, positions=positions.load(run.plan.run_dir), known=known, began_s=began_s
+        run.past, positions=found, known=known, began_s=began_s, step=step, checkpoint=path
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from clusterctl.launch.restart.budget import Failure
+from trainer.runlog.telemetry import StepRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,3 +21,5 @@ class Past:
     positions: Mapping[str, dict[str, int]] = field(default_factory=dict)  # in the nodes' files
     began_s: float | None = None  # unix time of the first attempt
     known: frozenset[tuple[str, str | None, str]] = frozenset()  # events on record
+    step: StepRecord | None = None  # the last one
+    checkpoint: str | None = None  # path of the last one

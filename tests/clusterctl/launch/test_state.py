@@ -1,8 +1,10 @@
-"""Which of several deaths a run failed of."""
+"""What is kept of a run, and which of several deaths it failed of."""
 
 from __future__ import annotations
 
 from clusterctl.launch.deaths import Death, cause
+from clusterctl.launch.state import EVENTS, RunState
+from trainer.runlog.telemetry import Event
 
 
 def death(rank: int, code: int | None, at_s: float, error: str | None = None) -> Death:
@@ -54,3 +56,14 @@ def test_end_that_nobody_saw_may_have_been_a_good_one() -> None:
     assert cause([unseen], 1e9) is None
     assert cause([unseen], float("inf")) is unseen  # the starter says that something failed
     assert cause([], 1e9) is None
+
+
+def test_newest_checkpoint_is_known_after_any_number_of_other_events() -> None:
+    """By it a restart is known to get on: without, a run of weeks would be given up."""
+    state = RunState()
+    for number in range(3):
+        state.add(Event("checkpoint", data={"path": f"/runs/1/epoch{number}"}))
+    for _ in range(EVENTS):
+        state.add(Event("reconnected"))
+    assert state.checkpoint == "/runs/1/epoch2"
+    assert len(state.events) == EVENTS

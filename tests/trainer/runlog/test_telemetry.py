@@ -22,6 +22,7 @@ from trainer.runlog.telemetry import (
     decode,
     encode,
     final_steps,
+    newest,
     read,
 )
 
@@ -169,3 +170,15 @@ def test_final_steps_are_the_last_ones_up_to_where_the_run_has_come() -> None:
     assert [one.loss for one in again.values()] == [1.0, 1.0, 1.0, 2.0]
     assert list(final_steps([*first, step(2, 2.0)])) == [1, 2]  # of a version without starts
     assert final_steps([Event("start", "x", {}, 0)]) == {}
+
+
+def test_newest_step_and_checkpoint_are_read_without_the_other_lines(tmp_path: Path) -> None:
+    assert newest(tmp_path) == (None, None)
+    writer = Writer(tmp_path)
+    first, second = Event("checkpoint", data={"path": "a"}), Event("checkpoint", data={"path": "b"})
+    for record in (STEP, first, second, Event("note", "a checkpoint"), STEP):
+        writer.write(record)
+    writer.close()
+    with (tmp_path / "telemetry.jsonl").open("ab") as file:
+        file.write(encode(first).encode())  # not whole yet
+    assert newest(tmp_path) == (STEP, second)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -213,6 +214,45 @@ def test_two_supervisors_of_one_run_are_refused(user: User) -> None:
         owner.take(user.run_dir)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=20)
+
+
+def test_two_that_ask_at_once_take_neither_for_the_owner(tmp_path: Path) -> None:
+    os.close(owner.take(tmp_path))  # its process has ended; the file stays
+    with (tmp_path / owner.FILE).open() as asked:
+        fcntl.flock(asked, fcntl.LOCK_SH)  # as `find` does
+        assert owner.find(tmp_path) is None
+
+
+def test_two_views_that_stop_a_run_do_not_cut_its_save_short(user: User) -> None:
+    saving, saved = user.directory / "saving", user.directory / "saved"
+    user.program(
+        "import signal, sys, time\nfrom pathlib import Path\n"
+        "def save(*_):\n"
+        f"    Path({str(saving)!r}).touch()\n"
+        f"    while not Path({str(saved)!r}).exists(): time.sleep(0.05)\n"
+        "    print('saved', flush=True)\n"
+        "    sys.exit(130)\n"
+        "signal.signal(15, save)\nprint('up', flush=True)\ntime.sleep(60)\n"
+    )
+    process = user.start(*SHORT[2:], "--grace", "20")
+    path = owner.socket_path(user.run_id())
+    views = [Link(path), Link(path)]
+    views[0].send("stop")
+    wait_until(saving.exists)
+    views[1].send("stop")
+    _, asked = views[1].first_state(5)
+    wait_until(  # the second stop has been heard for long
+        lambda: any(
+            one["type"] == "state" and one["state"]["seconds"] > asked["state"]["seconds"] + 1.5
+            for one in views[1].take(0.1)
+        )
+    )
+    saved.touch()
+    process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "saved" in (user.run_dir / "ranks" / "0.log").read_text()
+    for view in views:
+        view.close()
 
 
 def test_detached_launch_returns_as_soon_as_the_run_has_begun(user: User) -> None:

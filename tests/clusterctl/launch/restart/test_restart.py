@@ -11,9 +11,11 @@ import pytest
 
 from clusterctl.launch.journal import INCIDENTS_FILE
 from clusterctl.launch.restart import cleaner
+from clusterctl.launch.restart.past import Past
 from clusterctl.ledger.entries import path_beside
 from clusterctl.ledger.file import read
 from tests.clusterctl.launch.harness import QUICK, read_lines, tagged, wait_until
+from trainer.runlog.telemetry import StepRecord
 
 SOON = replace(QUICK, silent_s=3.0)  # for a node that is lost
 # A rank of the first attempt waits for its death; those of later ones end well.
@@ -72,6 +74,18 @@ def test_stop_ends_a_run_that_waits_for_its_next_attempt(bench) -> None:
     result = launch.result()
     assert (result.exit_code, result.attempts) == (130, 2)
     assert tagged(plan.run_id) == []
+
+
+def test_new_supervisor_knows_that_the_run_has_trained(bench) -> None:
+    """A missing file before the first step of a run is told at once, later it is tried again."""
+    program = "import os\nif os.environ['CLUSTERCTL_ATTEMPT'] == '1': open('/not/there')\n"
+    plan = bench.plan(program)
+    step = StepRecord(46, 99, 0, 2, 8, 0.5, 1.0, 1e-3, 0.01)
+    past = Past(phase="starting", step=step, checkpoint="/x/epoch0-global_step46")
+    result = bench.launch(plan, bench.rules(plan), past=past).result()
+    assert (result.exit_code, result.attempts) == (0, 2), result
+    (incident,) = read_lines(plan.run_dir / INCIDENTS_FILE)
+    assert (incident["step"], incident["action"]) == (46, "starts it again as attempt 2")
 
 
 @pytest.mark.lab
