@@ -124,11 +124,12 @@ def run(args: list[str]) -> int:
         _say("interrupted")
         return 130
     except OSError as error:
-        if error.errno != errno.EMFILE:
+        found = _fault_of_process(error)
+        if found is None:
             raise
-        _say("error: this process may open no more files")
-        _say("  hint: each node needs one: raise the limit (ulimit -n), or name fewer nodes (-w)")
-        return 3
+        text, hint, code = found
+        _say(f"error: {text}\n  hint: {hint}")
+        return code
     except ClusterctlError as error:
         if isinstance(error.__cause__, BrokenPipeError):
             return READER_GONE
@@ -143,6 +144,18 @@ def run(args: list[str]) -> int:
 
 
 READER_GONE = 141  # as a shell has it for SIGPIPE, which `head` and `less` cause
+
+
+def _fault_of_process(error: OSError) -> tuple[str, str, int] | None:
+    """Sentence, hint and exit code of what may fail anywhere."""
+    if error.errno == errno.EMFILE:
+        hint = "each node needs one: raise the limit (ulimit -n), or name fewer nodes (-w)"
+        return "this process may open no more files", hint, 3
+    try:
+        os.getcwd()  # noqa: PTH109
+    except OSError:
+        return "the current folder has been removed", "cd to one that is there", 2
+    return None
 
 
 def _say(text: str) -> None:

@@ -202,7 +202,20 @@ def test_too_many_open_files_are_one_sentence(hostfile: Path, monkeypatch, capsy
     def fails(*_: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files", "ClusterShell/__init__.py")
 
-    monkeypatch.setattr("clusterctl.nodes.read_hostfile", fails)
+    monkeypatch.setattr("clusterctl.settings.read_hostfile", fails)
     assert cli.run(["nodes", str(hostfile)]) == 3
     err = capsys.readouterr().err
     assert err.startswith("error: this process may open no more files\n  hint: each node needs one")
+
+
+def test_current_folder_that_has_been_removed_is_one_sentence(
+    hostfile: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert cli.run(["launch", "demo", str(hostfile), "--dry-run"]) == 2
+    err = capsys.readouterr().err
+    assert err == "error: the current folder has been removed\n  hint: cd to one that is there\n"
+    assert cli.run(["nodes", str(hostfile)]) == 0
