@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import shutil
 import subprocess
 import threading
@@ -161,6 +163,27 @@ def test_host_on_record_with_another_type_of_key_is_asked_for_that(lab, hide: bo
     with closing(ParamikoTransport().connect(target, LIMITS, progress)) as connection:
         assert connection.transport.get_remote_server_key().get_name() == "ecdsa-sha2-nistp256"
     assert progress.notes == (["hostkey: requested again with ecdsa-sha2-nistp256"] if hide else [])
+
+
+def test_connection_outlives_its_keys(lab) -> None:
+    """In one of weeks they are replaced, where sshd's RekeyLimit asks for it every hour."""
+    nodes = lab(1)
+    node = nodes.nodes[0]
+    config = node.directory / "sshd_config"
+    config.write_text(f"{config.read_text()}\nRekeyLimit 64K\n")
+    node.kill_sshd()
+    node.start_sshd()
+    target, sent = read_hostfile(nodes.hostfile)[0], os.urandom(2 << 20)
+    with closing(ParamikoTransport().connect(target, LIMITS, Progress())) as connection:
+        transport, keys = connection.transport, set()
+        for command, data in (("sha256sum", sent), ("head -c 2097152 /dev/zero", b"")):
+            keys.add(transport.H)  # of the last key exchange; the first one's is the session's
+            done = run(connection, command, data, 20)
+            assert done.rc == 0
+            expected = hashlib.sha256(sent).hexdigest().encode()
+            assert done.out == (expected + b"  -\n" if data else bytes(2 << 20))
+        keys.add(transport.H)
+    assert len(keys) == 3
 
 
 def test_signal_ends_a_late_command_under_sshd(lab) -> None:
