@@ -154,7 +154,7 @@ def _fault_of_process(error: OSError) -> tuple[str, str, int] | None:
     try:
         os.getcwd()  # noqa: PTH109
     except OSError:
-        return "the current folder has been removed", "cd to one that is there", 2
+        return "the current folder has been removed", "cd to another one", 2
     return None
 
 

@@ -19,6 +19,7 @@ class NodeMessage:
     data: dict[str, Any] | None
     why: str = ""
     is_wrong: bool = False  # what it sent cannot be true: not a connection that was lost
+    is_given_up: bool = False  # it was not reached again in its time
 
 
 class Inbox:

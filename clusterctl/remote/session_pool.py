@@ -72,6 +72,7 @@ class SessionPool:
         self._closed, self._number = threading.Event(), 0
         self._open: dict[str, tuple[Connection, PayloadStream]] = {}
         self._again: set[str] = set()  # nodes that are being connected once more
+        self._pauses: dict[str, float] = {}  # before the next try; none once a stream has spoken
         # Of these, what the last try to connect has met: why there was no sign of life; "" where
         # only ssh was missing, as while sshd starts; None where ssh has answered.
         self.silence: dict[str, str | None] = {}
@@ -120,6 +121,7 @@ class SessionPool:
                 message = stream.receive(3600.0)
                 if self._is_replaced(name, stream):
                     return
+                self._pauses.pop(name, None)
                 if message is not None:
                     self.inbox.put(NodeMessage(name, message))
         except EOFError:
@@ -138,7 +140,8 @@ class SessionPool:
     def reconnect(self, node: Node, until_s: float) -> None:
         """Start its payload once more, with pauses, until a monotonic time; waits for nothing.
 
-        What the old stream still sends is dropped. If that fails, the inbox says why.
+        What the old stream still sends is dropped. If that fails, the inbox says why; a new stream
+        that ends before it has said anything counts as a try that has failed.
         """
         with self._lock:
             opened = self._open.pop(node.name, None)
@@ -151,8 +154,10 @@ class SessionPool:
             start_thread(self._try_again, node, until_s)
 
     def _try_again(self, node: Node, until_s: float) -> None:
-        pause_s = FIRST_PAUSE_S
-        while not self._closed.is_set():
+        name = node.name
+        while not self._closed.wait(self._pauses.get(name, 0.0)):
+            pause_s = min(2 * self._pauses.get(name, FIRST_PAUSE_S / 2), LONGEST_PAUSE_S)
+            self._pauses[name] = pause_s
             try:
                 self._start(node, Progress())
                 return
@@ -160,14 +165,13 @@ class SessionPool:
                 why = f"{error.phase}: {error}"
                 is_refused = error.phase == "tcp"
                 met = str(error) if isinstance(error, NoAnswer) else "" if is_refused else None
-                self.silence[node.name] = met
+                self.silence[name] = met
             except Exception as error:  # noqa: BLE001 - node boundary
                 why = f"{type(error).__name__}: {error}"
             if time.monotonic() + pause_s > until_s:
-                self.inbox.put(NodeMessage(node.name, None, f"it cannot be reached again: {why}"))
+                text = f"it cannot be reached again: {why}"
+                self.inbox.put(NodeMessage(name, None, text, is_given_up=True))
                 return
-            self._closed.wait(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def send(self, name: str, message: dict[str, Any]) -> None:
         """To a node whose stream is open. A broken connection is reported by the inbox."""

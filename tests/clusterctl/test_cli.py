@@ -217,5 +217,5 @@ def test_current_folder_that_has_been_removed_is_one_sentence(
     gone.rmdir()
     assert cli.run(["launch", "demo", str(hostfile), "--dry-run"]) == 2
     err = capsys.readouterr().err
-    assert err == "error: the current folder has been removed\n  hint: cd to one that is there\n"
+    assert err == "error: the current folder has been removed\n  hint: cd to another one\n"
     assert cli.run(["nodes", str(hostfile)]) == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from clusterctl.output import Output
-from clusterctl.settings import output_options
+from clusterctl.settings import flag, output_options
 
 
 @click.command(
@@ -13,11 +13,13 @@ from clusterctl.settings import output_options
     epilog="""\b
 Examples:
   clusterctl attach
-  clusterctl attach 3""",
+  clusterctl attach 3
+  clusterctl attach --detach""",
 )
 @click.argument("run", required=False)
+@flag("--detach", "Return as soon as the run is supervised: for @reboot in a crontab.")
 @output_options
-def command(output: Output, run: str | None) -> int:
+def command(output: Output, run: str | None, detach: bool) -> int:
     """Show a run that continues without this terminal, to its end.
 
     RUN is a run directory, its number or its name below outputs/. Default: the newest.
@@ -28,4 +30,4 @@ def command(output: Output, run: str | None) -> int:
     from clusterctl.launch.head.session import attach
     from clusterctl.runs.find import find_run
 
-    return attach(find_run(run).absolute(), output)
+    return attach(find_run(run).absolute(), output, detach=detach)

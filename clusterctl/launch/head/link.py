@@ -51,6 +51,15 @@ class Link:
         except ValueError as error:
             raise CouldNotFindOut(f"the supervisor's message cannot be read: {error}") from None
 
+    def about(self, timeout_s: float) -> dict[str, Any]:
+        """Which run it supervises. Raises `CouldNotFindOut` where it does not say so in time."""
+        deadline = time.monotonic() + timeout_s
+        while not self.ended and time.monotonic() < deadline:
+            for message in self.take(0.1):
+                if message["type"] == "run":
+                    return message
+        raise CouldNotFindOut(f"the supervisor says nothing within {timeout_s:g} s")
+
     def first_state(self, timeout_s: float) -> tuple[dict[str, Any], dict[str, Any]]:
         """(the run, its first state). Raises `CouldNotFindOut` where none comes in time."""
         about: dict[str, Any] = {}

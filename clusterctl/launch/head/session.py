@@ -66,11 +66,18 @@ def _refuse_second(run: SavedRun) -> None:
                 raise LaunchFailed(text, hint=hint)
 
 
-def attach(run_dir: Path, output: Output) -> int:
-    """Show a run that goes on; where its supervisor has gone, a new one takes over."""
+def attach(run_dir: Path, output: Output, *, detach: bool = False) -> int:
+    """Show a run that goes on; where its supervisor has gone, a new one takes over. With `detach`
+    only that."""
     run = saved_run.read(run_dir)
     with _noted() as signals:
-        return _watch(run, connect(run), output, "attach", signals)
+        link = connect(run)
+        if detach:
+            about = link.about(STATE_S)
+            link.close()
+            _say_detached(output, "attach", about)
+            return 0
+        return _watch(run, link, output, "attach", signals)
 
 
 def connect(run: SavedRun) -> Link:

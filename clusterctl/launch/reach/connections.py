@@ -48,10 +48,11 @@ class Connections:
         self._agents.send_all(self.stopping)
 
     def loses(self, message: NodeMessage) -> bool:
-        """Whether this is the end of a connection that is now made again."""
+        """Whether this is the end of a connection that is now made again, also of one that has just
+        been made."""
         name = message.node
-        is_cut = message.data is None and not message.is_wrong
-        if not is_cut or self._state.nodes[name].is_over or name in self.away:
+        is_cut = message.data is None and not message.is_wrong and not message.is_given_up
+        if not is_cut or self._state.nodes[name].is_over:
             return False
         self.lose(name, message.why)
         return True
@@ -131,6 +132,8 @@ class Connections:
         """Its connection is made again in the background, while the lease lasts."""
         node = self._state.nodes[name]
         node.text = "no connection"
+        if name not in self.away:
+            text = f"{name}: {why}; its ranks go on, connecting again"
+            self._tell("disconnected", text, node=name)
         self.away.add(name)
-        self._tell("disconnected", f"{name}: {why}; its ranks go on, connecting again", node=name)
         self._agents.reconnect(self._nodes[name], node.heard_s + self._timing.lease_s)

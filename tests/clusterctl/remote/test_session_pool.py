@@ -93,6 +93,20 @@ def test_leaving_ends_an_exchange_that_is_under_way() -> None:
     assert time.monotonic() - begin_s < 20.0
 
 
+def test_a_new_stream_that_says_nothing_is_a_try_that_has_failed() -> None:
+    stop = _Stop(6)
+    with closing(SessionPool(Cluster([NODE], LocalTransport({"n1": LocalConnection()})))) as pool:
+        pool._closed = stop  # type: ignore[assignment]
+        pool._start = lambda node, progress: pool._again.discard(node.name)  # type: ignore[method-assign]
+        while not stop.is_set():
+            before = len(stop.waits)
+            pool.reconnect(NODE, time.monotonic() + 600)
+            deadline = time.monotonic() + 30.0
+            while len(stop.waits) == before:
+                assert time.monotonic() < deadline
+    assert stop.waits == [0.0, 0.5, 1.0, 2.0, 4.0, 8.0]
+
+
 def test_a_stream_that_ends_is_reported_with_the_last_line_of_its_stderr() -> None:
     cluster = Cluster([NODE], LocalTransport({"n1": LocalConnection()}))
     with closing(SessionPool(cluster, verb="examine", args=lambda node: {})) as pool:

@@ -29,6 +29,7 @@ def newest(one: Round) -> Path:
 )
 def full_disk(one: Round) -> None:
     one.until_step(23)
+    first = Path(f"/proc/{one.ranks[0]}")
     one.strike()
     filler = one.outputs / "filler"
     with filler.open("wb", buffering=0) as file:
@@ -38,13 +39,9 @@ def full_disk(one: Round) -> None:
         except OSError:
             pass
     try:
-        one.until("a save", lambda: _told(one), 40)
+        one.until("a rank ends at its save", lambda: not first.exists(), 40)
     finally:
         filler.unlink()
-
-
-def _told(one: Round) -> bool:
-    return "space" in (one.run_dir / "ranks" / "0.log").read_text()
 
 
 @fault("F13", "rank killed in a save", "signal-9", detected_s=2.0)

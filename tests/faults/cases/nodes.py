@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -154,6 +155,19 @@ def connections_reset(one: Round) -> None:
         one.strike()
         if not reset_connections(one):
             one.notes.append("there was no connection to reset")
+
+
+@fault("F9-often", "ssh connections reset again and again for 10 s", setting=Setting(steps=150))
+def connections_flap(one: Round) -> None:
+    one.until_step(15)
+    one.strike()
+    draw, resets, end = random.Random(one.seed), 0, time.monotonic() + 10
+    while time.monotonic() < end:
+        due = time.monotonic() + draw.uniform(0.2, 1.5)
+        one.until("a moment", lambda due=due: time.monotonic() > due)
+        resets += reset_connections(one)
+    if resets < 2 * one.setting.nodes:
+        one.notes.append(f"only {resets} connections were reset")
 
 
 def port_is_named(one: Round) -> Iterable[str]:

@@ -264,6 +264,22 @@ def test_detached_launch_returns_as_soon_as_the_run_has_begun(user: User) -> Non
     assert len(ranks_of(run_id)) == 2
 
 
+def test_run_gets_a_new_supervisor_without_anybody_who_looks(user: User) -> None:
+    """As after a reboot of its machine."""
+    process = user.start(*SHORT)
+    run_id = user.run_id()
+    ranks, before = ranks_of(run_id), owner.find(user.run_dir).pid
+    os.kill(before, signal.SIGKILL)
+    process.wait(20)
+    code, document = user.ask("attach", str(user.run_dir), "--detach")
+    assert (code, document["run_id"], document["detached"]) == (0, run_id, True)
+    after = owner.find(user.run_dir).pid
+    assert after != before
+    wait_until(lambda: user.ask("status", str(user.run_dir))[1]["state"] == "running", 20)
+    assert user.ask("attach", str(user.run_dir), "--detach")[0] == 0
+    assert (ranks_of(run_id), owner.find(user.run_dir).pid) == (ranks, after)
+
+
 def test_attach_to_a_run_that_is_over_or_gone_is_one_sentence(user: User) -> None:
     user.program("print('done')")
     assert user.type(*SHORT)[0] == 0
