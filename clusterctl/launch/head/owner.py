@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from clusterctl.errors import ClusterctlError
-from clusterctl.payload.files.private import open_own, own_folder
+from clusterctl.payload.files.private import open_own, own_path
 
 FILE = ".owner"
 HANDOVER_S = 5.0  # for an older supervisor that is about to end
@@ -96,4 +96,4 @@ def _read(lock: int) -> Owner | None:
 def socket_path(run_id: str) -> Path:
     """Where the supervisor of a run listens on its machine; the kernel allows 107 bytes."""
     check = zlib.crc32(run_id.encode())
-    return Path(own_folder()) / f"head-{run_id[-24:]}-{check:08x}.sock"
+    return Path(own_path(f"head-{run_id[-24:]}-{check:08x}.sock"))

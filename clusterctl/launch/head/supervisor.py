@@ -71,7 +71,9 @@ def main(run_dir: Path, word: str) -> int:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # it belongs to no terminal
     about = {"run_id": run.plan.run_id, "run_dir": str(run_dir), "pid": os.getpid()}
     views = Views(
-        owner.socket_path(run.plan.run_id), {**about, "host": socket.gethostname()}, orders.append
+        lambda: owner.socket_path(run.plan.run_id),
+        {**about, "host": socket.gethostname()},
+        orders.append,
     )
     result = supervise(
         run.plan,

@@ -21,26 +21,44 @@ from clusterctl.launch.state import EVENTS, RunResult, RunState
 EVERY_S = 0.2  # between two states
 SEND_S = 5.0  # for a view that does not read; then it is closed
 LAST_S = 3.0  # for the result to reach the views
+LOOK_S = 5.0  # between two looks whether the socket can still be found
 ORDERS = ("stop", "kill")
 
 
 class Views:
     """Listens on a socket in the user's own folder; `on_order` gets "stop" or "kill"."""
 
-    def __init__(self, path: Path, about: dict[str, Any], on_order: Callable[[str], None]) -> None:
-        self._about, self._on_order = about, on_order
+    def __init__(
+        self, find: Callable[[], Path], about: dict[str, Any], on_order: Callable[[str], None]
+    ) -> None:
+        """`find` gives the socket's path, also another one when its folder has been removed, as
+        logind does after a user's last login."""
+        self._find, self._about, self._on_order = find, about, on_order
         self._changed = threading.Condition()
         self._picture: dict[str, Any] = {}
         self._events: deque[dict[str, Any]] = deque(maxlen=EVENTS)
         self._count = 0  # of all events so far
         self._result: dict[str, Any] | None = None
         self._threads: list[threading.Thread] = []
-        self._path = path
-        path.unlink(missing_ok=True)  # of a supervisor that was killed: the lock is ours
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(str(path))
-        self._listener.listen(16)
+        self._path, self._listener = self._open()
         threading.Thread(target=self._accept, name="views", daemon=True).start()
+
+    def _open(self) -> tuple[Path, socket.socket]:
+        path = self._find()
+        path.unlink(missing_ok=True)  # of a supervisor that was killed: the lock is ours
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(str(path))
+        listener.listen(16)
+        listener.settimeout(LOOK_S)
+        return path, listener
+
+    def _renew(self) -> None:
+        """Listen where views look, when the socket's folder has been removed."""
+        with self._changed, suppress(OSError):  # no folder can be made: later
+            if self._result is None and not self._path.exists():
+                old = self._listener
+                self._path, self._listener = self._open()
+                old.close()
 
     def update(self, state: RunState) -> None:
         with self._changed:
@@ -65,6 +83,9 @@ class Views:
         while True:
             try:
                 peer, _ = self._listener.accept()
+            except TimeoutError:
+                self._renew()
+                continue
             except OSError:
                 return
             thread = threading.Thread(target=self._serve, args=(peer,), daemon=True)
@@ -74,7 +95,7 @@ class Views:
     def _serve(self, peer: socket.socket) -> None:
         peer.settimeout(SEND_S)
         gone = threading.Event()
-        threading.Thread(target=self._listen, args=(peer.dup(), gone), daemon=True).start()
+        threading.Thread(target=self._hear, args=(peer.dup(), gone), daemon=True).start()
         told = 0
         with peer, suppress(OSError):
             _send(peer, {"type": "run", **self._about})
@@ -91,7 +112,7 @@ class Views:
                     return
                 gone.wait(EVERY_S)
 
-    def _listen(self, peer: socket.socket, gone: threading.Event) -> None:
+    def _hear(self, peer: socket.socket, gone: threading.Event) -> None:
         peer.settimeout(None)
         with peer, suppress(OSError, ValueError), peer.makefile("rb") as lines:
             for line in lines:

@@ -6,7 +6,7 @@ import fcntl
 import os
 import zlib
 
-from clusterctl.payload.files.private import open_own, own_folder
+from clusterctl.payload.files.private import open_own, own_files, own_path
 
 
 def take_lock(path: str, text: str) -> tuple[int | None, str]:
@@ -31,21 +31,18 @@ def take_lock(path: str, text: str) -> tuple[int | None, str]:
 
 
 def lock_path(kind: str, *words: str) -> str:
-    """Path of a lock in the own folder; removes locks without a holder. Raises `NotPrivate`."""
-    folder = own_folder()
-    for name in os.listdir(folder):
-        if name.startswith(kind + "-") and name.endswith(".lock"):
-            left = os.path.join(folder, name)
-            try:
-                lock, _ = take_lock(left, "")
-                if lock is not None:
-                    drop_lock(lock, left)  # of a process that was killed
-            except OSError:
-                continue  # it was being removed
+    """Path of a lock in an own folder; removes locks without a holder. Raises `NotPrivate`."""
+    for left in own_files(kind + "-*.lock"):
+        try:
+            lock, _ = take_lock(left, "")
+            if lock is not None:
+                drop_lock(lock, left)  # of a process that was killed
+        except OSError:
+            continue  # it was being removed
     text = "-".join(words)
     plain = "".join(c if c.isascii() and (c.isalnum() or c in "._") else "_" for c in text)
     check = zlib.crc32(text.encode("utf-8", "backslashreplace"))  # for what is cut and replaced
-    return os.path.join(folder, "%s-%s-%08x.lock" % (kind, plain[:150], check))
+    return own_path("%s-%s-%08x.lock" % (kind, plain[:150], check))
 
 
 def drop_lock(lock: int, path: str) -> None:

@@ -7,6 +7,7 @@ own folder, which is checked before use. Runs on nodes and on the head.
 
 from __future__ import annotations
 
+import glob
 import os
 import stat
 from collections.abc import Callable
@@ -31,6 +32,40 @@ def own_folder() -> str:
     `NotPrivate` with the reason of each place when there is none.
     """
     return _first(places_of(os.getuid()), _make_own, "no private folder")
+
+
+def own_path(name: str) -> str:
+    """Path of a file in the own folder, or in the one that has it. Raises `NotPrivate`.
+
+    A machine makes /run/user at a login and removes it after the last one: what cron has started
+    before has its files in the next place.
+    """
+    paths = [os.path.join(folder, name) for folder in own_folders()]
+    found = [path for path in paths if os.path.lexists(path)]
+    return found[0] if found else os.path.join(own_folder(), name)
+
+
+def own_files(pattern: str) -> list[str]:
+    """Paths of this user's own files whose names match, in all of its own folders."""
+    return [
+        path
+        for folder in own_folders()
+        for path in sorted(glob.glob(os.path.join(glob.escape(folder), pattern)))
+    ]
+
+
+def own_folders() -> list[str]:
+    """The folders of this user that are there and that nobody else can have changed."""
+    found = []
+    for parent, name in places_of(os.getuid()):
+        path = os.path.join(parent, name)
+        try:
+            if not why_untrusted(parent):
+                _check_own(path)
+                found.append(path)
+        except OSError:
+            continue
+    return found
 
 
 def places_of(uid: int) -> list[tuple[str, str]]:
@@ -60,6 +95,10 @@ def _make_own(path: str) -> None:
         os.mkdir(path, 0o700)
     except FileExistsError:
         pass
+    _check_own(path)
+
+
+def _check_own(path: str) -> None:
     found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode):
         raise NotPrivate("is not a folder")

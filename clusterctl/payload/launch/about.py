@@ -6,7 +6,7 @@ import os
 import threading
 import time
 
-from clusterctl.payload.files.private import own_folder, replace_file
+from clusterctl.payload.files.private import own_files, replace_file
 from clusterctl.payload.launch.session import living
 from clusterctl.payload.prelude import ARGS
 from clusterctl.payload.proc_files import or_none, read_bytes
@@ -51,7 +51,7 @@ def facts_file(path):
 def living_agents():
     """The facts of every agent of this user that lives on this machine."""
     found = []
-    for path in sorted(glob.glob("%s/agent-*.sock" % or_none(own_folder))):
+    for path in own_files("agent-*.sock"):
         if living(path) is not None:
             try:
                 found.append(json.loads(read_bytes(facts_file(path), -1) or b""))
@@ -63,8 +63,7 @@ def living_agents():
 def clean(run):
     """Remove the files of agents and starters of a run that were killed; those that live keep
     theirs."""
-    names = glob.glob("%s/*-%s-*.sock" % (or_none(own_folder), glob.escape(run[-24:])))
-    for path in names:
+    for path in own_files("*-%s-*.sock" % glob.escape(run[-24:])):
         kind = os.path.basename(path).partition("-")[0]
         if kind in ("agent", "starter") and living(path) is None:
             for name in glob.glob(glob.escape(path[: -len(".sock")]) + ".*"):

@@ -15,7 +15,7 @@ import sys
 import threading
 import zlib
 
-from clusterctl.payload.files.private import own_folder, replace_file
+from clusterctl.payload.files.private import own_files, own_path, replace_file
 from clusterctl.payload.jobs.processes import is_alive, start_of
 from clusterctl.payload.proc_files import as_text, or_none, read_word
 from clusterctl.payload.tools import in_thread
@@ -28,9 +28,9 @@ PASSING = ("beat", "telemetry", "log", "resumed")
 
 
 def socket_path(run, node, kind="agent"):
-    """In the own folder; the kernel allows 107 bytes."""
+    """In an own folder; the kernel allows 107 bytes."""
     check = zlib.crc32(("%s\0%s" % (run, node)).encode("utf-8", "backslashreplace"))
-    return os.path.join(own_folder(), "%s-%s-%08x.sock" % (kind, run[-24:], check))
+    return own_path("%s-%s-%08x.sock" % (kind, run[-24:], check))
 
 
 def fork_agent(path, work):
@@ -81,7 +81,7 @@ def agents_of(run, node=None):
     """Process ids of living agents of a run on this machine: for one node, or for all."""
     if node is not None:
         return [pid for pid in [living(socket_path(run, node))] if pid is not None]
-    names = glob.glob("%s/agent-%s-*.sock" % (or_none(own_folder), glob.escape(run[-24:])))
+    names = own_files("agent-%s-*.sock" % glob.escape(run[-24:]))
     return [pid for pid in map(living, names) if pid is not None]
 
 

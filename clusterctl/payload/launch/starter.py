@@ -15,7 +15,7 @@ import socket
 import subprocess
 import time
 
-from clusterctl.payload.files.private import own_folder, replace_file
+from clusterctl.payload.files.private import own_files, replace_file
 from clusterctl.payload.jobs.processes import all_processes, is_alive, process, send, start_of
 from clusterctl.payload.launch.session import living, pid_file, socket_path
 from clusterctl.payload.prelude import ARGS
@@ -174,7 +174,7 @@ def standbys(run, node=None):
 
 
 def starters_of(run=""):
-    return glob.glob("%s/starter-%s*.sock" % (or_none(own_folder), glob.escape(run[-24:])))
+    return own_files("starter-%s*.sock" % glob.escape(run[-24:]))
 
 
 def end_idle(pid):

@@ -12,7 +12,14 @@ from clusterctl.payload.files import ownership as trust
 from clusterctl.payload.files import private
 from clusterctl.payload.files.locks import drop_lock, take_lock
 from clusterctl.payload.files.ownership import NotPrivate, made_by_others, why_untrusted
-from clusterctl.payload.files.private import new_folder, open_own, own_folder, replace_file
+from clusterctl.payload.files.private import (
+    new_folder,
+    open_own,
+    own_files,
+    own_folder,
+    own_path,
+    replace_file,
+)
 
 NOBODY = 65534
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root to make another user's files")
@@ -26,7 +33,7 @@ def open_to_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).chmod(0o1777)
     places = tuple(str(tmp_path / name) for name in ("first", "second"))
     monkeypatch.setattr(private, "LOCAL", places)
-    monkeypatch.setattr(private, "RUNTIME", (str(tmp_path / "no-run"), "%d"))
+    monkeypatch.setattr(private, "RUNTIME", (str(tmp_path / "no-run"), str(tmp_path / "no-run-%d")))
     return tmp_path / "first"
 
 
@@ -54,6 +61,24 @@ def test_own_folder_is_the_same_for_all_programs_of_a_user(open_to_all: Path) ->
     assert found == open_to_all / f"clusterctl-{os.getuid()}"
     assert stat.S_IMODE(found.stat().st_mode) == 0o700
     assert own_folder() == str(found)
+
+
+def test_file_is_found_where_it_was_made_before_the_machine_made_another_place(
+    open_to_all: Path,
+) -> None:
+    """cron starts programs before anybody has logged in; then there is /run/user."""
+    assert own_path("head.sock") == str(Path(own_folder()) / "head.sock")
+    made = Path(own_path("head.sock"))
+    made.touch()
+    runtime = Path(private.places_of(os.getuid())[0][0])
+    runtime.mkdir(mode=0o700)
+    assert own_folder() == str(runtime / "clusterctl") != str(made.parent)
+    Path(own_path("other.sock")).touch()
+    assert own_path("head.sock") == str(made)
+    assert own_files("*.sock") == [f"{own_folder()}/other.sock", str(made)]
+    made.parent.chmod(0o755)  # others may have changed it
+    assert own_files("*.sock") == [f"{own_folder()}/other.sock"]
+    assert own_path("head.sock") == f"{own_folder()}/head.sock"
 
 
 @pytest.mark.parametrize("squat", ["file", "pipe", "link", "dangling", "loose"])

@@ -15,8 +15,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from clusterctl.launch.head import attached, owner, supervisor
+from clusterctl.launch.head import attached, owner, supervisor, views
 from clusterctl.launch.head.link import Link
+from clusterctl.launch.state import RunResult
 from clusterctl.output import Output
 from tests.clusterctl.commands.user import QUESTION, SHORT, Terminal, User
 from tests.clusterctl.launch.harness import ranks_of, tagged, wait_until
@@ -278,6 +279,26 @@ def test_run_gets_a_new_supervisor_without_anybody_who_looks(user: User) -> None
     wait_until(lambda: user.ask("status", str(user.run_dir))[1]["state"] == "running", 20)
     assert user.ask("attach", str(user.run_dir), "--detach")[0] == 0
     assert (ranks_of(run_id), owner.find(user.run_dir).pid) == (ranks, after)
+
+
+def test_supervisor_is_found_again_when_its_socket_was_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """logind empties a user's folders after the last login; cron's programs go on."""
+    monkeypatch.setattr(views, "LOOK_S", 0.05)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    path = folder / "socket"
+    one = views.Views(lambda: path, {"run_id": "1"}, lambda order: None)
+    path.unlink()
+    folder.rmdir()
+    folder.mkdir()
+    wait_until(path.exists)
+    link = Link(path)
+    assert link.about(5)["run_id"] == "1"
+    link.close()
+    one.end(RunResult(0, ""))
+    assert not path.exists()
 
 
 def test_attach_to_a_run_that_is_over_or_gone_is_one_sentence(user: User) -> None:
