@@ -273,13 +273,18 @@ def change_code(one: Round) -> None:
     one.lab.nodes[2].bind(other, str(Path(git("rev-parse", "--absolute-git-dir")) / "HEAD"))
 
 
+def other_commit_is_named(one: Round) -> Iterable[str]:
+    if "software.git_commit  node-3 " not in one.said():
+        yield "the node is not named"
+
+
 @fault(
     "F29",
     "a node has the code of another commit",
     exit_code=1,
     is_same=False,
     prepare=change_code,
-    check=is_named,
+    check=other_commit_is_named,
 )
 def other_code(one: Round) -> None:
     one.strike()
