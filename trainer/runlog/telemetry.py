@@ -35,6 +35,7 @@ class Event:
 
 Record = StepRecord | Event
 _KINDS: dict[str, type[Record]] = {"step": StepRecord, "event": Event}
+_FIELDS = {kind: frozenset(one.name for one in fields(kind)) for kind in _KINDS.values()}
 
 
 def encode(record: Record) -> str:
@@ -47,10 +48,11 @@ def decode(line: str | bytes) -> Record | None:
     """The record of a line; None for a torn line or a kind that this version does not know."""
     try:
         data = json.loads(line)
-        kind = _KINDS[data["kind"]]
-        known = {f.name for f in fields(kind)}
-        return kind(**{key: value for key, value in data.items() if key in known})
-    except (ValueError, RecursionError, TypeError, LookupError):
+        kind = _KINDS[data.pop("kind")]
+        if not data.keys() <= (known := _FIELDS[kind]):  # of a later version
+            data = {key: value for key, value in data.items() if key in known}
+        return kind(**data)
+    except (ValueError, RecursionError, TypeError, LookupError, AttributeError):
         return None
 
 

@@ -25,7 +25,7 @@ from clusterctl.runs.journal import (
     incident_event,
     launcher_event,
 )
-from clusterctl.runs.steps import Steps, after_record
+from clusterctl.runs.steps import Steps, after_line
 from trainer.runlog import telemetry
 from trainer.runlog.progress import clock
 
@@ -164,8 +164,7 @@ def _files(run_dir: Path) -> tuple[Account, Journal]:
         if (event := incident_event(line)) is not None:
             journal = after_incident(journal, event)
     for line in _lines(run_dir / telemetry.FILE):
-        if (record := telemetry.decode(line)) is not None:
-            steps = after_record(steps, record)
+        steps = after_line(steps, line)
     return account(steps, journal), journal
 
 

@@ -10,10 +10,10 @@ import pytest
 
 from clusterctl.runs.attempts import DONE, ROLLBACK, RUNNING, USER_STOP
 from clusterctl.runs.journal import Journal, after_event, incident_event, launcher_event
-from clusterctl.runs.steps import MOST, Steps, after_record
+from clusterctl.runs.steps import MOST, Steps, after_line, after_record
 from tests.clusterctl.runs.attempts_of import BEGAN, Attempts, three_attempts
 from tests.dashboards.runs import record
-from trainer.runlog.telemetry import Event, StepRecord
+from trainer.runlog.telemetry import Event, StepRecord, encode
 
 
 def test_attempts_have_steps_nodes_and_how_they_ended() -> None:
@@ -166,6 +166,24 @@ def test_random_histories_agree_with_an_exact_calculation(seed: int) -> None:
     wall_s = run.at_s - BEGAN
     lost_s = sum(found.lost_s(run.at_s).values())
     assert found.effective_s + lost_s + 20.0 == pytest.approx(wall_s)  # 20 s: the first start
+
+
+def test_lines_give_the_same_as_their_records() -> None:
+    trap = 'bucket",\\"step_s":9,"time_s":7,'
+    odd = [
+        record(1, step_s=1e-7, time_s=BEGAN),
+        replace(record(2, step_s=float("nan"), time_s=BEGAN + 2), bucket=trap),
+        record(3, step_s=2.5e16, time_s=0.0),
+        Event("checkpoint", 'x","step_s":3,"time_s":4}', {"kind": "step"}, 3, BEGAN + 3),
+    ]
+    for records in (three_attempts().telemetry, odd):
+        by_record, by_line = Steps(), Steps()
+        for one in records:
+            by_record = after_record(by_record, one)
+            by_line = after_line(by_line, encode(one).encode() + b"\n")
+            assert repr(by_line) == repr(by_record)  # NaN is not equal to itself
+    for torn in (b"", b'{"kind":"step","step":4,', encode(odd[2]).encode()[:-9], b"\xff\n"):
+        assert after_line(by_line, torn) is by_line
 
 
 def test_million_steps_stay_small_and_going_back_far_is_nearly_exact() -> None:
