@@ -10,7 +10,7 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +144,7 @@ class RunDirFeed:
 
     def _follow(self) -> None:
         while not self._stop.is_set():
-            for sample in self.poll():
+            for sample in self._new():
                 while not self._stop.is_set():
                     try:
                         self._samples.put(sample, timeout=0.2)
@@ -156,20 +156,21 @@ class RunDirFeed:
 
     def poll(self) -> list[Sample]:
         """What is new in the directory now; reads files, so not for the app's own thread."""
+        return list(self._new())
+
+    def _new(self) -> Iterator[Sample]:
         run_dir = newest_run(self._path) if self._newest_below else self._path
         if run_dir is None:
-            return []
-        samples: list[Sample] = []
+            return
         at_s = self.now()
         if run_dir != self._open:
             self._open = run_dir
             self._tails = [(Tail(run_dir / name, read), source) for name, source, read in FILES]
-            samples.append(opened(run_dir, at_s))
+            yield opened(run_dir, at_s)
             # Existing records are as old as their file, new ones as this poll.
             at_s -= _age_s(run_dir / FILE)
         for tail, source in self._tails:  # not by time: clocks of rank 0's node and the head differ
-            samples += [as_sample(record, at_s, source) for record in tail.poll()]
-        return samples
+            yield from (as_sample(record, at_s, source) for record in tail.records())
 
 
 def _age_s(path: Path) -> float:

@@ -19,6 +19,7 @@ from typing import Any
 from trainer.runlog.figures import StepRecord as StepRecord
 
 FILE = "telemetry.jsonl"
+PIECE_BYTES = 1 << 20  # of a file, which may be of weeks
 PHASES = ("data", "encode", "forward", "backward", "optimizer", "checkpoint")
 
 
@@ -99,22 +100,23 @@ class Tail:
 
     def poll(self) -> list[Record]:
         """New whole records since the last call; none when the file is not there yet."""
-        try:
-            with self._path.open("rb") as file:
-                if file.seek(0, os.SEEK_END) < self._offset:
-                    self._offset, self._rest = 0, b""  # the file was replaced
-                file.seek(self._offset)
-                data = file.read()
-        except FileNotFoundError:
-            return []
-        self._offset += len(data)
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        return [record for record in map(self._decode, lines) if record is not None]
+        return list(self.records())
+
+    def records(self) -> Iterator[Record]:
+        """As `poll`, read piece by piece; to be taken to its end."""
+        with contextlib.suppress(FileNotFoundError), self._path.open("rb") as file:
+            if file.seek(0, os.SEEK_END) < self._offset:
+                self._offset, self._rest = 0, b""  # the file was replaced
+            file.seek(self._offset)
+            while data := file.read(PIECE_BYTES):
+                self._offset += len(data)
+                *lines, self._rest = (self._rest + data).split(b"\n")
+                yield from (one for one in map(self._decode, lines) if one is not None)
 
 
 def read(run_dir: Path, name: str = FILE) -> Iterator[Record]:
     """All records of a file of a run directory."""
-    yield from Tail(run_dir / name).poll()
+    yield from Tail(run_dir / name).records()
 
 
 def starts(run_dir: Path) -> int:

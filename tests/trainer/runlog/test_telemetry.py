@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.small_disk import small_disk
+from trainer.runlog import telemetry
 from trainer.runlog.telemetry import (
     CurrentClip,
     Event,
@@ -182,3 +184,24 @@ def test_newest_step_and_checkpoint_are_read_without_the_other_lines(tmp_path: P
     with (tmp_path / "telemetry.jsonl").open("ab") as file:
         file.write(encode(first).encode())  # not whole yet
     assert newest(tmp_path) == (STEP, second)
+
+
+def test_file_of_weeks_is_read_piece_by_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lines lie across the ends of pieces; memory is that of a piece."""
+    monkeypatch.setattr(telemetry, "PIECE_BYTES", 1 << 12)
+    events = [Event("note", "x" * (number % 777), step=number) for number in range(3000)]
+    writer = Writer(tmp_path)
+    for event in events:
+        writer.write(event)
+    writer.close()
+    tail = Tail(tmp_path / "telemetry.jsonl")
+    tracemalloc.start()
+    try:
+        assert all(one == event for one, event in zip(tail.records(), events, strict=True))
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (tmp_path / "telemetry.jsonl").stat().st_size > 1 << 20 > 4 * peak_bytes
+    assert tail.poll() == []
