@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, TextIO, TypeVar
 
@@ -152,6 +152,12 @@ class Output:
             for result in fanout:
                 done += 1
                 yield result
+
+    def waiting(self, text: str) -> AbstractContextManager[None]:
+        """A line on a terminal while the block runs: what is done, for how long already."""
+        begun = time.monotonic()
+        live = Live(enabled=not self.quiet)
+        return live.every(0.5, lambda: f"{text} … {clock(time.monotonic() - begun)}")
 
     def ways(self, results: Sequence[NodeResult[Any]]) -> None:
         """How nodes were reached, on stderr: with -v retries and accepted keys, with -vv phases."""

@@ -64,7 +64,8 @@ def command(
     folders = [find_run(name) for name in runs]
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise UsageError("one run is named twice, so there is nothing to compare it with")
-    first, *others = [read(folder) for folder in folders]
+    with output.waiting(f"reading {len(folders)} runs"):
+        first, *others = [read(folder) for folder in folders]
     limits = Limits(max_loss_increase, max_slowdown)
     found = [compare(first, other, limits) for other in others]
     code = exit_code(found)

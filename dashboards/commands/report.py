@@ -40,7 +40,8 @@ def command(output: Output, run: str | None, out: Path | None) -> int:
     from dashboards.report.page import page, read_run
 
     run_dir, now_s = find_run(run), time.time()
-    text = page(*read_run(run_dir, now_s), now_s)
+    with output.waiting(f"reading {run_dir}"):
+        text = page(*read_run(run_dir, now_s), now_s)
     if out == Path("-"):
         output.line(text.rstrip("\n"))
         return 0

@@ -28,7 +28,9 @@ def command(output: Output, run: str | None) -> int:
     from clusterctl.launch.head.status import read_status
     from clusterctl.runs.find import find_run
 
-    found = read_status(find_run(run))
+    run_dir = find_run(run)
+    with output.waiting(f"reading {run_dir}"):
+        found = read_status(run_dir)
     if output.json:
         output.document("status", **found.to_json())
         return found.exit_code
