@@ -66,6 +66,7 @@ class SavedRun:
                 "failures": failures,
                 "unproved": dict(past.unproved),
                 "barred": dict(past.barred),
+                "entered": sorted(past.entered),
                 "damaged": sorted(past.damaged),
             },
         }
@@ -126,6 +127,7 @@ def _run(document: Mapping[str, Any]) -> SavedRun:
             failures=tuple(map(_failure, past["failures"])),
             unproved=past["unproved"],
             barred=past["barred"],
+            entered=frozenset(past.get("entered", ())),
             damaged=frozenset(past["damaged"]),
         ),
     )

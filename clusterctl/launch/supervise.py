@@ -23,6 +23,7 @@ from clusterctl.launch.plan import LaunchPlan
 from clusterctl.launch.restart import between
 from clusterctl.launch.restart.budget import Decision, Failure, decide
 from clusterctl.launch.restart.cleaner import Cleaner
+from clusterctl.launch.restart.excluded import excluded
 from clusterctl.launch.restart.next_attempt import Arrangement, NoNext, Recheck
 from clusterctl.launch.restart.past import Past
 from clusterctl.launch.restart.rules import Rules
@@ -166,7 +167,8 @@ class _Run:
             self.past = replace(self.past, unproved=left)
 
     def _tell_attempt(self) -> None:
-        plan, unfit = self.plan, {**self.past.unproved, **self.past.barred}
+        plan = self.plan
+        unfit = {**self.past.unproved, **excluded(self.rules, self.past)}
         names = [node.name for node in plan.nodes]
         where = plan.checkpoint and f", from {plan.checkpoint}"
         ranks = counted(plan.world_size, "rank")
@@ -244,6 +246,7 @@ class _Run:
         entry = Exclusion(root.node, reason, now_s, now_s + EXCLUDED_S, change.author())
         try:
             change.add(self.rules.exclude_file, [entry])
+            self.past = replace(self.past, entered=self.past.entered | {root.node})
             self._tell("excluded", f"{entry.sentence}", node=root.node)
             out = [(entry.node, entry.reason, entry.until_s)]
             self._enter(ledger.of_exclusions(out, now_s, "launch", self.plan.run_dir.name))

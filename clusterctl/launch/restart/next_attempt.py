@@ -11,6 +11,7 @@ from functools import partial
 from clusterctl.launch.plan import PORT_CHOICES, PORT_RANGE, LaunchPlan, assign_ranks
 from clusterctl.launch.restart import between
 from clusterctl.launch.restart.choose import Choice, choose
+from clusterctl.launch.restart.excluded import excluded
 from clusterctl.launch.restart.past import Past
 from clusterctl.launch.restart.rules import Rules
 from clusterctl.nodes import Node
@@ -84,7 +85,7 @@ class Arrangement:
             damaged=self.past.damaged,
         )
         found = replace(found, unfit={**left_out, **found.unfit})
-        unfit = {**found.unfit, **self.past.barred}
+        unfit = {**found.unfit, **excluded(self.rules, self.past)}
         choice = choose(self.rules.pool, [node.name for node in self.plan.nodes], unfit)
         if choice.nodes and found.unseen and found.checkpoint is None:
             choice = Choice((), f"checkpoints cannot be listed ({found.unseen})")

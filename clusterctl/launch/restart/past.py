@@ -16,6 +16,7 @@ class Past:
     failures: tuple[Failure, ...] = ()
     unproved: Mapping[str, str] = field(default_factory=dict)  # nodes not proved clean, and why
     barred: Mapping[str, str] = field(default_factory=dict)  # nodes with a fault of their own
+    entered: frozenset[str] = frozenset()  # those of them that are in exclude.toml
     damaged: frozenset[str] = frozenset()
     phase: str = "new"  # else what `on_change` was last called with
     positions: Mapping[str, dict[str, int]] = field(default_factory=dict)  # in the nodes' files

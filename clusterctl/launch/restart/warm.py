@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from clusterctl.launch.plan import LaunchPlan, Rendezvous, Share
 from clusterctl.launch.restart.choose import choose
+from clusterctl.launch.restart.excluded import excluded
 from clusterctl.launch.restart.past import Past
 from clusterctl.launch.restart.rules import Rules
 from clusterctl.nodes import Node
@@ -71,7 +72,7 @@ class WarmSpares:
 
 def likely(plan: LaunchPlan, rules: Rules, past: Past, lost: Collection[str]) -> list[Node]:
     """The spares for the nodes that are lost; the first one where the node is not known yet."""
-    unfit = {**past.unproved, **past.barred, **dict.fromkeys(lost, "lost")}
+    unfit = {**past.unproved, **excluded(rules, past), **dict.fromkeys(lost, "lost")}
     before = [node.name for node in plan.nodes]
     guess = unfit if lost else {**unfit, before[-1]: "one of them may fail"}
     used = choose(rules.pool, before, guess).nodes

@@ -56,6 +56,7 @@ def saved(run_dir: Path) -> SavedRun:
         failures=(Failure(ROOT, "epoch0-global_step50", has_trained=True),),
         unproved={"n1": "tcp: no answer"},
         barred={"n2": "Xid 79"},
+        entered=frozenset({"n2"}),
         damaged=frozenset({"epoch0-global_step60"}),
     )
     return SavedRun(plan, rules, Limits(tcp_s=9.0), 128, True, "running", past)

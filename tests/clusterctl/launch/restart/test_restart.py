@@ -9,6 +9,8 @@ from dataclasses import replace
 
 import pytest
 
+from clusterctl.exclude import change
+from clusterctl.exclude.entries import Exclusion
 from clusterctl.launch.journal import INCIDENTS_FILE
 from clusterctl.launch.restart import cleaner
 from clusterctl.launch.restart.past import Past
@@ -122,6 +124,20 @@ def test_run_goes_on_with_fewer_nodes_where_that_is_allowed(bench_on, lab) -> No
     assert [
         event["data"]["world_size"] for event in launch.events() if event["event"] == "attempt"
     ] == [2, 1]
+
+
+def test_node_that_is_excluded_while_the_run_lasts_is_left_out_from_then_on(bench) -> None:
+    file = bench.directory / "exclude.toml"
+    plan = bench.plan(ONCE)
+    launch = bench.launch(plan, bench.rules(plan, exclude_file=file, min_nodes=1))
+    pids = launch.pids(2)
+    change.add(file, [Exclusion("node-1", "flaky"), Exclusion("elsewhere", "of another run")])
+    os.kill(pids[1], signal.SIGKILL)
+    result = launch.result()
+    assert (result.exit_code, result.attempts) == (0, 2), result
+    second = [event["data"] for event in launch.events() if event["event"] == "attempt"][1]
+    assert (second["nodes"], second["world_size"]) == (["node-2"], 1)
+    assert second["excluded"] == [{"node": "node-1", "why": "excluded: flaky"}]
 
 
 @pytest.mark.lab
