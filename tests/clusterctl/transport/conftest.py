@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.clusterctl.launch.harness import wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -19,6 +22,22 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(path))
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
     return path
+
+
+@pytest.fixture
+def agent(home: Path) -> Iterator[Path]:
+    """The socket of an empty agent of ssh's, which is not in $SSH_AUTH_SOCK."""
+    path = home / "agent"
+    process = subprocess.Popen(["ssh-agent", "-D", "-a", path], stdout=subprocess.DEVNULL)
+    wait_until(lambda: _listens(path))  # its socket is there before it listens
+    yield path
+    process.terminate()
+    process.wait(10)
+
+
+def _listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as one:
+        return one.connect_ex(str(path)) == 0
 
 
 class Listener:

@@ -324,27 +324,17 @@ def test_key_with_a_passphrase_is_named_with_what_to_do(good: LoopbackCluster, h
 
 @pytest.mark.skipif(not shutil.which("ssh-agent"), reason="no ssh-agent")
 def test_agent_opens_what_a_passphrase_locks(
-    good: LoopbackCluster, home: Path, monkeypatch: pytest.MonkeyPatch
+    good: LoopbackCluster, home: Path, agent: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = locked(good.identity, home / "locked")
-    socket_path = home / "agent"
-    agent = subprocess.Popen(["ssh-agent", "-D", "-a", socket_path], stdout=subprocess.DEVNULL)
-    try:
-        deadline = time.monotonic() + 10
-        while not socket_path.exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        monkeypatch.setenv("SSH_AUTH_SOCK", str(socket_path))
-        subprocess.run(["ssh-add", good.identity], check=True, capture_output=True, timeout=10)
-        transport = ParamikoTransport()
-        nodes = [node_of(good, number, identity=key) for number in range(3)]
-        # Many signatures at once over the agent's one socket.
-        work = say_hello(transport)
-        assert all(r.value for r in Fanout(nodes, work, deadline_s=LIMITS.total_s))
-        transport.connect(node_of(good, identity=None), LIMITS, Progress()).close()
-    finally:
-        agent.terminate()
-        agent.wait(10)
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(agent))
+    subprocess.run(["ssh-add", good.identity], check=True, capture_output=True, timeout=10)
+    transport = ParamikoTransport()
+    nodes = [node_of(good, number, identity=key) for number in range(3)]
+    # Many signatures at once over the agent's one socket.
+    work = say_hello(transport)
+    assert all(r.value for r in Fanout(nodes, work, deadline_s=LIMITS.total_s))
+    transport.connect(node_of(good, identity=None), LIMITS, Progress()).close()
 
 
 def test_agent_that_is_not_there_is_only_mentioned_when_it_was_needed(

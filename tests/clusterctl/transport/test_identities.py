@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,20 +18,6 @@ from clusterctl.transport.public_keys import certified_blob, public_blob
 from clusterctl.transport.ssh_config.read import SshConfig
 
 pytestmark = pytest.mark.skipif(not shutil.which("ssh-agent"), reason="no ssh-agent")
-
-
-@pytest.fixture
-def agent(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty agent of ssh's, which is not in $SSH_AUTH_SOCK."""
-    path = home / "agent"
-    process = subprocess.Popen(["ssh-agent", "-D", "-a", path], stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 10
-    while not path.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    yield path
-    process.terminate()
-    process.wait(10)
 
 
 def keygen(*options: object) -> None:
