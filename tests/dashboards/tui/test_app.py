@@ -11,7 +11,8 @@ import pytest
 from textual.pilot import Pilot
 
 from dashboards.feeds.replay import ReplayFeed
-from dashboards.model.samples import Gpu, NodeDown, NodeSample, Tick
+from dashboards.feeds.run_dir import opened
+from dashboards.model.samples import Gpu, NodeDown, NodeSample, StepSample, Tick
 from dashboards.simulation.cluster import DemoFeed
 from dashboards.tui.app import TopApp
 from dashboards.tui.screens.cluster import ClusterScreen
@@ -23,7 +24,7 @@ from dashboards.tui.widgets.node_cards import NodeCards, lay_out_cards
 from dashboards.tui.widgets.panel import Panel
 from tests.dashboards.conftest import NOW
 from tests.dashboards.driving import quiet, steady
-from tests.dashboards.runs import FixedFeed, cpu_cluster, write_run
+from tests.dashboards.runs import FixedFeed, cpu_cluster, record, write_run
 
 Story = Callable[[TopApp, Pilot[None]], Awaitable[None]]
 
@@ -353,6 +354,21 @@ def test_twenty_four_nodes_of_eight_gpus_fit_on_the_smallest_terminal() -> None:
 @pytest.mark.parametrize(("nodes", "cards"), [(2, True), (6, True), (24, False)])
 def test_cards_give_way_to_lines_when_there_are_many(nodes: int, cards: bool) -> None:
     assert (lay_out_cards(nodes, 78, 20) is not None) == cards
+
+
+def test_steps_of_weeks_are_read_in_parts_between_which_keys_come_in() -> None:
+    feed = FixedFeed((), [opened(Path("001-x"), NOW)], NOW)
+
+    async def story(app: TopApp, pilot: Pilot[None]) -> None:
+        feed.samples = [StepSample(record(number, total=9999), NOW) for number in range(1, 2001)]
+        app._begin_round()
+        assert app.state.run is not None
+        assert app.state.run.last is None  # it has only begun
+        app._begin_round()  # the next round waits for this one
+        await app.workers.wait_for_complete()
+        assert app.state.run.last.step == 2000
+
+    play(TopApp(feed), story)
 
 
 def test_a_round_of_many_nodes_in_parts_ends_as_one_at_once(monkeypatch):
