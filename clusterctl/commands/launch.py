@@ -98,6 +98,7 @@ _launch_options = with_options(
     click.option("--max-restarts", type=click.IntRange(0), metavar="N", help="Restarts after failures, 0 for none. Default: as long as checkpoints are made in between."),
     click.option("--spares", metavar="SET", help="Nodes of the hostfile that wait until one of the others fails."),
     click.option("--min-nodes", type=click.IntRange(1), metavar="N", help="Restart with fewer nodes down to this many. Default: with as many as at first."),
+    click.option("--wait-for-nodes", "patience_s", type=Duration(0), default=86400.0, show_default="24h", help="How long a restart waits while too few nodes can be used; then the run ends."),
     click.option("--min-free", "min_free_gib", type=Number(0), default=20.0, show_default=True, help="GiB that must be free in --outputs."),
     click.option("--skip-preflight", is_flag=True, help="Start although checks fail."),
     click.option("--yes", is_flag=True, help="Start although others use the GPUs, without asking."),
@@ -125,6 +126,7 @@ def command(
     max_restarts: int | None,
     spares: str | None,
     min_nodes: int | None,
+    patience_s: float,
     **options: Any,
 ) -> int:
     """Every option that is not listed here goes to the trainer: --dataset.data-path X, --lr 1e-4;
@@ -198,6 +200,7 @@ def command(
         slots,
         None if skip_preflight or prepared.needs is None else replace(prepared.needs, slots=slots),
         path_beside(settings.hostfile).absolute(),
+        patience_s,
     )
     saved = SavedRun(plan, rules, settings.limits, settings.width, settings.accept_new)
     return begin(saved, output, detach=detach)

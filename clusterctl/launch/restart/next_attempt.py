@@ -18,6 +18,8 @@ from clusterctl.nodes import Node
 from clusterctl.remote.cluster import Cluster
 
 ASK_AGAIN_S = 10.0  # nodes that are awaited
+# A server needs five to ten minutes to restart. What takes longer takes hours.
+LONG_S, ASK_SELDOM_S = 900.0, 60.0
 LISTEN_S = 0.2  # to the user, in a pause
 STOPPED = "stopped by the user before the next attempt"
 Recheck = Callable[[LaunchPlan, Sequence[Node]], Mapping[str, str]]
@@ -44,18 +46,18 @@ class Arrangement:
         there are too few nodes for too long."""
         if _pause(pause_s, stop):
             raise NoNext(STOPPED)
-        deadline = time.monotonic() + self.rules.patience_s
-        shown = ""
+        begun_s, shown = time.monotonic(), ""
         while True:
             found, choice = self._look()
             if choice.nodes:
                 break
-            if time.monotonic() > deadline:
+            waited_s = time.monotonic() - begun_s
+            if waited_s > self.rules.patience_s:
                 raise NoNext(choice.text)
             if choice.text != shown:
                 shown = choice.text
                 tell("waiting", f"{shown}; waiting for them")
-            if _pause(ASK_AGAIN_S, stop):
+            if _pause(ASK_AGAIN_S if waited_s < LONG_S else ASK_SELDOM_S, stop):
                 raise NoNext(STOPPED)
         if choice.text:
             tell("nodes", choice.text)

@@ -23,7 +23,7 @@ class Rules:
     slots: Mapping[str, int] = field(default_factory=dict)  # ranks of each of these nodes
     needs: LaunchNeeds | None = None  # checked before each attempt; None: the user skipped it
     exclude_file: Path | None = None  # where a node with a fault of its own is entered
-    patience_s: float = 900.0  # for nodes that restart; a server needs five to ten minutes
+    patience_s: float = 86400.0  # while too few nodes can be used
 
     @property
     def every_node(self) -> tuple[Node, ...]:

@@ -12,7 +12,7 @@ import pytest
 from clusterctl.exclude import change
 from clusterctl.exclude.entries import Exclusion
 from clusterctl.launch.journal import INCIDENTS_FILE
-from clusterctl.launch.restart import cleaner
+from clusterctl.launch.restart import cleaner, next_attempt
 from clusterctl.launch.restart.past import Past
 from clusterctl.ledger.entries import path_beside
 from clusterctl.ledger.file import read
@@ -138,6 +138,41 @@ def test_node_that_is_excluded_while_the_run_lasts_is_left_out_from_then_on(benc
     second = [event["data"] for event in launch.events() if event["event"] == "attempt"][1]
     assert (second["nodes"], second["world_size"]) == (["node-2"], 1)
     assert second["excluded"] == [{"node": "node-1", "why": "excluded: flaky"}]
+
+
+@pytest.mark.lab
+def test_run_waits_for_a_node_that_comes_back(
+    bench_on, lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(next_attempt, "LONG_S", 0.0)
+    monkeypatch.setattr(next_attempt, "ASK_SELDOM_S", 0.3)
+    nodes = lab(2)
+    bench = bench_on(nodes)
+    plan = bench.plan(ONCE, timing=SOON)
+    launch = bench.launch(plan, bench.rules(plan, patience_s=60.0))
+    launch.pids(2)
+    nodes.nodes[1].drop_network()
+    (told,) = wait_until(
+        lambda: [one["text"] for one in launch.events() if one["event"] == "waiting"], 30
+    )
+    assert told.startswith("1 node can be used of the 2 that are needed (node-2: ")
+    nodes.nodes[1].restore()
+    result = launch.result(60)
+    assert (result.exit_code, result.attempts) == (0, 2), result
+    assert tagged(plan.run_id) == []
+
+
+@pytest.mark.lab
+def test_run_ends_when_no_node_has_come_back_in_time(bench_on, lab) -> None:
+    nodes = lab(2)
+    bench = bench_on(nodes)
+    plan = bench.plan(ONCE, timing=SOON)
+    launch = bench.launch(plan, bench.rules(plan, patience_s=0.0))
+    launch.pids(2)
+    nodes.nodes[1].die()
+    result = launch.result(60)
+    assert (result.exit_code, result.attempts) == (3, 1), result
+    assert "1 node can be used of the 2 that are needed (node-2: " in result.reason
 
 
 @pytest.mark.lab
