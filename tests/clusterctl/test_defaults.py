@@ -24,7 +24,7 @@ HARMLESS = frozenset(
         # what is trained or looked at, and how it is judged
         "outputs", "seed", "steps", "score", "device", "nccl", "nproc_per_node", "master_addr",
         "master_port", "env_from_facts", "grace", "start_timeout", "hang_timeout", "keep_for", "look", "min_free",
-        "detach", "max_restarts", "spares", "min_nodes",
+        "detach", "max_restarts", "spares", "min_nodes", "wait_for_nodes",
         "launch", "shared", "check", "skip", "skip_check", "severity", "active", "root", "workers",
         "follow", "rank", "node", "since", "attempt", "tail", "logs",
         "max_wrong_rows", "command", "reason", "mtbf", "save_stall", "step_time", "ranks",
