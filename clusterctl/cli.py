@@ -28,7 +28,7 @@ FOLDERS = {
     **dict.fromkeys(_OF_DASHBOARDS, "dashboards.commands"),
     **dict.fromkeys(("runs", "status", "attach", "logs", "why"), "clusterctl.commands.runs"),
 }
-OPEN_FILES = 65536  # enough for every cluster; programs of old close all that they may have
+OPEN_FILES = 65536  # enough for every cluster; old programs close all numbers up to their limit
 HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
 
 

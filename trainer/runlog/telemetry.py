@@ -135,10 +135,12 @@ def newest(run_dir: Path) -> tuple[StepRecord | None, Event | None]:
     step, saved = b"", b""
     with contextlib.suppress(OSError), (run_dir / FILE).open("rb") as file:
         for line in file:
-            if line.startswith(b'{"kind":"step",') and line.endswith(b"\n"):
+            if not line.endswith(b"\n"):
+                break  # it is still being written
+            if line.startswith(b'{"kind":"step",'):
                 step = line
             elif line.startswith(b'{"kind":"event","name":"checkpoint",'):
-                saved = line if line.endswith(b"\n") else saved
+                saved = line
     last, event = decode(step), decode(saved)
     assert not isinstance(last, Event)
     assert not isinstance(event, StepRecord)

@@ -6,6 +6,7 @@ import json
 import selectors
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,23 +54,19 @@ class Link:
 
     def about(self, timeout_s: float) -> dict[str, Any]:
         """Which run it supervises. Raises `CouldNotFindOut` where it does not say so in time."""
-        deadline = time.monotonic() + timeout_s
-        while not self.ended and time.monotonic() < deadline:
-            for message in self.take(0.1):
-                if message["type"] == "run":
-                    return message
-        raise CouldNotFindOut(f"the supervisor says nothing within {timeout_s:g} s")
+        return next(one for one in self._within(timeout_s) if one["type"] == "run")
 
     def first_state(self, timeout_s: float) -> tuple[dict[str, Any], dict[str, Any]]:
         """(the run, its first state). Raises `CouldNotFindOut` where none comes in time."""
-        about: dict[str, Any] = {}
+        messages = self._within(timeout_s)
+        about = next(one for one in messages if one["type"] == "run")
+        return about, next(one for one in messages if one["type"] == "state")
+
+    def _within(self, timeout_s: float) -> Iterator[dict[str, Any]]:
+        """Messages as they arrive. Raises `CouldNotFindOut` at the end of the time or of them."""
         deadline = time.monotonic() + timeout_s
         while not self.ended and time.monotonic() < deadline:
-            for message in self.take(0.1):
-                if message["type"] == "run":
-                    about = message
-                if message["type"] == "state" and about:
-                    return about, message
+            yield from self.take(0.1)
         raise CouldNotFindOut(f"the supervisor says nothing within {timeout_s:g} s")
 
     def send(self, order: str) -> None:

@@ -21,7 +21,7 @@ from clusterctl.launch.state import EVENTS, RunResult, RunState
 EVERY_S = 0.2  # between two states
 SEND_S = 5.0  # for a view that does not read; then it is closed
 LAST_S = 3.0  # for the result to reach the views
-LOOK_S = 5.0  # between two looks whether the socket can still be found
+LOOK_S = 5.0  # between two checks that the socket can still be found
 ORDERS = ("stop", "kill")
 
 

@@ -14,7 +14,8 @@ def excluded(rules: Rules, past: Past) -> Mapping[str, str]:
     """Node and reason, of the file's entries and of nodes with a fault of their own.
 
     People change the file while a run lasts: what they add is left out, and a node whose entry they
-    remove, or whose time is over, may be used again. While the file cannot be read, none may.
+    remove, or whose time is over, may be used again. While the file cannot be read, no node with a
+    fault of its own may.
     """
     if rules.exclude_file is None:
         return past.barred

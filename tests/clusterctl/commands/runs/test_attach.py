@@ -237,23 +237,23 @@ def test_two_views_that_stop_a_run_do_not_cut_its_save_short(user: User) -> None
     )
     process = user.start(*SHORT[2:], "--grace", "20")
     path = owner.socket_path(user.run_id())
-    views = [Link(path), Link(path)]
-    views[0].send("stop")
+    first, second = Link(path), Link(path)
+    first.send("stop")
     wait_until(saving.exists)
-    views[1].send("stop")
-    _, asked = views[1].first_state(5)
+    second.send("stop")
+    _, asked = second.first_state(5)
     wait_until(  # the second stop has been heard for long
         lambda: any(
             one["type"] == "state" and one["state"]["seconds"] > asked["state"]["seconds"] + 1.5
-            for one in views[1].take(0.1)
+            for one in second.take(0.1)
         )
     )
     saved.touch()
     process.communicate(timeout=20)
     assert process.returncode == 130
     assert "saved" in (user.run_dir / "ranks" / "0.log").read_text()
-    for view in views:
-        view.close()
+    for link in (first, second):
+        link.close()
 
 
 def test_detached_launch_returns_as_soon_as_the_run_has_begun(user: User) -> None:
