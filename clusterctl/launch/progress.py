@@ -13,9 +13,8 @@ PLAIN_EVERY_S = 10.0
 STYLES = {
     **dict.fromkeys(("checkpoint", "start", "note", "done", "stopped", "reconnected"), "dim"),
     **dict.fromkeys(("attempt", "nodes"), "dim"),
-    **dict.fromkeys(
-        ("hang", "goes-on", "disconnected", "cut-off", "waiting", "excluded", "logout"), "warn"
-    ),
+    **dict.fromkeys(("hang", "goes-on", "disconnected", "cut-off", "logout"), "warn"),
+    **dict.fromkeys(("waiting", "excluded", "exclude-file"), "warn"),
     "restart": "bad",
     "verdict": "bad",
 }  # of the events that are shown

@@ -23,7 +23,7 @@ from clusterctl.launch.plan import LaunchPlan
 from clusterctl.launch.restart import between
 from clusterctl.launch.restart.budget import Decision, Failure, decide
 from clusterctl.launch.restart.cleaner import Cleaner
-from clusterctl.launch.restart.excluded import excluded
+from clusterctl.launch.restart.excluded import excluded, unread
 from clusterctl.launch.restart.next_attempt import Arrangement, NoNext, Recheck
 from clusterctl.launch.restart.past import Past
 from clusterctl.launch.restart.rules import Rules
@@ -184,8 +184,10 @@ class _Run:
         }
         if plan.attempt == 1:  # the plan has just been shown
             self.journal.write("attempt", text, **data)
-        else:
-            self._tell("attempt", text, **data)
+            return
+        self._tell("attempt", text, **data)
+        if why := unread(self.rules):
+            self._tell("exclude-file", why)
 
     def _judge(self, ended: Ended) -> Decision:
         """Record the incident, with what follows from it."""

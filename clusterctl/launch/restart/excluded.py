@@ -27,3 +27,14 @@ def excluded(rules: Rules, past: Past) -> Mapping[str, str]:
     held = [one for one in entries if one.node in names and not one.is_over(now_s)]
     own = {name: why for name, why in past.barred.items() if name not in past.entered}
     return own | {one.node: f"excluded: {one.reason}" for one in held}
+
+
+def unread(rules: Rules) -> str | None:
+    """Why exclude.toml cannot be read, and what follows; None where it can."""
+    if rules.exclude_file is None:
+        return None
+    try:
+        read(rules.exclude_file)
+    except ExcludeError as error:
+        return f"{error}; nodes that people have added to it since the launch are used"
+    return None

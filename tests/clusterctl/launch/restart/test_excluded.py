@@ -9,7 +9,7 @@ import pytest
 
 from clusterctl.exclude import change
 from clusterctl.exclude.entries import Exclusion
-from clusterctl.launch.restart.excluded import excluded
+from clusterctl.launch.restart.excluded import excluded, unread
 from clusterctl.launch.restart.past import Past
 from clusterctl.launch.restart.rules import Rules
 from clusterctl.nodes import Node
@@ -41,3 +41,12 @@ def test_node_that_could_not_be_entered_stays_out(rules: Rules) -> None:
 def test_nobody_with_a_fault_is_used_while_the_file_cannot_be_read(rules: Rules) -> None:
     rules.exclude_file.write_text("[[exclude]\n")
     assert excluded(rules, Past(barred=BROKEN, entered=frozenset(BROKEN))) == BROKEN
+
+
+def test_what_cannot_be_read_is_said_with_what_follows(rules: Rules) -> None:
+    assert unread(Rules()) is unread(rules) is None
+    rules.exclude_file.write_text("[[exclude]]\nname = 3\n")
+    assert unread(rules) == (
+        f"{rules.exclude_file} line 1: the entry has a key 'name'; "
+        "nodes that people have added to it since the launch are used"
+    )

@@ -140,6 +140,19 @@ def test_node_that_is_excluded_while_the_run_lasts_is_left_out_from_then_on(benc
     assert second["excluded"] == [{"node": "node-1", "why": "excluded: flaky"}]
 
 
+def test_attempt_says_that_it_could_not_read_which_nodes_are_excluded(bench) -> None:
+    file = bench.directory / "exclude.toml"
+    plan = bench.plan(ONCE)
+    launch = bench.launch(plan, bench.rules(plan, exclude_file=file))
+    pids = launch.pids(2)
+    file.write_text("[[exclude]\n")
+    os.kill(pids[1], signal.SIGKILL)
+    result = launch.result()
+    assert (result.exit_code, result.attempts) == (0, 2), result
+    [told] = [event["text"] for event in launch.events() if event["event"] == "exclude-file"]
+    assert told.startswith(f"{file} cannot be read: ")
+
+
 @pytest.mark.lab
 def test_run_waits_for_a_node_that_comes_back(
     bench_on, lab, monkeypatch: pytest.MonkeyPatch
