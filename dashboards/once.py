@@ -31,7 +31,8 @@ WAYS = ("job", "user")  # of `usage` in JSON; nodes have their own energy
 
 
 def collect(feed: Feed, *, interval_s: float, patience_s: float) -> State:
-    """Run a feed until every source has answered once or `patience_s`; a replay to its end."""
+    """Run a feed until every source has answered once, or for `patience_s` and while it reads; a
+    replay to its end."""
     feed.start()
     try:
         if isinstance(feed, Player):
@@ -39,10 +40,10 @@ def collect(feed: Feed, *, interval_s: float, patience_s: float) -> State:
         state = state_of(feed, interval_s)
         deadline = time.monotonic() + patience_s
         while True:
-            # Asked before draining: what settles it is then among the samples.
-            settled = feed.settled()
+            # Asked before draining, in this order: what settles it is then among the samples.
+            reads, settled = feed.reads(), feed.settled()
             state = fold(state, [*feed.drain(), Tick(feed.now())])
-            if settled or time.monotonic() > deadline:
+            if settled or (time.monotonic() > deadline and not reads):
                 return state
             time.sleep(POLL_S)
     finally:
@@ -55,7 +56,7 @@ def exit_code(state: State) -> int:
     run = figures(state.run, state.now_s).status if state.run else ""
     if marks & {table.ALARM, table.MISSING} or run in ("failed", "stalled"):
         return 1
-    return 3 if marks & {table.UNKNOWN, table.STALE} else 0
+    return 3 if marks & {table.UNKNOWN, table.STALE} or run == "unknown" else 0
 
 
 def write(state: State, output: Output) -> None:
@@ -117,8 +118,9 @@ def _write_usage(state: State, output: Output) -> None:
 def _write_run(run: RunState, state: State, output: Output) -> None:
     now = figures(run, state.now_s)
     style = "bad" if now.status in ("failed", "stalled") else "good"
+    style = "warn" if now.why_unknown else style
     output.line("")
-    output.line(printable(f"run {run.name}: {now.status}"), style)
+    output.line(printable(f"run {run.name}: {_status(now)}"), style)
     if run.last is not None:
         last, age_s = run.last, state.now_s - (run.last_s or state.now_s)
         eta = f", ETA {units.span(now.eta_s)}" if now.eta_s is not None else ""
@@ -142,6 +144,10 @@ def _write_run(run: RunState, state: State, output: Output) -> None:
         event = sample.event
         at = time.strftime("%H:%M:%S", time.localtime(event.time_s)) if event.time_s else "-"
         output.line(printable(f"  {at}  {event.name}  {one_line(event)}").rstrip())
+
+
+def _status(now: Figures) -> str:
+    return f"unknown ({now.why_unknown})" if now.why_unknown else now.status
 
 
 def attempt_lines(now: Figures) -> list[str]:
@@ -169,7 +175,7 @@ def verdict(state: State) -> str:
             parts.append(f"{summary.gpus}/{summary.gpus_seen} GPUs, {summary.odd} odd")
     if state.run is not None:
         now = figures(state.run, state.now_s)
-        parts.append(printable(f"run {state.run.name} {now.status} at step {now.step:,}"))
+        parts.append(printable(f"run {state.run.name} {_status(now)} at step {now.step:,}"))
     return "; ".join(parts) or "nothing to show: no hostfile and no run"
 
 

@@ -18,6 +18,8 @@ from dashboards.model.samples import (
     NodeSample,
     Restored,
     RunOpened,
+    RunRead,
+    RunReport,
     Sample,
     StepSample,
     Tick,
@@ -117,7 +119,7 @@ def _row(sample: NodeSample, gpus_seen: int) -> list[float | None]:
 _NO_READING: tuple[float | None, ...] = (None,) * len(GPU_COLUMNS)
 
 
-def _after_other(state: State, sample: RunOpened | StepSample | EventSample | Tick) -> State:
+def _after_other(state: State, sample: RunReport | Tick) -> State:
     if isinstance(sample, Tick):
         for part in tick_parts(sample):
             state = part(state)
@@ -129,6 +131,8 @@ def _after_other(state: State, sample: RunOpened | StepSample | EventSample | Ti
         return replace(state, run=run, nodes=state.nodes or planned)
     if state.run is None:
         return state  # a record without its run: feeds open runs first
+    if isinstance(sample, RunRead):
+        return replace(state, run=replace(state.run, unread=sample.why_not))
     if isinstance(sample, StepSample):
         return replace(state, run=_after_step(state.run, sample))
     return replace(state, run=_after_event(state.run, sample))

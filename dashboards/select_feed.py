@@ -105,10 +105,10 @@ def live_batches(
         end = begin + for_s if for_s is not None else math.inf
         rounds = HURRY_TICKS + 1
         while not ending.is_set():
-            settled = feed.settled()
+            reads, settled = feed.reads(), feed.settled()  # in this order: see `once.collect`
             yield [*feed.drain(), Tick(feed.now())]
             now = time.monotonic()
-            if once and (settled or now - begin > patience_s(limits)):
+            if once and (settled or (now - begin > patience_s(limits) and not reads)):
                 rounds -= 1
                 if rounds < 0:
                     return

@@ -73,10 +73,19 @@ _disks = partial(_parts, lambda node: node.disks, lambda disk: (disk.path,))
 
 def _run(read: Callable[[RunState, Figures, State], float | None]) -> Callable[[State], Rows]:
     def rows(state: State) -> Rows:
-        run = state.run
+        run = _run_of(state)
         return [] if run is None else [((run.name,), read(run, figures(run, state.now_s), state))]
 
     return rows
+
+
+def _run_of(state: State) -> RunState | None:
+    """None while its files cannot be read to their end: what they say is of earlier."""
+    return None if state.run is None or state.run.unread else state.run
+
+
+def _read(state: State) -> Rows:
+    return [] if state.run is None else [((state.run.name,), float(not state.run.unread))]
 
 
 def _of_steps() -> Iterator[Metric]:
@@ -96,11 +105,11 @@ def _of_steps() -> Iterator[Metric]:
 
 
 def _of_step(name: str, state: State) -> Rows:
-    if state.run is not None:
-        found = newest(state.run, name)
+    if (run := _run_of(state)) is not None:
+        found = newest(run, name)
         parts = found.items() if isinstance(found, Mapping) else [("", found)]
         for part, value in parts:
-            yield (state.run.name, *([part] if part else [])), _if_known(value, float)
+            yield (run.name, *([part] if part else [])), _if_known(value, float)
 
 
 def _ups(state: State) -> Iterator[tuple[tuple[str, ...], float | None]]:
@@ -119,15 +128,15 @@ def _missing(state: State) -> Rows:
 
 
 def _phases(state: State) -> Rows:
-    if state.run is not None:
-        for name, seconds in figures(state.run, state.now_s).phases:
-            yield (state.run.name, name), seconds
+    if (run := _run_of(state)) is not None:
+        for name, seconds in figures(run, state.now_s).phases:
+            yield (run.name, name), seconds
 
 
 def _lost(state: State) -> Rows:
-    if state.run is not None:
-        for cause, seconds in figures(state.run, state.now_s).lost_s:
-            yield (state.run.name, cause), seconds
+    if (run := _run_of(state)) is not None:
+        for cause, seconds in figures(run, state.now_s).lost_s:
+            yield (run.name, cause), seconds
 
 
 def _alerts(state: State) -> Rows:
@@ -207,6 +216,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("run_last_step_age_seconds", "Since the last step was seen", "s", R, _run(lambda run, now, state: None if run.last_s is None else state.now_s - run.last_s), row=RUN, panel="Last step ago", legend="{{run}}"),
     Metric("run_remaining_seconds", "Until the last step, at the pace of the last ones", "s", R, _run(lambda run, now, state: now.eta_s), row=RUN, panel="Time left", legend="{{run}}"),
     Metric("run_active", "1 while the run neither ended nor stands still", "short", R, _run(lambda run, now, state: float(now.status in ("running", "waiting")))),
+    Metric("run_read", "Whether its files are read to their end; 0: it has no other figure now", "short", R, _read),
     Metric("run_attempt", "Number of the attempt", "short", R, _run(lambda run, now, state: now.attempt), row=RUN, panel="Attempts", legend="{{run}}"),
     Metric("run_restarts_total", "Attempts after the first one", "short", R, _run(lambda run, now, state: float(now.restarts)), COUNTER, row=RUN, panel="Attempts", query="increase({}[1h])", legend="{{run}} restarts in an hour"),
     Metric("run_spares", "Nodes left to replace others", "short", R, _run(lambda run, now, state: now.spares), row=RUN, panel="Nodes of the run", legend="{{run}} spares"),

@@ -18,7 +18,16 @@ from clusterctl.runs.find import EVENTS_FILE as JOURNAL
 from clusterctl.runs.find import INCIDENTS_FILE as INCIDENTS
 from clusterctl.runs.find import runs_by_time
 from clusterctl.runs.journal import incident_event, launcher_event
-from dashboards.model.samples import Clock, EventSample, Feed, RunOpened, Sample, StepSample
+from dashboards.model.samples import (
+    READING,
+    Clock,
+    EventSample,
+    Feed,
+    RunOpened,
+    RunRead,
+    Sample,
+    StepSample,
+)
 from dashboards.recording.validation import MOST_RANKS, is_sound
 from trainer.runlog.telemetry import FILE, Event, Record, StepRecord, Tail, decode
 from trainer.runlog.validation import FILE as VALIDATION
@@ -54,6 +63,9 @@ class Together:
 
     def settled(self) -> bool:
         return all(feed.settled() for feed in self._feeds)
+
+    def reads(self) -> bool:
+        return any(feed.reads() for feed in self._feeds)
 
     def close(self) -> None:
         for feed in self._feeds:
@@ -109,10 +121,12 @@ FILES: tuple[tuple[str, str, Callable[[bytes], Record | None]], ...] = (
 class RunDirFeed:
     """Follows a run directory; given the folder of all runs, always the one written to last.
 
-    Reads in a thread: the folder may lie on a network mount that hangs.
+    Reads in a thread: the folder may lie on a network mount that hangs. That it does, or fails, is
+    a sample, too.
     """
 
     POLLS_AT_ONCE = 50_000  # records waiting to be drained; the rest stays in the file
+    HUNG_S = 30.0  # without a record or the end of a look
 
     def __init__(
         self, path: Path, *, clock: Clock, interval_s: float = 1.0, newest_below: bool = False
@@ -124,15 +138,22 @@ class RunDirFeed:
         self._was_read = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="run-dir", daemon=True)
         self._open: Path | None = None
+        self._why_not = ""  # of the last RunRead
+        self._age_s = 0.0  # of records that lay there
+        self._alive_s = time.monotonic()
         self._tails: list[tuple[Tail, str]] = []
         self.nodes: tuple[str, ...] = ()
         self.source = "" if newest_below else str(path)
 
     def start(self) -> None:
+        self._alive_s = time.monotonic()
         self._thread.start()
 
     def settled(self) -> bool:
         return self._was_read.is_set()
+
+    def reads(self) -> bool:
+        return not self.settled() and time.monotonic() - self._alive_s < self.HUNG_S
 
     def close(self) -> None:
         self._stop.set()
@@ -140,18 +161,25 @@ class RunDirFeed:
             self._thread.join(1.0)  # a hung mount keeps the thread; it is a daemon
 
     def drain(self) -> list[Sample]:
-        return [self._samples.get_nowait() for _ in range(self._samples.qsize())]
+        found = [self._samples.get_nowait() for _ in range(self._samples.qsize())]
+        silent_s = time.monotonic() - self._alive_s
+        if not found and silent_s > self.HUNG_S + self._interval_s:
+            where = self._open or self._path
+            found += self._unread(f"no answer from the file system for {self.HUNG_S:g} s: {where}")
+        return found
 
     def _follow(self) -> None:
         while not self._stop.is_set():
             for sample in self._new():
                 while not self._stop.is_set():
+                    self._alive_s = time.monotonic()
                     try:
                         self._samples.put(sample, timeout=0.2)
                         break
                     except queue.Full:
                         pass
             self._was_read.set()
+            self._alive_s = time.monotonic()
             self._stop.wait(self._interval_s)
 
     def poll(self) -> list[Sample]:
@@ -159,18 +187,40 @@ class RunDirFeed:
         return list(self._new())
 
     def _new(self) -> Iterator[Sample]:
+        """What is new, and then whether that is all."""
+        try:
+            yield from self._records()
+        except OSError as error:
+            yield from self._unread(f"{error.filename or self._path}: {error.strerror or error}")
+            return
+        if self._why_not:
+            self._why_not = ""
+            yield RunRead(self.now())
+
+    def _unread(self, why: str) -> Iterator[Sample]:
+        if self._why_not == why:
+            return
+        self._why_not = why
+        if self._open is None:  # not "no run"
+            yield RunOpened(str(self._path), self._path.name, self.now())
+        yield RunRead(self.now(), why)
+
+    def _records(self) -> Iterator[Sample]:
         run_dir = newest_run(self._path) if self._newest_below else self._path
         if run_dir is None:
             return
-        at_s = self.now()
+        now_s = self.now()
         if run_dir != self._open:
             self._open = run_dir
             self._tails = [(Tail(run_dir / name, read), source) for name, source, read in FILES]
-            yield opened(run_dir, at_s)
+            yield opened(run_dir, now_s)
+            yield from self._unread(READING)
             # Existing records are as old as their file, new ones as this poll.
-            at_s -= _age_s(run_dir / FILE)
+            self._age_s = _age_s(run_dir / FILE)
+        at_s = now_s - self._age_s
         for tail, source in self._tails:  # not by time: clocks of rank 0's node and the head differ
             yield from (as_sample(record, at_s, source) for record in tail.records())
+        self._age_s = 0.0
 
 
 def _age_s(path: Path) -> float:

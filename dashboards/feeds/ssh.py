@@ -97,6 +97,9 @@ class SshFeed:
         with self._lock:
             return len(self._answered) == len(self.nodes)
 
+    def reads(self) -> bool:
+        return False
+
     def drain(self) -> list[Sample]:
         with self._lock:
             newest, self._newest = self._newest, {}

@@ -30,7 +30,7 @@ FAR_S = 1e10  # 300 years: no date is shown for that
 class Figures:
     """What the run screen shows beside the curves. None: not known yet."""
 
-    status: str  # waiting, running, stalled, restarting, finished, stopped, failed
+    status: str  # waiting, running, stalled, restarting, finished, stopped, failed, unknown
     step: int
     steps_total: int
     step_s: float | None = None  # median over the window
@@ -55,6 +55,7 @@ class Figures:
     excluded: tuple[str, ...] = ()  # nodes that were left out in this run
     ettr: float | None = None  # effective training time ratio, 0 to 1
     lost_s: tuple[tuple[str, float], ...] = ()  # by cause, largest first
+    why_unknown: str = ""  # all other figures are then of earlier
 
     @property
     def part(self) -> float | None:
@@ -68,6 +69,8 @@ def figures(run: RunState, now_s: float) -> Figures:
     is_new = since_s is not None and now_s - since_s < STARTING_S
     if is_new and now.status in ("running", "stalled", "waiting"):
         now = replace(now, status="restarting", eta_s=None)
+    if run.unread:
+        now = replace(now, status="unknown", eta_s=None, why_unknown=run.unread)
     return replace(
         now,
         restarts=known.restarts,

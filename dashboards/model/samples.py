@@ -156,6 +156,17 @@ class RunOpened:
     ranks: tuple[int, ...] = ()  # how many ranks each of them has
 
 
+READING = "its files are being read"  # for the first time
+
+
+@dataclass(frozen=True, slots=True)
+class RunRead:
+    """How far a run is known: to the end of its files, or why not. What was known stays."""
+
+    at_s: float
+    why_not: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class StepSample:
     record: StepRecord
@@ -186,7 +197,7 @@ class Restored:
 
 
 NodeReport = NodeSample | NodeDown
-RunReport = RunOpened | StepSample | EventSample
+RunReport = RunOpened | RunRead | StepSample | EventSample
 Sample = NodeReport | RunReport | Tick | Restored
 Clock = Callable[[], float]
 
@@ -208,6 +219,10 @@ class Feed(Protocol):
     def settled(self) -> bool:
         """Whether all of its sources have answered or failed once."""
         return True
+
+    def reads(self) -> bool:
+        """Whether one that has not settled gets on: a run of weeks takes half a minute to read."""
+        return False
 
     def close(self) -> None:
         """End threads and connections; returns within seconds."""

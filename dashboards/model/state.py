@@ -58,6 +58,7 @@ class RunState:
     slow: Event | None = None  # the newest word of the trainer on slow ranks, in this attempt
     steps: Steps = field(default_factory=Steps)  # that count, and what was lost between them
     journal: Journal = field(default_factory=Journal)  # of attempts
+    unread: str = ""  # why what is known is not the present: all the rest is of earlier
 
     def __hash__(self) -> int:
         """Of few fields, as it is asked for at every tick: equal runs have the same."""

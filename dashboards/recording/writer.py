@@ -39,7 +39,7 @@ class Recording:
         """Appends to an existing recording. Raises `UsageError` when that cannot be."""
         self._feed = feed
         self.nodes, self.source = feed.nodes, feed.source
-        self.now, self.settled = feed.now, feed.settled
+        self.now, self.settled, self.reads = feed.now, feed.settled, feed.reads
         self.note = ""
         try:
             appender = file_format.Appender(path, limit_bytes)

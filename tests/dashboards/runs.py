@@ -89,6 +89,9 @@ class FixedFeed:
     def now(self) -> float:
         return self.now_s
 
+    def reads(self) -> bool:
+        return False
+
     def settled(self) -> bool:
         return True
 

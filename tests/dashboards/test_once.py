@@ -1,16 +1,29 @@
 from __future__ import annotations
 
 import json
+import queue
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from clusterctl.cli import run
 from dashboards import once
-from dashboards.model.samples import EventSample, NodeDown, NodeSample, RunOpened, Sample, Tick
+from dashboards.feeds.run_dir import RunDirFeed
+from dashboards.model.run_progress import figures
+from dashboards.model.samples import (
+    READING,
+    EventSample,
+    NodeDown,
+    NodeSample,
+    RunOpened,
+    RunRead,
+    Sample,
+    Tick,
+)
 from dashboards.model.state import State, initial_state
 from dashboards.reduce import fold
 from tests.dashboards.model.test_state import busy
@@ -37,6 +50,8 @@ FAILED = (RunOpened("d", "1", 0.0), EventSample(Event("failed"), 1.0, "journal")
         ((busy("a", 1.0), busy("b", 1.0, gpus=None, gpu_error="hangs")), 3),
         ((*GOOD, busy("b", 1.5, count=7)), 1),
         ((*GOOD, *FAILED), 1),
+        ((*GOOD, *FAILED, RunRead(1.0, READING)), 3),  # of an earlier attempt, as far as we know
+        ((*GOOD, *FAILED, RunRead(1.0, READING), RunRead(1.5)), 1),
         ((busy("a", 1.0), NodeDown("b", 1.0, "tcp", "refused"), *FAILED), 1),
     ],
 )
@@ -51,6 +66,24 @@ def test_odd_gpu_is_a_finding() -> None:
 def test_nodes_that_only_the_plan_names_are_not_held_against_the_run() -> None:
     state = state_of(RunOpened("d", "1", 0.0, ("x", "y"), (1, 1)), nodes=())
     assert once.exit_code(state) == 0
+
+
+def test_run_whose_files_cannot_be_read_is_unknown_and_says_why() -> None:
+    state = state_of(*GOOD, *FAILED, RunRead(1.0, "outputs/1/telemetry.jsonl: Stale file handle"))
+    why = "outputs/1/telemetry.jsonl: Stale file handle"
+    assert once.verdict(state).endswith(f"; run 1 unknown ({why}) at step 0")
+    document = once.as_json(state)
+    assert document["run"]["figures"]["status"] == "unknown"
+    assert document["run"]["figures"]["why_unknown"] == why
+
+
+def test_long_run_is_read_to_its_end_past_the_time_that_nodes_have(tmp_path: Path) -> None:
+    write_run(tmp_path / "001-x", steps=300)
+    feed = RunDirFeed(tmp_path / "001-x", clock=time.time, interval_s=0.01)
+    feed.POLLS_AT_ONCE, feed._samples = 10, queue.Queue(10)
+    state = once.collect(feed, interval_s=1.0, patience_s=0.0)
+    assert state.run is not None
+    assert (state.run.unread, figures(state.run, state.now_s).step) == ("", 300)
 
 
 def test_collecting_ends_when_all_have_answered() -> None:

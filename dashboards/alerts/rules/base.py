@@ -24,13 +24,16 @@ Powers = list[tuple[Unit, Gpu, float]]
 
 
 class RuleContext:
-    """The state of now, with what several rules ask for. `live` are good readings of now."""
+    """The state of now, with what several rules ask for. `live` are good readings of now, and
+    `run` is None while its files cannot be read to their end: what they say is of earlier."""
 
     def __init__(self, state: State, limits: Limits, memory: RuleMemory) -> None:
         self.state, self.limits, self.memory = state, limits, memory
-        self.now_s, self.run = state.now_s, state.run
+        self.now_s = state.now_s
+        self.run = None if state.run is None or state.run.unread else state.run
         self.running = None if self.run is None or self.run.ended else self.run  # until it ends
-        self.planned = frozenset(self.running.planned if self.running else ())  # its nodes
+        going_on = state.run is not None and not state.run.ended
+        self.planned = frozenset(state.run.planned if state.run and going_on else ())  # its nodes
         self.live: dict[str, NodeSample] = {sample.node: sample for sample in state.live()}
 
     @cached_property
@@ -90,6 +93,11 @@ Known = Callable[[RuleContext, Unit], bool]
 
 def always_known(context: RuleContext, unit: Unit) -> bool:
     return True
+
+
+def run_known(context: RuleContext, unit: Unit) -> bool:
+    """Whether what the files of the run say is of now."""
+    return context.run is not None or context.state.run is None
 
 
 def node_known(context: RuleContext, unit: Unit) -> bool:

@@ -8,10 +8,11 @@ import statistics
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
-from dashboards.alerts.rules.base import RuleContext, always_known, gpu_part
+from dashboards.alerts.rules.base import RuleContext, always_known, gpu_part, run_known
 from dashboards.model import units
 from dashboards.model.alert_book import FAIL, WARN, Breach, Rule, Unit
 from dashboards.model.run_progress import accounted
+from dashboards.model.samples import READING
 from dashboards.model.slow_ranks import named
 from dashboards.model.state import RunState
 from dashboards.model.thresholds import Limits
@@ -66,6 +67,12 @@ def longest_pause_s(
     p99_s = pauses[min(len(pauses) - 1, int(0.99 * len(pauses)))]
     times, p99_times = limits.stalled_times, limits.stalled_p99_times
     return usual_s, max(limits.stalled_s, times * usual_s, p99_times * p99_s)
+
+
+def unread(context: RuleContext) -> Iterable[Breach]:
+    run = context.state.run
+    if run is not None and run.unread not in ("", READING):
+        yield Breach(("", run.name), run.unread)
 
 
 def failed(context: RuleContext) -> Iterable[Breach]:
@@ -213,28 +220,30 @@ def space(context: RuleContext) -> Iterable[Breach]:
 
 RULES = (
     Rule("run.failed", FAIL, "The run ended badly.",
-         failed, always_known, 0, 0, "tail -n 30 {run}/ranks/*.log", "any other end than done or stopped, within the last day"),
+         failed, run_known, 0, 0, "tail -n 30 {run}/ranks/*.log", "any other end than done or stopped, within the last day"),
+    Rule("run.unread", WARN, "What the run does cannot be seen: no other rule about it can fire.",
+         unread, always_known, 60, 0, "ls -l {run}", "an error of the file system, or no answer from it for 30 s"),
     Rule("run.restarted", WARN, "An attempt ended, and the launcher began another one: time is lost, and the same node may fail again.",
-         restarted, always_known, 0, 0, "clusterctl logs {run} --tail 30", "a restart within the last 10 min"),
+         restarted, run_known, 0, 0, "clusterctl logs {run} --tail 30", "a restart within the last 10 min"),
     # 3 s: when this machine itself stood still, steps arrive late.
     Rule("run.stalled", FAIL, "No step for far longer than steps take: hangs cost more than crashes, because nothing reports them.",
-         stalled, always_known, 3, 5, "clusterctl dump-stacks {hosts}",
+         stalled, run_known, 3, 5, "clusterctl dump-stacks {hosts}",
          "60 s, 6 x the median step, 3 x the 99th percentile from step to step: the largest; the first step 15 min",
          suppressed_by=("run.failed",)),
     Rule("loss.nan", FAIL, "What is trained from here on is lost: go back to the checkpoint before it.",
-         bad_loss, always_known, 0, 60, "grep -nm1 NaN {run}/telemetry.jsonl", "loss or gradient norm not a number in the last 20 steps"),
+         bad_loss, run_known, 0, 60, "grep -nm1 NaN {run}/telemetry.jsonl", "loss or gradient norm not a number in the last 20 steps"),
     Rule("loss.spike", WARN, "Divergence, or clips of another kind.",
-         spike, always_known, 0, 60, "clusterctl top --run {run}",
+         spike, run_known, 0, 60, "clusterctl top --run {run}",
          "the last 5 steps 1.4 times and 8 sigmas above the 200 before them", suppressed_by=("loss.nan",)),
     Rule("run.data_wait", WARN, "GPUs wait for clips: more workers, a faster disk, or a clip that decodes slowly.",
-         data_wait, always_known, 30, 120, "clusterctl dump-stacks {hosts}", "25 % of the last 20 steps"),
+         data_wait, run_known, 30, 120, "clusterctl dump-stacks {hosts}", "25 % of the last 20 steps"),
     Rule("run.straggler", WARN, "All ranks wait for the same ones, or all became slower.",
-         straggler, always_known, 30, 120, "clusterctl why {run}",
+         straggler, run_known, 30, 120, "clusterctl why {run}",
          "5 % slower than the others over 80 steps, as the trainer judges; from older trainers ranks idle 25 % of the last 20 steps, and the same one slowest in 60 % of them",
          suppressed_by=("gpu.throttle", "gpu.idle", "gpu.xid", "gpu.hot")),
     Rule("wandb.unsent", WARN, "W&B does not take the figures: its page shows an old state while the run continues.",
-         unsent, always_known, 0, 0, "wandb sync {run}/wandb/latest-run", "reported by the run since it started"),
+         unsent, run_known, 0, 0, "wandb sync {run}/wandb/latest-run", "reported by the run since it started"),
     Rule("run.space", WARN, "A save that finds the disk full ends the run.",
-         space, always_known, 0, 0, "clusterctl plan-checkpoints {run}", "at a save, no room for the next 3 checkpoints; before the first step, for all of them"),
+         space, run_known, 0, 0, "clusterctl plan-checkpoints {run}", "at a save, no room for the next 3 checkpoints; before the first step, for all of them"),
 )  # fmt: skip
-"""The files of a run can always be read: what they do not show is not there."""
+"""What the files of a run do not show is not there."""

@@ -137,11 +137,11 @@ def _loss(curve: Thin) -> str:
 
 
 def status_words(now: Figures, colors: Palette) -> Sequence[tuple[str, Style]]:
-    marks = {"waiting": UNKNOWN, "stalled": ALARM, "failed": ALARM}
+    marks = {"waiting": UNKNOWN, "unknown": UNKNOWN, "stalled": ALARM, "failed": ALARM}
     styles = {UNKNOWN: colors.dim, ALARM: colors.alarm}
     mark, waits = marks.get(now.status, ""), now.status in ("stopped", "restarting")
     style = styles.get(mark, colors.warn if waits else colors.good)
-    return [(f"{mark} {now.status}".lstrip(), style)]
+    return [(f"{mark} {now.why_unknown or now.status}".lstrip(), style)]
 
 
 def progress_bar(now: Figures, width: int, colors: Palette) -> Line:

@@ -15,6 +15,7 @@ from dashboards.alerts.engine import RULES
 from dashboards.alerts.rules.base import RuleContext, command_line, hostfile_of, keep
 from dashboards.model.alert_book import Breach, Rule, RuleMemory, Unit
 from dashboards.model.samples import (
+    READING,
     Disk,
     EventSample,
     Gpu,
@@ -22,6 +23,7 @@ from dashboards.model.samples import (
     NodeDown,
     NodeSample,
     RunOpened,
+    RunRead,
     Sample,
     StepSample,
     Tick,
@@ -278,6 +280,12 @@ def training(records: Iterable[Any], *events: Event, after_s: float = 0.0) -> St
     return fold(state, [*samples, Tick(last_s + after_s)])
 
 
+def unread(why: str, *events: Event, after_s: float = 0.0) -> State:
+    """Of a run whose losses went wrong and whose last attempt failed, as far as it was read."""
+    state = training(with_last(3, loss=float("nan")), *events, after_s=after_s)
+    return fold(state, [RunRead(state.now_s, why), Tick(state.now_s)])
+
+
 def restarted(age_s: float, *, after_step: int = 300) -> State:
     """An attempt ended behind that step and another one is to begin; `age_s` seconds later."""
     at_s, data = 1000.0 + 4.0 * after_step, {"attempt": 2, "cause": "signal-9", "node": "n2"}
@@ -300,6 +308,7 @@ RUN = ("", "001-x")
 OVER_RUN: list[tuple[str, Callable[[], State], Unit, str]] = [
     ("run.stalled", lambda: training(steps(), after_s=65), RUN, "no step for 1 min 05 s after step 300"),
     ("run.stalled", lambda: training([], Event("start", time_s=100.0), after_s=1100), RUN, "no first step for 16 min"),
+    ("run.unread", lambda: unread("telemetry.jsonl: Stale file handle"), RUN, "telemetry.jsonl: Stale file handle"),
     ("run.restarted", lambda: restarted(age_s=599), ("", "001-x attempt 2"), "restarting in 4 s: rank 3 was killed"),
     ("run.failed", lambda: training(steps(), Event("failed", "Traceback\nValueError: boom", time_s=2200.0)), RUN, "ValueError: boom"),
     ("loss.nan", lambda: training(with_last(1, loss=float("nan"))), RUN, "loss is nan at step 300"),
@@ -394,6 +403,19 @@ def test_run_of_yesterday_starts_no_alert() -> None:
         (training(steps(), Event("failed", "x", time_s=2300.0), after_s=100_000), "run.failed"),
     ):
         assert [breach.starts for breach in breaches(id, state).values()] == [False]
+
+
+@pytest.mark.parametrize("why", [READING, "telemetry.jsonl: Stale file handle"])
+def test_what_was_read_of_a_run_so_far_fires_nothing_and_clears_nothing(why: str) -> None:
+    failed = Event("failed", "ValueError: boom", time_s=2200.0)
+    for state in (unread(why, after_s=5000), unread(why, failed)):
+        assert set(breaches("run.unread", state)) == (set() if why == READING else {RUN})
+        for id in {id for id, *_ in OVER_RUN} - {"run.unread"}:
+            assert breaches(id, state) == {}
+            assert not BY_ID[id].known(look_at(state), RUN), id
+    read = unread("", failed)
+    assert breaches("run.failed", read)
+    assert BY_ID["run.failed"].known(look_at(read), RUN)
 
 
 def test_one_bad_batch_is_no_spike_and_too_few_steps_say_nothing() -> None:

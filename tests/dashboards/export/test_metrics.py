@@ -8,7 +8,16 @@ from dataclasses import replace
 import pytest
 
 from dashboards.export.metrics import METRICS
-from dashboards.model.samples import Gpu, NodeDown, NodeSample, RunOpened, StepSample, Tick
+from dashboards.model.samples import (
+    READING,
+    Gpu,
+    NodeDown,
+    NodeSample,
+    RunOpened,
+    RunRead,
+    StepSample,
+    Tick,
+)
 from dashboards.model.state import initial_state
 from dashboards.reduce import fold
 from tests.dashboards.conftest import NOW, demo_state
@@ -67,6 +76,16 @@ def test_figures_of_steps_are_those_that_the_newest_steps_know() -> None:
     assert value(found, "run_loss_by_time", run="001-x", band="750-1000") == 0.6
     assert value(found, "run_loss_by_bucket", run="001-x", bucket="144p 51f") == 0.5
     assert not [name for name, _ in found if "ema_gap" in name]  # not known: no sample
+
+
+def test_run_that_is_not_read_to_its_end_has_no_figures_of_earlier() -> None:
+    opened = RunOpened("outputs/001-x", "001-x", NOW)
+    samples = [opened, RunRead(NOW, READING), StepSample(record(1), NOW)]
+    state = fold(initial_state((), now_s=NOW), samples)
+    of_run = {name: value for (name, _), value in page(state).items() if "_run_" in name}
+    assert of_run == {"clusterctl_run_read": 0.0}
+    found = page(fold(state, [RunRead(NOW)]))
+    assert value(found, "run_read", run="001-x") == value(found, "run_step", run="001-x") == 1
 
 
 def test_run_alone_says_nothing_of_nodes() -> None:

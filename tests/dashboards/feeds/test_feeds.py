@@ -9,7 +9,7 @@ import pytest
 
 from dashboards.feeds.replay import ReplayFeed
 from dashboards.feeds.run_dir import RunDirFeed, Together, newest_run
-from dashboards.model.samples import EventSample, RunOpened, Sample, StepSample
+from dashboards.model.samples import READING, EventSample, RunOpened, RunRead, Sample, StepSample
 from dashboards.simulation.cluster import DemoFeed
 from tests.dashboards.runs import BEGAN, FixedFeed, journal, record, write_run
 from trainer.runlog.telemetry import Writer
@@ -31,6 +31,8 @@ def test_run_directory_is_opened_read_and_followed(tmp_path: Path) -> None:
     feed = RunDirFeed(run_dir, clock=lambda: 50.0)
     first = feed.poll()
     assert first[0] == RunOpened(str(run_dir), "001-x", 50.0, ("demo-0", "demo-1"), (1, 1))
+    assert first[1] == RunRead(50.0, READING)
+    assert first[-1] == RunRead(50.0)
     assert steps(first) == list(range(1, 11))
     assert [s.event.name for s in first if isinstance(s, EventSample)] == ["start"]
     assert feed.poll() == []
@@ -44,9 +46,66 @@ def test_records_that_lay_there_are_as_old_as_the_file(tmp_path: Path) -> None:
     run_dir = write_run(tmp_path / "001-x", steps=3)
     old = time.time() - 100
     os.utime(run_dir / "telemetry.jsonl", (old, old))
-    sample = RunDirFeed(run_dir, clock=lambda: 5000.0).poll()[-1]
-    assert not isinstance(sample, RunOpened)
-    assert sample.at_s == pytest.approx(4900.0, abs=5)  # type: ignore[union-attr]
+    samples = RunDirFeed(run_dir, clock=lambda: 5000.0).poll()
+    ages = [sample.at_s for sample in samples if isinstance(sample, StepSample)]
+    assert ages == pytest.approx([4900.0] * 3, abs=5)
+
+
+def test_file_that_cannot_be_read_is_said_once_and_read_when_it_can(tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path / "001-x", steps=3)
+    file, aside = run_dir / "telemetry.jsonl", run_dir / "aside"
+    feed = RunDirFeed(run_dir, clock=lambda: 50.0)
+    assert steps(feed.poll()) == [1, 2, 3]
+    file.rename(aside)
+    file.mkdir()
+    assert feed.poll() == [RunRead(50.0, f"{file}: Is a directory")]
+    assert feed.poll() == []
+    file.rmdir()
+    aside.rename(file)
+    assert feed.poll() == [RunRead(50.0)]
+
+
+def test_thread_survives_an_error_of_the_file_system(tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path / "001-x", steps=3)
+    file, aside = run_dir / "telemetry.jsonl", run_dir / "aside"
+    file.rename(aside)
+    file.mkdir()
+    feed = RunDirFeed(run_dir, clock=time.time, interval_s=0.01)
+    feed.start()
+    seen: list[Sample] = []
+
+    def so_far() -> list[Sample]:
+        seen.extend(feed.drain())
+        return seen
+
+    until(lambda: any(isinstance(one, RunRead) and "directory" in one.why_not for one in so_far()))
+    file.rmdir()
+    aside.rename(file)
+    until(lambda: steps(so_far()) == [1, 2, 3])
+    feed.close()
+
+
+def test_file_system_that_hangs_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RunDirFeed, "HUNG_S", 0.2)
+    run_dir = write_run(tmp_path / "001-x", steps=3)
+    hangs = run_dir / "events.jsonl"
+    hangs.unlink()
+    os.mkfifo(hangs)  # to open it waits for somebody who writes
+    feed = RunDirFeed(run_dir, clock=time.time, interval_s=0.01)
+    feed.start()
+    seen: list[Sample] = []
+
+    def said() -> list[str]:
+        seen.extend(feed.drain())
+        return [sample.why_not for sample in seen if isinstance(sample, RunRead)]
+
+    hung = f"no answer from the file system for 0.2 s: {run_dir}"
+    until(lambda: said() == [READING, hung])
+    assert not feed.settled()
+    assert steps(seen) == [1, 2, 3]
+    with hangs.open("w"):  # it is read as what it is
+        until(lambda: said()[2:] != [])
+    feed.close()
 
 
 def test_newest_run_is_followed_when_another_one_starts(tmp_path: Path) -> None:

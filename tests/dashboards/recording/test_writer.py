@@ -8,7 +8,7 @@ import pytest
 
 from clusterctl.errors import UsageError
 from dashboards.feeds.replay import ReplayFeed, open_replay
-from dashboards.model.samples import Sample, Tick
+from dashboards.model.samples import Feed, Sample, Tick
 from dashboards.recording.file_format import Appender
 from dashboards.recording.writer import Recording
 from dashboards.simulation.cluster import BEGIN_S
@@ -38,7 +38,7 @@ def test_two_do_not_write_into_one_file(tmp_path: Path) -> None:
     Appender(tmp_path / "file", 1 << 20).close()
 
 
-class Fixed:
+class Fixed(Feed):
     """A feed that says the same hour."""
 
     def __init__(self) -> None:

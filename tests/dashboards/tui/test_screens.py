@@ -21,6 +21,7 @@ from dashboards.model.samples import (
     NodeSample,
     Process,
     RunOpened,
+    RunRead,
     Tick,
     Xid,
 )
@@ -193,6 +194,16 @@ def test_node_of_a_run_that_is_not_watched_is_not_ok() -> None:
         assert "not known" in shown(app, "#node-gpus")
 
     play(TopApp(FixedFeed([], [opened, Tick(NOW)], NOW)), story, (80, 24))
+
+
+def test_run_that_cannot_be_read_says_so_in_place_of_its_state() -> None:
+    run = [RunOpened("outputs/001", "001", NOW), RunRead(NOW, "telemetry.jsonl: Stale file handle")]
+
+    async def story(app: TopApp, pilot: Pilot[None]) -> None:
+        await pilot.press("3")
+        assert " 001  - telemetry.jsonl: Stale file handle" in shown(app, "#head")
+
+    play(TopApp(FixedFeed([], [*run, Tick(NOW)], NOW)), story, (80, 24))
 
 
 @pytest.mark.parametrize("size", [(80, 24), (200, 50)])
