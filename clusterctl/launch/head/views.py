@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -86,8 +87,11 @@ class Views:
             except TimeoutError:
                 self._renew()
                 continue
-            except OSError:
-                return
+            except OSError:  # closed at the end; before that too many open files, for example
+                if self._result is not None:
+                    return
+                time.sleep(EVERY_S)
+                continue
             thread = threading.Thread(target=self._serve, args=(peer,), daemon=True)
             self._threads = [one for one in self._threads if one.is_alive()] + [thread]
             thread.start()

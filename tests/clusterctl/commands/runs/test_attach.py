@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -299,6 +301,23 @@ def test_supervisor_is_found_again_when_its_socket_was_removed(
     link.close()
     one.end(RunResult(0, ""))
     assert not path.exists()
+
+
+def test_supervisor_that_cannot_take_a_view_takes_the_next(tmp_path: Path, monkeypatch) -> None:
+    fails, accept = [OSError(errno.EMFILE, "Too many open files")], socket.socket.accept
+
+    def accept_later(listener: socket.socket) -> object:
+        if fails:
+            raise fails.pop()
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", accept_later)
+    one = views.Views(lambda: tmp_path / "socket", {"run_id": "1"}, lambda order: None)
+    wait_until(lambda: not fails)
+    link = Link(tmp_path / "socket")
+    assert link.about(5)["run_id"] == "1"
+    link.close()
+    one.end(RunResult(0, ""))
 
 
 def test_attach_to_a_run_that_is_over_or_gone_is_one_sentence(user: User) -> None:
