@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clusterctl.errors import UsageError
+from clusterctl.payload.jobs.processes import SIGNAL_NAMES
 
 WAITING = 100  # alerts that wait for a slow hook; more are dropped, with a message
 
@@ -109,5 +110,5 @@ class Hook:
                     return f"was killed after {self._timeout_s:g} s"
         code = child.returncode
         if code < 0:
-            return f"was ended by {signal.Signals(-code).name}"
+            return f"was ended by {SIGNAL_NAMES.get(-code) or f'signal {-code}'}"
         return f"ended with exit code {code}" if code else ""

@@ -202,6 +202,14 @@ def test_children_of_a_hook_end_with_it(tmp_path: Path) -> None:
     until(lambda: not is_alive(int((tmp_path / "pid").read_text())), WAIT_S)
 
 
+def test_hook_that_ends_by_a_signal_without_a_name_does_not_end_the_hook() -> None:
+    hook = Hook(["sh", "-c", "kill -40 $$"], 60.0)
+    for _ in range(2):
+        hook.put({})
+        assert problems_of(hook) == "the hook sh was ended by signal 40"
+    hook.close()
+
+
 def problems_of(hook: Hook) -> str:
     found: list[str] = []
 
