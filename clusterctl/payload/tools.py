@@ -178,7 +178,7 @@ def _run_tool(argv, timeout_s, max_bytes, grace_s, newest, env=None, cwd="/"):
         out, err, truncated, in_time = _collect(child, deadline, max_bytes, newest)
         if in_time:
             return "ended", child.returncode, bytes(out), bytes(err), truncated
-        how = "killed" if _kill_group(child, grace_s) else "and SIGKILL does not end it"
+        how = "killed" if kill_group(child, grace_s) else "and SIGKILL does not end it"
         why = b"no end in %g s, %s" % (timeout_s, how.encode())
         return "timeout", None, bytes(out), b"\n".join(filter(None, [err.strip(), why])), truncated
     finally:
@@ -225,7 +225,7 @@ def _ends(child, timeout_s):
     return True
 
 
-def _kill_group(child, grace_s=0.0):
+def kill_group(child, grace_s=0.0):
     """End a tool's process group; False when even SIGKILL does not end it."""
     has_ended = False
     for number, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, REAP_S)):
@@ -243,4 +243,4 @@ def kill_tools(grace_s=0.0):
     with _live_lock:
         children = list(_live.values())
     for child in children:
-        _kill_group(child, grace_s)
+        kill_group(child, grace_s)

@@ -10,19 +10,23 @@ import pytest
 
 SOURCE = """
 #include <string.h>
+#include <stdlib.h>
+#include <unistd.h>
+/* Broken while this file is there, as by a driver that is loaded again. */
+static int broken(void) { const char *path = getenv("NVML_BROKEN"); return path && !access(path, F_OK); }
 #define GIB (1ULL << 30)
 #define RESERVED (530ULL << 20) /* of an idle H100: firmware, page tables */
 typedef struct { unsigned gpu, memory; } util_t;
 typedef struct { unsigned long long total, free, used; } mem_t;
 typedef struct { unsigned version; unsigned long long total, reserved, free, used; } mem2_t;
 typedef struct { unsigned version; unsigned long long counts[11]; unsigned is_over; } sram_t;
-int nvmlInitWithFlags(unsigned f) { return 0; }
-int nvmlInit_v2(void) { return 0; }
+int nvmlInitWithFlags(unsigned f) { return broken() ? 9 : 0; }
+int nvmlInit_v2(void) { return broken() ? 9 : 0; }
 int nvmlShutdown(void) { return 0; }
 const char *nvmlErrorString(int e) { return e == 15 ? "GPU is lost" : e == 13 ? "Function Not Found" : "Not Supported"; }
 int nvmlSystemGetCudaDriverVersion_v2(int *v) { *v = 12080; return 0; }
 int nvmlSystemGetDriverVersion(char *v, unsigned n) { strncpy(v, "570.86.15", n); return 0; }
-int nvmlDeviceGetCount_v2(unsigned *n) { *n = 3; return 0; }
+int nvmlDeviceGetCount_v2(unsigned *n) { *n = 3; return broken() ? 999 : 0; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **d) { *d = (void *)(long)(i + 1); return 0; }
 int nvmlDeviceGetName(void *d, char *name, unsigned n) { strncpy(name, "Stand-in H100", n); return 0; }
 int nvmlDeviceGetEnforcedPowerLimit(void *d, unsigned *v) { *v = 700000; return 0; }

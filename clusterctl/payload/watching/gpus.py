@@ -1,5 +1,6 @@
 """The watcher's GPUs by NVML (pynvml is sent along), else nvidia-smi, in their own thread."""
 
+import contextlib
 import glob
 import os
 import re
@@ -11,7 +12,7 @@ import time
 from clusterctl.payload.collect.nvml import memory_info
 from clusterctl.payload.jobs.processes import process, rank_number, tags
 from clusterctl.payload.proc_files import age_s, as_text, owner_of, read_text, user_name
-from clusterctl.payload.tools import error_text, forget_tool, start_tool
+from clusterctl.payload.tools import error_text, forget_tool, kill_group, start_tool
 from clusterctl.payload.watching.columns import CARD
 
 SMI_QUERY = (
@@ -20,6 +21,8 @@ SMI_QUERY = (
 )
 SMI_ROW = re.compile(r"\d+, ")
 SMI_AGAIN_S = 30.0  # between tries when the driver refuses
+# NVML fails before the driver is loaded, and when it is reset; nvidia-smi tells less.
+NVML_AGAIN_S = 300.0
 PROCESSES_S, ECC_S, LINKS_S, STATIC_S = 5.0, 10.0, 30.0, 60.0  # what changes slowly is read seldom
 # Throttle reasons that mean trouble: hw slowdown, sw and hw thermal, power brake. A busy card is
 # at its power cap every other second.
@@ -52,41 +55,49 @@ class Gpus:
         self.first_answer.set()
 
     def read_forever(self):
-        try:
-            why = self._nvml_forever()
-        except Exception as error:  # noqa: BLE001 - thread boundary: it becomes the answer
-            why = "NVML: " + error_text(error)
         while True:
             try:
-                again_s = self._smi(why)
+                self._nvml_forever()
+            except Exception as error:  # noqa: BLE001 - thread boundary: it becomes the answer
+                why = "NVML: " + error_text(error)
+            if not self._smi_until(time.monotonic() + NVML_AGAIN_S, why):
+                return
+
+    def _nvml_forever(self):
+        """Raises why NVML cannot be used."""
+        import pynvml
+
+        self._waiting_for = "NVML"
+        pynvml.nvmlInit()
+        try:
+            cards = Cards(pynvml)
+            while True:
+                started = time.monotonic()
+                self._set(cards.read())
+                time.sleep(max(0.05, self._interval_s - (time.monotonic() - started)))
+        finally:
+            with contextlib.suppress(pynvml.NVMLError):
+                pynvml.nvmlShutdown()
+
+    def _smi_until(self, until_s, why):
+        """Whether there are GPUs."""
+        while time.monotonic() < until_s:
+            try:
+                again_s = self._smi(until_s, why)
             except Exception as error:  # noqa: BLE001 - thread boundary: it becomes the answer
                 self._set(unknown("nvidia-smi: %s" % error))
                 again_s = SMI_AGAIN_S
             if again_s is None:
-                return
+                return False
             # The error stays an answer while we wait for the next try.
-            until = time.monotonic() + again_s
-            while time.monotonic() < until:
+            next_s = min(until_s, time.monotonic() + again_s)
+            while time.monotonic() < next_s:
                 with self._lock:
                     self._at_s = time.monotonic()
-                time.sleep(1.0)
+                time.sleep(max(0.0, min(1.0, next_s - time.monotonic())))
+        return True
 
-    def _nvml_forever(self):
-        """Returns why NVML cannot be used; else does not return."""
-        import pynvml
-
-        self._waiting_for = "NVML"
-        try:
-            pynvml.nvmlInit()
-        except pynvml.NVMLError as error:
-            return "NVML: %s" % error
-        cards = Cards(pynvml)
-        while True:
-            started = time.monotonic()
-            self._set(cards.read())
-            time.sleep(max(0.05, self._interval_s - (time.monotonic() - started)))
-
-    def _smi(self, why):
+    def _smi(self, until_s, why):
         """Follow `nvidia-smi -l`; returns seconds until the next try, None without GPUs."""
         self._waiting_for = "nvidia-smi"
         argv = ["nvidia-smi", "--query-gpu=" + SMI_QUERY, "--format=csv,noheader"]
@@ -107,6 +118,9 @@ class Gpus:
                 output = text.strip()[-600:] or output
                 is_table = SMI_ROW.match(output)
                 self._set({"csv": text.strip()} if is_table else unknown("nvidia-smi: " + output))
+                if time.monotonic() >= until_s:
+                    kill_group(child)
+                    return 0.0
             rc = child.wait(5)
         finally:
             forget_tool(child)

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -283,6 +284,48 @@ def test_nvml_comes_along_as_source_and_is_preferred(tmp_path: Path) -> None:
     (process,) = sample.processes
     assert (process.pid, process.gpu, process.run, process.rank) == (rank.pid, 0, "run-7", 24)
     assert (process.name, process.memory_bytes) == ("sleep", 70 * 2**30)
+
+
+READ_GPUS = """
+import json, threading, time
+from clusterctl.payload.watching import gpus
+gpus.NVML_AGAIN_S, gpus.SMI_AGAIN_S = 0.5, 0.1
+reader = gpus.Gpus(0.05)
+threading.Thread(target=reader.read_forever, daemon=True).start()
+while True:
+    print(json.dumps(reader.newest()), flush=True)
+    time.sleep(0.02)
+"""
+
+
+def test_nvml_is_asked_again_after_it_has_failed(tmp_path: Path) -> None:
+    """As on a node that has just started, and when its driver is loaded again."""
+    broken = tmp_path / "broken"
+    broken.touch()
+    env = stand_in(tmp_path, os.getpid())
+    smi = tmp_path / "bin" / "nvidia-smi"
+    smi.write_text(f'#!/bin/sh\nwhile :; do echo "{ROW}"; sleep 0.2; done\n')
+    env |= {"NVML_BROKEN": str(broken), "PYTHONPATH": str(Path.cwd())}
+    command = [sys.executable, "-c", READ_GPUS]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+
+        def until(key: str) -> None:
+            end = time.monotonic() + 30
+            for line in child.stdout or ():
+                if key in json.loads(line):
+                    return
+                assert time.monotonic() < end, line
+
+        try:
+            for _ in range(2):
+                until("csv")
+                broken.unlink()
+                until("g0")
+                broken.touch()
+            until("csv")
+        finally:
+            child.kill()
 
 
 def test_xid_lines_are_told_once_with_address_number_and_age() -> None:

@@ -105,6 +105,21 @@ def test_nvidia_smis_text_gives_gpus_too() -> None:
     )  # fmt: skip
 
 
+def test_gpus_are_known_by_text_while_nvml_fails_and_by_nvml_again() -> None:
+    of_nvml = {name: KEY[name] for name in ("gpus", "g0", "g1", "h0", "h1", "procs")}
+    decoder = Decoder("n1")
+    lines = [key(), change(csv=ROW, **dict.fromkeys(of_nvml)), change(csv=None, **of_nvml)]
+    found = []
+    for line in lines:
+        decoder.take(line, 5.0)
+        found.append(decoder.sample(5.0))
+    first, text, again = found
+    assert text is not None
+    assert [gpu.power_w for gpu in text.gpus or ()] == [698.3]
+    assert text.processes is None
+    assert again == first
+
+
 def test_xid_finds_its_gpu_by_the_address_and_stays() -> None:
     line = change(
         x=[[2.0, "0000:44:00", 74, "NVLink: fatal error"], [1.0, "0019:01:00", 79, "off"]]
