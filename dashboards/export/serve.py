@@ -109,6 +109,9 @@ def export(
         silent = state.count_silent()
         if silent:
             output.warn(f"{silent} of {len(state.nodes)} nodes give no readings", "warn")
+        if state.run is not None and state.run.unread:
+            output.warn(f"run {state.run.name} is not known: {state.run.unread}", "warn")
+            return 3
         return 3 if silent else 0
 
 

@@ -226,13 +226,15 @@ class Lines:
         if damage and not output.json:
             output.warn(damage, "warn")
         active = [a for a in state.alerts.active if SEVERITIES.index(a.severity) >= self._least]
-        silent = state.count_silent()
-        code = self._worst or (3 if silent or damage else ending.exit_code)
+        silent, unread = state.count_silent(), state.run.unread if state.run else ""
+        code = self._worst or (3 if silent or unread or damage else ending.exit_code)
         text = f"{counted(self._fired, 'alert')}, {len(active)} still there"
         text += f"; {silent} of {len(state.nodes)} nodes give no readings" if silent else ""
+        text += f"; the run is not known: {unread}" if unread else ""
         if output.json:
             document: dict[str, Any] = {"time_s": state.now_s, "fired": self._fired}
             document |= {"active": list(map(as_json, active)), "silent_nodes": silent}
+            document["run_unread"] = unread
             output.document("watch", type="end", **document, damage=damage, exit_code=code)
         elif output.quiet:
             output.line(text)

@@ -222,7 +222,7 @@ RULES = (
     Rule("run.failed", FAIL, "The run ended badly.",
          failed, run_known, 0, 0, "tail -n 30 {run}/ranks/*.log", "any other end than done or stopped, within the last day"),
     Rule("run.unread", WARN, "What the run does cannot be seen: no other rule about it can fire.",
-         unread, always_known, 60, 0, "ls -l {run}", "an error of the file system, or no answer from it for 30 s"),
+         unread, always_known, 60, 0, "ls -l {run}", "an error of the file system, or no answer from it for 30 s", could_not_ask=True),
     Rule("run.restarted", WARN, "An attempt ended, and the launcher began another one: time is lost, and the same node may fail again.",
          restarted, run_known, 0, 0, "clusterctl logs {run} --tail 30", "a restart within the last 10 min"),
     # 3 s: when this machine itself stood still, steps arrive late.

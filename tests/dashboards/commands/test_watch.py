@@ -298,3 +298,24 @@ def test_node_that_is_gone_is_exit_code_3_and_the_others_are_watched(
     assert "refused" in gone[0]["text"]
     assert end["silent_nodes"] >= 1
     assert end["exit_code"] == 3
+
+
+def test_run_that_cannot_be_read_is_not_a_run_without_alerts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_dir = write_run(tmp_path / "001-x", steps=3)
+    (run_dir / "telemetry.jsonl").unlink()
+    (run_dir / "telemetry.jsonl").mkdir()
+    why = f"{run_dir}/telemetry.jsonl: Is a directory"
+    args = ["watch", "--run", str(run_dir), "--once", "--interval", "0.2"]
+    assert run([*args, "--json"]) == 3
+    fire, end = json_lines(capsys.readouterr().out)
+    assert (fire["alert"]["id"], fire["alert"]["text"]) == ("run.unread", why)
+    assert end["run_unread"] == why
+    assert run([*args, "--check", "run.stalled"]) == 3
+    assert f"0 alerts, 0 still there; the run is not known: {why}" in capsys.readouterr().err
+    assert run(["export", "--run", str(run_dir), "--once", "-", "--interval", "0.2"]) == 3
+    found = capsys.readouterr()
+    assert 'clusterctl_run_read{run="001-x"} 0.0' in found.out
+    assert f"run 001-x is not known: {why}" in found.err
