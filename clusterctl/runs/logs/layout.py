@@ -35,6 +35,7 @@ class Layout:
     nodes: Mapping[int, str] = field(default_factory=dict)  # of a rank, in its newest attempt
     is_over: bool = False
     began_s: float | None = None  # unix time of the first event; None: not known
+    unread: str = ""  # which of the launcher's files could not be read to its end, and why
 
     @property
     def newest(self) -> int:
@@ -54,6 +55,7 @@ class LayoutReader:
         self._nodes: dict[int, str] = {}
         self._is_over = False
         self._began_s: float | None = None
+        self._unread = ""
         self._take_plan()
 
     def is_over(self) -> bool:
@@ -65,15 +67,23 @@ class LayoutReader:
         self._poll()
         ranks = {name: frozenset(ranks) for name, ranks in self._ranks.items()}
         attempts = account(Steps(), self._journal).attempts
-        return Layout(attempts, ranks, dict(self._nodes), self._is_over, self._began_s)
+        known = attempts, ranks, dict(self._nodes), self._is_over, self._began_s
+        return Layout(*known, self._unread)
 
     def _poll(self) -> None:
-        for event in self._events.poll():
+        try:
+            self._take_new()
+            self._unread = ""
+        except OSError as error:  # a file system that fails for a moment: again at the next call
+            self._unread = f"{error.filename or self._run_dir}: {error.strerror or error}"
+
+    def _take_new(self) -> None:
+        for event in self._events.records():
             if isinstance(event, Event):
                 self._journal = after_event(self._journal, event)
                 self._began_s = event.time_s or None if self._began_s is None else self._began_s
                 self._take(event)
-        for event in self._incidents.poll():
+        for event in self._incidents.records():
             if isinstance(event, Event):
                 self._journal = after_incident(self._journal, event)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from clusterctl.errors import CouldNotFindOut, UsageError
 from clusterctl.nodes import counted
 from clusterctl.payload.mask_secrets import hide
+from clusterctl.runs.find import EVENTS_FILE
 from clusterctl.runs.logs.files import FOLDER, Chosen, LogFile, LogFolder
 from clusterctl.runs.logs.layout import Layout, LayoutReader
 from clusterctl.runs.logs.parts import (
@@ -62,6 +63,8 @@ class Logs:
         self._folder: LogFolder | None = None
         self._seen: dict[str, _Seen] = {}
         self.refused: dict[str, str] = {}  # by name, why
+        if self._layout.unread:
+            self._say_unread(EVENTS_FILE, f"not read: {self._layout.unread}")
 
     def show(self) -> list[LogFile]:
         """What is there now; returns all logs. Raises `UsageError`, `CouldNotFindOut`."""
@@ -75,17 +78,27 @@ class Logs:
         """What comes, until the run is over; of a run without a launcher until interrupted."""
         while True:
             is_over = self._reader.is_over()  # asked first: what was written before it is read
-            is_new = [self._print_new(file) for file in self._files()]
+            is_new = [self._print_new(file) for file in self._found()]
             if any(is_new):
                 continue
             if is_over:
                 break
             self._flush()
             time.sleep(POLL_S)
-        for file in self._files():  # a last line without an end stays so
+        for file in self._found():  # a last line without an end stays so
             seen = self._seen.get(file.name)
             if seen is not None and seen.rest and not seen.is_done:
                 self._say(file, seen.rest)
+
+    def _found(self) -> list[LogFile]:
+        """As `_files`; none while the folder cannot be read."""
+        try:
+            found = self._files()
+        except CouldNotFindOut as error:
+            self._say_unread(FOLDER, str(error))
+            return []
+        self.refused.pop(FOLDER, None)
+        return found
 
     def close(self) -> None:
         if self._folder is not None:
@@ -162,7 +175,7 @@ class Logs:
     def _print_new(self, file: LogFile) -> bool:
         """Whether there was something new."""
         seen = self._seen.setdefault(file.name, _Seen(None, 0))
-        if seen.is_done or file.name in self.refused:
+        if seen.is_done:
             return False
         try:
             assert self._folder is not None
@@ -174,6 +187,7 @@ class Logs:
         except OSError as error:
             self._refuse(file, error)
             return False
+        self.refused.pop(file.name, None)
         seen.offset += len(data)
         *whole, seen.rest = (seen.rest + data).split(b"\n")
         while len(seen.rest) > LONGEST:
@@ -194,11 +208,13 @@ class Logs:
         self._emit(file, hide(line.decode("utf-8", "backslashreplace").rstrip("\r")))
 
     def _refuse(self, file: LogFile, error: OSError) -> None:
-        if isinstance(error, FileNotFoundError):
-            return  # removed just now
-        if file.name not in self.refused:
-            self.refused[file.name] = _why(error)
-            self._warn(f"not read: {_why(error)}")
+        if not isinstance(error, FileNotFoundError):  # removed just now
+            self._say_unread(file.name, f"not read: {_why(error)}")
+
+    def _say_unread(self, name: str, why: str) -> None:
+        if name not in self.refused:
+            self.refused[name] = why
+            self._warn(why)
 
 
 @dataclass(slots=True)

@@ -287,6 +287,39 @@ def test_follow_goes_on_behind_a_log_that_is_emptied_or_replaced(run_dir: Path, 
 
 
 @pytest.mark.timeout(2 * WAIT_S)
+def test_follow_reads_on_when_what_could_not_be_read_can_be(run_dir: Path, follow) -> None:
+    """A shared folder fails for minutes; each file that is a folder here is one that fails there."""
+    log, events = run_dir / "ranks" / "1.log", run_dir / "events.jsonl"
+    logs = follow("--rank", "1", "--tail", "1")
+    assert logs.line() == "1 | 1: attempt 3, line 29"
+    for file in (log, events):
+        file.rename(file.with_name("aside"))
+        file.mkdir()
+        if file == log:
+            assert logs.process.stderr is not None
+            assert logs.process.stderr.readline() == f"not read: {log} is no plain file\n"
+        else:
+            append(log, "while the journal cannot be read\n")
+            assert logs.line() == "1 | while the journal cannot be read"
+        file.rmdir()
+        file.with_name("aside").rename(file)
+        append(log, "as before\n")
+        assert logs.line() == "1 | as before"
+    journal(run_dir, "end", "", time.time(), data={"exit_code": 0})
+    assert logs.end() == (0, "")
+
+
+def test_logs_without_the_launchers_journal_say_so(run_dir: Path, capsys) -> None:
+    events = run_dir / "events.jsonl"
+    events.unlink()
+    events.mkdir()
+    assert command(["logs", "--rank", "1", "--tail", "1"]) == 3
+    found = capsys.readouterr()
+    assert found.out == "1 | 1: attempt 3, line 29\n"
+    assert found.err == "not read: outputs/003-STDiT3-XL-2/events.jsonl: Is a directory\n"
+
+
+@pytest.mark.timeout(2 * WAIT_S)
 def test_follow_ends_with_ctrl_c_and_with_its_reader(run_dir: Path, follow) -> None:
     logs = follow("--rank", "0", "--tail", "1")
     assert logs.line() == "0 | 0: attempt 3, line 29"
