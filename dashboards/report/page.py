@@ -26,12 +26,11 @@ Row = Sequence[tuple[str, str]]
 
 def read_run(run_dir: Path, now_s: float) -> tuple[RunState, Quality]:
     """Raises `CouldNotFindOut` where the files cannot be read."""
-    try:
-        samples = RunDirFeed(run_dir, clock=lambda: now_s).poll()
-    except OSError as error:
-        raise CouldNotFindOut(f"{run_dir} cannot be read: {error.strerror or error}") from None
+    samples = RunDirFeed(run_dir, clock=lambda: now_s).poll()
     run = fold_samples(initial_state((), now_s=0.0), [*samples, Tick(now_s)]).run
     assert run is not None  # the feed opens it
+    if run.unread:
+        raise CouldNotFindOut(f"the run cannot be read: {run.unread}")
     return run, quality_of(samples)
 
 

@@ -155,6 +155,18 @@ def test_command_writes_the_page_into_the_run_or_elsewhere(
     assert "cannot be written" in capsys.readouterr().err
 
 
+def test_page_of_a_run_that_cannot_be_read_is_not_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = write_run(tmp_path / "001-x", steps=3)
+    (run_dir / "events.jsonl").unlink()
+    (run_dir / "events.jsonl").mkdir()
+    assert command(["report", str(run_dir)]) == 3
+    error = f"the run cannot be read: {run_dir}/events.jsonl: Is a directory"
+    assert error in capsys.readouterr().err
+    assert not (run_dir / "report.html").exists()
+
+
 def test_page_shows_validation_and_loss_by_time_of_what_counts(tmp_path: Path) -> None:
     run_dir = write_run(tmp_path / "001-x", steps=20, total=40)
     writer = Writer(run_dir)
