@@ -13,6 +13,7 @@ import queue
 import socket
 import sys
 import threading
+import time
 import zlib
 
 from clusterctl.payload.files.private import own_files, own_path, replace_file
@@ -23,6 +24,7 @@ from clusterctl.payload.tools import in_thread
 BACKLOG = 50  # unsent messages, above which logs and telemetry wait
 FLUSH_S = 3.0  # for the last messages, when the head reads slowly
 GREETING_BYTES = 1 << 20
+AGAIN_S = 0.2  # before the next try to take a connection
 # Not kept, and not counted by the head: newer ones say the same, or a file has them.
 PASSING = ("beat", "telemetry", "log", "resumed")
 
@@ -185,8 +187,12 @@ class HeadLink:
             done.wait(FLUSH_S)
 
     def _accept(self):
-        while True:
-            peer, _ = self._listener.accept()
+        while self._listener.fileno() >= 0:
+            try:
+                peer, _ = self._listener.accept()
+            except OSError:  # too many open files on this machine, for example
+                time.sleep(AGAIN_S)
+                continue
             in_thread(self._serve, peer)
 
     def _serve(self, peer):
