@@ -128,8 +128,8 @@ class _Run:
         plan, state = self.plan, self.state
         state.attempt, state.failure = plan.attempt, None
         if taken is None:
-            positions.remove(plan.run_dir)  # those of the attempt before
             try:
+                positions.remove(plan.run_dir)  # those of the attempt before
                 write_layout(plan.run_dir, plan.run_id, plan.to_json())
             except OSError as error:
                 if plan.attempt == 1:

@@ -17,7 +17,7 @@ Examples:
   clusterctl attach --detach""",
 )
 @click.argument("run", required=False)
-@flag("--detach", "Return as soon as the run is supervised: for @reboot in a crontab.")
+@flag("--detach", "Return as soon as the run is supervised: for a crontab.")
 @output_options
 def command(output: Output, run: str | None, detach: bool) -> int:
     """Show a run that continues without this terminal, to its end.

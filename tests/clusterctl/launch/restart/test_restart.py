@@ -11,6 +11,7 @@ import pytest
 
 from clusterctl.exclude import change
 from clusterctl.exclude.entries import Exclusion
+from clusterctl.launch import positions
 from clusterctl.launch.journal import INCIDENTS_FILE
 from clusterctl.launch.restart import cleaner, next_attempt
 from clusterctl.launch.restart.past import Past
@@ -151,6 +152,20 @@ def test_attempt_says_that_it_could_not_read_which_nodes_are_excluded(bench) -> 
     assert (result.exit_code, result.attempts) == (0, 2), result
     [told] = [event["text"] for event in launch.events() if event["event"] == "exclude-file"]
     assert told.startswith(f"{file} cannot be read: ")
+
+
+def test_note_that_cannot_be_removed_does_not_keep_a_run_from_its_next_attempt(bench) -> None:
+    plan = bench.plan(ONCE)
+    launch = bench.launch(plan, bench.rules(plan))
+    pids = launch.pids(2)
+    note = plan.run_dir / positions.FILE
+    note.unlink(missing_ok=True)
+    note.mkdir()
+    os.kill(pids[1], signal.SIGKILL)
+    result = launch.result()
+    assert (result.exit_code, result.attempts) == (0, 2), result
+    texts = [event["text"] for event in launch.events() if event["event"] == "error"]
+    assert any(str(note) in text for text in texts), texts
 
 
 @pytest.mark.lab
