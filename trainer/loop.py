@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from trainer.checkpoint import files as checkpoint
+from trainer.checkpoint.async_saver import Saved
 from trainer.checkpoint.room import Room, Shortage, rules_of
 from trainer.checkpoint.sizes import size_of_model
 from trainer.data.loader.microbatch import Batch
@@ -60,7 +61,9 @@ def _steps(run: Run) -> bool:
 def _is_due(run: Run) -> bool:
     """Whether a checkpoint belongs after this step; the same on all ranks."""
     every, is_epoch_end = run.config.ckpt_every, not len(run.loader)
-    return bool(every and run.step % every == 0) or (run.config.ckpt_at_epoch_end and is_epoch_end)
+    if run.failed_saves.is_due(run.step) or (every and run.step % every == 0):
+        return True
+    return run.config.ckpt_at_epoch_end and is_epoch_end
 
 
 def _needs_validation(run: Run) -> bool:
@@ -127,13 +130,20 @@ def _warm_up(run: Run) -> None:
 
 def save(run: Run, *, background: bool = True) -> None:
     """Begin a checkpoint of this moment, unless there is one (collective). Raises `Diverged` on
-    all ranks, and writes nothing, when weights or average are not finite."""
+    all ranks, and writes nothing, when weights or average are not finite; `CheckpointError` where
+    it fails and is not tried again: the last one of a run (not in the `background`), or see
+    `FailedSaves`."""
     if run.saved_at == run.step:
         return
     place, tensors = (run.loader.cursor.epoch, run.step), run.ema.state_dict()
     with run.clock.phase("checkpoint", run.step):
         require_finite(run.engine, run.step, tensors)
-        done = run.saver.save(*place, tensors, _documents(run), background=background)
+        done = run.failed_saves.take(run.saver.finish, run.step)  # the one before
+
+        def begin() -> list[Saved]:
+            return run.saver.save(*place, tensors, _documents(run), background=background)
+
+        done += run.failed_saves.take(begin, run.step) if background else begin()
     run.saved_at = run.step
     report(run, done)
 

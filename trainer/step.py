@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from trainer.checkpoint.async_saver import Saved, Saver
+from trainer.checkpoint.failed_saves import FailedSaves
 from trainer.components import Parts
 from trainer.config.load import Config
 from trainer.data.loader.encode import encode
@@ -67,12 +68,14 @@ class Run:
     stop_requested: bool = False
     drawing: Drawing = field(init=False)
     slow_ranks: SlowRanks = field(init=False)
+    failed_saves: FailedSaves = field(init=False)
     report: StepReport = field(init=False)
 
     def __post_init__(self) -> None:
         parts, device = self.parts, self.engine.device
         self.drawing = Drawing(self.config.seed, parts.flow, parts.masks, device)
         self.slow_ranks = SlowRanks(self.engine, self.journal.event)
+        self.failed_saves = FailedSaves(self.engine, self.config, self.journal.event)
         self.report = StepReport(
             self.config,
             self.plan.buckets,
@@ -189,7 +192,8 @@ def step(run: Run, batches: Iterator[Batch]) -> bool:
     run.slow_ranks.after(number, ranks, cells)
     for row, path, reason in share.bad:
         run.journal.bad_sample(number, engine.rank, row, path, reason)
-    report(run, run.saver.advance(rank.saver for rank in ranks))
+    statuses = [rank.saver for rank in ranks]
+    report(run, run.failed_saves.take(lambda: run.saver.advance(statuses), number))
     require_numbers(number, ranks, is_skipped)
     run.guards.end(record)
     if any(rank.bad for rank in ranks):

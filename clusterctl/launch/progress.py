@@ -16,6 +16,7 @@ STYLES = {
     **dict.fromkeys(("hang", "goes-on", "disconnected", "cut-off", "logout"), "warn"),
     **dict.fromkeys(("waiting", "excluded", "exclude-file"), "warn"),
     "restart": "bad",
+    "save-failed": "bad",
     "verdict": "bad",
 }  # of the events that are shown
 

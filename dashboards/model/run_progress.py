@@ -23,6 +23,7 @@ WINDOW = 50
 STALLED_TIMES = 6.0
 STALLED_S = 30.0
 STARTING_S = 900.0  # of an attempt; after that without a step it is stalled
+_BAD = ("failure", "failed", "error", "lost", "incident", "restart", "stalled", "save-failed")
 FAR_S = 1e10  # 300 years: no date is shown for that
 
 
@@ -169,7 +170,7 @@ def is_bad(event: Event) -> bool:
         return event.data.get("code") not in (0, INTERRUPTED)
     if event.name == "failure" and event.data.get("exit_code") == INTERRUPTED:
         return False  # the launcher's word for any end but a good one
-    return event.name in ("failure", "failed", "error", "lost", "incident", "restart", "stalled")
+    return event.name in _BAD
 
 
 def one_line(event: Event) -> str:

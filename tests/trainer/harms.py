@@ -19,6 +19,7 @@ import torch
 
 from trainer import build_run as assemble
 from trainer import loop, step
+from trainer.checkpoint import files as checkpoint
 from trainer.data.loader import loader
 from trainer.data.manifest.manifest import ManifestError
 from trainer.diffusion.rectified_flow import RectifiedFlow
@@ -195,6 +196,21 @@ def full_disk() -> Iterator[None]:
         return plain(run, batches)
 
     with mock.patch.object(loop, "step", step_on_a_full_disk):
+        yield
+
+
+@contextlib.contextmanager
+def first_save_fails() -> Iterator[None]:
+    """Behind the steps, when rank 0 writes the averaged weights."""
+    plain, calls = checkpoint.write_weights, [0]
+
+    def writes(*args: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == 1:
+            raise OSError(5, "Input/output error", "/outputs/model.safetensors")
+        return plain(*args)
+
+    with mock.patch.object(checkpoint, "write_weights", writes):
         yield
 
 

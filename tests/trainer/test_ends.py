@@ -118,6 +118,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         "no-room": words("no-room", "--load", str(folder / "first" / "epoch0-global_step1"), "--accumulation-steps", "4"),
         "remapped": words("remapped", "--load", three, "--max-steps", "5", "--data-state", "remap", data="fewer/digits.csv"),
         "chance": words("chance", "--bucket-config", CHANCE, "--seed", str(seed), "--epochs", "2", "--max-steps", "none", "--lr-schedule", "none"),
+        "retried": words("retried", "--max-steps", "6", "--ckpt-every", "2", "harm=first_save_fails"),
+        "not-retried": words("not-retried", "--max-steps", "6", "--ckpt-every", "2", "--ckpt-retry-hours", "0", "harm=first_save_fails"),
         "over": words("over", "--load", three, "--max-steps", "3"),
         "over-again": words("over", "--load", str(folder / "over"), "--max-steps", "3"),
         "late": words("late", "--dataset.batch-timeout-s", "500"),
@@ -283,12 +285,32 @@ def test_a_config_that_cannot_work_is_one_sentence_before_anything_is_made(
     assert not (runs.folder / name).exists()
 
 
-def test_a_full_disk_costs_lines_of_telemetry_and_no_step(tmp_path: Path) -> None:
+def test_a_save_that_fails_is_told_and_costs_no_step(runs: Runs) -> None:
+    runs.good("retried")
+    assert [record.step for record in runs.steps("retried")] == [1, 2, 3, 4, 5, 6]
+    (told,) = runs.events("retried", "save-failed")
+    assert "could not be written: rank 0: OSError: [Errno 5] Input/output error" in told
+    assert "training goes on, the next try is after step " in told
+    saved = [int(name.rpartition("step")[2]) for name in runs.checkpoints("retried")]
+    assert saved[-1] == 6
+    assert 2 not in saved
+    for name in runs.checkpoints("retried"):
+        checkpoint.verify(runs.folder / "retried" / name)
+
+
+def test_a_save_that_fails_ends_a_run_that_is_told_so(runs: Runs) -> None:
+    assert runs.codes("not-retried") == [1, 1]
+    said = runs.said_once("not-retried")
+    assert "error: the checkpoint could not be written: rank 0: OSError" in said
+    assert runs.events("not-retried", "save-failed") == []
+
+
+def test_a_full_disk_costs_saves_and_lines_of_telemetry_and_no_step(tmp_path: Path) -> None:
     (tmp_path / "tiny.py").write_text(TINY)
     render(["--out", str(tmp_path / "clips"), "--clips", "24", "--seed", "1"])
     with small_disk(tmp_path / "disk", "100m") as disk:
         words = [str(tmp_path / "tiny.py"), "--data-path", str(tmp_path / "clips/digits.csv"),
-                 "--run-dir", str(disk / "run"), "--ckpt-every", "0", "--max-steps", "16", "harm=full_disk"]  # fmt: skip
+                 "--run-dir", str(disk / "run"), "--ckpt-every", "4", "--max-steps", "16", "harm=full_disk"]  # fmt: skip
         ((one, other),) = ranks.train([words], 2, tmp_path / "p", env={"HARM_DISK": str(disk)})
         assert (one.code, other.code) == (0, 0), one.err + other.err
         records = list(read(disk / "run"))
@@ -301,3 +323,4 @@ def test_a_full_disk_costs_lines_of_telemetry_and_no_step(tmp_path: Path) -> Non
         assert "lines before this one could not be written: " in event.text
         assert one.err.count("warning: lines for telemetry.jsonl are lost") == 1
         assert checkpoints.find(disk / "run").name.endswith("global_step16")
+        assert one.out.count("save-failed: the checkpoint could not be written: rank 0: ") == 3

@@ -230,6 +230,8 @@ class Config(Section):
     ckpt_at_epoch_end: bool = False  # also save after the last step of each epoch
     keep_checkpoints: int = number(-1, least=-1)  # newest ones to keep; -1 is all
     keep_every: int = number(0, least=0)  # beside them, those of every n-th step; 0 is none
+    # training goes on for so long while saves fail; with 0 the first that fails ends the run
+    ckpt_retry_hours: float = number(24.0, least=0)
     async_io: bool = True  # training continues while a checkpoint is written from a copy in memory
     # steps between lines, and, at least 10, between update ratios and EMA gaps
     log_every: int = number(1, least=1)

@@ -218,6 +218,18 @@ def space(context: RuleContext) -> Iterable[Breach]:
             return
 
 
+def unsaved(context: RuleContext) -> Iterable[Breach]:
+    """The last save has failed, and the run trains on."""
+    run = context.running
+    for sample in reversed(run.events if run else ()):
+        event = sample.event
+        if event.name in ("checkpoint", "start"):
+            return
+        if run and event.name == "save-failed":
+            yield Breach(("", run.name), event.text or "the last save failed")
+            return
+
+
 RULES = (
     Rule("run.failed", FAIL, "The run ended badly.",
          failed, run_known, 0, 0, "tail -n 30 {run}/ranks/*.log", "any other end than done or stopped, within the last day"),
@@ -243,7 +255,9 @@ RULES = (
          suppressed_by=("gpu.throttle", "gpu.idle", "gpu.xid", "gpu.hot")),
     Rule("wandb.unsent", WARN, "W&B does not take the figures: its page shows an old state while the run continues.",
          unsent, run_known, 0, 0, "wandb sync {run}/wandb/latest-run", "reported by the run since it started"),
-    Rule("run.space", WARN, "A save that finds the disk full ends the run.",
+    Rule("run.unsaved", FAIL, "What was trained since the last checkpoint is lost if the run ends now.",
+         unsaved, run_known, 0, 0, "df -h {run}", "the last save failed"),
+    Rule("run.space", WARN, "A save that finds the disk full fails, and so do the next ones.",
          space, run_known, 0, 0, "clusterctl plan-checkpoints {run}", "at a save, no room for the next 3 checkpoints; before the first step, for all of them"),
 )  # fmt: skip
 """What the files of a run do not show is not there."""

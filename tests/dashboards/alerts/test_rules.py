@@ -320,6 +320,7 @@ OVER_RUN: list[tuple[str, Callable[[], State], Unit, str]] = [
     ("run.straggler", lambda: training(steps(), said(entry(None, phase="data"))), RUN, "all ranks are 6.2% slower than before"),
     ("run.straggler", lambda: training(steps(), said(entry(99))), ("", "001-x rank 99"), "rank 99 on n1"),
     ("wandb.unsent", lambda: training(steps(), Event("tracking", "W&B was too slow", {"unsent": 240})), RUN, "240 unsent"),
+    ("run.unsaved", lambda: training(steps(), Event("save-failed", "rank 0: No space left", time_s=2200.0)), RUN, "rank 0: No space left"),
     ("run.space", lambda: training(steps(), Event("checkpoint", "", {}, 200), Event("space", "the next 3 checkpoints need 60 GB more", {}, 200), Event("checkpoint", "", {}, 200)), RUN, "need 60 GB more"),
 ]  # fmt: skip
 
@@ -428,6 +429,14 @@ def test_one_bad_batch_is_no_spike_and_too_few_steps_say_nothing() -> None:
 def test_what_an_earlier_attempt_told_of_wandb_is_over() -> None:
     told = [Event("tracking", "W&B failed", time_s=1500.0), Event("start", "again", time_s=1600.0)]
     assert breaches("wandb.unsent", training(steps(), *told)) == {}
+
+
+def test_failed_save_is_an_alert_until_one_succeeds_or_the_run_starts_again_or_ends() -> None:
+    failed = Event("save-failed", "the checkpoint could not be written", step=100, time_s=1400.0)
+    assert set(breaches("run.unsaved", training(steps(), failed))) == {RUN}
+    for name in ("checkpoint", "start", "done", "stopped"):
+        later = Event(name, "x", step=110, time_s=1500.0)
+        assert breaches("run.unsaved", training(steps(), failed, later)) == {}
 
 
 def test_lack_of_space_is_over_with_a_later_save_another_attempt_or_the_end() -> None:

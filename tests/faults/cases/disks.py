@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from collections.abc import Iterable
@@ -13,6 +14,7 @@ from tests.faults.cases.ranks import decoders
 from tests.faults.fault import fault
 from tests.faults.proof import step_of
 from tests.faults.rig import CLIPS, Round, Setting, kill
+from trainer.runlog import telemetry
 
 
 def newest(one: Round) -> Path:
@@ -20,26 +22,32 @@ def newest(one: Round) -> Path:
     return max(made, key=lambda path: step_of(path.name))
 
 
+def told(one: Round, name: str) -> list[int]:
+    """Steps of the trainer's events of this name."""
+    found = telemetry.read(one.run_dir)
+    return [e.step or 0 for e in found if isinstance(e, telemetry.Event) and e.name == name]
+
+
+def saved_later(one: Round) -> Iterable[str]:
+    failed, saved = told(one, "save-failed"), told(one, "checkpoint")
+    if not any(step > max(failed) for step in saved):
+        yield f"saves failed at steps {failed}, and succeeded at {saved}"
+
+
 @fault(
     "F12",
     "disk full in a save, room again later",
-    "disk-full",
-    recovered_s=60.0,
     setting=Setting(outputs_mb=200),
+    check=saved_later,
 )
 def full_disk(one: Round) -> None:
     one.until_step(23)
-    first = Path(f"/proc/{one.ranks[0]}")
     one.strike()
     filler = one.outputs / "filler"
-    with filler.open("wb", buffering=0) as file:
-        try:
-            while True:
-                file.write(bytes(1 << 16))
-        except OSError:
-            pass
+    with filler.open("wb", buffering=0) as file:  # telemetry still has room
+        os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(one.outputs).free - (1 << 20))
     try:
-        one.until("a rank ends at its save", lambda: not first.exists(), 40)
+        one.until("a save fails", lambda: bool(told(one, "save-failed")), 40)
     finally:
         filler.unlink()
 
