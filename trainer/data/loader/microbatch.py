@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trainer.data.loader.outage import Outage
 from trainer.data.manifest.manifest import SUFFIXES
 from trainer.data.plan.buckets import Bucket, bits
 from trainer.data.plan.data_plan import DataPlan
@@ -108,7 +109,8 @@ def make_task(plan: DataPlan, epoch: int, index: int, resize: str = "bilinear") 
 
 def assemble(task: Task, decoder: Decoder, timeout_s: float, pin: bool = False) -> Batch:
     """Decode a task, with `pin` into page-locked memory; clips that fail are replaced from the
-    spares. Raises TooManyBadSamples when none is left or `timeout_s` is over, and DecoderBroken."""
+    spares, those whose storage fails are tried again first (`Outage`). Raises TooManyBadSamples
+    when none is left or `timeout_s` is over, and DecoderBroken."""
     bucket = task.bucket
     shape = (3, bucket.frames, bucket.height, bucket.width)
     size = (bucket.frames, task.interval, bucket.height, bucket.width)
@@ -121,6 +123,7 @@ def assemble(task: Task, decoder: Decoder, timeout_s: float, pin: bool = False) 
     spares = deque(task.spares)
     decoder.start()  # not part of a clip's time
     deadline, decode_s, decoder_bytes = time.monotonic() + timeout_s, 0.0, 0
+    outage = Outage(deadline)
     places = list(range(len(chosen)))
     while places:
         clips = [chosen[place] for place in places]
@@ -128,10 +131,16 @@ def assemble(task: Task, decoder: Decoder, timeout_s: float, pin: bool = False) 
         asked = [(clip.path, window) for clip, window in zip(clips, windows, strict=True)]
         into = [video_BCTHW[place] for place in places]
         _, replies = decoder.decode(asked, shape, deadline, into)
+        again: list[int] = []
         failed: list[int] = []
+        stuck = any(reply.storage_fails for reply in replies)
+        waited = stuck and outage.lasts(any(not reply.error for reply in replies))
         for place, clip, reply in zip(places, clips, replies, strict=True):
             decode_s += reply.cpu_s
             decoder_bytes = max(decoder_bytes, reply.memory_bytes)
+            if waited and reply.storage_fails:
+                again.append(place)
+                continue
             rates[place] = rate = frame_rate(clip, reply.fps, task)
             if reply.error or not rate:
                 bad.append((clip.row, clip.path, reply.error or NO_RATE))
@@ -141,7 +150,7 @@ def assemble(task: Task, decoder: Decoder, timeout_s: float, pin: bool = False) 
             what = f"a batch took more than {timeout_s:g} s" if late else no_replacement(bucket)
             hint = "is the folder of the clips on this node? If they are bad, leave them out: "
             raise too_many(what, bad, hint + leave_out_bad(task.source) if task.source else None)
-        places = failed
+        places = sorted(again + failed)
         for place in failed:
             chosen[place] = spares.popleft()
     more = {"bad": bad, "decode_s": decode_s, "decoder_bytes": decoder_bytes}

@@ -58,6 +58,8 @@ def scaler(resize: str) -> Put:
 class ClipError(Exception):
     """This clip cannot be used; the text says why."""
 
+    errno: int | None = None  # of the file system
+
 
 @dataclass(frozen=True, slots=True)
 class ClipFacts:
@@ -156,7 +158,9 @@ def _refusing() -> Iterator[None]:
         yield
     except (av.FFmpegError, OSError) as error:
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise ClipError(str(why).strip()) from None
+        refused = ClipError(str(why).strip())
+        refused.errno = error.errno
+        raise refused from None
 
 
 @contextmanager

@@ -72,6 +72,7 @@ class Reply:
     fps: float = 0.0
     cpu_s: float = 0.0  # in the helper
     memory_bytes: int = 0  # the helper's peak resident memory so far
+    storage_fails: bool = False  # the error is of the file system, not of this clip
 
 
 @dataclass(eq=False)

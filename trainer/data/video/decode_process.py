@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import faulthandler
 import json
 import math
@@ -23,6 +24,17 @@ from numpy.typing import NDArray
 from trainer.data.video import helper_process
 from trainer.data.video.decode import Window
 from trainer.runlog.telemetry import CurrentClip
+
+# What NFS, FUSE and network file systems give while their server is away.
+_OF_FILES = {errno.EIO, errno.EREMOTEIO, errno.ESTALE, errno.ENODEV}
+_OF_NETWORK = {
+    errno.ENOTCONN,
+    errno.ESHUTDOWN,
+    errno.ETIMEDOUT,
+    errno.EHOSTDOWN,
+    errno.EHOSTUNREACH,
+}
+_OF_NETWORK |= {errno.ENETUNREACH, errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED}
 
 
 def serve(memory: int, cache_bytes: int, parent: int, memory_bytes: int, resize: str) -> None:
@@ -45,6 +57,7 @@ def serve(memory: int, cache_bytes: int, parent: int, memory_bytes: int, resize:
     cache = ClipCache(cache_bytes)
     shared = _SharedPixels(memory)
     current = CurrentClip.from_environment()
+    has_read = False
     for line in sys.stdin.buffer:
         request = json.loads(line)
         if current:
@@ -52,8 +65,11 @@ def serve(memory: int, cache_bytes: int, parent: int, memory_bytes: int, resize:
         began = time.process_time()
         try:
             answer = _answer_to(request, shared, cache, video)
+            has_read = True
         except video.ClipError as error:
             answer = {"error": str(error) or "cannot be read"}
+            if storage_fails(error.errno, request["path"], has_read):
+                answer["storage_fails"] = True
         except Exception as error:  # noqa: BLE001 - process boundary: becomes this clip's result
             answer = {"error": f"{type(error).__name__}: {error}"}
         answer["cpu_s"] = round(time.process_time() - began, 6)
@@ -123,6 +139,14 @@ def _answer_to(
     else:
         pixels[...] = found[0]
     return {"fps": found[1]}
+
+
+def storage_fails(code: int | None, path: str, has_read: bool) -> bool:
+    """Whether an error is of the file system or its server, and not of this file. `has_read` says
+    whether others could be read before."""
+    if code == errno.ENOENT:  # a mount that is gone takes the folder with it; or the path is wrong
+        return has_read and not Path(path).absolute().parent.is_dir()
+    return code in _OF_FILES | _OF_NETWORK
 
 
 def peak_bytes() -> int:
