@@ -50,6 +50,8 @@ class ClipMount(StallingMount):
         self._nodes = {path.name: node for node, path in enumerate(self._files, start=2)}
         self._requests: list[tuple[int, int, int, bytes]] = []
         self._stalls: frozenset[int] = frozenset()
+        self._error = 0
+        self.failed = threading.Semaphore(0)  # released once for each request that fails
         self.stalled = threading.Semaphore(0)  # released once for each request that hangs
         self._open = True
 
@@ -62,6 +64,16 @@ class ClipMount(StallingMount):
             yield
         finally:
             self.release()
+
+    @contextmanager
+    def failing(self, code: int) -> Iterator[None]:
+        """Answer every request about a file with this error for the while, as a network file system
+        does whose server starts again."""
+        self._error = code
+        try:
+            yield
+        finally:
+            self._error = 0
 
     def release(self) -> None:
         with self._lock:
@@ -81,7 +93,10 @@ class ClipMount(StallingMount):
             self._now(opcode, unique, node, body)
 
     def _now(self, opcode: int, unique: int, node: int, body: bytes) -> None:
-        if opcode == LOOKUP:
+        if self._error and opcode in (LOOKUP, GETATTR, OPEN, READ):
+            self._reply(unique, b"", self._error)
+            self.failed.release()
+        elif opcode == LOOKUP:
             found = self._nodes.get(os.fsdecode(body.rstrip(b"\0")))
             if found is None:
                 self._reply(unique, b"", ENOENT)

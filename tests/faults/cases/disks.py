@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -164,6 +165,16 @@ def stall(one: Round, seconds: float) -> None:
 def short_stall(one: Round) -> None:
     one.until_step(23)
     stall(one, 2.0)
+
+
+@fault("F22-error", "clips cannot be read for 2 s: their server gives errors", setting=HANGING)
+def failing_server(one: Round) -> None:
+    one.until_step(23)
+    with one.mount.failing(errno.ESTALE):
+        one.strike()
+        begun = time.monotonic()
+        one.until("a read fails", lambda: one.mount.failed.acquire(blocking=False))
+        one.until("2 s", lambda: time.monotonic() > begun + 2.0)
 
 
 @fault(
