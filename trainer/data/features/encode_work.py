@@ -22,6 +22,7 @@ from trainer.data.features.index import COLUMNS, EXACT, POSTERIOR
 from trainer.data.features.units import Grid
 from trainer.data.video.decode import Decoder, Reply, Window
 from trainer.data.video.decoder_pool import DecoderPool
+from trainer.data.video.outage import Outage
 from trainer.models.vae.interface import to_signed
 from trainer.weights.write import NAMES
 
@@ -30,6 +31,7 @@ from trainer.weights.write import NAMES
 SEGMENT_BYTES = 48 << 20  # of pixels that one decoding gives
 _VALUES_AT_ONCE = 1 << 26  # fp32 values of pixels that the VAE is given at once: 256 MB
 _CAPTIONS_AT_ONCE = 16
+_OUT_S = 600.0  # that storage may fail: no rank waits here, and a clip is left out for good
 
 
 @dataclass(frozen=True)
@@ -67,11 +69,14 @@ def decode_ahead(
 def _decode(segment: Segment, decoder: Decoder) -> Decoded:
     window = segment.window
     shape = (3, window.frames, window.height, window.width)
-    for _ in range(2):  # a disk that was busy once must not leave a clip out of all epochs
-        pixels, replies = decoder.decode([(segment.path, window)], shape)
-        if not replies[0].error:
-            break
-    return segment, pixels[0], replies[0]
+    # A disk that was busy once, or a server that was away, must not leave a clip out of all epochs.
+    outage, tries = Outage(out_s=_OUT_S), 0
+    while True:
+        pixels, (reply,) = decoder.decode([(segment.path, window)], shape)
+        tries += 1
+        again = outage.lasts(was_read=False) if reply.storage_fails else tries < 2
+        if not reply.error or not again:
+            return segment, pixels[0], reply
 
 
 @dataclass(frozen=True)

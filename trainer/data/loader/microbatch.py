@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer.data.loader.outage import Outage
 from trainer.data.manifest.manifest import SUFFIXES
 from trainer.data.plan.buckets import Bucket, bits
 from trainer.data.plan.data_plan import DataPlan
 from trainer.data.video.decode import IMAGE_FPS, Decoder, Window
+from trainer.data.video.outage import Outage
 from trainer.errors import TooManyBadSamples
 
 Bad = tuple[int, str, str]  # row, path, reason

@@ -14,11 +14,13 @@ import pytest
 
 from tests.trainer.data.loader.test_loader import plan_of
 from trainer.data import digits
-from trainer.data.loader import outage
+from trainer.data.features import encode_work
+from trainer.data.features.encode_work import Segment
 from trainer.data.loader.microbatch import assemble, make_task
-from trainer.data.loader.outage import Outage
-from trainer.data.video.decode import Decoder
+from trainer.data.video import outage
+from trainer.data.video.decode import Decoder, Window
 from trainer.data.video.decode_process import storage_fails
+from trainer.data.video.outage import Outage
 from trainer.errors import TooManyBadSamples
 
 
@@ -68,6 +70,29 @@ def test_clips_of_a_mount_that_was_away_are_those_of_an_undisturbed_batch(
     assert batch.rows == expected.rows
     np.testing.assert_array_equal(batch.video.numpy(), expected.video.numpy())
     np.testing.assert_array_equal(batch.fps.numpy(), expected.fps.numpy())
+
+
+def test_clip_of_a_mount_that_was_away_is_encoded(folder: Path, decoder: Watched) -> None:
+    clip = make_task(plan_of(folder), 0, 0).clips[0]
+    segment = Segment(0, 0, clip.path, [8], 0, Window(0, 8, 1, 16, 16, clip.expected))
+    _, expected, reply = encode_work._decode(segment, decoder)
+    assert (reply.error, decoder.tries) == ("", 1)
+    decoder.tried.clear()
+    aside = folder.parent.with_name("aside")
+    folder.parent.rename(aside)
+    found: list[Any] = []
+    reading = threading.Thread(target=lambda: found.append(encode_work._decode(segment, decoder)))
+    reading.start()
+    assert decoder.tried.wait(30)
+    aside.rename(folder.parent)
+    reading.join(60)
+    ((_, pixels, reply),) = found
+    assert reply.error == ""
+    np.testing.assert_array_equal(pixels, expected)
+    Path(clip.path).unlink()
+    tries = decoder.tries
+    assert encode_work._decode(segment, decoder)[2].error == "No such file or directory"
+    assert decoder.tries == tries + 2
 
 
 def test_clip_that_is_not_there_is_replaced_at_once(folder: Path, decoder: Watched) -> None:

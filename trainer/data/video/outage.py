@@ -6,6 +6,7 @@ lost to the run; they are tried again instead, so the microbatch is the same as 
 
 from __future__ import annotations
 
+import math
 import time
 
 OUT_S = (
@@ -18,10 +19,10 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 2.0
 class Outage:
     """Of one batch."""
 
-    def __init__(self, deadline: float) -> None:
-        """`deadline` is that of the batch, by the monotonic clock."""
-        self._deadline, self._since_s, self._pause_s = deadline, 0.0, FIRST_PAUSE_S
-        self._is_alive = False
+    def __init__(self, deadline: float = math.inf, out_s: float | None = None) -> None:
+        """`deadline` is that of the batch, by the monotonic clock; `out_s` is used for OUT_S."""
+        self._deadline, self._out_s = deadline, OUT_S if out_s is None else out_s
+        self._since_s, self._pause_s, self._is_alive = 0.0, FIRST_PAUSE_S, False
 
     def lasts(self, was_read: bool) -> bool:
         """Whether to try again, after a wait. The storage failed for a clip in the last try;
@@ -29,7 +30,7 @@ class Outage:
         now = time.monotonic()
         self._since_s = self._since_s or now
         self._is_alive = self._is_alive or was_read
-        end = min(self._deadline, self._since_s + (ALIVE_S if self._is_alive else OUT_S))
+        end = min(self._deadline, self._since_s + (ALIVE_S if self._is_alive else self._out_s))
         if now + self._pause_s >= end:
             return False
         time.sleep(self._pause_s)
