@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import errno
 import itertools
 import math
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from clusterctl.errors import UsageError
+from clusterctl.errors import OutputLost, UsageError
 from clusterctl.nodes import counted
 from clusterctl.output import Output
 from clusterctl.settings import Settings
@@ -190,13 +192,25 @@ class Lines:
                 code = 3 if alert.could_not_ask else 1
                 self._worst = min(code, self._worst or code)
             document = {"type": kind, "time_s": state.now_s, "alert": as_json(alert)}
-            if self._output.json:
-                self._output.document("watch", **document)
-            elif not self._output.quiet:
-                self._line(kind, alert, state)
             if self._hook is not None:
                 self._hook.put({"schema": 1, "command": "watch", **document})
-        self.show_problems()
+            with self._written_later():
+                if self._output.json:
+                    self._output.document("watch", **document)
+                elif not self._output.quiet:
+                    self._line(kind, alert, state)
+        with self._written_later():
+            self.show_problems()
+
+    @contextlib.contextmanager
+    def _written_later(self) -> Iterator[None]:
+        """A full disk must not end the watch, which is there to tell of such things: what it could
+        not write stays in memory, 8 KiB of it, and comes with a later line."""
+        try:
+            yield
+        except OutputLost as error:
+            if getattr(error.__cause__, "errno", None) not in (errno.ENOSPC, errno.EDQUOT):
+                raise
 
     def _line(self, kind: str, alert: Alert, state: State) -> None:
         output, head = self._output, f"{alert.id}  {alert.subject}"

@@ -210,6 +210,19 @@ def test_hook_that_ends_by_a_signal_without_a_name_does_not_end_the_hook() -> No
     hook.close()
 
 
+def test_hook_hears_of_every_alert_while_stdout_is_a_full_disk(tmp_path: Path) -> None:
+    heard = tmp_path / "heard"
+    hook = f"sh -c 'cat >> {heard}'"
+    line = [sys.executable, "-m", "clusterctl", "watch", "--replay", str(stalled_run(tmp_path))]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*line, "--exec", hook], stdout=full, stderr=subprocess.PIPE, text=True, timeout=WAIT_S
+        )
+    assert [one["type"] for one in json_lines(heard.read_text())] == ["fire", "clear"]
+    assert done.stderr.endswith("error: cannot write to standard output: No space left on device\n")
+    assert done.returncode == 1
+
+
 def problems_of(hook: Hook) -> str:
     found: list[str] = []
 
