@@ -119,6 +119,11 @@ def read(run_dir: Path, name: str = FILE) -> Iterator[Record]:
     yield from Tail(run_dir / name).records()
 
 
+def event_mark(name: str) -> bytes:
+    """What a line begins with that holds an event of this name: to find it without reading JSON."""
+    return b'{"kind":"event","name":"%s",' % name.encode()
+
+
 def starts(run_dir: Path) -> int:
     """How often the trainer has started in a run directory; a pass over bytes, not over JSON."""
     mark = b'"kind":"event","name":"start"'
@@ -132,14 +137,14 @@ def starts(run_dir: Path) -> int:
 def newest(run_dir: Path) -> tuple[StepRecord | None, Event | None]:
     """The last step and the last checkpoint of a run; as few lines as possible are decoded, since
     a run lasts for weeks."""
-    step, saved = b"", b""
+    step, saved, mark = b"", b"", event_mark("checkpoint")
     with contextlib.suppress(OSError), (run_dir / FILE).open("rb") as file:
         for line in file:
             if not line.endswith(b"\n"):
                 break  # it is still being written
             if line.startswith(b'{"kind":"step",'):
                 step = line
-            elif line.startswith(b'{"kind":"event","name":"checkpoint",'):
+            elif line.startswith(mark):
                 saved = line
     last, event = decode(step), decode(saved)
     assert not isinstance(last, Event)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,31 @@ from trainer.runlog.progress import clock
 
 ANSWER_S = 5.0
 SHOWN_INCIDENTS = 3
+_SAVED, _SAVE_FAILED = telemetry.event_mark("checkpoint"), telemetry.event_mark("save-failed")
 RUNNING, ALONE, ENDED, LOST = "running", "without supervisor", "ended", "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Saves:
+    """The last checkpoint of a run, and the failure of a save since then."""
+
+    last: telemetry.Event | None = None
+    failed: telemetry.Event | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        failed = self.failed.text if self.failed else None
+        if self.last is None:
+            return {"checkpoint": None, "save_failed": failed}
+        name = Path(str(self.last.data.get("path", ""))).name
+        known = {"name": name, "step": self.last.step, "time_s": self.last.time_s}
+        return {"checkpoint": known, "save_failed": failed}
+
+    def lines(self) -> Iterator[tuple[str, str | None]]:
+        if self.last is not None:
+            ago_s = max(0.0, time.time() - self.last.time_s)
+            yield f"checkpoint of step {self.last.step}, {clock(ago_s)} ago", None
+        if self.failed is not None:
+            yield f"NOT SAVED  {self.failed.text}", "bad"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +72,7 @@ class Status:
     end: str = ""  # how it ended, or why nobody knows
     end_code: int | None = None
     incidents: tuple[str, ...] = ()  # the last ones
+    saves: Saves = Saves()
     unreachable: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -65,6 +90,7 @@ class Status:
             "lost_s": self.account.lost_s(now_s),
             "nodes": self.picture.get("nodes"),
             "step": self.picture.get("step"),
+            **self.saves.to_json(),
             "agents": self.alone.to_json() if self.alone else None,
             "unreachable": dict(self.unreachable),
         }
@@ -82,6 +108,7 @@ class Status:
         if step is not None:
             place = f"{step['step']} of {step['steps_total']}, loss {step['loss']:.4f}"
             yield f"step       {place}, {step['step_s']:.2f} s/step", None
+        yield from self.saves.lines()
         if self.alone is not None:
             for line in agents.lines(self.alone):
                 yield line, None
@@ -109,7 +136,12 @@ class Status:
 def read_status(run_dir: Path) -> Status:
     """Ask what there is to ask. Raises `UsageError` for a file of a supervisor that is damaged."""
     run_dir = run_dir.absolute()
-    found, journal = _files(run_dir)
+    found, journal, saves = _files(run_dir)
+    status = _read(run_dir, found, journal)
+    return replace(status, saves=saves)
+
+
+def _read(run_dir: Path, found: Account, journal: Journal) -> Status:
     last = tuple(one.text for one in journal.incidents[-SHOWN_INCIDENTS:])
     if not (run_dir / saved_run.FILE).exists():
         return _ended(run_dir, found, journal, last)
@@ -154,7 +186,7 @@ def _without_supervisor(run: SavedRun, found: Account, last: tuple[str, ...]) ->
     return Status(run.plan.run_dir, ALONE, 3, found, alone=alone, **facts)  # type: ignore[arg-type]
 
 
-def _files(run_dir: Path) -> tuple[Account, Journal]:
+def _files(run_dir: Path) -> tuple[Account, Journal, Saves]:
     """Attempts and times by the files of the run directory; torn lines are left out."""
     journal, steps = Journal(), Steps()
     for line in _lines(run_dir / EVENTS_FILE):
@@ -163,9 +195,19 @@ def _files(run_dir: Path) -> tuple[Account, Journal]:
     for line in _lines(run_dir / INCIDENTS_FILE):
         if (event := incident_event(line)) is not None:
             journal = after_incident(journal, event)
+    saved = failed = b""
     for line in _lines(run_dir / telemetry.FILE):
         steps = after_line(steps, line)
-    return account(steps, journal), journal
+        if line.startswith(_SAVED):
+            saved, failed = line, b""
+        elif line.startswith(_SAVE_FAILED):
+            failed = line
+    return account(steps, journal), journal, Saves(_event(saved), _event(failed))
+
+
+def _event(line: bytes) -> telemetry.Event | None:
+    found = telemetry.decode(line)
+    return found if isinstance(found, telemetry.Event) else None
 
 
 def _lines(path: Path) -> Iterator[bytes]:
