@@ -84,6 +84,7 @@ def run_of(
         report=report,
         slow_ranks=SimpleNamespace(asks=0.0, after=lambda *step: told.append(step)),
         saver=saver,
+        failed_saves=SimpleNamespace(take=lambda work, _: work()),
         step=0,
         steps_total=1,
         samples=0,
