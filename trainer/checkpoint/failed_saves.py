@@ -24,7 +24,7 @@ class FailedSaves:
         """`event` tells of a failure (`Journal.event`)."""
         self._engine, self._event = engine, event
         self._limit_s = 3600 * config.ckpt_retry_hours
-        self._most = max(FIRST_STEPS, min(config.ckpt_every or MOST_STEPS, MOST_STEPS))
+        self._every = config.ckpt_every
         self._next: int | None = None  # step of the next try
         self._pause = FIRST_STEPS
         self._since_s: float | None = None  # of the first failure
@@ -43,7 +43,9 @@ class FailedSaves:
         except CheckpointError as error:
             if not error.on_all_ranks or self._is_over():
                 raise
-            self._next, self._pause = step + self._pause, min(2 * self._pause, self._most)
+            self._next, self._pause = step + self._pause, min(2 * self._pause, MOST_STEPS)
+            if self._every:  # when one is due in any case
+                self._next = min(self._next, step + self._every - step % self._every)
             text = f"{error}; training goes on, the next try is after step {self._next}"
             self._event("save-failed", text, step=step, next=self._next)
             return []

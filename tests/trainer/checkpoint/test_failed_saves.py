@@ -41,13 +41,24 @@ def test_pauses_between_tries_grow_up_to_the_usual_interval_until_one_succeeds()
         assert one.take(fails, step) == []
         step = next(at for at in range(step, step + 2000) if one.is_due(at))
         tries.append(step)
-    assert tries == [110, 130, 160, 190]
+    assert tries == [110, 120, 150, 180]  # 120, 150 and 180 are due in any case
     assert len(told) == 4
-    assert one.take(list, 190) == []  # begun, not complete
-    assert one.take(lambda: DONE, 191) == DONE
+    assert one.take(list, 180) == []  # begun, not complete
+    assert one.take(lambda: DONE, 181) == DONE
     assert not any(map(one.is_due, range(5000)))
     one.take(fails, 300)
     assert one.is_due(310)
+
+
+def test_pauses_without_an_interval_double_up_to_a_thousand_steps() -> None:
+    one, _ = saves()
+    pauses, step = [], 0
+    for _ in range(10):
+        one.take(fails, step)
+        later = next(at for at in range(step + 1, step + 2000) if one.is_due(at))
+        pauses.append(later - step)
+        step = later
+    assert pauses == [10, 20, 40, 80, 160, 320, 640, 1000, 1000, 1000]
 
 
 def test_time_without_a_checkpoint_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
