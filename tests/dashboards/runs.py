@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from dashboards.model.samples import EventSample, NodeSample, RunOpened, Sample, StepSample, Tick
@@ -69,6 +70,19 @@ def journal(run_dir: Path, name: str, text: str, time_s: float, **fields: object
     line = {"event": name, "text": text, "node": None, "mono_s": 1.0, "time_s": time_s, "data": {}}
     with (run_dir / "events.jsonl").open("a") as file:
         file.write(json.dumps({**line, **fields}) + "\n")
+
+
+@contextmanager
+def unreadable(file: Path) -> Iterator[None]:
+    """A folder in its place: to read it fails, also for root."""
+    moved = file.with_name("moved")
+    file.rename(moved)
+    file.mkdir()
+    try:
+        yield
+    finally:
+        file.rmdir()
+        moved.rename(file)
 
 
 class FixedFeed:

@@ -89,7 +89,7 @@ def main(run_dir: Path, word: str) -> int:
     try:
         saved_run.remove(run_dir)
         positions.remove(run_dir)
-    except OSError as error:  # who looks must get the result all the same
+    except OSError as error:  # views must get the result all the same
         print(f"warning: {error}", file=sys.stderr)
     views.end(result)
     owner.give_back(run_dir, lock)

@@ -11,7 +11,7 @@ from dashboards.feeds.replay import ReplayFeed
 from dashboards.feeds.run_dir import RunDirFeed, Together, newest_run
 from dashboards.model.samples import READING, EventSample, RunOpened, RunRead, Sample, StepSample
 from dashboards.simulation.cluster import DemoFeed
-from tests.dashboards.runs import BEGAN, FixedFeed, journal, record, write_run
+from tests.dashboards.runs import BEGAN, FixedFeed, journal, record, unreadable, write_run
 from trainer.runlog.telemetry import Writer
 
 
@@ -53,34 +53,30 @@ def test_records_that_lay_there_are_as_old_as_the_file(tmp_path: Path) -> None:
 
 def test_file_that_cannot_be_read_is_said_once_and_read_when_it_can(tmp_path: Path) -> None:
     run_dir = write_run(tmp_path / "001-x", steps=3)
-    file, aside = run_dir / "telemetry.jsonl", run_dir / "aside"
+    file = run_dir / "telemetry.jsonl"
     feed = RunDirFeed(run_dir, clock=lambda: 50.0)
     assert steps(feed.poll()) == [1, 2, 3]
-    file.rename(aside)
-    file.mkdir()
-    assert feed.poll() == [RunRead(50.0, f"{file}: Is a directory")]
-    assert feed.poll() == []
-    file.rmdir()
-    aside.rename(file)
+    with unreadable(file):
+        assert feed.poll() == [RunRead(50.0, f"{file}: Is a directory")]
+        assert feed.poll() == []
     assert feed.poll() == [RunRead(50.0)]
 
 
 def test_thread_survives_an_error_of_the_file_system(tmp_path: Path) -> None:
     run_dir = write_run(tmp_path / "001-x", steps=3)
-    file, aside = run_dir / "telemetry.jsonl", run_dir / "aside"
-    file.rename(aside)
-    file.mkdir()
     feed = RunDirFeed(run_dir, clock=time.time, interval_s=0.01)
-    feed.start()
     seen: list[Sample] = []
 
     def so_far() -> list[Sample]:
         seen.extend(feed.drain())
         return seen
 
-    until(lambda: any(isinstance(one, RunRead) and "directory" in one.why_not for one in so_far()))
-    file.rmdir()
-    aside.rename(file)
+    def fails() -> bool:
+        return any(isinstance(one, RunRead) and "directory" in one.why_not for one in so_far())
+
+    with unreadable(run_dir / "telemetry.jsonl"):
+        feed.start()
+        until(fails)
     until(lambda: steps(so_far()) == [1, 2, 3])
     feed.close()
 

@@ -26,15 +26,9 @@ from trainer.data.video.decode import Window
 from trainer.runlog.telemetry import CurrentClip
 
 # What NFS, FUSE and network file systems give while their server is away.
-_OF_FILES = {errno.EIO, errno.EREMOTEIO, errno.ESTALE, errno.ENODEV}
-_OF_NETWORK = {
-    errno.ENOTCONN,
-    errno.ESHUTDOWN,
-    errno.ETIMEDOUT,
-    errno.EHOSTDOWN,
-    errno.EHOSTUNREACH,
-}
-_OF_NETWORK |= {errno.ENETUNREACH, errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED}
+_OF_STORAGE = {errno.EIO, errno.EREMOTEIO, errno.ESTALE, errno.ENODEV, errno.ENOTCONN}
+_OF_STORAGE |= {errno.ESHUTDOWN, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH}
+_OF_STORAGE |= {errno.ENETUNREACH, errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED}
 
 
 def serve(memory: int, cache_bytes: int, parent: int, memory_bytes: int, resize: str) -> None:
@@ -146,7 +140,7 @@ def storage_fails(code: int | None, path: str, has_read: bool) -> bool:
     whether others could be read before."""
     if code == errno.ENOENT:  # a mount that is gone takes the folder with it; or the path is wrong
         return has_read and not Path(path).absolute().parent.is_dir()
-    return code in _OF_FILES | _OF_NETWORK
+    return code in _OF_STORAGE
 
 
 def peak_bytes() -> int:

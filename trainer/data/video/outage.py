@@ -9,9 +9,7 @@ from __future__ import annotations
 import math
 import time
 
-OUT_S = (
-    60.0  # while nothing can be read; less than a batch may take, and than a run may stand still
-)
+OUT_S = 60.0  # while nothing can be read; less than a batch may take
 ALIVE_S = 5.0  # where other clips of the batch can be read: it is this file that fails
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 2.0
 

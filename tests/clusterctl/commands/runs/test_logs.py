@@ -16,7 +16,7 @@ import pytest
 
 from clusterctl.cli import run as command
 from tests.clusterctl.runs.attempts_of import Attempts, three_attempts
-from tests.dashboards.runs import journal, write_run
+from tests.dashboards.runs import journal, unreadable, write_run
 
 NOBODY = 65534
 WAIT_S = 60.0  # a deadline for a busy machine
@@ -292,19 +292,16 @@ def test_follow_reads_on_when_what_could_not_be_read_can_be(run_dir: Path, follo
     log, events = run_dir / "ranks" / "1.log", run_dir / "events.jsonl"
     logs = follow("--rank", "1", "--tail", "1")
     assert logs.line() == "1 | 1: attempt 3, line 29"
-    for file in (log, events):
-        file.rename(file.with_name("aside"))
-        file.mkdir()
-        if file == log:
-            assert logs.process.stderr is not None
-            assert logs.process.stderr.readline() == f"not read: {log} is no plain file\n"
-        else:
-            append(log, "while the journal cannot be read\n")
-            assert logs.line() == "1 | while the journal cannot be read"
-        file.rmdir()
-        file.with_name("aside").rename(file)
-        append(log, "as before\n")
-        assert logs.line() == "1 | as before"
+    with unreadable(log):
+        assert logs.process.stderr is not None
+        assert logs.process.stderr.readline() == f"not read: {log} is no plain file\n"
+    append(log, "as before\n")
+    assert logs.line() == "1 | as before"
+    with unreadable(events):
+        append(log, "while the journal cannot be read\n")
+        assert logs.line() == "1 | while the journal cannot be read"
+    append(log, "as before\n")
+    assert logs.line() == "1 | as before"
     journal(run_dir, "end", "", time.time(), data={"exit_code": 0})
     assert logs.end() == (0, "")
 

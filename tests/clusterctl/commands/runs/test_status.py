@@ -28,7 +28,7 @@ def test_last_checkpoint_is_shown_and_that_no_save_has_succeeded_since(
     run_dir = write_run(tmp_path / "001-x", steps=20)
 
     def status() -> tuple[str, dict[str, object]]:
-        assert run(["status", str(run_dir)]) == 3  # nobody says how it ended
+        assert run(["status", str(run_dir)]) == 3  # it is unknown how it ended
         lines = capsys.readouterr().out
         assert run(["status", str(run_dir), "--json"]) == 3
         return lines, json.loads(capsys.readouterr().out)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,21 +51,26 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "mount" / "set"
 
 
+def across_an_outage(mount: Path, decoder: Watched, read: Callable[[], Any]) -> Any:
+    """What `read` gives that begins while the mount is not there, and has tried before it is."""
+    moved, found = mount.with_name("moved"), list[Any]()
+    decoder.tried.clear()
+    mount.rename(moved)
+    reading = threading.Thread(target=lambda: found.append(read()))
+    reading.start()
+    assert decoder.tried.wait(30)
+    moved.rename(mount)
+    reading.join(60)
+    (one,) = found
+    return one
+
+
 def test_clips_of_a_mount_that_was_away_are_those_of_an_undisturbed_batch(
     folder: Path, decoder: Watched
 ) -> None:
     task = make_task(plan_of(folder), 0, 0)
     expected = assemble(task, decoder, 60.0)
-    decoder.tried.clear()
-    aside = folder.parent.with_name("aside")
-    folder.parent.rename(aside)
-    found: list[Any] = []
-    reading = threading.Thread(target=lambda: found.append(assemble(task, decoder, 60.0)))
-    reading.start()
-    assert decoder.tried.wait(30)
-    aside.rename(folder.parent)
-    reading.join(60)
-    (batch,) = found
+    batch = across_an_outage(folder.parent, decoder, lambda: assemble(task, decoder, 60.0))
     assert batch.bad == []
     assert batch.rows == expected.rows
     np.testing.assert_array_equal(batch.video.numpy(), expected.video.numpy())
@@ -77,16 +82,9 @@ def test_clip_of_a_mount_that_was_away_is_encoded(folder: Path, decoder: Watched
     segment = Segment(0, 0, clip.path, [8], 0, Window(0, 8, 1, 16, 16, clip.expected))
     _, expected, reply = encode_work._decode(segment, decoder)
     assert (reply.error, decoder.tries) == ("", 1)
-    decoder.tried.clear()
-    aside = folder.parent.with_name("aside")
-    folder.parent.rename(aside)
-    found: list[Any] = []
-    reading = threading.Thread(target=lambda: found.append(encode_work._decode(segment, decoder)))
-    reading.start()
-    assert decoder.tried.wait(30)
-    aside.rename(folder.parent)
-    reading.join(60)
-    ((_, pixels, reply),) = found
+    _, pixels, reply = across_an_outage(
+        folder.parent, decoder, lambda: encode_work._decode(segment, decoder)
+    )
     assert reply.error == ""
     np.testing.assert_array_equal(pixels, expected)
     Path(clip.path).unlink()
