@@ -111,7 +111,7 @@ def main(args: list[str] | None = None) -> NoReturn:
 def run(args: list[str]) -> int:
     """As `main`, but returns the exit code."""
     try:
-        result = group.main(args, prog_name="clusterctl", standalone_mode=False)
+        result = _called(args)
         _flush()
         return result if isinstance(result, int) else 0
     except click.exceptions.Exit as error:
@@ -143,6 +143,18 @@ def run(args: list[str]) -> int:
         return error.exit_code
 
 
+def _called(args: list[str]) -> object:
+    try:
+        return group.main(args, prog_name="clusterctl", standalone_mode=False)
+    except OSError as error:
+        import traceback
+
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        if frame.f_code is click.echo.__code__:  # of help and version, which click prints
+            raise _lost(error) from error
+        raise
+
+
 READER_GONE = 141  # as a shell has it for SIGPIPE, which `head` and `less` cause
 
 
@@ -170,7 +182,11 @@ def _flush() -> None:
     try:
         sys.stdout.flush()
     except OSError as error:
-        raise OutputLost(f"cannot write to standard output: {error.strerror}") from error
+        raise _lost(error) from error
+
+
+def _lost(error: OSError) -> OutputLost:
+    return OutputLost(f"cannot write to standard output: {error.strerror}")
 
 
 def _prepare_streams() -> None:

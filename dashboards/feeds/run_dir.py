@@ -147,6 +147,9 @@ class RunDirFeed:
 
     def start(self) -> None:
         self._alive_s = time.monotonic()
+        if not self._newest_below:  # else "no run is watched" until the first look
+            self._samples.put(RunOpened(str(self._path), self._path.name, self.now()))
+            self._samples.put(RunRead(self.now(), READING))
         self._thread.start()
 
     def settled(self) -> bool:

@@ -137,8 +137,9 @@ def test_output_that_cannot_be_written_is_one_sentence(
     hostfile: Path, where: str, why: str
 ) -> None:
     hostfile.write_text("n[1-2000]\n")
-    for more in ("", "--json", "-w n1"):
-        done = _in_shell(f"nodes {hostfile} {more} {where}")
+    printed = [f"nodes {hostfile} {more}" for more in ("", "--json", "-w n1")]
+    for words in (*printed, "--help", "nodes --help", "--version"):
+        done = _in_shell(f"{words} {where}")
         assert done.stderr == f"error: cannot write to standard output: {why}\n"
         assert done.returncode == 1
 

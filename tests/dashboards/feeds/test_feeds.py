@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -96,12 +97,22 @@ def test_file_system_that_hangs_is_said(tmp_path: Path, monkeypatch: pytest.Monk
         return [sample.why_not for sample in seen if isinstance(sample, RunRead)]
 
     hung = f"no answer from the file system for 0.2 s: {run_dir}"
-    until(lambda: said() == [READING, hung])
+    until(lambda: said() == [READING, READING, hung])
     assert not feed.settled()
     assert steps(seen) == [1, 2, 3]
     with hangs.open("w"):  # it is read as what it is
-        until(lambda: said()[2:] != [])
+        until(lambda: said()[3:] != [])
     feed.close()
+
+
+def test_given_run_is_known_before_the_first_look_at_its_files(tmp_path: Path) -> None:
+    feed = RunDirFeed(tmp_path / "001-x", clock=lambda: 50.0)
+    feed._thread = threading.Thread(target=lambda: None)  # that look has not come yet
+    feed.start()
+    assert feed.drain() == [
+        RunOpened(str(tmp_path / "001-x"), "001-x", 50.0),
+        RunRead(50.0, READING),
+    ]
 
 
 def test_newest_run_is_followed_when_another_one_starts(tmp_path: Path) -> None:
