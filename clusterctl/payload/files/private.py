@@ -7,6 +7,7 @@ own folder, which is checked before use. Runs on nodes and on the head.
 
 from __future__ import annotations
 
+import fcntl
 import glob
 import os
 import stat
@@ -17,6 +18,10 @@ from clusterctl.payload.files.ownership import NotPrivate, why_untrusted
 # On the machine, never on a shared folder: a stalled mount must not look like a stalled rank.
 LOCAL = ("/dev/shm", "/tmp")
 RUNTIME = ("/run", "/run/user/%d")  # root's, other users': others cannot write there
+LOGIND = "/run/systemd/users"
+LINGER = "/var/lib/systemd/linger"
+
+_held: dict[tuple[int, int], int] = {}  # (device, inode) of own folders -> descriptor
 
 
 def new_folder(kind: str, parents: tuple[str, ...] = LOCAL) -> str:
@@ -31,18 +36,19 @@ def own_folder() -> str:
     Created where missing, in the next place where another user has taken the name. Raises
     `NotPrivate` with the reason of each place when there is none.
     """
-    return _first(places_of(os.getuid()), _make_own, "no private folder")
+    return _hold(_first(places_of(os.getuid()), _make_own, "no private folder"))
 
 
 def own_path(name: str) -> str:
     """Path of a file in the own folder, or in the one that has it. Raises `NotPrivate`.
 
-    A machine makes /run/user at a login and removes it after the last one: what cron has started
-    before has its files in the next place.
+    The best place is not always the same: /run/user is there from a login on, and other places are
+    better from the time on when the user no longer lingers.
     """
-    paths = [os.path.join(folder, name) for folder in own_folders()]
-    found = [path for path in paths if os.path.lexists(path)]
-    return found[0] if found else os.path.join(own_folder(), name)
+    for folder in own_folders():
+        if os.path.lexists(os.path.join(folder, name)):
+            return os.path.join(_hold(folder), name)
+    return os.path.join(own_folder(), name)
 
 
 def own_files(pattern: str) -> list[str]:
@@ -69,9 +75,48 @@ def own_folders() -> list[str]:
 
 
 def places_of(uid: int) -> list[tuple[str, str]]:
-    """(parent, name) of where a user's own folder may be, in the order in which they are tried."""
+    """(parent, name) of where a user's own folder may be, in the order in which they are tried.
+
+    A run outlives the session that launched it. When a user's last session ends, logind removes
+    /run/user/UID and, with RemoveIPC, its default, what the user has in /dev/shm (logind.conf(5)):
+    then /tmp comes first.
+    """
     places = [(RUNTIME[0] if uid == 0 else RUNTIME[1] % uid, "clusterctl")]
-    return places + [(parent, "clusterctl-%d" % uid) for parent in LOCAL]
+    places += [(parent, "clusterctl-%d" % uid) for parent in LOCAL]
+    is_kept = uid == 0 or not os.path.isdir(LOGIND) or lingers(uid)
+    return places if is_kept else places[::-1]
+
+
+def lingers(uid: int) -> bool:
+    """Whether logind keeps what belongs to a user without a session (loginctl(1))."""
+    import pwd
+
+    try:
+        return os.path.exists(os.path.join(LINGER, pwd.getpwuid(uid).pw_name))
+    except KeyError:
+        return False
+
+
+def _hold(folder: str) -> str:
+    """Keep systemd-tmpfiles out of an own folder as long as this process lives.
+
+    It removes from /tmp what was not used for days (10 on many systems), but looks into no folder
+    that somebody has locked (tmpfiles.d(5)).
+    """
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return folder  # whoever uses it says why
+    found = os.fstat(descriptor)
+    try:
+        if (found.st_dev, found.st_ino) not in _held:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            _held[found.st_dev, found.st_ino] = descriptor
+            return folder
+    except BlockingIOError:
+        pass  # it is in there now, and only removes what is old
+    os.close(descriptor)
+    return folder
 
 
 def _first(places: list[tuple[str, str]], make: Callable[[str], None], failure: str) -> str:

@@ -11,6 +11,8 @@ import os
 import pwd
 import subprocess
 
+from clusterctl.payload.files.private import lingers
+
 TOOL_S = 2.0
 LOGIN = "org.freedesktop.login1"
 SYSTEMD = "org.freedesktop.systemd1"
@@ -24,10 +26,10 @@ def leave_session() -> str | None:
     words = ["--user", "call", SYSTEMD, "/org/freedesktop/systemd1", SYSTEMD + ".Manager"]
     words += ["StartTransientUnit", "ssa(sv)a(sa(sv))", name, "fail"]
     moved = _busctl(words + ["1", "PIDs", "au", "1", str(os.getpid()), "0"])
-    user = pwd.getpwuid(os.getuid()).pw_name
     if moved is None:
         return "systemd ends processes at logout (KillUserProcesses) and gives no scope of its own"
-    if not os.path.exists("/var/lib/systemd/linger/" + user):
+    if not lingers(os.getuid()):
+        user = pwd.getpwuid(os.getuid()).pw_name
         return "systemd ends processes at logout: run `loginctl enable-linger %s` once" % user
     return None
 

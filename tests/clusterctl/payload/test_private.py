@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import pwd
+import shutil
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,19 +25,22 @@ from clusterctl.payload.files.private import (
     replace_file,
 )
 
+REPO = Path(__file__).resolve().parents[3]
 NOBODY = 65534
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root to make another user's files")
 
 
 @pytest.fixture
 def open_to_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder like /tmp, which is all there is beside a second one; no /run, no home."""
+    """A folder like /dev/shm, which is all there is beside one like /tmp; no /run, no logind."""
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
         (tmp_path / name).chmod(0o1777)
     places = tuple(str(tmp_path / name) for name in ("first", "second"))
     monkeypatch.setattr(private, "LOCAL", places)
     monkeypatch.setattr(private, "RUNTIME", (str(tmp_path / "no-run"), str(tmp_path / "no-run-%d")))
+    monkeypatch.setattr(private, "LOGIND", str(tmp_path / "no-logind"))
+    monkeypatch.setattr(private, "LINGER", str(tmp_path / "linger"))
     return tmp_path / "first"
 
 
@@ -79,6 +86,59 @@ def test_file_is_found_where_it_was_made_before_the_machine_made_another_place(
     made.parent.chmod(0o755)  # others may have changed it
     assert own_files("*.sock") == [f"{own_folder()}/other.sock"]
     assert own_path("head.sock") == f"{own_folder()}/head.sock"
+
+
+def test_folder_of_a_user_outlives_the_last_session(
+    open_to_all: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """logind removes /run/user and what is in /dev/shm, but not of root, nor of who lingers."""
+    runtime, memory, temporary = (parent for parent, _ in private.places_of(NOBODY))
+    assert (memory, temporary) == private.LOCAL
+    (tmp_path / "no-logind").mkdir()
+    assert [p for p, _ in private.places_of(NOBODY)] == [temporary, memory, runtime]
+    assert [p for p, _ in private.places_of(0)][1:] == [memory, temporary]
+    assert next(p for p, _ in private.places_of(4_000_000)) == temporary  # a user without a name
+    (tmp_path / "linger").mkdir()
+    (tmp_path / "linger" / pwd.getpwuid(NOBODY).pw_name).touch()
+    assert [p for p, _ in private.places_of(NOBODY)] == [runtime, memory, temporary]
+
+
+CLEAN = shutil.which("systemd-tmpfiles")
+HOLDS = """
+import sys
+from clusterctl.payload.files import private
+private.LOCAL, private.RUNTIME = sys.argv[1:], ("/nonexistent", "/nonexistent%d")
+print(private.own_path("agent.pid"), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(CLEAN is None, reason="needs systemd-tmpfiles, as most machines have it")
+def test_old_files_stay_as_long_as_a_process_needs_them(open_to_all: Path, tmp_path: Path) -> None:
+    """A supervisor of weeks, and a machine that removes from /tmp what nothing has used for days."""
+    rules = tmp_path / "tmp.conf"
+    rules.write_text(f"d {open_to_all} 1777 - - mM:10d\n")
+
+    def clean() -> None:
+        subprocess.run([str(CLEAN), "--clean", str(rules)], check=True, timeout=60)
+
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDS, str(open_to_all)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=REPO,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        path = Path(process.stdout.readline().strip())
+        path.touch()
+        unheld = open_to_all / "unheld"
+        unheld.touch()
+        for file in (path, path.parent, unheld):
+            os.utime(file, (0, 0))
+        clean()
+        assert path.exists()
+        assert not unheld.exists()
+        process.communicate(timeout=30)
+    clean()
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("squat", ["file", "pipe", "link", "dangling", "loose"])
