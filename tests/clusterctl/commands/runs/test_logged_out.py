@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -25,18 +26,16 @@ exec {python} -m tests.as_user {user} {base} {repo} -- {python} -m pytest -q -p 
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to become another user")
-def test_run_outlives_the_logout_of_its_user(tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = tmp_path_factory.mktemp("home")
-    os.chown(folder, NOBODY, NOBODY)
-    for parent in (folder.parent, folder.parent.parent):
-        parent.chmod(parent.stat().st_mode | 0o011)
-    script = MACHINE.format(
-        user=NOBODY, python=sys.executable, base=sys.base_prefix, repo=REPO, folder=folder
-    )
-    done = subprocess.run(
-        ["unshare", "--mount", "--propagation", "private", "bash", "-c", script],
-        capture_output=True, text=True, timeout=170, cwd=REPO,
-        env={**os.environ, "HOME": str(folder), "TMPDIR": str(folder)},
-    )  # fmt: skip
+def test_run_outlives_the_logout_of_its_user() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # folders of pytest are root's alone
+        os.chown(folder, NOBODY, NOBODY)
+        script = MACHINE.format(
+            user=NOBODY, python=sys.executable, base=sys.base_prefix, repo=REPO, folder=folder
+        )
+        done = subprocess.run(
+            ["unshare", "--mount", "--propagation", "private", "bash", "-c", script],
+            capture_output=True, text=True, timeout=170, cwd=REPO,
+            env={**os.environ, "HOME": folder, "TMPDIR": folder},
+        )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 passed" in done.stdout
