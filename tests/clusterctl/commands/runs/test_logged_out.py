@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -29,9 +30,9 @@ exec {python} -m tests.as_user {user} {base} {repo} -- {python} -m pytest -q -p 
 def test_run_outlives_the_logout_of_its_user() -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # folders of pytest are root's alone
         os.chown(folder, NOBODY, NOBODY)
-        script = MACHINE.format(
-            user=NOBODY, python=sys.executable, base=sys.base_prefix, repo=REPO, folder=folder
-        )
+        words = {"python": sys.executable, "base": sys.base_prefix, "repo": REPO, "folder": folder}
+        quoted = {name: shlex.quote(str(word)) for name, word in words.items()}
+        script = MACHINE.format(user=NOBODY, **quoted)
         done = subprocess.run(
             ["unshare", "--mount", "--propagation", "private", "bash", "-c", script],
             capture_output=True, text=True, timeout=170, cwd=REPO,
