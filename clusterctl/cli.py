@@ -144,14 +144,15 @@ def run(args: list[str]) -> int:
 
 
 def _called(args: list[str]) -> object:
+    """As the command itself; click prints help and version: these raise `OutputLost` here, too."""
     try:
         return group.main(args, prog_name="clusterctl", standalone_mode=False)
     except OSError as error:
         import traceback
 
         *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-        if frame.f_code is click.echo.__code__:  # of help and version, which click prints
-            raise _lost(error) from error
+        if frame.f_code is click.echo.__code__:
+            raise OutputLost(error) from error
         raise
 
 
@@ -182,11 +183,7 @@ def _flush() -> None:
     try:
         sys.stdout.flush()
     except OSError as error:
-        raise _lost(error) from error
-
-
-def _lost(error: OSError) -> OutputLost:
-    return OutputLost(f"cannot write to standard output: {error.strerror}")
+        raise OutputLost(error) from error
 
 
 def _prepare_streams() -> None:

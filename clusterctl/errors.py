@@ -55,3 +55,6 @@ class NoAnswer(TransportError):
 
 class OutputLost(ClusterctlError):
     """Standard output cannot be written to: the disk is full, or its reader has gone."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(f"cannot write to standard output: {error.strerror}")

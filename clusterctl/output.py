@@ -222,7 +222,7 @@ def _write(stream: TextIO, text: str, *, flush: bool = False) -> None:
             stream.flush()
     except OSError as error:
         if stream is sys.stdout:
-            raise OutputLost(f"cannot write to standard output: {error.strerror}") from error
+            raise OutputLost(error) from error
 
 
 def _cut(text: str, width: int) -> str:

@@ -148,8 +148,8 @@ class RunDirFeed:
     def start(self) -> None:
         self._alive_s = time.monotonic()
         if not self._newest_below:  # else "no run is watched" until the first look
-            self._samples.put(RunOpened(str(self._path), self._path.name, self.now()))
-            self._samples.put(RunRead(self.now(), READING))
+            for sample in self._unread(READING):
+                self._samples.put(sample)
         self._thread.start()
 
     def settled(self) -> bool:
@@ -216,6 +216,7 @@ class RunDirFeed:
         if run_dir != self._open:
             self._open = run_dir
             self._tails = [(Tail(run_dir / name, read), source) for name, source, read in FILES]
+            self._why_not = ""  # of what was known before it was opened
             yield opened(run_dir, now_s)
             yield from self._unread(READING)
             # Existing records are as old as their file, new ones as this poll.

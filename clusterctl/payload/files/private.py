@@ -18,8 +18,8 @@ from clusterctl.payload.files.ownership import NotPrivate, why_untrusted
 # On the machine, never on a shared folder: a stalled mount must not look like a stalled rank.
 LOCAL = ("/dev/shm", "/tmp")
 RUNTIME = ("/run", "/run/user/%d")  # root's, other users': others cannot write there
-LOGIND = "/run/systemd/users"
-LINGER = "/var/lib/systemd/linger"
+LOGIND = "/run/systemd/users"  # is there where logind is
+LINGER = "/var/lib/systemd/linger"  # a file for each user who lingers
 
 _held: dict[tuple[int, int], int] = {}  # (device, inode) of own folders -> descriptor
 
@@ -100,22 +100,18 @@ def lingers(uid: int) -> bool:
 def _hold(folder: str) -> str:
     """Keep systemd-tmpfiles out of an own folder as long as this process lives.
 
-    It removes from /tmp what was not used for days (10 on many systems), but looks into no folder
-    that somebody has locked (tmpfiles.d(5)).
+    It removes from /tmp what was not used for days (10 on many systems), but skips a folder that a
+    process has locked (tmpfiles.d(5)).
     """
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        found = os.fstat(descriptor)
+        held = _held.setdefault((found.st_dev, found.st_ino), descriptor)
+        if held != descriptor:
+            os.close(descriptor)
+        fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
-        return folder  # whoever uses it says why
-    found = os.fstat(descriptor)
-    try:
-        if (found.st_dev, found.st_ino) not in _held:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            _held[found.st_dev, found.st_ino] = descriptor
-            return folder
-    except BlockingIOError:
-        pass  # it is in there now, and only removes what is old
-    os.close(descriptor)
+        pass  # it is in there now, or this file system has no locks; the next call tries again
     return folder
 
 
