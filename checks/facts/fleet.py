@@ -133,7 +133,7 @@ class Active:
 class LaunchNeeds:
     """What a launch needs of the nodes; the checks about it are skipped without this."""
 
-    python: str  # path of the interpreter on the nodes
+    python: str | None  # path of the interpreter on the nodes; None: no environment was named
     port: int  # of the rendezvous, on the master
     slots: Mapping[str, int]  # ranks per node name; 0: one for each GPU, else one
     device: Literal["cuda", "cpu", "auto"]  # auto: cuda where any node of the fleet has a GPU

@@ -9,6 +9,7 @@ from checks.finding import Finding, Lacks, fail, need, passed, skip, unknown, wa
 from checks.reference.cuda_driver import COMPLETE, LOCKS, MINIMUM
 from checks.registry import check
 from checks.rules.gpu import no_gpu
+from checks.rules.software import named_environment
 
 
 @check("software.cuda_driver", "launch", advisory=True)
@@ -85,6 +86,8 @@ def _torch_version(node: NodeFacts, fleet: Fleet) -> str:
     """torch's version there; ends the rule where no GPU, no interpreter or no torch is there."""
     if fleet.device != "cuda":
         raise Lacks(skip("the launch uses no GPU"))
+    if fleet.launch is not None:
+        named_environment(fleet.launch)
     if found := no_gpu(node.gpus):
         raise Lacks(found)
     if isinstance(node.software, Unknown) and node.lacks_interpreter:

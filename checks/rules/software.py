@@ -32,7 +32,7 @@ def interpreter_exists(node: NodeFacts, limits: Profile, launch: LaunchNeeds) ->
     How: runs it and asks for its versions
     Fix: put the environment on the node under that path, or name another with --python
     """
-    path, env = launch.python, node.software
+    path, env = named_environment(launch), node.software
     if node.interpreter == "missing":
         return fail(f"{path} is not there")
     if node.interpreter == "broken":
@@ -83,13 +83,14 @@ def colossalai_equal(fleet: Fleet, expected: str | None) -> Iterable[Finding]:
 
 
 @check("software.av_known_bad", "launch")
-def av_known_bad(node: NodeFacts, limits: Profile) -> Finding:
+def av_known_bad(node: NodeFacts, limits: Profile, launch: LaunchNeeds) -> Finding:
     """PyAV can read clips for the trainer, and is no version whose decoder threads freeze.
 
     Bad: WARN for PyAV 14.0 to 14.2, below 17 and where it is missing
     How: its dist-info
     Fix: pip install 'av>=17'
     """
+    named_environment(launch)
     env = node.software
     if isinstance(env, Unknown) and node.lacks_interpreter:
         return skip("no interpreter")
@@ -231,10 +232,18 @@ def _environments(fleet: Fleet) -> dict[str, PythonEnv]:
     """By node name; ends a rule with SKIP where there is nothing to compare."""
     if fleet.launch is None:
         raise Lacks(skip("nothing to launch was named"))
+    named_environment(fleet.launch)
     if all(node.lacks_interpreter for node in fleet.reached):
         raise Lacks(skip("no node has a working interpreter"))
     nodes = fleet.reached
     return {node.name: node.software for node in nodes if isinstance(node.software, PythonEnv)}
+
+
+def named_environment(launch: LaunchNeeds) -> str:
+    """The training interpreter's path; ends a rule with SKIP where nobody has named one."""
+    if launch.python is None:
+        raise Lacks(skip("no training environment was named (--launch or --python)"))
+    return launch.python
 
 
 def _numbers(version: str) -> tuple[int, int]:

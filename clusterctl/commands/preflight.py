@@ -38,7 +38,7 @@ _needs_options = with_options(
     click.option("--launch", metavar="LINE", help="What is to be launched: \"CONFIG --dataset.data-path X\"; its files are looked for on every node."),
     click.option("--env", "env", multiple=True, metavar="K[=V]", help="A variable of the ranks, as for launch; NCCL_* are compared with the nodes."),
     click.option("--nccl", default="none", show_default=True, metavar="PRESET", help="NCCL environment, as for launch: h100-ib, ethernet, none."),
-    click.option("--python", "python", default=lambda: sys.executable, show_default="this one", metavar="PATH", help="Interpreter that training will run on, on the nodes."),
+    click.option("--python", "python", metavar="PATH", help="Interpreter that training will run on, on the nodes: its environment is checked. Default with --launch or --active: this one; else no environment is looked at."),
     click.option("--device", type=click.Choice(["auto", "cuda", "cpu"]), default="auto", show_default=True, help="What ranks will compute on; auto: cuda where any node has a GPU."),
     click.option("--nproc-per-node", "--nproc_per_node", "ranks", type=click.IntRange(1), help="Ranks on each node. Default: slots= of the hostfile, else its GPUs, else 1."),
     click.option("--master-port", "--master_port", "port", type=click.IntRange(1, 65535), default=29500, show_default=True, help="Rendezvous port on the first node."),
@@ -102,6 +102,8 @@ def command(
     if record is not None:
         files.write(record, files.profile_text(recorded(report)))
     _show(output, report, chosen)
+    if not (options["python"] or options["launch"] or options["active"]):
+        output.note("no training environment was looked at: --launch or --python names one", "dim")
     if why := enter_checks(ledger, report, settings.hostfile, time.time()):
         output.warn(why, "warn")
     if write_good is not None:
@@ -128,6 +130,8 @@ def _run(
         made = plan.make_plan(fleet, shared=shared, tests=tests, patience_s=patience_s)
         if not made.nodes or not made.tests:
             output.note(f"active tests: {'no node to test' if made.tests else 'none chosen'}")
+            for line in made.left_out_lines() if made.tests else ():
+                output.note(line)
             return None
         for line in made.lines():
             output.note(line)
@@ -171,8 +175,9 @@ def _needs(nodes: Sequence[Node], options: dict[str, Any]) -> LaunchNeeds:
     if options["launch"]:
         config, overrides = parse_line(options["launch"])
         asked = resolve(config, overrides, workdir=options["workdir"].absolute(), env=env).reads
+    is_named = options["launch"] or options["active"]
     return LaunchNeeds(
-        python=options["python"],
+        python=options["python"] or (sys.executable if is_named else None),
         port=options["port"],
         slots={node.name: options["ranks"] or node.slots or 0 for node in nodes},
         device=options["device"],

@@ -71,8 +71,9 @@ def run_preflight(
         if path is not None:
             common["token"] = str(path)
         if needs is not None:
-            common |= {"python": needs.python, "paths": [needs.run_dir_parent]}
+            common |= {"paths": [needs.run_dir_parent]}
             common |= {"files": list(needs.files), "wandb": needs.wandb}
+            common |= {} if needs.python is None else {"python": needs.python}
 
         def args(node: Node) -> dict[str, Any]:
             # Only where it will be used: names of one machine would hold the port for each other.

@@ -11,7 +11,7 @@ from typing import Literal
 from checks.facts import Fleet, NodeFacts, Unknown, or_none
 from checks.rules.gpu import describe
 from clusterctl.errors import Declined
-from clusterctl.nodes import counted, fold
+from clusterctl.nodes import counted, fold, grouped
 from clusterctl.preflight.active.fault_isolation import most_rounds, ring_rounds
 
 PRODUCTS_SLACK_S = 60.0  # 8 ranks of a node make their matrices at once
@@ -93,7 +93,12 @@ class Plan:
         quick_s, worst_s = self.seconds()
         end = f"at most {worst_s / 60:.0f} min; nothing stays behind"
         lines.append(f"  about {quick_s:.0f} s where all is well, {end}")
-        return lines + [f"  left out: {node}: {why}" for node, why in self.left_out.items()]
+        return lines + self.left_out_lines()
+
+    def left_out_lines(self) -> list[str]:
+        """Which nodes no test is for and why, those of one reason in one line."""
+        reasons = grouped((why, node) for node, why in self.left_out.items())
+        return [f"  left out: {fold(nodes)}: {why}" for why, nodes in reasons.items()]
 
     def seconds(self) -> tuple[float, float]:
         """(where all is well, at the very most)."""
@@ -185,7 +190,7 @@ def make_plan(
     have some.
     """
     launch = fleet.launch
-    assert launch is not None
+    assert launch is not None and launch.python is not None
     device: Literal["cuda", "cpu"] = "cuda" if fleet.device == "cuda" else "cpu"
     left_out = {node.name: "not reached" for node in fleet.nodes if node.unreached is not None}
     devices = {node.name: 1 for node in fleet.reached}

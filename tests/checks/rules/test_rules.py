@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from checks.facts import (
+    NOT_ASKED,
     Disk,
     Exchange,
     Fabric,
@@ -248,6 +249,17 @@ def test_missing_interpreter_is_one_finding_and_not_five() -> None:
     bad = [one.id for one in report.findings if "n2" in one.nodes and one.verdict is FAIL]
     assert bad == ["software.interpreter_exists"]
     assert not [one for one in report.findings if one.verdict is UNKNOWN]
+
+
+def test_environment_that_nobody_named_is_judged_by_no_check() -> None:
+    bare = [node(n, software=NOT_ASKED, interpreter="unknown") for n in ("n1", "n2")]
+    report = run_checks(Fleet(tuple(bare), needs(python=None)), only=["software"])
+    about = {one.id: one for one in report.findings if "git" not in one.id}
+    assert len(about) >= 9
+    assert {one.verdict for one in about.values()} == {SKIP}
+    assert {one.evidence for one in about.values()} == {
+        "no training environment was named (--launch or --python)"
+    }
 
 
 def test_av_known_bad() -> None:

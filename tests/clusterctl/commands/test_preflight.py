@@ -97,6 +97,18 @@ def test_missing_interpreter_fails_on_all_nodes_in_one_row(nodes: LocalCluster, 
     assert lines[-1].startswith("NO-GO: 1 fail")
 
 
+def test_bare_nodes_go_where_no_training_environment_is_named(
+    nodes: LocalCluster, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/nope/python")  # the head's, which the nodes lack
+    assert preflight(nodes) == 0
+    out, err = capsys.readouterr()
+    assert "software." not in out
+    assert "no training environment was looked at: --launch or --python names one" in err
+    assert preflight(nodes, "--active", "--dry-run") == 1
+    assert "software.interpreter_exists" in capsys.readouterr().out
+
+
 def test_busy_gpus_stop_a_launch_on_gpus(nodes: LocalCluster, capsys) -> None:
     equip(nodes, "n1", fake.h100(8, busy=True), fake.capture("h100-sxm-x8.apps.csv"))
     assert preflight(nodes) == 1
