@@ -12,15 +12,21 @@ import marshal
 import re
 import subprocess
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trainer.config.program import why_program
 from trainer.errors import ConfigError
 
 Key = tuple[str, ...]
 
 _LIMIT_S = 30.0
+OWN_PROGRAM = (
+    "a configuration is for the bundled trainer; how to run a program of your own on all nodes: "
+    "docs/guide/own-program.md"
+)
 
 # Runs the file and sends its plain data home. The file's own prints go to stderr.
 _CHILD = r"""
@@ -117,12 +123,16 @@ def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def read(path: Path, _seen: tuple[Path, ...] = ()) -> Tree:
-    """The file with its bases beneath it. Raises `ConfigError` with file and line."""
+def read(path: Path, _seen: tuple[Path, ...] = (), *, known: Collection[str] | None = None) -> Tree:
+    """The file with its bases beneath it; `known` are the keys of which it must set one.
+
+    Raises `ConfigError` with file and line; a program is refused before it is run.
+    """
     path = path.resolve()
     if path in _seen:
         chain = " -> ".join(map(str, (*_seen, path)))
         raise ConfigError(f"{chain}: these files inherit in a circle")
+    _refuse_program(path, known)
     data = dict(_evaluate(path))
     bases = data.pop("_base_", [])
     places = _lines(path)
@@ -140,9 +150,19 @@ def read(path: Path, _seen: tuple[Path, ...] = ()) -> Tree:
     return tree
 
 
+def _refuse_program(path: Path, known: Collection[str] | None) -> None:
+    try:
+        why = why_program(path.read_bytes(), known)
+    except OSError as error:
+        text = "there is no such file" if isinstance(error, FileNotFoundError) else error.strerror
+        raise ConfigError(f"the config file {path} cannot be read: {text}") from None
+    if why is not None:
+        place = f"{path}:{why[0]}" if why[0] else str(path)
+        text = f"{place}: this is a program, not a configuration ({why[1]}); it was not run"
+        raise ConfigError(text, hint=OWN_PROGRAM)
+
+
 def _evaluate(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise ConfigError(f"there is no config file {path}")
     try:
         words = [sys.executable, "-I", "-c", _CHILD, str(path)]
         nothing = subprocess.DEVNULL

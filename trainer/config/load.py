@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config.build import build, coerce, parse_text, type_at
-from trainer.config.file import Tree, is_whole, read
+from trainer.config.file import OWN_PROGRAM, Tree, is_whole, read
 from trainer.config.keys import Config as Config  # others import it from here
-from trainer.config.upstream import translate
+from trainer.config.upstream import KNOWN, translate
 from trainer.errors import ConfigError, nearest
 from trainer.models.activation_checkpointing import GradCheckpoint
 from trainer.optim.lr_schedules import rate_of
@@ -43,7 +43,7 @@ def find(name: str | Path) -> Path:
     known = ", ".join(have) or "none"
     where = "" if path.is_absolute() else f" in {Path.cwd()}"
     text = f"there is no config {name}{where}; short names are {known}"
-    raise ConfigError(text, hint=nearest(name, have))
+    raise ConfigError(text, hint=nearest(name, have) or OWN_PROGRAM)
 
 
 def load(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -54,7 +54,7 @@ def load(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Config:
     path = find(path_or_name)
     if path.suffix == ".json":
         return _load_run(path, overrides)
-    tree = read(path)
+    tree = read(path, known=KNOWN)
     notes: list[str] = []
     for flag, value in _pairs(overrides):
         _override(tree, flag, value, notes)

@@ -73,6 +73,14 @@ _LEFT_OUT = {
     "sample_name": "--sample-name says it",
 }
 
+# Keys that a file of ours or of upstream may set at its top.
+KNOWN = frozenset(
+    name
+    for section in (Config, SampleConfig)
+    for names in (field_types(section), section.aliases, section.harmless, section.refused)
+    for name in names
+) | {*_MARKS, *_LEFT_OUT}
+
 
 def translate(tree: Tree, notes: list[str]) -> None:
     """Rewrite a tree in our names; `notes` gets what a user should know. Raises ConfigError."""

@@ -190,7 +190,8 @@ def make_plan(
     have some.
     """
     launch = fleet.launch
-    assert launch is not None and launch.python is not None
+    assert launch is not None
+    assert launch.python is not None
     device: Literal["cuda", "cpu"] = "cuda" if fleet.device == "cuda" else "cpu"
     left_out = {node.name: "not reached" for node in fleet.nodes if node.unreached is not None}
     devices = {node.name: 1 for node in fleet.reached}

@@ -188,7 +188,7 @@ def test_overrides_reach_into_bucket_tables(tmp_path: Path) -> None:
         ("lr = object()", [], "lr is a object; a config holds"),
         ("lr = 1 / 0", [], r"c\.py:1: ZeroDivisionError"),
         ("lr = = 1", [], r"c\.py:1: SyntaxError"),
-        ("import os\nos._exit(3)", [], "ended Python .*exit code 3"),
+        ("import os\nlr = os._exit(3)", [], "ended Python .*exit code 3"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named_with_its_place(
@@ -214,7 +214,7 @@ def test_a_config_file_leaves_no_trace_in_this_process(tmp_path: Path) -> None:
         tmp_path,
         "c.py",
         "import os, sys, wave\nos.environ['LEFT_BEHIND'] = '1'\nsys.path.append('/left')\n"
-        "os.chdir('/')\nprint('noise')\nseed = 5\n",
+        "_ = os.chdir('/')\nprint('noise')\nseed = 5\n",
     )
     before, modules = Path.cwd(), set(sys.modules)
     assert load(path).seed == 5
