@@ -19,10 +19,16 @@ from clusterctl.errors import ClusterctlError, OutputLost, UsageError
 
 # In the order of a working day. Entry points instead of this list would cost `--help` 20 ms and be
 # missing in a checkout until it is installed again.
-COMMANDS = ["demo", "nodes", "exclude", "run", "gpus", "clock", "fabric", "env", "push", "data"]
-COMMANDS += ["preflight", "plan-checkpoints", "launch", "top", "watch", "export"]
-COMMANDS += ["runs", "status", "attach", "logs", "why", "report", "compare", "serve", "gallery"]
-COMMANDS += ["dump-stacks", "stop", "kill"]
+GROUPS = {
+    "Start here": ["demo", "nodes", "preflight"],
+    "Look at nodes": ["gpus", "clock", "fabric", "env", "top", "watch", "export"],
+    "Work on nodes": ["run", "push", "data", "exclude"],
+    "Train": ["plan-checkpoints", "launch", "attach", "stop", "kill"],
+    "Look at runs": ["runs", "status", "logs", "why", "dump-stacks", "report", "compare"],
+    "Videos of a run": ["serve", "gallery"],
+}
+COMMANDS = [name for names in GROUPS.values() for name in names]
+HELP = "help"  # `clusterctl help [COMMAND]`, as git and kubectl have it
 _OF_DASHBOARDS = ("top", "watch", "export", "report", "compare", "serve", "gallery")
 FOLDERS = {
     **dict.fromkeys(_OF_DASHBOARDS, "dashboards.commands"),
@@ -56,14 +62,31 @@ class LazyGroup(click.Group):
         from clusterctl.defaults import load_defaults
 
         _refuse_foreign_packages()
+        if args[0] == HELP:
+            args = [*args[1:2], "--help"]
+            if len(args) == 1:
+                click.echo(ctx.get_help())
+                ctx.exit()
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            raise UsageError(f"no command is called {args[0]}", hint=near_command(args[0]))
         name, command, rest = super().resolve_command(ctx, args)
         if name is not None:
             ctx.default_map = {name: load_defaults(name, COMMANDS, _load)}
         return name, command, rest
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, _summary(name)) for name in COMMANDS])
+        wide = max(map(len, COMMANDS))
+        for title, names in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(wide), _summary(name)) for name in names])
+
+
+def near_command(name: str) -> str:
+    """A hint with the command that is most like a wrong one."""
+    import difflib
+
+    near = difflib.get_close_matches(name, COMMANDS, n=1)
+    return f"did you mean {near[0]}?" if near else "clusterctl --help lists the commands"
 
 
 def _summary(command: str) -> str:
@@ -78,7 +101,7 @@ def _summary(command: str) -> str:
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="""\b
 Exit codes: 0 good, 1 a finding or a node failed, 2 usage, 3 could not find out,
-4 declined or needs --yes, 130 interrupted.
+4 declined or needs --yes, 93 a run that was given up, 130 interrupted.
 
 TIME is seconds (90, 0.5) or 10m, 1h30m, 2d.
 

@@ -61,8 +61,11 @@ def load_defaults(
     for path in (own, FILE):
         data = _read_toml(path)
         tables = {key for key, value in data.items() if isinstance(value, dict)}
-        if strange := ", ".join(sorted(tables - set(commands))):
-            raise UsageError(f"{path}: no command is called {strange}")
+        for strange in sorted(tables - set(commands)):
+            near = difflib.get_close_matches(strange, commands, 1)
+            hint = f"did you mean [{near[0]}]?" if near else "a table has the name of a command"
+            text = f"{path.absolute()}: no command is called {strange}"
+            raise UsageError(text, hint=hint)
         common = {_plain(key): data[key] for key in data if key not in tables}
         given = {_plain(key): value for key, value in data.get(name, {}).items()}
         if not common.keys() <= known.keys():  # only now: 0.1 s of imports
@@ -101,7 +104,9 @@ def _refuse_unknown(path: Path, where: str, keys: Iterable[str], known: Iterable
         hint = "keys are long options"
         if near := difflib.get_close_matches(key, list(known), 1):
             hint = f"did you mean --{near[0].replace('_', '-')}?"
-        raise UsageError(f"{path}: no option --{key.replace('_', '-')}{where}", hint=hint)
+        raise UsageError(
+            f"{path.absolute()}: no option --{key.replace('_', '-')}{where}", hint=hint
+        )
 
 
 def _refuse_value(where: str, option: click.Option, value: Any) -> None:

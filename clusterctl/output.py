@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, TextIO, TypeVar
 
 from clusterctl.errors import Declined, OutputLost
@@ -46,6 +46,9 @@ class Output:
     quiet: bool = False
     verbose: int = 0
     color: str = "auto"
+    # Of a command that only reads: at Ctrl-C it shows the answers that are there, then ends.
+    keeps_answers: bool = False
+    interrupted: threading.Event = field(default_factory=threading.Event, compare=False)
 
     def document(self, command: str, **data: Any) -> None:
         """The one JSON document of a command, on stdout; a stream has one a line."""
@@ -148,10 +151,17 @@ class Output:
         """
         done = 0
         line = text or (lambda done: _waiting_line(fanout, done, total))
-        with Live(enabled=not self.quiet).every(0.2, lambda: line(done)):
-            for result in fanout:
-                done += 1
-                yield result
+        try:
+            with Live(enabled=not self.quiet).every(0.2, lambda: line(done)):
+                for result in () if self.interrupted.is_set() else fanout:
+                    done += 1
+                    yield result
+        except KeyboardInterrupt:
+            if not self.keeps_answers:
+                raise
+            self.interrupted.set()
+        if self.interrupted.is_set():
+            yield from fanout.rest("interrupted before it answered", "interrupted, not asked")
 
     def waiting(self, text: str) -> AbstractContextManager[None]:
         """A line on a terminal while the block runs: what is done, for how long already."""

@@ -7,14 +7,14 @@ import inspect
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
-from clusterctl.errors import UsageError
+from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.nodes import Node, read_hostfile, select
 from clusterctl.output import Output
 from clusterctl.param_types import Duration
@@ -127,18 +127,25 @@ def _read_settings(values: Values) -> None:
     )
 
 
-cluster_options = with_options(
-    click.argument("hostfile", required=False, type=PATH),
-    click.option("--hostfile", "hostfile_option", type=PATH, envvar="CLUSTERCTL_HOSTFILE", help="Same as the argument HOSTFILE. Default: nodes.txt."),
-    click.option("-w", "--only", metavar="SET", help="Only these nodes: n[1-3],n7."),
-    click.option("-x", "--without", metavar="SET", help="Leave these nodes out."),
-    click.option("-f", "--fanout", "width", type=click.IntRange(1, 1024), default=WIDTH, show_default=True, envvar="CLUSTERCTL_FANOUT", help="Nodes talked to at once."),
-    click.option("--connect-timeout", type=Duration(0.1), default=3.0, show_default=True, envvar="CLUSTERCTL_CONNECT_TIMEOUT", help="Seconds for the TCP connection."),
-    click.option("--command-timeout", type=Duration(0.1), default=30.0, show_default=True, envvar="CLUSTERCTL_COMMAND_TIMEOUT", help="Seconds for what runs on the node."),
-    click.option("--deadline", type=Duration(0.1), envvar="CLUSTERCTL_DEADLINE", help="Seconds for all nodes together."),
-    click.option("--accept-new", is_flag=True, envvar="CLUSTERCTL_ACCEPT_NEW", help="Write unknown host keys to clusterctl's own known_hosts. A changed key is always refused."),
-    prepare=_read_settings,
-)  # fmt: skip
+COMMAND_S = 30.0
+
+
+def _cluster_options(command_s: float) -> Option:
+    return with_options(
+        click.argument("hostfile", required=False, type=PATH),
+        click.option("--hostfile", "hostfile_option", type=PATH, envvar="CLUSTERCTL_HOSTFILE", help="Same as the argument HOSTFILE. Default: nodes.txt."),
+        click.option("-w", "--only", metavar="SET", help="Only these nodes: n[1-3],n7."),
+        click.option("-x", "--without", metavar="SET", help="Leave these nodes out."),
+        click.option("-f", "--fanout", "width", type=click.IntRange(1, 1024), default=WIDTH, show_default=True, envvar="CLUSTERCTL_FANOUT", help="Nodes talked to at once."),
+        click.option("--connect-timeout", type=Duration(0.1), default=3.0, show_default=True, envvar="CLUSTERCTL_CONNECT_TIMEOUT", help="Seconds for the TCP connection."),
+        click.option("--command-timeout", type=Duration(0.1), default=command_s, show_default=True, envvar="CLUSTERCTL_COMMAND_TIMEOUT", help="Seconds for what runs on the node."),
+        click.option("--deadline", type=Duration(0.1), envvar="CLUSTERCTL_DEADLINE", help="Seconds for all nodes together."),
+        click.option("--accept-new", is_flag=True, envvar="CLUSTERCTL_ACCEPT_NEW", help="Write unknown host keys to clusterctl's own known_hosts. A changed key is always refused."),
+        prepare=_read_settings,
+    )  # fmt: skip
+
+
+cluster_options = _cluster_options(COMMAND_S)
 """Give a command the argument HOSTFILE and the options about nodes; it receives `settings`."""
 
 
@@ -189,27 +196,83 @@ line_output_options = _output_options("A JSON document for each line, on stdout.
 """The same for a command whose output is lines that come one after another."""
 
 
+class GroupedCommand(click.Command):
+    """Its help shows the command's own options first, then those that many commands have."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        shared = {"Nodes and ssh": set(_SHARED_NAMES), "Output": set(_OUTPUT_NAMES)}
+        groups: dict[str, list[tuple[str, str]]] = {"Options": [], **{name: [] for name in shared}}
+        for one in self.get_params(ctx):
+            record = one.get_help_record(ctx)
+            if isinstance(one, click.Option) and record is not None:
+                at = (name for name, names in shared.items() if one.name in names)
+                groups[next(at, "Options")].append(record)
+        for title, records in groups.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
+
+def _names(options: Option) -> list[str]:
+    """The names of the parameters that a decorator gives a command."""
+
+    def nothing() -> None:
+        pass
+
+    made = click.command("any")(options(nothing))
+    return [str(one.name) for one in made.params]
+
+
+_SHARED_NAMES = _names(cluster_options)
+_OUTPUT_NAMES = _names(output_options)
+
+
 def cluster_command(
     name: str,
     *options: Option,
     examples: str,
-    cls: type[click.Command] = click.Command,
+    cls: type[click.Command] | None = None,
     json: str = JSON,
+    command_s: float = COMMAND_S,
+    keeps_answers: bool = False,
 ) -> Callable[[Command], click.Command]:
     """Make a command of `options`, `cluster_options` and `output_options`.
 
     Its help is the first line of the module, the function's docstring, and `examples`, a line each.
-    `json` is the help of --json, "" for a command that refuses it.
+    `json` is the help of --json, "" for a command that refuses it. `command_s` is the default of
+    --command-timeout. One that `keeps_answers` shows at Ctrl-C what the nodes have answered so far.
     """
-    every = with_options(*options, cluster_options, _output_options(json))
+    every = with_options(*options, _cluster_options(command_s), _output_options(json))
 
     def decorate(function: Command) -> click.Command:
+        if keeps_answers:
+            function = _ended_by_interrupt(function)
         summary = (sys.modules[function.__module__].__doc__ or "").partition("\n")[0]
         text = f"{summary}\n\n{inspect.cleandoc(function.__doc__ or '')}"
         epilog = f"\b\nExamples:{examples}"
-        return click.command(name, cls=cls, help=text, epilog=epilog)(every(function))
+        return click.command(name, cls=cls or GroupedCommand, help=text, epilog=epilog)(
+            every(function)
+        )
 
     return decorate
+
+
+def _ended_by_interrupt(function: Command) -> Command:
+    """After a Ctrl-C that the command has outlived, to show what it knew."""
+
+    @functools.wraps(function)
+    def command(*args: Any, output: Output, **values: Any) -> Any:
+        output = replace(output, keeps_answers=True)
+        try:
+            code = function(*args, output=output, **values)
+        except ClusterctlError:
+            if not output.interrupted.is_set():
+                raise
+        if output.interrupted.is_set():
+            raise KeyboardInterrupt
+        return code
+
+    return command
 
 
 def watch_options(text: str, *, interval_s: float, least_s: float) -> Option:

@@ -32,6 +32,7 @@ LIMIT = "Milliseconds from the others, beyond the error bound, that are too many
     NO_FOLD,
     NO_RECORD,
     json="One JSON document on stdout; with --watch a line of JSON for each reading and step.",
+    keeps_answers=True,
     examples="""
   clusterctl clock nodes.txt
   clusterctl clock --watch --for 600 -w 'ml-64-node-[001-024]'""",

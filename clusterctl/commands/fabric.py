@@ -28,6 +28,7 @@ SHOWN = ("NCCL_IB_HCA", "NCCL_IB_DISABLE", "NCCL_IB_GID_INDEX", "NCCL_SOCKET_IFN
     flag("--sudo", "Try `sudo -n`, which never asks, for the kernel's log with its lost links."),
     NO_FOLD,
     NO_RECORD,
+    keeps_answers=True,
     examples="""
   clusterctl fabric nodes.txt
   clusterctl fabric --growth 10 -v -w 'ml-64-node-[001-008]'""",

@@ -28,6 +28,7 @@ PROFILE = "What `preflight --record` wrote: GPUs per node; without it the majori
     option("--profile", PROFILE, type=FILE, metavar="FILE"),
     NO_FOLD,
     json="One JSON document on stdout; with --watch a line of JSON for each reading.",
+    keeps_answers=True,
     examples="""
   clusterctl gpus nodes.txt --processes
   clusterctl gpus --watch --interval 2 -w 'ml-64-node-[001-008]'""",

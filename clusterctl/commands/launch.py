@@ -17,7 +17,7 @@ from clusterctl.errors import UsageError
 from clusterctl.nodes import Node, fold, read_hostfile
 from clusterctl.output import Output
 from clusterctl.param_types import Duration, Number
-from clusterctl.settings import PATH, Settings, cluster_command, with_options
+from clusterctl.settings import PATH, GroupedCommand, Settings, cluster_command, with_options
 
 if TYPE_CHECKING:
     from clusterctl.launch.inputs import LaunchLine
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from clusterctl.remote.cluster import Cluster
 
 
-class PassingCommand(click.Command):
+class PassingCommand(GroupedCommand):
     """Passes every word that it does not know on, as the parameter `overrides`.
 
     click's own `ignore_unknown_options` would take `--lr` for the HOSTFILE where that is left out.

@@ -71,6 +71,7 @@ _active_options = with_options(
     "preflight",
     _needs_options,
     _active_options,
+    keeps_answers=True,
     examples="""
   clusterctl preflight --launch "stage1 --dataset.data-path clips.csv" --nccl h100-ib nodes.txt
   clusterctl preflight --active --shared /data nodes.txt""",
@@ -94,6 +95,9 @@ def command(
     nodes = cluster.nodes
     ledger = path_beside(settings.hostfile)
     report = _run(cluster, output, limits, ledger, options)
+    if output.interrupted.is_set():  # what is not known of the others is nobody's fault
+        _show(output, report, chosen)
+        return report.exit_code
     good = [hostfile_line(node) for node in nodes if node.name in report.good_nodes]
     if write_good is not None:
         files.write(write_good, "".join(f"{line}\n" for line in good))
@@ -126,6 +130,8 @@ def _run(
     def work(fleet: Fleet) -> Active | None:
         from clusterctl.preflight.active import plan, run
 
+        if output.interrupted.is_set():
+            return None
         tests, patience_s = plan.chosen_tests(checks, skipped), options["patience_s"]
         made = plan.make_plan(fleet, shared=shared, tests=tests, patience_s=patience_s)
         if not made.nodes or not made.tests:

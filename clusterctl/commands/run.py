@@ -6,16 +6,35 @@ at the command timeout or when this program is interrupted.
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import click
 
+from clusterctl.errors import UsageError
 from clusterctl.nodes import counted, fold, grouped
 from clusterctl.output import Output, unreachable_json
 from clusterctl.remote import output_groups
 from clusterctl.remote.messages.verbs import SHELL_BYTES
 from clusterctl.remote.output_groups import Answer, Group
-from clusterctl.settings import Settings, cluster_command, flag
+from clusterctl.settings import GroupedCommand, Settings, cluster_command, flag
 
 GRACE_S = 6.0  # for SIGTERM, SIGKILL and the answer after the command's own time is up
+
+
+class QuotedCommand(GroupedCommand):
+    """Says what to quote where words of the shell command are taken for options or a hostfile."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        given = list(args)  # click takes words off it
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            words = [word for word in given if not word.startswith("-")]
+            if len(words) < 2 or ctx.resilient_parsing:
+                raise
+            hint = "COMMAND is one word: clusterctl run 'uname -r' nodes.txt"
+            raise UsageError(error.format_message().rstrip("."), hint=hint) from None
 
 
 @cluster_command(
@@ -23,6 +42,9 @@ GRACE_S = 6.0  # for SIGTERM, SIGKILL and the answer after the command's own tim
     click.argument("text", metavar="COMMAND"),
     flag("--diff", "as_diff", "The largest group, then what differs."),
     flag("--no-fold", "One line each: `node: line`."),
+    cls=QuotedCommand,
+    command_s=600.0,
+    keeps_answers=True,
     examples="""
   clusterctl run 'uname -r' nodes.txt
   clusterctl run --diff -w 'ml-64-node-[001-024]' 'cat /etc/fstab'""",
@@ -31,6 +53,9 @@ def command(settings: Settings, output: Output, text: str, as_diff: bool, no_fol
     """COMMAND is one word: quote it. Exit code 1 when it failed on a node, 3 when a node could not
     be reached and it failed nowhere.
     """
+    if Path(text).is_file() and not os.access(text, os.X_OK):
+        hint = "the command comes first: clusterctl run 'uname -r' nodes.txt"
+        raise UsageError(f"{text} is a file of this folder, not a command", hint=hint)
     cluster, limit_s = settings.cluster(output.sweep), settings.limits.command_s
     args = {"command": text, "timeout_s": limit_s, "max_bytes": SHELL_BYTES}
     results = cluster.ask("shell", args, timeout_s=limit_s + GRACE_S, lease=True)

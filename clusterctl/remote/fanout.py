@@ -97,11 +97,19 @@ class Fanout(Generic[T]):
                 if result.node in self._open:
                     self._open.discard(result.node)
                     yield result
-            for node in [node for node in self._nodes if node in self._open]:
-                self._open.discard(node)
-                yield self._late(node, time.monotonic() - started)
+            late = f"no answer before the deadline of {self._deadline_s:g} s"
+            yield from self.rest(late, "not started before the deadline of the whole run")
         finally:
             stop.set()  # also when the caller stops early: queued nodes are not started
+
+    def rest(self, why: str, why_queued: str) -> Iterator[NodeResult[T]]:
+        """The nodes without a result, given up for this reason; their results are not waited for."""
+        for node in [node for node in self._nodes if node in self._open]:
+            self._open.discard(node)
+            progress = self._progress[node]
+            text = why_queued if progress.phase == "queued" else why
+            seconds = time.monotonic() - progress.since
+            yield self._result(node, None, Unreachable(progress.phase, seconds, text), seconds)
 
     def _one(self, node: Node) -> NodeResult[T]:
         progress = self._progress[node]
@@ -113,14 +121,6 @@ class Fanout(Generic[T]):
         except Exception as error:  # noqa: BLE001 - node boundary: it becomes this node's result
             why = unreachable(error, progress)
         return self._result(node, value, why, time.monotonic() - started)
-
-    def _late(self, node: Node, seconds: float) -> NodeResult[T]:
-        progress = self._progress[node]
-        text = f"no answer before the deadline of {self._deadline_s:g} s"
-        if progress.phase == "queued":
-            text = "not started before the deadline of the whole run"
-        why = Unreachable(progress.phase, time.monotonic() - progress.since, text)
-        return self._result(node, None, why, seconds)
 
     def _result(self, node: Node, value: T | None, why: Why, seconds: float) -> NodeResult[T]:
         progress = self._progress[node]

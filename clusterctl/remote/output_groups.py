@@ -39,6 +39,8 @@ def read_answer(node: str, envelope: dict[str, Any]) -> Answer:
     if rc is None:  # the last line is the payload's, not the command's
         *output, last = err.splitlines() or [section["state"]]
         err, ending = "".join(f"{line}\n" for line in output), last or "not run"
+        if section["state"] == "timeout":
+            ending += "; --command-timeout gives it more time"
     elif rc < 0:
         ending = f"signal {SIGNAL_NAMES.get(-rc, -rc)}"
     truncated, noise = bool(section.get("truncated")), envelope.get("noise", "")

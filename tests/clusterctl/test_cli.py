@@ -38,6 +38,8 @@ def test_missing_hostfile_is_one_sentence_and_exit_2(capsys, tmp_path: Path) -> 
 
 def test_unknown_command_and_option_are_exit_2(capsys) -> None:
     assert cli.run(["launhc"]) == 2
+    said = capsys.readouterr().err
+    assert said == "error: no command is called launhc\n  hint: did you mean launch?\n"
     assert cli.run(["nodes", "--jsno"]) == 2
     assert "--json" in capsys.readouterr().err
 
@@ -48,6 +50,25 @@ def test_no_arguments_shows_help_with_exit_codes(capsys) -> None:
     assert "could not find out" in out
     for name in cli.COMMANDS:
         assert f"  {name} " in out
+
+
+def test_help_is_also_a_command(capsys) -> None:
+    assert cli.run(["help"]) == 0
+    whole = capsys.readouterr().out
+    assert cli.run(["--help"]) == 0
+    assert capsys.readouterr().out == whole
+    assert cli.run(["help", "gpus"]) == 0
+    of_gpus = capsys.readouterr().out
+    assert cli.run(["gpus", "--help"]) == 0
+    assert capsys.readouterr().out == of_gpus
+
+
+def test_own_options_come_before_those_of_all_commands(capsys) -> None:
+    assert cli.run(["gpus", "--help"]) == 0
+    out = capsys.readouterr().out
+    places = [out.index(word) for word in ("--processes", "Nodes and ssh:", "--hostfile", "Output:", "--json")]  # fmt: skip
+    assert places == sorted(places)
+    assert out.count("--hostfile") == 1
 
 
 def test_help_imports_click_and_nothing_else() -> None:
@@ -93,10 +114,14 @@ def test_settings_file_is_read_and_flags_win(hostfile: Path, monkeypatch, capsys
     assert capsys.readouterr().out.strip() == "a1"
 
 
-def test_settings_file_with_an_unknown_command_is_refused(hostfile: Path, monkeypatch) -> None:
+def test_settings_file_with_an_unknown_command_is_refused(
+    hostfile: Path, monkeypatch, capsys
+) -> None:
     monkeypatch.chdir(hostfile.parent)
     Path("clusterctl.toml").write_text("[gpsu]\nonly = 'b'\n")
     assert cli.run(["nodes"]) == 2
+    said = capsys.readouterr().err
+    assert said == f"error: {Path('clusterctl.toml').absolute()}: no command is called gpsu\n  hint: did you mean [gpus]?\n"  # fmt: skip
 
 
 def test_order_of_the_hostfile_is_kept(hostfile: Path, capsys) -> None:

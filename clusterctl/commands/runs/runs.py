@@ -13,6 +13,7 @@ COLUMNS = ["DIRECTORY", "ATTEMPT", "NODES", "RANKS", "STEP", "FOR", "SUPERVISOR"
 
 @cluster_command(
     "runs",
+    keeps_answers=True,
     examples="""
   clusterctl runs nodes.txt
   clusterctl runs nodes.txt --json""",

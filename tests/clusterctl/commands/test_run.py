@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from pathlib import Path
 
 import pytest
 
 from clusterctl import cli
+from clusterctl.commands.run import command
+from clusterctl.remote.fanout import Fanout
 from tests.clusterctl.commands.local_cluster import LocalCluster, patch
 
 NAMES = ["n2", "n1", "n10", "n3"]
@@ -93,8 +96,61 @@ def test_command_timeout_kills_and_reports(nodes: LocalCluster, tmp_path: Path, 
     assert (
         run(nodes, "-w", "n1", "--command-timeout", "0.5", f"echo $$ >{pid_file}; sleep 600") == 1
     )
-    assert "== n1 (no end in 0.5 s, killed)" in capsys.readouterr().out
+    assert "== n1 (no end in 0.5 s, killed; --command-timeout gives it more time)" in capsys.readouterr().out  # fmt: skip
     assert not Path(f"/proc/{pid_file.read_text().strip()}").exists()
+
+
+def interrupt_when_waiting_for(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """A real SIGINT while so many nodes have not answered."""
+
+    def meanwhile(self: Fanout) -> None:
+        if len(self._open) == count:
+            signal.raise_signal(signal.SIGINT)
+
+    begin = Fanout.__init__
+
+    def made(self: Fanout, *args, **options) -> None:
+        begin(self, *args, **{**options, "meanwhile": lambda: meanwhile(self)})
+
+    monkeypatch.setattr(Fanout, "__init__", made)
+
+
+def test_ctrl_c_shows_the_answers_that_are_there(
+    nodes: LocalCluster, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupt_when_waiting_for(monkeypatch, 1)
+    assert run(nodes, "[ $NODE = n10 ] && exec sleep 60; echo hello") == 130
+    out, err = capsys.readouterr()
+    assert out == "== n[1-3] (3 nodes)\nhello\n"
+    assert "1 of 4 nodes did not answer" in err
+    assert re.search(r"n10 +\w+ +\S+ s +interrupted before it answered", err), err
+    assert err.endswith("interrupted\n")
+
+
+def test_ctrl_c_with_json_is_one_document_of_all_nodes(
+    nodes: LocalCluster, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupt_when_waiting_for(monkeypatch, 1)
+    assert run(nodes, "--json", "[ $NODE = n10 ] && exec sleep 60; echo hello") == 130
+    found = {one["node"]: one for one in json.loads(capsys.readouterr().out)["nodes"]}
+    assert [name for name in NAMES if found[name]["unreachable"] is None] == ["n2", "n1", "n3"]
+    assert found["n10"]["unreachable"]["message"] == "interrupted before it answered"
+
+
+@pytest.mark.parametrize("words", [["uname", "-r", "nodes.txt"], ["uname", "x", "y"]])
+def test_words_that_are_not_quoted_are_told(words: list[str], capsys) -> None:
+    assert cli.run(["run", *words]) == 2
+    assert "clusterctl run 'uname -r' nodes.txt" in capsys.readouterr().err
+
+
+def test_a_file_is_no_command(nodes: LocalCluster, capsys) -> None:
+    assert cli.run(["run", str(nodes.hostfile)]) == 2
+    assert "is a file of this folder, not a command" in capsys.readouterr().err
+
+
+def test_a_long_command_is_given_ten_minutes() -> None:
+    (option,) = [one for one in command.params if one.name == "command_timeout"]
+    assert option.default == 600
 
 
 def test_quoting_reaches_the_node_untouched(nodes: LocalCluster, capsys) -> None:
