@@ -103,7 +103,7 @@ class Fanout(Generic[T]):
             stop.set()  # also when the caller stops early: queued nodes are not started
 
     def rest(self, why: str, why_queued: str) -> Iterator[NodeResult[T]]:
-        """The nodes without a result, given up for this reason; their results are not waited for."""
+        """The nodes without a result, given up for this reason; nobody waits for them."""
         for node in [node for node in self._nodes if node in self._open]:
             self._open.discard(node)
             progress = self._progress[node]

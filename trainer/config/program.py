@@ -1,4 +1,4 @@
-"""Whether a Python file is a program, told from its text alone: a program is never run as a configuration."""
+"""Whether a Python file is a program, by its text alone: no program is run as a configuration."""
 
 from __future__ import annotations
 
