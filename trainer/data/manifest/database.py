@@ -15,6 +15,8 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,6 +27,8 @@ import pyarrow.parquet as pq
 from duckdb.func import PythonUDFType
 
 from trainer.data.manifest.manifest import FIELD_LIMIT, ManifestError
+from trainer.data.manifest.places import folder_of, normal
+from trainer.data.manifest.row_check import is_utf8
 from trainer.data.manifest.sql import ESCAPED_LEADS, Source, escaped, quoted, unescaped
 from trainer.data.manifest.table_io import CsvTable, ParquetTable, first_line, open_table
 
@@ -125,12 +129,29 @@ class Database:
         self.all(f"CREATE VIEW {name} AS {query}")
         return name
 
-    def add(self, path: Path, required: Sequence[str] = ()) -> Source:
-        """A view of a manifest. Raises ManifestError as `open_table` does."""
+    def add(self, path: Path, required: Sequence[str] = (), root: Path | None = None) -> Source:
+        """A view of a manifest; its relative paths start in its folder, or in `root`. Raises
+        ManifestError as `open_table` does."""
         with contextlib.closing(open_table(path, required)) as table:
             if isinstance(table, CsvTable):
-                return self._add_csv(table)
-            return self._add_parquet(table)
+                source = self._add_csv(table)
+            else:
+                source = self._add_parquet(table)
+        folder = root.resolve() if root is not None else folder_of(path)
+        return replace(source, folder=str(folder), normal=self._normal)
+
+    @cached_property
+    def _normal(self) -> str:
+        """A function of SQL that gives absolute paths one spelling."""
+        name = f"normal_path_{next(self._numbers)}"
+        self._connection.create_function(
+            name,
+            lambda paths: pa.array([normal(path) for path in paths.to_pylist()]),
+            [duckdb.sqltypes.VARCHAR],
+            duckdb.sqltypes.VARCHAR,
+            type=PythonUDFType.ARROW,
+        )
+        return name
 
     def _add_csv(self, table: CsvTable) -> Source:
         width, view, rows = len(table.names), "", None
@@ -174,7 +195,8 @@ class Database:
     def _view_of(self, path: Path, reader: str) -> tuple[str, int]:
         """A view over a reader with {} for the file, and its number of rows."""
         name = str(path.absolute())
-        if any(sign in name for sign in "*?["):  # DuckDB would look for files of such names
+        # DuckDB would look for files of such names, and takes no query that is not UTF-8.
+        if any(sign in name for sign in "*?[") or not is_utf8(name):
             self._descriptors.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
             name = f"/proc/self/fd/{self._descriptors[-1]}"
         self._files.append(name)

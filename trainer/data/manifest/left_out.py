@@ -16,6 +16,13 @@ RESUME = "run the same command again to continue"
 
 def add_options(parser: argparse.ArgumentParser, max_wrong_rows: int = MAX_WRONG_ROWS) -> None:
     """Options of every verb that writes a manifest."""
+    parser.add_argument(
+        "--root",
+        type=Path,
+        metavar="FOLDER",
+        help="folder that relative paths start from, in OUT too; without it they start in the "
+        "folder of their manifest",
+    )
     parser.add_argument("--force", action="store_true", help="replace OUT if it exists")
     parser.add_argument(
         "--max-wrong-rows",

@@ -22,8 +22,10 @@ from trainer.data.manifest.arrow_types import cast, common, fields_of, misfit, m
 from trainer.data.manifest.database import BATCH_ROWS, Database
 from trainer.data.manifest.left_out import RESUME, check_limit, report
 from trainer.data.manifest.manifest import ManifestError, WrongRow, check_suffix
-from trainer.data.manifest.sql import Source, is_number, unescaped_bytes
-from trainer.data.manifest.table_io import ParquetTable, open_table
+from trainer.data.manifest.places import Move, folder_of
+from trainer.data.manifest.row_check import is_utf8
+from trainer.data.manifest.sql import Source, escaped, is_number, unescaped, unescaped_bytes
+from trainer.data.manifest.table_io import ParquetTable, first_line, open_table
 from trainer.data.manifest.work_folder import WorkFolder
 from trainer.runlog.progress import RowProgress
 
@@ -75,6 +77,8 @@ class Rewrite:
     notes: list[str] = field(default_factory=list)  # for stderr
     rows: int = 0
     is_one_file: bool = True  # whether all wrong rows are of one
+    is_moved: bool = False  # whether paths were written anew for the folder of `out`
+    _moves: dict[Path, Move] = field(default_factory=dict)
 
     @property
     def out(self) -> Path:
@@ -83,14 +87,24 @@ class Rewrite:
     def report(self, text: str) -> int:
         """Print what was made and what was left out; returns the exit code, 1 if rows were."""
         print(f"{self.out}: {text}")
+        return self.end()
+
+    def end(self) -> int:
+        """Print notes and what was left out; returns the exit code, 1 if rows were."""
         for note in self.notes:
             print(note, file=sys.stderr)
+        if self.is_moved:
+            print(
+                f"relative paths are written anew, for the folder of {self.out}; "
+                "--root FOLDER keeps them as they are",
+                file=sys.stderr,
+            )
         report(self.wrong)
         return 1 if self.wrong else 0
 
     def add(self, path: Path, required: Sequence[str] = (), named: bool = False) -> Source:
         """A source; its wrong rows count, with the name of the file where there are several."""
-        source = self.database.add(path, required)
+        source = self.database.add(path, required, self.args.root)
         prefix = f"{path.name}: " if named else ""
         self.is_one_file &= not named
         self._leave_out([WrongRow(row.line, prefix + row.reason) for row in source.wrong])
@@ -129,6 +143,7 @@ class Rewrite:
                     batch = batch if keep.all() else batch.filter(pa.array(keep))
                     if not batch.num_rows:
                         continue
+                    batch = self._in_place(part, batch, is_escaped)
                     lines = csv_lines.lines(batch, names)
                     file.write(unescaped_bytes(lines) if is_escaped else lines)
                     self.rows += batch.num_rows
@@ -158,9 +173,40 @@ class Rewrite:
                 self.leave_out(own.source, reasons)
                 keep = keep & ~is_bad
             batch = batch if keep.all() else batch.filter(pa.array(keep))
+            batch = self._in_place(part, batch)
             self.rows += batch.num_rows
             arrays = [cast(batch, one) for one in schema]
             yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def _in_place(
+        self, part: Rows, batch: pa.RecordBatch, is_escaped: bool = False
+    ) -> pa.RecordBatch:
+        """The batch with relative paths that start in the folder of `out`: they name the same
+        files as in the source. With --root they start there, in both."""
+        folder, to = folder_of(part.source.path), self.out.parent.resolve()
+        names, beside = batch.schema.names, [name for one in part.beside for name in one.names]
+        if self.args.root or folder == to or "path" not in names or "path" in beside:
+            return batch
+        before = batch.column("path")
+        if pa.types.is_binary(before.type):
+            paths = [os.fsdecode(path or b"") for path in before.to_pylist()]
+        else:
+            paths = [path or "" for path in before.to_pylist()]
+        move = self._moves.setdefault(folder, Move(folder, to))
+        moved = [move(unescaped(path) if is_escaped else path) for path in paths]
+        self.is_moved |= moved != paths
+        column: pa.Array
+        if self.out.suffix == ".csv":  # any bytes
+            texts = map(escaped, moved) if is_escaped else moved
+            column = pa.array([os.fsencode(text) for text in texts], pa.binary())
+        elif wrong := next((path for path in moved if not is_utf8(path)), None):
+            raise ManifestError(
+                f"{self.out}: path {wrong!r} is not UTF-8, as texts of parquet are",
+                hint="write a csv, or into the folder of the source",
+            )
+        else:
+            column = pa.array(moved, before.type)
+        return batch.set_column(names.index("path"), "path", column)
 
     def _aligned(
         self, part: Rows, feeds: Sequence[Iterator[pa.RecordBatch]]
@@ -231,6 +277,8 @@ def rewriting(
         except OSError as error:
             where = error.filename or work.folder
             raise ManifestError(f"{where}: {error.strerror or error}", hint=failed) from None
+        except pa.ArrowException as error:  # a column of a kind that Arrow cannot choose rows of
+            raise ManifestError(f"{out}: {first_line(error)}", hint=failed) from None
         finally:
             if arguments is None:
                 shutil.rmtree(work.folder, ignore_errors=True)

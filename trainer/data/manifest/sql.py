@@ -69,6 +69,8 @@ class Source:
     wrong: list[WrongRow]
     is_escaped: bool = False
     schema: pa.Schema | None = None  # of a parquet file
+    folder: str = ""  # where relative paths start
+    normal: str = ""  # a function that gives absolute paths one spelling
 
     @property
     def is_csv(self) -> bool:
@@ -99,11 +101,23 @@ class Source:
         return f"TRY_CAST({self.column(name) if is_plain else self.text(name)} AS DOUBLE)"
 
     def key(self, names: Sequence[str]) -> str:
-        """SQL for 128 bits that are equal for equal cells; 24 and "24" are the same."""
-        texts = [self.text(name) for name in names]
+        """SQL for 128 bits that are equal for equal cells; 24 and "24" are the same, and so are
+        two paths to one file."""
+        texts = [self._file() if name == "path" else self.text(name) for name in names]
         if len(texts) > 1:  # the lengths tell where a cell ends
             texts = [part for text in texts for part in (f"length({text})", "':'", text)]
         return f"md5_number(concat({', '.join(texts)}))"
+
+    def _file(self) -> str:
+        """SQL for the absolute path of a row's file, in one spelling."""
+        text = self.text("path")
+        start = quoted(escaped(f"{self.folder}/"))
+        whole = f"CASE WHEN starts_with({text}, '/') THEN {text} ELSE {start} || {text} END"
+        odd = f"contains({text}, '//') OR regexp_matches('/' || {text} || '/', '/[.][.]?/')"
+        return (
+            f"CASE WHEN {text} = '' THEN '' WHEN {odd} OR ends_with({text}, '/') "
+            f"THEN {self.normal}({whole}) ELSE {whole} END"
+        )
 
     def keys(self, names: Sequence[str]) -> str:
         """A query for the row number n, from 0, and the key k of each row."""

@@ -194,15 +194,16 @@ class ParquetTable:
             self._file = pq.ParquetFile(source, memory_map=False, pre_buffer=False)
         except pa.ArrowException as error:
             raise self._unreadable(error) from None
-        fields, kinds = list(self._file.schema_arrow), []
-        for field in fields:
-            is_dictionary = pa.types.is_dictionary(field.type)
-            kinds.append(field.type.value_type if is_dictionary else field.type)
+        fields = list(self._file.schema_arrow)
+        kinds = [_plain_type(field.type) for field in fields]
         plain = [
             pa.string() if column_type(field.name) == pa.string() and not is_text(kind) else kind
             for field, kind in zip(fields, kinds, strict=True)
         ]
-        self.is_cast = plain != kinds
+        self.is_cast = any(
+            one != field.type and not pa.types.is_dictionary(field.type)
+            for one, field in zip(plain, fields, strict=True)
+        )
         self.schema = pa.schema(
             [field.with_type(kind) for field, kind in zip(fields, plain, strict=True)]
         )
@@ -240,6 +241,25 @@ class ParquetTable:
 
     def close(self) -> None:
         self._file.close()
+
+
+def _plain_type(kind: Any) -> Any:
+    """The type that verbs work with: without dictionaries, and without views, of which Arrow can
+    choose no rows (array_take), at any depth."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(kind):
+        return _plain_type(kind.value_type)
+    if pa.types.is_string_view(kind):
+        return pa.large_string()
+    if pa.types.is_binary_view(kind):
+        return pa.large_binary()
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        item = kind.value_field.with_type(_plain_type(kind.value_type))
+        return pa.list_(item) if pa.types.is_list(kind) else pa.large_list(item)
+    if pa.types.is_struct(kind):
+        return pa.struct([one.with_type(_plain_type(one.type)) for one in kind])
+    return kind
 
 
 def is_text(kind: Any) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trainer.data.manifest.computed import compute
-from trainer.data.manifest.left_out import add_options, report
+from trainer.data.manifest.left_out import add_options
 from trainer.data.manifest.rewrite import Rewrite, Rows, rewriting
 from trainer.data.manifest.row_check import floats
 from trainer.data.manifest.sql import unescaped
@@ -59,8 +59,7 @@ def run(args: argparse.Namespace) -> int:
             print(f"{count:>8,}  {reason}")
             for path in examples[reason]:
                 print(f"          {path}")
-    report(made.wrong)
-    return 1 if made.wrong or bad else 0
+    return 1 if made.end() or bad else 0
 
 
 def verdict(cells: Mapping[str, str], answer: Answer) -> str:

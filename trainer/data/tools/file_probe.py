@@ -100,7 +100,6 @@ def _gone() -> DecoderBroken:
 def add_pool_options(parser: argparse.ArgumentParser, clip_timeout_s: float) -> None:
     """Options of verbs that look into files."""
     parser.add_argument("--workers", type=whole(1), default=os.cpu_count() or 1, help="processes")
-    parser.add_argument("--root", type=Path, help="folder that relative paths start from")
     parser.add_argument(
         "--clip-timeout-s",
         type=above_0,

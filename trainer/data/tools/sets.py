@@ -123,6 +123,10 @@ def _note_without_partner(made: Rewrite, first: Source, other: Source, on: str) 
         made.notes.append(f"{name} has no row for {without:,} of them")
     if unused:
         made.notes.append(f"{unused:,} rows of {name} have none here, left out")
+    if without and on == "path" and first.folder != other.folder:
+        made.notes.append(
+            f"relative paths of {name} start in {other.folder}; --root FOLDER: all start there"
+        )
 
 
 def _refuse_twice(made: Rewrite, other: Source, on: str) -> None:

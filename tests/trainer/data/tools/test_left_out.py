@@ -89,6 +89,11 @@ def test_merge_says_what_found_no_partner(
     words = ["merge", "g.csv", *(str(tmp_path / name) for name in ("s.csv", "t.csv", "o.csv"))]
     assert main([*words, "--on", "path", "-q"]) == 0
     said = capsys.readouterr().err
+    assert "s.csv has no row for 4 of them" in said
+    assert f"relative paths of s.csv start in {tmp_path}; --root FOLDER: all start there" in said
+    words += ["--force", "--root", "."]
+    assert main([*words, "--on", "path", "-q"]) == 0
+    said = capsys.readouterr().err
     assert "s.csv has no row for 2 of them\n2 rows of s.csv have none here, left out\n" in said
     assert "t.csv" not in said
     scores = [(row["score"], row["note"]) for row in rows_of(tmp_path / "o.csv")]
