@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 
@@ -23,6 +24,16 @@ def normal(path: str) -> str:
 def whole_path(folder: str, path: str) -> str:
     """The absolute path of a row's file, as `normal` writes it."""
     return normal(path if path.startswith("/") else f"{folder}/{path}")
+
+
+def is_spelled_in_one_way(paths: Iterable[str]) -> bool:
+    """Whether two of these paths that differ as texts never differ in their spelling only."""
+    starts = set()
+    for path in paths:
+        if "//" in path or "/." in path or path.startswith("."):
+            return False
+        starts.add(path.startswith("/"))
+    return len(starts) < 2
 
 
 class Move:

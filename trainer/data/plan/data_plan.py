@@ -10,7 +10,7 @@ with another W. What does not fill a bucket's last microbatch, or a last step, i
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from trainer.config.keys import Config
 from trainer.data.manifest.manifest import Manifest
+from trainer.data.manifest.places import is_spelled_in_one_way, whole_path
 from trainer.data.manifest.shared import Ranks, once
 from trainer.data.plan.balance import Balance
 from trainer.data.plan.buckets import Bucket, Buckets, Ints, Keys, bits
@@ -154,8 +155,13 @@ class DataPlan:
     @cached_property
     def held_out_rows(self) -> NDArray[np.bool_]:
         """Which rows are kept for validation [N]; by path alone, so that a clip that stands in the
-        manifest twice is never on both sides."""
-        return path_hashes(self.manifest) < np.uint64(self.held_out * 2.0**64)
+        manifest twice, in whatever spelling, is never on both sides."""
+        kept = path_hashes(self.manifest) < np.uint64(self.held_out * 2.0**64)
+        if is_spelled_in_one_way(self.manifest.paths):
+            return kept
+        root = str(self.manifest.root)
+        files = hashes_of(whole_path(root, path) for path in self.manifest.paths)
+        return np.isin(files, files[kept])
 
     def keys(self, rows: Ints) -> Keys:
         """What random draws about these rows are made of."""
@@ -213,8 +219,13 @@ def plan_for(config: Config, manifest: Manifest) -> DataPlan:
 
 
 def path_hashes(manifest: Manifest) -> NDArray[np.uint64]:
-    """64 bits of each row's path as the manifest writes it [N], BLAKE2b."""
-    names = (path.encode("utf-8", "surrogateescape") for path in manifest.paths)
+    """64 bits of each row's path as the manifest writes it [N]."""
+    return hashes_of(manifest.paths)
+
+
+def hashes_of(texts: Iterable[str]) -> NDArray[np.uint64]:
+    """64 bits of each text [N], BLAKE2b."""
+    names = (text.encode("utf-8", "surrogateescape") for text in texts)
     digests = b"".join(hashlib.blake2b(name, digest_size=8).digest() for name in names)
     return np.frombuffer(digests, "<u8").astype(np.uint64)
 

@@ -6,13 +6,16 @@ neither changes with the seed of a run, nor with rows that are added to the mani
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from trainer.data.manifest.manifest import Manifest
+from trainer.data.manifest.places import normal, whole_path
 from trainer.data.plan.buckets import Ints, Keys
-from trainer.data.plan.data_plan import DataPlan, EpochPlan, path_hashes
+from trainer.data.plan.data_plan import DataPlan, EpochPlan
 from trainer.errors import ConfigError
 
 _SEED = 0  # not the run's: runs with other seeds are measured on the same clips
@@ -56,12 +59,31 @@ def held_out_of(plan: DataPlan, clips: int) -> HeldOutPlan:
 def all_of(manifest: Manifest, plan: DataPlan, clips: int) -> HeldOutPlan:
     """As `held_out_of`, with all clips of a manifest of their own. Raises ConfigError where a run
     that trains on `plan` has some of them."""
-    shared = np.isin(path_hashes(manifest), path_hashes(plan.manifest))
-    if shared.any():
-        first = manifest.paths[int(shared.argmax())]
-        text = f"{shared.sum():,} clips of {manifest.source} are in {plan.manifest.source}, too"
+    if shared := _shared(manifest, plan.manifest):
+        first = manifest.paths[shared[0]]
+        text = f"{len(shared):,} clips of {manifest.source} are in {plan.manifest.source}, too"
         hint = "validation.share keeps clips of the training data"
         raise ConfigError(f"{text}, first {first}: they would be trained on", hint=hint)
     own = HeldOutPlan(manifest, plan.buckets, _SEED, plan.frame_interval, clips=clips)
     own.held_out_rows = np.ones(len(manifest), bool)
     return own
+
+
+def _shared(manifest: Manifest, other: Manifest) -> list[int]:
+    """Rows of a manifest whose files another one has, too: however their paths are written, and
+    through links of folders. A link to a file under another name is a clip of its own in `other`:
+    looking for it would take a question to the file system for each of its rows."""
+    files: dict[str, list[int]] = {}  # both as written and with links followed
+    for row in range(len(manifest)):
+        written = normal(str(Path(manifest.locate(row)).absolute()))
+        for name in {written, os.path.realpath(written)}:
+            files.setdefault(name, []).append(row)
+    names = {name.rpartition("/")[2] for name in files}
+    found: set[int] = set()
+    root = str(other.root.absolute())
+    for path in other.paths:
+        if path.rpartition("/")[2] in names:
+            written = whole_path(root, path)
+            for name in (written, os.path.realpath(written)):
+                found.update(files.get(name, ()))
+    return sorted(found)

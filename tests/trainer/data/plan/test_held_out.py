@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.trainer.data.rows import random_manifest
+from tests.trainer.data.rows import manifest_of, random_manifest
 from trainer.data.loader.microbatch import make_task
 from trainer.data.manifest.manifest import Manifest
 from trainer.data.plan.buckets import Buckets
@@ -130,3 +131,36 @@ def test_a_manifest_of_its_own_shares_no_clip_with_the_training_data() -> None:
     assert sum(map(len, found.values())) > 20
     with pytest.raises(ConfigError, match=r"1 clips of .* are in .*, too, first v/499.mp4"):
         all_of(rearranged(manifest, list(range(499, 600))), first, 64)
+
+
+def named(paths: list[str], root: Path) -> Manifest:
+    count = len(paths)
+    return replace(manifest_of([200] * count, [360] * count, [640] * count, root=root), paths=paths)
+
+
+def test_a_clip_is_known_by_its_file_not_by_its_spelling(tmp_path: Path) -> None:
+    cats, dogs = tmp_path / "cats", tmp_path / "dogs"
+    cats.mkdir()
+    dogs.mkdir()
+    (tmp_path / "link").symlink_to(cats)
+    (dogs / "linked.mp4").symlink_to(cats / "a.mp4")
+    trained = DataPlan(named(["a.mp4", f"{cats}/b.mp4"], cats), Buckets.parse(CONFIG), 1)
+    spellings = ["./a.mp4", f"{cats}/a.mp4", "../cats//a.mp4", "b.mp4", f"{tmp_path}/link/a.mp4"]
+    for path in [*spellings, f"{dogs}/linked.mp4"]:
+        with pytest.raises(ConfigError, match=r"1 clips of .* are in .*: they would be"):
+            all_of(named([path, "other.mp4"], cats), trained, 64)
+    through_link = DataPlan(named(["a.mp4"], tmp_path / "link"), Buckets.parse(CONFIG), 1)
+    with pytest.raises(ConfigError, match="they would be trained on"):
+        all_of(named(["a.mp4"], cats), through_link, 64)
+    assert all_of(named(["a.mp4", "b.mp4"], dogs), trained, 64)  # other files, spelled alike
+
+
+def test_a_clip_in_two_spellings_is_on_one_side(tmp_path: Path) -> None:
+    names = [f"v/{number}.mp4" for number in range(300)]
+    kept = plan_of(named(names, tmp_path)).held_out_rows
+    assert 10 < kept.sum() < 60
+    for spelling in ("./{}", "v/../{}", str(tmp_path) + "/{}", ".//{}"):
+        both = [*names, *map(spelling.format, names)]
+        of_both = plan_of(named(both, tmp_path)).held_out_rows
+        assert (of_both[:300] == of_both[300:]).all()
+        assert of_both[:300][kept].all()  # those that were kept before still are
