@@ -77,7 +77,7 @@ class Rewrite:
     notes: list[str] = field(default_factory=list)  # for stderr
     rows: int = 0
     is_one_file: bool = True  # whether all wrong rows are of one
-    is_moved: bool = False  # whether paths were written anew for the folder of `out`
+    is_moved: bool = False  # whether paths were changed for the folder of `out`
     _moves: dict[Path, Move] = field(default_factory=dict)
 
     @property
@@ -95,7 +95,7 @@ class Rewrite:
             print(note, file=sys.stderr)
         if self.is_moved:
             print(
-                f"relative paths are written anew, for the folder of {self.out}; "
+                f"relative paths now start in the folder of {self.out}; "
                 "--root FOLDER keeps them as they are",
                 file=sys.stderr,
             )

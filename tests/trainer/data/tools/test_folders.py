@@ -41,7 +41,7 @@ def test_merged_rows_name_the_files_of_their_own_folders(sets, do, out, capsys):
     assert do(f"merge cats/m.csv dogs/m.csv {out} -q") == 0
     assert files(sets / out) == [*own(sets, "cats", "0", "c2"), *own(sets, "dogs", "0", "d2")]
     said = capsys.readouterr().err
-    assert f"relative paths are written anew, for the folder of {out}" in said
+    assert f"relative paths now start in the folder of {out}" in said
     assert "--root" in said
 
 
@@ -89,7 +89,7 @@ def test_there_and_back_are_the_bytes_of_the_source(sets, do):
 def test_root_keeps_paths_as_they_are(sets, do, capsys):
     assert do("filter cats/m.csv x.csv --min-frames 1 -q", f"--root={sets / 'cats'}") == 0
     assert [row["path"] for row in rows_of(sets / "x.csv")] == ["clips/0.mp4", "clips/c2.mp4"]
-    assert "written anew" not in capsys.readouterr().err
+    assert "now start in" not in capsys.readouterr().err
 
 
 def test_a_clip_is_known_by_its_file_not_by_its_spelling(sets, do):
