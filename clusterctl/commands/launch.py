@@ -6,7 +6,7 @@ import difflib
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from clusterctl.errors import UsageError
-from clusterctl.nodes import Node, fold, read_hostfile
+from clusterctl.nodes import Node, fold, grouped, read_hostfile
 from clusterctl.output import Output
 from clusterctl.param_types import Duration, Number
 from clusterctl.settings import PATH, GroupedCommand, Settings, cluster_command, with_options
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from clusterctl.launch.plan import LaunchPlan
     from clusterctl.launch.start import LaunchOptions, Prepared
     from clusterctl.remote.cluster import Cluster
+
+BUSY = "gpu.busy"  # the one failed check that a user may allow
 
 
 class PassingCommand(GroupedCommand):
@@ -201,6 +203,7 @@ def command(
         None if skip_preflight or prepared.needs is None else replace(prepared.needs, slots=slots),
         path_beside(settings.hostfile).absolute(),
         patience_s,
+        _accepted(prepared, [*plan.nodes, *waiting] if yes else ()),
     )
     saved = SavedRun(plan, rules, settings.limits, settings.width, settings.accept_new)
     return begin(saved, output, detach=detach)
@@ -211,17 +214,28 @@ def _look_at_spares(
 ) -> Mapping[str, int]:
     """Ranks of each spare; says which of them could not stand in now. They are no reason not to
     start."""
+    from clusterctl.launch.restart.recheck import unfit
     from clusterctl.launch.start import prepare
 
     if not cluster.nodes:
         return {}
     found = prepare(cluster, replace(wanted, device=prepared.device), line)
-    report = found.report
-    for finding in report.findings if report is not None else ():
-        if report is not None and report.stops(finding):
-            names = fold(finding.nodes)
-            output.warn(f"spare {names} could not be used now: {finding.evidence}", "warn")
+    if found.needs is not None:
+        needs = replace(found.needs, slots={**prepared.slots, **found.slots})
+        whys = unfit(prepared.facts, found.facts, needs)
+        found_by = grouped((whys[name], name) for name in found.slots if name in whys)
+        for why, names in found_by.items():
+            output.warn(f"spare {fold(names)} could not be used now: {why}", "warn")
     return found.slots
+
+
+def _accepted(prepared: Prepared, every: Iterable[Node]) -> tuple[tuple[str, str], ...]:
+    """What the launch continues in spite of, so that no restart is refused for it; --yes speaks for
+    `every` node."""
+    report = prepared.report
+    stops = [one for one in report.findings if report.stops(one)] if report is not None else []
+    seen = [(one.id, name) for one in stops for name in one.nodes]
+    return tuple(dict.fromkeys([*seen, *((BUSY, node.name) for node in every)]))
 
 
 def _environment_from_facts(
@@ -269,7 +283,7 @@ def _judge(output: Output, prepared: Prepared, *, assume_yes: bool) -> int:
     output.note(f"preflight  {headline(report)}")
     if report.go:
         return 0
-    if {one.id for one in report.findings if report.stops(one)} == {"gpu.busy"}:
+    if {one.id for one in report.findings if report.stops(one)} == {BUSY}:
         # Only other processes on the GPUs prevent the start: the user may allow it.
         question = f"Start on GPUs that are in use on {fold(report.bad_nodes)}?"
         output.confirm(question, "nothing was started", yes=assume_yes)

@@ -22,7 +22,7 @@ KEPT = ("NCCL_", "GLOO_", "CUDA_", "TORCH_DISTRIBUTED_DEBUG", *_HUB, "WANDB_MODE
 
 class LaunchLine(NamedTuple):
     model: str  # its type
-    reads: dict[str, Any]  # files, on_head and wandb of LaunchNeeds
+    reads: dict[str, Any]  # files, on_head, at_first and wandb of LaunchNeeds
 
 
 def parse_line(line: str) -> tuple[str, list[str]]:
@@ -58,20 +58,29 @@ def resolve(
         if not why.startswith("error: "):  # no sentence of the trainer's
             why = f"the config {config} cannot be read: {why}"
         raise UsageError(why.removeprefix("error: "), hint=hint or None) from None
-    files = tuple(files_of(data, workdir, env))
+    always, at_first = files_of(data, workdir, env)
+    files = tuple(dict.fromkeys([*always, *at_first]))
     # Path's own raise where a folder may not be searched, or for ~nobody.
     here = [one for one in files if os.path.exists(os.path.expanduser(one))]  # noqa: PTH110, PTH111
-    return LaunchLine(model, {"files": files, "on_head": tuple(here), "wandb": wandb})
+    begun = tuple(one for one in files if one not in always)
+    reads = {"files": files, "on_head": tuple(here), "at_first": begun, "wandb": wandb}
+    return LaunchLine(model, reads)
 
 
-def files_of(config: Mapping[str, Any], workdir: Path, env: Mapping[str, str]) -> list[str]:
-    """Paths that the run reads: data, checkpoint, published weights, the hub's cache of models."""
+def files_of(
+    config: Mapping[str, Any], workdir: Path, env: Mapping[str, str]
+) -> tuple[list[str], list[str]]:
+    """Paths that the run reads: data, published weights, the hub's cache of models; and those that
+    only an attempt without a checkpoint of its own reads: the model's weights, --load."""
     data, load = _text(config, "dataset", "data_path"), config.get("load")
-    names = [_text(config, part, "from_pretrained") for part in ("model", "vae", "text_encoder")]
-    found = [str((workdir / data).absolute())] if data else []
-    found += [_weights(name, workdir, env) for name in names if name]
-    found += [str((workdir / load).absolute())] if isinstance(load, str) and load else []
-    return list(dict.fromkeys(found))
+    model, *others = (
+        _text(config, part, "from_pretrained") for part in ("model", "vae", "text_encoder")
+    )
+    always = [str((workdir / data).absolute())] if data else []
+    always += [_weights(name, workdir, env) for name in others if name]
+    at_first = [_weights(model, workdir, env)] if model else []
+    at_first += [str((workdir / load).absolute())] if isinstance(load, str) and load else []
+    return always, at_first
 
 
 def _text(config: Mapping[str, Any], part: str, key: str) -> str:

@@ -156,10 +156,12 @@ def _rules(data: dict[str, Any]) -> Rules:
     needs, file = data["needs"], data["exclude_file"]
     if needs is not None:
         needs = LaunchNeeds(
-            **{**needs, "files": tuple(needs["files"]), "on_head": tuple(needs["on_head"])}
+            **{**needs, **{name: tuple(needs[name]) for name in ("files", "on_head", "at_first")}}
         )
     groups = {name: tuple(map(_node, data[name])) for name in ("nodes", "spares")}
-    return Rules(**{**data, **groups, "needs": needs, "exclude_file": file and Path(file)})
+    accepted = tuple((str(check), str(node)) for check, node in data["accepted"])
+    more = {"needs": needs, "exclude_file": file and Path(file), "accepted": accepted}
+    return Rules(**{**data, **groups, **more})
 
 
 def _node(data: dict[str, Any]) -> Node:

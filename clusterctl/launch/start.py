@@ -61,6 +61,7 @@ class Prepared(NamedTuple):
     # Nodes of which nobody knows whether they have GPUs, and why.
     unsure: Mapping[str, str] = MappingProxyType({})
     needs: LaunchNeeds | None = None  # what was checked; None: nothing
+    facts: tuple[NodeFacts, ...] = ()
 
 
 def prepare(
@@ -94,7 +95,7 @@ def prepare(
     # Without --master_port the agents look for a free one themselves.
     without = () if options.master_port else ("launch.port_free",)
     report = run_checks(Fleet(facts, needs), without=without, seconds=time.monotonic() - started)
-    return Prepared(device, slots, report, unsure_of_gpus(facts), needs)
+    return Prepared(device, slots, report, unsure_of_gpus(facts), needs, facts)
 
 
 def ask_nodes(

@@ -55,13 +55,18 @@ def refusal(failures: Iterable[str]) -> CheckpointError:
 def begin(part: Path, need: int) -> list[str]:
     """Make a save's folder; returns messages about older ones left. Raises CheckpointError."""
     # Of a run that was killed while it saved, or what could not be deleted at first.
-    notes = discard(sorted(part.parent.glob(f"{_ASIDE}*")))
+    notes = discard(unfinished(part.parent))
     free = shutil.disk_usage(part.parent).free
     if free < need:
         raise CheckpointError(f"it needs {_shown(need)} and {part.parent} has {_shown(free)} free")
     for folder in (OPTIMIZER, AVERAGE_PARTS):
         (part / folder).mkdir(parents=True)
     return notes
+
+
+def unfinished(run_dir: Path) -> list[Path]:
+    """Folders of saves that did not end, which the next save deletes."""
+    return sorted(run_dir.glob(f"{_ASIDE}*"))
 
 
 def discard(paths: Iterable[Path]) -> list[str]:

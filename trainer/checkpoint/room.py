@@ -6,12 +6,14 @@ not fit is warned: its length is often an estimate, and people delete files whil
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer.checkpoint.files import unfinished
 from trainer.checkpoint.sizes import CheckpointSize
 from trainer.config.load import Config
 from trainer.errors import CheckpointError
@@ -52,7 +54,8 @@ class Room:
         """
         if last <= first:
             return None
-        free, each, extra = self._free(), self.size.total_bytes, self.size.extra_bytes
+        free = self._free() + sum(_taken(path) for path in unfinished(self.run_dir))
+        each, extra = self.size.total_bytes, self.size.extra_bytes
         if free < each + extra:
             text = (
                 f"a checkpoint of this run needs {shown(each + extra)} while it is written, "
@@ -101,6 +104,15 @@ class Room:
         """Complete checkpoints, each taken to be as large as this run's are."""
         each = self.size.total_bytes
         return [(step_of(path), each) for path in complete(self.run_dir)]
+
+
+def _taken(folder: Path) -> int:
+    """Bytes on the disk; what vanishes meanwhile takes none."""
+    found = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            found += path.lstat().st_blocks * 512
+    return found
 
 
 def shown(size: int) -> str:

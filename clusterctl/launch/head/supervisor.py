@@ -84,7 +84,7 @@ def main(run_dir: Path, word: str) -> int:
         rules=run.rules,
         past=replace(_past(run), phase=run.phase if word == "resume" else "new"),
         on_change=lambda plan, phase, past: run.at(plan, phase, past).write(),
-        recheck=lambda plan, nodes: recheck(plan, cluster_of(run), run.rules.needs, nodes),
+        recheck=lambda plan, nodes: recheck(plan, cluster_of(run), run.rules, nodes),
     )
     try:
         saved_run.remove(run_dir)

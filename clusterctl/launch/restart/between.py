@@ -7,11 +7,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from clusterctl.launch.leftovers import prove_gone
 from clusterctl.launch.plan import LaunchPlan
 from clusterctl.nodes import Node
 from clusterctl.remote.cluster import Cluster
+from trainer.runlog.retention import OVERHEAD_BYTES
 
 LIST_S = 10.0  # for a shared file system that is slow
 Unfit = dict[str, str]
@@ -46,8 +48,8 @@ def look(
         gone = pool.submit(not_clean, plan, replace(cluster, nodes=suspects)) if suspects else None
         unfit = pool.submit(recheck, nodes)
         listed = pool.submit(_list, plan, replace(cluster, nodes=nodes))
-        unreached, seen, unseen = listed.result()
-        found: Unfit = {**unreached, **unfit.result(), **(gone.result() if gone else {})}
+        barred, seen, unseen = listed.result()
+        found: Unfit = {**barred, **unfit.result(), **(gone.result() if gone else {})}
     seen = {node.name: seen[node.name] for node in nodes if node.name in seen}
     if any(seen[name] for name in seen):  # one that sees none is not on the shared file system
         blind = f"it sees no checkpoint in {plan.run_dir}"
@@ -78,15 +80,30 @@ def newest(seen: Sequence[Sequence[str]], damaged: Collection[str]) -> str | Non
 
 
 def _list(plan: LaunchPlan, cluster: Cluster) -> tuple[Unfit, dict[str, list[str]], Unfit]:
-    """Nodes that cannot be asked; the checkpoints of the others; those that could not say."""
+    """Nodes that cannot be asked, or have no room for the next checkpoint; the checkpoints of the
+    others; those that could not say."""
     args = {"run_dir": str(plan.run_dir), "timeout_s": LIST_S}
-    unreached, seen, unseen = {}, {}, {}
+    unfit, seen, unseen = {}, {}, {}
     for result in cluster.ask("launch.checkpoints", args, timeout_s=LIST_S + 5.0):
         name = result.node.name
         if result.unreachable is not None:
-            unreached[name] = result.unreachable.sentence()
+            unfit[name] = result.unreachable.sentence()
         elif result.value is not None and result.value["error"] is not None:
             unseen[name] = result.value["error"]
         elif result.value is not None:
             seen[name] = result.value["complete"]
-    return unreached, seen, unseen
+            if lacks := no_room(plan.run_dir, result.value["need"], result.value["room"]):
+                unfit[name] = lacks
+    return unfit, seen, unseen
+
+
+def no_room(run_dir: Path, need_bytes: int | None, room_bytes: int | None) -> str:
+    """Why the next checkpoint does not fit; "" where it does, or where that is unknown.
+
+    The launch asked for --min-free once; a run that has filled its disk since then needs no more
+    than the trainer itself asks for.
+    """
+    if need_bytes is None or room_bytes is None or room_bytes >= need_bytes + OVERHEAD_BYTES:
+        return ""
+    room, need = (f"{size / 1e9:,.2f} GB" for size in (room_bytes, need_bytes + OVERHEAD_BYTES))
+    return f"{run_dir} has room for {room}, the next checkpoint needs {need}: free space there"

@@ -78,12 +78,14 @@ class Arrangement:
     def _ask(
         self, nodes: Sequence[Node], left_out: Mapping[str, str]
     ) -> tuple[between.Found, Choice]:
+        made = self.past.failures[-1].checkpoint if self.past.failures else None
+        plan = replace(self.plan, checkpoint=self.plan.checkpoint or made)
         found = between.look(
             self.plan,
             self.cluster,
             nodes,
             unproved=self.past.unproved,
-            recheck=partial(self.recheck, self.plan),
+            recheck=partial(self.recheck, plan),
             damaged=self.past.damaged,
         )
         found = replace(found, unfit={**left_out, **found.unfit})

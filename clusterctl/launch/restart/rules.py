@@ -24,6 +24,7 @@ class Rules:
     needs: LaunchNeeds | None = None  # checked before each attempt; None: the user skipped it
     exclude_file: Path | None = None  # where a node with a fault of its own is entered
     patience_s: float = 86400.0  # while too few nodes can be used
+    accepted: tuple[tuple[str, str], ...] = ()  # (check, node): failures that the user allowed
 
     @property
     def every_node(self) -> tuple[Node, ...]:

@@ -1,31 +1,68 @@
-"""The whole checkpoints in a run directory, as this node sees it.
+"""The whole checkpoints in a run directory, as this node sees it, and the room for the next one.
 
 ARGS: run_dir, timeout_s (for a file system that does not answer). Answers `complete`, names in the
-order in which they were made, or `error`.
+order in which they were made, or `error`; `need` is what the last of them took while it was
+written, `room` what a save can take there now, both in bytes, None where that is not known.
 """
 
+import json
 import os
 import re
 
 from clusterctl.payload.prelude import ARGS, finish
-from clusterctl.payload.proc_files import or_none
+from clusterctl.payload.proc_files import or_none, read_word
 from clusterctl.payload.tools import call
 
 NAME = re.compile(r"epoch\d+-global_step\d+$")
 MANIFEST = "manifest.json"  # written last (trainer/weights/checkpoints.py)
+LATEST = "latest"  # names the last one: times may be those of a copy, or of another clock
+ASIDE = ".tmp-"  # begins the names of folders that the next save deletes (trainer/checkpoint)
+AVERAGE = "ema/"  # lies there twice for a while
+MANIFEST_BYTES = 64 << 20
 
 
 def main():
-    found = call("", lambda: "\n".join(complete()), ARGS["timeout_s"])
-    is_known = found["state"] in ("ended", "missing")  # missing: no directory, so none in it
-    finish({"complete": found["out"].split(), "error": None if is_known else found["err"]})
+    found = call("", lambda: json.dumps(look()), ARGS["timeout_s"])
+    answer = {"complete": [], "need": None, "room": None, "error": None}  # type: dict[str, Any]
+    if found["state"] == "ended":
+        answer.update(json.loads(found["out"]))
+    elif found["state"] != "missing":  # missing: no directory, so none in it
+        answer["error"] = found["err"]
+    finish(answer)
 
 
-def complete():
-    made = []
-    for name in os.listdir(ARGS["run_dir"]):
-        if NAME.match(name):
-            facts = or_none(os.stat, os.path.join(ARGS["run_dir"], name, MANIFEST))
+def look():
+    run_dir, made, unfinished = ARGS["run_dir"], [], []
+    for name in os.listdir(run_dir):
+        path = os.path.join(run_dir, name)
+        if name.startswith(ASIDE):
+            unfinished.append(path)
+        elif NAME.match(name):
+            facts = or_none(os.stat, os.path.join(path, MANIFEST))
             if facts is not None:
                 made.append((facts.st_mtime_ns, int(name.rpartition("step")[2]), name))
-    return [name for _, _, name in sorted(made)]
+    names = [name for _, _, name in sorted(made)]
+    last = read_word(os.path.join(run_dir, LATEST))
+    if last in names:
+        names.remove(last)
+        names.append(last)
+    if not names:
+        return {"complete": []}
+    disk = or_none(os.statvfs, run_dir)
+    room = disk and disk.f_bavail * disk.f_frsize + sum(map(taken, unfinished))
+    return {"complete": names, "need": need(os.path.join(run_dir, names[-1])), "room": room}
+
+
+def need(checkpoint):
+    try:
+        with open(os.path.join(checkpoint, MANIFEST), "rb") as file:
+            files = json.loads(file.read(MANIFEST_BYTES))["files"]
+        sizes = {name: int(entry["size"]) for name, entry in files.items()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return None  # a damaged one; the ranks say so
+    return sum(sizes.values()) + sum(sizes[name] for name in sizes if name.startswith(AVERAGE))
+
+
+def taken(folder):
+    paths = (os.path.join(inner, name) for inner, _, names in os.walk(folder) for name in names)
+    return sum(facts.st_blocks * 512 for facts in (or_none(os.stat, one) for one in paths) if facts)

@@ -155,7 +155,13 @@ _RUNNING_AGENT = record(
     }
 )
 _AGENTS = _envelope("launch.agents", agents=items(_RUNNING_AGENT, 1000))
-_CHECKPOINTS = _envelope("launch.checkpoints", complete=items(NAME, 100_000), error=maybe(text()))
+_CHECKPOINTS = _envelope(
+    "launch.checkpoints",
+    complete=items(NAME, 100_000),
+    need=maybe(_size),
+    room=maybe(_size),
+    error=maybe(text()),
+)
 _WARM = _envelope("launch.warm", error=maybe(text()))
 _STACKS = either(
     "type",

@@ -272,7 +272,7 @@ def test_launch(times: int, tmp_path: Path, monkeypatch) -> None:
             yield envelope(verb, error=None)
             return
         if verb == "launch.checkpoints":
-            yield envelope(verb, complete=["epoch0-global_step5"], error=None)
+            yield envelope(verb, complete=["epoch0-global_step5"], need=9, room=9 << 30, error=None)
             return
         first = args["first_rank"]
         yield {"type": "hello", "shared": False, "cores": 2, "python_found": True, "workdir_found": True, "ends_at_logout": None, "same_job": [], "port": 29500, "addresses": ["10.0.0.1"]}  # fmt: skip

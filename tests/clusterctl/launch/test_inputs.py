@@ -42,10 +42,19 @@ def test_config_and_overrides_name_files(
 
 def test_model_cache_follows_the_environment(tmp_path: Path) -> None:
     config = {"vae": {"from_pretrained": "org/vae"}, "model": {"from_pretrained": None}}
-    assert files_of(config, tmp_path, {"HF_HOME": "/models"}) == ["/models/hub/models--org--vae"]
-    assert files_of(config, tmp_path, {"HF_HUB_CACHE": "/hub"}) == ["/hub/models--org--vae"]
+    hub = "/hub/models--org--vae"
+    assert files_of(config, tmp_path, {"HF_HOME": "/models"}) == ([f"/models{hub}"], [])
+    assert files_of(config, tmp_path, {"HF_HUB_CACHE": "/hub"}) == ([hub], [])
     (tmp_path / "org" / "vae").mkdir(parents=True)  # a folder of that name wins, as in the trainer
-    assert files_of(config, tmp_path, {}) == [str(tmp_path / "org" / "vae")]
+    assert files_of(config, tmp_path, {}) == ([str(tmp_path / "org" / "vae")], [])
+
+
+def test_weights_to_begin_with_are_known_from_what_every_attempt_reads(tmp_path: Path) -> None:
+    words = ["--model.from_pretrained", "/w", "--load", "/old", "--dataset.data-path", "/c.csv"]
+    found = resolve("demo", words, workdir=tmp_path, env={}).reads
+    assert (found["files"], found["at_first"]) == (("/c.csv", "/w", "/old"), ("/w", "/old"))
+    words = ["--vae.from_pretrained", "/old", "--load", "/old"]
+    assert resolve("demo", words, workdir=tmp_path, env={}).reads["at_first"] == ()
 
 
 def test_secrets_stay_out_of_the_environment_that_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +77,7 @@ def test_wandb_is_asked_for_in_words(tmp_path: Path) -> None:
 def test_trainer_resolves_the_config(tmp_path: Path) -> None:
     found = resolve("demo", ["--dataset.data-path", "x.csv"], workdir=tmp_path, env={})
     data = (str(tmp_path / "x.csv"),)
-    assert found == ("STDiT3", {"files": data, "on_head": (), "wandb": False})
+    assert found == ("STDiT3", {"files": data, "on_head": (), "at_first": (), "wandb": False})
     (tmp_path / "x.csv").touch()
     found = resolve("demo", ["--dataset.data-path", "x.csv"], workdir=tmp_path, env={})
     assert found.reads["on_head"] == data

@@ -48,10 +48,20 @@ def saved(run_dir: Path) -> SavedRun:
         attempt=3,
         checkpoint="epoch0-global_step50",
     )
-    needs = LaunchNeeds("/env/bin/python", 29500, {"n1": 4}, "cuda", "/out", 1 << 30, files=("/a",))
-    rules = Rules(
-        5, NODES, (SPARE,), 1, {"n1": 4, "n2": 8, "n3": 8}, needs, Path("/c/exclude.toml")
+    needs = LaunchNeeds(
+        "/env/bin/python",
+        29500,
+        {"n1": 4},
+        "cuda",
+        "/out",
+        1 << 30,
+        files=("/a",),
+        at_first=("/a",),
     )
+    rules = Rules(
+        5, NODES, (SPARE,), 1, {"n1": 4, "n2": 8, "n3": 8}, needs, Path("/c/exclude.toml"),
+        accepted=(("gpu.busy", "n1"),),
+    )  # fmt: skip
     past = Past(
         failures=(Failure(ROOT, "epoch0-global_step50", has_trained=True),),
         unproved={"n1": "tcp: no answer"},

@@ -41,6 +41,18 @@ def test_a_run_that_cannot_save_once_ends_before_its_first_step(folder: Path) ->
         room.check(0, 1000)
 
 
+def test_part_of_a_save_that_was_killed_takes_no_room_from_the_next(folder: Path) -> None:
+    part = folder / ".tmp-epoch0-global_step5" / "optimizer"
+    part.mkdir(parents=True)
+    (part / "0").write_bytes(b"x" * 10**6)
+    size = CheckpointSize(0, 0, 2 * 10**6, 1, 1)
+    (folder / "free").write_text(str(size.total_bytes + size.extra_bytes - 10**6))
+    assert Room(folder, size, Rules(100)).check(0, 1) is None
+    (part / "0").unlink()
+    with pytest.raises(CheckpointError):
+        Room(folder, size, Rules(100)).check(0, 1)
+
+
 def test_a_run_with_nothing_left_to_train_is_not_refused(folder: Path) -> None:
     assert with_free(folder, 0, Rules(100)).check(1000, 1000) is None
 
