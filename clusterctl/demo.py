@@ -24,9 +24,9 @@ from typing import Any
 
 from clusterctl.errors import ClusterctlError, CouldNotFindOut, LaunchFailed, UsageError
 from clusterctl.output import Output
-from clusterctl.own_modules import bound_command
 from clusterctl.signal_handlers import handled_by
 from trainer.runlog import telemetry
+from trainer.runlog.own_modules import bound_command, environment
 from trainer.runlog.validation import Point, final_points
 
 NODES = ("demo-1", "demo-2")
@@ -212,7 +212,7 @@ def _python(module: str, *words: object) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env=environment(OMP_NUM_THREADS="1"),
         start_new_session=True,
     )
     try:

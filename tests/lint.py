@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import collections
+import itertools
 import re
 import subprocess
 import sys
@@ -21,6 +22,16 @@ MOST_SKIPS = 40  # statements kept from the formatter, each a table
 MOST_FILES = 20  # Python files side by side
 # Here every signal handler puts something into the queue.
 HANDLERS_PUT = ("clusterctl/payload/agent.py",)
+# Files that may name Python in a command; the last two make what a node's agent starts (in "/", with
+# PYTHONSAFEPATH), the starter's own start themselves again.
+OWN_STARTS = (
+    "trainer/runlog/own_modules.py",
+    "trainer/starter/ranks.py",
+    "trainer/starter/serve.py",
+    "trainer/starter/visible.py",
+    "clusterctl/launch/start.py",
+    "clusterctl/payload/active_shared_folder.py",
+)
 # Wordings that were replaced, in strings that users read. The second is what to write instead.
 WORDS = (
     (
@@ -182,6 +193,34 @@ def unsafe_waits(trees: dict[Path, ast.AST]) -> Iterator[str]:
                 yield f"{path.relative_to(ROOT)}:{node.lineno}: SimpleQueue.get(timeout=…): use queue.Queue"
 
 
+def other_starts(path: Path, tree: ast.AST) -> Iterator[str]:
+    """Python processes that import from the current folder: only OWN_STARTS may start any."""
+    name = path.relative_to(ROOT).as_posix()
+    if name in OWN_STARTS:
+        return
+    for node in ast.walk(tree):
+        bad = ""
+        if isinstance(node, (ast.List, ast.Tuple)):
+            words = [ast.unparse(part) for part in node.elts]
+            if words[:1] == ["sys.executable"] and "'-I'" not in words:
+                bad = "sys.executable"
+            elif any(
+                one == "'-m'" and two[1:].startswith(PACKAGES)
+                for one, two in itertools.pairwise(words)
+            ):
+                bad = "-m"
+        elif isinstance(node, ast.JoinedStr) and re.search(
+            r"sys\.executable.* -[mc]\b", ast.unparse(node)
+        ):
+            bad = "sys.executable"
+        if bad:
+            yield f"{name}:{node.lineno}: {bad} in a command: use trainer/runlog/own_modules.py"
+        if isinstance(node, ast.Call) and name.startswith("clusterctl/payload/"):
+            is_start = ast.unparse(node.func) in ("subprocess.Popen", "subprocess.run")
+            if is_start and not any(word.arg in ("cwd", None) for word in node.keywords):
+                yield f"{name}:{node.lineno}: a payload's process without cwd starts where the user is"
+
+
 def findings(paths: Iterable[Path]) -> Iterator[str]:
     texts = {path: path.read_text(encoding="utf-8") for path in paths}
     trees = {path: ast.parse(text) for path, text in texts.items()}
@@ -201,6 +240,7 @@ def findings(paths: Iterable[Path]) -> Iterator[str]:
     for path, text in texts.items():
         yield from long_lines(path, text)
         yield from wordings(path, trees[path])
+        yield from other_starts(path, trees[path])
 
 
 def main() -> int:

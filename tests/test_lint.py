@@ -50,6 +50,29 @@ def test_waits_that_a_signal_can_make_endless_are_found(tmp_path: Path, monkeypa
     assert found(tmp_path, monkeypatch, pack__one=simple, pack__two=used) == []
 
 
+def test_python_that_imports_from_the_current_folder_is_found(tmp_path: Path, monkeypatch) -> None:
+    for line in (
+        "run([sys.executable, '-m', 'trainer.data'])",
+        "run((sys.executable, '-c', text))",
+        "run([python, '-m', 'trainer.data', *words])",
+        "run(f'exec {sys.executable} -m clusterctl')",
+    ):
+        (one,) = found(tmp_path, monkeypatch, pack__one=f"{line}\n")
+        assert one.endswith("in a command: use trainer/runlog/own_modules.py")
+    for line in ("run([sys.executable, '-I', '-c', text])", "say(f'no torch in {sys.executable}')"):
+        assert found(tmp_path, monkeypatch, pack__one=f"{line}\n") == []
+
+
+def test_process_of_a_payload_has_a_folder(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(lint, "MOST_SKIPS", 0)
+    (tmp_path / "clusterctl").mkdir()
+    text = "subprocess.run(['ls']{})\n"
+    name = "clusterctl__payload__one"
+    (one,) = found(tmp_path, monkeypatch, **{name: text.replace("{}", "")})
+    assert one.startswith("clusterctl/payload/one.py:1: a payload's process without cwd")
+    assert found(tmp_path, monkeypatch, **{name: text.replace("{}", ", cwd='/'")}) == []
+
+
 def test_long_lines_are_found_outside_tables_and_urls(tmp_path: Path, monkeypatch) -> None:
     long = "x" * 101
     text = f"# {long}\nA = [\n    1, '{long}',\n]  # fmt: skip\nB = 1  # https://{long}\n"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 from clusterctl.errors import UsageError
 from trainer.runlog.json_file import read_object
+from trainer.runlog.own_modules import environment, module_command
 from trainer.runlog.retention import Rules
 
 CONFIG_FILE = "config.json"  # of a run directory
@@ -104,10 +104,11 @@ def _count(value: object, least: int) -> int:
 
 def _ask(words: Sequence[str]) -> dict[str, Any]:
     """One JSON document of the trainer, in a separate process. Raises UsageError with its words."""
-    command = [sys.executable, "-m", *words]
+    command = module_command(*words)
     try:
         done = subprocess.run(
             command,
+            env=environment(),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -152,6 +152,7 @@ def _defaults(device: str, run_dir: Path) -> dict[str, str]:
     return {
         "PYTHONUNBUFFERED": "1",  # else a killed rank takes its last lines along
         "PYTHONFAULTHANDLER": "1",  # a segfault leaves a Python stack in the rank's log
+        "PYTHONSAFEPATH": "1",  # nothing is imported from the folder that ranks start in
         "TOKENIZERS_PARALLELISM": "false",  # it deadlocks in forked loader workers
         # torch's default is all cores for every process. On CPU one thread each, since nodes may
         # share a machine there; with GPUs the agent divides its cores by its slots.

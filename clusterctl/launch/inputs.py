@@ -6,14 +6,16 @@ import json
 import os
 import shlex
 import subprocess
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from clusterctl.errors import UsageError
 from clusterctl.launch import environment
+from clusterctl.payload.files.ownership import NotPrivate, refuse_open_folder
 from clusterctl.payload.mask_secrets import HIDDEN
+from trainer.runlog.own_modules import environment as own_environment
+from trainer.runlog.own_modules import module_command
 
 SHOW_TIMEOUT_S = 60.0
 _HUB = ("HF_HOME", "HF_HUB_CACHE")
@@ -41,8 +43,14 @@ def resolve(
     config: str, overrides: Sequence[str], *, workdir: Path, env: Mapping[str, str]
 ) -> LaunchLine:
     """The launch as the trainer, in a separate process, reads it. Raises `UsageError`."""
-    command = [sys.executable, "-m", "trainer.config", "show", config, "--json", *overrides]
+    try:
+        refuse_open_folder(str(workdir))
+    except NotPrivate as error:
+        hint = "start it in a folder of your own, or name one: --workdir DIR"
+        raise UsageError(f"{error}, so no run starts there", hint=hint) from None
+    command = module_command("trainer.config", "show", config, "--json", *overrides)
     pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+    pipes["env"] = own_environment()
     try:
         done = subprocess.run(command, cwd=workdir, timeout=SHOW_TIMEOUT_S, check=False, **pipes)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -168,7 +168,8 @@ def plan_launch(
     workdir = options.workdir.absolute()
     label, outputs = run_label(line.model, options.config), options.outputs.absolute()
     file = workdir / options.config
-    config = str(file) if file.is_file() else options.config
+    is_path = "/" in options.config or file.suffix  # else a short name, as the trainer has it
+    config = str(file) if is_path and file.is_file() else options.config
     port = options.master_port
     ports = (port,) if port else tuple(random.sample(PORT_RANGE, PORT_CHOICES))
 

@@ -11,18 +11,17 @@ import json
 import os
 import queue
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from clusterctl.manifests.work_queue import Worker, WorkQueue
-from clusterctl.own_modules import HOME, environment
 from clusterctl.remote.cluster import Cluster
 from clusterctl.remote.inbox import Inbox, NodeMessage
 from clusterctl.remote.node_threads import start_thread
 from clusterctl.remote.session_pool import SessionPool
+from trainer.runlog.own_modules import HOME, environment, module_command
 
 SILENT_S = 30.0  # a node sends a sign of life every 2 s
 SLEPT_S = 3.0  # between two rounds: longer only when this program did not run
@@ -193,7 +192,7 @@ class Table:
     def __init__(self, job: Job, ahead: int, inbox: Inbox) -> None:
         questions_out, questions_in = os.pipe()
         answers_out, answers_in = os.pipe()
-        command = [sys.executable, "-m", "trainer.data", job.verb, *job.arguments]
+        command = module_command("trainer.data", job.verb, *job.arguments)
         command += ["--elsewhere", str(questions_in), str(answers_out), str(ahead)]
         try:
             self._process = subprocess.Popen(

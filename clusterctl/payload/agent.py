@@ -15,7 +15,7 @@ import signal
 import time
 
 from clusterctl.payload.files.locks import drop_lock, lock_path, take_lock
-from clusterctl.payload.files.ownership import refuse_made_by_others
+from clusterctl.payload.files.ownership import refuse_made_by_others, refuse_open_folder
 from clusterctl.payload.jobs.processes import is_own, tags
 from clusterctl.payload.launch.about import About
 from clusterctl.payload.launch.killed import KILLED
@@ -105,6 +105,7 @@ def supervise(head):
     refused = "no job can be started here"
     try:
         refuse_made_by_others(ARGS["python"], ARGS["workdir"])
+        refuse_open_folder(ARGS["workdir"])
         busy = same_job()
         refused = "no run directory can be made"
         shared = make_run_dir()

@@ -14,7 +14,6 @@ from typing import Any
 from clusterctl.errors import ClusterctlError, CouldNotFindOut, UsageError
 from clusterctl.nodes import Node, counted, parse_hostfile, read_hostfile
 from clusterctl.output import Output
-from clusterctl.own_modules import HOME, bound_command
 from clusterctl.payload.launch.logout import leave_session
 from clusterctl.remote.cluster import Cluster
 from clusterctl.remote.fanout import WIDTH
@@ -37,6 +36,7 @@ from clusterctl.signal_handlers import handled_by
 from clusterctl.transport.base import Limits
 from clusterctl.transport.local import LocalTransport
 from clusterctl.transport.paramiko_backend import ParamikoTransport
+from trainer.runlog.own_modules import HOME, bound_command, environment
 
 HERE = "this machine"
 CONFIG_S = 30.0  # for the config of a run elsewhere
@@ -115,7 +115,7 @@ def _gallery(wanted: Wanted, folders: Sequence[Path]) -> Iterator[None]:
     """The web server of the gallery, as a process that ends with this one."""
     where = ["--host", wanted.host, "--port", wanted.port]
     words = bound_command("clusterctl", "gallery", *folders, "--web", *where)
-    with subprocess.Popen(words, stdin=subprocess.DEVNULL) as child:
+    with subprocess.Popen(words, stdin=subprocess.DEVNULL, env=environment()) as child:
         try:
             yield
         finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from clusterctl.launch.head.detached import last_words, spawn
 from clusterctl.nodes import counted
 from clusterctl.output import Output
 from clusterctl.serve.claims import FOLDER, Server, ask_to_stop, servers
+from trainer.runlog.own_modules import module_command
 
 START_S = 60.0  # for Python, its imports and the first look at runs elsewhere
 STOP_S = 20.0  # it looks every 2 s, and ends its samplers within 5 s
@@ -25,7 +25,7 @@ def detach(samples: Path, words: Sequence[str], output: Output) -> int:
     place = samples / FOLDER
     place.mkdir(parents=True, exist_ok=True)
     log = place / f"{secrets.token_hex(4)}.log"
-    command = [sys.executable, "-m", "clusterctl", *words, "--log", str(log)]
+    command = module_command("clusterctl", *words, "--log", log)
     child = spawn(command, log)
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline and child.poll() is None:

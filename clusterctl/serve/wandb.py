@@ -7,16 +7,15 @@ import os
 import queue
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from clusterctl.own_modules import environment
 from clusterctl.remote.node_threads import start_thread
 from clusterctl.serve.claims import Claims
 from trainer.runlog.json_file import read_object
+from trainer.runlog.own_modules import environment, module_command
 
 IDENTITY, LOGGED = "wandb.json", ".wandb.json"  # of trainer.infer.wandb_videos
 NEW = "new"  # instead of an id
@@ -28,7 +27,7 @@ class VideoLog:
     """Of one run. `warn` gets a sentence, once; after it nothing more is logged in this life."""
 
     def __init__(self, run_dir: Path, save_to: str, warn: Callable[[str], None]) -> None:
-        self._run_dir, self._save_to, self._warn = run_dir, save_to, warn
+        self._run_dir, self._save_to, self._warn = run_dir.absolute(), save_to, warn
         self._folders: queue.SimpleQueue[Path | None] = queue.SimpleQueue()
         self._queued: dict[Path, Claims] = {}  # not yet in W&B
         self._child: subprocess.Popen[bytes] | None = None
@@ -74,7 +73,8 @@ class VideoLog:
     def _work(self) -> None:
         try:
             self._child = child = subprocess.Popen(
-                [sys.executable, "-m", "trainer.infer.wandb_videos", self._run_dir, self._save_to],
+                module_command("trainer.infer.wandb_videos", self._run_dir, self._save_to),
+                cwd="/",  # wandb would take its server from wandb/settings of the current folder
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -84,7 +84,7 @@ class VideoLog:
             assert child.stdin is not None
             assert child.stdout is not None
             while (folder := self._folders.get()) is not None:
-                child.stdin.write(json.dumps({"folder": str(folder)}).encode() + b"\n")
+                child.stdin.write(json.dumps({"folder": str(folder.absolute())}).encode() + b"\n")
                 child.stdin.flush()
                 answer = json.loads(child.stdout.readline() or b'{"error": "W&B ended"}')
                 if "error" in answer:

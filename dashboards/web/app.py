@@ -11,7 +11,6 @@ import contextlib
 import secrets
 import shlex
 import socket
-import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -20,6 +19,7 @@ from click.core import ParameterSource
 
 from clusterctl.errors import UsageError
 from dashboards.web.allowed_hosts import is_loopback, our_names
+from trainer.runlog.own_modules import module_command
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -27,12 +27,6 @@ if TYPE_CHECKING:
     from dashboards.web.access import Access
 
 WORD_BYTES = 16  # of the random word in the address
-# As `python -m clusterctl`, which would import from the current folder first: a `click.py` there
-# would be run. (`python -P` is the same from 3.11 on.)
-START = (
-    "import sys; sys.path = [path for path in sys.path if path]; import runpy; "
-    "runpy.run_module('clusterctl', run_name='__main__', alter_sys=True)"
-)
 
 
 def serve(arguments: Sequence[str], *, host: str, port: int, say: Callable[[str], None]) -> int:
@@ -42,7 +36,7 @@ def serve(arguments: Sequence[str], *, host: str, port: int, say: Callable[[str]
         from dashboards.web.server import Server
 
         # exec: the shell that textual-serve starts must not be between it and the view.
-        command = shlex.join([sys.executable, "-c", START, "top", *arguments])
+        command = shlex.join(module_command("clusterctl", "top", *arguments))
         return Server(f"exec {command}", url, access).make()
 
     return run(make, "clusterctl top --web", host=host, port=port, say=say)

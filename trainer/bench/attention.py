@@ -109,7 +109,7 @@ def _header(device: str, argv: Sequence[str]) -> dict[str, Any]:
         "device_name": name_of(device),
         "torch": torch.__version__,
         "date": now.isoformat(timespec="seconds"),
-        "command": shlex.join(["python", "-m", "trainer.bench", "attention", *argv]),
+        "command": f"python -m trainer.bench attention {shlex.join(argv)}".strip(),
     }
 
 

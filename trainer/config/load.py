@@ -32,11 +32,12 @@ RUN_CONFIG = "config.json"  # of a run directory
 def find(name: str | Path) -> Path:
     """The file of a path, a short name (`demo`) or a run directory. Raises `ConfigError`."""
     path = Path(name)
+    short = CONFIGS / f"{name}.py"
+    # Before a file of that name in the current folder, which would be run: ./demo is that one.
+    if "/" not in str(name) and not path.suffix and short.is_file():
+        return short
     if path.is_file():
         return path
-    short = CONFIGS / f"{name}.py"
-    if path.suffix != ".py" and short.is_file():
-        return short
     if (path / RUN_CONFIG).is_file():
         return path / RUN_CONFIG
     have = sorted(p.stem for p in CONFIGS.glob("[!_]*.py"))

@@ -17,6 +17,8 @@ def main() -> int | Program:
     arguments = sys.argv[1:]
     command = parse(arguments)
     visible.make_room()
+    if "CLUSTERCTL_WORKDIR" in os.environ:  # an agent starts it in a folder without modules
+        os.chdir(os.environ["CLUSTERCTL_WORKDIR"])
     given = dict(os.environ)  # imports may add to it
     link = AgentLink.from_environment()
     if command.preload:

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from trainer.runlog.own_modules import module_command
 from trainer.starter import visible
 from trainer.starter.command import Command
 from trainer.starter.preload import cannot_be_forked
@@ -104,7 +105,9 @@ def _become(command: Command, local_rank: int, parent: int) -> Program:
     os.environ.update(variables)
     words = [sys.executable, *command.program.words]
     if cannot_be_forked():
-        os.execv(sys.executable, words)  # `python PROGRAM`, with imports of its own
+        module = command.program.words[1:] if command.program.words[0] == "-m" else ()
+        alone = module_command(*module) if module else words
+        os.execv(sys.executable, alone)  # `python PROGRAM`, with imports of its own
     visible.show(words, variables)
     numbers = sys.modules.get("numpy.random")
     if numbers is not None:

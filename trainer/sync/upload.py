@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 import subprocess
-import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from trainer.command_line import Parser, above_0, command
 from trainer.errors import ConfigError, TrainerError
+from trainer.runlog.own_modules import environment, module_command
 from trainer.runlog.run_dir import RunDirectoryInUse, lock
 from trainer.trackers.wandb_run import FILE, keep_id, known_id
 
@@ -88,21 +88,23 @@ def _upload(path: Path, run_id: str, resume: str, timeout_s: float) -> None:
     wandb 0.31 asks the server only with WANDB_RESUME how much of a run it has. Without it, the
     lines of a second start replace those of the first (seen against a stand-in of the server).
     """
-    words = [sys.executable, "-m", "wandb", "sync", "--id", run_id, str(path)]
+    words = module_command("wandb", "sync", "--id", run_id, path)
     started = f"{path.parent.name} is not uploaded"
     try:
-        done = subprocess.run(
-            words,
-            cwd=path.parents[2],
-            env={**os.environ, "WANDB_RESUME": resume, "WANDB_RUN_ID": run_id},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
-            check=False,
-        )
+        # wandb takes its server, to which it sends the key, from wandb/settings where it starts.
+        with tempfile.TemporaryDirectory(prefix="trainer-sync-") as neutral:
+            done = subprocess.run(
+                words,
+                cwd=neutral,
+                env=environment(WANDB_RESUME=resume, WANDB_RUN_ID=run_id, WANDB_DIR=neutral),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                timeout=timeout_s,
+                check=False,
+            )
     except subprocess.TimeoutExpired:
         hint = "is the server reachable from here? --timeout S waits longer"
         raise SyncError(f"{started}: W&B took more than {timeout_s:g} s", hint=hint) from None

@@ -41,6 +41,8 @@ class Wandb(Tracker):
         return text.replace(key, "***") if key else text
 
     def _open(self) -> None:
+        if self._mode == "online" and not os.environ.get("WANDB_BASE_URL"):
+            refuse_settings_of_others()
         import wandb
 
         # The service process that init starts logs to stderr of the rank otherwise.
@@ -85,6 +87,20 @@ class Wandb(Tracker):
         self._run.summary.update(dict(last))
         self._run.finish()
         wandb.teardown()  # the service has written all only when it has ended
+
+
+def refuse_settings_of_others() -> None:
+    """wandb sends the key to the server of wandb/settings in the current folder. Raises OSError."""
+    for place in (Path("wandb/settings"), Path(".wandb/settings")):
+        try:
+            owner = place.stat().st_uid
+        except OSError:
+            continue
+        if owner not in (0, os.getuid()):
+            what = "wandb would send the API key to the server that it names; delete the file"
+            raise OSError(
+                f"{place.absolute()} belongs to user {owner}: {what} or set WANDB_BASE_URL"
+            )
 
 
 def keep_id(identity: Path, run_id: str, is_online: bool) -> None:

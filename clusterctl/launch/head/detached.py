@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from clusterctl.own_modules import environment
+from trainer.runlog.own_modules import environment
 
 TAIL_CHARS = 2000
 

@@ -29,6 +29,7 @@ from clusterctl.payload.launch.logout import leave_session
 from clusterctl.remote.cluster import Cluster
 from clusterctl.runs.journal import launcher_event
 from trainer.runlog import telemetry
+from trainer.runlog.own_modules import module_command
 
 START_S = 30.0  # for Python and its imports, on a busy machine
 REPEATED = ("rank", "rank-ended", "unshared")  # events that agents' messages give once more
@@ -37,7 +38,7 @@ REPEATED = ("rank", "rank-ended", "unshared")  # events that agents' messages gi
 def start(run_dir: Path, word: str) -> Link:
     """Start a supervisor of a saved run and connect to it. Raises `CouldNotFindOut`."""
     path = owner.socket_path(saved_run.read(run_dir).plan.run_id)
-    command = [sys.executable, "-m", __name__, str(run_dir), word]
+    command = module_command(__name__, run_dir, word)
     child = spawn(command, run_dir / LOG)
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:

@@ -62,6 +62,22 @@ def refuse_made_by_others(*paths: str) -> None:
             raise NotPrivate(why)
 
 
+def refuse_open_folder(folder: str) -> None:
+    """Raises `NotPrivate` for a folder of this machine in which every user can make files.
+
+    What runs there looks for files beside it: settings of W&B, modules. Network drives are left
+    out, as above.
+    """
+    found = None
+    try:
+        for _, found, _ in _way(folder, _far_mounts()):
+            pass
+    except OSError:
+        return  # it does not exist
+    if found is not None and stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_IWOTH:
+        raise NotPrivate("every user can put files into %s" % folder)
+
+
 def _far_mounts() -> set[str]:
     found = set()
     with open("/proc/self/mountinfo", "rb") as file:

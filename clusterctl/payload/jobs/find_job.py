@@ -56,8 +56,12 @@ class Snapshot:
         """Payloads, clusterctl (the head may be a node), all above them: they quote patterns."""
         own = set()  # type: set
         for pid, one in self.seen.items():
-            names = [word.rsplit(b"/", 1)[-1] for word in one.words[:3]]
-            is_command = b"clusterctl" in names[:2] or names[1:] == [b"-m", b"clusterctl"]
+            names = [word.rsplit(b"/", 1)[-1] for word in one.words[:6]]
+            # As people type it, or as trainer/runlog/own_modules.py starts it.
+            is_command = b"clusterctl" in names[:2] or (b"-m", b"clusterctl") in zip(
+                names, names[1:]
+            )
+            is_command |= b"clusterctl" in names[3:] and b"runpy" in names[2] + names[3]
             if pid == os.getpid() or is_command or any(BOOTSTRAP in w for w in one.words[:6]):
                 while pid > 1 and pid in self.facts and pid not in own:
                     own.add(pid)

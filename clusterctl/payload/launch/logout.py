@@ -47,6 +47,7 @@ def _busctl(words):
     try:
         done = subprocess.run(
             ["busctl", *words],
+            cwd="/",
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -80,7 +80,7 @@ class Ranks:
         more["CLUSTERCTL_ATTEMPT"] = str(ARGS["attempt"])
         asked = {"argv": order["argv"], "env": variables(env), "more": more}
         asked["fail_grace_s"] = ARGS["fail_grace_s"]
-        self.starter.start(asked, ARGS["workdir"], self.starter_log.path)
+        self.starter.start(asked, self.starter_log.path)
         self.tell_start()
 
     def tell_start(self):

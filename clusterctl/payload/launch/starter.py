@@ -42,21 +42,21 @@ class Starter:
         self.asked = None  # type: Any  # what one that stands by has not answered yet
         self.answer_until_s = 0.0
 
-    def start(self, order, cwd, log):
+    def start(self, order, log):
         """`order` is that of trainer/starter/agent_link.py. Raises OSError."""
         self.pid = living(self.path)
         found = process(self.pid) if self.pid is not None else None
         if found is None or found.state in STOPPED or not self._send(order):
-            self._start_cold(order, cwd, log)
+            self._start_cold(order, log)
             return
         import_s = IMPORT_S - age_s(found.start)
         self.answer_until_s = time.monotonic() + max(ANSWER_S, import_s)
-        self.asked = order, cwd, log
+        self.asked = order, log
 
-    def _start_cold(self, order, cwd, log):
+    def _start_cold(self, order, log):
         end_standby(self.path, (signal.SIGKILL,))  # one that cannot take the order
         argv, env = order["argv"], order["env"]
-        with start_standby(self.path, argv, env, cwd, log, ends_with_agent=True) as self.child:
+        with start_standby(self.path, argv, env, log, ends_with_agent=True) as self.child:
             self.pid = self.child.pid
             if not self._send(order):
                 raise OSError("the starter cannot be reached at %s" % self.path)
@@ -125,9 +125,19 @@ def variables(given):
     env["PATH"] = os.path.dirname(ARGS["python"]) + ":" + path
     if env.get("OMP_NUM_THREADS") == "auto":
         env["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // ARGS["slots"]))
-    for name in ("run", "job", "node", "run_dir"):
+    for name in ("run", "job", "node", "run_dir", "workdir"):
         env["CLUSTERCTL_" + name.upper()] = ARGS[name]
-    return env
+    return with_own_path(env)
+
+
+def with_own_path(env):
+    """What PYTHONPATH names is looked for from the run's folder; an empty part, as of
+    `PYTHONPATH=$PYTHONPATH:/x`, would be that folder itself."""
+    if "PYTHONPATH" not in env:
+        return env
+    parts = filter(None, env["PYTHONPATH"].split(os.pathsep))
+    own = [os.path.join(ARGS["workdir"], part) for part in parts]
+    return dict(env, PYTHONPATH=os.pathsep.join(own))
 
 
 def log_name(node):
@@ -135,9 +145,13 @@ def log_name(node):
 
 
 @contextlib.contextmanager
-def start_standby(path, argv, env, cwd, log, ends_with_agent):
+def start_standby(path, argv, env, log, ends_with_agent):
     """Start a starter that listens at `path`; gives its Popen. In the block it can be connected to,
-    even when it has ended at once. Raises OSError."""
+    even when it has ended at once. Raises OSError.
+
+    It goes to the run's folder by itself: Python 3.10, which does not know PYTHONSAFEPATH, imports
+    from the folder in which it starts.
+    """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 
     def set_signal():  # while it imports it does not look whether its agent still lives
@@ -149,8 +163,8 @@ def start_standby(path, argv, env, cwd, log, ends_with_agent):
         with open(log, "ab") as output:
             child = subprocess.Popen(
                 argv,
-                env=dict(os.environ, **env, **{DESCRIPTOR: str(listener.fileno())}),
-                cwd=cwd,
+                env=with_own_path(dict(os.environ, **env, **{DESCRIPTOR: str(listener.fileno())})),
+                cwd="/",
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

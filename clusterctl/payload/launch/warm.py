@@ -7,7 +7,7 @@ STANDBY_S).
 
 import os
 
-from clusterctl.payload.files.ownership import refuse_made_by_others
+from clusterctl.payload.files.ownership import refuse_made_by_others, refuse_open_folder
 from clusterctl.payload.launch.logout import leave_session
 from clusterctl.payload.launch.run_folder import make_run_dir, run_file
 from clusterctl.payload.launch.session import living, pid_file, socket_path
@@ -23,13 +23,14 @@ def main():
         else:
             end_standby(path)  # files of one that was killed
             refuse_made_by_others(ARGS["python"], ARGS["workdir"])
+            refuse_open_folder(ARGS["workdir"])
             make_run_dir()
             leave_session()
             env = dict(ARGS["env"])
             if env.get("GLOO_SOCKET_IFNAME") == "auto":
                 del env["GLOO_SOCKET_IFNAME"]  # decided when ranks are started
             log = run_file("ranks", log_name(ARGS["node"]))
-            given = ARGS["argv"], variables(env), ARGS["workdir"], log
+            given = ARGS["argv"], variables(env), log
             with start_standby(path, *given, ends_with_agent=False):
                 pass
     except OSError as error:

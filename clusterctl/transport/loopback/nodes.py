@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import ClusterctlError
-from clusterctl.own_modules import environment
+from trainer.runlog.own_modules import environment, module_command
 
 START_TIMEOUT_S = 20.0
 # In the environment of every command on these nodes; its value names the cluster.
@@ -100,7 +100,7 @@ class LoopbackCluster:
     def _spawn(self, name: str) -> subprocess.Popen[bytes]:
         with self._file(name, "log").open("wb") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", __name__, str(self._file(name, "json"))],
+                module_command(__name__, self._file(name, "json")),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

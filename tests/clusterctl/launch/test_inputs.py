@@ -94,3 +94,17 @@ def test_config_is_read_without_torch() -> None:
         "import sys, trainer.config.__main__; sys.exit(bool({'torch', 'numpy'} & {*sys.modules}))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_no_run_starts_in_a_folder_that_is_open_to_all(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir(mode=0o700)
+    (tmp_path / "open").chmod(0o1777)
+    with pytest.raises(UsageError, match=r"every user can put files into .*/open, so no run"):
+        resolve("demo", [], workdir=tmp_path / "open", env={})
+
+
+def test_short_name_is_not_a_file_of_the_current_folder(tmp_path: Path) -> None:
+    (tmp_path / "demo").write_text("raise SystemExit('it ran')\n")
+    assert resolve("demo", [], workdir=tmp_path, env={}).model
+    with pytest.raises(UsageError, match="it ran"):
+        resolve("./demo", [], workdir=tmp_path, env={})

@@ -6,14 +6,13 @@ import contextlib
 import http.client
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from dashboards.web.app import START
 from tests.dashboards.gallery.test_page import put, two
+from trainer.runlog.own_modules import module_command
 
 PATIENCE_S = 90.0
 
@@ -22,7 +21,7 @@ class Served:
     """`clusterctl gallery RUN --web` on a free port."""
 
     def __init__(self, run: Path) -> None:
-        command = [sys.executable, "-c", START, "gallery", str(run), "--web", "--port", "0", "-q"]
+        command = module_command("clusterctl", "gallery", run, "--web", "--port", "0", "-q")
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         assert self.process.stderr is not None
         line = self.process.stderr.readline()

@@ -19,7 +19,8 @@ import pytest
 
 from dashboards.commands.top import command
 from dashboards.web.allowed_hosts import is_foreign, our_names
-from dashboards.web.app import START, page_arguments
+from dashboards.web.app import page_arguments
+from trainer.runlog.own_modules import module_command
 
 PATIENCE_S = 90.0
 
@@ -28,19 +29,9 @@ class Served:
     """`clusterctl top --demo --web` on a free port."""
 
     def __init__(self, directory: Path, *options: str) -> None:
-        # As the installed script: what lies in the current folder is not imported.
-        command = [
-            sys.executable,
-            "-c",
-            START,
-            "top",
-            "--demo",
-            "--web",
-            "--port",
-            "0",
-            "-q",
-            *options,
-        ]
+        command = module_command(
+            "clusterctl", "top", "--demo", "--web", "--port", "0", "-q", *options
+        )
         self.process = subprocess.Popen(
             command, cwd=directory, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
         )

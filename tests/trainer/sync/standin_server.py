@@ -18,6 +18,7 @@ class StandIn(ThreadingHTTPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
+        self.asked = 0  # requests
         self.lines: dict[int, dict[str, Any]] = {}  # of the history, by place
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
@@ -72,6 +73,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._say({"exitcode": None, "limits": {}})
 
     def _say(self, answer: dict[str, Any]) -> None:
+        self.server.asked += 1
         body = json.dumps(answer).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")

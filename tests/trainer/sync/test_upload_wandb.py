@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -30,9 +31,19 @@ def test_the_lines_of_all_starts_arrive_behind_each_other(
         for step in range(first, last + 1):
             sink.figures(step, {"loss": 1.0 / step})
         assert sink.close(limit_s=300), told
-    with serving() as server:
-        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+    with serving() as server, serving() as other:
+        own = tmp_path / ".config/wandb/settings"
+        own.parent.mkdir(parents=True)
+        own.write_text(f"[default]\nbase_url = {server.url}\n")
+        # What came with the run directory neither gets the key nor is run.
+        (run_dir / "wandb/settings").write_text(f"[default]\nbase_url = {other.url}\n")
+        for name in ("wandb/__init__.py", "click.py", "sitecustomize.py"):
+            (run_dir / name).write_text(f"open({str(tmp_path / 'it-ran')!r}, 'w')\n")
+        monkeypatch.chdir(run_dir)
+        monkeypatch.setenv("PYTHONPATH", os.pathsep)
         assert sync.main([str(run_dir)]) == 0
+        assert other.asked == 0
+        assert not (tmp_path / "it-ran").exists()
         steps = [int(server.lines[place]["global_step"]) for place in sorted(server.lines)]
     assert steps == [1, 2, 3, 4, 5, 4, 5, 6, 7, 8]
     assert told == []

@@ -18,12 +18,10 @@ import mmap
 import os
 import select
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +29,7 @@ from numpy.typing import NDArray
 
 from trainer.data.video import helper_process
 from trainer.errors import TrainerError
+from trainer.runlog.own_modules import environment, module_command
 
 _HELPER = "trainer.data.video.decode_process"
 _AHEAD = 4  # requests on their way: hides the turn-round, and always fits a pipe of 64 KiB
@@ -220,17 +219,15 @@ class Decoder:
                 "they wait for a file system that does not answer",
                 hint="check the mounts of the clips; a run names late ones in bad_samples.jsonl",
             )
-        paths = [str(Path(__file__).resolve().parents[3]), os.environ.get("PYTHONPATH")]
-        environment = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"}
         limit = self.memory_bytes + self.cache_bytes
         numbers = (self._memory, self.cache_bytes, os.getpid(), limit)
         with helper_process.signals_held():
             self.process = subprocess.Popen(
-                [sys.executable, "-m", _HELPER, *map(str, numbers), self.resize],
+                module_command(_HELPER, *numbers, self.resize),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 pass_fds=[self._memory],
-                env={**os.environ, **environment, "CLUSTERCTL_ROLE": self.role},
+                env=environment(OMP_NUM_THREADS="1", CLUSTERCTL_ROLE=self.role),
                 bufsize=0,
             )
         self._lines = b""
