@@ -16,10 +16,12 @@ from typing import Any
 
 from checks.registry import Check
 from checks.runner import all_checks
+from clusterctl.launch.causes import cuda_errors, signatures
 from clusterctl.launch.causes.kinds import Kind
 from dashboards.alerts.engine import RULES
 from dashboards.model.alert_book import Rule
 from dashboards.model.units import span
+from tests.clusterctl.launch.causes.nccl_texts import LAST_ERRORS, RESULTS
 from trainer.allowed_values import allowed
 from trainer.config import keys
 from trainer.config.upstream import REFUSED, TYPES
@@ -100,6 +102,41 @@ def causes() -> str:
         marks = ("yes" if mark else "" for mark in (kind.is_deterministic, kind.is_of_node))
         lines.append(f"| {' | '.join((f'`{kind}`', meaning, *marks))} |")
     return "\n".join(lines) + "\n"
+
+
+def error_texts() -> str:
+    """CUDA by number, NCCL by result, then what NCCL names as its last error."""
+    lines = ["### CUDA", "", "| number | runtime, driver | text | whose fault | signature |"]
+    lines.append("|---|---|---|---|---|")
+    for error in cuda_errors.ERRORS:
+        names = [f"cudaError{error.runtime}"] if error.runtime else []
+        names += [f"CUDA_ERROR_{error.driver}"] if error.driver else []
+        cells = (str(error.number), ", ".join(map(_code, names)), error.text)
+        lines.append(_graded(cells, error.signature))
+    lines += ["", "### NCCL: results", "", "| result | text | whose fault | signature |"]
+    lines.append("|---|---|---|---|")
+    lines += [_graded((_code(result), text), name) for result, text, name in RESULTS]
+    lines += ["", "### NCCL: last errors", "", "| example | whose fault | signature |"]
+    lines.append("|---|---|---|")
+    lines += [_graded((_code(text.strip()),), name) for text, name in LAST_ERRORS.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _graded(cells: Sequence[str], name: str) -> str:
+    return f"| {' | '.join((*map(_cell, cells), _whose(signatures.NAMED[name]), _code(name)))} |"
+
+
+def _whose(one: signatures.Signature) -> str:
+    if one.is_of_node:
+        return "node"
+    if one.kind.is_consequence:
+        return "another rank"
+    words = {
+        Kind.ENVIRONMENT: "driver or environment",
+        Kind.CUDA_OOM: "memory",
+        Kind.DISK_FULL: "space",
+    }
+    return words.get(one.kind, "program")
 
 
 def figures() -> str:
@@ -193,6 +230,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "alerts.md": alerts,
     "checks.md": checks,
     "configs.md": configs,
+    "error-texts.md": error_texts,
     "figures.md": figures,
     "incidents.md": causes,
 }

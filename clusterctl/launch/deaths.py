@@ -34,7 +34,7 @@ def shown(lines: Sequence[str]) -> tuple[str, ...]:
     """The last lines of a log; from the error on where that is further up."""
     found = texts.find(lines)
     start = max(0, len(lines) - SHOWN_LINES)
-    start = min(start, found[0]) if found else start
+    start = min(start, found.at) if found else start
     return tuple(lines[start : start + SHOWN_LINES])
 
 

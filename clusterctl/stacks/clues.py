@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -36,15 +36,24 @@ class Timeout(NamedTuple):
 
 
 _WORK = re.compile(
-    r"\[Rank (?P<rank>\d+)\].*?Watchdog caught collective operation timeout: WorkNCCL\("
-    r"SeqNum=(?P<seq>\d+), OpType=(?P<op>\w+)(?:, .*?)?(?:, Timeout\(ms\)=(?P<limit>\d+))\)"
+    r"\[Rank (?P<rank>\d{1,9})\].{0,400}?Watchdog caught collective operation timeout: WorkNCCL\("
+    r"SeqNum=(?P<seq>\d{1,18}), OpType=(?P<op>\w{1,60})(?:, [^)]{0,400}?)?"
+    r"(?:, Timeout\(ms\)=(?P<limit>\d{1,18}))\)",
+    re.IGNORECASE,
 )
 _COUNTERS = re.compile(
-    r"\[PG (?P<group>.{1,200}?) Rank \d+\].*?Timeout at NCCL work: \d+, "
-    r"last enqueued NCCL work: (?P<asked>-?\d+), last completed NCCL work: (?P<done>-?\d+)"
+    r"\[PG (?P<group>.{1,200}?) Rank \d{1,9}\].{0,400}?last enqueued (?:NCCL )?work: "
+    r"(?P<asked>-?\d{1,18}), last completed (?:NCCL )?work: (?P<done>-?\d{1,18})",
+    re.IGNORECASE,
 )
-_GLOO = re.compile(r"gloo.*?(?:Timed out waiting \d+ms|Connection (?:closed|reset) by peer)")
-_NET = re.compile(r"NCCL WARN (?P<text>.*?NET.*?(?:completion|error).*)")
+_DUMP = re.compile(
+    r"Received a dump signal due to a collective timeout from\s{1,4}"
+    r"(?:this local rank|rank (?P<other>\d{1,9}))",
+    re.IGNORECASE,
+)
+_GLOO = re.compile(r"gloo.{0,400}?(?:Timed out waiting \d{1,18}ms|Connection (?:closed|reset) by)")
+_WARNED = re.compile(r"NCCL WARN (?P<text>.+)")
+_NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
 
 
 def parse_watchdog(lines: Iterable[str]) -> list[Timeout]:
@@ -93,7 +102,7 @@ def watchdog(logs: Logs) -> list[Clue]:
     seen = [one for _, lines in logs for one in parse_watchdog(lines)]
     groups = grouped(((one.sequence, one.operation), one) for one in seen)
     completed = {rank: one.completed for rank, lines in logs for one in parse_counters(lines)}
-    found = []
+    found = list(_dump_signals(logs))
     for (sequence, operation), timeouts in sorted(groups.items()):
         ranks = sorted({one.rank for one in timeouts})
         limit_ms = next((one.timeout_ms for one in timeouts if one.timeout_ms), None)
@@ -110,6 +119,20 @@ def watchdog(logs: Logs) -> list[Clue]:
     return found
 
 
+def _dump_signals(logs: Logs) -> Iterator[Clue]:
+    """Who gave up a collective first, by what torch's heartbeat monitors told each other."""
+    told: dict[int, list[int]] = {}
+    for rank, lines in logs:
+        for signal in filter(None, map(_DUMP.search, lines)):
+            source = rank if signal["other"] is None else int(signal["other"])
+            told.setdefault(source, []).append(rank)
+    for source, ranks in sorted(told.items()):
+        others = sorted(set(ranks) - {source})
+        to = f", as rank {fold_ranks(others)} heard" if others else ""
+        text = f"NCCL watchdog: rank {source} gave up a collective and asked all to dump{to}"
+        yield Clue("log", text, (source,))
+
+
 def _gloo(logs: Logs) -> list[Clue]:
     ranks = sorted(rank for rank, lines in logs if any(map(_GLOO.search, lines)))
     text = f"gloo lost or waited too long for a peer on rank {fold_ranks(ranks)}"
@@ -117,12 +140,15 @@ def _gloo(logs: Logs) -> list[Clue]:
 
 
 def network(logs: Logs) -> list[Clue]:
-    """Warnings of NCCL about its connections, equal ones of many ranks as one."""
-    found = [(rank, found) for rank, lines in logs for found in map(_NET.search, lines)]
-    warned = grouped((warning["text"][:160], rank) for rank, warning in found if warning)
+    """All warnings of NCCL; those of many ranks that differ in numbers alone as one."""
+    warned: dict[str, tuple[str, list[int]]] = {}
+    for rank, lines in logs:
+        for warning in filter(None, map(_WARNED.search, lines)):
+            text = warning["text"].strip()[:160]
+            warned.setdefault(_NUMBERS.sub("#", text), (text, []))[1].append(rank)
     return [
-        Clue("log", f"rank {fold_ranks(ranks)}: {text}", tuple(sorted(set(ranks))))
-        for text, ranks in warned.items()
+        Clue("log", f"rank {fold_ranks(sorted(set(ranks)))}: {text}", tuple(sorted(set(ranks))))
+        for text, ranks in warned.values()
     ]
 
 

@@ -42,13 +42,13 @@ def end_of(lines: Sequence[str]) -> Sequence[str]:
     found = texts.find(lines)
     if found is None:
         return lines if texts.read(lines) is not None else ()
-    below = list(takewhile(lambda line: not line.startswith(_UNLOADING), lines[found[0] + 1 :]))
-    if _UNCAUGHT.match(lines[found[0]]):  # torch marks all lines of an error that nobody caught
+    below = list(takewhile(lambda line: not line.startswith(_UNLOADING), lines[found.end :]))
+    if _UNCAUGHT.match(lines[found.at]):  # torch marks all lines of an error that nobody caught
         below = list(dropwhile(_UNCAUGHT.match, below))
     for line in map(texts.plain, below):
         if not _DETAIL.match(line) and not texts.is_raised(line):
             return ()
-    return lines[: found[0] + 2]  # with `what():` below an abort
+    return lines[: max(found.end, found.at + 2)]  # with `what():` below an abort
 
 
 def first_end_of(lines: Sequence[str]) -> Sequence[str]:
@@ -57,15 +57,16 @@ def first_end_of(lines: Sequence[str]) -> Sequence[str]:
     The order in one file is that of time. What torchrun says itself is left out.
     """
     at = next((index for index, line in enumerate(lines) if _LAUNCHER.search(line)), len(lines))
-    begin = at
-    while begin and _is_of_error(lines[begin - 1]):
+    begin, details = at, texts.details(lines)
+    while begin and (begin - 1 in details or _is_of_error(lines[begin - 1])):
         begin -= 1
     for index in range(begin, at):
         line = texts.plain(lines[index])
         if texts.is_raised(line) or texts.is_stated(line):
-            found = texts.read(lines[: index + 2])
+            end = max(index + 2, texts.detail_end(lines, index))
+            found = texts.read(lines[:end])
             if found is not None and not found.kind.is_consequence:
-                return lines[: index + 2]
+                return lines[:end]
     return end_of(lines[:at])
 
 

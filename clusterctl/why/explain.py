@@ -13,7 +13,7 @@ from pathlib import Path
 from checks.facts import NOT_ASKED
 from checks.parsers.kernel_log import INTERESTING, read_events
 from clusterctl.errors import CouldNotFindOut, UsageError
-from clusterctl.launch.causes import signatures
+from clusterctl.launch.causes import signatures, texts
 from clusterctl.launch.causes.kinds import Cause, Kind, Source
 from clusterctl.launch.head import owner
 from clusterctl.nodes import counted
@@ -234,7 +234,7 @@ def _context(logs: Logs, verdict: Verdict) -> tuple[str, tuple[str, ...]]:
     if cause is None or cause.evidence is None:
         return "", ()
     rank = cause.rank if cause.rank is not None else next(iter(verdict.ranks), None)
-    said = cause.evidence.line
+    said = texts.first_line(cause.evidence.line)
     log = log_of(logs, rank, said)
     if log is None:
         return "", ()
@@ -242,6 +242,7 @@ def _context(logs: Logs, verdict: Verdict) -> tuple[str, tuple[str, ...]]:
         (index for index in range(len(log.lines) - 1, -1, -1) if said and said in log.lines[index]),
         len(log.lines) - 1,
     )
+    at = max(at, texts.detail_end(log.lines, at) - 1)
     return log.name, tuple(hide(line) for line in log.lines[max(0, at - CONTEXT + 1) : at + 1])
 
 
@@ -274,7 +275,8 @@ def _clues(logs: Logs, record: AttemptRecord, verdict: Verdict, at_s: float) -> 
             yield f"{time.strftime('%H:%M:%S', time.localtime(time_s))} {text}"
     lines = [(log.rank, list(log.lines)) for log in logs.ranks if log.rank is not None]
     for clue in (*clues.watchdog(lines), *clues.network(lines)):
-        yield clue.text
+        if not said or clue.text.partition(": ")[2] not in said:
+            yield clue.text
     others = [line for log in logs.ranks if log.rank is None for line in log.lines]
     others += [line for found in logs.starters.values() for line in found]
     for line in others:

@@ -100,7 +100,12 @@ def _followed(found: Explanation) -> str:
     assert found.verdict is not None
     parts = ", ".join(f"{count} {how}" for how, count in found.victims.items())
     number = counted(found.verdict.victim_count, "rank")
-    how = "followed" if found.verdict.cause else "blame another one"
+    blaming = sum(one.kind.is_consequence for one in found.verdict.victims)
+    how = "followed"
+    if found.verdict.cause is None:
+        one = found.verdict.victim_count == 1
+        how = "ended without a reason" if not blaming else "blames" if one else "blame"
+        how += " another one" if blaming else ""
     return f"{number} {how}: {parts}"
 
 

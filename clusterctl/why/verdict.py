@@ -232,6 +232,7 @@ def _world_of(logs: Logs, record: AttemptRecord) -> int | None:
 
 def log_of(logs: Logs, rank: int | None, said: str) -> RankLog | None:
     """The log of a rank; without one the first that has the sentence."""
+    said = texts.first_line(said)
     if rank is not None:
         return next((log for log in logs.ranks if log.rank == rank), None)
     return next((log for log in logs.ranks if any(said in line for line in log.lines)), None)

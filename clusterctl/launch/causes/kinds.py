@@ -41,7 +41,7 @@ class Kind(str, Enum):
         "the kernel ended a rank for want of memory, by the cgroup's count or the kernel's log",
     )
     CUDA_OOM = "cuda-oom", "a GPU's memory is too small", "deterministic"
-    CUDA_ERROR = "cuda-error", "CUDA, cuDNN or cuBLAS failed"
+    CUDA_ERROR = "cuda-error", "CUDA, cuDNN, cuBLAS or NCCL failed"
     SIGNAL = "signal", "a signal ended a rank; its number follows: `signal-9`"
     HANG = "hang", "no step within the limit; what hangs follows: `hang-data`"
     NODE_UNREACHABLE = "node-unreachable", "a node cannot be asked any more", "node"

@@ -1,9 +1,10 @@
 """Known sentences of a rank's end: wording, class, what it means, what to do. Data.
 
 The texts are those of CPython 3.10 to 3.13, torch 2.6 to 2.13 with gloo and NCCL, safetensors, the
-Linux kernel's errno, and the trainer's own `error:` lines (trainer/errors.py and its callers). Each
-signature has a recorded log below tests/captures/why, whose origin tests/captures/README.md tells.
-A class that is a consequence (`Kind.is_consequence`) is that of a victim.
+Linux kernel's errno, and the trainer's own `error:` lines (trainer/errors.py and its callers).
+CUDA's own are in cuda_errors.py, which comes first. Each signature has a recorded log below
+tests/captures/why, whose origin tests/captures/README.md tells. A class that is a consequence
+(`Kind.is_consequence`) is that of a victim.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from clusterctl.launch.causes import cuda_errors
 from clusterctl.launch.causes.kinds import Kind
 
 
@@ -34,11 +36,15 @@ def _one(
     return Signature(name, kind, pattern, short, meaning, advice, is_of_node=of == "node")
 
 
+# Words of torch's watchdog and heartbeat monitor, from a time-out to the end of the process.
 WATCHDOG = (
-    r"Watchdog caught collective operation timeout.*|watchdog thread terminated with exception.*|"
-    r"taking the entire process down.*|Watchdog got stuck.*"
+    r"watchdog caught collective operation timeout.*|watchdog thread terminated with exception.*|"
+    r"taking the entire process down.*|watchdog got stuck.*|heartbeat monitor timed out.*|"
+    r"received a dump signal due to a collective timeout.*|"
+    r"observed flight recorder dump signal from another rank.*|"
+    r"received a global timeout from another rank.*|"
+    r"after attempting to dump debug info, due to (?:a )?(?:collective|ProcessGroup|watchdog).*"
 )
-_BARK = r"watchdog thread terminated with exception: (?:\[.*?\] )?"
 _NODE = "leave the node out (clusterctl exclude add NODE --reason …)"
 _LOADER_DIED = (
     "a process of the data loader was ended, most often for want of memory",
@@ -49,35 +55,58 @@ _LOADER_DIED = (
 )
 _LOOK = "look for the rank that ended first; this one only noticed"
 
+LONGEST = 4000  # characters of an error that are searched
+GENERAL = "cuda-usage"  # of an error of CUDA that says little: what stands beside it counts first
+
 # The first one that fits decides. A taken port and the watchdog are worded with the same classes as
 # the loss of a peer (DistNetworkError), so they come before it. A watchdog that reports an error of
-# its own GPU is no victim.
+# its own GPU is no victim, so CUDA comes before it; what NCCL names as its last error comes before
+# its mere result.
 SIGNATURES: tuple[Signature, ...] = (
     _one("port-taken", Kind.PORT_TAKEN, r"EADDRINUSE|address already in use|the program at that port has not answered", "port taken", "another program listens at the port where ranks meet", "find it with ss -ltnp, or give another --master_port"),
-    _one("watchdog-ecc", Kind.CUDA_ERROR, rf"{_BARK}CUDA error: (?:uncorrectable ECC|unspecified launch failure.*ECC)", "ECC error", "the memory of a GPU gave wrong bits that it could not correct", f"{_NODE}, and reset or replace the GPU", "node"),
-    _one("watchdog-cuda", Kind.CUDA_ERROR, rf"{_BARK}CUDA error", "CUDA error", "a kernel on this rank's GPU failed; NCCL's watchdog was the first to see it", "repeat with CUDA_LAUNCH_BLOCKING=1 to see the line; look for an Xid of the node"),
+    _one("cuda-oom", Kind.CUDA_OOM, r"OutOfMemoryError|CUDA out of memory|Failed to CUDA (?:c|m)alloc|CUBLAS_STATUS_ALLOC_FAILED|too much for the memory of cuda|the smallest card has", "CUDA out of memory", "the GPU's memory is too small for this step", "smaller batch or bucket, more recomputation, or more GPUs to shard over; clusterctl gpus --processes shows others on the card"),
+    _one("ecc", Kind.CUDA_ERROR, r"uncorrectable ECC", "ECC error", "the memory of a GPU gave wrong bits that it could not correct", f"{_NODE}, and reset or replace the GPU", "node"),
+    _one("nvlink", Kind.CUDA_ERROR, r"uncorrectable NVLink error", "NVLink error", "an NVLink of a GPU, or the GPU at its other end, failed", f"{_NODE}; reset all its GPUs, and look for Xid 74 or 144 to 150 in its log", "node"),
+    _one("gpu-lost", Kind.CUDA_ERROR, r"unable to determine the device handle|GPU is lost|fallen off the bus|no CUDA-capable device|no CUDA GPUs are available|GPU requires reset", "GPU lost", "the driver cannot reach the GPU any more", f"{_NODE}; reboot it, and check power and seating if it happens again", "node"),
+    _one("gpu-missing", Kind.CUDA_ERROR, r"invalid device ordinal", "GPU missing", "this rank asked for a GPU that the node does not show: one is lost, hidden by CUDA_VISIBLE_DEVICES, or there are more ranks than GPUs", "compare nvidia-smi -L there with the slots in nodes.txt; clusterctl preflight", "node"),
+    _one("gpu-busy", Kind.CUDA_ERROR, r"device\(s\) is/are busy", "GPU busy", "the GPU lets no further process in: another one has it in exclusive mode, or it is broken", "clusterctl gpus --processes; nvidia-smi -q -d COMPUTE there: the mode has to be Default", "node"),
+    _one("driver-mismatch", Kind.CUDA_ERROR, r"driver/library version mismatch|unsupported display driver", "drivers do not match", "the driver's library and its kernel module are of different versions, as after an update without a reboot, or of a container", f"{_NODE}; reboot it", "node"),
+    _one("driver-start", Kind.CUDA_ERROR, r"CUDA driver initialization failed|Found no NVIDIA driver|driver not loaded|nvmlInit\w* ?\(\) failed", "CUDA does not start", "CUDA cannot start on the node: the driver or the fabric manager is not up", "nvidia-smi and systemctl status nvidia-fabricmanager on the node; clusterctl preflight", "node"),
+    _one("mps", Kind.CUDA_ERROR, r"MPS (?:client|server|control daemon)", "MPS failed", "the MPS server of the node failed or is full", "restart MPS there (echo quit | nvidia-cuda-mps-control), or train without it", "node"),
+    _one("no-kernel", Kind.ENVIRONMENT, r"no kernel image is available|driver version is insufficient|driver on your system is too old|CUDA driver version found is|Torch not compiled with CUDA", "torch does not fit the driver", "torch was built for another GPU or a newer driver", "install torch for this driver; clusterctl preflight names the versions"),
+    _one("device-assert", Kind.CUDA_ERROR, r"device-side assert", "device-side assert", "an index in a GPU kernel is out of range: most often a label or token number", "repeat with CUDA_LAUNCH_BLOCKING=1 to see the line"),
+    _one("illegal-access", Kind.CUDA_ERROR, r"illegal memory access|misaligned address|unspecified launch failure", "illegal memory access", "a GPU kernel used a wrong address", "repeat with CUDA_LAUNCH_BLOCKING=1; if another node does not have it, suspect the GPU"),
+    _one("nvls", Kind.CUDA_ERROR, r"NVLink SHARP \(NVLS\)|NVLS multicast|cuMulticast", "NVSwitch multicast failed", "the fabric manager or the NVSwitches of the node do not work", f"{_NODE}; systemctl restart nvidia-fabricmanager; NCCL_NVLS_ENABLE=0 goes without it, slower", "node"),
+    _one("cuda-usage", Kind.CUDA_ERROR, r"CUDA error: (?:invalid|operation not)", "CUDA call refused", "the program called CUDA in a way that this GPU or its state does not allow", "repeat with CUDA_LAUNCH_BLOCKING=1 to see the line"),
+    _one("cuda", Kind.CUDA_ERROR, r"(?<!unhandled )CUDA (?:driver |runtime )?(?:error|failure)|\bcudaError|CUDA_ERROR_|CUDNN_STATUS|CUBLAS_STATUS", "CUDA error", "CUDA, cuDNN or cuBLAS failed", "repeat with CUDA_LAUNCH_BLOCKING=1; look for an Xid of the node"),
     _one("nccl-watchdog", Kind.NCCL_WATCHDOG, WATCHDOG, "watchdog timed out", "a collective did not end in time: some rank never joined it, or the network failed", _LOOK),
     _one("ended-by-launcher", Kind.PEER_LOST, r"is killed by signal: Terminated|^SystemExit: (?:143|130)$|SignalException", "ended by the launcher", "the launcher ended it with the others", _LOOK),
     _one("shared-memory", Kind.WORKER_DIED, r"DataLoader worker .*Bus error|insufficient shared memory", "shared memory full", "/dev/shm of the node or container is too small for the data loader", "enlarge /dev/shm (docker --shm-size), or use fewer workers"),
     _one("worker-died", Kind.WORKER_DIED, r"DataLoader worker .*(?:is killed by signal|exited unexpectedly)|Pin memory thread exited|decoding processes were killed", "loader died", *_LOADER_DIED),
     _one("another-rank", Kind.PEER_LOST, r"another rank has ended", "ended with another rank", "another rank ended", _LOOK),
-    _one("nccl-remote", Kind.PEER_LOST, r"remote process exited|ncclRemoteError", "NCCL lost a peer", "NCCL lost the connection to another rank", _LOOK),
+    _one("nccl-shm", Kind.DISK_FULL, r"Error while creating shared memory segment|(?:failed to extend|error: failed to) \S*/dev/shm|/dev/shm/nccl-\S+", "shared memory full", "/dev/shm of the node or container has no room for NCCL's buffers", "df -h /dev/shm there; remove /dev/shm/nccl-* of ended jobs; in a container docker --shm-size"),
+    _one("memlock", Kind.ENVIRONMENT, r"ibv_(?:reg|create|alloc|open)\w+ failed with error Cannot allocate memory", "memory cannot be locked", "the limit of locked memory of the node is too low for RDMA", "raise ulimit -l (memlock) to unlimited on every node, also for sshd and for containers"),
+    _one("gpudirect", Kind.ENVIRONMENT, r"ibv_reg_\w+ failed with error (?:Bad address|Operation not supported)|gdr_pin_buffer\w*\(.{0,80}\) failed", "GPUDirect fails", "the network card cannot reach the memory of the GPU", "modprobe nvidia-peermem on the node; clusterctl preflight; NCCL_NET_GDR_LEVEL=LOC goes without it"),
+    _one("no-interface", Kind.ENVIRONMENT, r"no (?:usable listening |socket |IP )?interface found|no device found (?:matching|after excluding)", "no network interface", "NCCL_SOCKET_IFNAME or another setting names no interface of the node that is up", "ip -br addr there, and compare with the setting; clusterctl preflight checks the launch line"),
+    _one("network-card", Kind.CUDA_ERROR, r"async fatal event|NET/IB : Unable to (?:open device|query)|Got non-fatal async event: port error", "network card failed", "a port of an RDMA card failed or went down", f"{_NODE}; clusterctl fabric shows its ports; look at cable and transceiver", "node"),
+    _one("nccl-remote", Kind.PEER_LOST, r"remote process exited|ncclRemoteError|Got completion from peer|Got completion with error|ibv_modify_qp failed with (?:110|113) ", "NCCL lost a peer", "NCCL lost the connection to another rank", _LOOK),
+    _one("ib-settings", Kind.ENVIRONMENT, r"ibv_modify_qp failed with|incompatible (?:devices|with the local)|GID table changed", "RDMA ports do not fit", "the ports of two nodes cannot talk: GID, subnet or kind of link differ", "clusterctl fabric proposes NCCL_IB_HCA and NCCL_IB_GID_INDEX; compare with the launch line"),
+    _one("no-route", Kind.PEER_LOST, r"no route to host|network is unreachable|host is (?:down|unreachable)", "no way to a peer", "the network has no way to the node of another rank: it is down, a firewall refuses, or the wrong interface is used", "look whether that node is up, then at the firewall and at NCCL_SOCKET_IFNAME"),
+    _one("nccl-version", Kind.ENVIRONMENT, r"Mismatched NCCL version", "NCCL versions differ", "ranks use different versions of NCCL", "make the environments of all nodes equal: clusterctl env"),
+    _one("net-devices", Kind.ENVIRONMENT, r"mixed local (?:CollNet|Net) device counts", "network devices differ", "nodes show NCCL different numbers of network cards", "clusterctl fabric shows which node lacks one"),
+    _one("same-gpu", Kind.WORKER_EXCEPTION, r"Duplicate GPU detected|Multiple Ranks are using the same GPU", "two ranks on one GPU", "two ranks use the same GPU", "torch.cuda.set_device(LOCAL_RANK) before the first collective; no more ranks on a node than GPUs"),
+    _one("desync", Kind.WORKER_EXCEPTION, r"Detected mismatch between collectives on ranks|Message truncated : received", "ranks disagree", "ranks called different collectives", "the message names both calls; no branch before a collective may depend on the rank"),
     _one("peer-closed", Kind.PEER_LOST, r"connection (?:was )?(?:closed|reset|refused|likely closed)|socket closed|broken pipe|failed to recv|pair closure|recvValue failed", "connection closed by peer", "the connection to another rank ended", _LOOK),
-    _one("peer-timeout", Kind.PEER_LOST, r"socket timeout|client socket has (?:failed|timed out)|timed out waiting|Dist(?:Network|Store)Error|Gloo connect", "waited too long for a peer", "another rank did not answer in time", "look whether all ranks started, and whether a firewall is between the nodes"),
-    _one("cuda-oom", Kind.CUDA_OOM, r"OutOfMemoryError|CUDA out of memory|CUBLAS_STATUS_ALLOC_FAILED|too much for the memory of cuda|the smallest card has", "CUDA out of memory", "the GPU's memory is too small for this step", "smaller batch or bucket, more recomputation, or more GPUs to shard over; clusterctl gpus --processes shows others on the card"),
-    _one("ecc", Kind.CUDA_ERROR, r"uncorrectable ECC", "ECC error", "the memory of a GPU gave wrong bits that it could not correct", f"{_NODE}, and reset or replace the GPU", "node"),
-    _one("gpu-lost", Kind.CUDA_ERROR, r"unable to determine the device handle|GPU is lost|fallen off the bus|no CUDA-capable device", "GPU lost", "the driver cannot reach the GPU any more", f"{_NODE}; reboot it, and check power and seating if it happens again", "node"),
-    _one("driver-start", Kind.CUDA_ERROR, r"CUDA driver initialization failed|system not yet initialized", "CUDA does not start", "the driver or the fabric manager of the node is not up", "systemctl status nvidia-fabricmanager on the node; clusterctl preflight", "node"),
+    _one("peer-timeout", Kind.PEER_LOST, r"socket timeout|client socket has (?:failed|timed out)|timed out waiting|Dist(?:Network|Store)Error|Gloo connect|ncclTimeout|Connect to \S{1,80} failed : Connection timed out", "waited too long for a peer", "another rank did not answer in time", "look whether all ranks started, and whether a firewall is between the nodes"),
     _one("library", Kind.ENVIRONMENT, r"cannot open shared object|undefined symbol|GLIBC\w* not found", "library does not fit", "a compiled library is missing or of another version", "make the environments of all nodes equal: clusterctl env"),
-    _one("no-kernel", Kind.ENVIRONMENT, r"no kernel image is available|driver version is insufficient", "torch does not fit the driver", "torch was built for another GPU or a newer driver", "install torch for this driver; clusterctl preflight names the versions"),
     _one("compiler", Kind.ENVIRONMENT, r"needs triton|needs Python's headers|C\+\+ compiler", "compiler missing", "torch.compile needs a compiler or headers that the node lacks", "install them on every node, or set compile = False"),
     _one("import", Kind.ENVIRONMENT, r"ModuleNotFoundError|ImportError|this Python has no ", "package missing", "a Python package is missing or does not fit", "make the environments of all nodes equal: clusterctl env"),
-    _one("device-assert", Kind.CUDA_ERROR, r"device-side assert", "device-side assert", "an index in a GPU kernel is out of range: most often a label or token number", "repeat with CUDA_LAUNCH_BLOCKING=1 to see the line"),
-    _one("illegal-access", Kind.CUDA_ERROR, r"illegal memory access|misaligned address|unspecified launch failure", "illegal memory access", "a GPU kernel used a wrong address", "repeat with CUDA_LAUNCH_BLOCKING=1; if another node does not have it, suspect the GPU"),
-    _one("nccl-system", Kind.CUDA_ERROR, r"ncclUnhandledCudaError|ncclSystemError", "NCCL error", "NCCL failed in CUDA or in a system call", "repeat with NCCL_DEBUG=INFO; its last lines name the call"),
-    _one("cuda", Kind.CUDA_ERROR, r"CUDA error|cudaError|CUDNN_STATUS|CUBLAS_STATUS", "CUDA error", "CUDA, cuDNN or cuBLAS failed", "repeat with CUDA_LAUNCH_BLOCKING=1; look for an Xid of the node"),
     _one("disk-quota", Kind.DISK_FULL, r"disk quota exceeded", "quota used up", "the quota of this user is used up", "quota -s; delete old checkpoints or ask for more"),
+    _one("open-files", Kind.WORKER_EXCEPTION, r"too many open files|errno 24\]", "too many open files", "the limit of open files is too low", "raise ulimit -n on the nodes, or use fewer workers"),
+    _one("host-memory", Kind.WORKER_EXCEPTION, r"^MemoryError|cannot allocate memory|Failed to malloc \d|malloc\(size=\d+\) returned null|Failed to CUDA host alloc|DefaultCPUAllocator: (?:can't|not enough)", "host out of memory", "the machine's memory is used up", "fewer loader workers or a smaller cache; free -g on the node"),
     _one("disk-full", Kind.DISK_FULL, r"no space left|errno 28\b|ENOSPC|\b(?:has|have) [\d.,]+ .?B free|it needs .* free$", "disk full", "no space (or inode) is left where the run writes", "df -h and df -i there; clusterctl plan-checkpoints says what the run needs"),
+    _one("nccl-usage", Kind.WORKER_EXCEPTION, r"ncclInvalid(?:Usage|Argument)|NCCL[^\n]{0,200}invalid (?:usage|argument) \(run with", "NCCL call refused", "the program or a setting gave NCCL what it cannot use", "repeat with NCCL_DEBUG=WARN; its last line names the value"),
+    _one("nccl-system", Kind.CUDA_ERROR, r"nccl(?:UnhandledCuda|System|Internal)Error|unhandled (?:cuda|system) error|internal error - please report this issue to the NCCL|NCCL_ERROR_\w+", "NCCL error", "NCCL failed in CUDA or in a system call", "repeat with NCCL_DEBUG=INFO; its last lines name the call"),
     _one("stale-handle", Kind.STORAGE, r"stale file handle|errno 116\]", "stale file handle", "the file server replaced or lost a file or an export", "mount it again on the node; compare the node's mount with the others"),
     _one("read-only", Kind.STORAGE, r"read-only file system", "read-only file system", "the kernel made the file system read-only after an error, or it was mounted so", "dmesg of the node; check the disk before it is mounted again"),
     _one("storage", Kind.STORAGE, r"errno (?:5|107)\]|input/output error|endpoint is not connected|remote i/o error", "input/output error", "a file system or its server failed", "dmesg of the node and of the file server"),
@@ -86,15 +115,21 @@ SIGNATURES: tuple[Signature, ...] = (
     _one("missing-file", Kind.MISSING_FILE, r"FileNotFoundError|NotADirectoryError|no such file|errno 2\]|^there (?:is|are) no (?:\S*/\S*|\S+ for \S+|config file|checkpoint|weights|dataset)", "file missing", "a file or folder is not there, or not on this node", "check the path on every node: clusterctl run 'ls -d PATH'"),
     _one("stopped", Kind.USER_STOP, r"^(?:KeyboardInterrupt|interrupted)\b", "interrupted", "somebody pressed Ctrl-C", "start it again"),
     _one("permission", Kind.WORKER_EXCEPTION, r"PermissionError|errno 13\]", "permission denied", "this user may not read or write that path", "ls -ld the path on that node, as the user of the run"),
-    _one("open-files", Kind.WORKER_EXCEPTION, r"too many open files|errno 24\]", "too many open files", "the limit of open files is too low", "raise ulimit -n on the nodes, or use fewer workers"),
-    _one("host-memory", Kind.WORKER_EXCEPTION, r"^MemoryError|cannot allocate memory|DefaultCPUAllocator: (?:can't|not enough)", "host out of memory", "the machine's memory is used up", "fewer loader workers or a smaller cache; free -g on the node"),
-    _one("desync", Kind.WORKER_EXCEPTION, r"Detected mismatch between collectives on ranks", "ranks disagree", "ranks called different collectives", "the message names both calls; no branch before a collective may depend on the rank"),
 )  # fmt: skip
+
+NAMED = {one.name: one for one in SIGNATURES}
 
 
 def find(text: str) -> Signature | None:
     """That of an error; None for one that no signature knows."""
-    return next((one for one in SIGNATURES if one.words.search(text)), None)
+    text = text[:LONGEST]
+    by_cuda = cuda_errors.find(text)
+    if by_cuda is not None and by_cuda.signature != GENERAL:
+        return NAMED[by_cuda.signature]
+    by_words = next((one for one in SIGNATURES if one.words.search(text)), None)
+    if by_cuda is not None and (by_words is None or by_words.name == "cuda"):
+        return NAMED[GENERAL]
+    return by_words
 
 
 # What a class means where no text says more, and what to do; by the name with its number first.

@@ -6,6 +6,7 @@ import re
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from clusterctl.launch.causes import signatures
 from clusterctl.launch.causes.kinds import Kind
@@ -35,9 +36,22 @@ _WHAT = re.compile(r"  what\(\):\s+(?P<text>.+)")  # the line below "terminate c
 _ENDINGS = "Error|Exception|Interrupt|Exit|Timeout|Failure|Expired"
 _RAISED = re.compile(rf"(?P<type>(?:\w+\.)*\w*(?:{_ENDINGS}))(?:: .*)?")
 FEW_LINES = 5  # below a traceback of a rank that ends by it: warnings of libraries that unload
-WATCHDOG = re.compile(signatures.WATCHDOG)
-# The watchdog tells an error of this rank's own GPU: `… terminated with exception: CUDA error: …`.
-_OWN_ERROR = re.compile(r"watchdog thread terminated with exception: (?:\[.*?\] )?CUDA error.*")
+WATCHDOG = re.compile(signatures.WATCHDOG, re.IGNORECASE)
+# The watchdog tells an error of this rank: `… terminated with exception: CUDA error: …`.
+_OWN_ERROR = re.compile(
+    r"watchdog thread terminated with exception: (?:\[[^\]]{0,200}\] )?(?:CUDA|NCCL) error.*",
+    re.IGNORECASE,
+)
+# Follow a watchdog's own word, and say less.
+_FOLLOWS = re.compile(r"after attempting to dump|observed flight recorder", re.IGNORECASE)
+# torch explains NCCL's result, then `Last error:` and what NCCL warned of last; that is the reason.
+_NCCL = re.compile(r"(?P<type>nccl[A-Z]\w{2,40}): ")
+LAST_ERROR = "Last error:"
+_NO_DETAIL = re.compile(
+    r"\s*$|\[?[EWIF]\d{3,4} |\S{1,80}:\d{1,9}:\d{1,9} \[\d|Traceback \(|Exception raised|frame #|"
+    r"terminate called|  what\(\)|During handling|The above exception|\w{1,60}Warning|Aborted"
+)
+_MOST_DETAIL = 3  # lines: NCCL keeps one warning, and few have a second line
 _ABORT = "terminate called"
 _OF_MACHINE = (Kind.CUDA_OOM, Kind.CUDA_ERROR, Kind.DISK_FULL, Kind.STORAGE)
 _VAGUE = (Kind.WORKER_EXCEPTION, Kind.CUDA_ERROR)
@@ -58,24 +72,68 @@ def _plain(lines: Sequence[str]) -> list[str]:
     return list(map(plain, lines))
 
 
-def find(lines: Sequence[str]) -> tuple[int, str, int | None] | None:
-    """(index, error without its prefix, rank that it names) of the line that states the error."""
+class Found(NamedTuple):
+    """Where an error stands: the line that states it, and the one after its last."""
+
+    at: int
+    end: int
+    text: str  # without its prefix
+    rank: int | None = None  # that it names
+
+
+def find(lines: Sequence[str]) -> Found | None:
+    """The last line that states an error, with what belongs to it below."""
     lines = _plain(lines)
     for index in range(len(lines) - 1, -1, -1):
         stated = _STATED.match(lines[index])
         if stated:
-            text = stated["text"] or stated["fatal"]
+            text, last = (stated["text"] or stated["fatal"]).strip(), index
             below = _WHAT.match(lines[index + 1]) if index + 1 < len(lines) else None
             if stated["fatal"] and below:
-                text = f"{text.strip()}: {below['text']}"
-            return index, text.strip(), int(stated["rank"]) if stated["rank"] else None
+                text, last = f"{text}: {below['text']}", index + 1
+            end = detail_end(lines, last)
+            rank = int(stated["rank"]) if stated["rank"] else None
+            return Found(index, end, _with_detail(text, lines[last + 1 : end]), rank)
     raised = _raised(lines)
-    if raised is None:
-        return None
-    text, after = lines[raised].strip(), [line.strip() for line in lines[raised + 1 : raised + 3]]
-    if len(after) == 2 and after[0] == "Last error:":  # of NCCL: whether a peer has gone
-        text = f"{text} {after[1]}"
-    return raised, text, None
+    return None if raised is None else _found_at(lines, raised)
+
+
+def _found_at(lines: Sequence[str], index: int) -> Found:
+    end = detail_end(lines, index)
+    return Found(index, end, _with_detail(lines[index].strip(), lines[index + 1 : end]))
+
+
+def detail_end(lines: Sequence[str], index: int) -> int:
+    """The line after the last that belongs to the error at `index`: what NCCL says below it."""
+
+    def at(number: int) -> str:
+        return plain(lines[number]) if number < len(lines) else ""
+
+    end = index + 1
+    if _NCCL.match(at(end)):
+        end += 1
+    if at(end).startswith(LAST_ERROR):
+        last = min(len(lines), end + 1 + _MOST_DETAIL)
+        end += 1
+        while end < last and not _NO_DETAIL.match(at(end)):
+            end += 1
+    return end
+
+
+def _with_detail(text: str, below: Sequence[str]) -> str:
+    """`ncclSystemError: … Last error: …`; of NCCL's result the second line says more."""
+    if below and _NCCL.match(below[0]) and "NCCL error" in text:
+        text, below = below[0].strip(), below[1:]
+    return " ".join([text, *map(str.strip, below)])
+
+
+def details(lines: Sequence[str]) -> set[int]:
+    """Where lines stand that NCCL's last error has, which are no words of a program's own."""
+    found = set[int]()
+    for index, line in enumerate(lines):
+        if index and plain(line).startswith(LAST_ERROR):
+            found.update(range(index, detail_end(lines, index - 1)))
+    return found
 
 
 def _raised(lines: Sequence[str]) -> int | None:
@@ -92,45 +150,52 @@ def _raised(lines: Sequence[str]) -> int | None:
             is_ignored = True
         elif line.startswith(_CHAINED):
             is_chained = True
-        elif _RAISED.fullmatch(line):
+        elif _RAISED.fullmatch(line) and not _is_nccl(lines, index):
             if not is_ignored:
                 chain = [*chain, index] if is_chained else [index]
             is_ignored = is_chained = False
     if not chain:
         return None
     first, last = chain[0], chain[-1]
-    cause, result = (classify(lines[index].strip()).kind for index in (first, last))
+    cause, result = (classify(_found_at(lines, index).text).kind for index in (first, last))
     if result.is_consequence and not cause.is_consequence:
         return first
     return first if cause in _OF_MACHINE and result in _VAGUE else last
+
+
+def _is_nccl(lines: Sequence[str], index: int) -> bool:
+    """Whether a line only explains the error of NCCL above it."""
+    return index > 0 and bool(_NCCL.match(lines[index])) and "NCCL error" in lines[index - 1]
 
 
 def read(lines: Sequence[str]) -> Stated | None:
     """What a log states about its rank's end; None where no line states an error."""
     found = find(lines)
     # NCCL's watchdog ends the process by an exception in C++, whose text may be cut.
-    barks = [line for line in lines if WATCHDOG.search(line)]
-    is_abort = found is not None and found[1].startswith(_ABORT)
+    barks = [index for index, line in enumerate(lines) if WATCHDOG.search(line)]
+    is_abort = found is not None and found.text.startswith(_ABORT)
     if found is None or is_abort:
-        own = next(filter(None, map(_OWN_ERROR.search, barks)), None)
-        if own is not None:
-            return classify(own[0])
+        for index in barks:
+            if own := _OWN_ERROR.search(lines[index]):
+                plain = _plain(lines[index : index + 3 + _MOST_DETAIL])
+                return classify(_with_detail(own[0], plain[1 : detail_end(plain, 0)]))
     if found is not None and is_abort:
         # What Python raised just before is why C++ aborts.
-        raised = _raised(plain := _plain(lines)[: found[0]])
-        if raised is not None and raised >= found[0] - BEFORE_ABORT:
-            stated = classify(plain[raised].strip())
+        raised = _raised(plain := _plain(lines)[: found.at])
+        if raised is not None and raised >= found.at - BEFORE_ABORT:
+            stated = classify(_found_at(plain, raised).text)
             if not stated.kind.is_consequence:
                 return stated
     if barks and (found is None or is_abort):
-        hit = WATCHDOG.search(barks[-1])
-        return Stated(Kind.NCCL_WATCHDOG, hit[0] if hit else barks[-1])
+        told = [index for index in barks if not _FOLLOWS.search(lines[index])] or barks
+        hit = WATCHDOG.search(lines[told[-1]])
+        return Stated(Kind.NCCL_WATCHDOG, hit[0] if hit else lines[told[-1]])
     if found is None:
         return None
-    index, text, rank = found
+    index, end, text, rank = found
     if classify(text).kind == Kind.PEER_LOST and _is_of_loader(_plain(lines[:index])):
         return Stated(Kind.WORKER_DIED, text)
-    is_last = index >= len(lines) - FEW_LINES or is_stated(lines[index])
+    is_last = end - 1 >= len(lines) - FEW_LINES or is_stated(lines[index])
     return replace(classify(text, rank), is_last=is_last)
 
 
@@ -160,7 +225,7 @@ def plain(line: str) -> str:
 
 def classify(text: str, rank: int | None = None) -> Stated:
     """The class of one error; what no row of the table knows is an exception of the program."""
-    raised = _RAISED.match(text)
+    raised = _NCCL.match(text) or _RAISED.match(text)
     detail = raised["type"].rpartition(".")[2] if raised else ""
     known = signatures.find(text)
     if known is not None:
@@ -168,6 +233,11 @@ def classify(text: str, rank: int | None = None) -> Stated:
     if text.startswith("Fatal Python error"):
         detail = text.partition(": ")[2]
     return Stated(Kind.WORKER_EXCEPTION, text, detail, rank)
+
+
+def first_line(text: str) -> str:
+    """The part of an error that stands in one line of its log."""
+    return text.partition(f" {LAST_ERROR}")[0]
 
 
 def file_of(lines: Sequence[str]) -> str:

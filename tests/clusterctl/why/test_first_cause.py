@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from clusterctl.launch.causes import signatures
+from clusterctl.launch.causes.kinds import Kind
 from clusterctl.launch.causes.texts import classify, read
 from clusterctl.why.explain import Explanation, explain_logs
+from clusterctl.why.show import lines
 from tests.clusterctl.why.crashing_ranks import SCENARIOS
 
 LOGS = Path(__file__).parents[2] / "captures" / "why"
@@ -22,6 +24,8 @@ KNOWN = {
     "unmarked": ("worker-exception", ()),
     "worker-died-in-hook": ("worker-died", (2,)),
     "flood": ("worker-exception", (1,)),
+    "nccl-last-error": ("disk-full", (1,)),
+    "nccl-last-error-marked": ("environment", (1,)),
     **{name: expected for name, expected in SCENARIOS.items() if expected[0] and name != "killed"},
 }
 
@@ -53,6 +57,10 @@ def test_first_cause_of_recorded_ranks(name: str) -> None:
     [
         ("nccl-timeout", "the log of rank 3 ends without an error", "ALLREDUCE number 15734"),
         ("nccl-network", "all blame another one", "status=12"),
+        ("watchdog-stuck", "all blame another one", ""),
+        ("dump-signal", "all blame another one", "rank 5 gave up a collective"),
+        ("nccl-warnings", "none of 2 logs ends with an error", "rank 0-1: socketStartConnect"),
+        ("nccl-warnings", "none of 2 logs ends with an error", "rank 1: Call to ibv_reg_mr_iova2"),
         ("killed", "the log of rank 2 ends without an error", ""),  # nobody says how many ranks
         ("two-errors", "nothing says which one came first", ""),
         ("survived", "none of 3 logs ends with an error", ""),
@@ -83,6 +91,41 @@ def test_first_failure_that_torchrun_saw_is_no_proof(tmp_path: Path) -> None:
     assert found.verdict is not None
     assert found.verdict.cause is None
     assert "torchrun saw rank 1 end first (exit code 1)" in found.verdict.why_not
+
+
+def test_rank_without_a_word_blames_nobody() -> None:
+    text = "\n".join(line for line, _ in lines(explained("torchrun-exit")))
+    assert "1 rank ended without a reason: 1 exit code 1" in text
+    assert "blame" not in text
+
+
+@pytest.mark.parametrize("name", ["nccl-last-error", "nccl-last-error-marked"])
+def test_last_error_of_nccl_is_shown_with_its_log(name: str) -> None:
+    found = explained(name)
+    assert found.verdict is not None
+    assert found.verdict.cause is not None
+    assert found.verdict.cause.evidence is not None
+    last = found.context[-1].removeprefix("[rank1]: ")
+    assert found.context[-2].endswith("Last error:")
+    assert found.verdict.cause.evidence.line.endswith(f"Last error: {last}")
+
+
+def test_last_error_above_the_words_of_torchrun_is_found(tmp_path: Path) -> None:
+    text = (LOGS / "nccl-last-error" / "1.log").read_text()
+    report = (LOGS / "torchrun-exit" / "console.log").read_text()
+    (tmp_path / "console.log").write_text(text + report.replace("rank      : 9", "rank      : 1"))
+    found = explain_logs(tmp_path)
+    assert found.verdict is not None
+    told = (found.verdict.cause, *found.verdict.candidates)
+    assert [one.kind for one in told if one is not None] == [Kind.DISK_FULL]
+
+
+def test_error_of_nccl_that_a_program_survived_is_no_end(tmp_path: Path) -> None:
+    text = (LOGS / "nccl-last-error" / "1.log").read_text()
+    (tmp_path / "1.log").write_text(text + "".join(f"step {n} loss 0.1\n" for n in range(9)))
+    found = explain_logs(tmp_path).verdict
+    assert found is not None
+    assert found.cause is None
 
 
 def test_report_of_torchrun_is_no_error_of_a_rank(tmp_path: Path) -> None:
