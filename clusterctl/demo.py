@@ -175,7 +175,7 @@ def _train(
     )
     cluster = Cluster(read_hostfile(hostfile), ParamikoTransport())
     reads = resolve("demo", overrides, workdir=Path.cwd(), env={})
-    prepared = prepare(cluster, options, reads)
+    prepared = prepare(cluster, options, reads, prove_outputs=True)
     report = prepared.report
     assert report is not None
     say(f"preflight  {headline(report)}")

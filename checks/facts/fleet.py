@@ -154,6 +154,7 @@ class Fleet:
     nodes: tuple[NodeFacts, ...]
     launch: LaunchNeeds | None = None
     token: str | None = None  # what the head wrote into the shared folder
+    token_of_run: bool = False  # that folder is the one of the run directories
     active: Active | None = None  # None: no test made the nodes work
 
     @property

@@ -155,21 +155,31 @@ def _shared(mounts: Sequence[Mount]) -> set[str]:
 
 @check("storage.token", "fleet")
 def shared_token(fleet: Fleet, limits: Profile) -> Iterable[Finding]:
-    """The shared folder is one and the same on all nodes.
+    """The shared folder, or that of the run directories, is one and the same on all nodes.
 
-    Bad: WARN over 2 s; FAIL missing, of another launch, or hanging
-    How: the head writes a token file into the folder of --shared, every node reads it back
+    Why: Ranks that do not see the run directory of rank 0 end the run at its start.
+    Bad: WARN over 2 s, and where no node sees the head's run directories, which the nodes may share
+        without it; FAIL missing, of another launch, or hanging
+    How: the head writes a token file into the folder of --shared, else, with a launch on several
+        nodes, of --outputs; every node reads it back
     Fix: mount on that node, and the server's name in it
     """
     if fleet.token is None:
         return [skip("no --shared folder was named")]
+    seen = {node.name for node in fleet.reached if node.token == fleet.token}
+    lost = [node.name for node in fleet.reached if node.name not in seen]
+    if fleet.token_of_run and not seen and lost:
+        text = "no node sees the head's folder of runs; whether they share one is not known"
+        return [warn(text, nodes=tuple(lost), fix="--active --shared FOLDER proves it")]
+    what = "the folder of runs" if fleet.token_of_run else "the shared folder"
 
     def judge(node: NodeFacts) -> Finding:
         token, token_s = node.token, node.token_s
         if isinstance(token, Unknown) and "no end" in token.reason:
-            return fail("the shared folder hangs")
-        if need(token, "the token cannot be read: ", fail) != fleet.token:
-            return fail("it holds another token: not the same folder, or a stale view")
+            return fail(f"{what} hangs")
+        unread = f"{what} is not the head's, its token cannot be read: "
+        if need(token, unread, fail) != fleet.token:
+            return fail(f"{what} holds another token: not the same folder, or a stale view")
         if isinstance(token_s, float) and token_s > limits.token_warn_s:
             return warn(f"reading a few bytes took {token_s:.1f} s", fix="nfsstat; its load")
         return passed("the same folder")

@@ -179,7 +179,8 @@ def command(
         prepared = Prepared(wanted.device, slots, None)
     else:
         ledger = ledger_beside(settings.hostfile)
-        prepared = prepare(cluster, wanted, line, ledger)
+        is_proven = not dry_run and len(first) + len(waiting) > 1
+        prepared = prepare(cluster, wanted, line, ledger, prove_outputs=is_proven)
         if not dry_run and prepared.report is not None:
             why = enter_checks(ledger, prepared.report, settings.hostfile, time.time(), "launch")
             if why:
@@ -219,10 +220,13 @@ def _look_at_spares(
 
     if not cluster.nodes:
         return {}
-    found = prepare(cluster, replace(wanted, device=prepared.device), line)
-    if found.needs is not None:
+    found = prepare(cluster, replace(wanted, device=prepared.device), line, prove_outputs=True)
+    if found.needs is not None and found.report is not None:
         needs = replace(found.needs, slots={**prepared.slots, **found.slots})
         whys = unfit(prepared.facts, found.facts, needs)
+        for one in found.report.findings:  # of a token that the other nodes were not asked for
+            if one.id == "storage.token" and found.report.stops(one):
+                whys |= {name: whys.get(name, one.evidence) for name in one.nodes}
         found_by = grouped((whys[name], name) for name in found.slots if name in whys)
         for why, names in found_by.items():
             output.warn(f"spare {fold(names)} could not be used now: {why}", "warn")

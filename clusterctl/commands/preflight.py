@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from functools import partial
@@ -124,6 +125,7 @@ def _run(
 ) -> Report:
     from clusterctl.preflight.last_census import default_path
     from clusterctl.preflight.run import run_preflight
+    from clusterctl.remote.shared_token import nearest_folder
 
     checks, skipped, shared = options["checks"], options["skipped"], options["shared"]
 
@@ -153,6 +155,9 @@ def _run(
         alone = ["--yes"] * options["yes"] + ["--dry-run"] * options["dry_run"] + asked
         if alone:
             raise UsageError(f"{alone[0]} goes with --active")
+    outputs = nearest_folder(options["outputs"]) if options["launch"] else None
+    if len(cluster.nodes) < 2 or outputs is None or not os.access(outputs, os.W_OK):
+        outputs = None
     try:
         return run_preflight(
             cluster,
@@ -163,6 +168,7 @@ def _run(
             sudo=options["sudo"],
             workdir=options["workdir"],
             shared=shared,
+            outputs=outputs,
             memory=default_path(),
             ledger=ledger,
             work=work if options["active"] else None,

@@ -32,6 +32,7 @@ from clusterctl.ledger.history import with_history
 from clusterctl.nodes import Node, fold
 from clusterctl.remote.cluster import Cluster
 from clusterctl.remote.facts import read_node
+from clusterctl.remote.shared_token import nearest_folder, token_in
 from trainer.runlog.run_dir import next_run_dir
 
 
@@ -65,18 +66,29 @@ class Prepared(NamedTuple):
 
 
 def prepare(
-    cluster: Cluster, options: LaunchOptions, line: LaunchLine, ledger: Path | None = None
+    cluster: Cluster,
+    options: LaunchOptions,
+    line: LaunchLine,
+    ledger: Path | None = None,
+    *,
+    prove_outputs: bool = False,
 ) -> Prepared:
-    """One census of all nodes; the checks that a launch needs. Nothing is started or written.
+    """One census of all nodes; the checks that a launch needs. Nothing is started.
 
-    `ledger` is the file of what happened to the nodes.
+    `ledger` is the file of what happened to the nodes. With `prove_outputs` a small file, which is
+    removed again, proves that the folder of the run directories is the same one on all nodes.
     """
     started, nodes = time.monotonic(), cluster.nodes
     port = options.master_port or PORT_RANGE[0]
     workdir, outputs = options.workdir.absolute(), str(options.outputs.absolute())
     env = kept_environment(options.env, options.nccl, facts=options.facts_env)
     files, wandb = tuple(line.reads["files"]), bool(line.reads["wandb"])
-    facts = ask_nodes(cluster, options.python, port, outputs, str(workdir), files, wandb)
+    proven = nearest_folder(options.outputs) if prove_outputs else None
+    if proven is not None and not os.access(proven, os.W_OK):
+        proven = None  # making the run directory says it
+    with token_in(proven) as (path, token):
+        where = (outputs, str(workdir), files, wandb, path)
+        facts = ask_nodes(cluster, options.python, port, *where)
     if ledger is not None:
         facts = with_history(ledger, facts, time.time())
     device = choose_device(options.device, facts)
@@ -94,7 +106,8 @@ def prepare(
     )
     # Without --master_port the agents look for a free one themselves.
     without = () if options.master_port else ("launch.port_free",)
-    report = run_checks(Fleet(facts, needs), without=without, seconds=time.monotonic() - started)
+    fleet = Fleet(facts, needs, token, token_of_run=True)
+    report = run_checks(fleet, without=without, seconds=time.monotonic() - started)
     return Prepared(device, slots, report, unsure_of_gpus(facts), needs, facts)
 
 
@@ -106,8 +119,9 @@ def ask_nodes(
     workdir: str,
     files: Sequence[str],
     wandb: bool,
+    token: Path | None = None,
 ) -> tuple[NodeFacts, ...]:
-    """One census for the checks of a launch."""
+    """One census for the checks of a launch; `token` is a file in the head's folder of runs."""
     args = {
         "tool_timeout_s": cluster.limits.tool_s,
         "python": python,
@@ -117,6 +131,7 @@ def ask_nodes(
         "workdir": workdir,
         "files": list(files),
         "wandb": wandb,
+        "token": None if token is None else str(token),
     }
     return tuple(map(read_node, cluster.ask("census", args)))
 

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ from checks.finding import Finding, Report, Verdict
 from checks.parsers.kernel_log import INTERESTING
 from checks.profile import Profile
 from checks.runner import run_checks
-from clusterctl.errors import TransportError, UsageError
+from clusterctl.errors import TransportError
 from clusterctl.ledger.history import with_history
 from clusterctl.nodes import Node, counted, fold, grouped
 from clusterctl.preflight import last_census
@@ -28,6 +26,7 @@ from clusterctl.remote.cluster import Cluster
 from clusterctl.remote.facts import read_node
 from clusterctl.remote.fanout import NodeResult
 from clusterctl.remote.payload import PayloadStream
+from clusterctl.remote.shared_token import token_in
 
 GROWTH_S = 0.7  # between two reads of counters
 PINGS = 8
@@ -44,6 +43,7 @@ def run_preflight(
     sudo: bool = False,
     workdir: Path | None = None,
     shared: Path | None = None,
+    outputs: Path | None = None,
     memory: Path | None = None,
     ledger: Path | None = None,
     work: Callable[[Fleet], Active | None] | None = None,
@@ -51,7 +51,7 @@ def run_preflight(
     """One look at all nodes, then all checks; a node that gave no answer is in the report.
 
     `needs` adds what a launch asks for. `sudo` tries `sudo -n` for what this user may not read,
-    `workdir` is the launch's folder, `shared` must be one folder on all nodes, `memory` is the file
+    `workdir` is the launch's folder, `shared` must be one folder on all nodes, `outputs` is where a run would write, `memory` is the file
     of the previous run, `ledger` that of what happened to the nodes. `work` may make the nodes work
     once they are known (`--active`).
     Raises `KeyError` for an unknown check id in `only` or `without`, `UsageError` when a token
@@ -62,7 +62,7 @@ def run_preflight(
     known: dict[Node, NodeFacts] = {}
     costs: list[float] = []
     first = nodes[0]
-    with _token(shared) as (path, token):
+    with token_in(shared or outputs) as (path, token):
         # "@" is the node's own name; all ranks connect to the first node's.
         reach = [first.address, 22 if needs is None else needs.port]
         common = {"growth_s": GROWTH_S, "sudo": sudo, "names": ["@", first.address], "reach": reach}
@@ -87,7 +87,7 @@ def run_preflight(
         facts, _ = last_census.compare(memory, nodes, facts)
     if ledger is not None:
         facts = with_history(ledger, facts, time.time())
-    fleet = Fleet(facts, needs, token)
+    fleet = Fleet(facts, needs, token, token_of_run=shared is None)
     if work is not None:
         fleet = dataclasses.replace(fleet, active=work(fleet))
     seconds = time.monotonic() - started
@@ -137,24 +137,6 @@ def _ask_time(stream: PayloadStream) -> list[tuple[float, float, float]]:
     except (EOFError, TransportError):
         pass  # its own facts have arrived; time.skew says that the offset is unknown
     return samples
-
-
-@contextmanager
-def _token(folder: Path | None) -> Iterator[tuple[Path | None, str | None]]:
-    """A file that only this run can have written, for as long as the nodes are asked."""
-    if folder is None:
-        yield None, None
-        return
-    word = secrets.token_hex(16)
-    path = folder.absolute() / f".clusterctl-token-{word[:8]}"
-    try:
-        path.write_text(word, encoding="ascii")
-    except OSError as error:
-        raise UsageError(f"--shared {folder}: cannot write there: {error.strerror}") from None
-    try:
-        yield path, word
-    finally:
-        path.unlink(missing_ok=True)
 
 
 def headline(report: Report) -> str:

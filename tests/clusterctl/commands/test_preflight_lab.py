@@ -165,3 +165,30 @@ def test_blackholed_and_hung_node_are_named_within_the_deadline(module_lab) -> N
     assert report["good_nodes"] == ["node-1", "node-2"]
     print(f"preflight with a dead and a hung node: {wall_s:.2f} s, deadline 8 s")
     assert report["seconds"] < 8.5
+
+
+def test_a_folder_of_runs_that_nodes_do_not_share_is_found_before_a_launch(nodes: Lab) -> None:
+    runs, private = nodes.directory / "runs", nodes.directory / "private"
+    runs.mkdir()
+    private.mkdir()
+    hostfile = nodes.directory / "two.txt"
+    hostfile.write_text("".join(nodes.hostfile.read_text().splitlines(True)[:3]))
+    own = ["--launch", "demo", "--outputs", str(runs / "new"), "--check", "storage.token"]
+    seen = preflight(nodes, hostfile, *own)
+    assert [(one["verdict"], one["evidence"]) for one in seen["checks"]] == [
+        ("PASS", "the same folder")
+    ]
+    first, second, third = (node.name for node in nodes.nodes[:3])
+    nodes.nodes[1].bind(private, str(runs))
+    report = preflight(nodes, hostfile, *own)
+    (bad,) = [one for one in report["checks"] if one["verdict"] == "FAIL"]
+    assert (bad["id"], bad["nodes"]) == ("storage.token", [second])
+    assert "the folder of runs is not the head's" in bad["evidence"]
+    assert report["exit_code"] == 1
+    nodes.nodes[0].bind(private, str(runs))
+    nodes.nodes[2].bind(private, str(runs))
+    report = preflight(nodes, hostfile, *own)
+    (unsure,) = report["checks"]
+    assert (unsure["verdict"], unsure["nodes"]) == ("WARN", [first, second, third])
+    assert "whether they share one is not known" in unsure["evidence"]
+    assert not list(runs.iterdir())
