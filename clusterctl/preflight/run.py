@@ -51,9 +51,10 @@ def run_preflight(
     """One look at all nodes, then all checks; a node that gave no answer is in the report.
 
     `needs` adds what a launch asks for. `sudo` tries `sudo -n` for what this user may not read,
-    `workdir` is the launch's folder, `shared` must be one folder on all nodes, `outputs` is where a run would write, `memory` is the file
-    of the previous run, `ledger` that of what happened to the nodes. `work` may make the nodes work
-    once they are known (`--active`).
+    `workdir` is the launch's folder, `shared` must be one folder on all nodes, `outputs` is
+    where a run would write, `memory` is the file of the previous run, `ledger` that of what
+    happened to the nodes. `work` may make the nodes work once they are known (`--active`).
+
     Raises `KeyError` for an unknown check id in `only` or `without`, `UsageError` when a token
     cannot be written into `shared`.
     """
