@@ -154,11 +154,11 @@ def _train(
     on_update: Callable[[Any], None],
 ) -> tuple[Path, int]:
     """Preflight, then launch, as `clusterctl launch demo HOSTFILE`; (run directory, steps)."""
+    from clusterctl.hostfile import read_hostfile
     from clusterctl.launch.inputs import resolve
     from clusterctl.launch.plan import Timing
     from clusterctl.launch.start import LaunchOptions, plan_launch, prepare
     from clusterctl.launch.supervise import supervise
-    from clusterctl.nodes import read_hostfile
     from clusterctl.preflight.run import fix_lines, headline, table_rows
     from clusterctl.remote.cluster import Cluster
     from clusterctl.transport.paramiko_backend import ParamikoTransport

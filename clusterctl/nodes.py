@@ -1,41 +1,35 @@
-"""The hostfile and node sets: which machines a command is about, in the hostfile's order."""
+"""Nodes: which machines a command is about, in the hostfile's order, and names as one word. Pure.
+
+Names are never parsed to be shown: `fold` knows letters and numbers, and no syntax.
+"""
 
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from math import prod
-from pathlib import Path
 from typing import TypeVar
 
 from clusterctl.errors import HostfileError
+from clusterctl.node_name import NodeName, first_bad_name, is_node_name, why_bad_name
+from clusterctl.node_sets import MAX_DIGITS, expand
 
 K = TypeVar("K")
 V = TypeVar("V")
 
-MAX_NODES = 100_000  # n[1-1000000000] must not fill the memory
-MAX_DIGITS = 18
-_PART = re.compile(r"(?:\[[^\]]*\]?|[^,\[])+")  # up to a comma outside brackets
-_BRACKETS = re.compile(r"\[([^\]]*)\]")
-_RANGE = re.compile(r"(\d+)\s*-\s*(\d+)(?:\s*/\s*(\d+))?")
-_OPERATORS = re.compile(r"[!&^](?![^\[]*\])")
-# OpenSSH's rule for names, because ProxyCommand and `Match exec` pass them to a shell as %h and %r
-# (CVE-2023-51385).
-_REFUSED = {
-    "host name": re.compile(r"""^-|['`"$\\;&<>|(){},\s]"""),
-    "user name": re.compile(r"""^-|['`";&<>|(){}]|\s-|\\$"""),
-}
-KEYS = ("host", "port", "user", "slots", "identity")
-KNOWN_HOSTS = "known_hosts"  # a label that the transport reads
+FOLDED_AXES = 4  # the last numbers of a name that are folded
+_NUMBERS = re.compile(r"(\d+)", re.ASCII)
+_FOLDABLE = re.compile(r"[\w.:-]+", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One machine. The transport takes from ssh_config what is None here."""
+    """One machine. The transport takes from ssh_config what is None here.
 
-    name: str
+    Raises `ValueError` for what cannot be the name of a node.
+    """
+
+    name: NodeName
     host: str | None = None
     port: int | None = None
     user: str | None = None
@@ -43,186 +37,14 @@ class Node:
     identity: str | None = None
     labels: tuple[tuple[str, str], ...] = field(default=(), compare=False)
 
+    def __post_init__(self) -> None:
+        if not is_node_name(self.name):
+            raise ValueError(why_bad_name(self.name))
+
     @property
     def address(self) -> str:
         """The host for ssh to connect to, which ssh_config may change."""
         return self.host or self.name
-
-
-def read_hostfile(path: Path) -> list[Node]:
-    """Nodes of a hostfile in its order.
-
-    Raises `HostfileError` for a missing or empty file, a bad line, a bad range or a name defined
-    twice, always with the line number; and for known_hosts= in a file that another user could have
-    written: it decides which machines are trusted.
-    """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        hint = "write one node per line, see nodes.txt.example, or name another file"
-        raise HostfileError(f"hostfile {path} does not exist", hint=hint) from None
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
-        raise HostfileError(f"hostfile {path} cannot be read: {why}") from None
-    nodes = parse_hostfile(text, str(path))
-    trusted = {value for node in nodes for key, value in node.labels if key == KNOWN_HOSTS}
-    for known_hosts in sorted(trusted):
-        _check_owners(path, Path(known_hosts).expanduser())
-    return nodes
-
-
-def _check_owners(hostfile: Path, known_hosts: Path) -> None:
-    """Raise `HostfileError` when another user could have written which host keys are good."""
-    from clusterctl.payload.files.ownership import why_untrusted
-
-    for path in (hostfile, known_hosts):
-        try:
-            why = why_untrusted(str(path))
-        except OSError:
-            continue  # a known_hosts file that does not exist yet trusts no host
-        if why:
-            action = "leave it out, or close the file to others"
-            text = f"hostfile {hostfile}: known_hosts={known_hosts} is not taken: {why}"
-            raise HostfileError(text, hint=f"it replaces the user's own known_hosts; {action}")
-
-
-def parse_hostfile(text: str, source: str = "hostfile") -> list[Node]:
-    """As `read_hostfile`, for its text; `source` names it in messages."""
-    nodes: list[Node] = []
-    first_line: dict[str, int] = {}
-    for number, raw in enumerate(text.splitlines(), 1):
-        where = f"{source} line {number}"
-        try:
-            words = shlex.split(raw, comments=True)
-        except ValueError as error:
-            raise HostfileError(f"{where}: {error}") from None
-        if not words:
-            continue
-        fields = _parse_fields(words[1:], where)
-        names = expand(words[0], where)
-        if len(names) > 1 and "host" in fields:
-            many = f"host={fields['host']} cannot stand for {len(names)} nodes"
-            raise HostfileError(f"{where}: {many}", hint="give each of them its own line")
-        for name in names:
-            node = _make_node(name, fields, where)
-            if node.name in first_line:
-                before = f"{node.name} is already defined on line {first_line[node.name]}"
-                hint = "a node that is listed twice would get every rank twice"
-                raise HostfileError(f"{where}: {before}", hint=hint)
-            first_line[node.name] = number
-            nodes.append(node)
-        if len(nodes) > MAX_NODES:
-            raise HostfileError(f"{where}: this line makes more than {MAX_NODES:,} nodes")
-    if not nodes:
-        hint = "write one node per line, see nodes.txt.example"
-        raise HostfileError(f"{source} names no node", hint=hint)
-    return nodes
-
-
-def _parse_fields(words: Iterable[str], where: str) -> dict[str, str]:
-    fields: dict[str, str] = {}
-    for word in words:
-        key, equals, value = word.partition("=")
-        if not equals or not key or not value:
-            hint = f"keys: {', '.join(KEYS)}, or your own; comments start with #"
-            raise HostfileError(f"{where}: {word!r} is not key=value", hint=hint)
-        if key in fields:
-            raise HostfileError(f"{where}: {key}= is given twice")
-        fields[key] = value
-    return fields
-
-
-def _make_node(name: str, fields: dict[str, str], where: str) -> Node:
-    user, at, rest = name.rpartition("@")
-    if at and (not user or not rest):
-        raise HostfileError(f"{where}: {name!r} is not a node name")
-    if at and "user" in fields and fields["user"] != user:
-        raise HostfileError(f"{where}: two users, {user} and {fields['user']}")
-    given = [("host name", rest), ("host name", fields.get("host", ""))]
-    given.append(("user name", fields.get("user") or user))
-    for problem in filter(None, (why_refused(*one) for one in given)):
-        raise HostfileError(f"{where}: {problem}", hint="ssh refuses such names as well")
-    return Node(
-        name=rest,
-        host=fields.get("host"),
-        port=_number(fields, "port", 1, 65535, where),
-        user=fields.get("user") or user or None,
-        slots=_number(fields, "slots", 1, 1024, where),
-        identity=fields.get("identity"),
-        labels=tuple((key, value) for key, value in fields.items() if key not in KEYS),
-    )
-
-
-def why_refused(what: str, name: str) -> str | None:
-    """The sentence about a "host name" or "user name" that ssh refuses too; None for a good one."""
-    found = _REFUSED[what].search(name)
-    odd = found[0] if found else next((char for char in name if not char.isprintable()), None)
-    if odd == "-":
-        return f"{what} {name!r} begins with '-'"
-    return odd and f"{what} {name!r} contains {odd!r}, which a shell could interpret"
-
-
-def hostfile_line(node: Node) -> str:
-    """The line that `read_hostfile` would read as this node."""
-    fields = [(key, getattr(node, key)) for key in KEYS]
-    words = [f"{key}={value}" for key, value in (*fields, *node.labels) if value is not None]
-    return " ".join(shlex.quote(word) for word in (node.name, *words))
-
-
-def _number(fields: dict[str, str], key: str, low: int, high: int, where: str) -> int | None:
-    value = fields.get(key)
-    if value is None:
-        return None
-    if not (value.isascii() and value.isdigit() and low <= int(value) <= high):
-        raise HostfileError(f"{where}: {key}={value} is not a number from {low} to {high}")
-    return int(value)
-
-
-def expand(text: str, where: str = "node set") -> list[str]:
-    """`n[1-3],m` as names in the order written. A plain name costs no import."""
-    if not any(mark in text for mark in "[],") and not text.startswith("@"):
-        return [text]
-    from ClusterShell.NodeSet import NodeSet, NodeSetException  # 60 ms, only where a set is written
-    from ClusterShell.NodeUtils import GroupResolverError, GroupSourceError
-
-    # Before NodeSet sees it, which would build the whole set in memory.
-    parts = [part for part in _PART.findall(text) if part.strip()]
-    if sum(map(_count, parts)) > MAX_NODES:
-        shown = text if len(text) < 80 else text[:77] + "..."
-        raise HostfileError(f"{where}: {shown!r} names more than {MAX_NODES:,} nodes")
-    names: dict[str, None] = {}
-    try:
-        # One part at a time: NodeSet sorts, we keep the order in which the user wrote the parts.
-        for part in parts:
-            user, at, rest = part.strip().rpartition("@")
-            user = "" if user.startswith("@") else user  # root@n[1-3], but @group and @source:group
-            prefix = user + at if user else ""
-            names.update(dict.fromkeys(prefix + name for name in NodeSet(rest if user else part)))
-    except (NodeSetException, GroupResolverError, GroupSourceError) as error:
-        raise HostfileError(f"{where}: {text!r} is not a node set: {error}") from None
-    if not names:
-        raise HostfileError(f"{where}: {text!r} names no node")
-    return list(names)
-
-
-def _count(part: str) -> int:
-    """Number of names in a part, by its text: the product of its brackets, summed over `a!b`."""
-    total = 0
-    for operand in _OPERATORS.split(part):
-        brackets = [group.split(",") for group in _BRACKETS.findall(operand)]
-        total += prod(sum(map(_width, pieces)) for pieces in brackets)
-    return total
-
-
-def _width(piece: str) -> int:
-    """Numbers in `7`, `1-20` or `1-20/5`; 1 for text that NodeSet will refuse."""
-    found = _RANGE.search(piece)
-    if found is None:
-        return 1
-    low, high, step = found[1], found[2], found[3] or "1"
-    if max(map(len, (low, high))) > MAX_DIGITS:
-        return MAX_NODES + 1  # Python itself refuses to read numbers of thousands of digits
-    return max(1, (int(high) - int(low)) // max(1, int(step[:MAX_DIGITS])) + 1)
 
 
 def counted(number: int, noun: str) -> str:
@@ -240,16 +62,66 @@ def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
 
 
 def fold(names: Iterable[str]) -> str:
-    """Names as one short node set: n1, n2, n3 become n[1-3]."""
-    names = list(names)
+    """Names as one short node set: n1, n2, n3 become n[1-3].
+
+    A name is never read as anything but letters and numbers, and costs the same whatever is in it.
+    What cannot be in a set stands there as it is.
+    """
+    names = list(dict.fromkeys(names))
     if len(names) <= 1:
         return "".join(names)
-    from ClusterShell.NodeSet import NodeSet, NodeSetException
+    shapes = grouped((_shape(name), name) for name in names)
+    return ",".join(text for shape, alike in shapes.items() for text in _folded(shape, alike))
 
-    try:
-        return str(NodeSet.fromlist(names))
-    except NodeSetException:
-        return ",".join(names)  # a name that is no node-set syntax is shown as it is
+
+def _shape(name: str) -> tuple[str, ...]:
+    """What is around the numbers of a name that are folded: ("rack", "-n", "")."""
+    if not _FOLDABLE.fullmatch(name):
+        return (name,)
+    pieces = _NUMBERS.split(name)
+    if len(pieces) > 2 * FOLDED_AXES + 1:
+        keep = len(pieces) - 2 * FOLDED_AXES
+        pieces = ["".join(pieces[:keep]), *pieces[keep:]]
+    return (
+        (name,) if any(len(digits) > MAX_DIGITS for digits in pieces[1::2]) else tuple(pieces[::2])
+    )
+
+
+def _folded(shape: tuple[str, ...], names: Sequence[str]) -> list[str]:
+    """Names of one shape as sets, one axis after another, the last one first."""
+    axes = len(shape) - 1
+    rows = [tuple(_NUMBERS.findall(name)[-axes:]) if axes else () for name in names]
+    for axis in reversed(range(axes)):
+        lines = grouped(((row[:axis], row[axis + 1 :]), row[axis]) for row in rows)
+        rows = [
+            (*before, text, *behind)
+            for (before, behind), numbers in lines.items()
+            for text in _ranges(numbers)
+        ]
+    return [
+        "".join(one for pair in zip(shape, (*row, ""), strict=True) for one in pair) for row in rows
+    ]
+
+
+def _ranges(numbers: Sequence[str]) -> list[str]:
+    """`7` or `[1-3,7]` of numbers; those with leading zeros are sets of their own."""
+    padded = {len(text) for text in numbers if text[0] == "0" and len(text) > 1}
+    widths = grouped((len(text) if len(text) in padded else 0, int(text)) for text in numbers)
+    return [_one_width(sorted(values), width) for width, values in widths.items()]
+
+
+def _one_width(values: Sequence[int], width: int) -> str:
+    runs: list[list[int]] = []
+    for value in values:
+        if runs and value == runs[-1][1] + 1:
+            runs[-1][1] = value
+        else:
+            runs.append([value, value])
+    texts = [
+        f"{low:0{width}d}" if low == high else f"{low:0{width}d}-{high:0{width}d}"
+        for low, high in runs
+    ]
+    return texts[0] if len(values) == 1 else f"[{','.join(texts)}]"
 
 
 def is_loopback(node: Node) -> bool:
@@ -269,10 +141,23 @@ def select(
             continue
         names = set(expand(text, flag))
         if strangers := names - known:
-            hint = "clusterctl nodes lists what is"
-            text = f"{flag}: {fold(sorted(strangers))} is not in the hostfile"
-            raise HostfileError(text, hint=hint)
+            raise _strangers(flag, text, sorted(strangers), known)
         kept = [node for node in kept if (node.name in names) == (flag == "-w")]
     if not kept:
         raise HostfileError("-w and -x leave no node")
     return kept
+
+
+def _strangers(flag: str, text: str, names: Sequence[str], known: set[str]) -> HostfileError:
+    hint = "clusterctl nodes lists what is"
+    full = [name for name in known if name.partition(".")[0] in names]
+    if digits := re.search(r"\[(\d{2,9})\]", text):  # as a shell reads it: one of these characters
+        first, last, all_of = digits[1][0], digits[1][-1], list(digits[1])
+        is_run = len(all_of) == 1 + int(last) - int(first) and all_of == sorted(set(all_of))
+        meant = f"[{first}-{last}]" if is_run else f"[{','.join(all_of)}]"
+        hint = f"[{digits[1]}] is the number {digits[1]}; write {meant} for {' and '.join(all_of)}"
+    elif full:
+        hint = f"the hostfile has the full name {min(full)}"
+    elif why := first_bad_name(names):
+        hint = f"{why}; a set is written n[1-3,7]"
+    return HostfileError(f"{flag}: {fold(names)} is not in the hostfile", hint=hint)

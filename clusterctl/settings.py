@@ -15,7 +15,8 @@ import click
 from click.core import ParameterSource
 
 from clusterctl.errors import ClusterctlError, UsageError
-from clusterctl.nodes import Node, read_hostfile, select
+from clusterctl.hostfile import read_hostfile
+from clusterctl.nodes import Node, select
 from clusterctl.output import Output
 from clusterctl.param_types import Duration
 from clusterctl.remote.fanout import WIDTH

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from clusterctl.runs.journal import Begin, after_event, after_incident
+from clusterctl.runs.journal import Begin, after_event, after_incident, node_of
 from clusterctl.runs.steps import after_record
 from dashboards.alerts.engine import after
 from dashboards.model.outliers import odd_gpus
@@ -188,11 +188,11 @@ def _after_event(run: RunState, sample: EventSample) -> RunState:
     elif event.name in _BEGINNINGS:
         ended = ""
     states = run.node_states
-    node, status = event.data.get("node"), _NODE_WORDS.get(event.name)
+    node, status = node_of(event), _NODE_WORDS.get(event.name)
     if event.name == "rank-ended":
         code = event.data.get("code")
         status = "ended" if code == 0 else "stopped" if code == INTERRUPTED else "failed"
-    if isinstance(node, str) and status is not None and states.get(node) not in ("lost", "failed"):
+    if node is not None and status is not None and states.get(node) not in ("lost", "failed"):
         states = {**states, node: status}
     events = run.events
     at = len(events)

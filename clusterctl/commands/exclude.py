@@ -11,7 +11,9 @@ import click
 
 from clusterctl.errors import UsageError
 from clusterctl.exclude.entries import Exclusion, path_beside, read, stamp, why_bad_text
-from clusterctl.nodes import counted, expand, fold, read_hostfile
+from clusterctl.hostfile import read_hostfile
+from clusterctl.node_sets import expand
+from clusterctl.nodes import counted, fold
 from clusterctl.output import Cell, Output
 from clusterctl.param_types import Duration
 from clusterctl.settings import PATH, option, output_options

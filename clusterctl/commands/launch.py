@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from clusterctl.errors import UsageError
-from clusterctl.nodes import Node, fold, grouped, read_hostfile
+from clusterctl.hostfile import read_hostfile
+from clusterctl.nodes import Node, fold, grouped
 from clusterctl.output import Output
 from clusterctl.param_types import Duration, Number
 from clusterctl.settings import PATH, GroupedCommand, Settings, cluster_command, with_options

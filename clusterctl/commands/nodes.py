@@ -9,7 +9,8 @@ import click
 
 from clusterctl.errors import UsageError
 from clusterctl.exclude.entries import path_beside, read, why_bad_text
-from clusterctl.nodes import counted, expand, fold
+from clusterctl.node_sets import expand
+from clusterctl.nodes import counted, fold
 from clusterctl.output import Cell, Output
 from clusterctl.param_types import Moment
 from clusterctl.settings import Settings, cluster_command, flag, option

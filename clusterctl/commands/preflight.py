@@ -84,9 +84,9 @@ def command(
     4 active tests were declined or refused.
     """
     from checks.runner import record as recorded
+    from clusterctl.hostfile import hostfile_line
     from clusterctl.ledger.enter import enter_checks
     from clusterctl.ledger.entries import path_beside
-    from clusterctl.nodes import hostfile_line
     from clusterctl.preflight import files
 
     if options["explain"] or options["list_all"]:

@@ -14,7 +14,7 @@ from typing import Any
 from clusterctl.beside_hostfile import beside
 from clusterctl.defaults import parse_toml
 from clusterctl.errors import UsageError
-from clusterctl.nodes import why_refused
+from clusterctl.node_name import why_bad_name
 
 FILE = "exclude.toml"
 MAX_BYTES = 1 << 20
@@ -167,7 +167,7 @@ def why_bad_node(name: str) -> str | None:
     """The sentence about what is not the name of one node; None for a good one."""
     if any(mark in name for mark in "[],@*"):
         return f"node = {name!r} is not one node; each node has its own entry"
-    return why_refused("host name", name)
+    return why_bad_name(name)
 
 
 def _time(table: dict[str, Any], key: str, where: str) -> float | None:

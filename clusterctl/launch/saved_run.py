@@ -22,6 +22,7 @@ from clusterctl.launch.plan import LaunchPlan, Share, Timing
 from clusterctl.launch.restart.budget import Failure
 from clusterctl.launch.restart.past import Past
 from clusterctl.launch.restart.rules import Rules
+from clusterctl.node_name import first_bad_name
 from clusterctl.nodes import Node
 from clusterctl.payload.files.private import open_own, replace_file
 from clusterctl.transport.base import Limits
@@ -116,6 +117,8 @@ def _run(document: Mapping[str, Any]) -> SavedRun:
     past = document["past"]
     if document["phase"] not in PHASES:
         raise ValueError(f"phase {document['phase']!r}")
+    if why := first_bad_name([*past["unproved"], *past["barred"], *past.get("entered", ())]):
+        raise ValueError(why)
     return SavedRun(
         plan=_plan(document["plan"]),
         rules=_rules(document["rules"]),

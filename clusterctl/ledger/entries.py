@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.beside_hostfile import beside
+from clusterctl.node_name import is_node_name
 from trainer.runlog.json_file import parse
 
 FILE = "node-history.jsonl"
@@ -91,7 +92,7 @@ def entry_of(line: bytes) -> Entry | None:
     attempt = given.get("attempt")
     if not texts or not numbers or not (attempt is None or type(attempt) is int):
         return None
-    if not given.get("node") or given.get("kind") not in KINDS or "text" not in given:
+    if not is_node_name(given.get("node")) or given.get("kind") not in KINDS or "text" not in given:
         return None
     return Entry(**{**given, "counts": given.get("counts") is True})
 

@@ -10,11 +10,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from clusterctl.node_name import NodeName, is_node_name, node_name, node_names
 from trainer.runlog.json_file import parse
 from trainer.runlog.telemetry import Event
 
 MOST = 1000  # of each kind that are kept; the oldest are dropped
 MOST_NODES = 4096  # of an attempt
+MOST_SLOTS = 1 << 10  # ranks of a node
 LARGEST = 1 << 53
 LATEST_S = 1e11
 USER_STOP, UNKNOWN = "user-stop", "unknown"
@@ -28,9 +30,9 @@ class Begin:
 
     number: int
     time_s: float  # unix time of the head, as all times here
-    nodes: tuple[str, ...] = ()
-    spares: tuple[str, ...] | None = None  # not used yet; None: the line does not say
-    excluded: tuple[tuple[str, str], ...] = ()  # (node, why) of those left out in this run
+    nodes: tuple[NodeName, ...] = ()
+    spares: tuple[NodeName, ...] | None = None  # not used yet; None: the line does not say
+    excluded: tuple[tuple[NodeName, str], ...] = ()  # (node, why) of those left out in this run
     world: int | None = None  # ranks
     checkpoint: str = ""  # that it continues from; "" the beginning
     text: str = ""
@@ -43,7 +45,7 @@ class Incident:
     time_s: float
     cause: str  # its class
     text: str
-    node: str | None = None
+    node: NodeName | None = None
     rank: int | None = None
     attempt: int | None = None
     action: str = ""
@@ -57,7 +59,7 @@ class Restart:
     attempt: int  # the next one
     cause: str
     text: str
-    node: str | None = None
+    node: NodeName | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,21 @@ class Journal:
     end: End | None = None
 
 
+def node_of(event: Event) -> NodeName | None:
+    """The node that an event of the launcher is about; None for what cannot be the name of one."""
+    return node_name(event.data.get("node"))
+
+
+def planned_nodes(plan: object) -> list[tuple[NodeName, int]]:
+    """(name, ranks) of the nodes in plan.json; none at all where one cannot be a node."""
+    nodes = plan.get("nodes") if isinstance(plan, Mapping) else None
+    entries = [one for one in nodes or () if isinstance(one, dict)] if type(nodes) is list else []
+    names = node_names([one.get("name") for one in entries], len(entries))
+    slots = (one.get("slots") for one in entries)
+    ranks = (count if type(count) is int and 0 <= count <= MOST_SLOTS else 0 for count in slots)
+    return list(zip(names, ranks, strict=False))
+
+
 def launcher_event(line: bytes | str) -> Event | None:
     """A line of events.jsonl as an event; None for one that is torn or something else."""
     try:
@@ -91,6 +108,8 @@ def launcher_event(line: bytes | str) -> Event | None:
     data = dict(entry["data"]) if isinstance(entry.get("data"), dict) else {}
     if isinstance(entry.get("node"), str):
         data["node"] = entry["node"]
+    if not is_node_name(data.get("node")):
+        data.pop("node", None)
     step = data["step"] if type(data.get("step")) is int else None
     time_s = entry["time_s"] if isinstance(entry.get("time_s"), int | float) else 0.0
     if not 0 <= time_s <= LATEST_S:
@@ -116,7 +135,7 @@ def after_event(journal: Journal, event: Event) -> Journal:
             _count(data.get("attempt")) or 0,
             _text(data.get("cause")) or UNKNOWN,
             event.text,
-            _text(data.get("node")) or None,
+            node_of(event),
         )
         restarts = _in_order(journal.restarts, restart, lambda one: one.time_s)
         return replace(journal, restarts=restarts, restart_count=journal.restart_count + 1)
@@ -136,7 +155,7 @@ def after_incident(journal: Journal, event: Event) -> Journal:
         event.time_s,
         _text(data.get("class")) or UNKNOWN,
         event.text,
-        _text(data.get("node")) or None,
+        node_of(event),
         rank if type(rank) is int and 0 <= rank < LARGEST else None,
         _count(data.get("attempt")),
         _text(data.get("action")),
@@ -159,6 +178,8 @@ def incident_event(line: bytes | str) -> Event | None:
     kept = ("incident", "class", "node", "rank", "attempt", "action")
     data = {name: entry[name] for name in kept if isinstance(entry.get(name), str | int)}
     # Lines of 0.2 have only a type: `hang` is a class as well, the others say little.
+    if not is_node_name(data.get("node")):
+        data.pop("node", None)
     data.setdefault("class", entry["incident"] if entry["incident"] == "hang" else UNKNOWN)
     step = step if type(step) is int and abs(step) <= LARGEST else None
     return Event("incident", str(entry.get("text") or ""), data, step, float(time_s))
@@ -169,13 +190,14 @@ def _begin(number: int, event: Event) -> Begin:
     spares = data.get("spares")
     left_out = data.get("excluded")
     excluded = left_out if isinstance(left_out, list | tuple) else ()
-    pairs = (one for one in excluded[:MOST_NODES] if isinstance(one, Mapping))
+    entries = (one for one in excluded[:MOST_NODES] if isinstance(one, Mapping))
+    pairs = (one for one in entries if is_node_name(one.get("node")))
     return Begin(
         number,
         event.time_s,
-        _names(data.get("nodes")),
-        _names(spares) if isinstance(spares, list | tuple) else None,
-        tuple((_text(one.get("node")), _text(one.get("why"))) for one in pairs),
+        node_names(data.get("nodes"), MOST_NODES),
+        node_names(spares, MOST_NODES) if isinstance(spares, list | tuple) else None,
+        tuple((one["node"], _text(one.get("why"))) for one in pairs),
         _count(data.get("world_size")),
         _text(data.get("from")),
         event.text,
@@ -189,11 +211,6 @@ def _in_order(
     while at and time_of(kept[at - 1]) > time_of(new):
         at -= 1
     return (*kept[:at], new, *kept[at:])[-most:]
-
-
-def _names(value: Any) -> tuple[str, ...]:
-    names = value[:MOST_NODES] if isinstance(value, list | tuple) else ()
-    return tuple(name for name in names if isinstance(name, str))
 
 
 def _text(value: Any) -> str:

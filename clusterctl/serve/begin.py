@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import ClusterctlError, CouldNotFindOut, UsageError
-from clusterctl.nodes import Node, counted, parse_hostfile, read_hostfile
+from clusterctl.hostfile import parse_hostfile, read_hostfile
+from clusterctl.nodes import Node, counted
 from clusterctl.output import Output
 from clusterctl.payload.launch.logout import leave_session
 from clusterctl.remote.cluster import Cluster
@@ -38,7 +39,7 @@ from clusterctl.transport.local import LocalTransport
 from clusterctl.transport.paramiko_backend import ParamikoTransport
 from trainer.runlog.own_modules import HOME, bound_command, environment
 
-HERE = "this machine"
+HERE = "localhost"
 CONFIG_S = 30.0  # for the config of a run elsewhere
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from clusterctl.defaults import config_folder
 from clusterctl.errors import TransportError
-from clusterctl.nodes import KNOWN_HOSTS, Node
+from clusterctl.hostfile_hints import KNOWN_HOSTS
+from clusterctl.nodes import Node
 from clusterctl.transport import tcp
 from clusterctl.transport.base import Limits, Progress
 from clusterctl.transport.channels import ParamikoConnection

@@ -16,7 +16,7 @@ from clusterctl.nodes import fold
 from clusterctl.payload.mask_secrets import HIDDEN, hide, is_secret
 from clusterctl.runs.attempts import DONE, Attempt
 from clusterctl.runs.find import EVENTS_FILE, PLAN_FILE, runs_by_time
-from clusterctl.runs.journal import Journal, after_event, launcher_event
+from clusterctl.runs.journal import Journal, after_event, launcher_event, planned_nodes
 from trainer.runlog.json_file import read_object
 from trainer.runlog.telemetry import FILE, Event, decode
 
@@ -155,10 +155,7 @@ def _variables(value: Any) -> dict[str, str]:
 
 
 def _nodes(plan: Mapping[str, Any]) -> str:
-    nodes = plan.get("nodes")
-    found = nodes if isinstance(nodes, list) else []
-    names = (str(node["name"]) for node in found if isinstance(node, dict) and "name" in node)
-    return fold(names) or "not recorded"
+    return fold(name for name, _ in planned_nodes(plan)) or "not recorded"
 
 
 def _commit(value: Any) -> str:

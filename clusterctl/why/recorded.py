@@ -15,6 +15,7 @@ from typing import Any
 
 from clusterctl.launch.causes.kinds import Cause, Evidence, Fact, Kind, Source
 from clusterctl.launch.node_reports import FACT_KINDS
+from clusterctl.node_name import node_name
 from clusterctl.runs.attempts import Account, account
 from clusterctl.runs.find import EVENTS_FILE, INCIDENTS_FILE, PLAN_FILE
 from clusterctl.runs.journal import (
@@ -23,6 +24,8 @@ from clusterctl.runs.journal import (
     after_incident,
     incident_event,
     launcher_event,
+    node_of,
+    planned_nodes,
 )
 from clusterctl.runs.logs.files import opened
 from clusterctl.runs.steps import Steps, after_record
@@ -185,7 +188,7 @@ def _record(
     failure: tuple[int, str] | None = None
     stopped_s = float("inf")
     for event, raw in events:
-        node = str(event.data.get("node") or "")
+        node = node_of(event) or ""
         mono_s = raw.get("mono_s")
         at_s = float(mono_s) if isinstance(mono_s, int | float) else 0.0
         if event.name == "rank" and (match := _RANK.match(event.text)):
@@ -238,11 +241,11 @@ def _older(entry: Mapping[str, Any]) -> dict[str, Any]:
     """The root of a line that has a class and no object for it."""
     name = str(entry.get("class") or entry.get("incident") or "")
     kind = next((str(kind) for kind in Kind if name.startswith(f"{kind}-")), name)
-    node, rank = entry.get("node"), entry.get("rank")
+    rank = entry.get("rank")
     return {
         "class": name,
         "detail": name[len(kind) + 1 :],
-        "node": node if isinstance(node, str) else None,
+        "node": node_name(entry.get("node")),
         "rank": rank if type(rank) is int else None,
         "is_root": True,
         "is_of_node": False,
@@ -262,13 +265,8 @@ def _cause(data: Any) -> Cause | None:
 def _homes(plan: Mapping[str, Any]) -> dict[int, str]:
     """The node of each rank by the plan; ranks that have started say so themselves."""
     homes: dict[int, str] = {}
-    nodes = plan.get("nodes")
-    for node in nodes if isinstance(nodes, list) else ():
-        if not isinstance(node, dict):
-            continue
-        name, slots = node.get("name"), node.get("slots")
-        if isinstance(name, str) and type(slots) is int and 0 <= slots <= 1 << 10:
-            homes.update({len(homes) + index: name for index in range(slots)})
+    for name, slots in planned_nodes(plan):
+        homes.update({len(homes) + index: name for index in range(slots)})
     return homes
 
 

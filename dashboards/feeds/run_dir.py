@@ -17,7 +17,7 @@ from typing import Any
 from clusterctl.runs.find import EVENTS_FILE as JOURNAL
 from clusterctl.runs.find import INCIDENTS_FILE as INCIDENTS
 from clusterctl.runs.find import runs_by_time
-from clusterctl.runs.journal import incident_event, launcher_event
+from clusterctl.runs.journal import incident_event, launcher_event, planned_nodes
 from dashboards.model.samples import (
     READING,
     Clock,
@@ -28,7 +28,7 @@ from dashboards.model.samples import (
     Sample,
     StepSample,
 )
-from dashboards.recording.validation import MOST_RANKS, is_sound
+from dashboards.recording.validation import is_sound
 from trainer.runlog.telemetry import FILE, Event, Record, StepRecord, Tail, decode
 from trainer.runlog.validation import FILE as VALIDATION
 
@@ -82,13 +82,9 @@ def opened(run_dir: Path, at_s: float) -> RunOpened:
     plan: Any = None
     with contextlib.suppress(OSError, ValueError, RecursionError):
         plan = json.loads((run_dir / "plan.json").read_text(encoding="utf-8"))
-    nodes = plan.get("nodes") if isinstance(plan, dict) else None
-    entries = nodes if isinstance(nodes, list) else []
-    planned = [one for one in entries if isinstance(one, dict) and type(one.get("name")) is str]
-    slots = [entry.get("slots") for entry in planned]
-    ranks = (n if type(n) is int and 0 <= n <= MOST_RANKS else 0 for n in slots)
-    names = (entry["name"] for entry in planned)
-    return RunOpened(str(run_dir), run_dir.resolve().name, at_s, tuple(names), tuple(ranks))
+    planned = planned_nodes(plan)
+    names, ranks = tuple(name for name, _ in planned), tuple(count for _, count in planned)
+    return RunOpened(str(run_dir), run_dir.resolve().name, at_s, names, ranks)
 
 
 def telemetry_record(line: bytes | str) -> Record | None:

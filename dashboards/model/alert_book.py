@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from clusterctl.node_name import NodeName
 from dashboards.model.thresholds import DEFAULT, Limits
 
 WARN, FAIL = "warn", "fail"
@@ -83,7 +84,7 @@ class Alert:
     id: str
     severity: str  # "warn" or "fail"
     subject: str  # node set and part: `ml-64-node-004 GPU 3`, or the run's name
-    nodes: tuple[str, ...]  # () for what belongs to no node
+    nodes: tuple[NodeName, ...]  # () for what belongs to no node
     text: str  # evidence: what was measured, against what
     command: str  # what to type next
     first_s: float

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from clusterctl.node_name import NodeName
 from trainer.runlog.telemetry import Event, StepRecord
 
 
@@ -100,7 +101,7 @@ class Xid:
 class NodeSample:
     """What one node said about itself. None where the node could not find out."""
 
-    node: str
+    node: NodeName
     at_s: float
     cpu: float | None = None
     cpus: int | None = None
@@ -139,7 +140,7 @@ class NodeSample:
 class NodeDown:
     """A node that gives no readings: in which phase of talking to it, and why."""
 
-    node: str
+    node: NodeName
     at_s: float
     phase: str  # of transport.base.PHASES
     message: str
@@ -152,7 +153,7 @@ class RunOpened:
     directory: str
     name: str
     at_s: float
-    nodes: tuple[str, ...] = ()  # as planned by the launcher, in the order of ranks
+    nodes: tuple[NodeName, ...] = ()  # as planned by the launcher, in the order of ranks
     ranks: tuple[int, ...] = ()  # how many ranks each of them has
 
 

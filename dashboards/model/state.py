@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from clusterctl.node_name import NodeName
 from clusterctl.runs.journal import Journal
 from clusterctl.runs.steps import Steps
 from dashboards.model.alert_book import AlertBook
@@ -24,7 +25,7 @@ INTERRUPTED = 130
 class NodeState:
     """The last reading of a node, and its last hour."""
 
-    name: str
+    name: NodeName
     sample: NodeSample | None = None
     down: NodeDown | None = None  # set until it answers again
     history: Ring = field(default=Ring(len(NODE_COLUMNS)))
@@ -43,7 +44,7 @@ class RunState:
 
     directory: str
     name: str
-    planned: tuple[str, ...] = ()  # nodes in the order of ranks
+    planned: tuple[NodeName, ...] = ()  # nodes in the order of ranks
     ranks: tuple[int, ...] = ()  # of each planned node
     last: StepRecord | None = None
     last_s: float | None = None  # head's clock when `last` was seen
@@ -52,7 +53,7 @@ class RunState:
     smooth: float = 0.0
     smooth_weight: float = 0.0
     events: tuple[EventSample, ...] = ()
-    node_states: Mapping[str, str] = field(default_factory=dict)
+    node_states: Mapping[NodeName, str] = field(default_factory=dict)
     ended: str = ""  # "", "finished", "stopped" or "failed"
     validation: Point | None = None  # the newest measurement that counts
     slow: Event | None = None  # the newest word of the trainer on slow ranks, in this attempt
@@ -89,12 +90,12 @@ class State:
     now_s: float
     interval_s: float = 1.0
     source: str = ""  # where the readings come from, for the header
-    nodes: Mapping[str, NodeState] = field(default_factory=dict)  # in the hostfile's order
+    nodes: Mapping[NodeName, NodeState] = field(default_factory=dict)  # in the hostfile's order
     run: RunState | None = None
     fleet: Ring = field(default=Ring(len(FLEET_COLUMNS)))
     fleet_s: float | None = None
     history_step_s: float = 1.0  # seconds between rows of every history
-    odd: Mapping[tuple[str, int], str] = field(default_factory=dict)  # (node, GPU) -> why
+    odd: Mapping[tuple[NodeName, int], str] = field(default_factory=dict)  # (node, GPU) -> why
     alerts: AlertBook = field(default_factory=AlertBook)
     watches: bool = True  # False: nodes are known from the run's plan only and give no readings
 

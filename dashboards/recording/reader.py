@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import UsageError
+from clusterctl.node_name import node_names
 from dashboards.model.ring_buffer import FLEET_COLUMNS, LAYOUT, Ring
 from dashboards.model.samples import NodeReport, NodeSample, RunReport, Sample, Tick
 from dashboards.model.state import HISTORY_S, NodeState, RunState, State, new_node
@@ -74,7 +75,8 @@ class Recorded:
         self._history_of = functools.lru_cache(CACHED_HISTORIES)(self._read_history)
         self.nodes: tuple[str, ...] = ()
         with contextlib.suppress(*_BROKEN):
-            self.nodes = tuple(self._read(self._keys[0].id + 1, file_format.NODES).keys())
+            names = list(self._read(self._keys[0].id + 1, file_format.NODES))
+            self.nodes = node_names(names, len(names))
 
     def close(self) -> None:
         self._db.close()
@@ -150,6 +152,7 @@ class Recorded:
         limit = -(-int(HISTORY_S) // max(1, int(state.history_step_s)))
         rings = self._rings(number, limit)
         for name, parts in parts_of.items():
+            validation.checked(NodeState, "name", name)
             given = {
                 key: validation.checked(NodeState, key, codec.decode(value, names_of))
                 for key, value in parts.items()

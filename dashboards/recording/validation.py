@@ -10,8 +10,9 @@ import math
 import struct
 import types
 from collections.abc import Callable, Mapping
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
+from clusterctl.node_name import is_node_name
 from dashboards.model.alert_book import SEVERITIES
 from dashboards.model.ring_buffer import CHUNK, LARGEST, Ring, Thin
 
@@ -63,7 +64,7 @@ def tests(kind: type[Any]) -> Mapping[str, Test]:
     if kind not in _TESTS:
         _TESTS[kind] = {
             name: _of_field(kind.__name__, name, hint)
-            for name, hint in get_type_hints(kind).items()
+            for name, hint in get_type_hints(kind, include_extras=True).items()
             if name in kind.__dataclass_fields__
         }
     return _TESTS[kind]
@@ -92,6 +93,8 @@ def _of_field(kind: str, name: str, hint: Any) -> Test:
 
 
 def _of_hint(hint: Any, limits: tuple[float, float]) -> Test:
+    if get_origin(hint) is Annotated:  # the only one is NodeName
+        return is_node_name
     if hint is Any:
         return lambda value: True
     origin, parts = get_origin(hint), get_args(hint)

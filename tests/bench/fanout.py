@@ -76,7 +76,7 @@ import sys
 from contextlib import closing
 from pathlib import Path
 from clusterctl.remote.fanout import Fanout
-from clusterctl.nodes import read_hostfile
+from clusterctl.hostfile import read_hostfile
 from clusterctl.transport.base import Limits
 from clusterctl.transport.paramiko_backend import ParamikoTransport
 transport, limits = ParamikoTransport(), Limits(handshake_s=30)

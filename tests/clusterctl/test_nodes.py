@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl.errors import HostfileError
-from clusterctl.nodes import Node, expand, fold, parse_hostfile, read_hostfile, select
+from clusterctl.hostfile import parse_hostfile, read_hostfile
+from clusterctl.node_sets import expand
+from clusterctl.nodes import Node, fold, select
 
 # The first lines of the hostfile that `colossalai run` users have: one name a line.
 PLAIN = "ml-64-node-001\nml-64-node-002\n\nml-64-node-003\n"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.nodes import read_hostfile
+from clusterctl.hostfile import read_hostfile
 from tests.lab.bridge import LabError, remove_orphans
 from tests.lab.cluster import REPO
 from tests.lab.node import states

@@ -124,7 +124,7 @@ def command(
 def _chosen(
     run_dir: Path, layout: Layout, ranks: frozenset[int] | None, nodes: str | None
 ) -> Chosen:
-    from clusterctl.nodes import expand
+    from clusterctl.node_sets import expand
     from clusterctl.runs.logs.files import Chosen
 
     if nodes is None:

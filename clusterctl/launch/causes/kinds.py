@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from clusterctl.node_name import is_node_name
+
 
 class Kind(str, Enum):
     """A class of causes, as `incidents.jsonl` names it.
@@ -160,6 +162,15 @@ class Cause:
         kind = kinds.get(name) or next((one for one in Kind if one.value == name), None)
         if kind is None:
             raise ValueError(f"no cause is called {name}")
+        node, rank, texts = (
+            data["node"],
+            data["rank"],
+            [data[key] for key in ("detail", "file", "note")],
+        )
+        if not (node is None or is_node_name(node)) or not (rank is None or type(rank) is int):
+            raise ValueError("no rank of a node is called that")
+        if not all(isinstance(text, str) for text in texts):
+            raise ValueError("a text is none")
         names = ("detail", "node", "rank", "is_root", "is_of_node", "file", "note")
         return cls(kind, evidence=evidence, **{key: data[key] for key in names})
 

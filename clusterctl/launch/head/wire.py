@@ -8,6 +8,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from clusterctl.launch.state import NodeState, RunResult, RunState
+from clusterctl.node_name import first_bad_name
 from clusterctl.nodes import grouped
 from trainer.runlog import telemetry
 
@@ -37,6 +38,8 @@ def take(state: RunState, data: Mapping[str, Any], events: Sequence[Mapping[str,
     state.started_s = time.monotonic() - float(data["seconds"])
     state.failure = data["failure"]
     texts = {name: text for text, names in data["nodes"].items() for name in names}
+    if why := first_bad_name(texts):
+        raise ValueError(why)
     state.nodes = {name: NodeState(text) for name, text in texts.items()}
     if data["step"] is not None:
         state.step = telemetry.StepRecord(**data["step"])

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
 from clusterctl.errors import TransportError
+from clusterctl.node_name import MOST as MOST_NAME
+from clusterctl.node_name import node_name
 from clusterctl.printable import printable
 
 Shape = Callable[[Any], Any]
@@ -112,6 +114,11 @@ def file_name() -> Shape:
         return value if is_good else None
 
     return _text_as("the name of a file", 255, read)
+
+
+def name_of_node() -> Shape:
+    """What may be the name of a node (`clusterctl/node_name.py`)."""
+    return _text_as("the name of a node", MOST_NAME, node_name)
 
 
 def one_of(*words: str) -> Shape:

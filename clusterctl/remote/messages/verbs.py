@@ -17,6 +17,7 @@ from clusterctl.remote.messages.shape import (
     flag,
     items,
     maybe,
+    name_of_node,
     number,
     one_of,
     packed_text,
@@ -143,7 +144,8 @@ _PREPARED = by_key(
 _REAP = _envelope("reap", found=rows(_LEFT_ROW), left=rows(_LEFT_ROW))
 _RUNNING_AGENT = record(
     {
-        **dict.fromkeys(("run", "node", "job"), NAME),
+        **dict.fromkeys(("run", "job"), NAME),
+        "node": name_of_node(),
         "run_dir": _path,
         **dict.fromkeys(("attempt", "first_rank", "slots"), _rank),
         **dict.fromkeys(("lease_s", "since_s"), SECONDS),

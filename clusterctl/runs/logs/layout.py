@@ -18,6 +18,8 @@ from clusterctl.runs.journal import (
     after_incident,
     incident_event,
     launcher_event,
+    node_of,
+    planned_nodes,
 )
 from clusterctl.runs.steps import Steps
 from trainer.runlog.telemetry import Event, Tail
@@ -93,7 +95,7 @@ class LayoutReader:
         elif event.name in _BEGINS:
             self._is_over = False
         elif event.name == "rank" and (match := _RANK.match(event.text)):
-            self._place(str(event.data.get("node", "")), int(match[1]))
+            self._place(node_of(event) or "", int(match[1]))
 
     def _place(self, node: str, rank: int) -> None:
         self._ranks.setdefault(node, set()).add(rank)
@@ -104,14 +106,9 @@ class LayoutReader:
         plan: Any = None
         with suppress(OSError, ValueError, RecursionError):
             plan = json.loads((self._run_dir / PLAN_FILE).read_text(encoding="utf-8"))
-        nodes = plan.get("nodes") if isinstance(plan, dict) else None
         first = 0
-        for node in nodes if isinstance(nodes, list) else ():
-            if not isinstance(node, dict) or not isinstance(node.get("name"), str):
-                continue
-            slots = node.get("slots")
-            count = slots if type(slots) is int and 0 <= slots <= 1 << 10 else 0
-            self._ranks.setdefault(node["name"], set())
+        for name, count in planned_nodes(plan):
+            self._ranks.setdefault(name, set())
             for rank in range(first, first + count):
-                self._place(node["name"], rank)
+                self._place(name, rank)
             first += count

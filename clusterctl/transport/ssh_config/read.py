@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import TransportError
-from clusterctl.nodes import why_refused
+from clusterctl.node_name import why_refused
 from clusterctl.transport.ssh_config.host import HostConfig, Query, build, canonical_name, problem
 from clusterctl.transport.ssh_config.keywords import ALIASES, GROWING, IGNORED, READERS
 from clusterctl.transport.ssh_config.match import Criterion, holds, parse_match

@@ -17,7 +17,7 @@ import pytest
 from clusterctl import cli
 from clusterctl.clocks import exchange as clock_talk
 from clusterctl.clocks.monitor import Lost, Sample, Track, Watch
-from clusterctl.nodes import read_hostfile
+from clusterctl.hostfile import read_hostfile
 from clusterctl.remote.cluster import Cluster
 from clusterctl.remote.payload import MARKER
 from tests.clusterctl.commands.local_cluster import LocalCluster, patch

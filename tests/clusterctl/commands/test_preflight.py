@@ -14,10 +14,11 @@ import clusterctl.launch.inputs
 import clusterctl.preflight.run
 from checks.facts import LaunchNeeds
 from clusterctl import cli
+from clusterctl.hostfile import parse_hostfile, read_hostfile
 from clusterctl.launch.inputs import LaunchLine
 from clusterctl.ledger.entries import INCIDENT, Entry, path_beside
 from clusterctl.ledger.file import append, read
-from clusterctl.nodes import Node, parse_hostfile, read_hostfile
+from clusterctl.nodes import Node
 from clusterctl.preflight.run import headline, run_preflight
 from clusterctl.remote.cluster import Cluster
 from tests.captures import fake_nvidia_smi as fake

@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from clusterctl.hostfile import read_hostfile
 from clusterctl.launch import environment
 from clusterctl.launch.journal import EVENTS_FILE
 from clusterctl.launch.plan import LaunchPlan, Timing, assign_ranks, new_run_id
 from clusterctl.launch.restart.rules import Rules
 from clusterctl.launch.state import RunResult, RunState
 from clusterctl.launch.supervise import supervise
-from clusterctl.nodes import Node, read_hostfile
+from clusterctl.nodes import Node
 from clusterctl.remote.cluster import Cluster
 from clusterctl.transport.base import Limits
 from clusterctl.transport.paramiko_backend import ParamikoTransport

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.hostfile import read_hostfile
 from clusterctl.jobs.processes import Pick
-from clusterctl.nodes import read_hostfile
 from clusterctl.remote import payload as ship
 from clusterctl.transport.base import Limits, Progress
 from clusterctl.transport.paramiko_backend import ParamikoTransport

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import TransportError
-from clusterctl.nodes import Node, read_hostfile
+from clusterctl.hostfile import read_hostfile
+from clusterctl.nodes import Node
 from clusterctl.transport import channels
 from clusterctl.transport.base import Limits, Progress
 from clusterctl.transport.channels import ParamikoConnection

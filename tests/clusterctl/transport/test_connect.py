@@ -15,7 +15,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from clusterctl.defaults import config_folder
 from clusterctl.errors import TransportError
-from clusterctl.nodes import Node, parse_hostfile, read_hostfile
+from clusterctl.hostfile import parse_hostfile, read_hostfile
+from clusterctl.nodes import Node
 from clusterctl.remote.fanout import Fanout, NodeResult
 from clusterctl.transport.base import Limits, Progress
 from clusterctl.transport.loopback.nodes import LoopbackCluster, make_key

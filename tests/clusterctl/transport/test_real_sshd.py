@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import TransportError
-from clusterctl.nodes import Node, parse_hostfile, read_hostfile
+from clusterctl.hostfile import parse_hostfile, read_hostfile
+from clusterctl.nodes import Node
 from clusterctl.remote.fanout import Fanout, NodeResult
 from clusterctl.transport.base import Limits, Progress
 from clusterctl.transport.paramiko_backend import ParamikoTransport

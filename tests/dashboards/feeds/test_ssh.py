@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import TransportError
-from clusterctl.nodes import Node, read_hostfile
+from clusterctl.hostfile import read_hostfile
+from clusterctl.nodes import Node
 from clusterctl.remote import payload as ship
 from clusterctl.remote.cluster import Cluster
 from clusterctl.transport.base import Limits, Progress, Transport

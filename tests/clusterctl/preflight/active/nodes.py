@@ -13,7 +13,8 @@ import pytest
 from checks.facts import Active
 from checks.finding import Verdict
 from checks.runner import run_checks
-from clusterctl.nodes import Node, read_hostfile
+from clusterctl.hostfile import read_hostfile
+from clusterctl.nodes import Node
 from clusterctl.preflight.active.plan import Plan
 from clusterctl.preflight.active.run import EXIT_S
 from clusterctl.remote.cluster import Cluster

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from clusterctl.errors import ClusterctlError
-from clusterctl.nodes import read_hostfile
+from clusterctl.hostfile import read_hostfile
 from clusterctl.transport.base import Limits, Progress
 from clusterctl.transport.channels import ParamikoConnection
 from clusterctl.transport.loopback.nodes import MARK, LoopbackCluster

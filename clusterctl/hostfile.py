@@ -1,0 +1,151 @@
+"""The hostfile: its lines as nodes, in its order; what is no line of one is refused where it is."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from pathlib import Path
+
+from clusterctl.errors import HostfileError
+from clusterctl.hostfile_hints import (
+    KEYS,
+    KNOWN_HOSTS,
+    why_foreign_key,
+    why_foreign_line,
+    why_other_host,
+)
+from clusterctl.node_name import why_bad_name, why_refused
+from clusterctl.node_sets import MAX_NODES, expand
+from clusterctl.nodes import Node
+
+
+def read_hostfile(path: Path) -> list[Node]:
+    """Nodes of a hostfile in its order.
+
+    Raises `HostfileError` for a missing or empty file, a bad line, a bad range or a name defined
+    twice, always with the line number; and for known_hosts= in a file that another user could have
+    written: it decides which machines are trusted.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        hint = "write one node per line, see nodes.txt.example, or name another file"
+        raise HostfileError(f"hostfile {path} does not exist", hint=hint) from None
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
+        raise HostfileError(f"hostfile {path} cannot be read: {why}") from None
+    nodes = parse_hostfile(text, str(path))
+    trusted = {value for node in nodes for key, value in node.labels if key == KNOWN_HOSTS}
+    for known_hosts in sorted(trusted):
+        _check_owners(path, Path(known_hosts).expanduser())
+    return nodes
+
+
+def _check_owners(hostfile: Path, known_hosts: Path) -> None:
+    """Raise `HostfileError` when another user could have written which host keys are good."""
+    from clusterctl.payload.files.ownership import why_untrusted
+
+    for path in (hostfile, known_hosts):
+        try:
+            why = why_untrusted(str(path))
+        except OSError:
+            continue  # a known_hosts file that does not exist yet trusts no host
+        if why:
+            action = "leave it out, or close the file to others"
+            text = f"hostfile {hostfile}: known_hosts={known_hosts} is not taken: {why}"
+            raise HostfileError(text, hint=f"it replaces the user's own known_hosts; {action}")
+
+
+def parse_hostfile(text: str, source: str = "hostfile") -> list[Node]:
+    """As `read_hostfile`, for its text; `source` names it in messages."""
+    nodes: list[Node] = []
+    first_line: dict[str, int] = {}
+    for number, raw in enumerate(text.splitlines(), 1):
+        where = f"{source} line {number}"
+        try:
+            words = shlex.split(raw, comments=True)
+        except ValueError as error:
+            raise HostfileError(f"{where}: {error}") from None
+        if not words:
+            continue
+        if foreign := why_foreign_line(words):
+            raise HostfileError(f"{where}: {foreign.text}", hint=foreign.hint)
+        fields = _parse_fields(words[0], words[1:], where)
+        names = expand(words[0], where)
+        if len(names) > 1 and "host" in fields:
+            many = f"host={fields['host']} cannot stand for {len(names)} nodes"
+            raise HostfileError(f"{where}: {many}", hint="give each of them its own line")
+        for name in names:
+            node = _make_node(name, fields, where)
+            if node.name in first_line:
+                before = f"{node.name} is already defined on line {first_line[node.name]}"
+                hint = "for more ranks there write slots=N on one line"
+                raise HostfileError(f"{where}: {before}", hint=hint)
+            first_line[node.name] = number
+            nodes.append(node)
+        if len(nodes) > MAX_NODES:
+            raise HostfileError(f"{where}: this line makes more than {MAX_NODES:,} nodes")
+    if not nodes:
+        hint = "write one node per line, see nodes.txt.example"
+        raise HostfileError(f"{source} names no node", hint=hint)
+    return nodes
+
+
+def _parse_fields(name: str, words: Iterable[str], where: str) -> dict[str, str]:
+    fields: dict[str, str] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not key or not value:
+            hint = f"keys: {', '.join(KEYS)}, or your own; comments start with #"
+            raise HostfileError(f"{where}: {word!r} is not key=value", hint=hint)
+        if foreign := why_foreign_key(name, key, value):
+            raise HostfileError(f"{where}: {foreign.text}", hint=foreign.hint)
+        if key in fields:
+            raise HostfileError(f"{where}: {key}= is given twice")
+        fields[key] = value
+    return fields
+
+
+def _make_node(name: str, fields: dict[str, str], where: str) -> Node:
+    user, at, rest = name.rpartition("@")
+    if at and (not user or not rest):
+        raise HostfileError(f"{where}: {name!r} is not a node name")
+    if at and "user" in fields and fields["user"] != user:
+        raise HostfileError(f"{where}: two users, {user} and {fields['user']}")
+    host, login = fields.get("host", ""), fields.get("user") or user
+    if problem := why_refused("host name", host) or why_refused("user name", login):
+        raise HostfileError(f"{where}: {problem}", hint="ssh refuses such names as well")
+    if foreign := why_other_host(rest, host):
+        raise HostfileError(f"{where}: {foreign.text}", hint=foreign.hint)
+    if problem := why_bad_name(rest):
+        hint = (
+            f"write a name of these, and host={rest}"
+            if why_refused("host name", rest) is None
+            else "ssh refuses such names as well"
+        )
+        raise HostfileError(f"{where}: {problem}", hint=hint)
+    return Node(
+        name=rest,
+        host=fields.get("host"),
+        port=_number(fields, "port", 1, 65535, where),
+        user=fields.get("user") or user or None,
+        slots=_number(fields, "slots", 1, 1024, where),
+        identity=fields.get("identity"),
+        labels=tuple((key, value) for key, value in fields.items() if key not in KEYS),
+    )
+
+
+def hostfile_line(node: Node) -> str:
+    """The line that `read_hostfile` would read as this node."""
+    fields = [(key, getattr(node, key)) for key in KEYS]
+    words = [f"{key}={value}" for key, value in (*fields, *node.labels) if value is not None]
+    return " ".join(shlex.quote(word) for word in (node.name, *words))
+
+
+def _number(fields: dict[str, str], key: str, low: int, high: int, where: str) -> int | None:
+    value = fields.get(key)
+    if value is None:
+        return None
+    if not (value.isascii() and value.isdigit() and low <= int(value) <= high):
+        raise HostfileError(f"{where}: {key}={value} is not a number from {low} to {high}")
+    return int(value)
