@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from trainer.data.manifest.manifest import (
     NUMBERS,
     REQUIRED,
+    SUFFIXES,
     Manifest,
     ManifestError,
     WrongRow,
@@ -24,6 +25,7 @@ from trainer.data.manifest.manifest import (
 from trainer.data.manifest.row_check import RowCheck
 from trainer.data.manifest.table_io import first_line
 from trainer.data.manifest.texts import Texts
+from trainer.runlog.atomic_file import sha256_of
 from trainer.runlog.json_file import read_object
 
 INDEX, SCHEMA = "index.json", 1
@@ -36,8 +38,10 @@ def shard_folder(source: Path) -> Path:
 
 
 def find_shards(source: Path) -> Path:
-    """The folder itself, or the one beside a manifest file. Raises ManifestError."""
+    """The folder itself, or the one beside a manifest file. Raises ManifestError, also where the
+    file that the shards were made of is there and has other contents."""
     if source.is_dir():
+        _refuse_stale(source, _sources(source, _index(source)))
         return source
     folder = shard_folder(source)
     if not folder.is_dir():
@@ -45,12 +49,50 @@ def find_shards(source: Path) -> Path:
             f"{folder} does not exist, which memory_efficient reads instead of {source.name}",
             hint=f"python -m trainer.data shard {source}",
         )
-    if source.is_file() and _index(folder).get("source_bytes") != source.stat().st_size:
-        raise ManifestError(
-            f"{folder} was made from another {source.name}",
-            hint=f"python -m trainer.data shard {source} --force",
-        )
+    _refuse_stale(folder, [source])
     return folder
+
+
+def source_facts(source: Path) -> dict[str, Any]:
+    """What an index keeps of the file that the shards are made of: with other contents they are
+    another data set. Size and time are compared first, to save reading the file."""
+    before = source.stat()
+    facts = {"source_bytes": before.st_size, "source_mtime_ns": before.st_mtime_ns}
+    return {**facts, "source_sha256": sha256_of(source)}
+
+
+def _sources(folder: Path, index: Mapping[str, Any]) -> list[Path]:
+    """Where the file may be that the shards in a folder were made of."""
+    if "source" in index:
+        return [folder.resolve().parent / str(index["source"])]
+    return [folder.with_suffix(suffix) for suffix in SUFFIXES]  # made before it was kept
+
+
+def _refuse_stale(folder: Path, sources: Sequence[Path]) -> None:
+    """Raise ManifestError when the source is there and has changed since."""
+    found = [source for source in sources if source.is_file()]
+    reasons = [_difference(folder, _index(folder), source) for source in found]
+    if found and all(reasons):
+        raise ManifestError(
+            f"{folder} was made from another {found[0].name}: {reasons[0]}",
+            hint=f"python -m trainer.data shard {found[0]} {folder} --force",
+        )
+
+
+def _difference(folder: Path, index: Mapping[str, Any], source: Path) -> str:
+    """How a source is not the one of the shards; "" when it is."""
+    facts, size = source.stat(), index.get("source_bytes")
+    if size != facts.st_size:
+        return (
+            f"that had {size:,} bytes, this has {facts.st_size:,}" if size else "of no known size"
+        )
+    if "source_sha256" not in index:  # made before contents were kept
+        if facts.st_mtime_ns <= (folder / INDEX).stat().st_mtime_ns:
+            return ""
+        return "this was written later, and the shards do not say of which contents they are"
+    if facts.st_mtime_ns == index.get("source_mtime_ns"):
+        return ""
+    return "" if sha256_of(source) == index["source_sha256"] else "its contents have changed"
 
 
 def _index(folder: Path) -> dict[str, Any]:

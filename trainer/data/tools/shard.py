@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +21,10 @@ from numpy.typing import NDArray
 
 from trainer.command_line import whole
 from trainer.data.manifest.left_out import add_options
-from trainer.data.manifest.manifest import REQUIRED, WrongRow
+from trainer.data.manifest.manifest import REQUIRED, ManifestError, WrongRow
 from trainer.data.manifest.rewrite import Rewrite, Rows, rewriting
 from trainer.data.manifest.row_check import RowCheck
-from trainer.data.manifest.shards import INDEX, SCHEMA, shard_folder
+from trainer.data.manifest.shards import INDEX, SCHEMA, shard_folder, source_facts
 from trainer.data.manifest.sql import Source, unescaped
 from trainer.runlog.atomic_file import sync, write_synced
 
@@ -41,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
     """Split a manifest; rows that training would leave out are left out now."""
     args.out = args.out or shard_folder(args.source)
     with rewriting(args, [args.source], is_folder=True) as made:
+        facts = source_facts(args.source)
         source = made.add(args.source, REQUIRED)
         part = Rows(source, _training_rows(made, source))
         schema = made.schema([part], source.names)
@@ -57,8 +59,11 @@ def run(args: argparse.Namespace) -> int:
             "rows": counts,
             "group_rows": group_rows,
             "columns": schema.names,
-            "source_bytes": args.source.stat().st_size,
+            "source": os.path.relpath(args.source.resolve(), args.out.parent.resolve()),
+            **facts,
         }
+        if args.source.stat().st_mtime_ns != facts["source_mtime_ns"]:
+            raise ManifestError(f"{args.source} was changed while it was read")
         write_synced(folder / INDEX, json.dumps(index))
     shards = -(-made.rows // args.rows)
     return made.report(f"{made.rows:,} rows in {shards:,} shard{'s' * (shards != 1)}")

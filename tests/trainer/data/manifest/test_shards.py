@@ -1,6 +1,7 @@
 """Shards: the same data set with its texts on disk; numbers alone; statistics and their picture."""
 
 import json
+import os
 import threading
 
 import numpy as np
@@ -78,6 +79,41 @@ def test_memory_efficient_reads_the_folder_beside_the_file(folder):
     assert "trainer.data shard" in (caught.value.hint or "")
 
 
+@pytest.mark.parametrize("given", ["a.csv", "a.shards"])
+def test_a_source_with_other_contents_of_the_same_size_is_noticed(folder, given):
+    source, path = folder.parent / "a.csv", folder.parent / given
+    before, times = source.read_bytes(), source.stat()
+    os.utime(source, ns=(1, 1))  # a copy with a time of its own
+    assert read_manifest(path, memory_efficient=True).texts[3].startswith("clip 3")
+    source.write_bytes(before.replace(b"clip 3,", b"clap 3,"))
+    with pytest.raises(ManifestError, match=r"made from another a\.csv: its contents") as caught:
+        read_manifest(path, memory_efficient=True)
+    assert f"shard {source} {folder} --force" in (caught.value.hint or "")
+    source.write_bytes(before)
+    # Shards from before contents were kept are read, unless the source was written later.
+    index = json.loads((folder / "index.json").read_text())
+    for name in ("source", "source_sha256", "source_mtime_ns"):
+        del index[name]
+    (folder / "index.json").write_text(json.dumps(index))
+    os.utime(source, ns=(1, times.st_mtime_ns))
+    assert read_manifest(path, memory_efficient=True).texts[3].startswith("clip 3")
+    os.utime(source, ns=(1, (folder / "index.json").stat().st_mtime_ns + 1))
+    with pytest.raises(ManifestError, match="this was written later"):
+        read_manifest(path, memory_efficient=True)
+
+
+def test_shards_know_a_source_in_another_folder(folder):
+    source, out = folder.parent / "a.csv", folder.parent / "b" / "parts.shards"
+    out.parent.mkdir()
+    assert main(["shard", str(source), str(out), "-q"]) == 0
+    assert read_manifest(out).locate(0) == f"{out.parent}/../v/0.mp4"
+    source.write_bytes(source.read_bytes().replace(b"clip 3,", b"clap 3,"))
+    with pytest.raises(ManifestError, match="made from another"):
+        read_manifest(out)
+    source.unlink()  # shards alone are a data set
+    assert len(read_manifest(out)) == 250
+
+
 def test_damaged_shards_are_named(folder, tmp_path):
     with pytest.raises(ManifestError, match="that `shard` did not make"):
         read_manifest(tmp_path)
@@ -131,7 +167,8 @@ def test_parquet_with_nulls_becomes_the_same_shards(tmp_path):
 def test_numbers_alone_are_those_of_the_manifest(folder, name):
     source = folder.parent / "a.csv"
     text = source.read_bytes().decode()
-    source.write_bytes((text + "v/x.mp4,x,many,1,1,1,24,1,0\r\n,x,5,1,1,1,24,1,0\r\n").encode())
+    if name != "a.shards":  # a source that has changed since is refused
+        source.write_bytes((text + "v/x.mp4,x,many,1,1,1,24,1,0\r\n,x,5,1,1,1,24,1,0\r\n").encode())
     if name == "a.parquet":
         source.write_bytes(text.encode())
         assert main(["convert", str(source), str(folder.parent / name), "-q"]) == 0
