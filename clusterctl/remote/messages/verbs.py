@@ -170,7 +170,8 @@ _STACKS = either(
     {"found": {"processes": _count, "machine": NAME}, "report": {"packed": ascii_text(6 * MIB)}},
 )
 _CLIP_FACTS = {
-    "error": text(),
+    **dict.fromkeys(("error", "gone"), text()),
+    **dict.fromkeys(("storage_fails", "again"), flag),
     **dict.fromkeys(("num_frames", "bytes", "memory_bytes"), _size),
     **dict.fromkeys(("height", "width"), whole(0, 1 << 20)),
     "fps": maybe(number(0, 1e9)),

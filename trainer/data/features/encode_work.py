@@ -21,8 +21,7 @@ from trainer.data.features.files import Piece, write
 from trainer.data.features.index import COLUMNS, EXACT, POSTERIOR
 from trainer.data.features.units import Grid
 from trainer.data.video.decode import Decoder, Reply, Window
-from trainer.data.video.decoder_pool import DecoderPool
-from trainer.data.video.outage import Outage
+from trainer.data.video.decoder_pool import DecoderPool, Try
 from trainer.models.vae.interface import to_signed
 from trainer.weights.write import NAMES
 
@@ -31,7 +30,6 @@ from trainer.weights.write import NAMES
 SEGMENT_BYTES = 48 << 20  # of pixels that one decoding gives
 _VALUES_AT_ONCE = 1 << 26  # fp32 values of pixels that the VAE is given at once: 256 MB
 _CAPTIONS_AT_ONCE = 16
-_OUT_S = 600.0  # that storage may fail: no rank waits here, and a clip is left out for good
 
 
 @dataclass(frozen=True)
@@ -59,24 +57,29 @@ def decode_ahead(
     waiting: deque[Future[Decoded]] = deque()
     with closing(DecoderPool(max(1, workers), clip_timeout_s, "encode")) as pool:
         for segment in segments:
-            waiting.append(pool.submit(partial(_decode, segment)))
+            waiting.append(pool.submit(partial(_decode, pool, segment)))
             if len(waiting) > 2 * max(1, workers):
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
 
 
-def _decode(segment: Segment, decoder: Decoder) -> Decoded:
+def _decode(pool: DecoderPool, segment: Segment, decoder: Decoder) -> Decoded:
     window = segment.window
     shape = (3, window.frames, window.height, window.width)
-    # A disk that was busy once, or a server that was away, must not leave a clip out of all epochs.
-    outage, tries = Outage(out_s=_OUT_S), 0
-    while True:
+
+    def read() -> Decoded:
         pixels, (reply,) = decoder.decode([(segment.path, window)], shape)
-        tries += 1
-        again = outage.lasts(was_read=False) if reply.storage_fails else tries < 2
-        if not reply.error or not again:
-            return segment, pixels[0], reply
+        if reply.error and not reply.storage_fails:  # a machine that was busy once
+            pixels, (reply,) = decoder.decode([(segment.path, window)], shape)
+        return segment, pixels[0], reply
+
+    # An outage must not leave a clip out of all epochs.
+    return pool.until_read(decoder, segment.path, read, lambda found: _judge(found[2]))
+
+
+def _judge(reply: Reply) -> Try:
+    return Try(reply.error, reply.storage_fails, reply.gone)
 
 
 @dataclass(frozen=True)

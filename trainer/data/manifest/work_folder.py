@@ -14,7 +14,7 @@ from trainer.data.manifest.manifest import ManifestError
 from trainer.runlog.atomic_file import sync, write_synced
 from trainer.runlog.json_file import read_object
 
-SCHEMA = 2
+SCHEMA = 3
 _STATE = "state.json"
 
 

@@ -18,7 +18,15 @@ from trainer.data.manifest.left_out import add_options
 from trainer.data.manifest.rewrite import Rewrite, Rows, rewriting
 from trainer.data.manifest.row_check import floats
 from trainer.data.manifest.sql import unescaped
-from trainer.data.tools.file_probe import Answer, Cells, add_pool_options, asking, pool_of
+from trainer.data.tools.file_probe import (
+    NOT_THERE,
+    Answer,
+    Cells,
+    add_pool_options,
+    asking,
+    pool_of,
+    root_hint,
+)
 
 COLUMN, GOOD = "check", "ok"
 EXAMPLES = 3
@@ -43,11 +51,15 @@ def run(args: argparse.Namespace) -> int:
         def cells_of(row: Cells, answer: Answer) -> Cells:
             return [verdict(dict(zip(inputs, row, strict=True)), answer), ""]
 
-        ask = asking(pool, "check", args.root or args.source.resolve().parent, 1, cells_of)
+        folder = args.root or args.source.resolve().parent
+        made.hint += root_hint(args, folder)
+        ask = asking(pool, "check", folder, 1, cells_of)
         rows = compute(made, source, inputs, [COLUMN], ask, 64, ahead)
         names = [*(name for name in source.names if name != COLUMN), COLUMN]
         made.write([rows], names)
         reasons, examples = _reasons(made, rows)
+        if NOT_THERE in reasons:
+            made.notes.append(f"hint: {root_hint(args, folder)[2:]}")
     bad = sum(reasons.values())
     if args.json:
         document = {"schema": 1, "command": "check", "out": str(args.out), "rows": made.rows}

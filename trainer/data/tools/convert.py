@@ -17,7 +17,7 @@ from pathlib import Path
 
 from trainer.captions import clean_caption
 from trainer.command_line import whole
-from trainer.data.manifest.computed import Cells, compute
+from trainer.data.manifest.computed import NEVER, Cells, compute
 from trainer.data.manifest.left_out import add_options
 from trainer.data.manifest.rewrite import Rewrite, Rows, rewriting
 from trainer.data.video import helper_process
@@ -46,7 +46,9 @@ def run(args: argparse.Namespace) -> int:
 
 def clean_texts(rows: Sequence[Cells]) -> list[Cells]:
     """In a separate process: each caption clean, whether it changed, no reason."""
-    return [[text := clean_caption(before), str(int(text != before)), ""] for (before,) in rows]
+    return [
+        [text := clean_caption(before), str(int(text != before)), NEVER, ""] for (before,) in rows
+    ]
 
 
 def _clean(made: Rewrite, path: Path, workers: int) -> tuple[int, int]:

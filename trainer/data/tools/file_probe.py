@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from trainer.command_line import above_0, whole
+from trainer.data.manifest.computed import AGAIN, NEVER, STORAGE
 from trainer.data.manifest.left_out import RESUME
 from trainer.data.manifest.row_check import path_fault
-from trainer.data.video.decode import DecoderBroken
-from trainer.data.video.decoder_pool import DecoderPool
+from trainer.data.video.decode import Decoder, DecoderBroken
+from trainer.data.video.decoder_pool import DecoderPool, Try
 from trainer.runlog.json_file import parse
 
 Cells = list[str]
@@ -31,6 +32,7 @@ Ask = Callable[[list[Cells]], Callable[[], list[Cells]]]  # see compute
 Question = dict[str, Any]
 Answer = dict[str, Any]
 
+NOT_THERE = "No such file or directory"
 _MEMORY_BYTES = 1 << 40  # no limit but the machine's: a clip too large to train on is not damaged
 
 
@@ -41,7 +43,18 @@ class LocalPool(DecoderPool):
         super().__init__(workers, timeout_s, "examine", memory_bytes=_MEMORY_BYTES)
 
     def ask(self, question: Question) -> Future[Answer]:
-        return self.submit(lambda decoder: decoder.ask(question))
+        """An outage of the storage is waited for."""
+
+        def patiently(decoder: Decoder) -> Answer:
+            path = question["path"]
+            return self.until_read(decoder, path, lambda: decoder.ask(question), _judge)
+
+        return self.submit(patiently)
+
+
+def _judge(answer: Answer) -> Try:
+    fails = bool(answer.get("storage_fails"))
+    return Try(str(answer.get("error", "")), fails, str(answer.get("gone", "")))
 
 
 class ElsewherePool:
@@ -139,18 +152,41 @@ def asking(
     def ask(rows: list[Cells]) -> Callable[[], list[Cells]]:
         asked: list[str | Future[Answer]] = []
         for path, *_ in rows:
-            whole = path if path[:1] == "/" else f"{folder}/{path}"
-            asked.append(path_fault(path) or pool.ask({"what": what, "path": whole}))
+            fault = path_fault(path)
+            asked.append(fault or pool.ask({"what": what, "path": located(folder, path)}))
 
         def wait() -> list[Cells]:
-            return [
-                [*[""] * columns, one] if isinstance(one, str) else cells_of(row, one.result())
-                for row, one in zip(rows, asked, strict=True)
-            ]
+            found: list[Cells] = []
+            for row, one in zip(rows, asked, strict=True):
+                if isinstance(one, str):
+                    found.append([*[""] * columns, NEVER, one])
+                    continue
+                answer = one.result()
+                *cells, reason = cells_of(row, answer)
+                found.append([*cells, _again(answer), reason])
+            return found
 
         return wait
 
     return ask
+
+
+def located(folder: Path, path: str) -> str:
+    """Where a row's file is looked for."""
+    return path if path[:1] == "/" else f"{folder}/{path}"
+
+
+def root_hint(args: argparse.Namespace, folder: Path) -> str:
+    """What to say where files are not there."""
+    if args.root:
+        return f"; relative paths were looked for in --root {folder}"
+    return f"; relative paths were looked for in {folder}: --root FOLDER names another"
+
+
+def _again(answer: Answer) -> str:
+    if answer.get("storage_fails") or answer.get("gone"):
+        return STORAGE
+    return AGAIN if answer.get("again") else NEVER
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

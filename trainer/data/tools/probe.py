@@ -12,7 +12,16 @@ from trainer.data.manifest.computed import compute
 from trainer.data.manifest.left_out import add_options
 from trainer.data.manifest.manifest import COLUMNS, PROBED
 from trainer.data.manifest.rewrite import rewriting
-from trainer.data.tools.file_probe import Answer, Cells, add_pool_options, asking, pool_of
+from trainer.data.tools.file_probe import (
+    NOT_THERE,
+    Answer,
+    Cells,
+    add_pool_options,
+    asking,
+    located,
+    pool_of,
+    root_hint,
+)
 
 MAX_UNREADABLE = 1000  # a mount that went away must not become a manifest without its clips
 SIZE = "file_size"
@@ -33,9 +42,11 @@ def run(args: argparse.Namespace) -> int:
     added = [*PROBED, SIZE] if args.file_size else [*PROBED]
     arguments = {"root": str(args.root or ""), "file_size": args.file_size}
 
+    folder = args.root or args.source.resolve().parent
+
     def cells_of(row: Cells, answer: Answer) -> Cells:
         if "error" in answer:
-            return [*[""] * len(added), f"{row[0]}: {answer['error']}"]
+            return [*[""] * len(added), f"{located(folder, row[0])}: {answer['error']}"]
         height, width, fps = answer["height"], answer["width"], answer["fps"]
         facts = {
             **answer,
@@ -48,8 +59,10 @@ def run(args: argparse.Namespace) -> int:
 
     with pool_of(args) as (pool, ahead), rewriting(args, [args.source], arguments) as made:
         source = made.add(args.source, ("path", "text"))
-        folder = args.root or args.source.resolve().parent
+        made.hint += root_hint(args, folder)
         ask = asking(pool, "probe", folder, len(added), cells_of)
         rows = compute(made, source, ["path"], added, ask, 64, ahead)
         made.write([rows], [*dict.fromkeys([*COLUMNS, *added, *source.names])])
+        if any(NOT_THERE in row.reason for row in made.wrong):
+            made.notes.append(f"hint: {root_hint(args, folder)[2:]}")
     return made.report(f"{made.rows:,} rows")

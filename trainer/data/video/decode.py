@@ -72,6 +72,7 @@ class Reply:
     cpu_s: float = 0.0  # in the helper
     memory_bytes: int = 0  # the helper's peak resident memory so far
     storage_fails: bool = False  # the error is of the file system, not of this clip
+    gone: str = ""  # the folder that is missing, where that is the error
 
 
 @dataclass(eq=False)
@@ -86,6 +87,7 @@ class Decoder:
 
     def __post_init__(self) -> None:
         self.replaced = 0  # helpers killed or found dead
+        self.has_read = False  # some clip: a folder that is missing was there, perhaps
         self._left_behind: list[subprocess.Popen[bytes]] = []
         self._memory = os.memfd_create("clips", os.MFD_CLOEXEC)
         self._map: mmap.mmap | None = None
@@ -125,7 +127,8 @@ class Decoder:
                         replies[todo.popleft()] = Reply("path too long")
                         continue
                     at = (turn + len(sent)) % _AHEAD * clip_bytes
-                    self._send({"path": path, "window": window, "at": at})
+                    own = {"window": window, "at": at, "has_read": self.has_read}
+                    self._send({"path": path, **own})
                     sent.append(todo.popleft())
                 if not sent:
                     continue
@@ -149,6 +152,7 @@ class Decoder:
                 place = sent.popleft()
                 replies[place] = reply
                 if not reply.error:
+                    self.has_read = True
                     at = turn % _AHEAD * clip_bytes
                     pixels = np.frombuffer(shared, dtype, math.prod(shape_CTHW), at)
                     out[place][...] = pixels.reshape(shape_CTHW)
@@ -156,21 +160,23 @@ class Decoder:
         return out, replies
 
     def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        """ClipFacts of {"what": "probe" or "check", "path": …}, or {"error": why}. Raises
-        DecoderBroken."""
+        """ClipFacts of {"what": "probe" or "check", "path": …}, or {"error": why}, with "again"
+        where the file system may answer otherwise another time. Raises DecoderBroken."""
         if self.process is not None and self.process.poll() is not None:
             self.close()  # it died while it had no question: no clip's fault
         has_died = False
         while True:
             self.start()
             try:
-                self._send(question)
-                return self._receive(time.monotonic() + self.clip_timeout_s)
+                self._send({**question, "has_read": self.has_read})
+                answer = self._receive(time.monotonic() + self.clip_timeout_s)
+                self.has_read |= "error" not in answer
+                return answer
             except _NoAnswer as error:
                 self.close()
                 self.replaced += 1
                 if has_died or not isinstance(error, _Died):
-                    return {"error": str(error)}
+                    return {"error": str(error), "again": True}
                 has_died = True  # somebody else may have killed it: it is asked once more
 
     def close(self) -> None:

@@ -62,8 +62,13 @@ def serve(memory: int, cache_bytes: int, parent: int, memory_bytes: int, resize:
             has_read = True
         except video.ClipError as error:
             answer = {"error": str(error) or "cannot be read"}
+            has_read = has_read or request.get("has_read", False)
             if storage_fails(error.errno, request["path"], has_read):
                 answer["storage_fails"] = True
+            if error.errno == errno.ENOENT:
+                answer["gone"] = _gone(Path(request["path"]).absolute())
+            if error.errno in errno.errorcode and "what" in request:
+                answer["again"] = True
         except Exception as error:  # noqa: BLE001 - process boundary: becomes this clip's result
             answer = {"error": f"{type(error).__name__}: {error}"}
         answer["cpu_s"] = round(time.process_time() - began, 6)
@@ -141,6 +146,12 @@ def storage_fails(code: int | None, path: str, has_read: bool) -> bool:
     if code == errno.ENOENT:  # a mount that is gone takes the folder with it; or the path is wrong
         return has_read and not Path(path).absolute().parent.is_dir()
     return code in _OF_STORAGE
+
+
+def _gone(path: Path) -> str:
+    """The folder above a path that is missing, the highest one; "" when only the file is."""
+    missing = [str(folder) for folder in path.parents if not folder.is_dir()]
+    return missing[-1] if missing else ""
 
 
 def peak_bytes() -> int:

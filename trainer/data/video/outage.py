@@ -11,6 +11,7 @@ import time
 
 OUT_S = 60.0  # while nothing can be read; less than a batch may take
 ALIVE_S = 5.0  # where other clips of the batch can be read: it is this file that fails
+LONG_OUT_S = 600.0  # of tools that look into every clip: no rank waits for them
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 2.0
 
 

@@ -20,6 +20,7 @@ from trainer.data.loader.microbatch import assemble, make_task
 from trainer.data.video import outage
 from trainer.data.video.decode import Decoder, Window
 from trainer.data.video.decode_process import storage_fails
+from trainer.data.video.decoder_pool import DecoderPool
 from trainer.data.video.outage import Outage
 from trainer.errors import TooManyBadSamples
 
@@ -80,17 +81,19 @@ def test_clips_of_a_mount_that_was_away_are_those_of_an_undisturbed_batch(
 def test_clip_of_a_mount_that_was_away_is_encoded(folder: Path, decoder: Watched) -> None:
     clip = make_task(plan_of(folder), 0, 0).clips[0]
     segment = Segment(0, 0, clip.path, [8], 0, Window(0, 8, 1, 16, 16, clip.expected))
-    _, expected, reply = encode_work._decode(segment, decoder)
+    pool = DecoderPool(1, 20.0, "encode")
+    _, expected, reply = encode_work._decode(pool, segment, decoder)
     assert (reply.error, decoder.tries) == ("", 1)
     _, pixels, reply = across_an_outage(
-        folder.parent, decoder, lambda: encode_work._decode(segment, decoder)
+        folder.parent, decoder, lambda: encode_work._decode(pool, segment, decoder)
     )
     assert reply.error == ""
     np.testing.assert_array_equal(pixels, expected)
     Path(clip.path).unlink()
     tries = decoder.tries
-    assert encode_work._decode(segment, decoder)[2].error == "No such file or directory"
+    assert encode_work._decode(pool, segment, decoder)[2].error == "No such file or directory"
     assert decoder.tries == tries + 2
+    pool.close()
 
 
 def test_clip_that_is_not_there_is_replaced_at_once(folder: Path, decoder: Watched) -> None:

@@ -68,12 +68,13 @@ def test_probe_tells_length_size_and_rate_as_they_are_shown(clips, tmp_path, cap
     assert int(rows["good.mp4"]["file_size"]) == (clips / "good.mp4").stat().st_size
     said = capsys.readouterr().err
     for line in (
-        "line 7: page.mp4: Invalid data found",
-        "line 8: empty.mp4: empty file",
-        "line 9: fifo.mp4: not a regular file",
-        "line 10: folder.mp4: not a regular file",
-        "line 11: missing.mp4: No such file or directory",
+        f"line 7: {clips}/page.mp4: Invalid data found",
+        f"line 8: {clips}/empty.mp4: empty file",
+        f"line 9: {clips}/fifo.mp4: not a regular file",
+        f"line 10: {clips}/folder.mp4: not a regular file",
+        f"line 11: {clips}/missing.mp4: No such file or directory",
         "line 12: path is empty",
+        f"hint: relative paths were looked for in {clips}: --root FOLDER names another",
     ):
         assert line in said
 
@@ -121,7 +122,7 @@ def test_late_clip_is_given_up_and_its_process_replaced(clips, decoder):
     first = decoder.process
     os.kill(first.pid, signal.SIGSTOP)
     decoder.clip_timeout_s = 0.5
-    assert decoder.ask(question) == {"error": "no answer within 0.5 s"}
+    assert decoder.ask(question) == {"error": "no answer within 0.5 s", "again": True}
     assert first.poll() == -signal.SIGKILL
     decoder.clip_timeout_s = 60.0
     assert decoder.ask(question)["num_frames"] == 12
