@@ -27,10 +27,9 @@ class DecoderPool:
     """`workers` decoders, each with a thread of its own and a helper that starts when needed."""
 
     def __init__(
-        self, workers: int, timeout_s: float, role: str, memory_bytes: int | None = None
+        self, workers: int, timeout_s: float, role: str, memory_bytes: int = MEMORY_BYTES
     ) -> None:
-        limit = {} if memory_bytes is None else {"memory_bytes": memory_bytes}
-        self._all = [Decoder(timeout_s, role=role, **limit) for _ in range(workers)]
+        self._all = [Decoder(timeout_s, 0, role, memory_bytes) for _ in range(workers)]
         self._idle = [*self._all]
         self._threads = ThreadPoolExecutor(workers, role)
         self._readable: str | None = None  # the clip that was read last
