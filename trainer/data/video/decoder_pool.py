@@ -7,7 +7,6 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
-from trainer.data.manifest.left_out import RESUME
 from trainer.data.video import outage
 from trainer.data.video.decode import MEMORY_BYTES, Decoder, DecoderBroken
 from trainer.data.video.outage import Outage
@@ -78,7 +77,8 @@ class DecoderPool:
             if not is_alive:
                 raise DecoderBroken(
                     f"{path}: {error}: no clip could be read for {outage.LONG_OUT_S:g} s",
-                    hint=f"is its folder there? Finished work is kept; {RESUME}",
+                    hint="is its folder there? Finished work is kept; run the same command again "
+                    "to continue",
                 )
             is_last = True  # the storage may have come back since this clip was asked for
 
