@@ -6,13 +6,13 @@ line by line by the same masker as everything that this program shows.
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import io
 import json
 import os
+import re
 import tarfile
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,8 @@ from clusterctl.errors import CouldNotFindOut, UsageError
 from clusterctl.nodes import counted
 from clusterctl.payload.files.private import replace_file
 from clusterctl.payload.mask_secrets import HIDDEN, hide, hide_words, is_secret
-from clusterctl.runs.logs.files import opened
 from trainer.runlog.json_file import parse
+from trainer.runlog.run_files import folder_below, opened_below
 
 SMALL = ("plan.json", "config.json", "supervisor.log")
 LINES = ("events.jsonl", "incidents.jsonl")
@@ -32,6 +32,7 @@ STEP_BYTES = 256 << 10
 LOG_BYTES = 256 << 10  # of the end of each log
 ALL_BYTES = 256 << 20
 MOST_STACKS = 200
+_STACKS = re.compile(r"stacks/[\w-][\w.-]{0,99}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +62,11 @@ def collect(folder: Path, answer: dict[str, Any], stacks: str, now_s: float) -> 
     text = json.dumps(answer, indent=1, default=str) + "\n"  # it has no secrets
     entries, left_out = [Entry("why.json", text.encode(), 0, 0, now_s)], []
     size = len(text)
+    if stacks and not is_folder_of_stacks(stacks):
+        left_out.append((stacks[:200], "no folder of stacks in the run directory"))
     for name, most in _names(folder, stacks):
         try:
-            with _opened(folder, name, owners) as (fd, status):
+            with opened_below(folder, name, owners) as (fd, status):
                 begin = max(0, status.st_size - most)
                 data = os.pread(fd, status.st_size - begin, begin)
         except FileNotFoundError:
@@ -83,41 +86,34 @@ def collect(folder: Path, answer: dict[str, Any], stacks: str, now_s: float) -> 
     return Bundle(tuple(entries), tuple(left_out))
 
 
-@contextlib.contextmanager
-def _opened(
-    folder: Path, name: str, owners: Collection[int]
-) -> Iterator[tuple[int, os.stat_result]]:
-    """A file below the folder; no part of its path may be a link. Raises `OSError`."""
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-    with contextlib.ExitStack() as stack:
-        place = os.open(folder, flags)
-        stack.callback(os.close, place)
-        for part in Path(name).parts[:-1]:
-            place = os.open(part, flags | os.O_NOFOLLOW, dir_fd=place)
-            stack.callback(os.close, place)
-        yield stack.enter_context(opened(folder / name, owners, place))
-
-
 def _names(folder: Path, stacks: str) -> Iterator[tuple[str, int]]:
+    """Names below the folder and how much of each, in order. `stacks` is what an incident says."""
     for name in (*SMALL, *LINES):
         yield name, WHOLE
     yield STEPS, STEP_BYTES
-    ranks = folder / "ranks"
-    if ranks.is_dir() and not ranks.is_symlink():
-        yield from (
-            (f"ranks/{name}", LOG_BYTES)
-            for name in _in_order(one.name for one in ranks.iterdir())
-            if name.endswith(".log")
-        )
-    elif not (folder / "plan.json").exists():
+    ranks = [name for name in _inside(folder, "ranks") if name.endswith(".log")]
+    yield from ((f"ranks/{name}", LOG_BYTES) for name in _in_order(ranks))
+    if not ranks and not os.path.lexists(folder / "plan.json"):
         from clusterctl.why.rank_logs import below
 
         yield from ((str(path.relative_to(folder)), LOG_BYTES) for path in below(folder))
-    place = folder / stacks
-    if stacks and ".." not in Path(stacks).parts and place.is_dir() and not place.is_symlink():
-        for path in sorted(place.iterdir())[:MOST_STACKS]:
-            if path.is_file():
-                yield f"{stacks.rstrip('/')}/{path.name}", WHOLE
+    if is_folder_of_stacks(stacks):
+        inner = sorted(_inside(folder, stacks))[:MOST_STACKS]
+        yield from ((f"{stacks}/{name}", WHOLE) for name in inner)
+
+
+def is_folder_of_stacks(name: str) -> bool:
+    """Whether it is one that a launcher makes; an incident of a given run may say anything."""
+    return _STACKS.fullmatch(name) is not None
+
+
+def _inside(folder: Path, name: str) -> list[str]:
+    """What is in a folder of the run; nothing where it is missing, closed or a link."""
+    try:
+        with folder_below(folder, name) as place:
+            return os.listdir(place)  # noqa: PTH208 - of a descriptor, pathlib has none
+    except OSError:
+        return []
 
 
 def _in_order(names: Iterable[str]) -> list[str]:

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from clusterctl.launch.causes import texts
 from clusterctl.nodes import grouped
-from clusterctl.runs.logs.files import Chosen, LogFolder, opened
+from clusterctl.runs.logs.files import Chosen, LogFolder
 from clusterctl.runs.logs.parts import Part, attempt_part
+from trainer.runlog.run_files import opened
 
 NEAR = 1 << 16  # bytes at the end of a log that are read
 FAR = 8 << 20  # bytes before the end that are searched where these state nothing
@@ -69,7 +70,9 @@ def of_run(run_dir: Path, attempt: int, newest: int, nodes: Mapping[int, str]) -
             try:
                 with folder.opened(file) as (fd, status):
                     if file.rank is None:
-                        starters[file.node] = _lines(_read(fd, Part(0, status.st_size)))
+                        begin = max(0, status.st_size - NEAR)
+                        end = _read(fd, Part(begin, status.st_size))
+                        starters[file.node] = _lines(end, is_cut=begin > 0)
                         continue
                     part = attempt_part(fd, status.st_size, attempt, newest)
                     if part is None:

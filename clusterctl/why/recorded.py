@@ -27,10 +27,9 @@ from clusterctl.runs.journal import (
     node_of,
     planned_nodes,
 )
-from clusterctl.runs.logs.files import opened
 from clusterctl.runs.steps import Steps, after_record
-from trainer.runlog import slow_ranks
-from trainer.runlog.json_file import parse, read_object
+from trainer.runlog import run_files, slow_ranks
+from trainer.runlog.json_file import parse
 from trainer.runlog.slow_ranks import Spell
 from trainer.runlog.telemetry import FILE, Event, StepRecord, decode
 
@@ -114,7 +113,7 @@ def read_recorded(run_dir: Path) -> Recorded:
     numbers = [one.number for one in journal.begins] or [1]
     plan: Mapping[str, Any] = {}
     with contextlib.suppress(OSError, ValueError):
-        plan = read_object(run_dir / PLAN_FILE)
+        plan = run_files.read_object(run_dir, PLAN_FILE)
     homes = _homes(plan)
     records = {}
     for index, number in enumerate(numbers):
@@ -148,11 +147,7 @@ def lines_of(path: Path, most: int = MOST_BYTES) -> Iterator[bytes]:
     """Lines of a plain file, of a very long one the last; none where it cannot be read."""
     with contextlib.suppress(OSError):
         owners = {path.parent.stat().st_uid, os.getuid(), 0}
-        with opened(path, owners) as (fd, status), os.fdopen(os.dup(fd), "rb") as file:
-            if status.st_size > most:
-                file.seek(status.st_size - most)
-                file.readline()
-            yield from file
+        yield from run_files.lines(path, owners, most)
 
 
 def _steps(path: Path) -> tuple[Steps, tuple[Spell, ...]]:
@@ -164,7 +159,7 @@ def _steps(path: Path) -> tuple[Steps, tuple[Spell, ...]]:
         return steps, slow
     at = max(0, size - MOST_BYTES)
     for line in lines_of(path):
-        at += len(line)
+        at += len(line) + 1
         if at < size - STEP_BYTES and b'"kind":"step"' in line[:40]:
             continue
         record = decode(line)

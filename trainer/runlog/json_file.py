@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +31,22 @@ def parse(text: str | bytes) -> Any:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The object in a file. Raises OSError, and ValueError in words for anything else."""
-    with path.open("rb") as file:
-        text = file.read(MAX_BYTES + 1)
-    if len(text) > MAX_BYTES:
-        raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
+    """The object in a file. Raises OSError, and ValueError in words for anything else.
+
+    Links are followed; files of a run directory are read by `run_files.read_object`.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would let us wait
+    with os.fdopen(fd, "rb") as file:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError("it is no plain file")
+        if found.st_size > MAX_BYTES:
+            raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
+        return parse_object(file.read(MAX_BYTES))
+
+
+def parse_object(text: str | bytes) -> dict[str, Any]:
+    """The object that a text holds. Raises ValueError in words for anything else."""
     found = parse(text)
     if not isinstance(found, dict):
         raise ValueError(f"it holds a {type(found).__name__}, not an object")

@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import stat
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from trainer.runlog.run_files import folder_below, opened
 
 FOLDER = "ranks"
 STARTER = "starter-"
@@ -46,22 +47,14 @@ class Chosen:
         return self.ranks is None or file.rank in self.ranks
 
 
-class Refused(OSError):
-    """A file that exists and is not read."""
-
-
 class LogFolder:
     """`ranks/` of a run directory, opened once: nobody can put another folder in its place."""
 
     def __init__(self, run_dir: Path) -> None:
         """Raises `OSError`; `Refused` for a link."""
-        path = run_dir / FOLDER
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-        try:
-            self._fd = os.open(path, flags)
-        except NotADirectoryError:
-            raise Refused(f"{path} is a link or no folder") from None
-        self._path = path
+        with folder_below(run_dir, FOLDER) as fd:
+            self._fd = os.dup(fd)
+        self._path = run_dir / FOLDER
         self._owners = {os.fstat(self._fd).st_uid, os.getuid(), 0}
 
     def close(self) -> None:
@@ -80,40 +73,6 @@ class LogFolder:
         """A descriptor and the file's status. Raises `OSError`, `Refused` for what is not read."""
         with opened(self._path / file.name, self._owners, self._fd) as found:
             yield found
-
-
-@contextlib.contextmanager
-def opened(
-    path: Path, owners: Collection[int], folder_fd: int | None = None
-) -> Iterator[tuple[int, os.stat_result]]:
-    """A descriptor and the status of a plain file of one of these users; no link is followed.
-
-    With `folder_fd` the path's name is opened there. Raises `OSError`, `Refused`.
-    """
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    name = str(path) if folder_fd is None else path.name
-    try:
-        fd = os.open(name, flags, dir_fd=folder_fd)
-    except OSError as error:
-        if stat.S_ISLNK(_mode(name, folder_fd)):
-            raise Refused(f"{path} is a link: links are not followed") from None
-        raise OSError(error.errno, error.strerror, str(path)) from None
-    try:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
-            raise Refused(f"{path} is no plain file")
-        if found.st_uid not in owners:
-            raise Refused(f"{path} belongs to user {found.st_uid}, who does not own the run")
-        yield fd, found
-    finally:
-        os.close(fd)
-
-
-def _mode(name: str, folder_fd: int | None) -> int:
-    try:
-        return os.stat(name, dir_fd=folder_fd, follow_symlinks=False).st_mode
-    except OSError:
-        return 0
 
 
 def _log_file(name: str) -> LogFile | None:

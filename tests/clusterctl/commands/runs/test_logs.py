@@ -111,7 +111,7 @@ def test_links_pipes_and_files_of_others_are_not_read(run_dir: Path, tmp_path: P
     assert "somebody" not in out
     assert out.splitlines()[-1] == "3 | 3: attempt 3, line 29"
     assert "0.log is a link: links are not followed" in err
-    assert "1.log is no plain file" in err
+    assert "1.log is a pipe, no plain file" in err
     if os.getuid() == 0:
         assert f"2.log belongs to user {NOBODY}" in err
     ranks.rename(tmp_path / "elsewhere")
@@ -294,7 +294,7 @@ def test_follow_reads_on_when_what_could_not_be_read_can_be(run_dir: Path, follo
     assert logs.line() == "1 | 1: attempt 3, line 29"
     with unreadable(log):
         assert logs.process.stderr is not None
-        assert logs.process.stderr.readline() == f"not read: {log} is no plain file\n"
+        assert logs.process.stderr.readline() == f"not read: {log} is a folder, no plain file\n"
     append(log, "as before\n")
     assert logs.line() == "1 | as before"
     with unreadable(events):

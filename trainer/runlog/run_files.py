@@ -1,0 +1,161 @@
+"""How the files of a run directory are opened: it may be an unpacked copy of somebody else's run, or
+a folder into which others write.
+
+Only plain files are read: no link is followed, no device is opened and no pipe is waited for. A line
+and an object of JSON have a longest size. Every reader of a run directory opens its files here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+from trainer.runlog.json_file import parse_object
+
+PIECE_BYTES = 1 << 20  # of a file, which may be of weeks
+LONGEST_LINE = 1 << 20  # bytes; an event with the names of 4,096 nodes has a tenth of it
+MOST_BYTES = 16 << 20  # of a file that is read whole; the plan of 1,000 nodes has 0.3 MB
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class Refused(OSError):
+    """A file that exists and is not read; the message names it."""
+
+
+@contextlib.contextmanager
+def opened(
+    path: Path, owners: Collection[int] | None = None, folder_fd: int | None = None
+) -> Iterator[tuple[int, os.stat_result]]:
+    """A descriptor and the status of a plain file, of one of these users if given.
+
+    With `folder_fd` the path's name is opened there. Raises `OSError`, `Refused`.
+    """
+    name = str(path) if folder_fd is None else path.name
+    try:
+        before = os.stat(name, dir_fd=folder_fd, follow_symlinks=False)
+        if not stat.S_ISREG(before.st_mode):  # before it is opened: that alone can move a tape
+            raise Refused(f"{path} is {_kind(before.st_mode)}")
+        fd = os.open(name, _FILE, dir_fd=folder_fd)
+    except Refused:
+        raise
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise Refused(f"{path} is no plain file")
+        if owners is not None and found.st_uid not in owners:
+            raise Refused(f"{path} belongs to user {found.st_uid}, who does not own the run")
+        yield fd, found
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def opened_below(
+    folder: Path, name: str, owners: Collection[int] | None = None
+) -> Iterator[tuple[int, os.stat_result]]:
+    """As `opened`, of a file in the folder or deeper: no part of `name` leads out of it."""
+    with (
+        folder_below(folder, str(Path(name).parent)) as place,
+        opened(folder / name, owners, place) as found,
+    ):
+        yield found
+
+
+@contextlib.contextmanager
+def folder_below(folder: Path, name: str = "") -> Iterator[int]:
+    """A descriptor of the folder, or of one in it that no link leads to. Raises `OSError`."""
+    parts = Path(name).parts
+    if Path(name).is_absolute() or ".." in parts:
+        raise Refused(f"{name} is outside of {folder}")
+    with contextlib.ExitStack() as stack:
+        place = os.open(folder, _FOLDER)
+        stack.callback(os.close, place)
+        for part in parts:
+            try:
+                place = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=place)
+            except NotADirectoryError:
+                raise Refused(f"{folder / name} is a link or no folder") from None
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, str(folder / name)) from None
+            stack.callback(os.close, place)
+        yield place
+
+
+def read_bytes(folder: Path, name: str, most: int = MOST_BYTES) -> bytes:
+    """All of a file of a run directory. Raises `OSError`, `Refused` for a larger one."""
+    with opened_below(folder, name) as (fd, status):
+        if status.st_size > most:
+            raise Refused(f"{folder / name} has more than {most:,} bytes")
+        data = b""
+        while len(data) <= most and (piece := os.read(fd, most + 1 - len(data))):
+            data += piece
+        return data
+
+
+def read_object(folder: Path, name: str, most: int = MOST_BYTES) -> dict[str, Any]:
+    """The object in a file of a run directory. Raises `OSError`, and ValueError in words."""
+    return parse_object(read_bytes(folder, name, most))
+
+
+class Lines:
+    """Whole lines of a file that grows, without their ends; `rest` is the begin of the next one.
+
+    One that is longer than `LONGEST_LINE` is passed over: nobody here writes any.
+    """
+
+    def __init__(self, at: int = 0) -> None:
+        self.at, self.rest = at, b""  # the offset behind `rest`
+        self._is_long = False
+
+    def pieces(self, fd: int) -> Iterator[list[bytes]]:
+        """What was appended since the last call, some lines at a time; to be taken to its end."""
+        while data := os.pread(fd, PIECE_BYTES, self.at):
+            self.at += len(data)
+            first, *lines = data.split(b"\n")
+            if self._is_long:
+                first = b""
+            if not lines:
+                self.rest += first
+            else:
+                *whole, rest = (self.rest + first, *lines)
+                whole = whole[1:] if self._is_long else whole
+                self.rest, self._is_long = rest, False
+                yield whole
+            if self._is_long or len(self.rest) > LONGEST_LINE:
+                self.rest, self._is_long = b"", True
+                self._skip_hole(fd)
+
+    def _skip_hole(self, fd: int) -> None:
+        """A sparse file may have terabytes of zeros that are nowhere on the disk."""
+        try:
+            self.at = os.lseek(fd, self.at, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # nothing but a hole up to the end
+                self.at = os.fstat(fd).st_size
+
+
+def lines(path: Path, owners: Collection[int] | None = None, last: int = 0) -> Iterator[bytes]:
+    """All lines of a file without their ends, or those of its `last` bytes. Raises `OSError`."""
+    with opened(path, owners) as (fd, status):
+        found = Lines(max(0, status.st_size - last - 1) if last else 0)
+        is_cut = found.at > 0
+        for piece in found.pieces(fd):
+            yield from piece[1:] if is_cut else piece
+            is_cut = False
+        if found.rest and not is_cut:
+            yield found.rest
+
+
+def _kind(mode: int) -> str:
+    if stat.S_ISLNK(mode):
+        return "a link: links are not followed"
+    kinds = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
+    return next((name for is_one, name in kinds if is_one(mode)), "a device") + ", no plain file"
