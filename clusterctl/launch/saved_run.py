@@ -1,7 +1,9 @@
 """The file of a run from which another supervisor can go on: plan, rules, what has happened.
 
 It holds the word by which agents know their head, and the ranks' environment with its secrets, so
-only its user can read it (0600), and it is removed at the run's end.
+only its user can read it (0600), and it is removed at the run's end. It also names programs, nodes
+and keys: one that came with somebody else's run directory belongs to this user once it is unpacked,
+and must start nothing. So it is sealed with a secret that is in no run directory.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from checks.facts import LaunchNeeds
+from clusterctl import seal
 from clusterctl.errors import UsageError
 from clusterctl.launch.causes.kinds import Cause
 from clusterctl.launch.environment import Environment, Variable
@@ -26,6 +29,7 @@ from clusterctl.node_name import first_bad_name
 from clusterctl.nodes import Node
 from clusterctl.payload.files.private import open_own, replace_file
 from clusterctl.transport.base import Limits
+from trainer.runlog.json_file import parse_object
 
 FILE = ".supervisor.json"
 MAX_BYTES = 64 << 20
@@ -47,7 +51,9 @@ class SavedRun:
 
     def write(self) -> None:
         """Replace the file. Raises OSError."""
-        replace_file(str(self.plan.run_dir / FILE), json.dumps(self._document()).encode())
+        document = self._document()
+        sealed = {"seal": seal.seal_of(document), **document}
+        replace_file(str(self.plan.run_dir / FILE), json.dumps(sealed).encode())
 
     def at(self, plan: LaunchPlan, phase: str, past: Past) -> SavedRun:
         return replace(self, plan=plan, phase=phase, past=past)
@@ -73,17 +79,24 @@ class SavedRun:
         }
 
 
+class Given(UsageError):
+    """The file is none that this user's clusterctl wrote for this directory."""
+
+
 def read(run_dir: Path) -> SavedRun:
     """The run of a directory. Raises `UsageError` for one that is over, damaged, of another user or
-    of another version of clusterctl: agents and supervisor must speak alike."""
+    of another version of clusterctl: agents and supervisor must speak alike; `Given` for a copy."""
     path = run_dir / FILE
     try:
         with os.fdopen(open_own(str(path), os.O_RDONLY), "rb") as file:
-            document = json.loads(file.read(MAX_BYTES))
+            if os.fstat(file.fileno()).st_size > MAX_BYTES:
+                raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
+            document = parse_object(file.read(MAX_BYTES))
         theirs, ours = document["version"], version("clusterctl")
         if theirs != ours:
-            text = f"{run_dir} was started by clusterctl {theirs}, this is {ours}"
+            text = f"{run_dir} was started by clusterctl {str(theirs)[:40]}, this is {ours}"
             raise UsageError(text, hint=f"use clusterctl {theirs} for this run")
+        _check_seal(run_dir, document)
         return _run(document)
     except FileNotFoundError:
         raise UsageError(f"no run continues in {run_dir}", hint="clusterctl runs") from None
@@ -92,6 +105,21 @@ def read(run_dir: Path) -> SavedRun:
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         why = f"{type(error).__name__}: {error}"
         raise UsageError(f"{path} cannot be read: {why}") from None
+
+
+def _check_seal(run_dir: Path, document: dict[str, Any]) -> None:
+    """Raises `Given`."""
+    hint = f"clusterctl why {run_dir} and clusterctl report {run_dir} read its files only"
+    if not seal.fits(document.pop("seal", None), document):
+        text = (
+            f"{run_dir / FILE} was not written by this user's clusterctl: the nodes and programs "
+            "that it names are not used"
+        )
+        raise Given(text, hint=f"{hint}; to continue the run, attach where it was launched")
+    own = Path(document["plan"]["run_dir"])
+    if not own.exists() or not own.samefile(run_dir):
+        text = f"{run_dir} is a copy of {own}: nothing is done with the run that it was copied from"
+        raise Given(text, hint=hint)
 
 
 def remove(run_dir: Path) -> None:

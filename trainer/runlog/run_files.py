@@ -1,8 +1,8 @@
-"""How the files of a run directory are opened: it may be an unpacked copy of somebody else's run, or
-a folder into which others write.
+"""How the files of a run directory are opened: it may be an unpacked copy of somebody else's run,
+or a folder into which others write.
 
-Only plain files are read: no link is followed, no device is opened and no pipe is waited for. A line
-and an object of JSON have a longest size. Every reader of a run directory opens its files here.
+Only plain files are read: no link is followed, no device is opened and no pipe is waited for. Lines
+and objects of JSON have a longest size. Every reader of a run directory opens its files here.
 """
 
 from __future__ import annotations

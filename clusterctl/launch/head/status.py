@@ -145,7 +145,10 @@ def _read(run_dir: Path, found: Account, journal: Journal) -> Status:
     last = tuple(one.text for one in journal.incidents[-SHOWN_INCIDENTS:])
     if not (run_dir / saved_run.FILE).exists():
         return _ended(run_dir, found, journal, last)
-    run = saved_run.read(run_dir)
+    try:
+        run = saved_run.read(run_dir)
+    except saved_run.Given as error:
+        return Status(run_dir, LOST, 3, found, end=str(error), incidents=last)
     who = owner.find(run_dir)
     if who is None:
         return _without_supervisor(run, found, last)

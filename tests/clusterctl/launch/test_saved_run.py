@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
+import socket
 import stat
 from pathlib import Path
 
 import pytest
 
 from checks.facts import LaunchNeeds
+from clusterctl.cli import run as command
 from clusterctl.errors import UsageError
 from clusterctl.launch import environment, saved_run
 from clusterctl.launch.causes.kinds import Cause, Evidence, Kind, Source
@@ -20,6 +23,7 @@ from clusterctl.launch.restart.rules import Rules
 from clusterctl.launch.saved_run import SavedRun
 from clusterctl.nodes import Node
 from clusterctl.transport.base import Limits
+from tests.clusterctl.runs.attempts_of import Attempts
 
 NODES = (Node("n1", "10.0.0.1", 2200, labels=(("rack", "a"),)), Node("n2", slots=8))
 SPARE = Node("n3")
@@ -107,6 +111,87 @@ def test_damaged_file_is_one_sentence(tmp_path: Path) -> None:
             file.write_text(json.dumps({**document, name: value}))
             with contextlib.suppress(UsageError):  # a sentence, or another value that is possible
                 saved_run.read(tmp_path)
+
+
+def test_only_what_this_user_wrote_for_this_directory_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir, home = tmp_path / "run", tmp_path / "state"
+    run_dir.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    run = saved(run_dir)
+    run.write()
+    assert saved_run.read(run_dir) == run
+    shutil.copytree(run_dir, tmp_path / "copy")
+    with pytest.raises(saved_run.Given, match=r"copy is a copy of .*/run: nothing is done"):
+        saved_run.read(tmp_path / "copy")
+    file = run_dir / saved_run.FILE
+    whole = json.loads(file.read_text())
+    (key,) = (home / ".local/state/clusterctl").iterdir()
+    assert key.stat().st_mode & 0o777 == 0o600
+    for changed in (
+        {**whole, "width": 65},
+        {**whole, "plan": {**whole["plan"], "python": "/bin/evil"}},
+        {**whole, "seal": None},
+        {**whole, "seal": "0" * 64},
+        {**whole, "seal": "\u00e9"},
+        {name: value for name, value in whole.items() if name != "seal"},
+    ):
+        file.write_text(json.dumps(changed))
+        with pytest.raises(saved_run.Given, match="not written by this user's clusterctl"):
+            saved_run.read(run_dir)
+    file.write_text(json.dumps(whole))
+    assert saved_run.read(run_dir) == run
+    secret = key.read_bytes()
+    for other in (b"", secret[:-1], secret + b"x", b"x" * 32):
+        key.write_bytes(other)
+        with pytest.raises(saved_run.Given):
+            saved_run.read(run_dir)
+    key.write_bytes(secret)
+    key.chmod(0o644)  # others may have read it
+    with pytest.raises(saved_run.Given):
+        saved_run.read(run_dir)
+
+
+def test_secret_is_kept_elsewhere_where_the_home_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))
+    monkeypatch.setattr("clusterctl.seal.own_path", lambda name: str(tmp_path / name))
+    run = saved(tmp_path)
+    run.write()
+    assert saved_run.read(tmp_path) == run
+
+
+def test_given_run_directory_is_told_and_nothing_is_asked_or_started(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As an unpacked archive: the file belongs to this user, and somebody else wrote it."""
+    journal = Attempts()
+    journal.attempt()
+    journal.train(3)
+    run_dir = journal.write(tmp_path / "001-given")
+    with socket.create_server(("127.0.0.1", 0)) as node:
+        node.settimeout(0)
+        document = saved(run_dir)._document()
+        share = document["plan"]["shares"][0]["node"]
+        share.update(address="127.0.0.1", port=node.getsockname()[1], labels=[["identity", str(tmp_path / "key")]])  # fmt: skip
+        document["plan"]["shares"] = document["plan"]["shares"][:1]
+        (run_dir / saved_run.FILE).write_text(json.dumps(document))
+        (run_dir / saved_run.FILE).chmod(0o600)
+        before = sorted(run_dir.rglob("*"))
+        assert command(["status", str(run_dir)]) == 3
+        out = capsys.readouterr().out
+        assert "state      unknown: " in out
+        assert "was not written by this user's clusterctl" in out
+        assert "attempt    1 on" in out
+        for words in (["attach"], ["attach", "--detach"]):
+            assert command([*words, str(run_dir)]) == 2
+            assert "was not written by this user's clusterctl" in capsys.readouterr().err
+        assert sorted(run_dir.rglob("*")) == before
+        with pytest.raises(BlockingIOError):
+            node.accept()
 
 
 def test_link_in_the_place_of_the_file_is_not_followed(tmp_path: Path) -> None:
