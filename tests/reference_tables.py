@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from checks.reference import xid_codes, xid_nvlink5
 from checks.registry import Check
 from checks.runner import all_checks
 from clusterctl.launch.causes import cuda_errors, signatures
@@ -120,6 +121,38 @@ def error_texts() -> str:
     lines.append("|---|---|---|")
     lines += [_graded((_code(text.strip()),), name) for text, name in LAST_ERRORS.items()]
     return "\n".join(lines) + "\n"
+
+
+def xids() -> str:
+    """All numbers, then what Xid 154 names, then why a link of NVLink 5 is down."""
+    lines = ["| Xid | meaning | verdict | action |", "|---|---|---|---|"]
+    for numbers, one in xid_codes.catalogue():
+        lines.append(_grade(numbers, one))
+    lines += ["", "Xid 154, by the number behind `to`:", "", "| to | meaning | verdict | action |"]
+    lines.append("|---|---|---|---|")
+    lines += [_grade(f"`0x{number:x}`", one) for number, one in xid_codes.RECOVERIES.items()]
+    lines += ["", "Xid 144 to 150, by the part of the link and the second word in parentheses:", ""]
+    lines += ["| Xid | part | fatal status |", "|---|---|---|"]
+    for number, about in xid_nvlink5.PARTS.items():
+        lines.append(f"| {number} | {about} | {_fatal(number) or 'none'} |")
+    lines += ["", "Xid 149 `NETIR_LINK_EVT`, by bits 20 to 25 of the first word:", ""]
+    lines += ["| reason | look at |", "|---|---|"]
+    for reason, what in sorted(xid_nvlink5.REASONS.items()):
+        lines.append(f"| `{reason:06b}` | {what} |")
+    return "\n".join(lines) + "\n"
+
+
+def _grade(number: str, one: xid_codes.Grade) -> str:
+    fix = f": {one.fix}" if one.fix else ""
+    return f"| {number} | {_cell(one.meaning)} | {one.verdict.name} | {one.action.value}{fix} |"
+
+
+def _fatal(number: int) -> str:
+    parts = {name: codes for (xid, name), codes in xid_nvlink5.FATAL.items() if xid == number}
+    return ", ".join(
+        f"`{name}…` {' '.join(f'0x{code:x}' for code in sorted(codes))}"
+        for name, codes in parts.items()
+    )
 
 
 def _graded(cells: Sequence[str], name: str) -> str:
@@ -233,6 +266,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "error-texts.md": error_texts,
     "figures.md": figures,
     "incidents.md": causes,
+    "xid.md": xids,
 }
 
 

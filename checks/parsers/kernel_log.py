@@ -15,36 +15,57 @@ import time
 from checks.facts import NOT_ASKED, KernelEvent, KernelLog, Maybe, Section, Unknown, then
 from checks.parsers.section import unreadable
 
-# MIG puts a GPU instance behind the address: (PCI:0000:01:00 GPU-I:05).
+# MIG puts a GPU instance behind the address: (PCI:0000:01:00 GPU-I:05). Old drivers leave PCI: out.
 _XID = re.compile(
-    r"NVRM: Xid \(PCI:([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2})[^)]*\): (\d{1,4})\b(.*)"
+    r"NVRM: Xid \((?:PCI:)?([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2})[^)]{0,40}\): "
+    r"(\d{1,4})\b"
 )
-_SXID = re.compile(
-    r"SXid \(PCI:([0-9A-Fa-f:.]+)\): (\d{1,6})\b.*?(Non-fatal|Fatal)?", re.IGNORECASE
+_SXID = re.compile(r"SXid \(PCI:([0-9A-Fa-f:.]{4,20})\): (\d{1,6})\b", re.IGNORECASE)
+_ADDRESS = re.compile(r"NVRM: The NVIDIA GPU ([0-9A-Fa-f:.]{4,20})")
+LONGEST = 2000  # characters of a line that are searched
+
+# What all drivers of network cards say of a link, by interface or port: `eth0: NIC Link is Down`
+# (bnxt_en, ice, i40e, ixgbe, igb, e1000e), `eth0: Link is down` (tg3, r8169, phylib), `ib0: Link
+# down` (mlx5), `mlx5_5: Port: 1 Link DOWN` (every RDMA device), `0000:04:00.0: Port: 1, link down`
+# (mlx4), `bond0: (slave eth0): link status definitely down`, `(eth0)]Link is down` (qede),
+# `ens6: Device link is down.` (gve), and of systemd-networkd `ib0: Lost carrier`.
+_LINK = (
+    r"(?:\b([A-Za-z][\w.@-]{1,40}|[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d)(?: NIC |: (?:NIC "
+    r"|Device |Port:? ?\d{1,3},? )?)|\(slave ([\w.@-]{1,40})\): |\(([\w.-]{1,40})\)\])"
+    r"[Ll]ink(?: is| status definitely)? (?:%s)\b"
+    r"|\b([\w.@-]{2,40}): %s [Cc]arrier"
 )
 
-# (kind, pattern, group that names the subject). The first that matches takes the line.
-_KINDS: tuple[tuple[str, re.Pattern[str], int], ...] = tuple(
-    (kind, re.compile(pattern), group)
-    for kind, pattern, group in (
-        ("fell-off-bus", r"(?:NVRM|GPU).*fallen off the bus", 0),
-        ("probe-failed", r"NVRM: The NVIDIA probe routine failed for \d+ device", 0),
-        ("oom", r"Out of memory: Kill(?:ed)? process (\d+)", 1),
-        ("oom", r"oom-kill:constraint=|oom_reaper: reaped process", 0),
-        ("mce", r"(?:mce: \[Hardware Error\]|Machine check events logged|\[Hardware Error\]: Machine check)", 0),
-        ("lockup", r"(?:watchdog: )?BUG: (?:soft|hard) lockup|hard LOCKUP", 0),
-        ("hung-task", r"INFO: task (\S+) blocked for more than \d+ seconds", 1),
-        ("read-only", r"[Rr]emounting filesystem read-only|Remounting fs read-only", 0),
-        ("disk", r"(nvme\d+)[^:]*: (?:I/O \S+ .*timeout|.*(?:controller is down|Removing after probe failure))", 1),
-        ("disk", r"(?:blk_update_request|critical medium|I/O) error.*dev (\w+)", 1),
-        ("nfs", r"nfs: server (\S+) not responding", 1),
-        ("link-lost", r"\b((?:ib|eth|en|mlx5_|bond)[\w.-]*): (?:[Ll]ost carrier|[Ll]ink is [Dd]own|[Ll]ink [Dd]own)", 1),
-        ("link-lost", r"mlx5_core \S+ ([\w.-]+): [Ll]ink [Dd]own", 1),
-        ("link-back", r"\b((?:ib|eth|en|mlx5_|bond)[\w.-]*): (?:[Gg]ained carrier|[Ll]ink is [Uu]p|[Ll]ink [Uu]p)", 1),
-        ("link-back", r"mlx5_core \S+ ([\w.-]+): [Ll]ink [Uu]p", 1),
-        ("peermem", r"nvidia-peermem .*ERROR detected invalid context", 0),
-        ("nccl-crash", r"segfault at .* in libnccl\.so", 0),
-        ("pcie-slow", r"([0-9A-Fa-f:.]+): [\d.]+ Gb/s available PCIe bandwidth, limited by", 1),
+# (kind, pattern, has a subject: the first group that matched). The first that matches has the line.
+_KINDS: tuple[tuple[str, re.Pattern[str], bool], ...] = tuple(
+    (kind, re.compile(pattern), has_subject)
+    for kind, pattern, has_subject in (
+        ("fell-off-bus", r"(?:NVRM|GPU).{0,200}fallen off the bus", False),
+        ("probe-failed", r"NVRM: The NVIDIA probe routine failed for \d+ device", False),
+        ("oom", r"Out of memory: Kill(?:ed)? process (\d+)", True),
+        ("oom", r"oom-kill:constraint=|oom_reaper: reaped process", False),
+        ("memory", r"EDAC (\w{2,8}): \d{1,9} UE ", True),
+        ("memory", r"Uncorrected hardware memory error|Memory failure: 0x[0-9a-f]{1,16}: recovery action for [^:]{1,60}: (?:Failed|Ignored)", False),
+        ("memory", r"\[Hardware Error\]: event severity: (?:fatal|recoverable)", False),
+        ("mce", r"(?:mce: \[Hardware Error\]|Machine check events logged|\[Hardware Error\]: Machine check)", False),
+        ("pcie-fatal", r"([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d): PCIe Bus Error: severity=Uncorrect\w{1,4} \(Fatal\)", True),
+        ("pcie-fatal", r"AER: Uncorrect\w{1,4} \(Fatal\) error\b.{0,60}([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d)", True),
+        ("pcie-fatal", r"([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d): (?:DPC: containment event|pciehp: Slot\(\S{1,20}\): (?:Link Down|Card not present)|AER: can't recover)", True),
+        ("pcie", r"([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d): PCIe Bus Error: severity=Uncorrect", True),
+        ("nic-fatal", r"(?:mlx[45]_core|bnxt_en|ice|i40e|ena|efa|irdma) ([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d).{0,120}(?:health compromised|[Ff]atal error|[Ff]irmware (?:fatal|internal error|heartbeat)|FW reported unresponsive|health recovery flow aborted|[Ee]rror detected, initiating reset|Keep alive watchdog timeout|[Dd]evice is in reset)", True),
+        ("nic", r"NETDEV WATCHDOG: ([\w.-]{1,40}) ", True),
+        ("nic", r"(?:mlx[45]_core|bnxt_en|ice|i40e|ena|efa|irdma) ([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d).{0,120}(?:timeout\. Will cause a leak|Port module event\[error\]|TX driver issue|Tx hang|TX timeout|Unsupported cable|High Temperature)", True),
+        ("lockup", r"(?:watchdog: )?BUG: (?:soft|hard) lockup|hard LOCKUP", False),
+        ("hung-task", r"INFO: task (\S{1,60}) blocked for more than \d+ seconds", True),
+        ("read-only", r"[Rr]emounting filesystem read-only|Remounting fs read-only", False),
+        ("disk", r"(nvme\d{1,4})[^:]{0,40}: (?:I/O \S{1,20} .{0,60}timeout|.{0,60}(?:controller is down|Removing after probe failure))", True),
+        ("disk", r"(?:blk_update_request|critical medium|I/O) error.{0,60}dev (\w{1,40})", True),
+        ("nfs", r"nfs: server (\S{1,200}) not responding", True),
+        ("link-lost", _LINK % ("[Dd]own|DOWN", "[Ll]ost"), True),
+        ("link-back", _LINK % ("[Uu]p|UP|ACTIVE", "[Gg]ained"), True),
+        ("peermem", r"nvidia-peermem .{0,200}ERROR detected invalid context", False),
+        ("nccl-crash", r"segfault at .{1,200} in libnccl\.so", False),
+        ("pcie-slow", r"([0-9A-Fa-f:.]{4,20}): [\d.]{1,12} Gb/s available PCIe bandwidth, limited by", True),
     )
 )  # fmt: skip
 
@@ -53,8 +74,12 @@ START_S = 60.0  # of a machine's start: a log that begins there has lost nothing
 INTERESTING = (
     r"NVRM|SXid|fallen off|Out of memory|oom-kill|oom_reaper|Hardware Error|Machine check|lockup"
     r"|LOCKUP|blocked for more|read-only|nvme|I/O error|medium error|not responding|arrier"
-    r"|Link (?:is )?(?:[Dd]own|[Uu]p)|link (?:is )?(?:[Dd]own|[Uu]p)|peermem|segfault"
-    r"|PCIe bandwidth"
+    r"|Link (?:is )?(?:[Dd]own|DOWN|[Uu]p|UP|ACTIVE)|link (?:is |status definitely )?(?:down|up)\b"
+    r"|peermem|segfault|PCIe bandwidth|PCIe Bus Error|AER: |DPC: cont|Slot\(|EDAC|UE memory"
+    r"|hardware memory error|Memory failure|NETDEV WATCHDOG|health|Fatal error|fatal error|Firmware"
+    r"|firmware (?:fatal|internal|heartbeat)|FW reported|Keep alive|in reset|initiating reset"
+    r"|cause a leak|module event|TX driver issue|Tx hang|TX timeout|Unsupported cable"
+    r"|High Temperature"
 )
 """Lines that a node sends; the rest of the log stays there.
 
@@ -94,10 +119,11 @@ def read_events(text: str, uptime_s: Maybe[float], now_s: Maybe[float]) -> tuple
     """Events in the order of the log. Ages need the node's uptime or wall clock, by the prefix."""
     found: list[KernelEvent] = []
     address = ""
-    for line in text.splitlines():
+    for full in text.splitlines():
+        line = full[:LONGEST]
         # A GPU that fell off the bus may log no number at all, but its address two lines before
         # the words (NVSentinel #155).
-        if match := re.search(r"NVRM: The NVIDIA GPU ([0-9A-Fa-f:.]+)", line):
+        if match := _ADDRESS.search(line):
             address = match[1].lower()
         if classified := _classify(line, address):
             kind, subject, xid = classified
@@ -114,10 +140,10 @@ def _classify(line: str, address: str) -> tuple[str, str, int | None] | None:
     if match := _SXID.search(line):
         fatal = "fatal" in line.lower() and "non-fatal" not in line.lower()
         return "sxid-fatal" if fatal else "sxid", match[1], int(match[2])
-    for kind, pattern, group in _KINDS:
+    for kind, pattern, has_subject in _KINDS:
         if match := pattern.search(line):
-            subject = match[group].lower() if group else ""
-            return kind, address if kind == "fell-off-bus" else subject, None
+            named = next(filter(None, match.groups()), "") if has_subject else ""
+            return kind, address if kind == "fell-off-bus" else named.lower(), None
     return None
 
 

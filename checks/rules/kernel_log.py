@@ -18,7 +18,7 @@ from checks.facts import (
 )
 from checks.finding import Action, Finding, Verdict, fail, need, passed, skip, unknown, warn
 from checks.profile import Profile
-from checks.reference.xid_codes import grade
+from checks.reference.xid_codes import worst
 from checks.registry import check
 from checks.rules.gpu import duration, no_gpu
 
@@ -44,7 +44,8 @@ def xid(kernel_log: KernelLog, gpus: GpuFacts, limits: Profile) -> Iterator[Find
 
     Why: Meta's 54 days with 16,384 GPUs: 148 of 419 unexpected interruptions were faulty GPUs.
     Bad: by number: WARN for user code and contained errors, FAIL for what wants a reset, reboot or
-        service; older than 24 h only WARN unless the GPU still asks for recovery
+        service; older than 24 h only WARN unless the GPU still asks for recovery; the worst line
+        of a GPU and number counts, of Xid 154 the newest
     How: lines `NVRM: Xid (PCI:…): N` since boot, also with a MIG instance in them
     Fix: what the number wants: restart the program, reset the GPU, reboot, service
     """
@@ -55,16 +56,18 @@ def xid(kernel_log: KernelLog, gpus: GpuFacts, limits: Profile) -> Iterator[Find
     for event in kernel_log.events:
         if event.kind == "xid" and event.xid is not None:
             seen.setdefault((event.subject, event.xid), []).append(event)
-    grades = {key: grade(key[1], events[-1].line) for key, events in seen.items()}
-    bad = {key: found for key, found in grades.items() if found.verdict is not Verdict.PASS}
-    for (gpu, number), found in bad.items():
+    graded = {key: worst(key[1], [one.line for one in found]) for key, found in seen.items()}
+    bad = {key: found for key, found in graded.items() if found[0].verdict is not Verdict.PASS}
+    for (gpu, number), (found, at) in bad.items():
         events = seen[gpu, number]
-        age_s = events[-1].age_s
+        age_s = events[at].age_s
         count = f", {len(events)} times" if len(events) > 1 else ""
         age = "" if isinstance(age_s, Unknown) else f", {duration(max(0.0, age_s))} ago"
-        is_fail = found.verdict is Verdict.FAIL and not _is_past(events[-1], gpus, limits)
-        text, fix = f"Xid {number} on GPU {gpu}: {found.meaning}{count}{age}", _FIXES[found.action]
-        fix = fix.format(gpu=gpu)
+        is_fail = found.verdict is Verdict.FAIL and not _is_past(events[at], gpus, limits)
+        text = f"Xid {number} on GPU {gpu}: {found.meaning}{count}{age}"
+        fix = _FIXES[found.action].format(gpu=gpu)
+        if found.fix:
+            fix = f"{found.fix}; {fix}" if found.action is Action.RESET_GPU else found.fix
         yield (fail if is_fail else warn)(text, number, fix=fix, action=found.action)
     if not bad:
         notes = ", ".join(sorted({str(number) for _, number in seen}))
@@ -127,23 +130,30 @@ def flaps(kernel_log: KernelLog, node: NodeFacts, limits: Profile) -> Finding:
     """No link goes down and comes back.
 
     Why: A port that heals itself still kills the collective that was on it.
-    Bad: WARN one lost link in 24 h, FAIL three
-    How: `lost carrier` and `Link down` in the kernel's log, by interface
+    Bad: WARN one lost link in 24 h, FAIL three; of an interface that is no card's of InfiniBand or
+        RoCE WARN three
+    How: what drivers say of a lost link in the kernel's log, by interface or port
     Fix: cable and transceiver of that port
     """
     ports = node.fabric.ports if isinstance(node.fabric, Fabric) else ()
     names = ("ib", "mlx", *(port.netdev for port in ports if isinstance(port.netdev, str)))
+    names += tuple(port.device for port in ports)
     lost = Counter(
         event.subject
         for event in kernel_log.events
-        if event.kind == "link-lost" and event.is_recent and event.subject.startswith(names)
+        if event.kind == "link-lost" and event.is_recent
     )
-    for name, times in lost.most_common(1):
+    of_cards = [(name, times) for name, times in lost.most_common() if name.startswith(names)]
+    for name, times in of_cards[:1]:
         if times >= limits.ib_flaps_warn:
             bad = fail if times >= limits.ib_flaps_fail else warn
             text = f"{name} lost its link {times} times in 24 h"
             fix = f"cable and transceiver of {name}"
             return bad(text, times, 0, fix=fix, action=Action.SERVICE)
+    for name, times in lost.most_common(1):
+        if times >= limits.ib_flaps_fail:
+            text = f"{name} lost its link {times} times in 24 h"
+            return warn(text, times, 0, fix=f"cable and transceiver of {name}")
     if isinstance(node.fabric, Unknown) and node.fabric != NOT_ASKED:
         return unknown(f"which interfaces are those of cards: {node.fabric}")
     if isinstance(node.fabric, Fabric) and not ports:
@@ -170,6 +180,11 @@ def pcie_limited(kernel_log: KernelLog) -> Finding:
 
 _FAULTS = {
     "mce": (fail, "machine check", Action.SERVICE),
+    "memory": (fail, "memory error that was not corrected", Action.SERVICE),
+    "pcie-fatal": (fail, "fatal PCIe error", Action.REBOOT),
+    "nic-fatal": (fail, "a network card failed", Action.REBOOT),
+    "pcie": (warn, "PCIe error that was not corrected", Action.NONE),
+    "nic": (warn, "a network card has trouble", Action.NONE),
     "read-only": (fail, "file system went read-only", Action.NONE),
     "disk": (fail, "disk error", Action.SERVICE),
     "oom": (warn, "out of memory", Action.NONE),
@@ -182,9 +197,11 @@ _FAULTS = {
 
 @check("host.kernel_log", advisory=True)
 def kernel_log_faults(kernel_log: KernelLog) -> Iterable[Finding]:
-    """The kernel has logged no fault of memory, disk or file systems.
+    """The kernel has logged no fault of memory, PCIe, network cards, disks or file systems.
 
-    Bad: WARN OOM, lockup, hung task, silent NFS server in 24 h; FAIL machine check, read-only, disk
+    Bad: WARN OOM, lockup, hung task, silent NFS server, trouble of a network card, PCIe error that
+        is not fatal in 24 h; FAIL machine check, uncorrected memory error, fatal PCIe error, failed
+        network card, read-only, disk
     How: dmesg, else journalctl -k; where this user may not read either, UNKNOWN (--sudo tries)
     Fix: dmesg | tail -50; the line names what: memory, disk, server
     """

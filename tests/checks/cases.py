@@ -136,6 +136,10 @@ CASES: dict[str, list[Case]] = {
     "host.os_equal": [bad("older", WARN, system=System("Ubuntu 20.04", ("performance",)))],
     "host.kernel_log": [
         bad("machine check", FAIL, kernel_log=log("[ 5.000000] mce: [Hardware Error]: Machine check events logged")),
+        bad("fatal PCIe error of a GPU", FAIL, kernel_log=log(recorded("dmesg/pcie-aer-fatal.txt"), 90100.0)),
+        bad("uncorrected memory", FAIL, kernel_log=log("[ 5.000000] EDAC MC3: 1 UE memory read error on CPU_SrcID#1")),
+        bad("a network card failed", FAIL, kernel_log=log("[ 5.000000] mlx5_core 0000:1a:00.0: poll_health:823:(pid 0): device's health compromised - reached miss count")),
+        bad("a queue of a card stands", WARN, kernel_log=log("[ 5.000000] NETDEV WATCHDOG: ens1 (mlx5_core): transmit queue 3 timed out")),
         bad("out of memory", WARN, kernel_log=log("[ 5.000000] Out of memory: Killed process 123 (python)")),
     ],
     "net.names": [
@@ -219,6 +223,9 @@ CASES: dict[str, list[Case]] = {
     "gpu.xid": [
         bad("row remap failed, as recorded", FAIL, kernel_log=log(recorded("dmesg/xid-lines.txt"), 2400000.0)),
         bad("user code, as recorded", WARN, kernel_log=log(recorded("dmesg/oom-and-xid.log"))),
+        bad("a reboot wanted, by its number", FAIL, kernel_log=log(recorded("dmesg/xid154-os-reboot.txt"), 90100.0)),
+        bad("fatal, then nonfatal on one GPU", FAIL, kernel_log=log(recorded("dmesg/xid149-fatal-then-nonfatal.txt"), 90100.0)),
+        bad("new numbers", FAIL, kernel_log=log(recorded("dmesg/xid-151-to-172.txt"), 90100.0)),
         bad("three days ago", WARN, kernel_log=log("[ 5.000000] NVRM: Xid (PCI:0000:44:00): 79, GPU has fallen off", 3 * 86400.0)),
         bad("no right to read", UNKNOWN, kernel_log=Unknown("Operation not permitted")),
     ],
@@ -236,6 +243,8 @@ CASES: dict[str, list[Case]] = {
     ],
     "ib.flaps": [
         bad("three times, as recorded", FAIL, kernel_log=log(recorded("dmesg/ib-link-flap.syslog").replace("Aug 17", "Nov 21"))),
+        bad("a port of InfiniBand three times", FAIL, kernel_log=log(recorded("dmesg/ib-port-down.txt"), 90300.0)),
+        bad("Ethernet three times", WARN, kernel_log=log("[ 5.000000] ice 0000:31:00.0 eno1: NIC Link is Down\n" * 3)),
         bad("once", WARN, kernel_log=log("[ 5.000000] mlx5_core 0000:1a:00.0 ib0: Link down")),
     ],
     "ib.firmware_equal": [bad("older", WARN, fabric=h.fabric(h.port(0, firmware="28.40.1000"), h.port(1)))],

@@ -10,8 +10,14 @@ from functools import partial
 
 from clusterctl.payload.tools import forget_tool, start_tool
 
-XID = re.compile(r"NVRM: Xid \(PCI:([0-9A-Fa-f:.]+)[^)]*\): (\d{1,4})\b,?\s*(.*)")
-OFF_BUS = re.compile(r"NVRM: GPU ([0-9A-Fa-f:.]+): GPU has fallen off the bus")
+XID = re.compile(
+    r"NVRM: Xid \((?:PCI:)?([0-9A-Fa-f:.]{4,20})[^)]{0,40}\): (\d{1,4})\b,?\s*([^\n]*)"
+)
+# `NVRM: GPU 0000:b3:00.0: GPU has fallen off the bus`, or three lines, which /dev/kmsg has as one:
+# `NVRM: The NVIDIA GPU 0000:b3:00.0`, `(PCI ID: …) installed in this system has`, the words.
+ADDRESS = re.compile(r"NVRM: (?:The NVIDIA )?GPU (?:at )?(?:PCI:)?([0-9A-Fa-f:.]{7,20})")
+OFF_BUS = "fallen off the bus"
+LONGEST = 4000
 RECENT_S = 3600.0  # older lines are not reported
 LINES = 20  # at most in one message: a card may log thousands
 TEXT = 160
@@ -29,6 +35,7 @@ class KernelLog:
         self.why = "no line of the kernel's log has been read yet"
         self.first_answer = threading.Event()
         self._lock = threading.Lock()
+        self._named = ""  # address of the GPU that the driver named last
         self._found = []  # [monotonic of the event, address, code, text]
 
     def new_lines(self):
@@ -103,14 +110,21 @@ class KernelLog:
         if self.why:
             self.why = ""
             self.first_answer.set()
-        found = XID.search(text) or OFF_BUS.search(text)
+        text = text[:LONGEST]
+        address = ADDRESS.search(text)
+        if address:
+            self._named = address.group(1).rstrip(":.")
+        found = XID.search(text)
+        # A card off the bus may log no number (NVSentinel #155); 79 is the one for this.
+        is_off = found is None and OFF_BUS in text and "NVRM" in text and self._named
         now = time.monotonic()
         # The kernel's stamps count like the monotonic clock, from boot, without suspends.
         at_s = now if stamp_s is None else min(now, stamp_s)
-        if found is None or now - at_s > RECENT_S:
+        if now - at_s > RECENT_S or not (found or is_off):
             return
-        # A card off the bus may log no number (NVSentinel #155); 79 is the one for this.
-        address, code, words = (*found.groups(), "79", "GPU has fallen off the bus")[:3]
+        line = [self._named, 79, "GPU has fallen off the bus"]
+        if found:
+            line = [found.group(1), int(found.group(2)), found.group(3).strip()[:TEXT]]
         with self._lock:
-            self._found.append([at_s, address, int(code), words.strip()[:TEXT]])
+            self._found.append([at_s] + line)
             del self._found[:-LINES]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import time
 from collections import Counter
 
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from checks.facts import KernelLog, Unknown
 from checks.finding import Action, Verdict
 from checks.parsers import kernel_log as log
-from checks.reference.xid_codes import grade
+from checks.reference.xid_codes import GRADES, catalogue, grade, worst
 from tests.checks.captures import recorded
 from tests.checks.sections import ended, lacking
 
@@ -110,9 +112,177 @@ def test_a_log_that_nobody_may_read_is_unknown_and_an_empty_one_is_not() -> None
         (154, "GPU recovery action changed: GPU Reset Required", Verdict.FAIL, Action.RESET_GPU),
         (154, "Drain and Reset", Verdict.FAIL, Action.RESET_GPU),
         (154, "None", Verdict.WARN, Action.NONE),
+        (154, "changed from 0x0 (None) to 0x2 (OS Reboot)", Verdict.FAIL, Action.REBOOT),
+        (154, "changed from 0x0 (None) to 0x2 (Node Reboot Required)", Verdict.FAIL, Action.REBOOT),
+        (
+            154,
+            "changed from 0x0 (None) to 0x1 (GPU Reset Required)",
+            Verdict.FAIL,
+            Action.RESET_GPU,
+        ),
+        (154, "changed from 0x2 (OS Reboot) to 0x3 (Drain P2P)", Verdict.FAIL, Action.RESTART_APP),
+        (154, "changed from 0x0 to 0x4 (Drain and Reset)", Verdict.FAIL, Action.RESET_GPU),
+        (
+            154,
+            "changed from 0x0 (None) to 0x5 (Recover IMEX Domain)",
+            Verdict.FAIL,
+            Action.RESTART_APP,
+        ),
+        (154, "changed from 0x0 (None) to 0x6 (Bus Reset)", Verdict.FAIL, Action.RESET_GPU),
+        (154, "changed from 0x0 (None) to 0X7 (System Reboot)", Verdict.FAIL, Action.REBOOT),
+        (154, "changed from 0x2 (OS Reboot) to 0x0 (None)", Verdict.PASS, Action.NONE),
+        (154, "changed from 0x0 (None) to 0x1f (Unknown)", Verdict.WARN, Action.NONE),
+        (154, "Drain P2P", Verdict.FAIL, Action.RESTART_APP),
+        (151, "Key rotation error", Verdict.FAIL, Action.REBOOT),
+        (168, "Errors found in WPR", Verdict.FAIL, Action.REBOOT),
+        (172, "Uncorrectable SRAM error", Verdict.FAIL, Action.RESET_GPU),
+        (
+            149,
+            "NETIR_LINK_EVT Link Fatal XC0 i0 Link 08 (0x004505c6 0x0)",
+            Verdict.FAIL,
+            Action.RESET_GPU,
+        ),
+        (
+            149,
+            "NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x026505c6 0x00000000)",
+            Verdict.WARN,
+            Action.NONE,
+        ),
+        (
+            149,
+            "NETIR_BER_EVENT Non-fatal XC0 i0 Link 01 (0x00082226 0x1)",
+            Verdict.WARN,
+            Action.NONE,
+        ),
+        (
+            145,
+            "RLW_REMAP XC0 i0 Link 03 (0x00000082 0x00000040 0x0)",
+            Verdict.FAIL,
+            Action.RESET_GPU,
+        ),
+        (145, "RLW_REMAP XC0 i0 Link 03 (0x00000082 0x00000004 0x0)", Verdict.WARN, Action.NONE),
+        (144, "SAW_MVB Nonfatal XC0 i0 Link 03 (0x21 0x1)", Verdict.WARN, Action.NONE),
+        (150, "MSE_WATCHDOG Fatal XC0 i0 Link -1 (0x0 0x0)", Verdict.FAIL, Action.RESET_GPU),
+        (57, "", Verdict.WARN, Action.NONE),
         (9999, "new", Verdict.WARN, Action.NONE),
     ],
 )
 def test_grades(number: int, text: str, verdict: Verdict, action: Action) -> None:
     found = grade(number, text)
     assert (found.verdict, found.action) == (verdict, action)
+
+
+def test_every_number_of_the_catalogue_has_a_grade() -> None:
+    assert set(range(1, 173)) <= set(GRADES)
+    shown = [part for numbers, _ in catalogue() for part in numbers.split("-")]
+    assert shown[0] == "1"
+    assert int(shown[-1]) == max(GRADES)
+
+
+def test_worst_line_of_a_number_counts_and_of_a_recovery_the_last() -> None:
+    lines = recorded("dmesg/xid149-fatal-then-nonfatal.txt").splitlines()
+    found, at = worst(149, lines)
+    assert (found.verdict, at) == (Verdict.FAIL, 0)
+    assert found.meaning == "fatal NVLink 5 error (NETIR_LINK_EVT, link 08)"
+    assert found.fix == "look at the signal of the link: reset, then service"
+    ends = ["to 0x2 (OS Reboot)", "to 0x0 (None)"]
+    assert worst(154, ends)[0].verdict is Verdict.PASS
+    assert worst(154, ends[::-1])[0].action is Action.REBOOT
+
+
+LINKS = {
+    "mlx5_core 0000:1a:00.0 ens1f0np0: Link down": "ens1f0np0",
+    "mlx5_core 0000:ab:00.0 mlx5_5: Port: 1 Link DOWN": "mlx5_5",
+    "infiniband bnxt_re0: Port: 1 Link DOWN": "bnxt_re0",
+    "irdma i40iw rocep24s0: Port: 1 Link DOWN": "rocep24s0",
+    "efa 0000:4f:00.0 rdmap79s0: Port: 1 Link DOWN": "rdmap79s0",
+    "mlx4_core 0000:04:00.0: Port: 1, link down": "0000:04:00.0",
+    "mlx4_en: eth2: Link Down": "eth2",
+    "bnxt_en 0000:3b:00.0 ens1f0: NIC Link is Down": "ens1f0",
+    "ice 0000:31:00.0 ens785f0: NIC Link is Down": "ens785f0",
+    "i40e 0000:3d:00.0 eth0: NIC Link is Down": "eth0",
+    "ixgbe 0000:01:00.0 eth0: NIC Link is Down": "eth0",
+    "igb 0000:01:00.0 eno1: igb: eno1 NIC Link is Down": "eno1",
+    "e1000e 0000:00:1f.6 eno1: NIC Link is Down": "eno1",
+    "tg3 0000:02:00.0 eno1: Link is down": "eno1",
+    "r8169 0000:03:00.0 enp3s0: Link is Down": "enp3s0",
+    "cxgb4 0000:01:00.4 enp1s0f4: link down": "enp1s0f4",
+    "sfc 0000:01:00.0 ens2f0np0: link down": "ens2f0np0",
+    "be2net 0000:04:00.0 eth2: Link is Down": "eth2",
+    "[qede_link_update:2345(ens2f0)]Link is down": "ens2f0",
+    "gve 0000:00:06.0 ens6: Device link is down.": "ens6",
+    "bond0: (slave ens1f0): link status definitely down, disabling slave": "ens1f0",
+    "ib6: Lost carrier": "ib6",
+}
+
+
+@pytest.mark.parametrize("line", LINKS)
+def test_lost_link_in_the_words_of_each_driver(line: str) -> None:
+    assert re.search(log.INTERESTING, line)
+    (found,) = log.read_events(f"[    5.000000] {line}", 10.0, NOW)
+    assert (found.kind, found.subject) == ("link-lost", LINKS[line])
+    for down, up in (("DOWN", "ACTIVE"), ("Down", "Up"), ("down", "up"), ("Lost", "Gained")):
+        line = line.replace(down, up)
+    assert re.search(log.INTERESTING, line)
+    (back,) = log.read_events(f"[    5.000000] {line}", 10.0, NOW)
+    assert (back.kind, back.subject) == ("link-back", found.subject)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ata1: SATA link down (SStatus 0 SControl 300)",
+        "IPv6: ADDRCONF(NETDEV_UP): eth0: link is not ready",
+        "mlx5_core 0000:ab:00.0 mlx5_5: Port: 1 Link INIT",
+        "EDAC MC0: 1 CE memory read error on CPU_SrcID#0_MC#0_Chan#0_DIMM#0",
+        "pcieport 0000:17:01.0: PCIe Bus Error: severity=Corrected, type=Data Link Layer",
+        "{1}[Hardware Error]: event severity: corrected",
+        "audit: type=1400 the downlink is up-to-date",
+    ],
+)
+def test_line_without_a_fault_is_no_event(line: str) -> None:
+    assert log.read_events(f"[    5.000000] {line}", 10.0, NOW) == ()
+
+
+FAULTS = {
+    "nvidia 0000:18:00.0: PCIe Bus Error: severity=Uncorrectable (Fatal), type=Transaction Layer": ("pcie-fatal", "0000:18:00.0"),
+    "nvidia 0000:18:00.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Inaccessible": ("pcie-fatal", "0000:18:00.0"),
+    "pcieport 0000:17:01.0: AER: Uncorrectable (Fatal) error message received from 0000:18:00.0": ("pcie-fatal", "0000:18:00.0"),
+    "pcieport 0000:17:01.0: DPC: containment event, status:0x1f01 source:0x0000": ("pcie-fatal", "0000:17:01.0"),
+    "pcieport 0000:17:01.0: pciehp: Slot(7): Link Down": ("pcie-fatal", "0000:17:01.0"),
+    "pcieport 0000:17:01.0: pciehp: Slot(7-1): Card not present": ("pcie-fatal", "0000:17:01.0"),
+    "pcieport 0000:17:01.0: PCIe Bus Error: severity=Uncorrectable (Non-Fatal), type=Transaction Layer": ("pcie", "0000:17:01.0"),
+    "EDAC MC3: 1 UE memory read error on CPU_SrcID#1_MC#1_Chan#0_DIMM#0": ("memory", "mc3"),
+    "{1}[Hardware Error]: event severity: fatal": ("memory", ""),
+    "{2}[Hardware Error]: event severity: recoverable": ("memory", ""),
+    "mce: Uncorrected hardware memory error in user-access at 1f3c7d5400": ("memory", ""),
+    "Memory failure: 0x1f3c7d5: recovery action for dirty LRU page: Failed": ("memory", ""),
+    "mlx5_core 0000:1a:00.0: poll_health:823:(pid 0): device's health compromised - reached miss count": ("nic-fatal", "0000:1a:00.0"),
+    "mlx5_core 0000:1a:00.0: poll_health:800:(pid 0): Fatal error 1 detected": ("nic-fatal", "0000:1a:00.0"),
+    "bnxt_en 0000:3b:00.0 ens1f0: Firmware fatal reset event": ("nic-fatal", "0000:3b:00.0"),
+    "ena 0000:00:05.0 ens5: Keep alive watchdog timeout.": ("nic-fatal", "0000:00:05.0"),
+    "NETDEV WATCHDOG: ens1f0np0 (mlx5_core): transmit queue 3 timed out": ("nic", "ens1f0np0"),
+    "mlx5_core 0000:1a:00.0: wait_func:1156:(pid 7): ACCESS_REG(0x805) timeout. Will cause a leak of a command resource": ("nic", "0000:1a:00.0"),
+    "mlx5_core 0000:1a:00.0: Port module event[error]: module 0, Cable error, Bus stuck": ("nic", "0000:1a:00.0"),
+    "i40e 0000:3d:00.0: TX driver issue detected, PF reset issued": ("nic", "0000:3d:00.0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("line", FAULTS)
+def test_fault_of_memory_pcie_and_network_cards(line: str) -> None:
+    assert re.search(log.INTERESTING, line)
+    (found,) = log.read_events(f"[    5.000000] {line}", 10.0, NOW)
+    assert (found.kind, found.subject) == FAULTS[line]
+
+
+@pytest.mark.parametrize(
+    "part",
+    ["NVRM: Xid (PCI:0000", "nvme1", "eth0: ", "(slave a", "a.", "mlx5_core 0000:1a:00.0 ", "EDAC MC3: ", "NVRM: The NVIDIA GPU ", "0000:1a:00.0: ", "segfault at ", "gloo Rank [PG "],
+)  # fmt: skip
+def test_no_line_takes_long(part: str) -> None:
+    line = part * (100_000 // len(part))
+    begin_s = time.process_time()
+    re.search(log.INTERESTING, line)
+    log.read_events(line, 10.0, NOW)
+    grade(149, line)
+    assert time.process_time() - begin_s < 1.0

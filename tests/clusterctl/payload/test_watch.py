@@ -346,6 +346,21 @@ def test_xid_lines_are_told_once_with_address_number_and_age() -> None:
     assert log.new_lines() == []
 
 
+@pytest.mark.parametrize("is_one_record", [True, False])
+def test_card_off_the_bus_without_a_number_is_told(is_one_record: bool) -> None:
+    """Three lines of the driver; /dev/kmsg has them as one, with the breaks as \\x0a."""
+    record = (
+        r"NVRM: The NVIDIA GPU 0000:b3:00.0\x0aNVRM: (PCI ID: 10de:2901) installed in this system "
+        r"has\x0aNVRM: fallen off the bus and is not responding to commands."
+    )
+    log = KernelLog()
+    for text in [record] if is_one_record else record.split(r"\x0a"):
+        log._take(text, None)
+    assert [line[1:] for line in log.new_lines()] == [
+        ["0000:b3:00.0", 79, "GPU has fallen off the bus"]
+    ]
+
+
 STAT = """
 case "$4" in
   /refused) echo "stat: cannot read file system information for '/refused': Permission denied" >&2; exit 1;;
