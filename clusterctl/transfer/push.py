@@ -146,14 +146,19 @@ def deliver(parcel: Parcel, cluster: Cluster, node: Node, progress: Progress) ->
         return payload.probe(connection, "push", args, patience_s)
 
     try:
+        if not isinstance(connection, ParamikoConnection):
+            raise TransportError("channel", "this transport carries no files")
+        try:
+            handed = fabric_library.over(connection, node, STALL_S)  # before anything is made there
+        except TransportError as error:
+            if not connection.transport.is_active():
+                raise
+            return Delivery("failed", error=f"{error}; {error.hint}" if error.hint else str(error))
         place = ask(**common, step="prepare")
         if place.get("error"):
             return Delivery("failed", error=str(place["error"]))
         if place["same"]:
             return Delivery("same")
-        if not isinstance(connection, ParamikoConnection):
-            raise TransportError("channel", "this transport carries no files")
-        handed = fabric_library.over(connection, node, STALL_S)
         progress.enter("command")
         try:
             with _Counted(parcel, node.name) as file:

@@ -37,5 +37,9 @@ def over(connection: ParamikoConnection, node: Node, stall_s: float) -> fabric.C
     try:
         given.sftp().get_channel().settimeout(stall_s)
     except BROKEN as error:
-        raise TransportError("channel", f"no sftp on the node: {error}") from None
+        if not connection.transport.is_active():
+            raise TransportError("channel", "the connection was lost") from None
+        text = f"the node's sshd offers no sftp ({str(error).rstrip('.')})"
+        hint = "its sshd_config needs the line: Subsystem sftp internal-sftp"
+        raise TransportError("channel", text, hint=hint) from None
     return given

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl import cli
 from clusterctl.errors import TransportError
 from clusterctl.hostfile import parse_hostfile, read_hostfile
 from clusterctl.nodes import Node
@@ -324,3 +325,23 @@ def test_sftp_of_openssh(lab, tmp_path: Path) -> None:
     ):
         files.put(str(tmp_path / "file"), "/tmp/arrived")
         assert nodes.nodes[0].exec(["wc", "-c", "/tmp/arrived"]).stdout.split()[0] == "100000"
+
+
+def test_push_without_sftp_says_what_sshd_lacks_and_leaves_nothing(
+    lab, tmp_path: Path, capsys
+) -> None:
+    nodes = lab(1)
+    node = nodes.nodes[0]
+    config = node.directory / "sshd_config"
+    config.write_text(config.read_text().replace("Subsystem sftp internal-sftp\n", ""))
+    assert node.exec(["sh", "-c", "kill -HUP $(cat /run/sshd.pid)"]).returncode == 0
+    (tmp_path / "file").write_bytes(b"x" * 1000)
+    words = ["push", "--yes", str(tmp_path / "file"), "/tmp/new/folder/", str(nodes.hostfile)]
+    deadline = time.monotonic() + 20
+    while (code := cli.run(words)) == 3 and time.monotonic() < deadline:
+        capsys.readouterr()  # sshd starts again: nobody listens for a moment
+    out = capsys.readouterr().out
+    assert code == 1, out
+    assert "offers no sftp" in out
+    assert "Subsystem sftp internal-sftp" in out
+    assert node.exec(["ls", "/tmp/new"]).returncode != 0
