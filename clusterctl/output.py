@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +28,7 @@ T = TypeVar("T")
 
 # ANSI colours by meaning, and of labels by number; never the only carrier of it.
 LABELS = ("36", "33", "32", "35", "34", "96", "93", "92", "95", "94")  # of lines of many sources
+MIN_WRAPPED = 24  # columns of text: below, the terminal may break it
 STYLES = {"good": "32", "warn": "33", "bad": "31", "dim": "2", "bold": "1"}
 
 
@@ -87,20 +89,30 @@ class Output:
         right: Sequence[str] = (),
         width: int | None = None,
     ) -> None:
-        """Aligned columns; `right` are numbers. With `width` lines are cut there, for a page."""
+        """Aligned columns; `right` are numbers. With `width` lines are cut there, for a page; else
+        the last column is wrapped where a terminal ends."""
         lines = [[Cell(name, "bold") for name in columns]]
         lines += [[_cell(cell) for cell in row] for row in rows]
         widths = [max(len(cell.text) for cell in column) for column in zip(*lines, strict=True)]
+        page = self.page() if width is None else None
         for line in lines:
             parts, start = [], 0
             for name, cell, wide in zip(columns, line, widths, strict=True):
                 gap = wide - len(cell.text)
                 indent = gap if name in right else 0
                 text = cell.text if width is None else _cut(cell.text, width - start - indent)
-                text = self._paint(text, cell.style, sys.stdout)
-                parts.append(" " * indent + text + " " * (gap - indent))
+                parts.append(
+                    " " * indent + self._paint(text, cell.style, sys.stdout) + " " * (gap - indent)
+                )
                 start += wide + 2
+            rest: list[str] = []
+            if page is not None and start - 2 > page.columns:
+                start -= wide + 2
+                first, *rest = _wrapped(cell.text, max(page.columns - start, MIN_WRAPPED))
+                parts[-1] = self._paint(first, cell.style, sys.stdout)
             _write(sys.stdout, "  ".join(parts).rstrip() + "\n")
+            for text in rest:
+                _write(sys.stdout, " " * start + self._paint(text, cell.style, sys.stdout) + "\n")
 
     def node_table(
         self,
@@ -311,6 +323,11 @@ def unreachable_lines(results: Sequence[NodeResult[Any]]) -> list[str]:
         lines.append(f"{names}  {phase}  {slowest_s:.1f} s  {message}")
         lines += [f"  hint: {hint}"] if hint else []
     return lines
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Lines of at most `width`, broken between words; a longer word is broken too."""
+    return textwrap.wrap(text, width, break_on_hyphens=False) or [""]
 
 
 def unreachable_json(result: NodeResult[Any]) -> Mapping[str, Any] | None:

@@ -18,7 +18,7 @@ from clusterctl.checkpoints.settings_of_run import (
     settings_of,
 )
 from clusterctl.errors import CouldNotFindOut, UsageError
-from clusterctl.runs.find import runs_by_time
+from clusterctl.runs.find import find_run, runs_by_time
 
 MOST_RUNS = 50  # of a folder, the newest ones
 
@@ -46,6 +46,8 @@ def read_subject(
     Raises UsageError for what is neither, and CouldNotFindOut for a folder that cannot be read.
     """
     given = Path(name) if name is not None else _newest(outputs or Path("outputs"))
+    if name is not None and name.isascii() and name.isdigit() and not given.exists():
+        given = find_run(name, outputs or Path("outputs"))
     if given.name == CONFIG_FILE and given.is_file():
         given = given.parent
     if given.is_dir() and not (given / CONFIG_FILE).is_file() and runs_by_time(given):

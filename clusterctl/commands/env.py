@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import click
 
 from clusterctl.output import Output
@@ -25,7 +23,7 @@ def command(settings: Settings, output: Output, device: str) -> int:
     Exit code 1 when nodes disagree, 3 when a node or something about it could not be found out.
     """
     from clusterctl.fabric.collect import collect_fabric, no_answers, suggestions
-    from clusterctl.fabric.report import suggestion_json, suggestion_lines, unsure_lines
+    from clusterctl.fabric.report import quote, suggestion_json, suggestion_lines, unsure_lines
 
     cluster = settings.cluster(output.sweep)
     nodes = cluster.nodes
@@ -52,10 +50,3 @@ def command(settings: Settings, output: Output, device: str) -> int:
             output.warn(line, "warn")
     output.connections(results)
     return code
-
-
-def quote(value: str) -> str:
-    """A word for any shell: shlex.quote leaves a `=` at the start bare, which zsh expands."""
-    if re.fullmatch(r"[A-Za-z0-9_.]+", value):
-        return value
-    return "'" + value.replace("'", "'\"'\"'") + "'"

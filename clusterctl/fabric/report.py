@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -143,12 +144,19 @@ def port_lines(node: NodeFacts) -> list[list[str]]:
     return lines
 
 
+def quote(value: str) -> str:
+    """A word for any shell: shlex.quote leaves a `=` at the start bare, which zsh expands."""
+    if re.fullmatch(r"[A-Za-z0-9_.]+", value):
+        return value
+    return "'" + value.replace("'", "'\"'\"'") + "'"
+
+
 def suggestion_lines(suggested: Sequence[Suggestion]) -> list[tuple[str, str]]:
     """(line, kind) for people: what is set and why, what is left out, and which nodes differ."""
     lines: list[tuple[str, str]] = []
     for one in suggested:
         if one.value is not None:
-            lines.append((f"{one.name}={one.value}  ({one.reason})", "set"))
+            lines.append((f"{one.name}={quote(one.value)}  ({one.reason})", "set"))
         else:
             lines.append((f"{one.name} is left out: {one.reason}", "left out"))
         odd = grouped((words, node) for node, words in one.odd)

@@ -91,8 +91,14 @@ class Census:
     def summary(self) -> str:
         """`24 nodes, 191 GPUs (expected 192), 126.9 kW`."""
         words = [counted(len(self.rows), "node"), counted(self.gpus, "GPU")]
-        if self.gpus != self.expected:
-            words[1] += f" (expected {self.expected})"
+        silent = sum(row.gpus is None for row in self.rows)
+        if silent == len(self.rows):
+            words[1] = "GPUs unknown"
+        elif self.gpus != self.expected:
+            of = f", those of {counted(silent, 'node')} unknown" if silent else ""
+            words[1] += f" (expected {self.expected}{of})"
+        elif silent:
+            words[1] += f" (those of {counted(silent, 'node')} unknown)"
         if self.power_w:
             words.append(watts(self.power_w))
         return ", ".join(words)

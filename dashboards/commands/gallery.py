@@ -30,7 +30,7 @@ Examples:
 )
 @click.argument("runs", nargs=-1)
 @option("--out", OUT, type=FILE, metavar="FILE")
-@flag("--web", "Serve page and videos on this machine until Ctrl-C: pip install 'clusterctl[web]'.")
+@flag("--web", "Serve page and videos on this machine until Ctrl-C: pip install '.[web]'.")
 @option("--host", "Address that --web listens on.", default="127.0.0.1")
 @option("--port", "Port of --web; 0 takes a free one.", type=PORT, default=8000)
 @output_options

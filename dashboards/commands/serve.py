@@ -83,7 +83,7 @@ Examples:
 @option("--copies", COPIES, type=PATH, default=Path("served"))
 @option("--gpus", GPUS, metavar="SET")
 @option("--python", PYTHON, default=sys.executable, show_default=False, metavar="PATH")
-@flag("--web", "Also serve the gallery: pip install 'clusterctl[web]'.")
+@flag("--web", "Also serve the gallery: pip install '.[web]'.")
 @option("--host", "Address that --web listens on.", default="127.0.0.1")
 @option("--port", "Port of --web; 0 takes a free one.", type=PORT, default=8000)
 @flag("--detach", DETACH)

@@ -33,7 +33,7 @@ PORT = click.IntRange(0, 65535)
     flag("--once", "One reading as text, then exit."),
     option("--readonly/--no-readonly", READONLY, default=None),
     option("--theme", THEME, metavar="NAME"),
-    flag("--web", "The same screens in a browser: pip install 'clusterctl[web]'."),
+    flag("--web", "The same screens in a browser: pip install '.[web]'."),
     option("--host", "Address that --web listens on.", default="127.0.0.1"),
     option("--port", "Port of --web; 0 takes a free one.", type=PORT, default=8000),
     examples="""

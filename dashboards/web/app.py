@@ -65,7 +65,7 @@ def run(
         app = make(url, Access(names, word, command))
     except ImportError as error:
         raise UsageError(
-            f"--web needs textual-serve ({error})", hint="pip install 'clusterctl[web]'"
+            f"--web needs textual-serve ({error})", hint="pip install '.[web]'"
         ) from None
     say(f"{url}  (Ctrl-C ends it; anyone with this address can open it)")
     if not is_loopback(host):

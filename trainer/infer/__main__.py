@@ -72,7 +72,12 @@ def _parser() -> Parser:
     add("--weights", choices=("ema", "model"), default="ema", help=what)
     what = "accept weights that cover less than 99 %% of the model"
     add("--allow-partial", action="store_true", help=what)
-    add("--save-dir", type=Path, default=Path("samples"), metavar="DIR", help="default samples")
+    add(
+        "--save-dir",
+        type=Path,
+        metavar="DIR",
+        help="default samples, of the run directory if CONFIG is one",
+    )
     add("--dry-run", action="store_true", help="print what would be made, make nothing")
     add("--overwrite", action="store_true", help="replace other videos of the same names")
 
@@ -137,6 +142,9 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> int:
     began = time.monotonic()
     if (found := configuration.find(args.config)).name == RUN_CONFIG:
         args.run_dir = found.parent
+    if args.save_dir is None:
+        is_run = Path(args.config).is_dir()
+        args.save_dir = args.run_dir / "samples" if is_run else Path("samples")
     config = _config(args, overrides)
     checkpoint = args.ckpt_path or args.run_dir or config.model.from_pretrained
     if checkpoint is None:

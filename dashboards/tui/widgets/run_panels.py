@@ -281,7 +281,7 @@ class RunFigures(Panel):
         bands = "  ".join(f"{band} {units.number(loss)}" for band, loss in by_time.items())
         pairs = [
             ("throughput", f"{units.number(now.clips_per_s)} clips/s  {units.count(now.tokens_per_s)} tok/s", colors.text),
-            ("MFU", speed or units.UNKNOWN, colors.text),
+            ("MFU" if used is not None else "speed", speed or units.UNKNOWN, colors.text),
             ("waiting", "! " * waits + f"ranks {units.percent(idle)}  data {units.percent(now.data_share)}", colors.warn if waits else colors.text),
             ("slowest", slowest, colors.warn if late else colors.text),
             ("checkpoint", saved, colors.text),

@@ -124,6 +124,16 @@ def test_dead_node_has_its_row_and_exit_3(nodes: LocalCluster, capsys) -> None:
     assert "error: 1 of 3 nodes did not answer" in err
 
 
+def test_gpus_of_nodes_that_say_nothing_are_not_counted_as_none(
+    nodes: LocalCluster, capsys
+) -> None:
+    nodes.kill("n3")
+    assert show(nodes, "-q") == 3
+    assert "3 nodes, 16 GPUs (expected 24, those of 1 node unknown)" in capsys.readouterr().out
+    assert show(nodes, "-q", "-w", "n3") == 3
+    assert capsys.readouterr().out.startswith("1 node, GPUs unknown")
+
+
 def test_fault_weighs_more_than_a_dead_node(nodes: LocalCluster) -> None:
     nodes.kill("n2")
     equip(nodes, "n3", fake.h100(7))

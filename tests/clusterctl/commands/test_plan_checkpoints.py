@@ -31,6 +31,16 @@ def test_a_run_is_planned_from_what_is_on_record(
     assert "\x1b" not in out
 
 
+def test_a_number_below_outputs_is_a_run(
+    run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(run.path.parents[1])
+    assert run_command(["plan-checkpoints", "1"]) == 0
+    assert "T* 30 s: ckpt_every = 15 (now 100)" in capsys.readouterr().out
+    assert run_command(["plan-checkpoints", "7"]) == 2
+    assert "there is no run 7" in capsys.readouterr().err
+
+
 def test_json_has_the_same_verdict(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     code = run_command(["plan-checkpoints", str(run.path), "--json", "--mtbf", "2"])
     told = json.loads(capsys.readouterr().out)

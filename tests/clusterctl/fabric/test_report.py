@@ -93,7 +93,7 @@ def test_nodes_that_disagree_make_exit_1_and_are_folded_by_what_they_say() -> No
     report = report_fabric(fleet().nodes, (one,))
     assert report.exit_code == 1
     assert suggestion_lines((one,)) == [
-        ("NCCL_IB_HCA==mlx5_0  (why)", "set"), ("  n[1-2]: x", "odd"), ("  n3: y", "odd"),
+        ("NCCL_IB_HCA='=mlx5_0'  (why)", "set"), ("  n[1-2]: x", "odd"), ("  n3: y", "odd"),
     ]  # fmt: skip
     assert unsure_lines((one, one)) == ["n4: unknown for NCCL_IB_HCA, NCCL_IB_HCA: no"]
 

@@ -176,6 +176,9 @@ def test_a_run_directory_is_config_and_checkpoint(
     words = [str(run_dir), "--prompt", "digit two", "--prompt", "digit one"]
     assert infer.main([*words, "--save-dir", str(tmp_path / "out")]) == 0
     assert len(videos(tmp_path)) == 2
+    capsys.readouterr()
+    assert infer.main([*words, "--dry-run"]) == 0  # beside the run, where the gallery looks
+    assert f"{run_dir}/samples/sample_0000.mp4" in capsys.readouterr().out
 
 
 def test_weights_of_another_program_are_read_and_the_missing_ema_is_said(
