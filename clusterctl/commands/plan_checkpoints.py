@@ -63,10 +63,11 @@ def command(
     """Plan how often a run saves, and whether its checkpoints fit on the disk.
 
     Shows the interval that loses least time (Young's formula), and where each number comes from.
-    RUN_DIR (or a number below outputs/) is a run that goes on or has ended; default: the newest one in outputs/. CONFIG is a
-    file or short name of a run that has not started, with options for the trainer behind it; for
-    it the failures of all runs in its outputs folder count. Exit code 1 when the checkpoints do
-    not fit, 3 when that, or what ckpt_every should be, cannot be found out.
+    RUN_DIR (or a number below outputs/) is a run that goes on or has ended; default: the newest
+    one in outputs/. CONFIG is a file or short name of a run that has not started, with options
+    for the trainer behind it; for it the failures of all runs in its outputs folder count. Exit
+    code 1 when the checkpoints do not fit, 3 when that, or what ckpt_every should be, cannot be
+    found out.
     """
     from clusterctl.checkpoints import report
     from clusterctl.checkpoints.plan import Stated, make_plan
