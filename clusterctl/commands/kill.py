@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
 from clusterctl.errors import UsageError
 from clusterctl.jobs import processes
-from clusterctl.jobs.kill import Ended, Order, end, exit_code, processes_json, report_lines, to_json
+from clusterctl.jobs.kill import (
+    OVER_S,
+    Ended,
+    Order,
+    end,
+    exit_code,
+    processes_json,
+    report_lines,
+    to_json,
+)
+from clusterctl.launch.head.waiting import end_waiting, find_waiting
 from clusterctl.nodes import counted
 from clusterctl.output import Output, clock, unreachable_json
 from clusterctl.param_types import Duration
+from clusterctl.runs.waiting import Waiting
 from clusterctl.settings import YES, Settings, cluster_command, flag, option, with_options
 
 pick_options = with_options(
@@ -78,34 +90,43 @@ def command(settings: Settings, output: Output, yes: bool, dry_run: bool, **opti
     order = Order(options["signal_name"], options["grace"])
     cluster = settings.cluster(output.sweep)
     jobs, results = processes.look(pick, cluster, sudo=sudo)
-    processes.one_run(jobs, pick, every=options["every"])
+    waiting = find_waiting(jobs, pick)
+    processes.one_run(jobs, pick, waiting, every=options["every"])
     count = sum(len(job.processes) for job in jobs)
     if not output.json:
-        show_plan(output, jobs, pick)
+        show_plan(output, jobs, pick, waiting)
     ended: list[Ended] = []
     ways = results
     if count and not dry_run:
         nodes = sum(bool(job.processes) for job in jobs)
         what = f"{counted(count, 'process')} on {counted(nodes, 'node')} ({order.words()})"
         output.confirm(f"End {what}?", "nothing was ended", yes=yes)
+    elif waiting and not dry_run:
+        names = ", ".join(one.run for one in waiting)
+        output.confirm(f"End run {names}, which waits?", "nothing was ended", yes=yes)
+    over: list[tuple[str, bool]] = []
     if not dry_run:
-        ended, more = end(jobs, pick, order, cluster, sudo=sudo)
+        ended, more = end(jobs, pick, order, cluster, waiting, sudo=sudo)
         ways = [*results, *more]
+        over = end_waiting(waiting, "kill", OVER_S)
     silent = any(job.unreachable for job in jobs)
     code = exit_code(ended) if ended else 3 if silent else 0
+    code = code if all(proved for _, proved in over) else code or 3
     if output.json:
         plan = [{"node": job.node.name, **processes_json(job)} for job in jobs]
         documents = to_json(ended) or plan
         for document, result in zip(documents, results, strict=True):
             document["unreachable"] = unreachable_json(result)
-        output.document("kill", dry_run=dry_run, exit_code=code, nodes=documents)
+        also = {"waiting": [one.to_json() for one in waiting], "ended": [line for line, _ in over]}
+        output.document("kill", dry_run=dry_run, exit_code=code, nodes=documents, **also)
     else:
         good, bad = report_lines(ended)
-        if not count:
-            where = "not found where nodes answered" if silent else "nothing found"
-            output.note(f"{where}: {pick.words()}")
-        elif not dry_run:
+        if not count and not waiting:
+            output.note(nothing_found(jobs, pick, ended))
+        elif count and not dry_run:
             output.line(good, None if bad else "good")
+        for line, proved in over:
+            output.line(line, "good" if proved else "warn")
         for line in bad:
             output.warn(line, "bad")
     output.ways(ways)
@@ -114,7 +135,21 @@ def command(settings: Settings, output: Output, yes: bool, dry_run: bool, **opti
     return code
 
 
-def show_plan(output: Output, jobs: list[processes.NodeJob], pick: processes.Pick) -> None:
+def nothing_found(
+    jobs: list[processes.NodeJob], pick: processes.Pick, told: Sequence[object]
+) -> str:
+    """With what holds for a run that was named, wherever it may still be: `told` of the nodes."""
+    silent = any(job.unreachable for job in jobs)
+    text = f"{'not found where nodes answered' if silent else 'nothing found'}: {pick.words()}"
+    return f"{text}; nothing starts it again" if pick.runs and told else text
+
+
+def show_plan(
+    output: Output,
+    jobs: list[processes.NodeJob],
+    pick: processes.Pick,
+    waiting: Sequence[Waiting] = (),
+) -> None:
     """Nodes with equal shares in one line; with -v every process."""
     found = [process for job in jobs for process in job.processes]
     if found and not output.quiet:
@@ -134,6 +169,8 @@ def show_plan(output: Output, jobs: list[processes.NodeJob], pick: processes.Pic
             for one in job.processes:
                 who = f"{job.node.name}  pid {one.pid}  {one.label}"
                 output.line(f"  {who}  {one.state}  {one.user}  {one.program}")
+    for run in waiting:
+        output.note(run.sentence)
     for line in processes.others_lines(jobs):
         output.note(line)
     for job in jobs:

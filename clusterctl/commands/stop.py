@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from clusterctl.commands.kill import ALL_RUNS, make_pick, pick_options, show_plan
+from clusterctl.commands.kill import ALL_RUNS, make_pick, nothing_found, pick_options, show_plan
 from clusterctl.jobs.kill import processes_json
-from clusterctl.jobs.processes import look, one_run
-from clusterctl.jobs.stop import left_lines, refuse_without_handler, request, saved_paths, trainers
+from clusterctl.jobs.processes import look, one_run, runs_to_end
+from clusterctl.jobs.stop import (
+    left_lines,
+    refuse_without_handler,
+    request,
+    saved_paths,
+    trainers,
+    unmarked_lines,
+)
+from clusterctl.launch.head.waiting import end_waiting, find_waiting
 from clusterctl.nodes import counted
 from clusterctl.output import Output, unreachable_json
 from clusterctl.param_types import Duration
@@ -32,24 +40,32 @@ def command(
     settings: Settings, output: Output, wait_s: float, yes: bool, dry_run: bool, **options: Any
 ) -> int:
     """Ranks end after the step at hand, all at the same one. A rank that has no handler for SIGTERM
-    would die unsaved: then nothing is sent at all. Exit code 1 when ranks still run.
+    would die unsaved: then nothing is sent at all. A run between two attempts is ended, too. Exit
+    code 1 when ranks still run.
     """
     pick, sudo, cluster = make_pick(options), options["sudo"], settings.cluster(output.sweep)
     jobs, results = look(pick, cluster, verb="stop", sudo=sudo)
-    one_run(jobs, pick, every=options["every"])
+    waiting = find_waiting(jobs, pick)
+    one_run(jobs, pick, waiting, every=options["every"])
     ranks = sum(len(trainers(job)) for job in jobs)
     if not output.json:
-        show_plan(output, jobs, pick)
+        show_plan(output, jobs, pick, waiting)
     answers: Answers = []
+    runs = runs_to_end(jobs, pick, waiting)
     if ranks:
         refuse_without_handler(jobs)
-    if ranks and not dry_run:
+    if not dry_run and (ranks or any(job.processes for job in jobs) or waiting):
         nodes = sum(bool(trainers(job)) for job in jobs)
-        what = f"{counted(ranks, 'rank')} on {counted(nodes, 'node')}"
-        output.confirm(f"Ask {what} to save and end?", "nothing was stopped", yes=yes)
-        answers = request(jobs, pick, wait_s, cluster, sudo=sudo)
-    left, saved = left_lines(answers), saved_paths(answers)
-    code = 1 if left else 3 if any(one.unreachable for one in [*results, *answers]) else 0
+        what = f"Ask {counted(ranks, 'rank')} on {counted(nodes, 'node')} to save and end?"
+        what = what if ranks else f"Stop run {', '.join(runs)}, none of whose ranks is there yet?"
+        output.confirm(what, "nothing was stopped", yes=yes)
+    if not dry_run and (ranks or runs):
+        answers = request(jobs, pick, wait_s, cluster, waiting, sudo=sudo)
+    over = [] if dry_run else end_waiting(waiting, "stop", wait_s)
+    left, saved, unmarked = left_lines(answers), saved_paths(answers), unmarked_lines(answers)
+    silent = any(one.unreachable for one in [*results, *answers])
+    is_sure = not silent and not unmarked and all(proved for _, proved in over)
+    code = 1 if left else 0 if is_sure else 3
     if output.json:
         by_node = {answer.node: answer.value for answer in answers}
         documents = [
@@ -61,15 +77,21 @@ def command(
             }
             for job, result in zip(jobs, results, strict=True)
         ]
-        output.document("stop", dry_run=dry_run, exit_code=code, saved=saved, nodes=documents)
+        more = {"waiting": [one.to_json() for one in waiting], "ended": [line for line, _ in over]}
+        output.document(
+            "stop", dry_run=dry_run, exit_code=code, saved=saved, nodes=documents, **more
+        )
         return code
-    if not ranks:
-        output.note(f"nothing found: {pick.words()}")
-    elif not dry_run and not left:
-        values = [answer.value for answer in answers if answer.value]
+    if not ranks and not waiting:
+        output.note(nothing_found(jobs, pick, answers))
+    elif ranks and not dry_run and not left:
+        with_ranks = {job.node for job in jobs if trainers(job)}
+        values = [one.value for one in answers if one.value and one.node in with_ranks]
         seconds = max((value["seconds"] for value in values), default=0.0)
         ended = counted(sum(not value["left"] for value in values), "node")
         output.line(f"stopped on {ended} after {seconds:.1f} s", None if code else "good")
+    for line, proved in over:
+        output.line(line, "good" if proved else "warn")
     for path in saved:
         output.line(f"saved {path}")
     if ranks and not dry_run and not saved:
@@ -78,6 +100,8 @@ def command(
         output.warn(line, "bad")
     if left:
         output.warn("  hint: it may still be saving; look again, or clusterctl kill")
+    for line in unmarked:
+        output.warn(line, "bad")
     for answer in answers:
         if why := answer.unreachable:
             output.warn(f"NOT CONFIRMED: {answer.node.name}: {why.sentence()}", "bad")

@@ -6,14 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from clusterctl.jobs.processes import NodeJob, Pick
+from clusterctl.exclude.change import author
+from clusterctl.jobs.processes import NodeJob, Pick, runs_to_end
 from clusterctl.nodes import Node, counted
 from clusterctl.remote.cluster import Answers, Cluster
+from clusterctl.runs.waiting import Waiting
 
 # Of the payload beyond its grace: SIGKILL, the release of GPU memory, two reads of all processes.
 AFTER_GRACE_S = 5.0 + 10.0 + 10.0
+OVER_S = 60.0  # for the supervisor of a run that waits to prove that nothing is left
 # The answer of a node that had no process of the job.
-NOTHING = {"left": [], "gpu_left": [], "gpu_unknown": "", "zombies": [], "forced": 0}
+NOTHING: dict[str, Any] = {"left": [], "gpu_left": [], "zombies": [], "forced": 0}
+NOTHING |= {"gpu_unknown": "", "unmarked": ""}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +50,9 @@ class Ended:
 
     @property
     def is_confirmed(self) -> bool:
-        """Whether it is proved that no process and no GPU memory of it is left."""
-        return self.answer is not None and not self.answer["gpu_unknown"] and not self.is_left
+        """Whether it is proved that no process and no GPU memory of it is left, and none comes."""
+        unknown = self.known["gpu_unknown"] or self.known["unmarked"]
+        return self.answer is not None and not unknown and not self.is_left
 
     @property
     def ended(self) -> int:
@@ -57,19 +62,32 @@ class Ended:
 
 
 def end(
-    jobs: Sequence[NodeJob], pick: Pick, order: Order, cluster: Cluster, *, sudo: bool = False
+    jobs: Sequence[NodeJob],
+    pick: Pick,
+    order: Order,
+    cluster: Cluster,
+    waiting: Sequence[Waiting] = (),
+    *,
+    sudo: bool = False,
 ) -> tuple[list[Ended], Answers]:
-    """Carry out `order` on what `jobs` names; nodes without a process of it are not asked again."""
-    by_node = {job.node: job.processes for job in jobs if job.processes}
+    """Carry out `order` on what `jobs` names. Runs are over then, also those that wait, and every
+    node that answers knows it. Of what is no run, nodes without a process are not asked again."""
+    runs, who = runs_to_end(jobs, pick, waiting), author()
+    asked = [job for job in jobs if job.processes or (runs and job.unreachable is None)]
+    by_node = {job.node: job.processes for job in asked}
 
     def args(node: Node) -> dict[str, Any]:
         processes = by_node[node]
-        runs = tuple(dict.fromkeys(process.run for process in processes if process.run))
-        exact = Pick(runs, user=pick.user) if pick.match is None and not pick.gpus else pick
+        own = tuple(dict.fromkeys(process.run for process in processes if process.run))
+        exact = pick
+        if pick.match is None and not pick.gpus:
+            exact = Pick(own or tuple(runs), user=pick.user)
         return {
             "op": "kill",
             "pick": exact.to_args(node),
             "targets": [[process.pid, process.start] for process in processes],
+            "runs": list(runs.items()),
+            "who": who,
             "signal": order.signal,
             "grace_s": order.grace_s,
             # None, where it is not known, counts as held.
@@ -121,6 +139,8 @@ def _bad_lines(one: Ended) -> list[str]:
         lines.append(f"still there: {name}: {size} {what}")
     if unknown := one.known["gpu_unknown"]:
         lines.append(f"NOT CONFIRMED: {name}: that its GPU memory is free: {unknown}")
+    if unmarked := one.known["unmarked"]:
+        lines.append(f"NOT CONFIRMED: {name}: that the run is not started again: {unmarked}")
     return lines
 
 

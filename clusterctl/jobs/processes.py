@@ -11,6 +11,7 @@ from typing import Any
 from clusterctl.errors import UsageError
 from clusterctl.nodes import Node, counted, fold, grouped, is_loopback
 from clusterctl.remote.cluster import Answers, Cluster
+from clusterctl.runs.waiting import Waiting
 from clusterctl.transport.base import Unreachable
 
 DEFAULT_MATCH = r"python.*train\.py"  # of the seeds' kill_process.sh
@@ -85,6 +86,7 @@ class NodeJob:
     processes: tuple[Process, ...] = ()
     others: tuple[Process, ...] = ()  # fit the pick, but belong to another user
     unreachable: Unreachable | None = None
+    waiting: tuple[dict[str, Any], ...] = ()  # runs between two attempts, as this node knows them
     notes: tuple[str, ...] = ()  # what a user has to know of how it was found
 
 
@@ -114,17 +116,32 @@ def read_jobs(results: Answers) -> list[NodeJob]:
                 taken.add(key)
                 mine.append(process)
         others = tuple(map(Process.of, answer["others"]))
-        jobs.append(NodeJob(node, tuple(mine), others, notes=tuple(answer.get("notes", ()))))
+        notes = tuple(answer.get("notes", ()))
+        waiting = tuple(answer.get("waiting", ()))
+        jobs.append(NodeJob(node, tuple(mine), others, waiting=waiting, notes=notes))
     return jobs
 
 
-def one_run(jobs: Sequence[NodeJob], pick: Pick, *, every: bool) -> None:
+def runs_to_end(
+    jobs: Sequence[NodeJob], pick: Pick, waiting: Sequence[Waiting]
+) -> dict[str, str | None]:
+    """The runs of a pick, and their directories where they are known."""
+    runs: dict[str, str | None] = dict.fromkeys(pick.runs)
+    runs |= {p.run: p.run_dir for job in jobs for p in job.processes if p.run}
+    return runs | {one.run: one.run_dir for one in waiting}
+
+
+def one_run(
+    jobs: Sequence[NodeJob], pick: Pick, waiting: Sequence[Waiting], *, every: bool
+) -> None:
     """Refuse to guess between two runs. Raises `UsageError` that lists them."""
     if every or pick.runs or pick.match is not None or pick.gpus:
         return
-    runs = grouped({(p.run, job.node.name): None for job in jobs for p in job.processes if p.run})
+    places = {(p.run, job.node.name): None for job in jobs for p in job.processes if p.run}
+    runs = {run: f"{run} on {fold(names)}" for run, names in grouped(places).items()}
+    runs |= {one.run: f"{one.run}, which waits" for one in waiting if one.run not in runs}
     if len(runs) > 1:
-        lines = "; ".join(f"{run} on {fold(names)}" for run, names in runs.items())
+        lines = "; ".join(runs.values())
         hint = "name one: --run ID, or --all-runs"
         raise UsageError(f"found {len(runs)} runs: {lines}", hint=hint)
 

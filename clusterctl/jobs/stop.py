@@ -7,9 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from clusterctl.errors import ClusterctlError
-from clusterctl.jobs.processes import NodeJob, Pick, Process, fold_ranks
+from clusterctl.exclude.change import author
+from clusterctl.jobs.processes import NodeJob, Pick, Process, fold_ranks, runs_to_end
 from clusterctl.nodes import Node, fold
 from clusterctl.remote.cluster import Answers, Cluster
+from clusterctl.runs.waiting import Waiting
 
 AFTER_S = 15.0  # of the payload beyond its patience: looking for the checkpoint and the rest
 
@@ -31,10 +33,19 @@ def refuse_without_handler(jobs: Sequence[NodeJob]) -> None:
 
 
 def request(
-    jobs: Sequence[NodeJob], pick: Pick, timeout_s: float, cluster: Cluster, *, sudo: bool = False
+    jobs: Sequence[NodeJob],
+    pick: Pick,
+    timeout_s: float,
+    cluster: Cluster,
+    waiting: Sequence[Waiting] = (),
+    *,
+    sudo: bool = False,
 ) -> Answers:
-    """One SIGTERM to every rank; returns when all have ended or after `timeout_s`."""
-    by_node = {job.node: trainers(job) for job in jobs if trainers(job)}
+    """One SIGTERM to every rank; returns when all have ended or after `timeout_s`. Runs are over
+    then, also those that wait, and every node that answers knows it."""
+    runs, who = runs_to_end(jobs, pick, waiting), author()
+    told = [job for job in jobs if trainers(job) or (runs and job.unreachable is None)]
+    by_node = {job.node: trainers(job) for job in told}
 
     def args(node: Node) -> dict[str, Any]:
         found = by_node[node]
@@ -44,10 +55,19 @@ def request(
             "targets": [[process.pid, process.start] for process in found],
             "run_dirs": list(dict.fromkeys(p.run_dir for p in found if p.run_dir)),
             "timeout_s": timeout_s,
+            "runs": list(runs.items()),
+            "who": who,
         }
 
     asked = replace(cluster, nodes=list(by_node))
     return asked.ask("stop", args, timeout_s=timeout_s + AFTER_S, sudo=sudo)
+
+
+def unmarked_lines(results: Answers) -> list[str]:
+    """Nodes that could not be told that the run is over."""
+    found = [(result.node.name, result.value["unmarked"]) for result in results if result.value]
+    text = "NOT CONFIRMED: {}: that the run is not started again: {}"
+    return [text.format(name, why) for name, why in found if why]
 
 
 def left_lines(results: Answers) -> list[str]:

@@ -13,7 +13,8 @@ from typing import Any, NoReturn
 from clusterctl.exclude.change import author
 from clusterctl.launch import journal
 from clusterctl.launch.causes.hangs import of_verdict
-from clusterctl.launch.end_cause import judge_end
+from clusterctl.launch.causes.kinds import LOST
+from clusterctl.launch.end_cause import NODE_LOST, judge_end
 from clusterctl.launch.hang import Inspection, why_hung
 from clusterctl.launch.leftovers import prove_gone, prove_others_gone
 from clusterctl.launch.node_reports import Lines, Reports, check_fitness, choose_address
@@ -21,7 +22,7 @@ from clusterctl.launch.plan import LaunchPlan, Rendezvous
 from clusterctl.launch.reach.connections import Connections
 from clusterctl.launch.reach.elsewhere import Elsewhere
 from clusterctl.launch.root_cause import Judgement
-from clusterctl.launch.state import Ended, NodeState, RunFailed, RunState
+from clusterctl.launch.state import Ended, Left, NodeState, RunFailed, RunState
 from clusterctl.nodes import Node, fold
 from clusterctl.remote.cluster import Cluster
 from clusterctl.remote.fanout import in_order
@@ -77,7 +78,7 @@ class Attempt:
 
     def run(self) -> Ended:
         """Raises only what no run expects; then everything has been stopped, too."""
-        plan, facts = self.plan, {}
+        plan, facts = self.plan, dict[str, Any]()
         try:
             self._connect()
             if self.positions is None:
@@ -87,24 +88,30 @@ class Attempt:
             self._watch()
             code, reason = 0, "all ranks have ended well"
         except RunFailed as failed:
-            code, reason, facts = failed.exit_code, str(failed), failed.facts
+            code, reason, facts = failed.exit_code, str(failed), dict(failed.facts)
+        except Left:
+            self.agents.close()  # they keep the ranks for a supervisor that comes
+            raise
         except BaseException as error:
             self.journal.write("error", f"{type(error).__name__}: {error}")
             self._end_all(plan.timing.fail_grace_s)
             raise
-        if self.inspection is not None:
-            self.inspection.close()
+        finally:
+            if self.inspection is not None:
+                self.inspection.close()
+        in_order = facts.pop("in_order", False)
         if code:
             self.state.failure = reason
             self.journal.write("failure", reason, exit_code=code)
             self.on_update(self.state)
         stood_still = code == 3 or self.inspection is not None
-        grace_s = plan.timing.end_grace_s(code == 130, stood_still)
+        grace_s = plan.timing.end_grace_s(code == 130 or in_order, stood_still)
         at_s, follows = time.monotonic(), self.may_follow and code in (1, 3)
         if follows and self.started:
             self.on_failure(self.reports.lost)
         left, unconfirmed = self._end_all(grace_s, follows)
         ended = Ended(code, reason, at_s, facts, None, {}, left, unconfirmed, self.reports.lost)
+        ended = replace(ended, stopped=self.reports.stopped)
         return self._judged(ended) if code and self.started else ended
 
     def _judged(self, ended: Ended) -> Ended:
@@ -116,10 +123,16 @@ class Attempt:
             found = judge_end(replace(end, starter_lines=facts.get("last_lines", ())))
             if code == 1 and found.death is not None:
                 failed = self.reports.failure(found.death)
-                reason, facts = str(failed), failed.facts
+                reason, facts = str(failed), dict(failed.facts)
+                facts.pop("in_order", None)
+            elif code == 1 and found.root.kind in LOST and found.root.evidence is not None:
+                # A rank has seen the end of its peer before the head missed the node.
+                code, facts = NODE_LOST, {}
+                reason = f"{found.root.node} was lost: {found.root.evidence.line}"
         if code == 130:
             reason += self.reports.where()
-        return replace(ended, reason=reason, facts=facts, judgement=found, more=more)
+        ended = replace(ended, exit_code=code, reason=reason, facts=facts)
+        return replace(ended, judgement=found, more=more)
 
     def _connect(self) -> None:
         """Open an agent on every node; when one is out of reach nothing starts anywhere."""
@@ -301,4 +314,4 @@ class Attempt:
         if may_follow:
             reports = self.reports
             return prove_others_gone(self.plan, self.cluster, reports.lost, reports.left)
-        return prove_gone(self.plan, self.cluster)
+        return prove_gone(self.plan, self.cluster, is_over=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from clusterctl.launch.causes import texts
 from clusterctl.launch.causes.kinds import Cause, Evidence, Fact, Kind, Source
-from clusterctl.launch.deaths import Death
+from clusterctl.launch.deaths import ASKED_TO_STOP, Death
 from clusterctl.launch.root_cause import Judgement, judge
 
 USER_STOPPED, NODE_LOST = 130, 3  # exit codes of a launch
@@ -20,28 +20,35 @@ class End:
     exit_code: int
     reason: str
     deaths: Sequence[Death] = ()
-    lost: Mapping[str, str] = field(default_factory=dict)  # node: why it cannot be asked any more
+    # Node: why it cannot be asked any more; first the one for which the run was ended.
+    lost: Mapping[str, str] = field(default_factory=dict)
     starter_lines: Sequence[str] = ()  # of the starter's log, where it has failed itself
     homes: Mapping[int, str] = field(default_factory=dict)  # the node of each rank
     facts: Sequence[Fact] = ()
     stopped_s: float = float("inf")  # when the supervisor stopped what was left
+    leaving: Collection[str] = ()  # of the lost nodes those that have said that they go down
 
 
 def judge_end(end: End) -> Judgement:
     """Root and consequences of an end that was not good.
 
     A node that cannot be asked is the root where the run ended because of it, and also where every
-    rank that died blames a peer: that peer is on it.
+    rank that died blames a peer: that peer is on it. So is a node that goes down where ranks have
+    saved and ended in order: it has asked them to.
     """
     found = judge(end.deaths, end.facts, homes=end.homes, stopped_s=end.stopped_s)
     if end.exit_code == USER_STOPPED:
         stop = Cause(Kind.USER_STOP, evidence=Evidence(Source.USER, end.reason))
         return Judgement(stop, _victims(found, end.stopped_s))
     blames_others = found is None or found.root.kind.is_consequence
+    left = [name for name in end.lost if name in end.leaving]
+    if left and found is not None and found.death is not None:
+        blames_others |= found.death.code == ASKED_TO_STOP
     if end.lost and (end.exit_code == NODE_LOST or blames_others):
-        node, why = next(iter(end.lost.items()))
-        evidence = Evidence(Source.CONNECTION, why)
-        root = Cause(Kind.NODE_UNREACHABLE, "", node, None, evidence, is_of_node=True)
+        node = left[0] if left and blames_others else next(iter(end.lost))
+        kind = Kind.NODE_STOPPED if node in left else Kind.NODE_UNREACHABLE
+        evidence = Evidence(Source.CONNECTION, end.lost[node])
+        root = Cause(kind, "", node, None, evidence, is_of_node=True)
         return Judgement(root, _victims(found, end.stopped_s))
     return found or Judgement(_of_starter(end))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.launch import journal
-from clusterctl.launch.causes.kinds import Cause, Kind
+from clusterctl.launch.causes.kinds import LOST, Cause, Kind
 from clusterctl.launch.root_cause import Judgement
 
 CRASH, HANG, NODE_LOST, STOP = "crash", "hang", "node-lost", "user-stop"
@@ -20,7 +20,7 @@ def type_of(root: Cause) -> str:
     """The type of an incident by its root."""
     if root.kind == Kind.HANG:
         return HANG
-    if root.kind == Kind.NODE_UNREACHABLE:
+    if root.kind in LOST:
         return NODE_LOST
     return STOP if root.kind == Kind.USER_STOP else CRASH
 

@@ -20,14 +20,15 @@ def leftover(name: str, process: Mapping[str, Any]) -> str:
 
 
 def prove_gone(
-    plan: LaunchPlan, cluster: Cluster, *, keep_standby: bool = False
+    plan: LaunchPlan, cluster: Cluster, *, keep_standby: bool = False, is_over: bool = False
 ) -> tuple[Lines, Lines]:
     """Look for the run on every node again and end it; a sentence per leftover, per silent node.
 
-    With `keep_standby`, what starts ranks stays for an attempt after this one.
+    With `keep_standby`, what starts ranks stays for an attempt after this one. `is_over`: no other
+    attempt follows, so what nodes know of the run is removed, too.
     """
     args = {"run": plan.run_id, "kill": True, "grace_s": plan.timing.fail_grace_s}
-    args["keep_standby"] = keep_standby
+    args |= {"keep_standby": keep_standby, "run_dir": str(plan.run_dir) if is_over else None}
     leftovers, unconfirmed = [], []
     # By name: one machine may be several nodes, of which others train on.
     for result in cluster.ask("reap", lambda node: {**args, "node": node.name}, timeout_s=REAP_S):

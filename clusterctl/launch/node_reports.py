@@ -18,10 +18,12 @@ from clusterctl.launch.positions import Notes
 from clusterctl.launch.state import NodeState, RunFailed, RunState
 from clusterctl.nodes import fold
 from clusterctl.payload.launch.session import PASSING
+from clusterctl.payload.launch.stopped import sentence
 from clusterctl.remote.inbox import NodeMessage
 from trainer.runlog import telemetry
 
 FACT_KINDS = {str(kind): kind for kind in (Kind.OOM_KERNEL, Kind.XID)}
+NOT_ASKED = "after a SIGTERM that clusterctl stop did not send"
 FACTS = 50  # that are kept of a node
 Lines = tuple[str, ...]
 
@@ -53,6 +55,8 @@ class Reports:
         self.lost: dict[str, str] = {}  # nodes that cannot be asked any more, and why
         self.facts: list[Fact] = []  # of kernels and cgroups
         self.left: dict[str, str] = {}  # of each node, a process that its agent could not end
+        self.stopped = ""  # who has asked the ranks to save and end
+        self.leaving: set[str] = set()  # nodes that go down, as they say themselves
         self.starter_ended_s = math.inf  # when a starter ended because of one of these
 
     def take(self, arrived: NodeMessage) -> None:
@@ -86,6 +90,8 @@ class Reports:
             if rank in node.pids:
                 self.fail_lost(name, f"rank {rank} started twice")
             node.pids[rank] = message["pid"]
+            if self.stopped and not self.is_taken:  # before it could be asked itself
+                raise RunFailed(130, self.stopped)
             self.journal.write("rank", f"rank {rank} is pid {message['pid']}", node=name)
             node.text = "running"
         elif kind == "beat":
@@ -102,8 +108,14 @@ class Reports:
         elif kind == "log":
             if self._is_next(name, str(rank), message):
                 self.copies.append(f"ranks/{rank}.log", message["text"], name)
-        elif kind == "killed":
-            raise RunFailed(130, f"ended by clusterctl kill on {name}")
+        elif kind == "stopped":
+            self._stopped(name, message)
+        elif kind == "leaving" and not node.is_over:
+            # Its ranks save as all do: they are awaited, unlike those of a node that is silent.
+            self.lost[name] = message["text"]
+            self.leaving.add(name)
+            self.journal.write("lost", message["text"], node=name)
+            raise RunFailed(3, f"{name} was lost: {message['text']}", in_order=True)
         elif kind == "resumed":
             node.text = "running"
         elif kind == "rank_ended":
@@ -157,6 +169,13 @@ class Reports:
         self.lost[name] = why
         self.journal.write("lost", why, node=name)
 
+    def _stopped(self, name: str, mark: Mapping[str, Any]) -> None:
+        """The owner has ended the run. Ranks that were asked to save are left to do so."""
+        self.stopped = f"{sentence(mark)} on {name}"
+        self.journal.write("stopped", self.stopped, node=name)
+        if mark["by"] == "kill" or not any(node.pids for node in self.state.nodes.values()):
+            raise RunFailed(130, self.stopped)
+
     def _take_telemetry(self, name: str, node: NodeState, text: str) -> None:
         if not node.shared:
             self.copies.append(telemetry.FILE, text, name)
@@ -197,22 +216,33 @@ class Reports:
         death = deaths.cause(self.deaths, now)
         if death is None:
             return
-        if death.code == deaths.ASKED_TO_STOP:
-            raise RunFailed(130, "stopped by clusterctl stop (SIGTERM to its ranks)")
+        if death.code == deaths.ASKED_TO_STOP and self.stopped:
+            raise RunFailed(130, self.stopped)
         raise self.failure(death)
 
     def failure(self, death: deaths.Death) -> RunFailed:
         """How a run ends of which this death is the cause."""
         why, last_lines = f"rank {death.rank} on {death.node}: {death.how}", self._shown(death.tail)
-        return RunFailed(1, why, failed_rank=death.rank, last_lines=last_lines)
+        known: dict[str, Any] = {"failed_rank": death.rank, "last_lines": last_lines}
+        if death.code == deaths.ASKED_TO_STOP:
+            why, known["in_order"] = f"{why}, {NOT_ASKED}", True
+        return RunFailed(1, why, **known)
 
     def end(self, exit_code: int, reason: str, stopped_s: float, unconfirmed: Lines) -> End:
         """What is known of a bad end. `unconfirmed` is what `prove_gone` says of silent nodes."""
         homes = {rank: name for name, share in self.shares.items() for rank in share.ranks}
         silent = {name: why for name, _, why in (line.partition(": ") for line in unconfirmed)}
-        lost = {**silent, **self.lost}
+        # The first one is that of the reason, where a lost node is the reason.
+        lost = {**self.lost, **{name: silent[name] for name in silent if name not in self.lost}}
         return End(
-            exit_code, reason, self.deaths, lost, homes=homes, facts=self.facts, stopped_s=stopped_s
+            exit_code,
+            reason,
+            self.deaths,
+            lost,
+            homes=homes,
+            facts=self.facts,
+            stopped_s=stopped_s,
+            leaving=self.leaving,
         )
 
     def where(self) -> str:

@@ -10,7 +10,7 @@ from checks.finding import Verdict
 from checks.reference.xid_codes import grade
 from clusterctl.launch.causes import texts
 from clusterctl.launch.causes.kinds import Cause, Evidence, Fact, Kind, Source
-from clusterctl.launch.deaths import ASKED_TO_STOP, Death, told_later
+from clusterctl.launch.deaths import ASKED_TO_STOP, OURS, Death, told_later
 
 NOT_STATED = "no rank's log states an error of its own"
 # Of these a single node that has them, among several, is the likely cause; the trainer lets one
@@ -91,8 +91,8 @@ def cause_of(
             file=texts.file_of(death.tail) if is_exception else "",
             at_s=death.at_s,
         )
-    if code == ASKED_TO_STOP:
-        return Cause(Kind.USER_STOP, "", node, rank, by_code, at_s=death.at_s)
+    if code == ASKED_TO_STOP:  # whoever has asked: a stop by the user is the root by itself
+        return Cause(Kind.SIGNAL, str(-OURS[0]), node, rank, by_code, at_s=death.at_s)
     if code is not None and code < 0:
         return Cause(Kind.SIGNAL, str(-code), node, rank, by_code, at_s=death.at_s)
     return Cause(Kind.UNKNOWN, "", node, rank, by_code, at_s=death.at_s)

@@ -28,6 +28,8 @@ from clusterctl.launch.restart.rules import Rules
 from clusterctl.node_name import first_bad_name
 from clusterctl.nodes import Node
 from clusterctl.payload.files.private import open_own, replace_file
+from clusterctl.payload.launch.stopped import found as mark_of
+from clusterctl.payload.launch.stopped import sentence
 from clusterctl.transport.base import Limits
 from trainer.runlog.json_file import parse_object
 
@@ -55,6 +57,18 @@ class SavedRun:
         sealed = {"seal": seal.seal_of(document), **document}
         replace_file(str(self.plan.run_dir / FILE), json.dumps(sealed).encode())
 
+    @property
+    def over(self) -> str:
+        """Why the run is not started again, although its end is not on record; "" where it is."""
+        mark = mark_of(self.plan.run_id, str(self.plan.run_dir))
+        if mark is not None:
+            return sentence(mark)
+        return (
+            self.past.over(self.rules.max_restarts)
+            if self.phase == "between"
+            else self.past.stopped
+        )
+
     def at(self, plan: LaunchPlan, phase: str, past: Past) -> SavedRun:
         return replace(self, plan=plan, phase=phase, past=past)
 
@@ -75,6 +89,7 @@ class SavedRun:
                 "barred": dict(past.barred),
                 "entered": sorted(past.entered),
                 "damaged": sorted(past.damaged),
+                "stopped": past.stopped,
             },
         }
 
@@ -160,6 +175,7 @@ def _run(document: Mapping[str, Any]) -> SavedRun:
             barred=past["barred"],
             entered=frozenset(past.get("entered", ())),
             damaged=frozenset(past["damaged"]),
+            stopped=str(past.get("stopped", "")),
         ),
     )
 

@@ -15,6 +15,8 @@ from trainer.runlog import telemetry
 # agents beat at 1 Hz.
 SILENT_S = 5.0
 BETWEEN_STEPS = ("checkpoint", "validation")  # phases that may take much longer than a step
+# Phases between two attempts: a pause and a look at the nodes; too few of them can be used.
+BETWEEN = ("restarting", "waiting")
 EVENTS = 500  # kept: a run lasts for weeks
 
 
@@ -42,6 +44,15 @@ class RunState:
     event_count: int = 0  # with those that are not kept any more
     checkpoint: str | None = None  # path of the newest one that an event has told
     failure: str | None = None
+    # "starting", "running", "stopping", or one of BETWEEN. `reason` says why it is not running.
+    phase: str = "starting"
+    reason: str = ""
+    phase_s: float = field(default_factory=time.monotonic)  # since when
+
+    def enter(self, phase: str, reason: str = "") -> None:
+        if phase != self.phase:
+            self.phase, self.phase_s = phase, time.monotonic()
+        self.reason = reason
 
     def add(self, event: telemetry.Event) -> None:
         self.events.append(event)
@@ -85,6 +96,7 @@ class Ended:
     leftovers: tuple[str, ...] = ()
     unconfirmed: tuple[str, ...] = ()
     lost: Mapping[str, str] = field(default_factory=dict)  # nodes that failed it, and why
+    stopped: str = ""  # who has asked its ranks to save and end, whatever then ended it
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +121,13 @@ class RunResult:
         return self.exit_code == 0
 
 
+class Left(Exception):
+    """The supervisor was told to end, the run was not: its ranks go on without it."""
+
+
 class RunFailed(Exception):
-    """Why a run ends before its time, with what `RunResult` says of it."""
+    """Why a run ends before its time, with what `RunResult` says of it; `in_order` where ranks need
+    time to save."""
 
     def __init__(self, exit_code: int, reason: str, **facts: Any) -> None:
         super().__init__(reason)

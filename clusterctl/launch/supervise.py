@@ -15,7 +15,7 @@ from clusterctl.exclude import change
 from clusterctl.exclude.entries import Exclusion
 from clusterctl.launch import positions
 from clusterctl.launch.attempt import Attempt
-from clusterctl.launch.causes.kinds import Cause, Evidence, Kind, Source
+from clusterctl.launch.causes.kinds import LOST, Cause, Evidence, Kind, Source
 from clusterctl.launch.incidents import Incident, record
 from clusterctl.launch.journal import Journal, tell
 from clusterctl.launch.leftovers import prove_gone
@@ -30,7 +30,7 @@ from clusterctl.launch.restart.rules import Rules
 from clusterctl.launch.restart.warm import WarmSpares
 from clusterctl.launch.root_cause import Judgement
 from clusterctl.launch.run_dir import write_layout
-from clusterctl.launch.state import Ended, RunResult, RunState
+from clusterctl.launch.state import Ended, Left, RunResult, RunState
 from clusterctl.ledger import write as ledger
 from clusterctl.ledger.enter import enter
 from clusterctl.ledger.entries import Entry, path_beside
@@ -39,6 +39,7 @@ from clusterctl.remote.cluster import Cluster
 
 EXCLUDED_S = 24 * 3600.0  # a node with a fault of its own; somebody looks at it until then
 NOT_FOUND, STOPPED = 3, 130  # exit codes: a node out of reach, the user's stop
+STOPPED_BY_USER = "stopped by the user"
 
 
 def supervise(
@@ -48,20 +49,22 @@ def supervise(
     on_update: Callable[[RunState], None],
     stop: Callable[[], bool] = lambda: False,
     kill: Callable[[], bool] = lambda: False,
+    leave: Callable[[], bool] = lambda: False,
     rules: Rules | None = None,
     past: Past | None = None,
     on_change: Callable[[LaunchPlan, str, Past], None] = lambda plan, phase, past: None,
     recheck: Recheck = lambda plan, nodes: {},
 ) -> RunResult:
     """Run the plan to its end, or to an orderly stop after `stop()`; `kill()` cuts its grace short.
+    After `leave()` raises `Left`: the ranks go on for a supervisor that takes the run over.
 
     A failure on nodes is in the result; every node is checked for leftovers at the end. Without
     `rules` nothing is started twice. `on_change(plan, phase, past)` is called where somebody else
     would need to know it to go on in this place: "starting", "running", "between" attempts.
     """
     given = rules or Rules(nodes=tuple(plan.nodes))
-    run = _Run(plan, cluster, given, on_update, stop, kill, past or Past(), on_change, recheck)
-    return run.run()
+    asked = (stop, kill, leave)
+    return _Run(plan, cluster, given, on_update, *asked, past or Past(), on_change, recheck).run()
 
 
 @dataclass
@@ -72,6 +75,7 @@ class _Run:
     on_update: Callable[[RunState], None]
     stop: Callable[[], bool]
     kill: Callable[[], bool]
+    leave: Callable[[], bool]
     past: Past
     on_change: Callable[[LaunchPlan, str, Past], None]
     recheck: Recheck
@@ -81,6 +85,18 @@ class _Run:
         self.journal = Journal(self.plan.run_dir, self.past.known)
         self.cause: dict[str, Any] | None = None
         self.warm: list[WarmSpares] = []  # of each attempt
+        self.phase = self.past.phase  # as it was saved last
+
+    def _asked(self) -> bool:
+        """Whether the user stops the run: then no supervisor starts it again. Raises `Left`."""
+        if not self.past.stopped and self.stop():
+            self.past = replace(self.past, stopped=STOPPED_BY_USER)
+            self._save(self.phase)
+            self.state.enter("stopping", STOPPED_BY_USER)
+            self.on_update(self.state)
+        if not self.past.stopped and self.leave():
+            raise Left
+        return bool(self.past.stopped)
 
     def run(self) -> RunResult:
         past, taken = self.past, None
@@ -110,23 +126,37 @@ class _Run:
     def _resume(self) -> RunResult | None:
         """Go on where a supervisor has ended between two attempts; the result where that ends."""
         ended = Ended(1, "the supervisor had ended", time.monotonic())
+        last = decide(self.past.failures, self.rules.max_restarts) if self.past.failures else None
+        if self.past.over(self.rules.max_restarts):
+            return self._end_of_another(last)
         if self.past.phase == "starting":
             everywhere = replace(self.cluster, nodes=self.rules.every_node)
             unclean = between.not_clean(self.plan, everywhere)
             self.past = replace(self.past, unproved={**self.past.unproved, **unclean})
             if not unclean.keys() & {node.name for node in self.plan.nodes}:
                 return None
-        last = decide(self.past.failures, self.rules.max_restarts) if self.past.failures else None
         why_not = self._prepare(last or Decision(True, ""))
         return None if why_not is None else self._finish(self._without_next(ended, why_not))
 
-    def _without_next(self, ended: Ended, why: str) -> Ended:
-        code = STOPPED if self.stop() else NOT_FOUND
+    def _end_of_another(self, last: Decision | None) -> RunResult:
+        """The end of a run that was stopped or given up, of which its supervisor did not live to
+        prove that nothing is left."""
+        root = self.past.failures[-1].root if self.past.failures else None
+        is_lost = root is not None and root.kind in LOST
+        code, reason = NOT_FOUND if is_lost else 1, root.sentence if root else ""
+        if self.past.stopped or (root is not None and root.kind == Kind.USER_STOP):
+            code, reason, last = STOPPED, self.past.stopped or STOPPED_BY_USER, None
+        self.cause = root.to_json() if root is not None else None
+        return self._finish(Ended(code, reason, time.monotonic()), last)
+
+    def _without_next(self, ended: Ended, why: NoNext) -> Ended:
+        code = STOPPED if why.is_stop else NOT_FOUND
         return replace(ended, exit_code=code, reason=f"{ended.reason}; {why}")
 
     def _attempt(self, taken: Mapping[str, dict[str, int]] | None) -> Ended:
         plan, state = self.plan, self.state
         state.attempt, state.failure = plan.attempt, None
+        state.enter("starting")
         if taken is None:
             try:
                 positions.remove(plan.run_dir)  # those of the attempt before
@@ -146,12 +176,12 @@ class _Run:
             state,
             self.journal,
             self.on_update,
-            self.stop,
+            self._asked,
             self.kill,
             others=others,
             may_follow=self.rules.max_restarts != 0,
             positions=taken,
-            on_start=lambda: self._save("running"),
+            on_start=self._started,
             on_steps=warm.begin,
             on_failure=warm.need,
         )
@@ -165,6 +195,10 @@ class _Run:
             self.warm.append(warm)
             left = {name: why for name, why in unproved.items() if name not in cleaner.clean}
             self.past = replace(self.past, unproved=left)
+
+    def _started(self) -> None:
+        self.state.enter("running")
+        self._save("running")
 
     def _tell_attempt(self) -> None:
         plan = self.plan
@@ -200,12 +234,16 @@ class _Run:
                 return Decision(False, "")
             judgement = Judgement(_not_started(ended))
         root = judgement.root
+        if ended.stopped:
+            self.past = replace(self.past, stopped=ended.stopped)
         before = any(one.has_trained for one in self.past.failures) or plan.checkpoint is not None
         failure = Failure(root, self._newest_here(), before or self.state.step is not None)
         self.past = replace(self.past, failures=(*self.past.failures, failure))
         if root.kind == Kind.CHECKPOINT_INVALID and plan.checkpoint:
             self.past = replace(self.past, damaged=self.past.damaged | {plan.checkpoint})
         decision = decide(self.past.failures, self.rules.max_restarts)
+        if self.past.stopped:
+            decision = Decision(False, self.past.stopped)
         again = f"starts it again as attempt {plan.attempt + 1}"
         step = self.state.step.step if self.state.step else None
         incident = Incident(
@@ -221,11 +259,12 @@ class _Run:
         where = plan.run_dir.name, plan.run_id, plan.attempt
         entry = ledger.of_incident(self.cause, where, incident.time_s)
         self._enter([entry] if entry else [])
-        if root.is_of_node and root.kind != Kind.NODE_UNREACHABLE and root.node:
+        if root.is_of_node and root.kind not in LOST and root.node:
             self._exclude(root)
         self._save("between")
         if decision.is_restart:
             self.state.failure = ended.reason
+            self.state.enter("restarting", ended.reason)
             when = f"in {decision.pause_s:g} s" if decision.pause_s else "now"
             text = f"{ended.reason}; restarting {when} ({decision.text})"
             data = {"wait_s": decision.pause_s, "cause": root.name, "node": root.node}
@@ -261,15 +300,23 @@ class _Run:
         if file is not None and (why := enter(path_beside(file), entries)):
             self.journal.write("error", why)
 
-    def _prepare(self, decision: Decision) -> str | None:
+    def _prepare(self, decision: Decision) -> NoNext | None:
         """Plan the next attempt; why there is none."""
+        if self.state.phase != "restarting":
+            self.state.enter("restarting", decision.text)
+            self.on_update(self.state)
         again = Arrangement(self.plan, self.cluster, self.rules, self.past, self.recheck)
         try:
-            self.plan, unfit = again.next(decision.pause_s, self.stop, self._tell)
+            self.plan, unfit = again.next(decision.pause_s, self._asked, self._tell_next)
         except NoNext as error:
-            return str(error)
+            return error
         self.past = replace(self.past, unproved=unfit)
         return None
+
+    def _tell_next(self, name: str, text: str) -> None:
+        if name == "waiting":
+            self.state.enter("waiting", text)
+        self._tell(name, text)
 
     def _finish(self, ended: Ended, decision: Decision | None = None) -> RunResult:
         code, reason = ended.exit_code, ended.reason
@@ -277,11 +324,11 @@ class _Run:
         if decision is not None and decision.exit_code is not None:
             code, reason = decision.exit_code, f"{reason}; given up: {decision.text}"
         used = {node.name for node in self.plan.nodes}
-        if self.rules.max_restarts != 0 and self.past.failures:
+        if (self.rules.max_restarts != 0 and self.past.failures) or self.past.stopped:
             everywhere = replace(self.cluster, nodes=self.rules.every_node)
-            left, unconfirmed = prove_gone(self.plan, everywhere)
+            left, unconfirmed = prove_gone(self.plan, everywhere, is_over=True)
         elif standing := self._standing():
-            found = prove_gone(self.plan, replace(self.cluster, nodes=standing))
+            found = prove_gone(self.plan, replace(self.cluster, nodes=standing), is_over=True)
             left, unconfirmed = (*left, *found[0]), (*unconfirmed, *found[1])
         # A run that has trained to its end without a node that was lost is good; that node is told.
         not_proved = [line for line in (*left, *unconfirmed) if line.partition(": ")[0] in used]
@@ -302,6 +349,7 @@ class _Run:
         return [node for node in self.rules.spares if node.name in asked]
 
     def _save(self, phase: str) -> None:
+        self.phase = phase
         try:
             self.on_change(self.plan, phase, self.past)
         except OSError as error:  # the head's disk is no reason to end a run

@@ -9,6 +9,7 @@ from checks.finding import Report, Verdict
 from clusterctl.ledger.entries import CHECK, EXCLUDED, FAILED, INCIDENT, PASSED, RETURNED, Entry
 
 NO_FAULT = ("user-stop", "unknown")  # classes that say nothing about a node
+PLANNED = ("node-stopped",)  # entered, and not counted against it
 OF_LAUNCH = "launch."  # checks of what is to be launched
 OF_LEDGER = "host.history"  # reads what is written here
 
@@ -28,7 +29,7 @@ def of_incident(
         return None
     evidence = cause.get("evidence")
     text = str(evidence.get("line") or "") if isinstance(evidence, Mapping) else ""
-    counts = not cause.get("is_deterministic")
+    counts = not cause.get("is_deterministic") and what not in PLANNED
     return Entry(node, INCIDENT, text, time_s, "launch", what, *where, counts=counts)
 
 

@@ -4,7 +4,8 @@ ARGS are those of `LaunchPlan.agent_args`, and `resume` for a head that comes ba
 apart from the ssh session that started it (launch/session.py). It sends `hello` (this node's
 properties), waits for `{"op": "start", …}`, then sends ranks, heartbeats, telemetry and logs, one
 JSON line each, and `gone` at the end, which `{"op": "bye"}` confirms. `{"op": "stop"}` with
-`grace_s` stops the ranks in order; so does silence of the head for `lease_s`.
+`grace_s` stops the ranks in order; so does silence of the head for `lease_s`, and a signal to the
+agent, of which it says `leaving`. `stopped` says that the run's owner has ended it.
 """
 
 import ctypes
@@ -18,18 +19,20 @@ from clusterctl.payload.files.locks import drop_lock, lock_path, take_lock
 from clusterctl.payload.files.ownership import refuse_made_by_others, refuse_open_folder
 from clusterctl.payload.jobs.processes import is_own, tags
 from clusterctl.payload.launch.about import About
-from clusterctl.payload.launch.killed import KILLED
 from clusterctl.payload.launch.logout import leave_session
 from clusterctl.payload.launch.ranks import END, Ranks, end_members
 from clusterctl.payload.launch.rendezvous import RendezvousListener, own_addresses, probe_port
 from clusterctl.payload.launch.run_folder import make_run_dir
 from clusterctl.payload.launch.session import HeadLink, agents_of, fork_agent, relay, socket_path
 from clusterctl.payload.launch.starter import end_idle, end_standby
+from clusterctl.payload.launch.stopped import TOLD, found
+from clusterctl.payload.launch.waiting import drop
 from clusterctl.payload.prelude import ARGS, emit, on_signals
 from clusterctl.payload.proc_files import all_pids
 
 PR_SET_CHILD_SUBREAPER = 36
 MASTER_PATIENCE_S, PATIENCE_S = 0.5, 4.0  # for the lock of a job
+LEAVING = "its agent was told to end (SIGTERM): the machine goes down, or somebody ended it"
 UNSTARTED_S = 60.0  # without a word of the head, before the start; it pings every few seconds
 
 # A SimpleQueue: a signal handler puts into it, which may deadlock with queue.Queue. Each handler
@@ -40,6 +43,7 @@ running = []  # type: list[Ranks]  # which need no head once they have started
 connections = []  # type: list[HeadLink]
 abouts = []  # type: list[About]
 signalled = []  # type: list[bool]  # to end without a head's word
+said = []  # type: list[bool]  # that it was signalled
 
 
 def end(*_):
@@ -47,8 +51,9 @@ def end(*_):
     orders.put(END)
 
 
-def be_killed(*_):
-    orders.put({"op": "killed"})
+def be_told(*_):
+    """Somebody has left the mark of launch/stopped.py."""
+    orders.put({"op": "told"})
 
 
 def main():
@@ -101,7 +106,7 @@ def supervise(head):
     emit = head.send
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     on_signals(end)
-    signal.signal(KILLED, be_killed)
+    signal.signal(TOLD, be_told)
     refused = "no job can be started here"
     try:
         refuse_made_by_others(ARGS["python"], ARGS["workdir"])
@@ -111,6 +116,9 @@ def supervise(head):
         shared = make_run_dir()
     except OSError as error:
         emit({"type": "failed", "text": "%s: %s" % (refused, error)})
+        return
+    drop(ARGS["run"])
+    if say_stopped(head):
         return
     # On the first node only: elsewhere an address such as 127.0.0.1 would work on every node.
     listener = RendezvousListener(ARGS["ports"] if ARGS["first_rank"] == 0 else (), ARGS["word"])
@@ -123,6 +131,14 @@ def supervise(head):
     order = start_order(emit)
     listener.close()
     emit({"type": "gone", "left": run_ranks(head, order, shared) if order else []})
+
+
+def say_stopped(head):
+    """Whether the owner of this run has ended it; by whom, or None."""
+    mark = found(ARGS["run"], ARGS["run_dir"])
+    if mark is not None:
+        head.send(dict(mark, type="stopped"))
+    return mark and mark["by"]
 
 
 def run_ranks(head, order, shared):
@@ -153,8 +169,13 @@ def next_order(timeout_s):
         order = orders.get(timeout=timeout_s)
     except queue.Empty:
         return None
+    (head,) = connections
+    if order["op"] == "told":
+        return dict(order, by=say_stopped(head))
+    if order == END and signalled and not said:
+        said.append(True)
+        head.send({"type": "leaving", "text": LEAVING})
     if order["op"] == "connect":
-        (head,) = connections
         head.connect(order)
         abouts[0].connected(order["head"])
         resume = order["resume"] or {"seen": 0, "positions": {}}
@@ -203,7 +224,9 @@ def start_order(emit):
     """Answer the head until it sends start; None when it sends something else, or nothing."""
     while True:
         order = next_order(min(ARGS["lease_s"], UNSTARTED_S))
-        if order is None or order["op"] not in ("connect", "ping", "probe", "start"):
+        if order is None or order["op"] not in ("connect", "ping", "probe", "start", "told"):
+            return None
+        if order["op"] == "told" and order["by"] is not None:
             return None
         if order["op"] == "start":
             return order

@@ -1,9 +1,11 @@
 """Show a job's processes on this node (op look), or end them and prove it (op kill).
 
 ARGS: op, pick (jobs/find_job.py); for kill also targets [[pid, start]], signal, grace_s
-(kill_s), gpu (whether to check that GPU memory is free, within gpu_s).
-look answers `rows` (describe_job), `others` (other users' processes that match the pick), `notes`;
-kill answers left, zombies, gpu_left, gpu_unknown (the reason), counts and seconds.
+(kill_s), gpu (whether to check that GPU memory is free, within gpu_s), runs [[run, run directory]]
+that are over from now on (launch/stopped.py), by `who`.
+look answers `rows` (describe_job), `others` (other users' processes that match the pick), `notes`,
+`waiting` (runs between two attempts); kill answers left, zombies, gpu_left, gpu_unknown (the
+reason), unmarked (why a run may be started again), counts and seconds.
 """
 
 import signal
@@ -12,7 +14,8 @@ import time
 from clusterctl.payload.jobs.find_job import NOTES, Snapshot, find_job, login_user, take_snapshot
 from clusterctl.payload.jobs.processes import start_of
 from clusterctl.payload.jobs.terminate import Ending, zombies
-from clusterctl.payload.launch.killed import tell_agents
+from clusterctl.payload.launch.stopped import end_runs, runs_of
+from clusterctl.payload.launch.waiting import waiting_for
 from clusterctl.payload.prelude import ARGS, finish
 
 KILL_S = 5.0  # from SIGKILL to the last check
@@ -32,13 +35,15 @@ def look(pick):
         held = memory_of([row["pid"] for row in rows])
         for row in rows:
             row["gpu_bytes"] = held[row["pid"]]
+    found["waiting"] = waiting_for(pick)
     return dict(found, login=login_user(), notes=NOTES[:8])
 
 
 def kill(pick):
     started = time.monotonic()
     approved = [tuple(target) for target in ARGS["targets"]]
-    tell_agents([pid for pid, start in approved if start_of(pid) == start])
+    users = runs_of([pid for pid, start in approved if start_of(pid) == start])
+    unmarked = end_runs(ARGS.get("runs", ()), "kill", ARGS.get("who", ""), users)
     ending = Ending(approved, Sweep(pick, approved).now)
     number = getattr(signal, ARGS["signal"])
     forced = ending.run(number, ARGS["grace_s"], ARGS.get("kill_s", KILL_S))
@@ -51,7 +56,7 @@ def kill(pick):
         pids = {pid for pid, _ in ended}
         gpu_left, gpu_unknown = prove_freed(pids, ARGS.get("gpu_s", GPU_FREE_S))
     answer = {"left": left, "zombies": zombies(ended), "forced": forced, "missed": ending.missed}
-    answer.update(gpu_left=gpu_left, gpu_unknown=gpu_unknown)
+    answer.update(gpu_left=gpu_left, gpu_unknown=gpu_unknown, unmarked=unmarked)
     answer.update(asked=ending.first, swept=len(ending.victims) - ending.first)
     return dict(answer, seconds=round(time.monotonic() - started, 3))
 

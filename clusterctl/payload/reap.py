@@ -1,7 +1,8 @@
 """End what is left of a run on this node, its agent too, and report what could not be ended.
 
 ARGS: run, node (None: whatever node name the processes carry), grace_s, kill (False: only look),
-keep_standby (True: the starter that keeps torch imported for the next attempt is left alone).
+keep_standby (True: the starter that keeps torch imported for the next attempt is left alone),
+run_dir (None: an attempt may follow; else the run is over, and so are its marks).
 Answers `found` (before) and `left` (after): lists of `describe`.
 """
 
@@ -11,7 +12,12 @@ from clusterctl.payload.jobs.processes import chain_above, describe, end_all, me
 from clusterctl.payload.launch.about import clean
 from clusterctl.payload.launch.session import agents_of
 from clusterctl.payload.launch.starter import standbys
+from clusterctl.payload.launch.stopped import forget
+from clusterctl.payload.launch.waiting import drop
 from clusterctl.payload.prelude import ARGS, finish
+from clusterctl.payload.tools import call
+
+FORGET_S = 3.0  # a run directory may not answer
 
 
 def main():
@@ -30,4 +36,7 @@ def main():
         left = end_all(find, ARGS.get("grace_s", 3.0))
     if ARGS.get("kill", True):
         clean(ARGS["run"])
+        if ARGS.get("run_dir"):
+            drop(ARGS["run"])
+            call("", lambda: forget(ARGS["run"], ARGS["run_dir"]), FORGET_S)
     finish({"found": found, "left": left})

@@ -1,8 +1,8 @@
 """Ask a job's ranks on this node to save and end. Kills nothing.
 
 ARGS: op, pick (jobs/find_job.py); look answers rows as kill does, each trainer with `asks`
-(whether it has a handler for SIGTERM) and `beat`. stop takes targets [[pid, start]] and timeout_s,
-sends SIGTERM once, and answers which are left and what was saved.
+(whether it has a handler for SIGTERM) and `beat`. stop takes targets [[pid, start]], timeout_s, and
+as kill does `runs` and `who`; it sends SIGTERM once, and answers which are left and what was saved.
 """
 
 import os
@@ -14,6 +14,8 @@ from clusterctl.payload.jobs.find_job import find_job, take_snapshot
 from clusterctl.payload.jobs.heartbeats import handles, heartbeat
 from clusterctl.payload.jobs.processes import describe
 from clusterctl.payload.jobs.terminate import Victim
+from clusterctl.payload.launch.stopped import end_runs, runs_of
+from clusterctl.payload.launch.waiting import waiting_for
 from clusterctl.payload.prelude import ARGS, finish
 from clusterctl.payload.proc_files import or_none
 from clusterctl.payload.tools import call
@@ -31,13 +33,16 @@ def look():
         if row["role"] == "trainer":
             row["asks"] = handles(row["pid"], signal.SIGTERM)
             row["beat"] = heartbeat(shot.seen[row["pid"]], row["pid"], row["rank"])
-    return found
+    return dict(found, waiting=waiting_for(ARGS["pick"]))
 
 
 def stop():
     started, wall_s = time.monotonic(), time.time()
     found = [or_none(Victim, pid, start) for pid, start in ARGS["targets"]]
     victims = list(filter(None, found))
+    # Before the signal: a rank that ends by it must be known to have been asked.
+    users = runs_of([victim.pid for victim in victims])
+    unmarked = end_runs(ARGS.get("runs", ()), "stop", ARGS.get("who", ""), users)
     # SIGTERM would end a process that has lost its handler since then.
     refused = [victim.pid for victim in victims if not handles(victim.pid, signal.SIGTERM)]
     for victim in victims:
@@ -57,6 +62,7 @@ def stop():
             left.append(row)
     return {
         "left": left,
+        "unmarked": unmarked,
         "rest": len(rest) - len(left),  # launchers and loaders on their way out
         "asked": len(victims) - len(refused),
         "gone": len(found) - len(victims),

@@ -9,6 +9,7 @@ from typing import Any
 
 from clusterctl.nodes import fold
 from clusterctl.remote.fanout import NodeResult
+from clusterctl.runs.waiting import Waiting, waiting_of
 from trainer.runlog.progress import clock
 
 Agents = Sequence[tuple[str, dict[str, Any]]]  # node of the hostfile and an agent's facts
@@ -28,6 +29,7 @@ class Running:
     keeps_s: float | None  # seconds until the first agent without a head stops its ranks
     step: int | None
     phase: str | None  # of the rank that is furthest behind
+    waits: str | None = None  # between two attempts: for what
 
     @property
     def supervisor(self) -> str:
@@ -48,7 +50,8 @@ class Running:
             "supervisors": list(self.heads),
             "ends_without_supervisor_in_s": self.keeps_s,
             "step": self.step,
-            "phase": self.phase,
+            "phase": self.phase if self.waits is None else "waiting",
+            "reason": self.waits,
         }
 
 
@@ -62,13 +65,27 @@ def found_by(results: Sequence[NodeResult[dict[str, Any]]]) -> Agents:
     ]
 
 
-def runs_of(agents: Agents, now_s: float | None = None) -> list[Running]:
-    """By run, the newest first. Nodes that are names of one machine answer for each other."""
+def waiting_by(results: Sequence[NodeResult[dict[str, Any]]]) -> list[Waiting]:
+    """Runs between two attempts, by the answers to the same verb."""
+    return waiting_of(
+        (result.node.name, one)
+        for result in results
+        if result.value is not None
+        for one in result.value["waiting"]
+    )
+
+
+def runs_of(
+    agents: Agents, now_s: float | None = None, waiting: Sequence[Waiting] = ()
+) -> list[Running]:
+    """By run, the newest first. Nodes that are names of one machine answer for each other. A run of
+    which an agent is there does not wait."""
     now_s = time.time() if now_s is None else now_s
     by_run: dict[str, dict[str, dict[str, Any]]] = {}
     for _, agent in agents:
         by_run.setdefault(agent["run"], {})[agent["node"]] = agent
     found = [_running(run_id, list(one.values()), now_s) for run_id, one in by_run.items()]
+    found += [_between(one) for one in waiting if one.run not in by_run]
     return sorted(found, key=lambda one: one.run_id, reverse=True)
 
 
@@ -92,6 +109,11 @@ def _running(run_id: str, agents: list[dict[str, Any]], now_s: float) -> Running
         step,
         phase,
     )
+
+
+def _between(one: Waiting) -> Running:
+    facts = (one.run, one.run_dir, one.attempt, one.nodes, 0, one.since_s, (one.head,))
+    return Running(*facts, None, None, None, one.text or "a look at its nodes")
 
 
 def lines(run: Running) -> list[str]:

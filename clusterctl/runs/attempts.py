@@ -158,7 +158,9 @@ def _launched(
     begin: Begin, following_s: float | None, starts: Sequence[Start], journal: Journal
 ) -> Attempt:
     until_s = float("inf") if following_s is None else following_s
-    incident = _last_in(journal.incidents, begin.time_s, until_s)
+    own = [one for one in journal.incidents if one.attempt == begin.number]
+    untold = [one for one in journal.incidents if one.attempt is None]
+    incident = own[-1] if own else _last_in(untold, begin.time_s, until_s)
     first, last = _steps_of(starts)
     ending, text, ended_s = RUNNING, "", None
     node, rank = None, None

@@ -1,7 +1,9 @@
 """What the launcher wrote of a run's attempts: begins, incidents, restarts, the end. Pure.
 
-Lines of `events.jsonl` and `incidents.jsonl` come as events, from two files and in any order; each
-has its own time. A line may hold anything: what no such line can hold is left out.
+Lines of `events.jsonl` and `incidents.jsonl` come as events, those of one file in the order in
+which they were written; each has its own time. Where the head's clock was set back between two
+lines, the times before are those that the later clock would have shown. A line may hold anything:
+what no such line can hold is left out.
 """
 
 from __future__ import annotations
@@ -19,9 +21,12 @@ MOST_NODES = 4096  # of an attempt
 MOST_SLOTS = 1 << 10  # ranks of a node
 LARGEST = 1 << 53
 LATEST_S = 1e11
+MONO_S = "mono_s"  # of the head's monotonic clock, in the data of an event
+SLACK_S = 1.0  # lines of several threads may change places
 USER_STOP, UNKNOWN = "user-stop", "unknown"
 INTERRUPTED = 130
 _T = TypeVar("_T")
+_Timed = TypeVar("_Timed", "Begin", "Incident", "Restart", "End", "Between")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,15 @@ class End:
 
 
 @dataclass(frozen=True, slots=True)
+class Between:
+    """No attempt runs: the run waits for nodes, or is about to be started again."""
+
+    time_s: float
+    is_waiting: bool
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Journal:
     """Everything in order of time; `after_event` gives the next value."""
 
@@ -80,6 +94,8 @@ class Journal:
     restarts: tuple[Restart, ...] = ()
     restart_count: int = 0  # also of those that are not kept any more
     end: End | None = None
+    between: Between | None = None  # now
+    last: tuple[float, float | None] = (0.0, None)  # unix and monotonic time of the last line
 
 
 def node_of(event: Event) -> NodeName | None:
@@ -110,6 +126,8 @@ def launcher_event(line: bytes | str) -> Event | None:
         data["node"] = entry["node"]
     if not is_node_name(data.get("node")):
         data.pop("node", None)
+    if isinstance(entry.get("mono_s"), int | float):
+        data[MONO_S] = float(entry["mono_s"])
     step = data["step"] if type(data.get("step")) is int else None
     time_s = entry["time_s"] if isinstance(entry.get("time_s"), int | float) else 0.0
     if not 0 <= time_s <= LATEST_S:
@@ -122,13 +140,16 @@ def after_event(journal: Journal, event: Event) -> Journal:
     data = event.data
     if event.time_s <= 0:
         return journal
+    # Another supervisor counts from the start of another machine.
+    mono_s = data.get(MONO_S) if event.name != "supervisor" else None
+    journal = _at(journal, event.time_s, mono_s)
     if event.name == "attempt":
         number = _count(data.get("attempt"))
         if number is None:
             return journal
         end = journal.end if journal.end and journal.end.time_s > event.time_s else None
         begins = _in_order(journal.begins, _begin(number, event), lambda one: one.time_s)
-        return replace(journal, begins=begins, end=end)
+        return replace(journal, begins=begins, end=end, between=None)
     if event.name == "restart":
         restart = Restart(
             event.time_s,
@@ -138,13 +159,43 @@ def after_event(journal: Journal, event: Event) -> Journal:
             node_of(event),
         )
         restarts = _in_order(journal.restarts, restart, lambda one: one.time_s)
-        return replace(journal, restarts=restarts, restart_count=journal.restart_count + 1)
+        count, between = journal.restart_count + 1, Between(event.time_s, False, event.text)
+        return replace(journal, restarts=restarts, restart_count=count, between=between)
+    if event.name == "waiting":
+        known = journal.between
+        since_s = known.time_s if known is not None and known.is_waiting else event.time_s
+        return replace(journal, between=Between(since_s, True, event.text))
     if event.name == "end":
         code = data.get("exit_code")
         end = End(event.time_s, code if type(code) is int else 0, event.text)
         is_old = any(begin.time_s > end.time_s for begin in journal.begins[-1:])
-        return journal if is_old else replace(journal, end=end)
+        return journal if is_old else replace(journal, end=end, between=None)
     return journal
+
+
+def _at(journal: Journal, time_s: float, mono_s: object) -> Journal:
+    """Before a line of this time: all that is known is moved where the clock was set back, which is
+    sure where the monotonic one has gone on."""
+    mono = mono_s if isinstance(mono_s, float) else None
+    last_s, last_mono = journal.last
+    goes_on = mono is not None and last_mono is not None and mono >= last_mono
+    if mono is None or last_mono is None or not goes_on or time_s >= last_s - SLACK_S:
+        return replace(journal, last=(time_s, mono))
+    by_s = time_s - last_s - (mono - last_mono)
+    end, between = journal.end, journal.between
+    return replace(
+        journal,
+        begins=tuple(_moved(one, by_s) for one in journal.begins),
+        incidents=tuple(_moved(one, by_s) for one in journal.incidents),
+        restarts=tuple(_moved(one, by_s) for one in journal.restarts),
+        end=end and _moved(end, by_s),
+        between=between and _moved(between, by_s),
+        last=(time_s, mono),
+    )
+
+
+def _moved(one: _Timed, by_s: float) -> _Timed:
+    return replace(one, time_s=one.time_s + by_s)
 
 
 def after_incident(journal: Journal, event: Event) -> Journal:

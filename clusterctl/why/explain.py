@@ -30,13 +30,15 @@ from clusterctl.why.recorded import AttemptRecord, Recorded, read_recorded
 from clusterctl.why.verdict import Verdict, judge, log_of
 from trainer.runlog.slow_ranks import Spell
 
-ENDED_WELL, ENDED_BADLY, STOPPED, GOES_ON, NOT_KNOWN = (
+ENDED_WELL, ENDED_BADLY, STOPPED, GOES_ON, WAITS, NOT_KNOWN = (
     "ended well",
     "failed",
     "stopped",
     "running",
+    "waiting",
     "unknown",
 )
+BAD = (ENDED_BADLY, WAITS, NOT_KNOWN)  # an attempt has failed, and none runs
 FRESH_S = 60.0  # a log that was written within this time belongs to a run that may go on
 MINUTES_S = 300.0  # of what else happened at the time of a failure
 MOST_CLUES = 12
@@ -75,7 +77,7 @@ class Explanation:
         cause = self.verdict.cause if self.verdict else None
         if cause is not None and cause.kind == Kind.USER_STOP:
             return 0
-        if self.verdict is not None and (self.is_asked or self.state in (ENDED_BADLY, NOT_KNOWN)):
+        if self.verdict is not None and (self.is_asked or self.state in BAD):
             return 1 if cause is not None else CouldNotFindOut.exit_code
         return CouldNotFindOut.exit_code if self.state == NOT_KNOWN else 0
 
@@ -138,6 +140,9 @@ def _state(run_dir: Path, recorded: Recorded) -> tuple[str, str]:
         return (STOPPED, end.text) if end.exit_code == 130 else (ENDED_BADLY, end.text)
     if recorded.journal.begins or (run_dir / PLAN_FILE).exists():
         who = owner.find(run_dir)
+        between = recorded.journal.between
+        if who is not None and between is not None:
+            return WAITS, f"{between.text}; it is supervised by {who.text}"
         if who is not None:
             return GOES_ON, f"it is supervised by {who.text}"
         if run_dir.stat().st_uid != os.getuid():
@@ -153,7 +158,7 @@ def _state(run_dir: Path, recorded: Recorded) -> tuple[str, str]:
 
 def _last_failed(recorded: Recorded, state: str) -> int | None:
     """The one that is explained in full: the newest that failed, or whose end is not known."""
-    if state in (ENDED_BADLY, NOT_KNOWN):
+    if state in BAD:
         return max(recorded.records)
     good = (DONE, USER_STOP, RUNNING)
     failed = [one.number for one in recorded.account.attempts if one.ending not in good]

@@ -94,13 +94,16 @@ class Recorded:
 
 def read_recorded(run_dir: Path) -> Recorded:
     """Read the launcher's and the trainer's files; what is not there is left out."""
-    journal, events = Journal(), []
+    journal, newest_s = Journal(), 0.0
+    # By attempt, in the order of the lines: a clock may have been set meanwhile.
+    events: dict[int, list[tuple[Event, Mapping[str, Any]]]] = {}
     for line in lines_of(run_dir / EVENTS_FILE):
         raw = _object(line)
         event = launcher_event(line)
         if event is not None:
-            journal = after_event(journal, event)
-            events.append((event, raw))
+            journal, newest_s = after_event(journal, event), event.time_s
+            now = journal.begins[-1].number if journal.begins else 0
+            events.setdefault(now, []).append((event, raw))
     incidents = []
     for line in lines_of(run_dir / INCIDENTS_FILE):
         event = incident_event(line)
@@ -119,7 +122,8 @@ def read_recorded(run_dir: Path) -> Recorded:
     for index, number in enumerate(numbers):
         until_s = begins[index + 1] if index + 1 < len(begins) else float("inf")
         from_s = begins[index] if index else 0.0
-        own = [(one, raw) for one, raw in events if from_s <= one.time_s < until_s]
+        early = [] if index else [one for of in events if of < number for one in events[of]]
+        own = [*early, *events.get(number, ())]
         told = [
             one
             for one in incidents
@@ -130,7 +134,7 @@ def read_recorded(run_dir: Path) -> Recorded:
         is_its = index + 1 == len(begins) and (not nodes or set(homes.values()) <= set(nodes))
         records[number] = _record(own, told[-1] if told else None, homes if is_its else {})
     last = steps.starts[-1] if steps.starts else None
-    times = [event.time_s for event, _ in events[-1:]] + [one.last_s for one in steps.starts[-1:]]
+    times = [newest_s, *(one.last_s for one in steps.starts[-1:])]
     return Recorded(
         found,
         journal,

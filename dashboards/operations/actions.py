@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from clusterctl.errors import CouldNotFindOut, TransportError, UsageError
 from clusterctl.jobs.processes import NodeJob, Pick, look, one_run, others_lines, plan_rows
 from clusterctl.nodes import fold
+from clusterctl.runs.waiting import Waiting
 from clusterctl.settings import Settings
 from dashboards.model.state import RunState
 from dashboards.operations.background import Watch
@@ -39,10 +40,15 @@ class Ending:
 
     pick: Pick
     jobs: tuple[NodeJob, ...]
+    waiting: tuple[Waiting, ...] = ()  # runs between two attempts
 
     @property
     def count(self) -> int:
         return sum(len(job.processes) for job in self.jobs)
+
+    @property
+    def is_something(self) -> bool:
+        return bool(self.count or self.waiting)
 
     @property
     def nodes(self) -> list[str]:
@@ -57,7 +63,7 @@ class Ending:
             lines.append(f"{row.nodes}  {text}")
         failed = [(job.node.name, job.unreachable) for job in self.jobs if job.unreachable]
         lines += [f"{name}  {error.sentence()}" for name, error in failed]
-        return lines + others_lines(self.jobs)
+        return lines + [one.sentence for one in self.waiting] + others_lines(self.jobs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,15 +166,22 @@ class ClusterActions(Actions):
     def find(self, directory: str | None, nodes: Sequence[str], watch: Watch) -> Ending:
         pick = _pick(directory)
         jobs, _ = look(pick, self._cluster(self._only(nodes), watch))
-        one_run(jobs, pick, every=False)
-        return Ending(pick, tuple(jobs))
+        from clusterctl.launch.head.waiting import find_waiting
+
+        waiting = find_waiting(jobs, pick)
+        one_run(jobs, pick, waiting, every=False)
+        return Ending(pick, tuple(jobs), tuple(waiting))
 
     def end(self, ending: Ending, watch: Watch) -> tuple[str, list[str]]:
-        from clusterctl.jobs.kill import Order, end, report_lines
+        from clusterctl.jobs.kill import OVER_S, Order, end, report_lines
+        from clusterctl.launch.head.waiting import end_waiting
 
         cluster = self._cluster(self._settings, watch)
-        ended, _ = end(ending.jobs, ending.pick, Order(), cluster)
-        return report_lines(ended)
+        ended, _ = end(ending.jobs, ending.pick, Order(), cluster, ending.waiting)
+        good, bad = report_lines(ended)
+        over = end_waiting(ending.waiting, "kill", OVER_S)
+        good = "; ".join([good, *(line for line, proved in over if proved)])
+        return good, [*bad, *(line for line, proved in over if not proved)]
 
     def rank_log(self, run: RunState, rank: int, watch: Watch) -> LogText:
         """From the run directory; where it is not shared, from the rank's node."""

@@ -20,15 +20,17 @@ COLUMNS = ["DIRECTORY", "ATTEMPT", "NODES", "RANKS", "STEP", "FOR", "SUPERVISOR"
 )
 def command(settings: Settings, output: Output) -> int:
     """Every node is asked for its agents, so runs of another head are found, and runs whose
-    supervisor has gone. Exit code 3 where a node does not answer: it may have more.
+    supervisor has gone, and runs that wait for nodes. Exit code 1 where one waits, 3 where a node
+    does not answer: it may have more.
     """
-    from clusterctl.runs.agents import found_by, runs_of
+    from clusterctl.runs.agents import found_by, runs_of, waiting_by
     from trainer.runlog.progress import clock
 
     cluster = settings.cluster(output.sweep)
     results = cluster.ask("launch.agents", {"run": None})
-    found, silent = runs_of(found_by(results)), [one for one in results if one.unreachable]
-    code = 3 if silent else 0
+    found = runs_of(found_by(results), waiting=waiting_by(results))
+    silent = [one for one in results if one.unreachable]
+    code = 1 if any(run.waits is not None for run in found) else 3 if silent else 0
     if output.json:
         nodes = {one.node.name: one.unreachable.sentence() for one in silent if one.unreachable}
         runs = [one.to_json() for one in found]
@@ -41,13 +43,16 @@ def command(settings: Settings, output: Output) -> int:
                 str(run.attempt),
                 fold(run.nodes),
                 str(run.ranks),
-                "-" if run.step is None else str(run.step),
+                Cell("waits", "warn") if run.waits is not None else str(run.step or "-"),
                 clock(max(0.0, time.time() - run.since_s)),
                 Cell(run.supervisor, None if run.keeps_s is None else "warn"),
             ]
             for run in found
         ]
         output.table(COLUMNS, rows, ["ATTEMPT", "RANKS", "STEP", "FOR"])
+    for run in found:
+        if run.waits is not None:
+            output.warn(f"{run.run_dir} waits after attempt {run.attempt}: {run.waits}", "warn")
     asked = counted(len(results) - len(silent), "node")
     output.summary(f"{counted(len(found), 'run')} on {asked}", code)
     output.unreachable(results)

@@ -23,7 +23,8 @@ def command(output: Output, run: str | None) -> int:
     RUN is a run directory, its number or its name below outputs/. Default: the newest.
 
     A running one is asked through its supervisor; where that has gone, through the agents on
-    its nodes. Exit code 1 of a run that ended badly, 3 where that is unknown.
+    its nodes. Exit code 1 of a run that ended badly, or that waits to be started again; 3 where
+    that is unknown.
     """
     from clusterctl.launch.head.status import read_status
     from clusterctl.runs.find import find_run

@@ -47,6 +47,11 @@ class Kind(str, Enum):
     SIGNAL = "signal", "a signal ended a rank; its number follows: `signal-9`"
     HANG = "hang", "no step within the limit; what hangs follows: `hang-data`"
     NODE_UNREACHABLE = "node-unreachable", "a node cannot be asked any more", "node"
+    NODE_STOPPED = (
+        "node-stopped",
+        "a node was shut down or started again in order, or its agent was ended by SIGTERM",
+        "node",
+    )
     XID = "xid", "the NVIDIA driver logged an error; its number follows: `xid-79`", "node"
     DISK_FULL = "disk-full", "no space left, or a quota is used up", "deterministic"
     STORAGE = "storage-error", "a file system failed: a stale handle, an input or output error"
@@ -60,12 +65,15 @@ class Kind(str, Enum):
     ENVIRONMENT = "environment", "a package or library is missing, or does not fit", "deterministic"
     PORT_TAKEN = "port-taken", "another program has the port where ranks meet"
     CLOCK_STEP = "clock-step", "a clock was set while the run went on", "node"
-    USER_STOP = "user-stop", "Ctrl-C, `clusterctl stop`, or SIGTERM to the ranks"
+    USER_STOP = "user-stop", "Ctrl-C, `clusterctl stop` or `clusterctl kill`"
     NCCL_WATCHDOG = "nccl-watchdog", "NCCL's watchdog gave up a collective", "consequence"
     PEER_LOST = "peer-lost", "the connection to another rank ended", "consequence"
     UNKNOWN = "unknown", "nothing says why"
 
     __str__ = str.__str__
+
+
+LOST = (Kind.NODE_UNREACHABLE, Kind.NODE_STOPPED)  # the node is gone, whatever it was
 
 
 class Source(str, Enum):

@@ -142,6 +142,8 @@ ADVICE: dict[str, tuple[str, str]] = {
     "worker-died": _LOADER_DIED,
     "hang": ("no rank took a step within the limit", "read the stacks of that moment in stacks/ (index.html)"),
     "node-unreachable": ("the node answers no more: power, network, kernel", "clusterctl preflight on that node; its console or BMC says more"),
+    "node-stopped": ("the node went down in order, as at a reboot, or somebody ended its agent", "nothing, where the reboot was meant; the node is used again once it answers"),
+    "signal-15": ("somebody or something sent SIGTERM: a service manager, a memory guard, a person", "who sent it is not recorded; clusterctl stop ends a run, kill of a rank does not"),
     "xid": ("the NVIDIA driver logged an error of a GPU", "clusterctl preflight on that node; its kernel log has the line"),
     "clock-step": ("a clock was set while the run went on", "clusterctl clock; let chrony slew instead of step"),
     "user-stop": ("it was asked to stop", "start it again"),

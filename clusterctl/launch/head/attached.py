@@ -1,7 +1,8 @@
 """A terminal that looks at a run: progress as it comes, and what Ctrl-C shall mean.
 
-The supervisor is a process of its own, so closing the terminal ends only the view. On a terminal
-Ctrl-C asks; in a script, where nobody can answer, it stops the run, as SIGTERM does everywhere.
+The supervisor is a process of its own, so closing the terminal ends only the view, and so does
+SIGTERM, which every process gets when a machine goes down. On a terminal Ctrl-C asks; in a script,
+where nobody can answer, it stops the run.
 """
 
 from __future__ import annotations
@@ -85,6 +86,9 @@ class _View:
         """Whether this signal ends the view while the run goes on."""
         if number == signal.SIGHUP:
             return True
+        if number == signal.SIGTERM:
+            hint = f"clusterctl attach {self._run_dir} shows it, clusterctl stop ends it"
+            raise CouldNotFindOut("ended by SIGTERM; the run goes on", hint=hint)
         is_asked = number == signal.SIGINT and not self._stops and sys.stdin.isatty()
         answer = self._ask() if is_asked else "s"
         if answer == "s":
@@ -102,8 +106,9 @@ class _View:
         with _key_by_key():
             while not self._link.ended:
                 if self._signals:
-                    number = self._signals.pop(0)
-                    return "d" if number == signal.SIGHUP else "s"
+                    if self._signals[0] == signal.SIGTERM:
+                        return "c"  # it is answered as one that comes at any other time
+                    return "d" if self._signals.pop(0) == signal.SIGHUP else "s"
                 with suppress(InterruptedError):
                     if select.select([sys.stdin], [], [], TICK_S)[0]:
                         key = os.read(sys.stdin.fileno(), 1).decode("ascii", "replace").lower()

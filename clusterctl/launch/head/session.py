@@ -72,6 +72,17 @@ def attach(run_dir: Path, output: Output, *, detach: bool = False) -> int:
     run = saved_run.read(run_dir)
     with _noted() as signals:
         link = connect(run)
+        if detach and run.over:
+            text = f"{run_dir}: {run.over}; what is left of the run is ended"
+            if output.json:
+                about = {"run_id": run.plan.run_id, "run_dir": str(run_dir)}
+                output.document(
+                    "attach", **about, ok=True, exit_code=0, detached=True, over=run.over
+                )
+            else:
+                output.note(text)
+            link.close()
+            return 0
         if detach:
             about = link.about(STATE_S)
             link.close()

@@ -14,6 +14,7 @@ from clusterctl.launch import saved_run
 from clusterctl.launch.head import owner, supervisor
 from clusterctl.launch.head.link import Link
 from clusterctl.launch.saved_run import SavedRun
+from clusterctl.launch.state import BETWEEN
 from clusterctl.nodes import counted, fold
 from clusterctl.runs import agents
 from clusterctl.runs.attempts import Account, account
@@ -33,6 +34,7 @@ ANSWER_S = 5.0
 SHOWN_INCIDENTS = 3
 _SAVED, _SAVE_FAILED = telemetry.event_mark("checkpoint"), telemetry.event_mark("save-failed")
 RUNNING, ALONE, ENDED, LOST = "running", "without supervisor", "ended", "unknown"
+RESTARTING, WAITING = BETWEEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ class Saves:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """`state` is running, "without supervisor", ended or unknown."""
+    """`state` is running, restarting, waiting, "without supervisor", ended or unknown."""
 
     run_dir: Path
     state: str
@@ -70,6 +72,8 @@ class Status:
     picture: Mapping[str, Any] = field(default_factory=dict)  # of the supervisor
     alone: agents.Running | None = None  # as its agents say
     end: str = ""  # how it ended, or why nobody knows
+    reason: str = ""  # why it does not run now
+    phase_s: float | None = None  # for how long that is so
     end_code: int | None = None
     incidents: tuple[str, ...] = ()  # the last ones
     saves: Saves = Saves()
@@ -81,6 +85,9 @@ class Status:
             "run_dir": str(self.run_dir),
             "state": self.state,
             "exit_code": self.exit_code,
+            "phase": self.picture.get("phase") or (self.state if self.reason else None),
+            "reason": self.reason or None,
+            "phase_s": self.phase_s,
             "supervisor": self.supervisor or None,
             "end": self.end or None,
             "end_exit_code": self.end_code,
@@ -97,11 +104,13 @@ class Status:
 
     def lines(self) -> Iterator[tuple[str, str | None]]:
         """(line, style) for people."""
-        style = {RUNNING: "good", ALONE: "warn", LOST: "bad"}.get(self.state)
-        style = style or ("good" if self.end_code == 0 else "bad")
-        state = f"{self.state}: {self.end}" if self.end else self.state
+        style = {RUNNING: "good", ALONE: "warn", WAITING: "warn", RESTARTING: "warn"}
+        told = style.get(self.state, "good" if self.end_code == 0 else "bad")
+        since = f" (for {clock(self.phase_s)})" if self.reason and self.phase_s is not None else ""
+        why = self.end or self.reason
+        state = f"{self.state}: {why}{since}" if why else self.state
         yield f"run        {self.run_dir}", None
-        yield f"state      {state}", style
+        yield f"state      {state}", told
         for text, names in self.picture.get("nodes", {}).items():
             yield f"nodes      {fold(names)} {text}", None
         step = self.picture.get("step")
@@ -153,14 +162,28 @@ def _read(run_dir: Path, found: Account, journal: Journal) -> Status:
     if who is None:
         return _without_supervisor(run, found, last)
     if not who.is_here:
-        return Status(run_dir, RUNNING, 0, found, f"{who.text}; ask there", incidents=last)
+        told = f"{who.text}; ask there"
+        running = Status(run_dir, RUNNING, 0, found, told, incidents=last)
+        if (between := journal.between) is None:
+            return running
+        phase = WAITING if between.is_waiting else RESTARTING
+        return _not_running(running, phase, between.text, max(0.0, time.time() - between.time_s))
     try:
         with contextlib.closing(Link(owner.socket_path(run.plan.run_id))) as link:
             _, state = link.first_state(ANSWER_S)
     except (OSError, ClusterctlError) as error:
         text = f"its supervisor ({who.text}) does not answer: {error}"
         return Status(run_dir, LOST, 3, found, who.text, end=text, incidents=last)
-    return Status(run_dir, RUNNING, 0, found, who.text, state["state"], incidents=last)
+    picture = state["state"]
+    running = Status(run_dir, RUNNING, 0, found, who.text, picture, incidents=last)
+    facts = (str(picture["reason"]), float(picture["phase_s"]))
+    return _not_running(running, picture["phase"], *facts) if picture["reason"] else running
+
+
+def _not_running(status: Status, phase: str, reason: str, phase_s: float) -> Status:
+    """Of a run that its supervisor starts again, which trains no step now, or that it stops."""
+    known = replace(status, reason=reason, phase_s=phase_s)
+    return replace(known, state=phase, exit_code=1) if phase in BETWEEN else known
 
 
 def _ended(run_dir: Path, found: Account, journal: Journal, last: tuple[str, ...]) -> Status:
@@ -182,7 +205,9 @@ def _without_supervisor(run: SavedRun, found: Account, last: tuple[str, ...]) ->
     }
     running = agents.runs_of(agents.found_by(results))
     text = f"clusterctl attach {run.plan.run_dir} continues with it"
-    if not running:
+    if run.over:
+        text = f"{run.over}; clusterctl attach {run.plan.run_dir} ends what is left of it"
+    elif not running:
         text = f"no agent of it is left on the nodes that answer; {text} from its last checkpoint"
     facts = {"end": text, "incidents": last, "unreachable": silent}
     alone = running[0] if running else None

@@ -24,7 +24,9 @@ from clusterctl.launch.head.link import Link
 from clusterctl.launch.head.views import Views
 from clusterctl.launch.restart.past import Past
 from clusterctl.launch.restart.recheck import recheck
+from clusterctl.launch.state import Left
 from clusterctl.launch.supervise import supervise
+from clusterctl.payload.launch import stopped
 from clusterctl.payload.launch.logout import leave_session
 from clusterctl.remote.cluster import Cluster
 from clusterctl.runs.journal import launcher_event
@@ -66,7 +68,7 @@ def main(run_dir: Path, word: str) -> int:
     if run.plan.share:
         os.umask(0o027)
     orders: list[str] = []  # of views: two people who stop the run do not cut its save short
-    signals: list[int] = []
+    signals: list[int] = []  # no word of the run's owner: of a machine that goes down, for example
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: signals.append(number))
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # it belongs to no terminal
@@ -76,20 +78,29 @@ def main(run_dir: Path, word: str) -> int:
         {**about, "host": socket.gethostname()},
         orders.append,
     )
-    result = supervise(
-        run.plan,
-        cluster_of(run),
-        on_update=views.update,
-        stop=lambda: bool(orders or signals),
-        kill=lambda: "kill" in orders or len(signals) > 1,
-        rules=run.rules,
-        past=replace(_past(run), phase=run.phase if word == "resume" else "new"),
-        on_change=lambda plan, phase, past: run.at(plan, phase, past).write(),
-        recheck=lambda plan, nodes: recheck(plan, cluster_of(run), run.rules, nodes),
-    )
+    try:
+        result = supervise(
+            run.plan,
+            cluster_of(run),
+            on_update=views.update,
+            stop=lambda: bool(orders),
+            kill=lambda: "kill" in orders,
+            leave=lambda: bool(signals),
+            rules=run.rules,
+            past=replace(_past(run), phase=run.phase if word == "resume" else "new"),
+            on_change=lambda plan, phase, past: run.at(plan, phase, past).write(),
+            recheck=lambda plan, nodes: recheck(plan, cluster_of(run), run.rules, nodes),
+        )
+    except Left:
+        name = signal.Signals(signals[0]).name
+        text = f"process {os.getpid()} on {socket.gethostname()} was ended by {name}"
+        journal.Journal(run_dir).write("supervisor", f"{text}; its run continues")
+        print(f"{text}; the run goes on: clusterctl attach {run_dir} continues with it")
+        return 0
     try:
         saved_run.remove(run_dir)
         positions.remove(run_dir)
+        stopped.forget(run.plan.run_id, str(run_dir))
     except OSError as error:  # views must get the result all the same
         print(f"warning: {error}", file=sys.stderr)
     views.end(result)

@@ -24,6 +24,9 @@ def picture(state: RunState) -> dict[str, Any]:
         "step": asdict(state.step) if state.step is not None else None,
         "event_count": state.event_count,
         "failure": state.failure,
+        "phase": state.phase,
+        "reason": state.reason,
+        "phase_s": round(time.monotonic() - state.phase_s, 1),
     }
 
 
@@ -37,6 +40,8 @@ def take(state: RunState, data: Mapping[str, Any], events: Sequence[Mapping[str,
     state.attempt = int(data["attempt"])
     state.started_s = time.monotonic() - float(data["seconds"])
     state.failure = data["failure"]
+    state.phase, state.reason = str(data["phase"]), str(data["reason"])
+    state.phase_s = time.monotonic() - float(data["phase_s"])
     texts = {name: text for text, names in data["nodes"].items() for name in names}
     if why := first_bad_name(texts):
         raise ValueError(why)

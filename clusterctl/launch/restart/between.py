@@ -4,14 +4,18 @@ there? All questions go out at once.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
+from clusterctl.exclude.change import author
 from clusterctl.launch.leftovers import prove_gone
 from clusterctl.launch.plan import LaunchPlan
 from clusterctl.nodes import Node
+from clusterctl.payload.launch.stopped import sentence
 from clusterctl.remote.cluster import Cluster
 from trainer.runlog.retention import OVERHEAD_BYTES
 
@@ -27,6 +31,7 @@ class Found:
     unfit: Unfit = field(default_factory=dict)
     checkpoint: str | None = None  # the newest whole one; None where there is none
     unseen: str = ""  # why checkpoints could not be listed on a node that can be used
+    stopped: str = ""  # who has ended the run, as a node knows it
 
 
 def look(
@@ -37,26 +42,28 @@ def look(
     unproved: Collection[str],
     recheck: Recheck,
     damaged: Collection[str] = (),
+    since_s: float = 0.0,
+    why: str = "",
 ) -> Found:
     """Ask `nodes`. Those in `unproved` are asked to end what is left of the run, first of all.
 
     `recheck` is a short preflight: the nodes that fail it, and why. `damaged` are checkpoints that
-    could not be loaded.
+    could not be loaded. Nodes are told that the run waits for `why` since `since_s` (unix time).
     """
     suspects = [node for node in nodes if node.name in unproved]
     with ThreadPoolExecutor(3) as pool:
         gone = pool.submit(not_clean, plan, replace(cluster, nodes=suspects)) if suspects else None
         unfit = pool.submit(recheck, nodes)
-        listed = pool.submit(_list, plan, replace(cluster, nodes=nodes))
-        barred, seen, unseen = listed.result()
+        listed = pool.submit(_list, plan, replace(cluster, nodes=nodes), since_s, why)
+        barred, seen, unseen, stopped = listed.result()
         found: Unfit = {**barred, **unfit.result(), **(gone.result() if gone else {})}
     seen = {node.name: seen[node.name] for node in nodes if node.name in seen}
     if any(seen[name] for name in seen):  # one that sees none is not on the shared file system
         blind = f"it sees no checkpoint in {plan.run_dir}"
         found |= {name: blind for name in seen if not seen[name] and name not in found}
     usable = [made for name, made in seen.items() if name not in found]
-    why = next((f"{name}: {why}" for name, why in unseen.items() if name not in found), "")
-    return Found(found, newest(usable, damaged), why)
+    missing = next((f"{name}: {why}" for name, why in unseen.items() if name not in found), "")
+    return Found(found, newest(usable, damaged), missing, stopped)
 
 
 def not_clean(plan: LaunchPlan, cluster: Cluster) -> Unfit:
@@ -79,13 +86,29 @@ def newest(seen: Sequence[Sequence[str]], damaged: Collection[str]) -> str | Non
     return next((name for name in reversed(seen[0]) if name in common), None)
 
 
-def _list(plan: LaunchPlan, cluster: Cluster) -> tuple[Unfit, dict[str, list[str]], Unfit]:
+def _list(
+    plan: LaunchPlan, cluster: Cluster, since_s: float, why: str
+) -> tuple[Unfit, dict[str, list[str]], Unfit, str]:
     """Nodes that cannot be asked, or have no room for the next checkpoint; the checkpoints of the
-    others; those that could not say."""
+    others; those that could not say; who has ended the run."""
+    head, shown = f"{author()}, process {os.getpid()}", plan.environment.redact(why)[:1000]
+    waiting: dict[str, Any] = {
+        "head": head,
+        "run": plan.run_id,
+        "job": plan.job_id,
+        "run_dir": str(plan.run_dir),
+    }
+    waiting |= {"attempt": plan.attempt, "since_s": since_s, "text": shown}
     args = {"run_dir": str(plan.run_dir), "timeout_s": LIST_S}
-    unfit, seen, unseen = {}, {}, {}
-    for result in cluster.ask("launch.checkpoints", args, timeout_s=LIST_S + 5.0):
+    unfit, seen, unseen, stopped = {}, {}, {}, ""
+    for result in cluster.ask(
+        "launch.checkpoints",
+        lambda node: {**args, "waiting": {**waiting, "node": node.name}},
+        timeout_s=2 * LIST_S + 5.0,
+    ):
         name = result.node.name
+        if result.value is not None and result.value["stopped"] is not None:
+            stopped = sentence(result.value["stopped"])
         if result.unreachable is not None:
             unfit[name] = result.unreachable.sentence()
         elif result.value is not None and result.value["error"] is not None:
@@ -94,7 +117,7 @@ def _list(plan: LaunchPlan, cluster: Cluster) -> tuple[Unfit, dict[str, list[str
             seen[name] = result.value["complete"]
             if lacks := no_room(plan.run_dir, result.value["need"], result.value["room"]):
                 unfit[name] = lacks
-    return unfit, seen, unseen
+    return unfit, seen, unseen, stopped
 
 
 def no_room(run_dir: Path, need_bytes: int | None, room_bytes: int | None) -> str:

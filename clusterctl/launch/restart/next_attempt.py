@@ -15,18 +15,25 @@ from clusterctl.launch.restart.excluded import excluded
 from clusterctl.launch.restart.past import Past
 from clusterctl.launch.restart.rules import Rules
 from clusterctl.nodes import Node
+from clusterctl.payload.launch.stopped import found as mark_of
+from clusterctl.payload.launch.stopped import sentence
 from clusterctl.remote.cluster import Cluster
+from trainer.runlog.progress import clock
 
 ASK_AGAIN_S = 10.0  # nodes that are awaited
 # A server needs five to ten minutes to restart. What takes longer takes hours.
 LONG_S, ASK_SELDOM_S = 900.0, 60.0
 LISTEN_S = 0.2  # to the user, in a pause
-STOPPED = "stopped by the user before the next attempt"
+BEFORE = "before the next attempt"
 Recheck = Callable[[LaunchPlan, Sequence[Node]], Mapping[str, str]]
 
 
 class NoNext(Exception):
-    """Why there is no next attempt."""
+    """Why there is no next attempt; `is_stop` where the owner of the run has ended it."""
+
+    def __init__(self, text: str, is_stop: bool = False) -> None:
+        super().__init__(text)
+        self.is_stop = is_stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +51,12 @@ class Arrangement:
     ) -> tuple[LaunchPlan, Mapping[str, str]]:
         """The plan, and the nodes that it could not use. Raises `NoNext` after a stop, or when
         there are too few nodes for too long."""
-        if _pause(pause_s, stop):
-            raise NoNext(STOPPED)
-        begun_s, shown = time.monotonic(), ""
+        _pause(pause_s, stop)
+        begun_s, since_s, shown = time.monotonic(), time.time(), ""
         while True:
-            found, choice = self._look()
+            found, choice = self._look(since_s, shown)
+            if by := found.stopped or self._stopped_here():
+                raise NoNext(f"{by} {BEFORE}", is_stop=True)
             if choice.nodes:
                 break
             waited_s = time.monotonic() - begun_s
@@ -56,27 +64,33 @@ class Arrangement:
                 raise NoNext(choice.text)
             if choice.text != shown:
                 shown = choice.text
-                tell("waiting", f"{shown}; waiting for them")
-            if _pause(ASK_AGAIN_S if waited_s < LONG_S else ASK_SELDOM_S, stop):
-                raise NoNext(STOPPED)
+                tell(
+                    "waiting", f"{shown}; waiting for them, {clock(self.rules.patience_s)} at most"
+                )
+            _pause(ASK_AGAIN_S if waited_s < LONG_S else ASK_SELDOM_S, stop)
         if choice.text:
             tell("nodes", choice.text)
         nodes = {node.name: node for node in self.rules.every_node}
         chosen = [nodes[name] for name in choice.nodes]
         return next_plan(self.plan, chosen, self.rules.slots, found.checkpoint), found.unfit
 
-    def _look(self) -> tuple[between.Found, Choice]:
+    def _stopped_here(self) -> str:
+        """Who has ended the run, as its directory says here: nodes may not share it."""
+        mark = mark_of(self.plan.run_id, str(self.plan.run_dir))
+        return sentence(mark) if mark is not None else ""
+
+    def _look(self, since_s: float, why: str) -> tuple[between.Found, Choice]:
         """Nodes that are not proved clean cost seconds: they are asked where others are too few."""
         every, unproved = self.rules.every_node, self.past.unproved
         proved = [node for node in every if node.name not in unproved]
         if len(proved) < len(every) and len(proved) >= len(self.rules.nodes):
-            found, choice = self._ask(proved, dict(unproved))
-            if len(choice.nodes) == len(self.rules.nodes):
+            found, choice = self._ask(proved, dict(unproved), since_s, why)
+            if found.stopped or len(choice.nodes) == len(self.rules.nodes):
                 return found, choice
-        return self._ask(every, {})
+        return self._ask(every, {}, since_s, why)
 
     def _ask(
-        self, nodes: Sequence[Node], left_out: Mapping[str, str]
+        self, nodes: Sequence[Node], left_out: Mapping[str, str], since_s: float, why: str
     ) -> tuple[between.Found, Choice]:
         made = self.past.failures[-1].checkpoint if self.past.failures else None
         plan = replace(self.plan, checkpoint=self.plan.checkpoint or made)
@@ -87,6 +101,8 @@ class Arrangement:
             unproved=self.past.unproved,
             recheck=partial(self.recheck, plan),
             damaged=self.past.damaged,
+            since_s=since_s,
+            why=why,
         )
         found = replace(found, unfit={**left_out, **found.unfit})
         unfit = {**found.unfit, **excluded(self.rules, self.past)}
@@ -120,12 +136,12 @@ def next_plan(
     )
 
 
-def _pause(seconds: float, stop: Callable[[], bool]) -> bool:
-    """Whether the user has stopped the run meanwhile."""
+def _pause(seconds: float, stop: Callable[[], bool]) -> None:
+    """Raises `NoNext` where the user stops the run meanwhile."""
     until = time.monotonic() + seconds
     while not stop():
         left_s = until - time.monotonic()
         if left_s <= 0:
-            return False
+            return
         time.sleep(min(LISTEN_S, left_s))
-    return True
+    raise NoNext(f"stopped by the user {BEFORE}", is_stop=True)

@@ -1,14 +1,17 @@
 """The whole checkpoints in a run directory, as this node sees it, and the room for the next one.
 
-ARGS: run_dir, timeout_s (for a file system that does not answer). Answers `complete`, names in the
-order in which they were made, or `error`; `need` is what the last of them took while it was
-written, `room` what a save can take there now, both in bytes, None where that is not known.
+ARGS: run_dir, timeout_s (for a file system that does not answer), waiting (the run, as launch/
+waiting.py keeps it). Answers `complete`, names in the order in which they were made, or `error`;
+`need` is what the last of them took while it was written, `room` what a save can take there now,
+both in bytes, None where that is not known; `stopped` is who has ended the run (launch/stopped.py).
 """
 
 import json
 import os
 import re
 
+from clusterctl.payload.launch.stopped import found as mark_of
+from clusterctl.payload.launch.waiting import renew
 from clusterctl.payload.prelude import ARGS, finish
 from clusterctl.payload.proc_files import or_none, read_word
 from clusterctl.payload.tools import call
@@ -28,7 +31,19 @@ def main():
         answer.update(json.loads(found["out"]))
     elif found["state"] != "missing":  # missing: no directory, so none in it
         answer["error"] = found["err"]
-    finish(answer)
+    finish(dict(answer, stopped=who_stopped(answer["error"] is None)))
+
+
+def who_stopped(answers):
+    """Also for a run directory that does not answer: then nodes alone know. It is noted here that
+    the run waits."""
+    waiting = ARGS.get("waiting")
+    if waiting is None:
+        return None
+    or_none(renew, waiting)
+    place = ARGS["run_dir"] if answers else ""
+    mark = call("", lambda: json.dumps(mark_of(waiting["run"], place)), ARGS["timeout_s"])
+    return json.loads(mark["out"]) if mark["state"] == "ended" else None
 
 
 def look():

@@ -98,12 +98,11 @@ class Ranks:
                 heard_s = now
             if order is not None and order["op"] == "stop":
                 self.stop(order["grace_s"])
-            elif order is not None and order["op"] == "killed":
-                self.keeps_starter = False
-                self.emit({"type": "killed"})
+            elif order is not None and order["op"] == "told":
+                self.keeps_starter = self.keeps_starter and order["by"] != "kill"
             elif order == END:
                 self.keeps_starter = False
-                self.stop(ARGS["fail_grace_s"])
+                self.stop(ARGS["grace_s"])  # a machine that goes down leaves time to save
             elif now - heard_s > ARGS["lease_s"]:
                 self.keeps_starter = False
                 self.stop(ARGS["grace_s"])  # nobody has come back: they save and end

@@ -91,12 +91,25 @@ def rows(needed: Mapping[str, Shape], **optional: Shape) -> Shape:
 
 
 _OTHERS = rows(JOB_ROW)
+# Runs between two attempts (payload/launch/waiting.py).
+_WAITING_FACTS = {
+    **dict.fromkeys(("run", "node", "job"), NAME),
+    "run_dir": _path,
+    "head": NAME,
+    "text": text(),
+    "attempt": _rank,
+    "since_s": SECONDS,
+    "user": NAME,
+}
+_WAITING = items(record(_WAITING_FACTS), 1000)
+_MARK = {"by": one_of("stop", "kill"), "who": NAME}  # of payload/launch/stopped.py
 
 _KILL_LOOK = _envelope(
     "kill",
     rows=rows(JOB_ROW, gpu_bytes=maybe(_size)),
     others=_OTHERS,
     machine=MACHINE,
+    waiting=_WAITING,
     login=NAME,
     notes=items(text(1024), 8),
 )
@@ -105,18 +118,19 @@ _KILL = _envelope(
     left=rows({**_LEFT_ROW, "why": text()}),
     zombies=rows({"pid": _pid, "ppid": _size, "command": NAME}),
     gpu_left=rows({"pid": _pid, "bytes": maybe(_size)}),
-    gpu_unknown=text(),
+    **dict.fromkeys(("gpu_unknown", "unmarked"), text()),
     **dict.fromkeys(("asked", "missed", "swept", "forced"), _count),
     seconds=SECONDS,
 )
 _STOP_ROWS = rows(JOB_ROW, asks=flag, beat=BEAT)
-_STOP_LOOK = _envelope("stop", rows=_STOP_ROWS, others=_OTHERS, machine=MACHINE)
+_STOP_LOOK = _envelope("stop", rows=_STOP_ROWS, others=_OTHERS, machine=MACHINE, waiting=_WAITING)
 _STOP = _envelope(
     "stop",
     left=rows({**_LEFT_ROW, "beat": BEAT, "why": text()}),
     rest=whole(-PROCESSES, PROCESSES),
     asked=_count,
     gone=_count,
+    unmarked=text(),
     saved=maybe(_path),
     seconds=SECONDS,
 )
@@ -156,13 +170,14 @@ _RUNNING_AGENT = record(
         "phase": maybe(NAME),
     }
 )
-_AGENTS = _envelope("launch.agents", agents=items(_RUNNING_AGENT, 1000))
+_AGENTS = _envelope("launch.agents", agents=items(_RUNNING_AGENT, 1000), waiting=_WAITING)
 _CHECKPOINTS = _envelope(
     "launch.checkpoints",
     complete=items(NAME, 100_000),
     need=maybe(_size),
     room=maybe(_size),
     error=maybe(text()),
+    stopped=maybe(record(_MARK)),
 )
 _WARM = _envelope("launch.warm", error=maybe(text()))
 _STACKS = either(
@@ -252,7 +267,8 @@ _AGENT = either(
         "ended": {"code": _exit_code, "tail": _TAIL},
         "gone": {"left": rows(_LEFT_ROW)},
         "resumed": {},
-        "killed": {},
+        "stopped": _MARK,
+        "leaving": {"text": text()},
     },
     {"rank_ended": {"tail": _TAIL}, "fact": {"rank": _rank, "detail": digits(10_000)}},
 )

@@ -122,7 +122,7 @@ class KillDialog(Dialog):
         elif job.value is not None:
             good, bad = job.value
             self.say([good, *bad])
-        if self._started or job.error or not (self._found and self._found.count):
+        if self._started or job.error or not (self._found and self._found.is_something):
             self.cancel.label = "Close"
         self.cancel.focus()
 
@@ -132,13 +132,13 @@ class KillDialog(Dialog):
         more = len(lines) - MOST_LINES
         lines[MOST_LINES:] = [f"and {more} lines more"] if more > 0 else []
         words = found.pick.words()
-        if not found.count:
+        if not found.is_something:
             self.say([f"nothing found: {words}", *lines])
             return
-        head = f"{words}: {found.count} processes on {fold(found.nodes)}"
+        head = f"{words}: {found.count} processes on {fold(found.nodes) or 'no node'}"
         self.say([head, "", *lines, "", NOTHING_IS_SAVED])
         go = self.query_one("#go", Button)
-        go.label = f"End {found.count} processes"
+        go.label = f"End {found.count} processes" if found.count else "End the run"
         go.display = True
 
     def go(self) -> None:

@@ -19,19 +19,30 @@ from clusterctl.launch.inputs import LaunchLine
 from clusterctl.launch.start import Prepared
 from clusterctl.output import Output
 from tests.clusterctl.commands.user import SHORT, User
-from tests.clusterctl.launch.harness import tagged
+from tests.clusterctl.launch.harness import ranks_of, tagged
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signal_stops_everything(user: User, number: signal.Signals) -> None:
+def test_ctrl_c_in_a_script_stops_everything(user: User) -> None:
     process = user.start(*SHORT)
     run_id = user.run_id()
-    process.send_signal(number)
+    process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=20)
     assert process.returncode == 130, err
     assert "stopping on all nodes; once more to kill at once" in err
     assert "nothing of it is left running on 2 nodes" in err
     assert tagged(run_id) == []
+
+
+def test_sigterm_ends_only_the_view(user: User) -> None:
+    """All processes of a machine get it when it goes down: the run's owner has said nothing."""
+    process = user.start(*SHORT)
+    run_id = user.run_id()
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 3, err
+    assert "error: ended by SIGTERM; the run goes on" in err
+    assert f"clusterctl attach {user.run_dir} shows it, clusterctl stop ends it" in err
+    assert len(ranks_of(run_id)) == 2
 
 
 def test_failed_rank_is_told_with_its_last_lines_and_exit_code_1(user: User) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -12,15 +15,7 @@ import pytest
 
 from clusterctl.launch.journal import INCIDENTS_FILE
 from clusterctl.launch.plan import Timing
-from tests.clusterctl.launch.harness import (
-    REPO,
-    WAIT,
-    command_line,
-    ranks_of,
-    read_lines,
-    tagged,
-    wait_until,
-)
+from tests.clusterctl.launch.harness import REPO, WAIT, command_line, read_lines, tagged, wait_until
 
 
 def test_ranks_of_two_nodes_run_to_their_end_and_each_has_its_log(bench) -> None:
@@ -279,12 +274,15 @@ def test_ranks_that_were_asked_to_stop_on_their_node_are_no_failure_of_theirs(be
     )
     launch = bench.launch(bench.plan(program))
     wait_until(lambda: launch.log(0) == launch.log(1) == "up\n")
-    for pid in ranks_of(launch.plan.run_id).values():
-        os.kill(pid, signal.SIGTERM)
+    words = ["stop", bench.cluster.hostfile, "--run", launch.plan.run_id, "--yes"]
+    subprocess.run([sys.executable, "-m", "clusterctl", *map(str, words)], check=True)
     result = launch.result()
-    reason = "stopped by clusterctl stop (SIGTERM to its ranks) at step 46"
-    reason += "; last checkpoint: /x/epoch0-global_step46"
-    assert (result.exit_code, result.reason) == (130, reason)
+    assert result.exit_code == 130
+    assert re.fullmatch(
+        r"stopped by clusterctl stop \(.+@.+\) on node-[12] at step 46"
+        "; last checkpoint: /x/epoch0-global_step46",
+        result.reason,
+    )
     (incident,) = read_lines(launch.plan.run_dir / INCIDENTS_FILE)
     assert (incident["incident"], incident["class"]) == ("user-stop", "user-stop")
     assert sorted(one["rank"] for one in incident["consequences"]) == [0, 1]

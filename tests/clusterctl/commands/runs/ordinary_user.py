@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 
 from clusterctl.launch.head import owner
+from clusterctl.launch.head.link import Link
 from tests.clusterctl.commands.user import SHORT, User
 from tests.clusterctl.launch.harness import ranks_of, tagged, wait_until
 
@@ -40,6 +41,7 @@ def test_detached_run_is_found_and_taken_over_after_the_logout(user: User) -> No
     wait_until(lambda: owner.find(user.run_dir) not in (None, before), 20)
     wait_until(lambda: "supervisor" in [event["event"] for event in user.events()], 20)
     assert ranks_of(run_id) == ranks
-    os.kill(owner.find(user.run_dir).pid, signal.SIGTERM)
+    link = Link(owner.socket_path(run_id))
+    link.send("stop")
     wait_until(lambda: not owner.find(user.run_dir), 20)
     assert tagged(run_id) == []

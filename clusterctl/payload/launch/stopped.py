@@ -1,0 +1,152 @@
+"""The mark of a run that its owner has ended: nothing starts it again.
+
+`clusterctl stop` and `clusterctl kill` leave it in the own folder of the run's user on every node
+that they ask, and in the run directory. An agent looks for it before it starts ranks and when
+`TOLD` says that it has come; a supervisor between two attempts learns of it from the nodes.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import signal
+import time
+import zlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from clusterctl.payload.collect.forked_child import collect_child, fork_child
+from clusterctl.payload.files.private import open_own, own_files, own_path, places_of, replace_file
+from clusterctl.payload.jobs.processes import tags
+from clusterctl.payload.launch.session import living
+from clusterctl.payload.proc_files import or_none, owner_of
+
+TOLD = signal.SIGUSR1
+IN_RUN_DIR = ".stopped"
+WRITE_S = 5.0  # for a run directory that does not answer
+MAX_BYTES = 4096
+KEPT_S = 30 * 86400.0  # a mark that no supervisor has removed at the run's end
+WORDS = ("stop", "kill")  # of clusterctl
+
+
+def found(run: str, run_dir: str) -> dict[str, str] | None:
+    """Who has ended this run, {"by": one of WORDS, "who": user and machine}; None where nobody
+    has. Only what this user has written counts."""
+    for path in _places(run, run_dir):
+        mark = _read(path)
+        if mark is not None and mark["run"] == run:
+            return {"by": mark["by"], "who": mark["who"]}
+    return None
+
+
+def sentence(mark: Mapping[str, str]) -> str:
+    """`ended by clusterctl kill (ann@head)`."""
+    how = "ended" if mark["by"] == "kill" else "stopped"
+    return "%s by clusterctl %s (%s)" % (how, mark["by"], mark["who"])
+
+
+def end_runs(
+    runs: Iterable[tuple[str, str | None]], by: str, who: str, users: dict[str, set[int]]
+) -> str:
+    """Mark these (run, run directory) as ended and tell their agents here; "", else why a mark
+    could not be written. `users` has the ids of the users who have the run here; without one it is
+    a run of this user's."""
+    why = ""
+    for run, run_dir in runs:
+        mark = {"run": run, "by": by, "who": who[:200], "time_s": time.time()}
+        for uid in sorted(users.get(run) or {os.getuid()}):
+            for place in (None, run_dir) if run_dir else (None,):
+                why = _write_as(uid, mark, place) or why
+            tell_agents(run, uid)
+    return why
+
+
+def _write_as(uid: int, mark: dict[str, Any], run_dir: str | None) -> str:
+    """In a process of its own: the run's user writes it, also for root, and a run directory may
+    not answer. Another machine's run directory is none of this one."""
+
+    def write() -> str:
+        if uid != os.getuid():
+            _become(uid)
+        if run_dir is None:
+            _sweep()
+            path = own_path(_name(mark["run"]))
+        elif not os.path.isdir(run_dir):
+            return ""
+        else:
+            path = os.path.join(run_dir, IN_RUN_DIR)
+        replace_file(path, json.dumps(mark).encode())
+        return ""
+
+    done = collect_child("", fork_child(write), WRITE_S)
+    if done["state"] == "ended" and done["rc"] == 0:
+        return ""
+    where = run_dir or "the own folder of user %d" % uid
+    return "no mark in %s: %s" % (where, done["err"])
+
+
+def _become(uid: int) -> None:
+    import pwd
+
+    os.setgroups([])
+    os.setgid(pwd.getpwuid(uid).pw_gid)
+    os.setuid(uid)
+
+
+def tell_agents(run: str, uid: int) -> None:
+    """Of a user, who may be another one than root."""
+    for folder in folders_of(uid):
+        for path in glob.glob("%s/agent-%s-*.sock" % (folder, glob.escape(run[-24:]))):
+            agent = living(path)
+            if agent is not None and owner_of(agent) == uid:
+                or_none(os.kill, agent, TOLD)
+
+
+def runs_of(pids: Iterable[int]) -> dict[str, set[int]]:
+    """The runs that processes belong to, and the ids of the users who have them."""
+    users: dict[str, set[int]] = {}
+    for pid in pids:
+        run, uid = tags(pid)[0], owner_of(pid)
+        if run is not None and uid is not None:
+            users.setdefault(run, set()).add(uid)
+    return users
+
+
+def folders_of(uid: int) -> list[str]:
+    """Those that are there of a user's own folder."""
+    paths = [os.path.join(*place) for place in places_of(uid)]
+    return [path for path in paths if or_none(lambda path=path: os.lstat(path).st_uid) == uid]
+
+
+def forget(run: str, run_dir: str) -> str:
+    """The run is over: no supervisor can start it again."""
+    for path in _places(run, run_dir):
+        if _read(path) is not None:
+            or_none(os.unlink, path)
+    return ""
+
+
+def _sweep() -> None:
+    for path in own_files("stopped-*.json"):
+        if (or_none(os.path.getmtime, path) or 0.0) < time.time() - KEPT_S:
+            or_none(os.unlink, path)
+
+
+def _name(run: str) -> str:
+    check = zlib.crc32(run.encode("utf-8", "backslashreplace"))
+    return "stopped-%s-%08x.json" % (run[-24:], check)
+
+
+def _places(run: str, run_dir: str) -> tuple[str, ...]:
+    return (*own_files(glob.escape(_name(run))), os.path.join(run_dir, IN_RUN_DIR))
+
+
+def _read(path: str) -> dict[str, Any] | None:
+    try:
+        with os.fdopen(open_own(path, os.O_RDONLY), "rb") as file:
+            mark = json.loads(file.read(MAX_BYTES))
+        facts = {name: str(mark[name]) for name in ("run", "by", "who")}
+        return facts if facts["by"] in WORDS else None
+    except (OSError, ValueError, LookupError, TypeError):
+        return None

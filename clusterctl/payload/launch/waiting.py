@@ -1,0 +1,91 @@
+"""A run between two attempts, as a node knows it: a file that each look of its supervisor renews.
+
+No process of the run need be there then: by this file others find it, end it, or show it.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import pwd
+import time
+import zlib
+from collections.abc import Iterable
+from typing import Any
+
+from clusterctl.payload.files.private import open_own, own_files, own_path, replace_file
+from clusterctl.payload.jobs.find_job import login_user
+from clusterctl.payload.launch.stopped import folders_of
+from clusterctl.payload.proc_files import or_none, user_name
+
+FRESH_S = 180.0  # a supervisor looks every minute at least (launch/restart/next_attempt.py)
+MAX_BYTES = 16384
+# Facts of the file: texts but for the last two. `text` says what the run waits for.
+TEXTS = ("run", "node", "job", "run_dir", "head", "text")
+NUMBERS = ("attempt", "since_s")
+
+
+def renew(facts: dict[str, Any]) -> None:
+    """Raises OSError."""
+    replace_file(own_path(_name(facts["run"], facts["node"])), json.dumps(facts).encode())
+
+
+def drop(run: str) -> None:
+    """The run goes on here, or is over."""
+    for path in own_files("waiting-%s-*.json" % glob.escape(run[-24:])):
+        if (_read(path, os.getuid()) or {}).get("run") == run:
+            or_none(os.unlink, path)
+
+
+def waiting_for(pick: dict[str, Any]) -> list[dict[str, Any]]:
+    """Those of a pick (jobs/find_job.py) that wait."""
+    if pick.get("match") is not None or pick.get("gpus"):
+        return []
+    user, runs, node = pick.get("user"), pick.get("runs"), pick.get("node")
+    found = waiting_runs(_everybody() if user is None else _ids_of(user or login_user()))
+    return [
+        one for one in found if (not runs or one["run"] in runs) and node in (None, one["node"])
+    ]
+
+
+def _ids_of(name: str) -> list[int]:
+    try:
+        return [pwd.getpwnam(name).pw_uid]
+    except KeyError:  # it has no name on this machine
+        return [int(name)] if name.isascii() and name.isdigit() else []
+
+
+def _everybody() -> list[int]:
+    """The users whose own folders can be read here: root can read all."""
+    return [os.getuid()] if os.getuid() else [one.pw_uid for one in pwd.getpwall()]
+
+
+def waiting_runs(uids: Iterable[int]) -> list[dict[str, Any]]:
+    """The runs of these users that wait now, each with its `user`."""
+    found = []
+    for uid in sorted(set(uids)):
+        for folder in folders_of(uid):
+            for path in sorted(glob.glob("%s/waiting-*.json" % glob.escape(folder))):
+                age_s = time.time() - (or_none(os.path.getmtime, path) or 0.0)
+                facts = _read(path, uid) if age_s < FRESH_S else None
+                if facts is not None:
+                    found.append(dict(facts, user=user_name(uid)))
+    return found
+
+
+def _name(run: str, node: str) -> str:
+    check = zlib.crc32(("%s\0%s" % (run, node)).encode("utf-8", "backslashreplace"))
+    return "waiting-%s-%08x.json" % (run[-24:], check)
+
+
+def _read(path: str, uid: int) -> dict[str, Any] | None:
+    try:
+        with os.fdopen(open_own(path, os.O_RDONLY, uid), "rb") as file:
+            facts = json.loads(file.read(MAX_BYTES))
+        found: dict[str, Any] = {name: str(facts[name])[:1000] for name in TEXTS}
+        found.update({name: float(facts[name]) for name in NUMBERS})
+        found["attempt"] = int(found["attempt"])
+        return found
+    except (OSError, ValueError, LookupError, TypeError, OverflowError):
+        return None
