@@ -141,7 +141,7 @@ def nothing_found(
     """With what holds for a run that was named, wherever it may still be: `told` of the nodes."""
     silent = any(job.unreachable for job in jobs)
     text = f"{'not found where nodes answered' if silent else 'nothing found'}: {pick.words()}"
-    return f"{text}; nothing starts it again" if pick.runs and told else text
+    return f"{text}; no supervisor starts it again" if pick.runs and told else text
 
 
 def show_plan(

@@ -42,14 +42,15 @@ def _answers(
             found = {
                 "rows": [{**one, "gpu_bytes": 0} for one in rows],
                 "others": [],
+                "waiting": [{**one, "node": machine.name} for one in more.get("waiting", ())],
                 "machine": machine.name,
             }
             yield machine.envelope("kill", **{**found, "login": "me", "notes": [], **more.get("look", {})})  # fmt: skip
             return
         count = len(args["targets"])
         ended = {
-            "left": [], "zombies": [], "gpu_left": [], "gpu_unknown": "", "asked": count, "missed": 0,
-            "swept": 0, "forced": 0, "seconds": 1.2,
+            "left": [], "zombies": [], "gpu_left": [], "gpu_unknown": "", "unmarked": "", "asked": count,
+            "missed": 0, "swept": 0, "forced": 0, "seconds": 1.2,
         }  # fmt: skip
         yield machine.envelope("kill", **{**ended, **more.get("ended", {})})
 
@@ -67,10 +68,12 @@ def _stopping(
                 {**one, "asks": more.get("asks", True), "beat": beat} if one["role"] == "trainer" else one
                 for one in rows
             ]  # fmt: skip
-            yield machine.envelope("stop", rows=found, others=[], machine=machine.name)
+            waiting = [{**one, "node": machine.name} for one in more.get("waiting", ())]
+            parts = {"rows": found, "others": [], "waiting": waiting, "machine": machine.name}
+            yield machine.envelope("stop", **parts)
             return
         ended = {
-            "left": [], "rest": 0, "asked": len(args["targets"]), "gone": 0,
+            "left": [], "rest": 0, "asked": len(args["targets"]), "gone": 0, "unmarked": "",
             "saved": "/data/001-STDiT3/epoch0-global_step41", "seconds": 3.0,
         }  # fmt: skip
         yield machine.envelope("stop", **{**ended, **more.get("ended", {})})
@@ -87,6 +90,39 @@ def _cluster(shell: Shell, count: int = 2, **more: Any) -> Cluster:
         own = more if number == count - 1 else {}
         machine.says = {"kill": _answers(machine, rows, **own), "stop": _stopping(machine, rows, **own)}  # fmt: skip
     return cluster
+
+
+WAITS = {
+    "run": RUN, "job": "1", "run_dir": "/data/001-STDiT3", "head": "me@head, process 77", "attempt": 1, "since_s": 1.79e9,
+    "text": "1 node can be used of the 2 that are needed (n2: it is out of reach)", "user": "me",
+}  # fmt: skip
+
+
+def _waiting(shell: Shell) -> Cluster:
+    """A run between two attempts, which only the nodes tell of."""
+    cluster = start(shell, "n1", "n2")
+    for name in ("n1", "n2"):
+        machine = cluster[name]
+        stop = _stopping(machine, [], waiting=[WAITS], ended={"saved": None})
+        machine.says = {"kill": _answers(machine, [], waiting=[WAITS]), "stop": stop}
+    return cluster
+
+
+@case("kill.waiting")
+def kill_waiting(shell: Shell) -> None:
+    """A run that waits for nodes is ended: no process of it need be there."""
+    _waiting(shell)
+    shell.run("clusterctl kill")
+    shell.run("clusterctl kill --yes")
+    shell.run("clusterctl kill --yes --json")
+
+
+@case("stop.waiting")
+def stop_waiting(shell: Shell) -> None:
+    """A run that waits for nodes is ended; one that no node knows is remembered."""
+    _waiting(shell)
+    shell.run("clusterctl stop --yes")
+    shell.run("clusterctl stop --run run-3 --yes")
 
 
 def _empty(shell: Shell) -> Cluster:
