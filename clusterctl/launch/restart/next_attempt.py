@@ -53,8 +53,9 @@ class Arrangement:
         there are too few nodes for too long."""
         _pause(pause_s, stop)
         begun_s, since_s, shown = time.monotonic(), time.time(), ""
+        failed = self.past.failures[-1].root.sentence if self.past.failures else ""
         while True:
-            found, choice = self._look(since_s, shown)
+            found, choice = self._look(since_s, shown or failed)
             if by := found.stopped or self._stopped_here():
                 raise NoNext(f"{by} {BEFORE}", is_stop=True)
             if choice.nodes:

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.launch.head import owner
-from tests.clusterctl.launch.harness import PYTHON, read_lines, tagged, wait_until
+from tests.clusterctl.launch.harness import PYTHON, REPO, read_lines, tagged, wait_until
 
 # Stands for the interpreter on the nodes: `trainer.train` is the test's program, the rest is real.
 FAKE_PYTHON = """#!/bin/sh
-PYTHONPATH={folder} exec {python} "$@"
+PYTHONPATH={folder}:{repo} exec {python} "$@"
 """
 FAKE_TRAINER = """
 import importlib.util, sys
@@ -58,7 +58,8 @@ class User:
         (folder / "empty.py").touch()
         fake = FAKE_TRAINER.format(program=str(script), empty=str(folder / "empty.py"))
         (folder / "sitecustomize.py").write_text(fake)
-        words = {"folder": shlex.quote(str(folder)), "python": shlex.quote(PYTHON)}
+        words = {"folder": str(folder), "repo": str(REPO), "python": PYTHON}
+        words = {name: shlex.quote(word) for name, word in words.items()}
         self.python.write_text(FAKE_PYTHON.format(**words))
         self.python.chmod(0o755)
 

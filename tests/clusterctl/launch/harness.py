@@ -131,7 +131,10 @@ class Bench:
             device="cpu",
             shares=assign_ranks(nodes, {node.name: slots for node in nodes}),
             environment=environment.build(
-                head_env or {}, assignments=env, device="cpu", run_dir=run_dir
+                head_env or {},
+                assignments=(f"PYTHONPATH={REPO}", *env),  # where the starter is, for this PYTHON
+                device="cpu",
+                run_dir=run_dir,
             ),
             address=master_addr or nodes[0].address,
             address_fixed=master_addr is not None,

@@ -122,10 +122,14 @@ def test_run_that_waits_is_shown_as_such_and_not_as_good(user: User) -> None:
     code, document = user.ask("runs", str(user.hosts))
     (run,) = document["runs"]
     assert (code, run["run_id"], run["phase"], run["ranks"]) == (1, run_id, "waiting", 0)
-    assert "no node can be used" in run["reason"]
+    wait_until(  # the next look has told the nodes
+        lambda: "no node can be used" in user.ask("runs", str(user.hosts))[1]["runs"][0]["reason"],
+        30,
+    )
     code, found = user.ask("why", str(user.run_dir))
     assert code == 1
     assert "no node can be used" in json.dumps(found)
+    assert user.ask("kill", str(user.hosts), "--yes")[0] == 0
 
 
 @pytest.mark.parametrize(("command", "named"), [("stop", False), ("kill", True)])
