@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ INCIDENTS_FILE = "incidents.jsonl"
 # payload/agent.py sends 256 kB a second of each rank's log, as text up to four times that, and at
 # the end once more 1 MiB.
 BYTES_S, BURST_BYTES = 1 << 20, 8 << 20
+NODE_BYTES = 16 << 30  # of all copies of one node: weeks of logs, and less than a disk
 
 
 def append(path: Path, record: Mapping[str, Any]) -> None:
@@ -70,7 +72,7 @@ class _File:
     allowance: float
     at_s: float
     cut_bytes: int = 0  # not yet noted in the file
-    is_reported: bool = False  # the journal says that something was cut
+    reported: str = ""  # what the journal says was cut
 
 
 class Copies:
@@ -79,26 +81,36 @@ class Copies:
     def __init__(self, run_dir: Path, journal: Journal) -> None:
         self._run_dir, self._journal = run_dir, journal
         self._files: dict[str, _File] = {}
+        self._bytes: Counter[str] = Counter()  # that each node has sent, also to an earlier head
         self._is_full = False
 
     def append(self, name: str, text: str, node: str) -> None:
         """Add what `node` sent for the file `name`. An `OSError` is recorded once, not raised."""
         now = time.monotonic()
-        file = self._files.setdefault(name, _File(BURST_BYTES, now))
+        if name not in self._files:
+            self._files[name] = _File(BURST_BYTES, now)
+            with suppress(OSError):
+                self._bytes[node] += (self._run_dir / name).stat().st_size
+        file = self._files[name]
         file.allowance = min(BURST_BYTES, file.allowance + BYTES_S * (now - file.at_s))
-        file.at_s, capacity = now, int(file.allowance)
+        file.at_s = now
+        capacity = max(0, min(int(file.allowance), NODE_BYTES - self._bytes[node]))
         data = text.encode("utf-8", "backslashreplace")
         if len(data) > capacity:
             file.cut_bytes += len(data) - capacity
             data = data[:capacity]
-            if not file.is_reported:
-                file.is_reported = True
-                self._journal.write("cut", f"{name}: {node} sends too much", node=node)
+            is_all = self._bytes[node] + capacity >= NODE_BYTES
+            most = f"more than {NODE_BYTES >> 30} GiB; the rest is there only"
+            why = f"{name}: {node} sends {most if is_all else 'too much'}"
+            if why != file.reported:
+                file.reported = why
+                self._journal.write("cut", why, node=node)
         elif file.cut_bytes:
             note = f"[{file.cut_bytes} bytes of {node} were too many and are not here]\n"
             data = note.encode() + data
             file.cut_bytes = 0
         file.allowance -= len(data)
+        self._bytes[node] += len(data)
         if not data:
             return
         try:

@@ -74,6 +74,8 @@ class Reports:
         if rank not in share.ranks:
             self.fail_lost(name, f"it sends data of rank {rank}, which is not its own")
         if kind == "hello":
+            if name in self.hellos:
+                self.fail_lost(name, "it reported twice that it is ready")
             self.hellos[name] = message
             node.shared, node.text = message["shared"], "ready"
             if message["ends_at_logout"]:

@@ -65,7 +65,7 @@ class Spread:
     def __init__(self, job: Job, cluster: Cluster) -> None:
         self._job, self._limits = job, cluster.limits
         self._names = [node.name for node in cluster.nodes]
-        self._inbox = Inbox()
+        self._inbox: Inbox[NodeMessage] = Inbox()
         args: dict[str, Any] = {"python": job.python, "home": HOME}
         args |= {"workers": job.workers, "clip_timeout_s": job.clip_timeout_s}
         self._pool = SessionPool(
@@ -189,7 +189,7 @@ class Spread:
 class Table:
     """The process that reads and writes the manifest."""
 
-    def __init__(self, job: Job, ahead: int, inbox: Inbox) -> None:
+    def __init__(self, job: Job, ahead: int, inbox: Inbox[NodeMessage]) -> None:
         questions_out, questions_in = os.pipe()
         answers_out, answers_in = os.pipe()
         command = module_command("trainer.data", job.verb, *job.arguments)

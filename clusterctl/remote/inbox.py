@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 WAITING = 64  # messages of one node; an agent sends a dozen a second
 WAITING_BYTES = 8 << 20  # of one node; one message more is let in
@@ -22,7 +22,19 @@ class NodeMessage:
     is_given_up: bool = False  # it was not reached again in its time
 
 
-class Inbox:
+class FromNode(Protocol):
+    """What an inbox takes: whose it is, and what it holds."""
+
+    @property
+    def node(self) -> str: ...
+    @property
+    def data(self) -> dict[str, Any] | None: ...
+
+
+M = TypeVar("M", bound=FromNode)
+
+
+class Inbox(Generic[M]):
     """One queue in order of arrival. Each node has a thread that puts; one thread takes for all.
 
     Bounded for each node: one that sends more waits, because its thread puts no more, the window
@@ -30,13 +42,13 @@ class Inbox:
     """
 
     def __init__(self) -> None:
-        self._waiting: list[NodeMessage] = []
+        self._waiting: list[M] = []
         self._count: Counter[str] = Counter()
         self._bytes: Counter[str] = Counter()
         self._changed = threading.Condition()
         self._closed = False
 
-    def put(self, message: NodeMessage) -> None:
+    def put(self, message: M) -> None:
         """Add a message; waits while its node has too many here."""
         name, data = message.node, message.data or {}
         # About the bytes that it holds: texts are the only large part of an agent's message.
@@ -48,7 +60,7 @@ class Inbox:
             self._waiting.append(message)
             self._changed.notify_all()
 
-    def take(self, timeout_s: float) -> tuple[list[NodeMessage], bool]:
+    def take(self, timeout_s: float) -> tuple[list[M], bool]:
         """All that waits, as soon as there is something, and whether a node's queue is full."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting, timeout_s)

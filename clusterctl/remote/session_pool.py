@@ -58,13 +58,13 @@ class SessionPool:
         verb: str = "active",
         args: Callable[[Node], dict[str, Any]] = lambda node: {},
         start_timeout_s: float = 10.0,
-        inbox: Inbox | None = None,
+        inbox: Inbox[NodeMessage] | None = None,
         exit_s: float = 0.0,
     ) -> None:
         """`exit_s`: seconds that payloads get to end by themselves at `close`."""
         self.lost: dict[str, str] = {}  # nodes that cannot be asked any more, and why
         self.begun: set[str] = set()  # nodes where a payload may have begun
-        self.inbox = inbox or Inbox()
+        self.inbox: Inbox[NodeMessage] = inbox or Inbox()
         self.cluster = cluster
         self._verb, self._args = verb, args
         self._start_timeout_s, self._exit_s = start_timeout_s, exit_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import zlib
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from trainer.runlog.atomic_file import part_of, sha256_of
 from trainer.runlog.json_file import read_object
 from trainer.runlog.samples import INDEX, SHEET
 
+MOST_BYTES = 1 << 30  # of a video; half a minute of 4K has 200 MB
 KEPT = 2  # checkpoints of a run on a node
 
 
@@ -139,11 +140,5 @@ class Carrier:
     def _get(self, remote: str, local: Path) -> None:
         """Whole or not at all. Raises OSError."""
         local.parent.mkdir(parents=True, exist_ok=True)
-        with (
-            part_of(local) as part,
-            closing(self._session().open(remote, "rb")) as source,
-            part.open("wb") as out,
-        ):
-            source.prefetch()
-            while data := source.read(resume.CHUNK_BYTES):
-                out.write(data)
+        with part_of(local) as part, part.open("wb") as out:
+            resume.get(self._session(), remote, out, MOST_BYTES)

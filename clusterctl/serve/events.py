@@ -13,6 +13,8 @@ from clusterctl.serve.source import Source
 from clusterctl.serve.work import NEW, OPEN, Folder
 
 PROGRESS_S = 0.5
+AGAIN_S = 60.0  # between two lines about one node or sampler that goes and comes
+MOST_SAID = 4096  # things that are remembered as said; the oldest are forgotten
 
 
 class Events:
@@ -20,7 +22,7 @@ class Events:
 
     def __init__(self, output: Output) -> None:
         self._output, self._live = output, Live(enabled=not output.quiet)
-        self._said: set[tuple[str, ...]] = set()
+        self._said: dict[tuple[str, ...], float] = {}  # and when, by the monotonic clock
         self._shown_s = 0.0
 
     def following(self, run: str, preset: str, prompts: int, place: str) -> None:
@@ -42,22 +44,22 @@ class Events:
             self._emit("waiting", text, None, run=source.name)
 
     def node_up(self, node: str, before: str) -> None:
-        if before:
-            self._said = {said for said in self._said if said[:2] != ("down", node)}
+        if before and self._said.pop(("is-down", node), None) is not None:
             self._emit("node-up", f"{node} is back", "good", node=node)
 
     def node_down(self, node: str, why: str) -> None:
-        if self._is_new("down", node, why):
+        """Each state once, and no more than one line a minute of a node that goes and comes."""
+        if ("is-down", node) not in self._said and self._is_due("down", node):
+            self._is_new("is-down", node)
             text = f"{node} is not used now and is tried again: {why}"
             self._emit("node-down", text, "bad", node=node, why=why)
 
     def ready(self, node: str, slot: int, device: str) -> None:
-        self._said = {said for said in self._said if said[:3] != ("ended", node, str(slot))}
-        if self._output.verbose:
+        if self._output.verbose and self._is_due("ready", node, str(slot)):
             self._emit("ready", f"{node}: sampler {slot} is ready ({device})", "dim", node=node)
 
     def sampler_ended(self, node: str, slot: int, why: str) -> None:
-        if self._is_new("ended", node, str(slot), why):
+        if self._is_due("ended", node, str(slot)):
             text = f"{node}: {why}; it is started again"
             self._emit("sampler-ended", text, "warn", node=node, slot=slot, why=why)
 
@@ -110,8 +112,18 @@ class Events:
 
     def _is_new(self, *said: str) -> bool:
         is_new = said not in self._said
-        self._said.add(said)
+        self._said[said] = self._said.pop(said, time.monotonic())
+        while len(self._said) > MOST_SAID:
+            del self._said[next(iter(self._said))]
         return is_new
+
+    def _is_due(self, *said: str) -> bool:
+        """Whether it was not said in the last minute: what a node says may change each time."""
+        before_s, now = self._said.get(said), time.monotonic()
+        if before_s is not None and now - before_s < AGAIN_S:
+            return False
+        self._said.pop(said, None)
+        return self._is_new(*said)
 
     def _emit(self, event: str, text: str, style: str | None, **facts: Any) -> None:
         if self._output.json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import re
 import shutil
 import threading
 import time
@@ -30,6 +31,10 @@ ENCODER = "text_encoder"  # of a run that has its own
 WEIGHTS = ("model/", "ema/")
 LOCK, PARTIAL = ".fetch.lock", ".fetch-"
 MOST_BYTES = 64 << 20  # of a document
+MOST_CHECKPOINTS = 20_000  # files and folders of a run
+MOST_DOCUMENTS = 64  # of an encoder
+MOST_FILES = 100_000  # of a checkpoint
+MOST_WEIGHTS = 1 << 46  # bytes of a file
 
 
 class RemoteRun(Followers):
@@ -97,20 +102,23 @@ class RemoteRun(Followers):
                 self.stop.wait(EVERY_S)
 
     def _look(self, sftp: Any) -> None:
-        found = []
-        for entry in sftp.listdir_attr(self._path):
+        found: list[Sealed] = []
+        before, self._known = self._known, {}
+        for entry in resume.entries(sftp, self._path, MOST_CHECKPOINTS):
             if not is_name(entry.filename):
                 continue
-            when, known = self._known.get(entry.filename, (None, None))
+            when, known = before.get(entry.filename, (None, None))
             if known is None or when != entry.st_mtime:
                 try:
                     status = sftp.stat(f"{self._path}/{entry.filename}/{MANIFEST}")
                 except FileNotFoundError:
                     continue
                 known = Sealed(
-                    entry.filename, float(status.st_mtime), f"{status.st_mtime} {status.st_size}"
+                    entry.filename,
+                    float(status.st_mtime or 0),
+                    f"{status.st_mtime} {status.st_size}",
                 )
-                self._known[entry.filename] = entry.st_mtime, known
+            self._known[entry.filename] = entry.st_mtime, known
             found.append(known)
         if not self._has_config.is_set():
             self._documents(sftp)
@@ -124,17 +132,16 @@ class RemoteRun(Followers):
             with suppress(FileNotFoundError):
                 self._document(sftp, name)
         with suppress(FileNotFoundError):
-            listed = sftp.listdir(f"{self._path}/{ENCODER}")
-            for name in (name for name in listed if "/" not in name and name[0] != "."):
-                self._document(sftp, f"{ENCODER}/{name}")
+            listed = resume.entries(sftp, f"{self._path}/{ENCODER}", MOST_DOCUMENTS)
+            for name in (entry.filename for entry in listed):
+                if "/" not in name and name[:1] not in ("", ".") and name.isprintable():
+                    self._document(sftp, f"{ENCODER}/{name}")
 
     def _document(self, sftp: Any, name: str) -> None:
-        with closing(sftp.open(f"{self._path}/{name}", "rb")) as file:
-            data = file.read(MOST_BYTES)
         local = self.folder / name
         local.parent.mkdir(exist_ok=True)
-        with part_of(local) as part:
-            part.write_bytes(data)
+        with part_of(local) as part, part.open("wb") as out:
+            resume.get(sftp, f"{self._path}/{name}", out, MOST_BYTES)
 
     def _fetch_next(self, sftp: Any) -> None:
         """The most urgent checkpoint that is not here; another server may be fetching it."""
@@ -197,12 +204,18 @@ class RemoteRun(Followers):
 def _files(manifest: bytes) -> dict[str, tuple[int, str]]:
     """Size and SHA-256 of the weights, by path. Raises ValueError, KeyError, TypeError for what is
     no manifest, and for a path that leads out of the checkpoint."""
-    found = {}
+    found: dict[str, tuple[int, str]] = {}
     for name, entry in parse(manifest)["files"].items():
         if name.startswith(WEIGHTS):
-            if ".." in Path(name).parts:
+            parts = name.split("/")
+            if "" in parts or ".." in parts or not name.isprintable() or len(found) >= MOST_FILES:
                 raise ValueError(name)
-            found[name] = int(entry["size"]), str(entry["sha256"])
+            size, sha256 = entry["size"], entry["sha256"]
+            if type(size) is not int or not 0 <= size <= MOST_WEIGHTS:
+                raise ValueError(f"size of {name}")
+            if not re.fullmatch(r"[0-9a-f]{64}", sha256):
+                raise ValueError(f"sha256 of {name}")
+            found[name] = size, sha256
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -111,11 +110,8 @@ class SamplerPool:
         """What arrives within so many seconds."""
         deadline = time.monotonic() + seconds
         while (left_s := deadline - time.monotonic()) > 0:
-            try:
-                message = self._samplers.inbox.get(timeout=left_s)
-            except queue.Empty:
-                break
-            yield from self._take(message)
+            for message in self._samplers.inbox.take(left_s)[0]:
+                yield from self._take(message)
         yield from self._late()
 
     def _take(self, message: Message) -> Iterator[Answer | Lost]:

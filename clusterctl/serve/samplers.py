@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import time
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,11 +14,13 @@ from clusterctl.nodes import Node
 from clusterctl.remote import payload
 from clusterctl.remote.cluster import Cluster
 from clusterctl.remote.fanout import NodeResult
+from clusterctl.remote.inbox import Inbox
 from clusterctl.remote.node_threads import Followers, start_thread
 from clusterctl.remote.payload import PayloadStream
 from clusterctl.serve.carry import Carrier
 from clusterctl.transport.base import Connection
 
+MESSAGES_S, BURST = 10, 500  # of one node; a sampler says a few words for each batch
 SILENT_S = 30.0  # a node sends a sign of life every 2 s
 HELLO_S = 30.0
 
@@ -40,9 +43,13 @@ class Samplers(Followers):
     def __init__(self, cluster: Cluster, args: dict[str, Any], folders: list[Path]) -> None:
         """`folders` are those of the runs, in the order of the tokens in `args`."""
         super().__init__(cluster)
-        self.inbox: queue.Queue[Message] = queue.Queue()
+        self.inbox: Inbox[Message] = Inbox()
         self._args, self._folders = args, folders
         self._orders: dict[str, queue.SimpleQueue[tuple[int, dict[str, Any]] | None]] = {}
+
+    def __exit__(self, *given: object) -> None:
+        self.inbox.close()
+        super().__exit__(*given)
 
     def send(self, node: str, slot: int, order: dict[str, Any]) -> None:
         """Waits for nothing; an order for a node that has just gone is lost with it."""
@@ -71,8 +78,14 @@ class Samplers(Followers):
         carrier = Carrier(node, connection, hello, self._folders)
         start_thread(self._give, node, stream, orders, carrier)
         self.inbox.put(Message(node.name, "up", data=hello))
+        allowed, since_s = float(BURST), time.monotonic()
         while not self.stop.is_set():
             message = stream.receive(SILENT_S)
+            now = time.monotonic()
+            allowed, since_s = min(BURST, allowed + MESSAGES_S * (now - since_s)) - 1, now
+            if allowed < 0:
+                why = f"it sends more than {MESSAGES_S} messages a second"
+                raise TransportError("parse", why)
             if message is None:
                 raise TransportError("command", f"nothing heard of it for {SILENT_S:g} s")
             if message["type"] == "failed":
@@ -97,7 +110,7 @@ class Samplers(Followers):
             slot, order = item
             try:
                 stream.send({"slot": slot, "order": carrier.before(order)})
-            except (TransportError, OSError, EOFError) as error:
+            except Exception as error:  # noqa: BLE001 - node boundary: the order is lost, and says why
                 why = Message(node.name, "sent", slot, {"id": order["id"]}, str(error))
                 self.inbox.put(why)
 

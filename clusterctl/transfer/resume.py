@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import stat
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from clusterctl.errors import TransportError
 from clusterctl.nodes import Node
@@ -14,7 +16,9 @@ from clusterctl.transport.base import Connection
 from trainer.runlog.atomic_file import sha256_of, sync
 
 CHUNK_BYTES = 1 << 18
-REQUESTS = 64  # of 32 kB under way: 2 MB hide the way to another continent
+LEFT_FREE = 1 << 30  # bytes of a disk here that no node may fill
+MOST_ENTRIES = 100_000  # of a folder there
+MOST_DEPTH = 64  # folders in folders
 STALL_S = 30.0  # without an answer, after which the connection is given up
 
 
@@ -50,16 +54,8 @@ def fetch(
         if part.stat().st_size > size:
             part.unlink()
     with part.open("ab") as out, closing(sftp.open(remote, "rb")) as source:
-        at = out.tell()
-        if at < size:
-            source.seek(at)
-            source.prefetch(size, REQUESTS)
-        while at < size:
-            data = source.read(min(CHUNK_BYTES, size - at))
-            if not data:
-                break
+        for data in sftp.blocks(source, out.tell(), size):
             out.write(data)
-            at += len(data)
             if is_over():
                 raise TransportError("command", "it was ended here")
     found = sha256_of(part)
@@ -68,6 +64,32 @@ def fetch(
         raise Damaged(f"{remote} is damaged: its SHA-256 differs")
     sync(part)
     part.replace(local)
+
+
+def get(sftp: Any, remote: str, out: BinaryIO, most: int) -> None:
+    """Copy a file to this machine that has at most so many bytes, whatever the node says.
+
+    Raises OSError (FileNotFoundError: it is not there) and `TransportError`.
+    """
+    with closing(sftp.open(remote, "rb")) as source:
+        size = source.stat().st_size
+        free = shutil.disk_usage(os.path.dirname(out.name)).free - LEFT_FREE  # noqa: PTH120
+        if type(size) is not int or not 0 <= size <= most:
+            raise TransportError(
+                "command", f"{remote} has {size} bytes, at most {most:,} are taken"
+            )
+        if size > free:
+            raise TransportError("command", f"{remote} has {size:,} bytes; the disk here is full")
+        for data in sftp.blocks(source, 0, size):
+            out.write(data)
+
+
+def entries(sftp: Any, path: str, most: int = MOST_ENTRIES) -> list[Any]:
+    """What is in a folder there. Raises OSError, and `TransportError` for more than `most`."""
+    found: list[Any] = sftp.entries(path, most)
+    if len(found) > most:
+        raise TransportError("parse", f"{path} lists more than {most:,} files")
+    return found
 
 
 def put(sftp: Any, local: Path, remote: str, mark: str) -> None:
@@ -97,23 +119,30 @@ def make_folders(sftp: Any, path: str) -> None:
     try:
         sftp.mkdir(path, 0o700)
     except FileNotFoundError:
-        make_folders(sftp, path.rpartition("/")[0])
+        above = path.rpartition("/")[0]
+        if not above:
+            raise
+        make_folders(sftp, above)
         sftp.mkdir(path, 0o700)
     except OSError:  # it exists, or cannot be made: servers do not say which
         if sftp.stat(path) is None:
             raise
 
 
-def remove_folder(sftp: Any, path: str) -> None:
-    """All of a folder; what is gone already is no error. Raises OSError."""
+def remove_folder(sftp: Any, path: str, depth: int = 0) -> None:
+    """All of a folder; what is gone already is no error. Raises OSError and `TransportError`."""
+    if depth > MOST_DEPTH:
+        raise TransportError("parse", f"{path} is nested too deeply")
     try:
-        entries = sftp.listdir_attr(path)
+        inside = entries(sftp, path)
     except FileNotFoundError:
         return
-    for entry in entries:
+    for entry in inside:
+        if "/" in entry.filename or entry.filename in ("", ".", ".."):
+            raise TransportError("parse", f"{path} lists what is not in it")
         inner = f"{path}/{entry.filename}"
         if stat.S_ISDIR(entry.st_mode or 0):
-            remove_folder(sftp, inner)
+            remove_folder(sftp, inner, depth + 1)
         else:
             sftp.remove(inner)
     sftp.rmdir(path)

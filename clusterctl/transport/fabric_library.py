@@ -12,6 +12,7 @@ import fabric
 
 from clusterctl.errors import TransportError
 from clusterctl.nodes import Node
+from clusterctl.transport.bounded_sftp import BoundedSftp
 from clusterctl.transport.channels import ParamikoConnection
 from clusterctl.transport.paramiko_import import BROKEN, paramiko
 
@@ -35,8 +36,12 @@ def over(connection: ParamikoConnection, node: Node, stall_s: float) -> fabric.C
     client._transport = connection.transport
     given.client, given.transport = client, connection.transport
     try:
-        given.sftp().get_channel().settimeout(stall_s)
-    except BROKEN as error:
+        given._sftp = session = BoundedSftp.from_transport(connection.transport)
+        channel: Any = session.get_channel() if session is not None else None
+        if channel is None:
+            raise paramiko.SSHException("it opens no channel")
+        channel.settimeout(stall_s)
+    except (*BROKEN, paramiko.SFTPError) as error:
         if not connection.transport.is_active():
             raise TransportError("channel", "the connection was lost") from None
         text = f"the node's sshd offers no sftp ({str(error).rstrip('.')})"

@@ -44,3 +44,27 @@ def test_the_line_says_what_is_being_done(shown: list[str], tmp_path: Path) -> N
         "007-run epoch0-global_step10 validation: measuring",
         "all is made; waiting for checkpoints",
     ]
+
+
+def test_a_node_that_flaps_or_lies_gets_a_line_a_minute(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each end has another text, as a hostile node would give it: log and memory stay small."""
+    now = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    events = module.Events(Output())
+    for number in range(20_000):
+        now[0] += 0.01  # 200 s in all
+        events.node_up("evil", "down")
+        events.ready("evil", number % 2, f"cpu {number}")
+        events.sampler_ended("evil", number % 2, f"why {number}")
+        events.node_down("evil", f"because {number}")
+        events.warning(f"text {number}") if number < 10 else None
+    said = capsys.readouterr().err.splitlines()
+    assert len([line for line in said if "it is started again" in line]) == 2 * 4
+    assert len([line for line in said if "is not used now" in line]) == 4
+    assert len([line for line in said if "is back" in line]) == 4
+    events.node_up("evil", "down")
+    for number in range(20_000):
+        events.warning(f"text {number}")
+    assert len(events._said) <= module.MOST_SAID
