@@ -110,7 +110,7 @@ class Samplers(Followers):
             slot, order = item
             try:
                 stream.send({"slot": slot, "order": carrier.before(order)})
-            except Exception as error:  # noqa: BLE001 - node boundary: the order is lost, and says why
+            except Exception as error:  # noqa: BLE001 - node boundary: the order is lost
                 why = Message(node.name, "sent", slot, {"id": order["id"]}, str(error))
                 self.inbox.put(why)
 
