@@ -1,15 +1,16 @@
-"""A running launch in one line: overwritten on a terminal, every 10 s elsewhere."""
+"""A running launch in one line: overwritten on a terminal, else every 10 s while it changes."""
 
 from __future__ import annotations
 
 import time
 from itertools import islice
 
-from clusterctl.launch.state import RunState
+from clusterctl.launch.state import BETWEEN, RunState
 from clusterctl.nodes import fold, grouped
 from clusterctl.output import Live, Output, clock
 
 PLAIN_EVERY_S = 10.0
+SAME_EVERY_S = 600.0  # the same once more, so that a log shows that somebody still waits
 STYLES = {
     **dict.fromkeys(("checkpoint", "start", "note", "done", "stopped", "reconnected"), "dim"),
     **dict.fromkeys(("attempt", "nodes"), "dim"),
@@ -27,7 +28,7 @@ class Progress:
     def __init__(self, output: Output) -> None:
         self._output = output
         self._live = Live(enabled=not output.quiet)
-        self._shown_s = 0.0
+        self._shown_s, self._shown = 0.0, ""
         self._shown_events = 0
         self._pace: float | None = None  # s/step, smoothed
         self._step = 0
@@ -44,21 +45,26 @@ class Progress:
         now = time.monotonic()
         if not state.nodes:
             return  # an attempt that has not begun
+        text, seconds = self._line(state, now)
+        line = f"{text}  {clock(seconds)}" if seconds is not None else text
         if self._live.is_on:
-            self._live.show(self._line(state, now))
-        elif now - self._shown_s >= PLAIN_EVERY_S:
-            self._shown_s = now
-            self._output.note(self._line(state, now))
+            self._live.show(line)
+        elif now - self._shown_s >= (SAME_EVERY_S if text == self._shown else PLAIN_EVERY_S):
+            self._shown_s, self._shown = now, text
+            self._output.note(line)
 
     def close(self) -> None:
         self._live.clear()
 
-    def _line(self, state: RunState, now: float) -> str:
+    def _line(self, state: RunState, now: float) -> tuple[str, float | None]:
+        """(text, seconds since something without which the text may stay the same)."""
+        if state.phase in BETWEEN:
+            return f"{state.phase}: {state.reason}", now - state.phase_s
         groups = grouped((node.text, name) for name, node in state.nodes.items())
         nodes = ", ".join(f"{fold(names)} {text}" for text, names in groups.items())
         record = state.step
         if record is None:
-            return f"{nodes}  {clock(now - state.started_s)}"
+            return nodes, now - state.started_s
         if record.step != self._step:
             self._step = record.step
             smooth = self._pace if self._pace is not None else record.step_s
@@ -66,4 +72,4 @@ class Progress:
         pace = self._pace or record.step_s
         left = clock(max(0, record.steps_total - record.step) * pace)
         step = f"step {record.step}/{record.steps_total}  loss {record.loss:.4f}"
-        return f"{step}  {pace:.2f} s/step  {left} left  {nodes}"
+        return f"{step}  {pace:.2f} s/step  {left} left  {nodes}", None

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from clusterctl.errors import LaunchFailed, UsageError
+from clusterctl.errors import ClusterctlError, LaunchFailed, UsageError
 from clusterctl.launch import saved_run
 from clusterctl.launch.head import owner, supervisor
 from clusterctl.launch.head.attached import follow
@@ -89,6 +89,41 @@ def attach(run_dir: Path, output: Output, *, detach: bool = False) -> int:
             _say_detached(output, "attach", about)
             return 0
         return _watch(run, link, output, "attach", signals)
+
+
+def attach_all(outputs: Path, output: Output) -> int:
+    """A supervisor for every run of a folder that continues without one; the worst exit code.
+
+    Raises `UsageError` for a run directory itself.
+    """
+    if not outputs.is_dir() or (outputs / saved_run.FILE).exists():
+        raise UsageError(f"{outputs} does not hold run directories", hint="attach --all outputs")
+    found: list[dict[str, Any]] = []
+    for run_dir in sorted(path.parent for path in outputs.absolute().glob(f"*/{saved_run.FILE}")):
+        facts: dict[str, Any] = {"run_dir": str(run_dir), "exit_code": 0, "why": None, "over": None}
+        try:
+            run = saved_run.read(run_dir)
+            facts |= {"run_id": run.plan.run_id, "over": run.over or None}
+            was = owner.find(run_dir)
+            if was is None or was.is_here:
+                link = connect(run)
+                link.close()
+            text = f"it is supervised by {was.text}" if was else "it has a supervisor again"
+            style = None if was else "good"
+            if facts["over"]:
+                text, style = f"{run.over}; what is left of it is ended", "warn"
+        except ClusterctlError as error:
+            facts |= {"exit_code": error.exit_code, "why": str(error)}
+            text, style = f"error: {error}", "bad"
+        found.append(facts)
+        if not output.json and (style or not output.quiet):
+            output.line(f"{run_dir}: {text}", style)
+    code = max((one["exit_code"] for one in found), default=0)
+    if output.json:
+        output.document("attach", runs=found, ok=not code, exit_code=code)
+    elif not found:
+        output.note(f"no run continues in {outputs}")
+    return int(code)
 
 
 def connect(run: SavedRun) -> Link:

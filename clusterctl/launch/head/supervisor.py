@@ -125,7 +125,8 @@ def _past(run: saved_run.SavedRun) -> Past:
     last = max((at for at, one in enumerate(events) if one.name == "attempt"), default=0)
     repeated = [one for one in events[last:] if one.name in REPEATED]
     known = frozenset((one.name, one.data.get("node"), one.text) for one in repeated)
-    found = positions.load(run.plan.run_dir)  # cuts copies, also that of the telemetry
+    # It cuts copies to what is sent once more: between two attempts no agent has anything to send.
+    found = positions.load(run.plan.run_dir) if run.phase == "running" else {}
     step, saved = telemetry.newest(run.plan.run_dir)
     path = saved.data.get("path") if saved else None
     return replace(

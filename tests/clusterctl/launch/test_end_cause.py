@@ -42,3 +42,20 @@ def test_log_of_the_starter_says_why_it_could_not_start() -> None:
     assert (root.kind, root.node) == (Kind.ENVIRONMENT, "node-2")
     root = judge_end(End(1, reason, homes=HOMES)).root
     assert (root.kind, root.node, root.is_root) == (Kind.UNKNOWN, "node-2", True)
+
+
+def test_of_several_lost_nodes_the_one_of_the_reason_is_the_root() -> None:
+    lost = {"node-2": "eof", "node-1": "tcp: timed out"}
+    found = judge_end(End(3, "node-2 was lost: eof", [died(0, 1, PEER)], lost, homes=HOMES))
+    assert found.root.node == "node-2"
+
+
+def test_node_that_goes_down_is_the_root_where_ranks_save_and_end() -> None:
+    """Ranks may be heard before the agent that was told the same."""
+    asked, lost = [died(0, 130), died(1, 130)], {"node-1": "it goes down"}
+    for code in (1, 3):
+        found = judge_end(End(code, "", asked, lost, homes=HOMES, leaving=["node-1"]))
+        assert (found.root.name, found.root.node) == ("node-stopped", "node-1")
+    assert judge_end(End(1, "", asked, homes=HOMES)).root.name == "signal-15"
+    own = [died(1, 1, "ValueError: no frames")]
+    assert judge_end(End(1, "", own, lost, homes=HOMES, leaving=["node-1"])).root.rank == 1

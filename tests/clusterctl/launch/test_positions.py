@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 from clusterctl.launch import positions
+from clusterctl.launch.head import supervisor
+from clusterctl.launch.restart.past import Past
 
 
 def test_copy_is_cut_to_what_was_noted(tmp_path: Path) -> None:
@@ -39,3 +42,16 @@ def test_nothing_noted_is_the_beginning(tmp_path: Path) -> None:
     ):
         (tmp_path / positions.FILE).write_text(text)
         assert positions.load(tmp_path) == {}
+
+
+def test_copies_are_cut_only_where_agents_send_the_rest_again(tmp_path: Path) -> None:
+    """Between two attempts nobody has it any more."""
+    copy = tmp_path / "telemetry.jsonl"
+    for phase, left in (("between", 19), ("starting", 19), ("running", 18)):
+        copy.write_text("x\n" * 18)
+        positions.Notes(tmp_path).note({"n1": {"telemetry": 36}}, "telemetry.jsonl")
+        with copy.open("a") as file:
+            file.write("x\n")
+        run = SimpleNamespace(phase=phase, plan=SimpleNamespace(run_dir=tmp_path), past=Past())
+        supervisor._past(run)  # type: ignore[arg-type]
+        assert copy.read_text().count("\n") == left

@@ -91,6 +91,21 @@ def test_signal_to_the_supervisor_leaves_the_run_to_the_next_one(user: User) -> 
     assert attempts(user) == 1
 
 
+def test_attach_all_finds_every_run_that_continues(user: User) -> None:
+    """The newest one is a short test; the one of weeks has lost its supervisor."""
+    user.start(*SHORT, "--detach").communicate(timeout=40)
+    run_id = user.run_id()
+    os.kill(owner.find(user.run_dir).pid, signal.SIGKILL)
+    newer = user.outputs / "002-test"
+    newer.mkdir()
+    (newer / "events.jsonl").write_text("")
+    wait_until(lambda: owner.find(user.run_dir) is None)
+    code, found = user.ask("attach", "--all", str(user.outputs))
+    assert (code, [one["run_id"] for one in found["runs"]]) == (0, [run_id])
+    assert owner.find(user.run_dir) is not None
+    assert user.command("attach", "--all", str(user.run_dir)).wait(40) == 2
+
+
 def start_that_waits(user: User) -> str:
     """The id of a run whose next attempt waits: its nodes were excluded before a rank died."""
     hostfile = user.directory / "nodes.txt"
