@@ -22,6 +22,10 @@ THROTTLE_REASONS = {
 }
 
 
+def says_reset(why: Unknown) -> bool:
+    return "requires reset" in why.reason.lower()
+
+
 @dataclass(frozen=True, slots=True)
 class GpuHealth:
     """What a driver knows about the state of one GPU beyond its load (`nvidia-smi -q`, NVML)."""
@@ -42,6 +46,8 @@ class GpuHealth:
     remap_pending: Maybe[bool] = NOT_ASKED
     remap_failure: Maybe[bool] = NOT_ASKED
     pages_pending: Maybe[bool] = NOT_ASKED  # retired pages, V100 and older
+    channel_repair: Maybe[bool] = NOT_ASKED  # a memory channel waits for a reset, B200 and newer
+    tpc_repair: Maybe[bool] = NOT_ASKED  # a part of the processor waits for one
     recovery_action: Maybe[str] = NOT_ASKED  # None, Reset, Reboot, Drain P2P, Drain and Reset
     reset_required: Maybe[bool] = NOT_ASKED
     throttle: Maybe[tuple[str, ...]] = NOT_ASKED  # active reasons, as in parsers.gpu_health
@@ -54,7 +60,14 @@ class GpuHealth:
     max_sm_mhz: Maybe[float] = NOT_ASKED
     fabric_state: Maybe[str] = NOT_ASKED  # Completed, In Progress; only with NVSwitch
     fabric_status: Maybe[str] = NOT_ASKED
+    fabric_health: Maybe[tuple[str, ...]] = NOT_ASKED  # what is bad: `Route Unhealthy: True`
     virtualization: Maybe[str] = NOT_ASKED  # None; in a virtual machine: Pass-Through, VGPU
+
+    @property
+    def needs_reset(self) -> bool:
+        """Whether the driver answers nearly every question with "GPU requires reset"."""
+        asked = (self.persistence, self.compute_mode, self.ecc, self.throttle, self.pcie_width)
+        return sum(isinstance(one, Unknown) and says_reset(one) for one in asked) > 1
 
     @property
     def is_virtual(self) -> bool:
@@ -88,6 +101,13 @@ class Gpu:
     utilization_percent: Maybe[float]
     temperature_c: Maybe[float]
     health: Maybe[GpuHealth] = NOT_ASKED
+
+    @property
+    def needs_reset(self) -> bool:
+        """Whether the driver says so instead of values."""
+        by_health = isinstance(self.health, GpuHealth) and self.health.needs_reset
+        asked = (self.name, self.power_w, self.memory_used_bytes, self.temperature_c)
+        return by_health or any(isinstance(one, Unknown) and says_reset(one) for one in asked)
 
     def label(self, position: int) -> str:
         """The driver's number; the position in the list where the driver gives none."""
@@ -142,6 +162,7 @@ class GpuFacts:
     nvlinks: Maybe[tuple[NvLinks, ...]] = NOT_ASKED
     fabric_manager: Maybe[str] = NOT_ASKED  # word of systemctl: active, inactive, failed
     pairs: Maybe[Mapping[str, str]] = NOT_ASKED  # "0-1" -> NV18, PIX, ... of topo -m
+    warnings: tuple[str, ...] = ()  # of nvidia-smi, beside GPUs that all answer
 
     @property
     def summary(self) -> str:

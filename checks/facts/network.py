@@ -69,6 +69,7 @@ class Fabric:
     ports: tuple[IbPort, ...] = ()
     peermem: Maybe[bool] = NOT_ASKED  # kernel module nvidia_peermem
     growth_s: Maybe[float] = NOT_ASKED  # seconds between the two reads of the counters
+    bridges: tuple[str, ...] = ()  # cards that manage NVSwitches and carry no traffic of ranks
 
 
 @dataclass(frozen=True, slots=True)

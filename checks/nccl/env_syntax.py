@@ -57,10 +57,13 @@ def parse_list(value: str) -> NameList:
 def suggest_hca(ports: Sequence[IbPort]) -> str | None:
     """NCCL_IB_HCA for a node: its active InfiniBand ports, else active RoCE ports, by exact name.
 
-    Of RoCE ports those with the highest rate: the others are front-side cards.
+    Not EFA, which NCCL's own transport does not know, and no InfiniBand port without an address
+    (lid 0), such as those that manage NVSwitches. Of RoCE ports those with the highest rate: the
+    others are front-side cards.
     """
-    active = [port for port in ports if port.is_active]
+    active = [port for port in ports if port.is_active and not is_efa(port)]
     chosen = [port for port in active if port.link_layer == "InfiniBand"]
+    chosen = [port for port in chosen if port.lid != 0] or chosen
     if not chosen:
         rates = [port.rate_gbps for port in active if isinstance(port.rate_gbps, float)]
         chosen = [port for port in active if rates and port.rate_gbps == max(rates)]
@@ -68,6 +71,12 @@ def suggest_hca(ports: Sequence[IbPort]) -> str | None:
         return None
     several = len({port.device for port in chosen}) < len(chosen)
     return "=" + ",".join(port.name if several else port.device for port in chosen)
+
+
+def is_efa(port: IbPort) -> bool:
+    """An Elastic Fabric Adapter: NCCL uses it by the OFI plugin, which no NCCL_IB_HCA names."""
+    model = port.model if isinstance(port.model, str) else ""
+    return model.startswith("EFA") or port.link_layer == "Unspecified"
 
 
 def routable_gids(port: IbPort) -> set[int]:

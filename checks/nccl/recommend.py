@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from checks.facts import Fabric, Fleet, Maybe, NodeFacts, Unknown, known, then
 from checks.nccl.env_syntax import (
+    is_efa,
     own_interface,
     parse_list,
     routable_gids,
@@ -23,6 +24,7 @@ from checks.nccl.env_syntax import (
 )
 
 _NEAR = ("PIX", "PXB", "PHB", "NODE", "SYS")  # distances of `nvidia-smi topo -m`, nearest first
+_EFA = "EFA"  # in place of a value: cards that NCCL_IB_HCA does not name
 NO_PORT = "no active InfiniBand or RoCE port"
 
 
@@ -104,22 +106,29 @@ def _ib_hca(fleet: Fleet) -> Suggestion:
         for port in node.fabric.ports:
             if port.is_active is None:
                 return Unknown(f"the state of {port.name} cannot be read")
-        return suggest_hca(node.fabric.ports) or ""
+        found = suggest_hca(node.fabric.ports)
+        return found or (_EFA if any(map(is_efa, node.fabric.ports)) else "")
 
     values = _Values("NCCL_IB_HCA", fleet, read)
     if not values.by_node:
         return values.suggest(None, "the cards of no node are known")
     best = _most(values.by_node)
-    odd = {
-        name: f"there it would be {value}" if value else f"there is {NO_PORT}"
-        for name, value in values.by_node.items()
-        if value != best
-    }
+    if best == _EFA:
+        odd = {name: _other(value) for name, value in values.by_node.items() if value != best}
+        why = "EFA cards need the OFI plugin (aws-ofi-nccl), which finds them itself"
+        return values.suggest(None, why, odd)
+    odd = {name: _other(value) for name, value in values.by_node.items() if value != best}
     if not best:
         return dataclasses.replace(values.suggest("1", NO_PORT, odd), name="NCCL_IB_DISABLE")
     first = next(node for node in fleet.nodes if values.by_node.get(node.name) == best)
     assert isinstance(first.fabric, Fabric)
     return values.suggest(best, _why_these(first.fabric, best), odd)
+
+
+def _other(value: str) -> str:
+    if value == _EFA:
+        return "there are EFA cards"
+    return f"there it would be {value}" if value else f"there is {NO_PORT}"
 
 
 def _why_these(fabric: Fabric, value: str) -> str:

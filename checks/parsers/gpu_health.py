@@ -37,6 +37,11 @@ def _in(block: str, *keys: str) -> tuple[str, ...]:
     return tuple(block + key for key in keys)
 
 
+def _repair(key: str) -> tuple[str, ...]:
+    """It stands beside or in the blocks of ECC errors, by the driver's version."""
+    return key, f"ECC Errors/{key}", f"{_AGGREGATE}{key}", f"{_VOLATILE}{key}"
+
+
 HEALTH_FIELDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "cuda": ("text", ("CUDA Version",)),
     "vbios": ("text", ("VBIOS Version",)),
@@ -46,14 +51,23 @@ HEALTH_FIELDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "mig": ("flag", ("MIG Mode/Current",)),
     "compute_mode": ("text", ("Compute Mode",)),
     "ecc": ("flag", ("ECC Mode/Current", "Ecc Mode/Current")),
-    "corrected_volatile": ("total", _in(_VOLATILE, "SRAM Correctable", "DRAM Correctable")),
-    "uncorrected_volatile": ("total", _in(_VOLATILE, "DRAM Uncorrectable", *_SRAM)),
+    # Cards before Ampere have totals of single and double bit errors.
+    "corrected_volatile": (
+        "total",
+        _in(_VOLATILE, "SRAM Correctable", "DRAM Correctable", "Single Bit/Total"),
+    ),
+    "uncorrected_volatile": (
+        "total",
+        _in(_VOLATILE, "DRAM Uncorrectable", *_SRAM, "Double Bit/Total"),
+    ),
     "sram_uncorrected_aggregate": ("total", _in(_AGGREGATE, *_SRAM)),
     "sram_threshold_exceeded": ("flag", (f"{_AGGREGATE}SRAM Threshold Exceeded",)),
     "remapped_uncorrectable": ("whole", ("Remapped Rows/Uncorrectable Error",)),
     "remap_pending": ("flag", ("Remapped Rows/Pending",)),
     "remap_failure": ("flag", ("Remapped Rows/Remapping Failure Occurred",)),
     "pages_pending": ("flag", _in("Retired Pages/Pending Page ", "Blacklist", "Retirement")),
+    "channel_repair": ("flag", _repair("Channel Repair Pending")),
+    "tpc_repair": ("flag", _repair("TPC Repair Pending")),
     "recovery_action": ("text", ("GPU Recovery Action",)),
     "reset_required": ("flag", ("GPU Reset Status/Reset Required",)),
     "power_default_w": ("number", tuple(f"{one}/Default Power Limit" for one in _POWER)),
@@ -114,7 +128,29 @@ def read_details(text: str, failed: str = "") -> Maybe[Mapping[str, GpuHealth]]:
 def _health(words: Mapping[str, str], failed: str) -> GpuHealth:
     get = Values(words, failed)
     values = {field: getattr(get, method)(*keys) for field, (method, keys) in HEALTH_FIELDS.items()}
+    values["fabric_health"] = _fabric_health(words, get)
     return GpuHealth(throttle=_reasons(words, get), margin_c=_margin(get), **values)
+
+
+FABRIC_HEALTH = "Fabric/Health/"
+_GOOD_HEALTH = ("full", "false", "none", "healthy", "connected")
+_NO_HEALTH = ("n/a", "not supported", "")
+
+
+def _fabric_health(words: Mapping[str, str], get: Values) -> Maybe[tuple[str, ...]]:
+    """What the driver says is bad about the GPU's way into the fabric of its rack."""
+    told = {
+        key.removeprefix(FABRIC_HEALTH): value
+        for key, value in words.items()
+        if key.startswith(FABRIC_HEALTH) and value.lower().strip("[]") not in _NO_HEALTH
+    }
+    if not told:
+        return get.missing("health of the fabric")
+    return tuple(
+        f"{key}: {value}"
+        for key, value in told.items()
+        if value.lower() not in (("true",) if key.endswith("Assigned") else _GOOD_HEALTH)
+    )
 
 
 def _reasons(words: Mapping[str, str], get: Values) -> Maybe[tuple[str, ...]]:

@@ -33,6 +33,9 @@ def parse_fabric(first: Section | None, again: Section | None = None) -> Maybe[F
     if isinstance(text, Unknown):
         return text
     ports = parse_sysfs(text, later)
+    bridges = tuple(
+        re.findall(r"^/sys/class/infiniband/([\w.-]+)/role\tSW_MNG$", text, re.MULTILINE)
+    )
     count = re.search(r"^#devices\t(\d{1,4})$", text, re.MULTILINE)
     if count is None:
         return unreadable(text)
@@ -40,7 +43,8 @@ def parse_fabric(first: Section | None, again: Section | None = None) -> Maybe[F
         return Unknown(f"{count[1]} cards, and {seen} of them with a port that can be read")
     loaded = re.search(r"^#peermem\t(yes|no)$", text, re.MULTILINE)
     peermem = loaded[1] == "yes" if loaded else Unknown("/proc/modules cannot be read")
-    return Fabric(ports, peermem, then(later, _growth_s))
+    carrying = tuple(port for port in ports if port.device not in bridges)
+    return Fabric(carrying, peermem, then(later, _growth_s), bridges)
 
 
 def _growth_s(again: str) -> Maybe[float]:

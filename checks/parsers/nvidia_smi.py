@@ -47,6 +47,9 @@ GPU_FIELDS = {
 }
 """Fields of Gpu: the method of Values that reads them, their names in nvidia-smi and NVML."""
 _NO_PROCESSES = re.compile(r"no running (compute )?processes found", re.IGNORECASE)
+_WARNING = re.compile(
+    r"warning:", re.IGNORECASE
+)  # `WARNING: infoROM is corrupted at gpu 0000:41:…`
 _NO_DEVICES = re.compile(r"no devices (were )?found", re.IGNORECASE)
 
 
@@ -64,7 +67,10 @@ def parse_gpus(
         return GpuFacts(failed, f"nvidia-smi: {query.why_not}")
     rows, strange = _table(query.out, "index")
     gpus = tuple(_gpu(row) for row in rows)
-    message = "\n".join([*strange, *_lines(query.err)])
+    told = [*strange, *_lines(query.err)]
+    warnings = tuple(line for line in told if gpus and _WARNING.match(line))
+    others = [line for line in told if line not in warnings]
+    message = "\n".join([*others, *warnings]) if others else ""
     state: GpuState
     if gpus:
         state = "partial" if message or query.rc != 0 else "ok"
@@ -79,7 +85,8 @@ def parse_gpus(
         message = message or "nvidia-smi printed nothing"
     if state in ("failed", "partial") and not message:
         message = f"nvidia-smi exit {query.rc} without a message"
-    return GpuFacts(state, message, gpus, parse_processes(processes, owners))
+    found = parse_processes(processes, owners)
+    return GpuFacts(state, message, gpus, found, warnings=warnings)
 
 
 def _gpu(row: Mapping[str, str]) -> Gpu:

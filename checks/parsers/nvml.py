@@ -17,6 +17,7 @@ from checks.facts import (
     NvLinks,
     Section,
     Unknown,
+    or_none,
     then,
 )
 from checks.parsers.gpu_health import HEALTH_FIELDS
@@ -75,18 +76,60 @@ def _gpu(row: Mapping[str, Any]) -> Gpu:
     health: dict[str, Any] = {
         field: getattr(get, method)(_NAMES.get(field, field))
         for field, (method, _) in HEALTH_FIELDS.items()
-        if field not in ("pages_pending", "reset_required")
+        if field not in ("pages_pending", "reset_required", "channel_repair", "tpc_repair")
     }
     mode, recovery = get.whole("compute_mode"), get.whole("recovery")
     health["compute_mode"] = then(mode, lambda n: _named(n, _COMPUTE_MODES, "{}"))
     health["recovery_action"] = then(recovery, lambda n: _named(n, _RECOVERIES, "action {}"))
     virtualization = get.whole("virtualization")
     health["virtualization"] = then(virtualization, lambda n: _named(n, _VIRTUALIZATION, "mode {}"))
+    health["channel_repair"], health["tpc_repair"] = (
+        get.flag("channel_repair"),
+        get.flag("tpc_repair"),
+    )
+    mask, summary = get.whole("fabric_health"), get.whole("fabric_summary")
+    health["fabric_health"] = then(mask, lambda bits: fabric_health(bits, or_none(summary) or 0))
     throttle = then(get.whole("throttle"), _reasons)
     return Gpu(
         **{field: getattr(get, method)(name) for field, (method, _, name) in GPU_FIELDS.items()},
         health=GpuHealth(throttle=throttle, margin_c=get.number("margin_c"), **health),
     )
+
+
+# Bits of NVML's mask of a fabric's health: place, width, what each value means that is not good.
+_CONFIGURATIONS = dict(
+    enumerate(
+        (
+            *("Incorrect SysGUID", "Incorrect Chassis SN", "No Partition", "Insufficient NVLinks"),
+            *("Incompatible GPU FW", "Invalid Location", "GPU State Invalid"),
+        ),
+        start=2,
+    )
+)
+_HEALTH = (
+    (0, 0x3, "Bandwidth", {1: "Degraded"}),
+    (2, 0x3, "Route Recovery in progress", {1: "True"}),
+    (4, 0x3, "Route Unhealthy", {1: "True"}),
+    (6, 0x3, "Access Timeout Recovery", {1: "True"}),
+    (8, 0xF, "Incorrect Configuration", _CONFIGURATIONS),
+    (12, 0x3, "Partition Assigned", {2: "False"}),
+    (14, 0x3, "GFM State", {2: "Disconnected"}),
+)
+_SUMMARIES = {2: "Unhealthy", 3: "Limited Capacity"}
+
+
+def fabric_health(mask: int, summary: int = 0) -> Maybe[tuple[str, ...]]:
+    """The same words as `nvidia-smi -q` has; a mask of zeros is a card that has no such thing."""
+    if not mask and not summary:
+        return Unknown("no health of the fabric", is_absence=True)
+    bad = [f"Summary: {_SUMMARIES[summary]}"] if summary in _SUMMARIES else []
+    for place, width, name, values in _HEALTH:
+        value = mask >> place & width
+        if value in values:
+            bad.append(f"{name}: {values[value]}")
+        elif name == "Incorrect Configuration" and value > max(values):
+            bad.append(f"{name}: {value}")
+    return tuple(bad)
 
 
 def _reasons(mask: int) -> tuple[str, ...]:

@@ -50,6 +50,10 @@ def need_answer(gpus: GpuFacts, what: str = "GPUs") -> None:
         raise Lacks(skip("no GPU") if has_none else by_driver(f"{what}: {gpus.summary}"))
 
 
+def reset_fix(numbers: str = "N") -> str:
+    return f"sudo nvidia-smi --gpu-reset -i {numbers}  (idle GPU), else reboot"
+
+
 def silent_others(gpus: GpuFacts, what: str = "the other GPUs") -> Finding | None:
     """UNKNOWN where some GPUs answer and others do not."""
     return by_driver(f"{what}: {gpus.summary}") if gpus.state == "partial" else None
@@ -59,11 +63,18 @@ def silent_others(gpus: GpuFacts, what: str = "the other GPUs") -> Finding | Non
 def driver(gpus: GpuFacts) -> Finding:
     """The driver answers for every GPU, within its deadline.
 
-    Bad: FAIL if it does not answer for a GPU that PCI shows; UNKNOWN if it hangs
+    Bad: FAIL if it does not answer for a GPU that PCI shows, or says that a GPU requires a reset;
+        WARN on a warning of nvidia-smi, as of a damaged InfoROM; UNKNOWN if it hangs
     How: NVML in a child, else nvidia-smi, with a deadline
     Fix: dmesg | grep -i nvrm; a driver that was updated under a running kernel needs a reboot
     """
     no_tool, answers = gpus.state == "no-tool", f"{len(gpus.gpus)} GPUs answer"
+    stuck = [gpu.label(at) for at, gpu in enumerate(gpus.gpus) if gpu.needs_reset]
+    if stuck and gpus.state in ("ok", "partial"):
+        text, numbers = f"GPU {', '.join(stuck)}: the driver says that it requires a reset", stuck
+        return fail(text, len(stuck), 0, fix=reset_fix(",".join(numbers)), action=Action.RESET_GPU)
+    if gpus.state == "ok" and gpus.warnings:
+        return warn(f"{answers}, and: {gpus.warnings[0]}", fix="nvidia-smi; service")
     if gpus.state == "ok":
         return passed(answers)
     if gpus.state in ("hung", "unreadable"):
@@ -128,7 +139,8 @@ def busy(fleet: Fleet) -> Iterator[Finding]:
 
     def judge(_node: NodeFacts, gpus: GpuFacts) -> Finding:
         need_answer(gpus, "processes")
-        processes = need(gpus.processes, "processes on the GPUs: ", unknown)
+        lacks = by_driver if any(gpu.needs_reset for gpu in gpus.gpus) else unknown
+        processes = need(gpus.processes, "processes on the GPUs: ", lacks)
         if not processes:
             others = silent_others(gpus, "processes on the other GPUs")
             return others or passed("no process on the GPUs")

@@ -13,10 +13,11 @@ from dataclasses import replace
 
 from checks.compare import each_node
 from checks.facts import NOT_ASKED, Fleet, Gpu, GpuFacts, GpuHealth, Maybe, Unknown, known
+from checks.facts.gpu import says_reset
 from checks.finding import Action, Finding, fail, passed, skip, unknown, warn
 from checks.profile import Profile
 from checks.registry import Rule, check
-from checks.rules.gpu import need_answer, silent_others
+from checks.rules.gpu import by_driver, need_answer, reset_fix, silent_others
 
 Judgement = Finding | Unknown | None  # None: the GPU is good
 
@@ -47,6 +48,8 @@ def per_gpu(
             good_models.add(gpu.name)
         elif isinstance(found, Finding):
             bad.setdefault(found, []).append(label)
+        elif says_reset(found):
+            bad.setdefault(by_driver(found), []).append(label)
         elif found.is_absence:
             absent.append((gpu, label, found))
         else:
@@ -126,8 +129,9 @@ def remap(_gpu: Gpu, health: GpuHealth) -> Judgement:
     """No memory row waits for its replacement.
 
     Why: Until the reset the bad row stays in use; when the spare rows run out the card has to go.
-    Bad: WARN if rows were remapped for uncorrected errors; FAIL if a remap is pending or failed
-    How: remapped rows (retired pages on older cards)
+    Bad: WARN if rows were remapped for uncorrected errors; FAIL if a remap is pending or failed, or
+        the repair of a channel or of a part of the processor (TPC) is pending
+    How: remapped rows (retired pages on older cards), pending repairs
     Fix: sudo nvidia-smi --gpu-reset -i N  (idle GPU); service if it failed
     """
     rows = health.remapped_uncorrectable
@@ -135,10 +139,15 @@ def remap(_gpu: Gpu, health: GpuHealth) -> Judgement:
         return fail("a row could not be remapped", fix="service", action=Action.SERVICE)
     if health.remap_pending is True or health.pages_pending is True:
         return fail("a row waits to be remapped", action=Action.RESET_GPU)
+    if health.channel_repair is True:
+        return fail("a memory channel waits to be repaired", action=Action.RESET_GPU)
+    if health.tpc_repair is True:
+        return fail("a part of the processor (TPC) waits to be repaired", action=Action.RESET_GPU)
     if isinstance(rows, int) and rows > 0:
         return warn(f"{rows} rows were remapped for uncorrected errors", rows, fix="")
     waits = first_unknown(health.remap_pending, health.pages_pending)
-    return waits or unread(health.remap_failure, rows)
+    repairs = (health.channel_repair, health.tpc_repair)
+    return waits or unread(health.remap_failure, rows, *repairs)
 
 
 @check("gpu.recovery", advisory=True)
@@ -152,13 +161,25 @@ def recovery(_gpu: Gpu, health: GpuHealth) -> Judgement:
     """
     asked = health.recovery_action
     if isinstance(asked, str) and asked != "None":
-        action = Action.REBOOT if "reboot" in asked.lower() else Action.RESET_GPU
-        fix = f"{asked.lower()} the GPU"
+        fix, action = recovery_fix(asked)
         return fail(f"the driver asks for: {asked}", asked, "None", fix=fix, action=action)
     if health.reset_required is True:
-        fix = "sudo nvidia-smi --gpu-reset -i N"
-        return fail("a reset is required", fix=fix, action=Action.RESET_GPU)
+        return fail("a reset is required", fix=reset_fix(), action=Action.RESET_GPU)
     return first_unknown(asked, health.reset_required)
+
+
+def recovery_fix(asked: str) -> tuple[str, Action]:
+    """What to do where the driver asks for `Reset`, `Drain P2P`, …"""
+    words, reset = asked.lower().replace("_", " "), reset_fix()
+    if "reboot" in words:
+        return "reboot the node", Action.REBOOT
+    if "p2p" in words:
+        fix = "end what runs on the node's GPUs (clusterctl kill); it needs no reset"
+        return fix, Action.RESTART_APP
+    if "imex" in words:
+        fix = "sudo systemctl restart nvidia-imex on all nodes of the domain"
+        return fix, Action.RESTART_APP
+    return (f"end what runs on it, then {reset}" if "drain" in words else reset), Action.RESET_GPU
 
 
 @check("gpu.throttle", advisory=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import re
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -20,10 +21,11 @@ from checks.facts import (
     Unknown,
     known,
 )
+from checks.facts.gpu import says_reset
 from checks.finding import Action, Finding, fail, need, passed, skip, unknown, warn
 from checks.profile import Profile
 from checks.registry import check
-from checks.rules.gpu import need_answer, silent_others
+from checks.rules.gpu import by_driver, need_answer, silent_others
 from checks.rules.gpu_health import Judgement, each_gpu, first_unknown, per_gpu, unread
 
 
@@ -110,7 +112,7 @@ def power_limit(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
         other = {at: watts for at, watts in limits_w.items() if watts != most}
         need_answer(gpus)
         if (lost := unread(*values)) and not other:
-            return unknown(f"power limit: {lost}")
+            return (by_driver if says_reset(lost) else unknown)(f"power limit: {lost}")
         if not limits_w or most is None:
             return skip("no power limit is known, or none is common")
         if not other:
@@ -123,24 +125,39 @@ def power_limit(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
     return each_node(fleet, "gpus", judge)
 
 
-@check("gpu.pcie", advisory=True)
-@each_gpu("all PCIe lanes")
-def pcie(gpu: Gpu, health: GpuHealth) -> Judgement:
+@check("gpu.pcie", "fleet", advisory=True)
+def pcie(fleet: Fleet) -> Iterator[Finding]:
     """Every GPU has all its PCIe lanes.
 
     Why: Half of the lanes is half of the speed of loading data and of GPUDirect.
-    Bad: FAIL if the link is narrower than it can be; WARN if its generation is lower under load
+    Bad: FAIL if the link is narrower than it can be, WARN if most GPUs of its model have the same
+        width: their slots may be wired so; WARN if its generation is lower under load
     How: PCIe width and generation, current against maximum; an idle GPU may lower the generation
     Fix: reseat the card; service
     """
-    now, most = health.pcie_width, health.pcie_width_max
-    if isinstance(now, int) and isinstance(most, int) and now < most:
-        return fail(f"PCIe x{now} of x{most}", f"x{now}", f"x{most}", action=Action.SERVICE)
-    gen, best, load = health.pcie_gen, health.pcie_gen_max, gpu.utilization_percent
-    busy = not isinstance(load, Unknown) and load > 50
-    if busy and isinstance(gen, int) and isinstance(best, int) and gen < best:
-        return warn(f"PCIe generation {gen} of {best} under load", gen, best, fix="lspci -vv; BIOS")
-    return first_unknown(now) or first_unknown(most) or unread(gen, best, load)
+    widths: defaultdict[str, Counter[int]] = defaultdict(Counter)
+    for gpu in (gpu for node in fleet.reached for gpu in node.gpus.gpus):
+        if isinstance(gpu.health, GpuHealth) and isinstance(gpu.health.pcie_width, int):
+            widths[str(gpu.name)][gpu.health.pcie_width] += 1
+
+    def judge(gpu: Gpu, health: GpuHealth) -> Judgement:
+        now, most = health.pcie_width, health.pcie_width_max
+        if isinstance(now, int) and isinstance(most, int) and now < most:
+            seen = widths[str(gpu.name)]
+            text = f"PCIe x{now} of x{most}"
+            if seen[now] > 1 and 2 * seen[now] > seen.total():
+                text += ", as most GPUs of this model here"
+                fix = "look whether the slots are wired so; lspci -vv | grep LnkCap"
+                return warn(text, f"x{now}", f"x{most}", fix=fix)
+            return fail(text, f"x{now}", f"x{most}", action=Action.SERVICE)
+        gen, best, load = health.pcie_gen, health.pcie_gen_max, gpu.utilization_percent
+        busy = not isinstance(load, Unknown) and load > 50
+        if busy and isinstance(gen, int) and isinstance(best, int) and gen < best:
+            text = f"PCIe generation {gen} of {best} under load"
+            return warn(text, gen, best, fix="lspci -vv; BIOS")
+        return first_unknown(now) or first_unknown(most) or unread(gen, best, load)
+
+    return each_node(fleet, "gpus", lambda _node, gpus: per_gpu(gpus, judge, "all PCIe lanes"))
 
 
 @check("gpu.nvlink", "fleet", advisory=True)
@@ -194,7 +211,9 @@ def nvlink(fleet: Fleet) -> Iterator[Finding]:
             count = len(off) + len(few)
             return fail("; ".join(evidence[:4]), count, 0, action=Action.REBOOT)
         if silent:
-            return unknown(f"links of GPU {','.join(silent)} were not reported")
+            stuck = {gpu.label(at) for at, gpu in enumerate(gpus.gpus) if gpu.needs_reset}
+            lacks = by_driver if stuck.issuperset(silent) else unknown
+            return lacks(f"links of GPU {','.join(silent)} were not reported")
         if others := silent_others(gpus):
             return others
         if isinstance(gpus.pairs, Unknown) and len(gpus.gpus) > 1:
@@ -221,10 +240,13 @@ def fabric(node: NodeFacts, gpus: GpuFacts) -> Iterable[Finding]:
     """With NVSwitch the fabric manager has done its work.
 
     Why: Without it CUDA does not even initialise on an SXM board.
-    Bad: FAIL with NVSwitch and a manager that is not active or a fabric that is not Completed; in a
-        virtual machine without NVSwitch, whose host has the manager: WARN where torch can use the
-        GPUs all the same, UNKNOWN where torch was not asked
-    How: NVSwitch chips on PCI, systemctl is-active nvidia-fabricmanager, fabric state of the driver
+    Bad: FAIL with NVSwitch and a manager that is not active, a fabric that is not Completed or not
+        healthy, a GB200 or GB300 without one: its tray is not in the NVLink domain of the rack;
+        WARN if the fabric recovers or has limited capacity; in a virtual machine without NVSwitch,
+        whose host has the manager: WARN where torch can use the GPUs all the same, UNKNOWN where
+        torch was not asked
+    How: NVSwitch chips on PCI, systemctl is-active nvidia-fabricmanager, state and health of the
+        fabric by the driver
     Fix: sudo systemctl restart nvidia-fabricmanager; journalctl -u nvidia-fabricmanager
     """
     switches, manager = gpus.nvswitches, gpus.fabric_manager
@@ -233,7 +255,7 @@ def fabric(node: NodeFacts, gpus: GpuFacts) -> Iterable[Finding]:
         text = f"{switches} NVSwitch chips, and the fabric manager is {manager}"
         return [fail(text, manager, "active")]
 
-    def judge(_gpu: Gpu, health: GpuHealth) -> Judgement:
+    def judge(gpu: Gpu, health: GpuHealth) -> Judgement:
         state, status = health.fabric_state, health.fabric_status
         bad_status = isinstance(status, str) and status != "Success"
         if isinstance(state, str) and (state != "Completed" or bad_status):
@@ -241,13 +263,34 @@ def fabric(node: NodeFacts, gpus: GpuFacts) -> Iterable[Finding]:
             if health.is_virtual and not has_switches:
                 return _of_host(text, node.torch_gpus)
             return fail(f"fabric is {text}", text, "Completed")
+        if isinstance(state, Unknown) and state.is_absence and _OF_RACK.search(str(gpu.name)):
+            text = "no state of the fabric: the tray is not in the NVLink domain of its rack"
+            fix = (
+                "nvidia-smi -q | grep -A9 Fabric; nvidia-imex, and the rack's fabric manager (NMX)"
+            )
+            return fail(text, "none", "Completed", fix=fix)
+        if isinstance(health.fabric_health, tuple) and health.fabric_health:
+            return _unhealthy(health.fabric_health)
         if isinstance(switches, Unknown) and switches != NOT_ASKED:
             return Unknown(f"NVSwitch chips: {switches}")
         if has_switches and manager != "active":
             return Unknown(f"the fabric manager: {manager}")
-        return first_unknown(state) or unread(status)
+        return first_unknown(state) or unread(status, health.fabric_health)
 
     return per_gpu(gpus, judge, "fabric completed")
+
+
+_OF_RACK = re.compile(r"\bGB[23]\d\d\b")  # GB200 and GB300 are made for NVLink over a rack
+_SEVERE = ("Summary: Unhealthy", "Bandwidth:", "Route Unhealthy:", "Incorrect Configuration:")
+
+
+def _unhealthy(problems: tuple[str, ...]) -> Finding:
+    parts = [one for one in problems if not one.startswith("Summary:")] or list(problems)
+    bad = fail if any(one.startswith(_SEVERE) for one in problems) else warn
+    fix = (
+        "nvidia-smi -q | grep -A9 Fabric; the fabric manager's log names the link or the partition"
+    )
+    return bad(f"the fabric is not healthy: {', '.join(parts)}", ", ".join(problems), "", fix=fix)
 
 
 def _of_host(state: str, torch_gpus: Maybe[TorchGpus]) -> Finding:

@@ -8,7 +8,9 @@ that we compared checks time.
 from __future__ import annotations
 
 import functools
+import ipaddress
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -17,6 +19,8 @@ from checks.facts import NOT_ASKED, ChronyTracking, Clock, Fleet, NodeFacts, Unk
 from checks.finding import Finding, Lacks, Verdict, fail, need, passed, skip, unknown, warn
 from checks.profile import Profile
 from checks.registry import Rule, check
+
+POOL_SERVERS = 3  # of a list that looks like members of a pool
 
 
 def _need_two(fleet: Fleet) -> None:
@@ -221,13 +225,18 @@ def daemons(_node: NodeFacts, clock: Clock, _limits: Profile) -> Finding:
     """One daemon steers the clock, not two.
 
     Why: Two of them pull the clock to and fro, with sudden jumps.
-    Bad: FAIL with two or more
+    Bad: FAIL with two or more; not chronyd beside PTP where timemaster runs both, or where chronyd
+        follows the PTP clock
     How: names of running processes: chronyd, ntpd, systemd-timesyncd, ptp4l with phc2sys
     Fix: sudo systemctl disable --now systemd-timesyncd  (keep one)
     """
     daemons = need(clock.daemons, lacks=unknown)
     # ptp4l and phc2sys work together and count as one.
     names = {"ptp" if name in ("ptp4l", "phc2sys", "timemaster") else name for name in daemons}
+    if "timemaster" in daemons:  # it starts the others, and one of them steers
+        names -= {"chronyd", "ntpd", "ntpsec"}
+    elif names == {"ptp", "chronyd"} and "phc2sys" not in daemons and _has_refclock(clock):
+        names = {"chronyd"}  # ptp4l steers the card's clock, which chronyd reads
     if len(names) > 1:
         return fail(f"{len(names)} time daemons run: {', '.join(sorted(daemons))}", len(names), 1)
     if names:
@@ -235,12 +244,43 @@ def daemons(_node: NodeFacts, clock: Clock, _limits: Profile) -> Finding:
     return passed("no second daemon; time.sync says whether there is a first")
 
 
+def _has_refclock(clock: Clock) -> bool:
+    """Whether chronyd follows a clock of the machine: `#` in its list, named by no address."""
+    listed = () if isinstance(clock.sources, Unknown) else clock.sources
+    return any(one.state == "selected" and not _is_address(one.address) for one in listed)
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text.split("%")[0])
+    except ValueError:
+        return False
+    return True
+
+
+def _are_of_pool(lists: Sequence[Sequence[str]]) -> bool:
+    """Whether nodes follow members of a public pool, of which each gets others.
+
+    No list is that of most nodes, and each has several servers of the internet, as the default
+    configuration of a distribution gives them.
+    """
+    counts = Counter(tuple(sorted(one)) for one in lists)
+    is_split = len(counts) > 1 and 2 * max(counts.values()) <= len(lists)
+    are_public = all(len(one) >= POOL_SERVERS and all(map(_is_public, one)) for one in lists)
+    return is_split and are_public
+
+
+def _is_public(text: str) -> bool:
+    return _is_address(text) and ipaddress.ip_address(text.split("%")[0]).is_global
+
+
 @check("time.sources", "fleet", advisory=True)
 def sources(fleet: Fleet, expected: str | None) -> Iterable[Finding]:
     """All nodes follow the same servers.
 
     Why: Half of a cluster on another server drifts with that server.
-    Bad: WARN if the servers differ from the majority's
+    Bad: WARN if the servers differ from the majority's; not among members of a public pool, of
+        which the default configuration gives each node others
     How: addresses of chronyc sources or ntpq
     Fix: compare /etc/chrony/chrony.conf with another node
     """
@@ -257,7 +297,15 @@ def sources(fleet: Fleet, expected: str | None) -> Iterable[Finding]:
             return None  # a finding of time.sync
         return " ".join(sorted(one.address for one in listed))
 
+    lists = [str(value).split() for value in map(read, fleet.reached) if isinstance(value, str)]
+    if expected is None and _are_of_pool(lists):
+        return each_node(fleet, "clock", lambda _node, clock: _of_pool(clock))
     return compare(fleet, read, "time servers", bad=warn, expected=expected)
+
+
+def _of_pool(clock: Clock) -> Finding:
+    listed = need(clock.sources)
+    return passed(f"{len(listed)} servers of a public pool; each node has others")
 
 
 @check("time.clocksource", "fleet", advisory=True)

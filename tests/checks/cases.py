@@ -35,10 +35,11 @@ from checks.facts import (
 from checks.finding import Verdict
 from checks.parsers import gpu_health, kernel_log
 from checks.parsers.clock import read_sources, read_tracking
+from checks.parsers.nvidia_smi import parse_gpus
 from tests.checks import active_cases
 from tests.checks import healthy as h
 from tests.checks.captures import recorded
-from tests.checks.sections import environment, machine
+from tests.checks.sections import ended, environment, machine
 
 WARN, FAIL, UNKNOWN = Verdict.WARN, Verdict.FAIL, Verdict.UNKNOWN
 
@@ -92,6 +93,10 @@ def clock(**fields: Any) -> dict[str, Any]:
 
 def gpu(position: int = 3, **fields: Any) -> dict[str, Any]:
     return {"gpus": h.with_gpu(position, **fields)}
+
+
+def of_csv(name: str) -> Any:
+    return parse_gpus(ended(recorded(f"nvidia-smi/{name}.gpus.csv")))
 
 
 _A100 = known(gpu_health.read_details(recorded("nvidia-smi/a100-sxm-x4.q.txt")))["0000:9e:00.0"]
@@ -182,7 +187,11 @@ CASES: dict[str, list[Case]] = {
     "gpu.power_limit": [
         bad("capped to 400 W", FAIL, **gpu(power_limit_w=400.0)), bad("690 W", WARN, **gpu(power_limit_w=690.0)),
     ],
-    "gpu.driver": [bad("failed", FAIL, gpus=dataclasses.replace(h.gpu_facts(), state="failed", gpus=(), message="has failed"))],
+    "gpu.driver": [
+        bad("one requires a reset, as recorded", FAIL, gpus=of_csv("requires-reset")),
+        bad("a damaged InfoROM, as recorded", WARN, gpus=of_csv("inforom-warning")),
+        bad("failed", FAIL, gpus=dataclasses.replace(h.gpu_facts(), state="failed", gpus=(), message="has failed")),
+    ],
     "gpu.details": [bad("no -q", UNKNOWN, gpus=dataclasses.replace(
         h.gpu_facts(), gpus=tuple(dataclasses.replace(one, health=Unknown("no end in 10 s")) for one in h.gpu_facts().gpus)))],
     "gpu.count_majority": [bad("seven", FAIL, gpus=h.gpu_facts(7))],
@@ -195,9 +204,13 @@ CASES: dict[str, list[Case]] = {
     ],
     "gpu.remap": [
         bad("pending, as recorded on an A100", FAIL, **gpu(health=_A100)), bad("failed", FAIL, **gpu(remap_failure=True)),
+        bad("channel repair", FAIL, **gpu(channel_repair=True)), bad("TPC repair", FAIL, **gpu(tpc_repair=True)),
         bad("rows were remapped", WARN, **gpu(remapped_uncorrectable=2)),
     ],
-    "gpu.recovery": [bad("reset", FAIL, **gpu(recovery_action="Reset"))],
+    "gpu.recovery": [
+        bad(asked, FAIL, **gpu(recovery_action=asked))
+        for asked in ("Reset", "GPU Reset Required", "Reboot", "Drain P2P", "Drain and Reset", "Recover IMEX Domain")
+    ],
     "gpu.throttle": [
         bad("power brake", FAIL, **gpu(throttle=("idle", "power brake"))), bad("warm", WARN, **gpu(throttle=("sw thermal",))),
     ],
@@ -213,6 +226,9 @@ CASES: dict[str, list[Case]] = {
     "gpu.fabric": [
         bad("manager failed", FAIL, gpus=h.gpu_facts(fabric_manager="failed")),
         bad("in progress", FAIL, **gpu(fabric_state="In Progress")),
+        bad("not healthy", FAIL, **gpu(fabric_health=("Summary: Unhealthy", "Bandwidth: Degraded"))),
+        bad("recovers", WARN, **gpu(fabric_health=("Route Recovery in progress: True",))),
+        bad("a GB200 without a fabric", FAIL, **gpu(name="NVIDIA GB200", fabric_state=Unknown("Not Supported", is_absence=True))),
         bad("in progress in a virtual machine", WARN, gpus=dataclasses.replace(
             h.with_gpu(3, fabric_state="In Progress", virtualization="Pass-Through"), nvswitches=0)),
     ],

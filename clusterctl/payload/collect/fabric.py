@@ -10,6 +10,7 @@ IB = "/sys/class/infiniband"
 IB_TOP = ("fw_ver", "board_id", "hca_type", "node_guid", "device/numa_node")
 IB_PORT = ("state", "phys_state", "rate", "link_layer", "lid", "sm_lid")
 GID = ("types", "ndevs")
+VPD_BYTES = 1024  # each byte is asked of the card; what is searched stands at the begin
 GIDS = 16  # entries of a GID table that are read; drivers keep 128 or 256, nearly all empty
 
 
@@ -31,6 +32,8 @@ def read_infiniband():
     for device in devices:
         top = "%s/%s" % (IB, device)
         lines += values(top, IB_TOP)
+        if is_bridge(top):
+            lines.append("%s/role\tSW_MNG" % top)
         lines += ["%s/netdev\t%s" % (top, name) for name in names_in(top + "/device/net")[:1]]
         for port in names_in(top + "/ports"):
             here = "ports/%s/" % port
@@ -42,6 +45,18 @@ def read_infiniband():
                     attributes = [here + "gid_attrs/%s/%d" % (name, number) for name in GID]
                     lines += gid + values(top, attributes)
     return "\n".join(lines)
+
+
+def is_bridge(top):
+    """Whether a card manages NVSwitches (HGX B200 and B300): its vital product data say so.
+
+    Only root may read them; another user sees a card like the others.
+    """
+    try:
+        with open(top + "/device/vpd", "rb") as file:
+            return b"SW_MNG" in file.read(VPD_BYTES)
+    except OSError:
+        return False
 
 
 def values(top, names):

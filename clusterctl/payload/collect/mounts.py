@@ -12,7 +12,11 @@ from clusterctl.payload.proc_files import read_text
 MOUNTS = 64  # that are measured; each takes a child
 FUSE = ("fuse.lxcfs", "fuse.gvfsd-fuse", "fuse.portal", "fuse.snapfuse")
 NO_SPACE = ("squashfs", "iso9660", "fusectl", "autofs") + FUSE
-NETWORK = tuple("nfs fuse cifs smb ceph 9p lustre beegfs gpfs wekafs glusterfs virtiofs".split())
+NETWORK = tuple(
+    "nfs fuse cifs smb ceph 9p lustre beegfs gpfs wekafs glusterfs virtiofs panfs pvfs2 orangefs"
+    " afs cvfs".split()
+)
+LOCAL = ("zfs",)  # whose source is no device
 
 
 def measure(path):
@@ -59,8 +63,9 @@ def list_mounts():
         if len(words) < 6 or len(kind) < 2 or kind[0] in NO_SPACE:
             continue
         path = re.sub(r"\\(\d{3})", lambda match: chr(int(match.group(1), 8)), words[4])
-        network = kind[0].startswith(NETWORK)
-        if not (network or kind[1].startswith("/dev/") or path in ("/", "/tmp")):
+        is_device = kind[1].startswith("/dev/")
+        network = kind[0].startswith(NETWORK) and not is_device  # fuseblk is a disk
+        if not (network or is_device or kind[0] in LOCAL or path in ("/", "/tmp")):
             continue
         if path.startswith(("/boot", "/snap", "/proc", "/sys", "/dev/")):
             continue

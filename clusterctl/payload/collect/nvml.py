@@ -72,6 +72,8 @@ def ask_gpu(nv, handle, row):
     keep("max_sm_mhz", get, "MaxClockInfo", 1)
     keep("recovery", recovery_action, nv, handle)
     keep("fabric_state", fabric_state, nv, handle, row)
+    for index, name in enumerate(("channel_repair", "tpc_repair")):
+        keep(name, lambda: get("RepairStatus")[index])
     keep("links", link_states, nv, handle)
     keep("processes", lambda: [[p.pid, p.usedGpuMemory] for p in get("ComputeRunningProcesses")])
 
@@ -102,10 +104,16 @@ def recovery_action(nv, handle):
 
 
 def fabric_state(nv, handle, row):
-    """The state in words; where it is complete, `row` gets the status."""
-    info = nv.c_nvmlGpuFabricInfoV_t()
-    info.version = nv.nvmlGpuFabricInfo_v2
-    nv.nvmlDeviceGetGpuFabricInfoV(handle, nv.byref(info))
+    """The state in words; `row` gets the status where it is complete, and the health."""
+    try:
+        info = nv.c_nvmlGpuFabricInfo_v3_t()
+        nv.nvmlDeviceGetGpuFabricInfoV(handle, nv.byref(info))
+        row["fabric_summary"] = info.healthSummary
+    except (nv.NVMLError, AttributeError):  # a driver or library that has no third version
+        info = nv.c_nvmlGpuFabricInfoV_t()
+        info.version = nv.nvmlGpuFabricInfo_v2
+        nv.nvmlDeviceGetGpuFabricInfoV(handle, nv.byref(info))
+    row["fabric_health"] = info.healthMask
     if info.state == 3:
         row["fabric_status"] = "Success" if info.status == 0 else "error %d" % info.status
     states = {0: None, 1: "Not Started", 2: "In Progress", 3: "Completed"}

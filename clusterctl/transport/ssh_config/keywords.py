@@ -19,6 +19,7 @@ GROWING = ("identityfile", "certificatefile")
 ALIASES = {
     "identityfile2": "identityfile",
     "pubkeyacceptedkeytypes": "pubkeyacceptedalgorithms",
+    "rsaminsize": "requiredrsasize",  # in crypto policies of RHEL 9, before OpenSSH had it
     "dsaauthentication": "pubkeyauthentication",
 }
 

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from checks.facts import IbPort, Interface
+from checks.facts import Fleet, IbPort, Interface, Unknown
 from checks.nccl.env_syntax import parse_list, suggest_hca, usable_interfaces
+from checks.nccl.recommend import suggest
+from checks.parsers.infiniband import parse_fabric
+from checks.runner import run_checks
+from tests.checks.captures import recorded
+from tests.checks.healthy import needs
+from tests.checks.sections import ended, node
 
 
 def port(
@@ -70,3 +76,38 @@ def test_interfaces_without_an_address_are_not_usable() -> None:
     assert [one.name for one in usable_interfaces(all_, "eth")] == ["eth0"]
     assert [one.name for one in usable_interfaces(all_, "^eth0")] == ["docker0"]
     assert usable_interfaces(all_, "eno1") == []
+
+
+def of_recording(name: str):
+    found = parse_fabric(ended(recorded(f"infiniband/{name}.tsv")))
+    assert not isinstance(found, Unknown)
+    return found
+
+
+def test_cards_that_manage_nvswitches_are_left_out() -> None:
+    text = recorded("infiniband/hgx-b200-bridges.tsv")
+    marks = "".join(f"/sys/class/infiniband/mlx5_{n}/role\tSW_MNG\n" for n in (8, 9, 10, 11))
+    found = parse_fabric(ended(f"{text}\n{marks}"))
+    assert not isinstance(found, Unknown)
+    assert found.bridges == ("mlx5_8", "mlx5_9", "mlx5_10", "mlx5_11")
+    rails = "=" + ",".join(f"mlx5_{n}" for n in range(8))
+    assert suggest_hca(found.ports) == rails
+    (verdict,) = {
+        one.verdict.value
+        for one in run_checks(
+            Fleet((node("n1", fabric=found),)), only=["ib.subnet_manager"]
+        ).findings
+    }
+    assert verdict == "PASS"
+    # Where only root could read which they are, those without an address are left out.
+    assert suggest_hca(of_recording("hgx-b200-bridges").ports) == f"{rails},mlx5_8"
+
+
+def test_efa_is_named_by_no_variable() -> None:
+    fabric = of_recording("efa-p5")
+    assert suggest_hca(fabric.ports) is None
+    found_nodes = tuple(node(name, fabric=fabric) for name in ("n1", "n2"))
+    fleet = Fleet(found_nodes, needs(device="cuda"))
+    (found,) = (one for one in suggest(fleet, slots={}, addresses={}) if "_IB_" in one.name)
+    assert (found.name, found.value) == ("NCCL_IB_HCA", None)
+    assert "OFI plugin" in found.reason

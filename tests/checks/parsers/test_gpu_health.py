@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
-from checks.facts import GpuHealth, Unknown
+from checks.facts import Fleet, GpuHealth, Unknown
 from checks.parsers import gpu_health as parse
 from checks.parsers.census import parse_all_gpus
 from checks.parsers.nvml import parse_nvml
+from checks.runner import run_checks
 from tests.captures import fake_nvidia_smi as fake
 from tests.checks.captures import recorded
-from tests.checks.sections import ended, lacking
+from tests.checks.sections import ended, lacking, node
 
 
 def first(name: str) -> GpuHealth:
@@ -145,3 +147,72 @@ def test_nvidia_smi_speaks_where_nvml_does_not() -> None:
     assert isinstance(
         parse_all_gpus({**sections, "gpu_details": lacking()}).gpus[0].health, Unknown
     )
+
+
+def of_rack(name: str):
+    facts = parse_all_gpus(
+        {
+            "gpus": ended(recorded(f"nvidia-smi/{name}.gpus.csv")),
+            "gpu_details": ended(recorded(f"nvidia-smi/{name}.q.txt")),
+        }
+    )
+    return Fleet((node("n1", gpus=facts),))
+
+
+def test_fabric_that_is_complete_and_not_healthy_fails_with_the_part() -> None:
+    (found,) = run_checks(of_rack("gb200-fabric-unhealthy"), only=["gpu.fabric"]).findings
+    assert found.verdict.value == "FAIL"
+    assert found.evidence == "GPU 0,1: the fabric is not healthy: Route Unhealthy: True"
+
+
+@pytest.mark.parametrize(
+    ("line", "verdict"),
+    [
+        ("Summary                                    : Healthy", "PASS"),
+        ("Bandwidth                                  : Degraded", "FAIL"),
+        ("Incorrect Configuration                    : Incorrect SystemGuid", "FAIL"),
+        ("Route Recovery in progress                 : True", "WARN"),
+        ("Summary                                    : Limited Capacity", "WARN"),
+    ],
+)
+def test_each_part_of_a_fabrics_health_counts(line: str, verdict: str) -> None:
+    name = line.partition(":")[0].strip()
+    text = recorded("nvidia-smi/gb200-fabric-unhealthy.q.txt")
+    text = text.replace(": Unhealthy", ": Healthy").replace(
+        "Route Unhealthy                            : True",
+        "Route Unhealthy                            : False",
+    )
+    text = re.sub(rf"{name} +: .*", line, text)
+    csv = recorded("nvidia-smi/gb200-fabric-unhealthy.gpus.csv")
+    facts = parse_all_gpus(
+        {"gpus": ended(csv), "gpu_details": ended(text), "nvswitch": ended("#devices\t9\n")}
+    )
+    (found,) = run_checks(Fleet((node("n1", gpus=facts),)), only=["gpu.fabric"]).findings
+    assert found.verdict.value == verdict
+
+
+def test_repair_of_a_channel_that_waits_wants_a_reset() -> None:
+    fleet = of_rack("b200-channel-repair")
+    (found,) = run_checks(fleet, only=["gpu.remap"]).findings
+    assert (found.verdict.value, found.action.value) == ("FAIL", "reset-gpu")
+    assert found.evidence == "GPU 0,1: a memory channel waits to be repaired"
+
+
+def test_errors_of_cards_before_ampere_are_counted() -> None:
+    text = """GPU 00000000:01:00.0
+    ECC Errors
+        Volatile
+            Single Bit
+                Device Memory : 2
+                Total : 2
+            Double Bit
+                Device Memory : 1
+                Total : 1
+        Aggregate
+            Double Bit
+                Total : 7
+"""
+    found = parse.read_details(text)
+    assert not isinstance(found, Unknown)
+    health = found["0000:01:00.0"]
+    assert (health.corrected_volatile, health.uncorrected_volatile) == (2, 1)

@@ -97,6 +97,14 @@ def test_noise_before_the_header_and_a_cut_row_are_kept_as_message() -> None:
     assert "infoROM is corrupted" in facts.message
 
 
+def test_warning_beside_gpus_that_all_answer_is_no_failure() -> None:
+    text = "WARNING: infoROM is corrupted at gpu 0000:18:00.0\n"
+    for facts in (parse_gpus(ended(text + h100(3))), parse_gpus(ended(h100(3), 0, text))):
+        assert (facts.state, facts.message, facts.count) == ("ok", "", 3)
+        assert facts.warnings == (text.strip(),)
+    assert parse_gpus(ended(text, 1)).state == "failed"
+
+
 def test_header_alone_is_no_gpu_and_silence_is_unreadable() -> None:
     assert parse_gpus(ended(HEADER + "\n")).state == "none"
     assert parse_gpus(ended("")).state == "unreadable"

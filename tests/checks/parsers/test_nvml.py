@@ -11,10 +11,11 @@ import pytest
 
 from checks.facts import Fleet, GpuHealth, Unknown
 from checks.parsers.census import parse_all_gpus
+from checks.parsers.nvml import fabric_health
 from checks.runner import run_checks
 from clusterctl.payload.collect import nvml as collect_nvml
 from tests.checks.captures import recorded
-from tests.checks.sections import ended, node, pci_devices
+from tests.checks.sections import ended, lacking, node, pci_devices
 
 ANSWERS = {
     "nvmlDeviceGetUUID": "GPU-1", "nvmlDeviceGetName": "NVIDIA H100 80GB HBM3",
@@ -27,7 +28,7 @@ ANSWERS = {
     "nvmlDeviceGetInforomImageVersion": "G520", "nvmlDeviceGetGspFirmwareVersion": "565.57.01",
     "nvmlDeviceGetPersistenceMode": 1, "nvmlDeviceGetMigMode": [0, 0], "nvmlDeviceGetComputeMode": 0,
     "nvmlDeviceGetEccMode": [1, 1], "nvmlDeviceGetVirtualizationMode": 0, "nvmlDeviceGetTotalEccErrors": 0, "nvmlDeviceGetMemoryErrorCounter": 0,
-    "nvmlDeviceGetRemappedRows": [1, 0, 0, 0], "nvmlDeviceGetCurrentClocksEventReasons": 1,
+    "nvmlDeviceGetRemappedRows": [1, 0, 0, 0], "nvmlDeviceGetRepairStatus": [0, 0], "nvmlDeviceGetCurrentClocksEventReasons": 1,
     "nvmlDeviceGetCurrPcieLinkWidth": 16, "nvmlDeviceGetMaxPcieLinkWidth": 16,
     "nvmlDeviceGetCurrPcieLinkGeneration": 5, "nvmlDeviceGetMaxPcieLinkGeneration": 5,
     "nvmlDeviceGetMaxClockInfo": 1980, "nvmlDeviceGetNvLinkState": 1,
@@ -70,7 +71,7 @@ class Library:
     @staticmethod
     def _fabric(_handle: object, reference: object) -> None:
         info = reference._obj  # type: ignore[attr-defined]
-        info.state, info.status = 3, 0
+        info.state, info.status, info.healthMask = 3, 0, 0b10101010
 
 
 def ask(monkeypatch: pytest.MonkeyPatch, library: Library):
@@ -116,7 +117,7 @@ def test_what_a_card_or_an_older_library_does_not_have_is_unknown(
 ) -> None:
     refused = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
     library = Library(
-        1, missing=("nvmlDeviceGetMarginTemperature", "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", "c_nvmlGpuFabricInfoV_t"),
+        1, missing=("nvmlDeviceGetMarginTemperature", "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", "c_nvmlGpuFabricInfoV_t", "c_nvmlGpuFabricInfo_v3_t", "nvmlDeviceGetRepairStatus"),
         nvmlDeviceGetRemappedRows=refused, nvmlDeviceGetTemperatureThreshold=refused, nvmlDeviceGetEccMode=refused,
     )  # fmt: skip
     facts = ask(monkeypatch, library)
@@ -172,3 +173,61 @@ def test_lost_card_is_told_beside_the_others(monkeypatch: pytest.MonkeyPatch) ->
     facts = ask(monkeypatch, library)
     assert (facts.state, len(facts.gpus)) == ("partial", 1)
     assert "GPU 1" in facts.message
+
+
+@pytest.mark.parametrize(
+    ("mask", "summary", "bad"),
+    [
+        (0b0101_10_10_10_10, 2, ("Summary: Unhealthy", "Incorrect Configuration: Insufficient NVLinks")),
+        (0b0001_10_01_10_01, 2, ("Summary: Unhealthy", "Bandwidth: Degraded", "Route Unhealthy: True")),
+        (0b0001_01_10_01_10, 3, ("Summary: Limited Capacity", "Route Recovery in progress: True", "Access Timeout Recovery: True")),
+        (0b10_10_0001_10_10_10_10, 0, ("Partition Assigned: False", "GFM State: Disconnected")),
+        (0b1111_10_10_10_10, 0, ("Incorrect Configuration: 15",)),
+        (0b0001_10_10_10_10, 1, ()),
+    ],
+)  # fmt: skip
+def test_mask_of_a_fabric_has_the_words_of_nvidia_smi(
+    mask: int, summary: int, bad: tuple[str, ...]
+) -> None:
+    assert fabric_health(mask, summary) == bad
+
+
+def test_fabric_that_is_not_healthy_fails_also_on_a_driver_of_the_second_structure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Rack(Library):
+        @staticmethod
+        def _fabric(_handle: object, reference: object) -> None:
+            info = reference._obj  # type: ignore[attr-defined]
+            if info.version == pynvml.nvmlGpuFabricInfo_v3:
+                raise pynvml.NVMLError(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
+            info.state, info.status, info.healthMask = 3, 0, 0b0001_10_01_10_10
+
+    facts = ask(monkeypatch, Rack(1, nvmlDeviceGetName="NVIDIA GB200"))
+    report = run_checks(Fleet((node("n1", gpus=facts),)), only=["gpu.fabric"])
+    (found,) = report.findings
+    assert found.verdict.value == "FAIL"
+    assert "Route Unhealthy: True" in found.evidence
+
+
+def of_text(name: str):
+    text = recorded(f"nvidia-smi/{name}")
+    return parse_all_gpus({"nvml": ended(text), "topology": lacking()})
+
+
+def test_card_that_requires_a_reset_fails_the_driver_and_nothing_else() -> None:
+    facts = of_text("requires-reset.nvml.json")
+    report = run_checks(Fleet((node("n1", gpus=facts),)), only=["gpu"])
+    bad = [one for one in report.findings if one.verdict.value == "FAIL"]
+    assert [(one.id, one.action.value) for one in bad] == [("gpu.driver", "reset-gpu")]
+    assert "GPU 1: the driver says that it requires a reset" in bad[0].evidence
+    assert bad[0].fix == "sudo nvidia-smi --gpu-reset -i 1  (idle GPU), else reboot"
+    unsure = [one for one in report.findings if one.verdict.value == "UNKNOWN"]
+    assert [one.id for one in unsure if one.because != "gpu.driver" and one.id != "gpu.xid"] == []
+
+
+def test_tray_without_a_fabric_is_not_in_the_domain_of_its_rack() -> None:
+    facts = of_text("gb200-no-fabric.nvml.json")
+    (found,) = run_checks(Fleet((node("n1", gpus=facts),)), only=["gpu.fabric"]).findings
+    assert found.verdict.value == "FAIL"
+    assert "not in the NVLink domain of its rack" in found.evidence

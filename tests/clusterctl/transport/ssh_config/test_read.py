@@ -102,6 +102,14 @@ def test_every_line_of_a_bad_file_is_a_failure_of_every_host_and_is_parsed_once(
             some.resolve(name)
 
 
+def test_crypto_policy_of_rhel_9_is_understood(config, home: Path) -> None:
+    (home / ".ssh" / "policy").write_text("Ciphers aes256-ctr\nRSAMinSize 2048\n")
+    found = config("Include policy\nHost gpu*\n User u\n").resolve("gpu1")
+    assert found.user == "u"
+    with pytest.raises(TransportError, match="'big' is not"):
+        config("RSAMinSize big\n").resolve("gpu1")
+
+
 def test_ignore_unknown_lets_other_programs_keywords_pass(config) -> None:
     text = "IgnoreUnknown UseKeychain,My*\nHost *\n UseKeychain yes\n MyOwn x\n Port 7001\n"
     assert config(text).resolve("n").port == 7001
