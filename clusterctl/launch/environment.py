@@ -13,6 +13,7 @@ from pathlib import Path
 
 from clusterctl.errors import UsageError
 from clusterctl.payload.mask_secrets import HIDDEN, hide, is_secret
+from clusterctl.runs.hidden_values import SHORTEST
 
 PASSED_PREFIXES = ("NCCL_", "GLOO_", "OMP_", "CUDA_", "TORCH_", "PYTORCH_", "WANDB_", "HF_")
 
@@ -46,8 +47,6 @@ PRESETS: Mapping[str, Mapping[str, str]] = {
 }
 
 BY_OPTION = "--env"
-# Characters of a secret value that is masked in messages: "1" would mask half of each message.
-SHORTEST = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +79,16 @@ class Environment:
 
     def redact(self, text: str) -> str:
         """`text` without the values of secrets: a rank's last lines may quote them."""
-        hidden = [variable.value for variable in self.variables if variable.is_hidden]
-        long = [value for value in hidden if len(value) >= SHORTEST]
+        hidden = self.hidden()
+        lines = {line.strip() for value in hidden for line in value.splitlines()}
+        long = [value for value in {*hidden, *lines} if len(value) >= SHORTEST]
         for value in sorted(long, key=len, reverse=True):  # one may be a part of another
             text = text.replace(value, HIDDEN)
         return hide(text)
+
+    def hidden(self) -> list[str]:
+        """Values that are never shown."""
+        return [variable.value for variable in self.variables if variable.is_hidden]
 
 
 def parse_assignments(pairs: Iterable[str], head: Mapping[str, str]) -> dict[str, str]:

@@ -9,7 +9,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 from clusterctl.errors import UsageError
 from clusterctl.payload.files.ownership import made_by_others
 from clusterctl.payload.files.private import replace_file
+from clusterctl.runs import hidden_values
 from trainer.runlog.run_dir import make_run_dir
 
 RUN_FILE = ".run-id"  # an agent that finds its run's id in here works on the shared directory
@@ -93,8 +94,11 @@ def _locked(path: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def write_layout(run_dir: Path, run_id: str, plan: Mapping[str, Any]) -> None:
-    """Make the folders, plan.json and the file by which agents recognise a shared directory.
+def write_layout(
+    run_dir: Path, run_id: str, plan: Mapping[str, Any], hidden: Iterable[str] = ()
+) -> None:
+    """Make the folders, plan.json and the file by which agents recognise a shared directory, and
+    what finds hidden values in logs.
 
     Raises `OSError`; what was there is then as it was.
     """
@@ -102,5 +106,6 @@ def write_layout(run_dir: Path, run_id: str, plan: Mapping[str, Any]) -> None:
     for name in FOLDERS:
         (run_dir / name).mkdir(exist_ok=True)
     replace_file(str(run_dir / RUN_FILE), f"{run_id}\n".encode(), mode)
+    hidden_values.write(run_dir, hidden)
     text = json.dumps(plan, indent=1) + "\n"
     replace_file(str(run_dir / "plan.json"), text.encode(), mode)

@@ -160,7 +160,7 @@ class _Run:
         if taken is None:
             try:
                 positions.remove(plan.run_dir)  # those of the attempt before
-                write_layout(plan.run_dir, plan.run_id, plan.to_json())
+                write_layout(plan.run_dir, plan.run_id, plan.to_json(), plan.environment.hidden())
             except OSError as error:
                 if plan.attempt == 1:
                     raise

@@ -21,13 +21,46 @@ _VALUE = r"""\"(?:\\.|[^\"\\]){0,2000}\"|'(?:\\.|[^'\\]){0,2000}'|[^\s,;&)}\]]+"
 _NAMED = r"([A-Za-z_][\w.-]{0,80})\\?[\"']?\s{0,9}(?::=|[:=])\s{0,9}"
 _OPTION = r"(?<![\w-])(--?[A-Za-z][\w.-]{0,80})\s{1,9}"
 _URL_USER = r"(?<=://)[^\s/\"']+(?=@)"
-# Prefixes of tokens, also for a quick check whether a text may contain one.
-_TOKENS = """hf_ ghp_ gho_ ghs_ ghu_ ghr_ github_pat_ glpat- sk- nvapi- xox wandb_v1_ AKIA AIza
-eyJ""".split()
-_SHAPE = (
-    r"\b(?:hf_|gh[opsur]_|github_pat_|glpat-|sk-|nvapi-|xox[abeoprs]-|wandb_v1_|AKIA|AIza)"
-    r"[\w-]{12,}|\beyJ[\w-]{8,2000}\.[\w-]{1,2000}\.[\w-]+"  # JSON web token
+# Tokens that begin with a prefix of their own, which is also the quick check for them.
+_TOKENS = """hf_ ghp_ gho_ ghs_ ghu_ ghr_ github_pat_ glpat- glrt- sk- sk_live_ sk_test_ rk_live_
+rk_test_ whsec_ nvapi- xoxa- xoxb- xoxe- xoxo- xoxp- xoxr- xoxs- xapp- wandb_v1_ AKIA ASIA AIza
+GOCSPX- npm_ pypi- dckr_pat_ ya29. hvs. SG. dop_v1_ shpat_ AGE-SECRET-KEY-""".split()
+_SHAPE = r"\b(?:%s)[\w-]{12,}(?:\.[\w-]+){0,3}" % "|".join(map(re.escape, _TOKENS))
+# Secrets that are known by what is around them: (mark, expression); `kept` is shown.
+_SHAPES = (
+    ("eyJ", r"\beyJ[\w-]{8,2000}\.[\w-]{1,2000}\.[\w-]+"),  # JSON web token
+    ("sig=", r"(?P<kept>[?&;\s\"']sig=)[^&\s\"']+"),  # Azure, shared access
+    ("hooks.slack", r"(?P<kept>hooks\.slack(?:-gov)?\.com/)[^\s\"'<>]+"),
+    ("/api/webhooks/", r"(?P<kept>/api/webhooks/)[^\s\"'<>]+"),  # Discord
+    ("webhook.office", r"(?P<kept>webhook\.office\.com/)[^\s\"'<>]+"),
+    (":A", r"(?<!\d)\d{8,12}:A[\w-]{30,}"),  # Telegram
+    ("earer ", r"(?P<kept>\b[Bb]earer\s{1,9})(?=\S*[\d_=-])[\w.~+/=-]{8,}"),
+    ("asic ", r"(?P<kept>\b[Bb]asic\s{1,9})(?=\S*[\d=])[A-Za-z0-9+/]{12,}={0,2}(?![\w+/])"),
+    ("passw", r"(?P<kept>(?:^|\n)\s{0,40}passw(?:or)?d\s{1,9})\S+(?=[ \t]{0,9}(?:\n|$))"),  # .netrc
+    ("passw", r"(?P<kept>\blogin\s{1,9}\S{1,200}\s{1,9}passw(?:or)?d\s{1,9})\S+"),
+    (
+        "passw",
+        r"(?i)(?P<kept>\bpassw(?:or)?d\s{1,9}[\"']?)(?=[^\s\"']*[\d!@#$%^&*])[^\s\"',;:)]{4,}",
+    ),
+    ("sshpass", r"(?P<kept>\bsshpass\s{1,9}-p\s{0,9})(?:%s)" % _VALUE),
+    (
+        "login",
+        r"(?P<kept>\b(?:docker|podman|helm)\s[^\n]{0,80}\blogin\s[^\n]{0,200}?-p\s{0,9})(?:%s)"
+        % _VALUE,
+    ),
+    ("-p", r"(?P<kept>\b(?:mysql|mariadb)[\w-]{0,12}\s(?:[^\n]{0,200}?\s)?-p)(?:%s)" % _VALUE),
+    ("redis-cli", r"(?P<kept>\bredis-cli\s(?:[^\n]{0,200}?\s)?-a\s{0,9})(?:%s)" % _VALUE),
+    ("curl", r"(?P<kept>\bcurl\s(?:[^\n]{0,300}?\s)?(?:-u|--user)\s{0,9})(?:%s)" % _VALUE),
 )
+# A key of W&B has the form of a commit: one that is named as such, or part of a path, stays.
+_HEX = r"(?<![\w/+-])[0-9a-f]{40}(?![\w/])"
+_COMMIT = (
+    r"(?i)(?:commit|revision|rev|sha1?|head|hash|checkout|tree|parent|git)"
+    r"[\w\"']{0,12}[\s:=(\"']{1,4}$"
+)
+_KEY_BEGIN = r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY[A-Z ]{0,9}-----"
+_KEY_CHARS, _KEY_LINES = 16_000, 200  # of a key at most
+_KEY_LINE = r"(?:[^\n]{0,200}[\s\"'])?[A-Za-z0-9+/]{%d,}={0,2}[\"',]{0,2}\r?\n"
 _HEADER = r"(?i)\b((?:proxy-)?authorization|(?:set-)?cookie)(\s{0,9}:\s{0,9})(?![\s\"'])[^\"'\r\n]+"
 _LOGIN = r"\b(wandb\s{1,9}login\b)(.+)"
 _MESSAGES = ("key", "keys", "token", "tokens")  # before a colon: words of many messages
@@ -44,8 +77,15 @@ def hide(text: str) -> str:
     # Most words match nothing, and compiling an expression takes 0.5 ms on the node.
     if "://" in text:
         text = re.sub(_URL_USER, HIDDEN, text)
+    if "PRIVATE KEY" in text:
+        text = hide_keys(text)
     if any(mark in text for mark in _TOKENS):
         text = re.sub(_SHAPE, HIDDEN, text)
+    for mark, shape in _SHAPES:
+        if mark in text:
+            text = re.sub(shape, _keep_name, text)
+    if len(text) >= 40:
+        text = re.sub(_HEX, _keep_commit, text)
     if ":" in text:
         text = re.sub(_HEADER, r"\1\2" + HIDDEN, text)
     if ":" in text or "=" in text:
@@ -57,21 +97,98 @@ def hide(text: str) -> str:
     return text
 
 
+class LineMask:
+    """`hide` for a text that comes in lines, among which a private key may be."""
+
+    def __init__(self) -> None:
+        self._left = 0  # lines that may still be the key's
+
+    def hide(self, line: str) -> str:
+        if self._left and "-----END " not in line:
+            self._left -= 1
+            return HIDDEN
+        self._left = 0
+        if "PRIVATE KEY" in line and "-----END " not in line and re.search(_KEY_BEGIN, line):
+            self._left = _KEY_LINES
+        return hide(line)
+
+
+def hide_keys(text: str) -> str:
+    """A text without private keys, as many lines long; also of one whose begin is cut off."""
+    kept, end = [], 0
+    cut = text.find("-----END ")
+    if cut >= 0 and not re.search(_KEY_BEGIN, text[:cut]):
+        begin = cut
+        for line in reversed(text[:cut].splitlines(keepends=True)):
+            least = 1 if begin == cut else 40  # the last line is as short as it may be
+            if not re.fullmatch(_KEY_LINE % least, line):
+                break
+            begin -= len(line)
+        kept.append(text[:begin] + _hide_lines(text[begin:cut]))
+        end = cut
+    for found in re.finditer(_KEY_BEGIN, text):
+        if found.start() < end:
+            continue
+        kept.append(text[end : found.end()])
+        end = text.find("-----END ", found.end(), found.end() + _KEY_CHARS)
+        end = min(len(text), found.end() + _KEY_CHARS) if end < 0 else end
+        kept.append(_hide_lines(text[found.end() : end]))
+    return "".join(kept) + text[end:]
+
+
+def _hide_lines(text: str) -> str:
+    return re.sub(r"[^\n]+", HIDDEN, text)
+
+
+def _keep_name(found: re.Match[str]) -> str:
+    return (found.groupdict().get("kept") or "") + HIDDEN
+
+
+def _keep_commit(found: re.Match[str]) -> str:
+    before = found.string[max(0, found.start() - 40) : found.start()]
+    return found.group() if re.search(_COMMIT, before) else HIDDEN
+
+
 def _hide_values(text: str, names: str) -> str:
     """Mask what follows names of secrets, quoted or up to the end of the word."""
     kept, end = [], 0
     for found in re.finditer(names, text):
         name = found.group(1)
         is_word = name.lower() in _MESSAGES or name.endswith(("Error", "Exception"))
-        if found.start() < end or (is_word and ":" in found.group()) or not is_secret(name):
+        if found.start() < end or not is_secret(name):
             continue
         value = re.compile(_VALUE).match(text, found.end())
         if value is None:
+            continue
+        if is_word and ":" in found.group() and not _is_random(value.group()):
+            continue
+        if value.group()[0] in "{[":  # what it holds is secret, too
+            kept.append(text[end : found.end()])
+            end = _end_of_group(text, found.end())
+            kept.append(HIDDEN)
             continue
         quote = value.group()[0] if value.group()[0] in "\"'" else ""
         kept.append(text[end : found.end()] + quote + HIDDEN + quote)
         end = value.end()
     return "".join(kept) + text[end:]
+
+
+def _is_random(value: str) -> bool:
+    """Whether a word looks like a key and not like the name of one: `token: X` is in messages."""
+    word = value.strip("\"'")
+    kinds = [bool(re.search(kind, word)) for kind in ("[a-z]", "[A-Z]", "[0-9]")]
+    is_long = len(word) >= 16 and kinds[2] and any(kinds[:2])
+    return re.fullmatch(r"[\w+=-]{8,}", word) is not None and (all(kinds) or is_long)
+
+
+def _end_of_group(text: str, begin: int) -> int:
+    """Behind the bracket that closes the one at `begin`, at most 2,000 characters on."""
+    depth = 0
+    for found in re.finditer(r"[{}\[\]]", text[begin : begin + 2000]):
+        depth += 1 if found.group() in "{[" else -1
+        if depth == 0:
+            return begin + found.end()
+    return min(len(text), begin + 2000)
 
 
 def hide_words(words: list[str]) -> list[str]:

@@ -12,7 +12,7 @@ import json
 import os
 import re
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ from typing import Any
 from clusterctl.errors import CouldNotFindOut, UsageError
 from clusterctl.nodes import counted
 from clusterctl.payload.files.private import replace_file
-from clusterctl.payload.mask_secrets import HIDDEN, hide, hide_words, is_secret
+from clusterctl.payload.mask_secrets import HIDDEN, hide, hide_keys, hide_words, is_secret
+from clusterctl.runs.hidden_values import FILE, masker
 from trainer.runlog.json_file import parse
 from trainer.runlog.run_files import folder_below, opened_below
 
@@ -33,6 +34,7 @@ LOG_BYTES = 256 << 10  # of the end of each log
 ALL_BYTES = 256 << 20
 MOST_STACKS = 200
 _STACKS = re.compile(r"stacks/[\w-][\w.-]{0,99}")
+COMMITS = ("commit", "git_commit", "head")  # names of values that have the form of a W&B key
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,12 @@ class Bundle:
 def collect(folder: Path, answer: dict[str, Any], stacks: str, now_s: float) -> Bundle:
     """What a bundle of a run directory, or of a folder of logs, would hold; `answer` is --json."""
     owners = {folder.stat().st_uid, os.getuid(), 0}
-    text = json.dumps(answer, indent=1, default=str) + "\n"  # it has no secrets
+    try:
+        values = masker(folder)
+    except (OSError, ValueError) as error:
+        why = f"values of --env cannot be masked: {error}"
+        raise CouldNotFindOut(why, hint=f"delete {FILE} there to bundle it all the same") from None
+    text, _ = _masked("why.json", json.dumps(answer, default=str), values)
     entries, left_out = [Entry("why.json", text.encode(), 0, 0, now_s)], []
     size = len(text)
     if stacks and not is_folder_of_stacks(stacks):
@@ -79,7 +86,7 @@ def collect(folder: Path, answer: dict[str, Any], stacks: str, now_s: float) -> 
         if size + len(data) > ALL_BYTES:
             left_out.append((name, f"the bundle would have more than {ALL_BYTES >> 20} MiB"))
             continue
-        text, masked = _masked(name, data.decode("utf-8", "backslashreplace"))
+        text, masked = _masked(name, data.decode("utf-8", "backslashreplace"), values)
         size += len(text)
         cut = status.st_size - len(data)
         entries.append(Entry(name, text.encode(), masked, cut, status.st_mtime))
@@ -120,42 +127,55 @@ def _in_order(names: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: (not name[:1].isdigit(), len(name), name))
 
 
-def _masked(name: str, text: str) -> tuple[str, int]:
-    """The text without secrets, and in how many lines there were any."""
+def _masked(name: str, text: str, values: Callable[[str], str]) -> tuple[str, int]:
+    """The text without secrets, and in how many lines there were any. `values` masks those that the
+    run was given by --env."""
     if name.endswith(".json"):
         try:
             found = parse(text)
         except ValueError:
             pass
         else:
-            shown = json.dumps(_without_secrets(found, ""), indent=1).splitlines()
+            shown = json.dumps(_without_secrets(found, "", values), indent=1).splitlines()
             before = json.dumps(found, indent=1).splitlines()
             changed = sum(old != new for old, new in zip(before, shown, strict=True))
             return "\n".join(shown) + "\n", changed
-    mask = _mask_record if name.endswith(".jsonl") else hide
     lines = text.split("\n")
-    hidden = [mask(line) for line in lines]
+    if name.endswith(".jsonl"):
+        hidden = [_mask_record(line, values) for line in lines]
+    else:  # a private key has many lines
+        hidden = [hide(values(line)) for line in hide_keys(text).split("\n")]
     return "\n".join(hidden), sum(old != new for old, new in zip(lines, hidden, strict=True))
 
 
-def _mask_record(line: str) -> str:
+def _mask_record(line: str, values: Callable[[str], str]) -> str:
     """A line of JSON that stays JSON: `"tokens": 512` is a number and no secret."""
     try:
         found = parse(line)
     except ValueError:
-        return hide(line)
-    masked = _without_secrets(found, "")
+        return hide(values(line))
+    masked = _without_secrets(found, "", values)
     return line if masked == found else json.dumps(masked)
 
 
-def _without_secrets(value: Any, name: str) -> Any:
+def _without_secrets(value: Any, name: str, values: Callable[[str], str]) -> Any:
+    """What is in `"credentials": {…}` is secret, whatever its names are."""
     if isinstance(value, str):
-        return HIDDEN if is_secret(name) and value else hide(value)
+        if name in COMMITS:
+            return values(value)
+        return HIDDEN if is_secret(name) and value else hide(values(value))
     if isinstance(value, dict):
-        return {key: _without_secrets(item, str(key)) for key, item in value.items()}
-    if isinstance(value, list) and all(isinstance(item, str) for item in value):
-        return hide_words(value)  # a command line, perhaps
-    return [_without_secrets(item, name) for item in value] if isinstance(value, list) else value
+        inner = name if is_secret(name) else ""
+        return {key: _without_secrets(one, inner or str(key), values) for key, one in value.items()}
+    if (
+        isinstance(value, list)
+        and not is_secret(name)
+        and all(isinstance(one, str) for one in value)
+    ):
+        return hide_words([values(one) for one in value])  # a command line, perhaps
+    return (
+        [_without_secrets(one, name, values) for one in value] if isinstance(value, list) else value
+    )
 
 
 def check_place(path: Path, *, force: bool) -> None:

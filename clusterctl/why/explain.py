@@ -17,7 +17,7 @@ from clusterctl.launch.causes import signatures, texts
 from clusterctl.launch.causes.kinds import Cause, Kind, Source
 from clusterctl.launch.head import owner
 from clusterctl.nodes import counted
-from clusterctl.payload.mask_secrets import hide
+from clusterctl.payload.mask_secrets import LineMask, hide
 from clusterctl.runs.attempts import DONE, FAILED, RUNNING, Attempt
 from clusterctl.runs.find import PLAN_FILE
 from clusterctl.runs.journal import USER_STOP
@@ -248,7 +248,7 @@ def _context(logs: Logs, verdict: Verdict) -> tuple[str, tuple[str, ...]]:
         len(log.lines) - 1,
     )
     at = max(at, texts.detail_end(log.lines, at) - 1)
-    return log.name, tuple(hide(line) for line in log.lines[max(0, at - CONTEXT + 1) : at + 1])
+    return log.name, tuple(map(LineMask().hide, log.lines[max(0, at - CONTEXT + 1) : at + 1]))
 
 
 def _victims(verdict: Verdict) -> dict[str, int]:

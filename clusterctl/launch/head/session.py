@@ -27,7 +27,7 @@ def begin(run: SavedRun, output: Output, *, detach: bool) -> int:
     """Start the supervisor of a new run and show it to its end; the exit code."""
     plan = run.plan
     _refuse_second(run)
-    write_layout(plan.run_dir, plan.run_id, plan.to_json())
+    write_layout(plan.run_dir, plan.run_id, plan.to_json(), plan.environment.hidden())
     run.write()
     with _noted() as signals:
         link = supervisor.start(plan.run_dir, "begin")

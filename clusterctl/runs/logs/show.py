@@ -10,7 +10,7 @@ from pathlib import Path
 
 from clusterctl.errors import CouldNotFindOut, UsageError
 from clusterctl.nodes import counted
-from clusterctl.payload.mask_secrets import hide
+from clusterctl.payload.mask_secrets import LineMask
 from clusterctl.runs.find import EVENTS_FILE
 from clusterctl.runs.logs.files import FOLDER, Chosen, LogFile, LogFolder
 from clusterctl.runs.logs.layout import Layout, LayoutReader
@@ -62,6 +62,7 @@ class Logs:
         self._times = KnownTimes(run_dir, self._layout.attempts, self._layout.began_s)
         self._folder: LogFolder | None = None
         self._seen: dict[str, _Seen] = {}
+        self._masks: dict[str, LineMask] = {}
         self.refused: dict[str, str] = {}  # by name, why
         if self._layout.unread:
             self._say_unread(EVENTS_FILE, f"not read: {self._layout.unread}")
@@ -205,7 +206,8 @@ class Logs:
         return bool(data)
 
     def _say(self, file: LogFile, line: bytes) -> None:
-        self._emit(file, hide(line.decode("utf-8", "backslashreplace").rstrip("\r")))
+        mask = self._masks.setdefault(file.name, LineMask())
+        self._emit(file, mask.hide(line.decode("utf-8", "backslashreplace").rstrip("\r")))
 
     def _refuse(self, file: LogFile, error: OSError) -> None:
         if not isinstance(error, FileNotFoundError):  # removed just now

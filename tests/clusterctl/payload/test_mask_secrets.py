@@ -131,6 +131,17 @@ def test_any_text_is_taken(text: str) -> None:
         " ",
         "a ",
         "cookie:",
+        "curl ",
+        "docker login ",
+        "mysql -",
+        "password ",
+        "key={",
+        "-----BEGIN PRIVATE KEY-----",
+        "-----END ",
+        "0123456789abcdef0123456789abcdef01234567 ",
+        "Bearer ",
+        "sk-a.",
+        "123456789:A",
     ],
 )
 def test_long_text_does_not_take_long(piece: str) -> None:
@@ -142,13 +153,125 @@ def test_long_text_does_not_take_long(piece: str) -> None:
 PIECES = (
     "--api-key", "-p", "token", "=", ": ", ":", "\t", "\n", "\u2003", " ", "'", '"', "https://", "me:x@", "Cookie",
     "authorization", "wandb", "login", "hf_", "ghp_", "ghr_", "sk-", "xoxb-", "eyJ", ".", "AIza", "a1b2c3d4e5f6g7h8",
-    V, "{", "}", ",", "/",
+    V, "{", "}", ",", "/", "Bearer ", "password ", "sig=", "curl ", "-u ", "ya29.", "login ", "docker ", "[", "]",
 )  # fmt: skip
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=8).map("".join))
 def test_what_is_looked_for_first_leaves_nothing_out(text: str) -> None:
     wanted = re.sub(rules._SHAPE, HIDDEN, re.sub(rules._URL_USER, HIDDEN, text))
+    for _, shape in rules._SHAPES:
+        wanted = re.sub(shape, rules._keep_name, wanted)
     wanted = re.sub(rules._HEADER, r"\1\2" + HIDDEN, wanted)
     wanted = rules._hide_values(rules._hide_values(wanted, rules._NAMED), rules._OPTION)
     assert hide(text) == re.sub(rules._LOGIN, r"\1 " + HIDDEN, wanted)
+
+
+WORD = "Zq7" + "v3Xk9" * 8  # 43 characters, random as keys are
+SHAPES = {
+    "hugging face": f"hf_{WORD}",
+    "github": f"ghp_{WORD}",
+    "gitlab": f"glpat-{WORD}",
+    "openai": f"sk-proj-{WORD}",
+    "stripe": f"sk_live_{WORD}",
+    "npm": f"npm_{WORD}",
+    "pypi": f"pypi-AgEI{WORD}",
+    "docker hub": f"dckr_pat_{WORD}",
+    "google": f"ya29.{WORD}",
+    "google api": f"AIza{WORD}",
+    "amazon": "AKIAZQ7V3XK9V3XK9V3X",
+    "amazon, for a session": "ASIAZQ7V3XK9V3XK9V3X",
+    "slack": f"xoxb-{WORD}",
+    "slack app": f"xapp-1-{WORD}",
+    "sendgrid": f"SG.{WORD}.{WORD}",
+    "vault": f"hvs.{WORD}",
+    "age": f"AGE-SECRET-KEY-1{WORD.upper()}",
+    "telegram": f"123456789:AA{WORD}",
+    "W&B": "0123456789abcdef0123456789abcdef01234567",
+    "json web token": f"eyJhbGciOiJIUzI1NiJ9.{WORD}.{WORD}",
+}
+AROUND = {
+    "azure": f"https://x.blob.core.windows.net/c/a.mp4?sv=2024&sig={WORD}&se=2026",
+    "signed s3": f"https://b.s3.amazonaws.com/a.mp4?X-Amz-Credential={WORD}&X-Amz-Signature={WORD}",
+    "slack hook": f"https://hooks.slack.com/services/T0{WORD}/B0/{WORD}",
+    "discord hook": f"https://discord.com/api/webhooks/1234567890/{WORD}",
+    "teams hook": f"https://x.webhook.office.com/webhookb2/{WORD}@x/IncomingWebhook/{WORD}",
+    "telegram url": f"https://api.telegram.org/bot123456789:AA{WORD}/sendMessage",
+    "bearer": f"401 for Bearer {WORD}",
+    "basic": "sent Basic dXNlcjpaYVE3djNYazk= to host",
+    "netrc": f"machine api.wandb.ai login user password {WORD}",
+    "netrc, lines": f"machine api.wandb.ai\n  login user\n  password {WORD}\n",
+    "password": f"trying password {WORD}",
+    "sshpass": f"+ sshpass -p {WORD} ssh host",
+    "sshpass, joined": f"+ sshpass -p{WORD} ssh host",
+    "docker": f"$ docker login -u me -p {WORD} registry.io",
+    "mysql": f"$ mysql -u root -p{WORD} videos",
+    "redis": f"redis-cli -h host -a {WORD} ping",
+    "curl": f"curl -s -u me:{WORD} https://host",
+    "yaml": f"token: {WORD}",
+    "yaml key": f"  key: '{WORD}'",
+    "nested": f'{{"credentials": {{"value": "{WORD}", "more": ["{WORD}"]}}}}',
+    "nested in text": f"got credentials={{'user': 'me', 'value': '{WORD}'}} from host",
+}
+
+
+@pytest.mark.parametrize("text", SHAPES.values(), ids=SHAPES)
+def test_tokens_are_known_by_their_form(text: str) -> None:
+    for line in (text, f"x {text}", f"'{text}'", f"url/{text}?a", f"({text})", f"a={text};"):
+        if len(text) == 40 and "/" in line:
+            continue  # a commit in a path
+        shown = hide(line)
+        assert text[-12:] not in shown
+        assert HIDDEN in shown
+
+
+@pytest.mark.parametrize("text", AROUND.values(), ids=AROUND)
+def test_secrets_are_known_by_what_is_around_them(text: str) -> None:
+    shown = hide(text)
+    assert WORD not in shown
+    assert "v3Xk9v3X" not in shown
+    assert "YVE3djNYazk" not in shown
+    assert text.split()[0][:8] in shown  # what it was stays
+
+
+def private_key(kind: str, lines: int = 20) -> list[str]:
+    body = ["MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQC7VJTUt9Us8cKj"] * lines
+    return [f"-----BEGIN {kind}-----", *body, "NhAAAB==", f"-----END {kind}-----"]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["PRIVATE KEY", "RSA PRIVATE KEY", "OPENSSH PRIVATE KEY", "ENCRYPTED PRIVATE KEY", "PGP PRIVATE KEY BLOCK"],
+)  # fmt: skip
+def test_private_keys_are_hidden_whole(kind: str) -> None:
+    key = private_key(kind)
+    for text in ("\n".join(key), "[0]: " + "\n[0]: ".join(key), json.dumps("\n".join(key))):
+        shown = hide(f"before\n{text}\nafter 1")
+        assert "MIIE" not in shown
+        assert "NhAAAB" not in shown
+        assert (shown.startswith("before\n"), shown.endswith("\nafter 1")) == (True, True)
+        assert shown.count("\n") == text.count("\n") + 2
+
+
+def test_half_a_private_key_is_hidden() -> None:
+    key = private_key("PRIVATE KEY")
+    for text in ("\n".join(key[:9]), "step 1\n" + "\n".join(key[9:])):
+        assert "MIIE" not in hide(text)
+    assert hide("step 1\n" + "\n".join(key[9:])).startswith("step 1\n")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "commit 0123456789abcdef0123456789abcdef01234567",
+        '"git_commit": "0123456789abcdef0123456789abcdef01234567+"',
+        "git checkout 0123456789abcdef0123456789abcdef01234567",
+        "/hub/snapshots/0123456789abcdef0123456789abcdef01234567/config.json",
+        "password authentication is off", "the password for me is wrong", "Enter your password:",
+        "docker run -p 8080:80 image", "no bearer token", "basic functionality works",
+        "unexpected key: blocks.0.attn.qkv.weight", "key: 1", "the standard bearer failed",
+        "SG.py is missing", "sig=", "-----BEGIN CERTIFICATE-----",
+    ],
+)  # fmt: skip
+def test_ordinary_words_stay(text: str) -> None:
+    assert hide(text) == text

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.cli import run as command
+from clusterctl.runs import hidden_values
 from tests.clusterctl.runs.attempts_of import Attempts
 
 CAPTURES = Path(__file__).parents[3] / "captures" / "why"
@@ -80,6 +81,21 @@ def test_bundle_is_listed_first_and_holds_no_secret(run_dir: Path, tmp_path: Pat
     outside.write_text("of somebody else")
     (run_dir / "ranks" / "7.log").symlink_to(outside)
     os.mkfifo(run_dir / "ranks" / "8.log")
+    given, key = (
+        "correct horse/battery=staple",
+        ["-----BEGIN PRIVATE KEY-----", "MIIEvQIBADANBg", "-----END PRIVATE KEY-----"],
+    )
+    hidden_values.write(run_dir, [given, "12345678", "x"])
+    log = run_dir / "ranks/1.log"
+    said = [f"db={given}, x", repr(given), *key, "pin (12345678)", "x 112345678"]
+    log.write_text("\n".join([*said, log.read_text()]))
+    with (run_dir / "events.jsonl").open("a") as log:
+        log.write(
+            json.dumps(
+                {"event": "x", "text": f"said {given}", "data": {"credentials": {"a": ["S7"]}}}
+            )
+            + "\n"
+        )
     target = tmp_path / "run3.tar.gz"
     assert command(["why", "3", "--bundle", str(target), "--dry-run"]) == 1
     assert not target.exists()
@@ -96,6 +112,10 @@ def test_bundle_is_listed_first_and_holds_no_secret(run_dir: Path, tmp_path: Pat
         "ranks/0.log", "ranks/1.log", "ranks/2.log",
     }  # fmt: skip
     assert not any(SECRET in text or "somebody else" in text for text in texts.values())
+    assert not any(
+        word in text for text in texts.values() for word in (given, "MIIEv", "(1234", "S7")
+    )
+    assert "\npin (***)\nx 112345678\n" in texts["why-003-STDiT3-XL-2/ranks/1.log"]
     plan = json.loads(texts["why-003-STDiT3-XL-2/plan.json"])
     assert (plan["environment"], plan["tokens"]) == ({"HF_TOKEN": "***"}, 512)
     assert plan["argv"] == ["train", "--api-key", "***"]
