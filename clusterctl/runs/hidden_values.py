@@ -27,11 +27,13 @@ _BEGIN = re.compile(r"(?:^|(?<=[^A-Za-z0-9]))(?=\S)", re.MULTILINE)
 
 
 def write(run_dir: Path, values: Iterable[str]) -> None:
-    """Raises OSError."""
+    """A run without such values gets no file. Raises OSError."""
     salt = secrets.token_hex(16)
     # Of a key with lines each is a value.
     lines = {line.strip() for value in values for line in value.splitlines()}
     long = sorted(line for line in lines if SHORTEST <= len(line) <= LONGEST)[:MOST]
+    if not long:
+        return
     kept = [{"characters": len(line), "sha256": _hash(salt, line)} for line in long]
     text = json.dumps({"schema": 1, "salt": salt, "values": kept}) + "\n"
     replace_file(str(run_dir / FILE), text.encode())
