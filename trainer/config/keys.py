@@ -28,6 +28,11 @@ class DatasetConfig(Section):
     data_path: str | None = None  # manifest, csv or parquet
     transform_name: str = "resize_crop"  # scale to cover the bucket's size, crop the centre
     frame_interval: int = number(1, least=1)  # every n-th frame
+    # of a window with frame_interval above 1; "even": every n-th, "upstream": spread to its end
+    frame_spacing: str = choice("upstream", "even")
+    # what the model is told; "upstream": the file's rate / frame_interval, rounded down, "exact":
+    # the manifest's rate, else the file's, not rounded
+    fps_condition: str = choice("upstream", "exact")
     features: str | None = None  # cache made by trainer.data encode: no VAE, no text encoder
     memory_efficient: bool = False  # captions and paths stay on disk, in a manifest's shards
     root: str | None = None  # folder that relative paths start from; default the manifest's
@@ -44,10 +49,14 @@ class DatasetConfig(Section):
     harmless: ClassVar[Mapping[str, str]] = {
         "num_frames": "buckets state the length",
         "image_size": "buckets state the size",
-        "fps_max": "fps is read from the manifest",
-        "vmaf": "scores are columns of the manifest",
     }
-    refused: ClassVar[Mapping[str, str]] = {"tokenize_fn": "the text encoder tokenises captions"}
+    refused: ClassVar[Mapping[str, str]] = {
+        "tokenize_fn": "the text encoder tokenises captions",
+        "fps_max": "faster clips are not thinned, and captions get no rate; leave them out by "
+        "`trainer.data filter --where 'fps <= 24'`, or say frame_interval",
+        "vmaf": "captions get no motion score; write it into them before training",
+    }
+    nothing: ClassVar[Mapping[str, tuple[Any, ...]]] = {"fps_max": (None,), "vmaf": (None, False)}
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from trainer.config.build import field_types
 from trainer.config.file import Tree
-from trainer.config.keys import Config, ModelConfig, SampleConfig
+from trainer.config.keys import Config, DatasetConfig, ModelConfig, SampleConfig
 from trainer.errors import ConfigError, nearest
 
 _OTHER_NETWORK = "is another network; STDiT3 of Open-Sora 1.2 is trained here"
@@ -89,6 +89,7 @@ def translate(tree: Tree, notes: list[str]) -> None:
         _move_into_sample(tree, notes)
     _drop_nothing(data, Config)
     _drop_nothing(data.get("model"), ModelConfig)
+    _drop_nothing(data.get("dataset"), DatasetConfig)
     if isinstance(data.get("wandb"), bool):
         data["wandb"] = "online" if data["wandb"] else "off"
     for name in ("vae", "text_encoder"):
@@ -114,7 +115,9 @@ def translate(tree: Tree, notes: list[str]) -> None:
             tree.set(tuple(target.split(".")), data.pop(name), tree.place((name,)))
 
 
-def _drop_nothing(data: Any, section: type[Config] | type[ModelConfig]) -> None:
+def _drop_nothing(
+    data: Any, section: type[Config] | type[ModelConfig] | type[DatasetConfig]
+) -> None:
     """Refused keys whose value asks for nothing."""
     for name in list(data) if isinstance(data, dict) else ():
         if data[name] in section.nothing.get(name, ()):

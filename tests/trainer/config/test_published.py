@@ -137,6 +137,18 @@ def test_what_the_command_lines_set(bump: Path) -> None:
     assert (config.lr, config.outputs, config.warmup_steps) == (1e-5, "elsewhere", 10)
 
 
+def test_what_a_later_version_does_to_fast_clips_is_refused_with_the_way_here(bump: Path) -> None:
+    for words, said in {
+        "--dataset.fps-max 24": "not thinned",
+        "--dataset.vmaf True": "no motion score",
+    }.items():
+        with pytest.raises(ConfigError, match=said):
+            load(bump, words.split())
+    child = bump.with_name("mine.py")
+    child.write_text('_base_ = ["stage4.py"]\ndataset = dict(vmaf=False, fps_max=None)\n')
+    load(child)  # asks for nothing
+
+
 @pytest.mark.parametrize("section", TYPES)
 def test_every_name_of_the_table_is_ours_or_refused_with_a_reason(section: str) -> None:
     ours = set(TYPES[section].values())

@@ -59,6 +59,13 @@ class ClipError(Exception):
     """This clip cannot be used; the text says why."""
 
     errno: int | None = None  # of the file system
+    in_window = False  # another window of the clip may be good
+
+
+class DamagedWindow(ClipError):
+    """Frames of this window cannot be used; the text names the first of them."""
+
+    in_window = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,13 +159,13 @@ def check_regular(path: str) -> os.stat_result:
 
 
 @contextmanager
-def _refusing() -> Iterator[None]:
+def _refusing(kind: type[ClipError] = ClipError) -> Iterator[None]:
     """Errors of FFmpeg and of the file system become ClipError."""
     try:
         yield
     except (av.FFmpegError, OSError) as error:
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        refused = ClipError(str(why).strip())
+        refused = kind(str(why).strip())
         refused.errno = error.errno
         raise refused from None
 
@@ -179,7 +186,8 @@ def _opened(path: str, quick: bool = False) -> Iterator[tuple[Any, Any]]:
         stream = container.streams.video[0]
         stream.codec_context.thread_type = "NONE"
         stream.codec_context.thread_count = 1
-        yield container, stream
+        with _refusing(DamagedWindow):
+            yield container, stream
 
 
 class _Index(NamedTuple):
@@ -221,8 +229,7 @@ def _read(path: str, window: Window, out_CTHW: NDArray[Any], seek: bool, quick: 
         index = _index(stream)
         if index is not None and index.shown < window.expected:
             raise ClipError(f"has {index.shown} frames, the manifest says {window.expected}")
-        start, step = window.start, window.interval
-        wanted = range(start, start + window.frames * step, step)
+        start, wanted = window.start, window.places
         times = None
         if seek:
             times = _times(container, stream, index, quick)
@@ -230,22 +237,25 @@ def _read(path: str, window: Window, out_CTHW: NDArray[Any], seek: bool, quick: 
                 raise _CannotSeek
             pts, slack = times
             if len(pts) <= wanted[-1]:
-                raise ClipError(f"has {len(pts)} frames, the manifest says {window.expected}")
+                raise DamagedWindow(f"has {len(pts)} frames, the manifest says {window.expected}")
             if start or not quick:
                 container.seek(int(pts[start]), stream=stream, backward=True)
-            frames = _at_times(container, stream, pts[list(wanted)], slack)
+            frames = _at_times(container, stream, pts[wanted], slack)
         else:
-            frames = itertools.islice(container.decode(stream), start, wanted[-1] + 1, step)
+            decoded = itertools.islice(container.decode(stream), wanted[-1] + 1)
+            places = set(wanted)
+            frames = (frame for place, frame in enumerate(decoded) if place in places)
         found = 0
         for frame in frames:
             if frame.is_corrupt:
-                raise ClipError(f"frame {wanted[found]} is damaged")
+                raise DamagedWindow(f"frame {wanted[found]} is damaged")
             put_frame(frame, window, out_CTHW[:, found])
             found += 1
         if times is not None and found == 0:
             raise _CannotSeek  # in a transport stream a seek lands behind the keyframe
         if found < window.frames:
-            raise ClipError(f"ends before frame {wanted[found]}, window {start} to {wanted[-1]}")
+            until = f"window {start} to {wanted[-1]}"
+            raise DamagedWindow(f"ends before frame {wanted[found]}, {until}")
         return fps
 
 
@@ -258,7 +268,7 @@ def _at_times(container: Any, stream: Any, wanted: NDArray[np.int64], slack: int
         if frame.pts < wanted[place] - slack:
             continue
         if frame.pts > wanted[place] + slack:
-            raise ClipError("a frame inside the window is missing")
+            raise DamagedWindow("a frame inside the window is missing")
         yield frame
         place += 1
         if place == len(wanted):

@@ -47,7 +47,7 @@ class DecoderBroken(TrainerError):
 
 
 class Window(NamedTuple):
-    """Frames `start`, `start` + `interval`, … of a file of >= `expected` frames; their size."""
+    """`frames` of a file of >= `expected` frames from `start` on, and their size."""
 
     start: int
     frames: int
@@ -56,6 +56,17 @@ class Window(NamedTuple):
     width: int
     expected: int
     resize: str = "bilinear"  # "area": mean of what a pixel covers; "torch": upstream's, float32
+    # With an interval above 1: every n-th frame, or upstream's, evenly from the first to the last
+    # of frames x interval ones. Of 51 at 3 half are others, by up to two places.
+    is_spread: bool = False
+
+    @property
+    def places(self) -> list[int]:
+        """The frames of the file, counted from 0, rising."""
+        end = self.start + self.frames * self.interval
+        if self.is_spread:
+            return np.linspace(self.start, end - 1, self.frames, dtype=int).tolist()
+        return list(range(self.start, end, self.interval))
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -73,6 +84,7 @@ class Reply:
     memory_bytes: int = 0  # the helper's peak resident memory so far
     storage_fails: bool = False  # the error is of the file system, not of this clip
     gone: str = ""  # the folder that is missing, where that is the error
+    in_window: bool = False  # other windows of the clip may be good
 
 
 @dataclass(eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 
@@ -11,7 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.trainer.data.clips import frame_numbers, write_clip
-from trainer.data.loader.microbatch import make_task
+from tests.trainer.data.rows import manifest_of
+from trainer.config.keys import DatasetConfig
+from trainer.data.loader.microbatch import frame_rate
+from trainer.data.loader.task import make_task
 from trainer.data.manifest.manifest import Manifest
 from trainer.data.plan.buckets import Buckets
 from trainer.data.plan.data_plan import DataPlan
@@ -50,13 +54,24 @@ def clips(tmp_path_factory) -> dict[str, Path]:
 
 
 @given(
-    st.integers(0, FRAMES - 1), st.integers(1, 12), st.integers(1, 9), st.sampled_from(list(KINDS))
+    st.integers(0, FRAMES - 1),
+    st.integers(1, 12),
+    st.integers(1, 9),
+    st.sampled_from(list(KINDS)),
+    st.booleans(),
 )
 @settings(QUIET, max_examples=120)
-def test_any_window_of_any_codec_holds_exactly_its_frames(clips, start, frames, interval, kind):
+def test_any_window_of_any_codec_holds_exactly_its_frames(
+    clips, start, frames, interval, kind, is_spread
+):
     out = np.zeros((3, frames, 64, 64), np.uint8)
-    wanted = list(range(start, start + frames * interval, interval))
-    window = Window(start, frames, interval, 64, 64, FRAMES)
+    end = start + frames * interval
+    wanted = list(range(start, end, interval))
+    if is_spread:  # upstream's formula, in whole numbers
+        parts = max(1, frames - 1)
+        wanted = [start + place * (end - 1 - start) // parts for place in range(frames)]
+    window = Window(start, frames, interval, 64, 64, FRAMES, is_spread=is_spread)
+    assert window.places == wanted
     if wanted[-1] >= FRAMES:
         with pytest.raises(ClipError, match=r"60 frames|ends before"):
             read_window(str(clips[kind]), window, out)
@@ -92,6 +107,45 @@ def test_a_window_never_leaves_its_clip(lengths, frames, interval, seed, epoch):
             last = clip.start + (frames - 1) * interval
             assert 0 <= clip.start <= max(0, clip.expected - frames * interval - 1)
             assert last < clip.expected
+
+
+@pytest.mark.parametrize(("interval", "others", "most"), [(1, 0, 0), (2, 1, 1), (3, 26, 2)])
+def test_frames_that_upstream_takes_are_the_default(interval, others, most):
+    """Counted with its formula for 51 frames."""
+    manifest = manifest_of([400], [64], [64])
+    buckets = Buckets.parse({"64px": {51: (1.0, 1)}})
+    plan = DataPlan(manifest, buckets, 1, frame_interval=interval)
+    spread, even = (
+        Window(0, task.bucket.frames, interval, 64, 64, 1, is_spread=task.is_spread).places
+        for task in (
+            make_task(plan, 0, 0),
+            make_task(plan, 0, 0, DatasetConfig(frame_spacing="even")),
+        )
+    )
+    differences = [abs(one - other) for one, other in zip(spread, even, strict=True)]
+    assert (sum(map(bool, differences)), max(differences)) == (others, most)
+
+
+@pytest.mark.parametrize(
+    ("file", "stated", "interval", "upstream", "exact"),
+    [
+        (29.97, 24.0, 1, 29.0, 24.0),
+        (23.976, float("nan"), 1, 23.0, 23.976),
+        (59.94, 59.94, 2, 29.0, 29.97),
+        (0.0, 25.0, 1, 25.0, 25.0),  # a raw stream states no rate
+        (0.5, float("nan"), 1, 0.5, 0.5),
+        (0.0, float("nan"), 1, 0.0, 0.0),
+    ],
+)
+def test_rate_that_the_model_is_told_is_upstreams_unless_the_exact_one_is_asked_for(
+    file, stated, interval, upstream, exact
+):
+    buckets = Buckets.parse({"64px": {8: (1.0, 1)}})
+    plan = DataPlan(manifest_of([400], [64], [64]), buckets, 1, frame_interval=interval)
+    for way, rate in {"upstream": upstream, "exact": exact}.items():
+        task = make_task(plan, 0, 0, DatasetConfig(fps_condition=way))
+        clip = dataclasses.replace(task.clips[0], fps=stated)
+        assert frame_rate(clip, file, task) == pytest.approx(rate)
 
 
 Damage = st.one_of(
