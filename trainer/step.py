@@ -19,7 +19,7 @@ from trainer.components import Parts
 from trainer.config.load import Config
 from trainer.data.loader.encode import encode
 from trainer.data.loader.loader import Loader
-from trainer.data.loader.microbatch import Batch, leave_out_bad
+from trainer.data.loader.microbatch import Bad, Batch, leave_out_bad
 from trainer.data.plan.data_plan import DataPlan
 from trainer.device import name_of
 from trainer.diffusion.draws import Drawing
@@ -111,7 +111,8 @@ class Share:
     losses: list[Tensor] = field(default_factory=list)  # of each microbatch its part of the step's
     by_time: Tensor | float = 0.0  # [2, bands], see `by_time`
     buckets: dict[str, None] = field(default_factory=dict)  # in order, each once
-    bad: list[tuple[int, str, str]] = field(default_factory=list)
+    bad: list[Bad] = field(default_factory=list)
+    lasting: dict[str, str] = field(default_factory=dict)  # see `Failures`
     failure: TrainerError | None = None  # why this rank has no batch
 
 
@@ -190,8 +191,8 @@ def step(run: Run, batches: Iterator[Batch]) -> bool:
     )
     run.journal.step(record)
     run.slow_ranks.after(number, ranks, cells)
-    for row, path, reason in share.bad:
-        run.journal.bad_sample(number, engine.rank, row, path, reason)
+    for clip in share.bad:
+        run.journal.bad_sample(number, engine.rank, *clip)
     statuses = [rank.saver for rank in ranks]
     report(run, run.failed_saves.take(lambda: run.saver.advance(statuses), number))
     require_numbers(number, ranks, is_skipped)
@@ -220,8 +221,12 @@ def update(run: Run, limit: float | None, *, measured: bool) -> tuple[Tensor, ..
 
 
 def _count_bad(run: Run, share: Share) -> None:
-    """Each clip once over all epochs (collective). Raises TooManyBadSamples on all ranks."""
-    run.bad_clips.update(*run.engine.gather_objects([path for _, path, _ in share.bad]))
+    """Each clip once over all epochs (collective), which is not tried again in this attempt: one
+    that hangs would cost all ranks its limit in every epoch. Raises TooManyBadSamples on all."""
+    own = [clip.path for clip in share.bad], share.lasting
+    for paths, lasting in run.engine.gather_objects(own):
+        run.bad_clips.update(paths)
+        run.loader.known_bad.update(lasting)
     count, limit = len(run.bad_clips), run.config.max_bad_samples
     if count > limit:
         error = TooManyBadSamples(
@@ -245,8 +250,8 @@ def _next(run: Run, batches: Iterator[Batch], share: Share) -> Batch:
 def _end_without_data(run: Run, number: int, share: Share) -> NoReturn:
     """Some rank had no batch: all end here, with its reason and without this step (collective)."""
     failure = share.failure
-    for row, path, reason in (*share.bad, *getattr(failure, "bad", ())):
-        run.journal.bad_sample(number, run.engine.rank, row, path, reason)
+    for clip in (*share.bad, *getattr(failure, "bad", ())):
+        run.journal.bad_sample(number, run.engine.rank, *clip)
     run.engine.raise_any(failure, f"no batch for step {number}: ")
     raise AssertionError("no rank failed")
 
@@ -279,6 +284,7 @@ def _microbatch(run: Run, batch: Batch, share: Share, left: int) -> None:
     figures.flops += 3.0 * forward_flops(config, count, frames, height, width, text_tokens)
     share.buckets[batch.bucket] = None
     share.bad += batch.bad
+    share.lasting |= batch.failures.lasting
     figures.decoder_bytes = max(figures.decoder_bytes, batch.decoder_bytes)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tests.trainer.data.rows import random_manifest
-from trainer.data.loader.microbatch import Task, make_task
+from trainer.data.loader.task import Task, make_task
 from trainer.data.plan import state as data_state
 from trainer.data.plan.balance import Balance, classes
 from trainer.data.plan.buckets import Buckets

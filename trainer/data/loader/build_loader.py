@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,7 +19,8 @@ from trainer.config.keys import DatasetConfig
 from trainer.data.features.cache import Features, Shards
 from trainer.data.loader import microbatch
 from trainer.data.loader.loader import Loader, Worker
-from trainer.data.loader.microbatch import Bad, Batch, Clip, Task
+from trainer.data.loader.microbatch import Batch, Failures, Replacing, of_first_bucket
+from trainer.data.loader.task import Clip, Task
 from trainer.data.plan.data_plan import Cursor, DataPlan
 from trainer.models.vae.interface import Posterior
 
@@ -75,39 +75,51 @@ def build_loader(
 def read_batch(
     task: Task, features: Features, shards: Shards, ids: NDArray[np.uint64], pin: bool = False
 ) -> Batch:
-    """One microbatch. Clips that could not be encoded are replaced from the spares, in their order.
-    Raises FeaturesError for what is missing or damaged, TooManyBadSamples when no spare is left."""
-    start_s = time.thread_time()
-    bucket, spares = task.bucket, iter(task.spares)
-    made: list[tuple[Clip, Tensor, float]] = []
-    bad: list[Bad] = []
-    for clip in task.clips:
-        for candidate in itertools.chain([clip], spares):
-            clip_id = int(ids[candidate.row])
+    """One microbatch. Clips that could not be encoded are replaced, as `assemble` does. Raises
+    FeaturesError for what is missing or damaged, TooManyBadSamples when no clip was encoded."""
+    start_s, failures = time.thread_time(), Failures()
+    batch = of_first_bucket(task, partial(_read, features, shards, ids, failures), failures)
+    assert batch.latents is not None
+    assert batch.y is not None
+    if pin:
+        batch.latents, batch.y = batch.latents.pin_memory(), batch.y.pin_memory()
+    batch.decode_s = time.thread_time() - start_s
+    return batch
+
+
+def _read(
+    features: Features, shards: Shards, ids: NDArray[np.uint64], failures: Failures, task: Task
+) -> Batch | None:
+    """None where no clip of the task or of its spares was encoded."""
+    bucket, replacing = task.bucket, Replacing(task, failures)
+    found: dict[int, tuple[Tensor, float]] = {}
+    places = list(range(len(task.clips)))
+    while places:
+        failed: dict[int, tuple[str, bool]] = {}
+        for place in places:
+            clip = replacing.chosen[place]
+            clip_id = int(ids[clip.row])
             reason = features.bad.get((clip_id, bucket.height, bucket.width))
             if reason is None:
-                window = (bucket.frames, candidate.start, task.interval)
-                found = shards.window(clip_id, bucket.height, bucket.width, *window)
-                if found is None:
+                window = (bucket.frames, clip.start, task.interval)
+                stored = shards.window(clip_id, bucket.height, bucket.width, *window)
+                if stored is None:
                     at = f"{bucket.height}x{bucket.width} for {bucket.frames} frames"
-                    raise features.lacks(f"{candidate.path} at {at}")
-                latent, file_fps = found
-                rate = microbatch.frame_rate(candidate, file_fps, task)
-                if rate:
-                    made.append((candidate, latent, rate))
-                    break
-            bad.append((candidate.row, candidate.path, reason or microbatch.NO_RATE))
-        else:
-            raise microbatch.too_many(microbatch.no_replacement(bucket), bad)
-    chosen, latents, rates = zip(*made, strict=True)
-    latent_BPCZHW = torch.stack(latents)
-    y, mask = _captions(chosen, features, shards)
-    if pin:
-        latent_BPCZHW, y = latent_BPCZHW.pin_memory(), y.pin_memory()
-    parts = {"latents": latent_BPCZHW, "y": y, "mask": mask}
-    place, fps = (task.epoch, task.index), torch.tensor(rates, dtype=torch.float32)
-    spent_s = time.thread_time() - start_s
-    return Batch.of(bucket, place, chosen, fps, **parts, bad=bad, decode_s=spent_s)
+                    raise features.lacks(f"{clip.path} at {at}")
+                latent, file_fps = stored
+                if rate := microbatch.frame_rate(clip, file_fps, task):
+                    found[place] = latent, rate
+                    continue
+            failed[place] = (reason or microbatch.NO_RATE, True)
+        places = replacing.replace(failed)
+    filled = replacing.fill()
+    if filled.is_empty:
+        return None
+    latents, rates = zip(*(found[source] for source in filled.sources), strict=True)
+    y, mask = _captions(replacing.chosen, features, shards)
+    where, fps = (task.epoch, task.index), torch.tensor(rates, dtype=torch.float32)
+    parts = {"latents": torch.stack(latents), "y": y, "mask": mask}
+    return Batch.of(bucket, where, replacing.chosen, fps, **parts)
 
 
 def _captions(clips: Sequence[Clip], features: Features, shards: Shards) -> tuple[Tensor, Tensor]:

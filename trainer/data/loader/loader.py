@@ -16,13 +16,15 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 
 from trainer.config.keys import DatasetConfig
-from trainer.data.loader.microbatch import Batch, Clip, Task, assemble, make_task
+from trainer.data.loader.microbatch import Batch, assemble
+from trainer.data.loader.task import Clip, Task, make_task
 from trainer.data.plan.buckets import Bucket, Ints
 from trainer.data.plan.data_plan import Cursor, DataPlan
 from trainer.data.video.decode import START_TIMEOUT_S, Decoder, DecoderBroken
@@ -126,6 +128,8 @@ class Loader:
     options: DatasetConfig
     each: int = 1  # batches of this rank in a step
     prefetch_factor: int | None = None  # batches ahead per worker; default 2
+    # path and reason of clips that could not be read: they are replaced without being tried
+    known_bad: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world:
@@ -228,7 +232,8 @@ class Loader:
         options = self.options
         cache_bytes, memory_bytes = options.cache_decoded_mb << 20, options.worker_memory_mb << 20
         decoder = Decoder(options.clip_timeout_s, cache_bytes, role, memory_bytes, options.resize)
-        make = partial(assemble, decoder=decoder, timeout_s=options.batch_timeout_s)
+        limits: Any = {"timeout_s": options.batch_timeout_s, "known": self.known_bad}
+        make = partial(assemble, decoder=decoder, **limits)
         return Worker(options, role, make, decoder.close, decoder.abort)
 
     def _ask(self, worker: Worker) -> None:
@@ -243,5 +248,5 @@ class Loader:
             empty = 0 if batches else empty + 1
             for number in range(batches):
                 index = cursor.consumed + number * self.world + self.rank
-                yield make_task(self.plan, cursor.epoch, index, self.options.resize)
+                yield make_task(self.plan, cursor.epoch, index, self.options)
             cursor = cursor.next_epoch()

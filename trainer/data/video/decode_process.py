@@ -69,6 +69,8 @@ def serve(memory: int, cache_bytes: int, parent: int, memory_bytes: int, resize:
                 answer["gone"] = _gone(Path(request["path"]).absolute())
             if error.errno in errno.errorcode and "what" in request:
                 answer["again"] = True
+            if error.in_window and "window" in request:
+                answer["in_window"] = True
         except Exception as error:  # noqa: BLE001 - process boundary: becomes this clip's result
             answer = {"error": f"{type(error).__name__}: {error}"}
         answer["cpu_s"] = round(time.process_time() - began, 6)

@@ -28,7 +28,7 @@ from trainer.data.features.cache import Features
 from trainer.data.features.files import FeaturesError
 from trainer.data.features.units import Grid, find_units, segments
 from trainer.data.loader.build_loader import build_loader, latents_of, read_batch
-from trainer.data.loader.microbatch import Clip, Task, make_task
+from trainer.data.loader.task import Clip, Task, make_task
 from trainer.data.plan.buckets import Buckets
 from trainer.data.plan.data_plan import Cursor, content_ids
 from trainer.data.video.decode import Decoder, Window

@@ -16,7 +16,8 @@ from tests.trainer.data.loader.test_loader import plan_of
 from trainer.data import digits
 from trainer.data.features import encode_work
 from trainer.data.features.encode_work import Segment
-from trainer.data.loader.microbatch import assemble, make_task
+from trainer.data.loader.microbatch import assemble
+from trainer.data.loader.task import make_task
 from trainer.data.video import outage
 from trainer.data.video.decode import Decoder, Window
 from trainer.data.video.decode_process import storage_fails

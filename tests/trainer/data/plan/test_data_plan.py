@@ -63,6 +63,16 @@ def test_every_clip_that_an_epoch_does_without_is_counted_by_its_reason(each):
     assert bool(left["fill no step"]) == bool(len(epoch) % each)
 
 
+def test_clips_that_a_resume_on_more_ranks_still_trains_are_not_counted_as_left_out():
+    plan = plan_of()
+    epoch = plan.epoch(0)
+    consumed = len(epoch) % 2 + 3  # by one rank; two trained all the others
+    assert (len(epoch) - consumed) % 2 == 1
+    left = epoch.left_out(len(plan.manifest), 2, consumed)["fill no step"]
+    assert left == len(epoch[len(epoch) - 1].rows)
+    assert epoch.left_out(len(plan.manifest), 2, consumed + 1)["fill no step"] == 0
+
+
 def test_microbatches_of_one_bucket_are_spread_over_the_epoch():
     order = [batch.cell for batch in plan_of(3000).epoch(0)]
     changes = np.mean(np.diff(order) != 0)

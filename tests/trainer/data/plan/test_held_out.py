@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.trainer.data.rows import manifest_of, random_manifest
-from trainer.data.loader.microbatch import make_task
+from trainer.data.loader.task import make_task
 from trainer.data.manifest.manifest import Manifest
 from trainer.data.plan.buckets import Buckets
 from trainer.data.plan.data_plan import Cursor, DataPlan
