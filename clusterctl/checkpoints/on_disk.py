@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from clusterctl.checkpoints.settings_of_run import Size
+from trainer.runlog.checkpoint_name import MANIFEST, complete_names, epoch_and_step
 from trainer.runlog.json_file import read_object
 from trainer.runlog.retention import OVERHEAD_BYTES
 
-MANIFEST = "manifest.json"
 FOLDERS = ("model", "ema", "optimizer")
-_NAME = re.compile(r"epoch\d+-global_step(\d{1,12})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +38,13 @@ class FreeSpace:
 def checkpoints_in(run_dir: Path) -> list[Checkpoint]:
     """Complete ones in the order in which they were made. Raises OSError."""
     found = []
-    for path in run_dir.iterdir():
-        if match := _NAME.fullmatch(path.name):
-            # Others may delete it meanwhile; one with a damaged manifest is none.
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-                made_ns = (path / MANIFEST).stat().st_mtime_ns
-                size = _size(read_object(path / MANIFEST)["files"])
-                found.append((made_ns, Checkpoint(path, int(match[1]), size)))
-    return [checkpoint for _, checkpoint in sorted(found, key=lambda item: item[0])]
+    for name in complete_names(run_dir):
+        path, counts = run_dir / name, epoch_and_step(name)
+        # Others may delete it meanwhile; one with a damaged manifest is none.
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            size = _size(read_object(path / MANIFEST)["files"])
+            found.append(Checkpoint(path, counts[1] if counts else 0, size))
+    return found
 
 
 def _size(files: Mapping[str, Any]) -> Size:

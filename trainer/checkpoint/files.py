@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import secrets
 import shutil
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -22,9 +23,10 @@ from torch import Tensor
 from trainer.engine.shards import Shards
 from trainer.errors import CheckpointError
 from trainer.runlog.atomic_file import sha256_of, sync, write_synced
+from trainer.runlog.checkpoint_name import LATEST, MANIFEST, serial_of
 from trainer.runlog.json_file import read_object
 from trainer.runlog.retention import outdated
-from trainer.weights.checkpoints import LATEST, MANIFEST, OPTIMIZER, complete, others
+from trainer.weights.checkpoints import OPTIMIZER, complete, others
 from trainer.weights.write import total_bytes, write_file, write_index
 
 AVERAGE_PARTS = "ema-parts"  # until the whole average is written from them
@@ -32,6 +34,7 @@ SCHEDULE, RUNNING, SAMPLER = "lr_scheduler.json", "running_states.json", "sample
 SEEN = "seen.npy"  # content ids of the clips of this epoch so far
 _ASIDE = ".tmp-"  # begins the names of folders that are being made, or deleted
 _OLD = f"{_ASIDE}old-"
+_READERS = 8
 
 
 class Entry(TypedDict):
@@ -101,7 +104,9 @@ def _shown(size: int) -> str:
 def seal(part: Path, final: Path, files: Entries) -> list[str]:
     """Write the manifest, then rename the folder; returns messages about what is not deleted."""
     ordered = {name: files[name] for name in sorted(files)}
-    write_synced(part / MANIFEST, json.dumps({"schema": 1, "files": ordered}, indent=1))
+    serial = 1 + max((serial_of(path / MANIFEST) for path in complete(final.parent)), default=0)
+    about = {"schema": 1, "serial": serial, "files": ordered}
+    write_synced(part / MANIFEST, json.dumps(about, indent=1))
     for folder in [*(path for path in part.rglob("*") if path.is_dir()), part]:
         sync(folder)
     pointer = final.parent / f".{LATEST}"
@@ -164,14 +169,16 @@ def forget_old(newest: Path, keep: int, every: int = 0) -> list[str]:
     return discard([made[index] for index in outdated(steps, keep, every)])
 
 
-def verify(path: Path, folders: Container[str] | None = None) -> None:
+def verify(
+    path: Path, folders: Container[str] | None = None, lives: Callable[[], None] = lambda: None
+) -> None:
     """Raises `CheckpointError` naming the first file that is missing, cut or changed, of all or of
-    those in some `folders` of the checkpoint."""
-    if problem := _problem(path, folders):
+    those in some `folders` of the checkpoint. Calls `lives` as long as reading makes progress."""
+    if problem := _problem(path, folders, lives):
         raise CheckpointError(problem, hint=others(path))
 
 
-def _problem(path: Path, folders: Container[str] | None) -> str:
+def _problem(path: Path, folders: Container[str] | None, lives: Callable[[], None]) -> str:
     try:
         listed = read_object(path / MANIFEST)["files"]
         wanted = {
@@ -181,15 +188,34 @@ def _problem(path: Path, folders: Container[str] | None) -> str:
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return f"{path / MANIFEST} cannot be read"
-    for name, (size, digest) in wanted.items():
+    for name, (size, _) in wanted.items():
         file = path / name
         if not file.is_file():
             return f"{file} is missing"
         if file.stat().st_size != size:
             return f"{file} has {file.stat().st_size:,} bytes, not {size:,}"
-        if sha256_of(file) != digest:
-            return f"{file} is damaged: its SHA-256 differs"
+    digests = _digests([path / name for name in wanted], lives)
+    for (name, (_, digest)), found in zip(wanted.items(), digests, strict=True):
+        if found != digest:
+            return f"{path / name} is damaged: its SHA-256 differs"
     return ""
+
+
+def _digests(files: Sequence[Path], lives: Callable[[], None]) -> list[str]:
+    """SHA-256 of files, several at once: one reader gets a part of a parallel file system's speed,
+    and all ranks wait for this one. Calls `lives` while any of them is read on."""
+    read, seen = [0], 0
+
+    def count() -> None:
+        read[0] += 1
+
+    with ThreadPoolExecutor(_READERS) as pool:
+        waiting = [pool.submit(sha256_of, file, lives=count) for file in files]
+        while wait(waiting, timeout=1.0).not_done:
+            if read[0] != seen:
+                seen = read[0]
+                lives()
+        return [one.result() for one in waiting]
 
 
 def read_document(path: Path) -> dict[str, Any]:

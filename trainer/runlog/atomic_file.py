@@ -11,7 +11,7 @@ import glob
 import hashlib
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 
@@ -30,13 +30,14 @@ def write_synced(path: Path, text: str) -> None:
     sync(path)
 
 
-def sha256_of(path: Path, start: int = 0) -> str:
-    """SHA-256 (hex) of a file from byte `start` on."""
+def sha256_of(path: Path, start: int = 0, lives: Callable[[], None] = lambda: None) -> str:
+    """SHA-256 (hex) of a file from byte `start` on; calls `lives` for each piece read."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         file.seek(start)
         while block := file.read(1 << 20):
             digest.update(block)
+            lives()
     return digest.hexdigest()
 
 

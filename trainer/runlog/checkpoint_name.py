@@ -1,10 +1,18 @@
-"""Names of checkpoints in a run directory: `epoch{E}-global_step{G}`."""
+"""Checkpoints of a run directory: their names, `epoch{E}-global_step{G}`, and in which order they
+were made. trainer.checkpoint.files writes them; this is standard library only."""
 
 from __future__ import annotations
 
+import contextlib
 import re
+from pathlib import Path
 
+MANIFEST = "manifest.json"  # a checkpoint without it is not complete
+LATEST = "latest"  # in the run directory: the name of the newest complete one
 _NAME = re.compile(r"epoch(\d+)-global_step(\d+)")
+# At the head of the manifest, so that one of thousands of files need not be read for it.
+_SERIAL = re.compile(rb'\s*\{\s*"schema":\s*\d+,\s*"serial":\s*(\d{1,15})\s*,')
+_HEAD_BYTES = 200
 
 
 def checkpoint_name(epoch: int, step: int) -> str:
@@ -15,3 +23,32 @@ def epoch_and_step(name: str) -> tuple[int, int] | None:
     """None for a name that is no checkpoint's."""
     found = _NAME.fullmatch(name)
     return (int(found[1]), int(found[2])) if found else None
+
+
+def serial_of(manifest: Path) -> int:
+    """The how manieth checkpoint of its run it is; 0: made before manifests said so. Raises
+    OSError."""
+    with manifest.open("rb") as file:
+        found = _SERIAL.match(file.read(_HEAD_BYTES))
+    return int(found[1]) if found else 0
+
+
+def complete_names(run_dir: Path) -> list[str]:
+    """Complete checkpoints as they were made: a run that went back leaves older, higher numbers.
+    Not by the times of files, which a copy or a restored backup sets anew: by their serial numbers;
+    those without by time, as nothing else tells. The last one is that of `latest`, where it is
+    there. `clusterctl/payload/launch/checkpoints.py` does the same on a node. Raises OSError."""
+    found = []
+    for path in run_dir.iterdir():
+        if (counts := epoch_and_step(path.name)) is not None:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                made_ns = (path / MANIFEST).stat().st_mtime_ns
+                found.append((serial_of(path / MANIFEST), made_ns, counts[1], path.name))
+    names = [name for *_, name in sorted(found)]
+    with contextlib.suppress(OSError):
+        with (run_dir / LATEST).open(errors="replace") as file:
+            newest = file.read(_HEAD_BYTES).strip()
+        if newest in names:
+            names.remove(newest)
+            names.append(newest)
+    return names

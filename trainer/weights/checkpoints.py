@@ -6,25 +6,19 @@ the newest one. trainer.checkpoint.files writes them.
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 
 from trainer.errors import CheckpointError, PathError
-from trainer.runlog.checkpoint_name import epoch_and_step
+from trainer.runlog import checkpoint_name as names
+from trainer.runlog.checkpoint_name import complete_names, epoch_and_step
 
-MANIFEST = "manifest.json"
-LATEST = "latest"
+MANIFEST, LATEST = names.MANIFEST, names.LATEST
 MODEL, EMA, OPTIMIZER = "model", "ema", "optimizer"  # folders of a checkpoint
 
 
 def complete(run_dir: Path) -> list[Path]:
     """Complete ones as they were made: a run that went back leaves older, higher numbers."""
-    found = []
-    for path in run_dir.iterdir():
-        if (counts := epoch_and_step(path.name)) is not None:
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                found.append(((path / MANIFEST).stat().st_mtime_ns, counts[1], path))
-    return [path for _, _, path in sorted(found)]
+    return [run_dir / name for name in complete_names(run_dir)]
 
 
 def step_of(checkpoint: Path) -> int:
@@ -43,9 +37,7 @@ def find(path: Path) -> Path:
         raise CheckpointError(f"{path} is not complete: it has no {MANIFEST}", hint=others(path))
     if not (found := complete(path)):
         raise CheckpointError(f"{path} holds no complete checkpoint")
-    pointer = path / LATEST
-    name = pointer.read_text(errors="replace").strip() if pointer.is_file() else ""
-    return next((known for known in found if known.name == name), found[-1])
+    return found[-1]
 
 
 def others(path: Path) -> str:

@@ -17,8 +17,9 @@ from clusterctl.payload.proc_files import or_none, read_word
 from clusterctl.payload.tools import call
 
 NAME = re.compile(r"epoch\d+-global_step\d+$")
-MANIFEST = "manifest.json"  # written last (trainer/weights/checkpoints.py)
-LATEST = "latest"  # names the last one: times may be those of a copy, or of another clock
+# These and the order are those of trainer/runlog/checkpoint_name.py, which a node may not have.
+MANIFEST, LATEST = "manifest.json", "latest"
+SERIAL = re.compile(rb'\s*\{\s*"schema":\s*\d+,\s*"serial":\s*(\d{1,15})\s*,')
 ASIDE = ".tmp-"  # begins the names of folders that the next save deletes (trainer/checkpoint)
 AVERAGE = "ema/"  # lies there twice for a while
 MANIFEST_BYTES = 64 << 20
@@ -53,10 +54,12 @@ def look():
         if name.startswith(ASIDE):
             unfinished.append(path)
         elif NAME.match(name):
-            facts = or_none(os.stat, os.path.join(path, MANIFEST))
-            if facts is not None:
-                made.append((facts.st_mtime_ns, int(name.rpartition("step")[2]), name))
-    names = [name for _, _, name in sorted(made)]
+            manifest = os.path.join(path, MANIFEST)
+            facts, head = or_none(os.stat, manifest), or_none(head_of, manifest)
+            if facts is not None and head is not None:
+                serial, step = SERIAL.match(head), int(name.rpartition("step")[2])
+                made.append((int(serial.group(1)) if serial else 0, facts.st_mtime_ns, step, name))
+    names = [name for _, _, _, name in sorted(made)]
     last = read_word(os.path.join(run_dir, LATEST))
     if last in names:
         names.remove(last)
@@ -66,6 +69,11 @@ def look():
     disk = or_none(os.statvfs, run_dir)
     room = disk and disk.f_bavail * disk.f_frsize + sum(map(taken, unfinished))
     return {"complete": names, "need": need(os.path.join(run_dir, names[-1])), "room": room}
+
+
+def head_of(path):
+    with open(path, "rb") as file:
+        return file.read(200)
 
 
 def need(checkpoint):

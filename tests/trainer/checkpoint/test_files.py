@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from clusterctl.checkpoints.on_disk import checkpoints_in
+from clusterctl.remote import payload as ship
+from tests.clusterctl.payload.local import LocalConnection
 from tests.trainer.checkpoint.saving import Rank, Together, names, save, weights
 from trainer.checkpoint import files as checkpoint
 from trainer.checkpoint.async_saver import Saved, Saver
 from trainer.checkpoint.staging_buffer import StagingBuffer
 from trainer.config.load import Config
 from trainer.engine.base import EngineState
+from trainer.errors import CheckpointError
 from trainer.weights import checkpoints
 from trainer.weights.load import read_weights
 
@@ -44,6 +49,62 @@ def test_only_the_newest_are_kept_also_when_the_run_went_back(tmp_path: Path) ->
     save(tmp_path, 3, keep_checkpoints=2)  # resumed from 2: younger than 8
     assert names(tmp_path) == ["epoch0-global_step3", "epoch0-global_step8", "latest"]
     assert checkpoints.find(tmp_path).name == "epoch0-global_step3"
+
+
+def test_verifying_says_that_it_goes_on_while_it_reads(tmp_path, monkeypatch) -> None:
+    """The other ranks wait for it."""
+    (path, _) = save(tmp_path, 3, sizes=(10, 10))
+    told, plain = threading.Event(), checkpoint.sha256_of
+
+    def slow(file: Path, lives: Callable[[], None]) -> str:
+        lives()  # a piece was read, and the next one takes until that was noticed
+        assert told.wait(60)
+        return plain(file)
+
+    monkeypatch.setattr(checkpoint, "sha256_of", slow)
+    checkpoint.verify(path, lives=told.set)
+    (path / "a.json").write_text((path / "a.json").read_text()[::-1])
+    with pytest.raises(CheckpointError, match=r"a\.json is damaged"):
+        checkpoint.verify(path, lives=told.set)
+
+
+def set_times_anew(run_dir: Path) -> None:
+    """As `cp -r`, an object store or a restored backup does, here in the order of the names."""
+    for number, path in enumerate(sorted(run_dir.glob("epoch*/manifest.json"))):
+        os.utime(path, (number, number))
+
+
+def test_order_in_which_checkpoints_were_made_survives_a_copy_of_the_run(tmp_path: Path) -> None:
+    for step in (100, 1000, 200):  # the run went back to 100
+        save(tmp_path, step)
+    set_times_anew(tmp_path)
+    steps = [100, 1000, 200]
+    assert [checkpoints.step_of(path) for path in checkpoints.complete(tmp_path)] == steps
+    assert [one.step for one in checkpoints_in(tmp_path)] == steps
+    assert as_a_node_sees_it(tmp_path) == [f"epoch0-global_step{step}" for step in steps]
+    save(tmp_path, 300, keep_checkpoints=2)
+    assert names(tmp_path) == ["epoch0-global_step200", "epoch0-global_step300", "latest"]
+
+
+def test_latest_is_the_newest_of_checkpoints_that_have_no_number_yet(tmp_path: Path) -> None:
+    for step in (100, 1000):
+        save(tmp_path, step)
+    for path in tmp_path.glob("epoch*/manifest.json"):
+        path.write_text(json.dumps({"schema": 1, "files": json.loads(path.read_text())["files"]}))
+    set_times_anew(tmp_path)
+    (tmp_path / "latest").write_text("epoch0-global_step100\n")
+    found = ["epoch0-global_step1000", "epoch0-global_step100"]
+    assert [path.name for path in checkpoints.complete(tmp_path)] == found
+    assert as_a_node_sees_it(tmp_path) == found
+    assert checkpoints.find(tmp_path).name == found[-1]
+    save(tmp_path, 50)  # one with a number is younger than those
+    assert checkpoints.complete(tmp_path)[-1].name == "epoch0-global_step50"
+
+
+def as_a_node_sees_it(run_dir: Path) -> list[str]:
+    """What a restart is told."""
+    args = {"run_dir": str(run_dir), "timeout_s": 20.0}
+    return ship.probe(LocalConnection(), "launch.checkpoints", args, 30)["complete"]
 
 
 def test_checkpoints_of_a_branch_that_was_left_are_the_oldest_and_go_first(tmp_path: Path) -> None:
