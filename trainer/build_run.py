@@ -72,7 +72,7 @@ def assemble(
     if manifest.wrong:
         journal.event("data", _left_out(manifest), rows_left_out=len(manifest.wrong))
     plan = engine.together(lambda: plan_for(config, manifest))
-    taken = engine.run_on_rank0(lambda: source_of(config))
+    taken = engine.run_long_on_rank0(lambda lives: source_of(config, lives))
     source = taken.path if taken is not None else None
     engine.run_on_rank0(lambda: _prepare_text(config, run_dir, source, manifest.texts))
     features = _features(config, plan, run_dir, engine, journal)
@@ -289,7 +289,11 @@ def _features(
         refuse_other(folder, features.key, run_key)
         features.check_files()
         features.check_rows(plan.manifest, plan.buckets)
-        return unseen(features.key, run_key)
+        data, notes = config.dataset, unseen(features.key, run_key)
+        if data.frame_interval > 1 and data.frame_spacing == "upstream":
+            every = f"every {data.frame_interval}th frame of a clip"
+            notes.append(f'features have {every}, as dataset.frame_spacing = "even" has')
+        return notes
 
     for note in engine.run_on_rank0(check):
         journal.event("note", note)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,12 +38,13 @@ def continued(config: Config, checkpoint: Path) -> Config:
     return replace(config, load=str(checkpoint), **fresh)  # type: ignore[arg-type]
 
 
-def source_of(config: Config) -> Source | None:
-    """The checkpoint to resume from, whole; rank 0 reads it through once for all."""
+def source_of(config: Config, lives: Callable[[], None] = lambda: None) -> Source | None:
+    """The checkpoint to resume from, whole; rank 0 reads it through once for all, and says by
+    `lives` that it goes on."""
     if config.load is None:
         return None
     path = checkpoints.find(Path(config.load))
-    checkpoint.verify(path)
+    checkpoint.verify(path, lives=lives)
     return read_source(path)
 
 

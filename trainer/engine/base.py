@@ -9,8 +9,10 @@ from __future__ import annotations
 import abc
 import importlib
 import itertools
+import math
 import os
 import socket
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -32,6 +34,7 @@ from trainer.errors import EngineError, TrainerError
 
 T = TypeVar("T")
 STATE = ("exp_avg", "exp_avg_sq")  # AdamW's, beside the master weights
+_GOES_ON = "goes on"  # what rank 0 tells the others instead of a result
 _WRAPPED = ("_model", "_optimizer", "_made", "_booster", "_update", "_parameters", "_masters")
 _ENGINES = {"colossal": "ColossalEngine", "native": "NativeEngine"}  # by module
 
@@ -61,6 +64,7 @@ class Engine(abc.ABC):
 
     name: ClassVar[str]
     forward_is_local: ClassVar[bool] = True  # whether `module` computes without the other ranks
+    timeout_s: float = math.inf  # of a collective
     backward_is_timed: bool = False  # whether `waited_s` or `on_computed` tell its waiting apart
     _config: Config
     _optimizer: Any
@@ -281,6 +285,28 @@ class Engine(abc.ABC):
     def run_on_rank0(self, work: Callable[[], T]) -> T:
         """What rank 0's `work` returns, on every rank; all raise its failure (collective)."""
         value, failure = self.broadcast(attempt(work) if self.rank == 0 else (None, None))
+        if failure is not None:
+            raise agreed(failure)
+        return value
+
+    def run_long_on_rank0(self, work: Callable[[Callable[[], None]], T]) -> T:
+        """The same for work that may take longer than ranks wait for each other, `timeout_s` of
+        `setup`. It calls what it is given whenever it has made progress, and the others wait on;
+        work without progress ends as before (collective)."""
+        if self.rank:
+            while (found := self.broadcast(None)) == _GOES_ON:
+                pass
+        else:
+            told = time.monotonic()
+
+            def goes_on() -> None:
+                nonlocal told
+                if time.monotonic() - told >= self.timeout_s / 4:
+                    self.broadcast(_GOES_ON)
+                    told = time.monotonic()
+
+            found = self.broadcast(attempt(lambda: work(goes_on)))
+        value, failure = found
         if failure is not None:
             raise agreed(failure)
         return value

@@ -46,7 +46,7 @@ class ColossalEngine(Engine):
         if self.device.type == "cpu":
             use_cpu(self._names)
         # launch_from_torch passes no timeout on; gloo's is 30 minutes, upstream's loop's 24 hours.
-        timeout = timedelta(seconds=timeout_s)
+        self.timeout_s, timeout = timeout_s, timedelta(seconds=timeout_s)
         plain = dist.init_process_group
         dist.init_process_group = functools.partial(plain, timeout=timeout)
         try:

@@ -40,6 +40,7 @@ class NativeEngine(Engine):
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
             backend = "nccl"
+        self.timeout_s = timeout_s
         with joining(timeout_s):
             dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
         torch.manual_seed(seed)

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -247,6 +248,39 @@ def test_a_port_that_another_program_has_is_an_error_after_the_limit(tmp_path: P
         in said
     )
     assert "hint: another program or an older run has that port" in said
+
+
+def long_work_of_rank_0(folder: Path, rank: int, name: str) -> None:
+    """Of more than twice the time for which ranks wait for each other."""
+    engine = build_engine(name)
+    engine.setup(1, 3.0)
+
+    def work(goes_on: Callable[[], None]) -> str:
+        until = time.monotonic() + 8.0
+        while time.monotonic() < until:
+            goes_on()
+        return "done"
+
+    def failing(goes_on: Callable[[], None]) -> str:
+        raise CheckpointError("damaged")
+
+    said = [engine.run_long_on_rank0(work)]
+    try:
+        engine.run_long_on_rank0(failing)
+    except CheckpointError as error:
+        said.append(str(error))
+    (folder / f"{rank}.txt").write_text(" ".join(said))
+    engine.close()
+
+
+def test_ranks_wait_for_rank_0_as_long_as_its_work_goes_on(tmp_path: Path) -> None:
+    port, logs = free_port(), [tmp_path / f"{rank}.log" for rank in range(2)]
+    processes = [
+        fork(long_work_of_rank_0, tmp_path, rank, "native", env=environment(rank, 2, port), log=log)
+        for rank, log in enumerate(logs)
+    ]
+    assert wait(processes, 120) == [0, 0], "\n".join(log.read_text() for log in logs)
+    assert [(tmp_path / f"{rank}.txt").read_text() for rank in (0, 1)] == ["done damaged"] * 2
 
 
 def test_half_an_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
