@@ -20,7 +20,7 @@ from trainer.guards.finite_state import require_finite
 from trainer.runlog.progress import ShapeProgress
 from trainer.runlog.run_dir import Fence
 from trainer.step import Run, report, step
-from trainer.validate import validate
+from trainer.validate import prepare, validate
 
 
 def train(run: Run) -> bool:
@@ -43,6 +43,7 @@ def _steps(run: Run) -> bool:
     room = _room(run)
     _require(run, room)
     stopped, fence = False, Fence(run.run_dir)
+    prepare(run)
     if not run.step:
         validate(run)
     while not run.is_over and not stopped:
@@ -109,7 +110,8 @@ def _report_epoch(run: Run) -> None:
     cursor, plan = run.loader.cursor, run.plan.epoch(run.loader.cursor.epoch)
     if not len(plan):
         return
-    left = plan.left_out(len(run.plan.manifest), run.engine.world * run.config.accumulation_steps)
+    each = run.engine.world * run.config.accumulation_steps
+    left = plan.left_out(len(run.plan.manifest), each, cursor.consumed)
     reasons = "".join(f"; {count:,} {why}" for why, count in left.items() if count)
     begins = "continues" if cursor.consumed else "begins"
     clips = len(run.plan.manifest) - sum(left.values())

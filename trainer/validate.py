@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+from trainer.data.loader.microbatch import Bad
 from trainer.runlog.progress import ClipProgress
 from trainer.runlog.validation import Figures
 from trainer.step import Run
+from trainer.validation.measure import Show
 
 _SHOWN_CLIPS = 5
+
+
+def prepare(run: Run) -> None:
+    """Read and encode the clips that are kept for validation (collective): at the start of every
+    attempt, so that what is missing for it ends none after hours of training."""
+    if run.validation is not None and not run.validation.is_ready:
+        with _progress(run) as show:
+            run.validation.prepare(show)
+        if run.validation.bad:
+            _tell_bad(run, run.validation.bad)
 
 
 def validate(run: Run) -> None:
@@ -16,18 +30,9 @@ def validate(run: Run) -> None:
     neither weights nor random numbers nor the place in the data."""
     if (validation := run.validation) is None:
         return
-    engine, heartbeat, began = run.engine, run.clock.heartbeat, time.monotonic()
-    with ClipProgress("validation", quiet=engine.rank != 0) as progress:
-
-        def show(done: int, total: int) -> None:
-            if heartbeat is not None:
-                heartbeat.beat("validation", run.step)
-            progress(done, total)
-
-        is_first = not validation.is_ready
-        validation.prepare(show)
-        if is_first and validation.bad:
-            _tell_bad(run, validation.bad)
+    engine, began = run.engine, time.monotonic()
+    prepare(run)
+    with _progress(run) as show:
         found = validation.measure(engine.module, show)
         if not found.clips:
             text = "none of the clips kept for validation can be read: there is no loss of them"
@@ -43,8 +48,23 @@ def validate(run: Run) -> None:
     run.journal.validation(run.step, run.samples, found, averaged, time.monotonic() - began)
 
 
-def _tell_bad(run: Run, bad: list[tuple[int, str, str]]) -> None:
-    shown = "; ".join(f"{path}: {reason}" for _, path, reason in bad[:_SHOWN_CLIPS])
+@contextmanager
+def _progress(run: Run) -> Iterator[Show]:
+    """Shows (done, all) to people, and that the rank lives."""
+    heartbeat = run.clock.heartbeat
+    with ClipProgress("validation", quiet=run.engine.rank != 0) as progress:
+
+        def show(done: int, total: int) -> None:
+            if heartbeat is not None:
+                heartbeat.beat("validation", run.step)
+            progress(done, total)
+
+        yield show
+
+
+def _tell_bad(run: Run, bad: list[Bad]) -> None:
+    shown = "; ".join(f"{clip.path}: {clip.reason}" for clip in bad[:_SHOWN_CLIPS])
     more = f"; and {len(bad) - _SHOWN_CLIPS} more" if len(bad) > _SHOWN_CLIPS else ""
-    text = f"{len(bad)} clips kept for validation cannot be read and do not count: {shown}{more}"
+    kept = f"{len(bad)} of the clips kept for validation"
+    text = f"{kept} cannot be read and do not count: {shown}{more}"
     run.journal.event("data", text, step=run.step)

@@ -113,8 +113,8 @@ def _measure(
                     found.append(Measured(checkpoint, name, figures))
     if not any(one.figures.clips for one in found):
         raise agreed(TooManyBadSamples("none of the clips kept for validation can be read"))
-    for _, path, reason in validation.bad if engine.rank == 0 else ():
-        LOG.warning(f"{path} cannot be read and does not count: {reason}")
+    for clip in validation.bad if engine.rank == 0 else ():
+        LOG.warning(f"{clip.path} cannot be read and does not count: {clip.reason}")
     return found
 
 

@@ -24,7 +24,8 @@ from trainer.config.load import Config
 from trainer.data.features.cache import Features
 from trainer.data.loader.build_loader import read_batch
 from trainer.data.loader.encode import encode
-from trainer.data.loader.microbatch import Bad, Batch, Task, assemble, make_task
+from trainer.data.loader.microbatch import Bad, Batch, assemble
+from trainer.data.loader.task import Task, make_task
 from trainer.data.manifest.shared import read_once
 from trainer.data.plan.data_plan import DataPlan
 from trainer.data.plan.held_out import HeldOutPlan, all_of, held_out_of
@@ -89,13 +90,18 @@ class Validation:
             return
         own = self._engine.together(lambda: self._read(show))
         counts = self._engine.gather_objects(len(own))
-        self.bad = [clip for bad in self._engine.gather_objects(self.bad) for clip in bad]
+        every = [clip for bad in self._engine.gather_objects(self.bad) for clip in bad]
+        # Once each: a clip may also have been tried in another's place.
+        self.bad = list({clip.row: clip for clip in reversed(every)}.values())[::-1]
         # Where a pass gathers weights, all ranks make equally many.
         passes = len(own) if self._engine.forward_is_local else max(counts)
         if max(counts) > 0 and not self._engine.forward_is_local and 0 in counts:
-            rank = counts.index(0)
-            text = f"rank {rank} can read none of its clips that are kept for validation"
-            raise agreed(TooManyBadSamples(text))
+            # Of its clips a rank could read none: it computes what another one does, which counts
+            # once, as the figures of a microbatch are kept by its number.
+            first = next(rank for rank, count in enumerate(counts) if count)
+            given = own[:1] if self._engine.rank == first else []
+            given = self._engine.gather_objects(given)[first]
+            own = own or given
         self._encoded, self._passes = own, passes
 
     def measure(self, model: nn.Module, show: Show = _silent) -> Figures:
@@ -165,15 +171,16 @@ class Validation:
 
     def _encode(self, index: int, make: Callable[[Task], Batch]) -> _Encoded | None:
         """None where none of its clips can be read."""
-        task = make_task(self._plan, 0, index, self._dataset.resize)
-        ids = self._plan.content_ids[[clip.row for clip in task.clips]].tolist()
+        task = make_task(self._plan, 0, index, self._dataset, elsewhere=False)
+        rows = [clip.row for clip in task.clips]
+        ids = self._plan.content_ids[rows].tolist()
         try:
             batch = make(task)
         except TooManyBadSamples as error:
-            self.bad += error.bad
+            self.bad += [Bad(*clip) for clip in error.bad]
             return None
         self.bad += batch.bad
-        is_read = [row == clip.row for row, clip in zip(batch.rows, task.clips, strict=True)]
+        is_read = [found == row for found, row in zip(batch.rows, rows, strict=True)]
         device = self._engine.device
         with random_numbers_kept(device):
             torch.manual_seed(seed_of(*ids))

@@ -89,6 +89,17 @@ def runs(place: Place) -> Runs:
         "resumed": words(
             "resumed", *KEEP, *EVERY, "--load", str(folder / "on" / "epoch0-global_step4")
         ),
+        "resumed-bad": words(
+            "resumed-bad",
+            *KEEP,
+            "--validation.every",
+            "100",
+            "--max-steps",
+            "5",
+            "--load",
+            str(folder / "on" / "epoch0-global_step4"),
+            data="damaged",
+        ),
         "evaluated": evaluate("on", "--all"),
     }
     single = {
@@ -105,6 +116,17 @@ def runs(place: Place) -> Runs:
     return Runs(folder, done)
 
 
+def one_bad(folder: Path) -> list[str]:
+    """Words for validation on two clips in buckets of their own, of which one cannot be read."""
+    (folder / "bad.mp4").write_bytes(b"no video")
+    good = folder / "clips" / "clips" / "00000.mp4"
+    shutil.copy(good, folder / "good.mp4")
+    rows = f"{folder}/good.mp4,a line,9,64,64\n{folder}/bad.mp4,a line,5,64,64\n"
+    (folder / "two.csv").write_text(f"path,text,num_frames,height,width\n{rows}")
+    lengths = "{'16px': {4: (1.0, 4), 8: (1.0, 4)}}"
+    return ["--bucket-config", lengths, "--validation.data-path", str(folder / "two.csv")]
+
+
 @pytest.fixture(scope="module")
 def engines(place: Place) -> Runs:
     """Runs of two ranks in bf16, and of the engine whose forward pass gathers weights."""
@@ -116,6 +138,7 @@ def engines(place: Place) -> Runs:
         "native-off": words("native-off", *KEEP, *native),
         "native": words("native", *KEEP, *EVERY, *native),
         "few": words("few", *KEEP, *EVERY, *native, "--validation.clips", "4"),
+        "one-bad": words("one-bad", *EVERY, *native, *one_bad(place.folder), "--max-steps", "1"),
         "evaluated-bf16": place.evaluate("bf16"),
     }
     done = ranks.train(list(pairs.values()), 2, place.folder / "p3")
@@ -241,3 +264,31 @@ def test_average_of_a_checkpoint_is_what_was_measured(runs: Runs) -> None:
     last = runs.folder / "on" / "epoch0-global_step8"
     model, ema = read_weights(last / "model"), read_weights(last / "ema")
     assert any((model[name] != ema[name]).any() for name in ema)
+
+
+def test_rank_that_can_read_none_of_its_clips_does_not_end_the_run(engines: Runs) -> None:
+    """Its engine gathers weights in a forward pass, so it must make as many as the others."""
+    done = engines.done["one-bad"]
+    assert [rank.code for rank in done] == [0, 0], done[0].err
+    (event,) = [e for e in read(engines.folder / "one-bad") if "cannot be read" in str(e)]
+    assert event.text.startswith(
+        "1 of the clips kept for validation cannot be read and do not count"
+    )
+    assert "bad.mp4: " in event.text
+    measured = engines.measured("one-bad")
+    assert set(measured) == {0, 1}
+    assert {one["model"]["clips"] for one in measured.values()} == {1}
+
+
+def test_resumed_run_reads_its_validation_clips_before_it_trains(runs: Runs) -> None:
+    done = runs.done["resumed-bad"]
+    assert [rank.code for rank in done] == [0, 0], done[0].err
+    events = [e for e in read(runs.folder / "resumed-bad") if isinstance(e, Event)]
+    (told,) = [e for e in events if "kept for validation cannot be read" in e.text]
+    assert told.step == 4
+    assert [e.step for e in events if e.name == "validation"] == [5]  # at its end
+
+
+@pytest.mark.parametrize("name", ["native-off", "native"])
+def test_engine_that_shards_by_torch_has_nothing_to_warn_of(engines: Runs, name: str) -> None:
+    assert "Warning" not in "".join(rank.out + rank.err for rank in engines.done[name])
