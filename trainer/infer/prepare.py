@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from trainer.captions import clean_caption
@@ -19,6 +19,7 @@ from trainer.infer.conditions import ReferenceFiles, groups_of
 from trainer.infer.files import State, require_folder, state_of
 from trainer.infer.jobs import Job, Settings, identity, plan_jobs, settings_of
 from trainer.infer.prompts import Prompt, parse_prompts
+from trainer.models.attention.table import Table, read_table
 from trainer.runlog import telemetry
 from trainer.runlog.atomic_file import sha256_of
 from trainer.weights import checkpoints
@@ -71,7 +72,8 @@ class Plan:
         if others := [job for job in jobs if self.state(job) is State.OTHER]:
             raise ConfigError(
                 f"{others[0].path} already exists and is another video ({len(others)} of "
-                f"{len(jobs)}): made from another checkpoint, prompt, seed or size",
+                f"{len(jobs)}): made from another checkpoint, prompt, seed or size, "
+                "or with other kernels, positions or dtype",
                 hint="another --save-dir, or --overwrite",
             )
 
@@ -172,6 +174,9 @@ def _run_dir(config: Config, checkpoint: Path | str, options: Options) -> Path:
     raise ConfigError(text, hint="give the run directory that made these weights as CONFIG")
 
 
+_NUMERICS = ("positions", "dtype")
+
+
 def _made_of(config: Config, checkpoint: Path | str, options: Options) -> str:
     """Which weights of which model, and what is done to the pixels after it."""
     manifest = Path(checkpoint) / checkpoints.MANIFEST
@@ -184,4 +189,10 @@ def _made_of(config: Config, checkpoint: Path | str, options: Options) -> str:
         weights = json.dumps([(name, stat.st_size, stat.st_mtime_ns) for name, stat in found])
     whole = to_dict(config)
     parts = {name: whole[name] for name in ("model", "vae", "text_encoder", "scheduler")}
+    # These change the numbers of the same weights. As defaults they are left out: videos of
+    # requests that were made before they counted stay theirs.
+    parts |= {name: whole[name] for name in _NUMERICS if whole[name] != getattr(Config(), name)}
+    path = config.attention_table
+    table = Table() if path is None else read_table(path)  # its kernels, wherever the file lies
+    parts |= {} if table == Table() else {"attention_table": asdict(table)}
     return json.dumps([weights, parts, options.weights == "ema", options.upscale], sort_keys=True)

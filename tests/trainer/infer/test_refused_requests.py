@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from trainer.infer import __main__ as infer
 from trainer.infer import files
 from trainer.infer.jobs import settings_of
 from trainer.models import memory
+from trainer.models.attention.table import Table
 
 
 def test_expected_failures_are_one_sentence_and_write_nothing(
@@ -62,6 +65,26 @@ def test_a_folder_that_cannot_be_written_is_said_before_or_with_what_stays(
     monkeypatch.undo()
     assert infer.main(words) == 0
     assert "already made: 1 of 3 videos" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", ["positions", "dtype", "table"])
+def test_request_with_other_numerics_is_another_request(
+    number: str, run: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    same, other = tmp_path / "same.json", tmp_path / "other.json"
+    same.write_text(json.dumps(asdict(Table())))
+    other.write_text(json.dumps(asdict(Table()) | {"spatial": [[None, "math"]]}))
+    more = {
+        "positions": ["--positions", "bf16-compat"],
+        "dtype": ["--dtype", "bf16" if configuration.load(str(run[0]), []).dtype == "fp32" else "fp32"],
+        "table": ["--attention-table", str(other)],
+    }[number]  # fmt: skip
+    assert infer.main(command(run, tmp_path)) == 0
+    capsys.readouterr()
+    assert infer.main(command(run, tmp_path, *more)) == 2
+    assert "already exists and is another video" in capsys.readouterr().err
+    assert infer.main(command(run, tmp_path, "--attention-table", str(same))) == 0
+    assert "already made: 3 of 3 videos" in capsys.readouterr().err
 
 
 def test_numbers_that_mean_nothing_are_refused(
