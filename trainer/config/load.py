@@ -128,8 +128,8 @@ def _pairs(args: Sequence[str]) -> list[tuple[str, str | None]]:
 def _override(tree: Tree, flag: str, text: str | None, notes: list[str]) -> None:
     name = flag[2:].replace("-", "_")
     name = Config.aliases.get(name, name)
-    if name == "wandb" and text is not None:  # upstream's type
-        text = {"true": "online", "false": "off"}.get(text.lower(), text)
+    if name == "wandb":  # upstream's type
+        text = {"true": "online", "false": "off"}.get(text.lower(), text) if text else "online"
     found = type_at(Config, tuple(name.split(".")), flag, notes)
     if found is None:
         return

@@ -218,7 +218,9 @@ class STDiT3(nn.Module):
         x_BTSD = self.final_layer(x_BTSD, t_BD, t0_BD, x_mask_BT)
         order = "b t (h w) (p q r c) -> b c (t p) (h q) (w r)"
         out = rearrange(x_BTSD, order, h=grid[1], p=pt, q=ph, r=pw)
-        return out[:, :, :frames, :rows, :columns].to(wide(dtype))
+        # A copy in fp32, too: FSDP2 hooks what a module returns, and an operation in place on a
+        # view of it would drop the hook. It warns of that in every run.
+        return out[:, :, :frames, :rows, :columns].to(wide(dtype), copy=True)
 
     def _run_blocks(
         self, x_BTSD: Tensor, y: Tensor, real: Tensor | Packed | None, t_BF6D: Tensor, latent: Size

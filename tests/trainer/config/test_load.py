@@ -131,6 +131,7 @@ def test_two_bases_may_not_set_the_same_key_and_circles_are_named(tmp_path: Path
         (["--start-from-scratch", "--seed", "7"], "seed", 7),
         (["--start-from-scratch", "--seed", "7"], "start_from_scratch", True),
         (["--wandb", "True"], "wandb", "online"),
+        (["--wandb"], "wandb", "online"),
         (["--wandb", "False"], "wandb", "off"),
         (["--keep-n-latest", "3"], "keep_checkpoints", 3),
         (["--keep-checkpoints", "-1"], "keep_checkpoints", -1),

@@ -68,14 +68,15 @@ class EpochPlan:
         within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         return np.concatenate(orders)[np.repeat(starts, sizes) + within]
 
-    def left_out(self, clips: int, each: int) -> dict[str, int]:
-        """How many of `clips` this epoch does not train on, by reason, in steps of `each`."""
+    def left_out(self, clips: int, each: int, consumed: int = 0) -> dict[str, int]:
+        """How many of `clips` this epoch does not train on, by reason, in steps of `each` after the
+        first `consumed` microbatches, which other numbers of ranks may have had."""
         in_buckets = sum(map(len, self.cell_orders.values()))
         return {
             "in no bucket of this epoch": clips - in_buckets - self.held_out,
             "kept for validation": self.held_out,
             "fill no microbatch": in_buckets - int(self.sizes.sum()),
-            "fill no step": int(self.sizes[len(self) - len(self) % each :].sum()),
+            "fill no step": int(self.sizes[len(self) - (len(self) - consumed) % each :].sum()),
         }
 
     @cached_property
