@@ -74,6 +74,8 @@ def parser() -> Parser:
     add("--resume-from", metavar="NAME", help=what)
     what = "start although less than 99 %% of the tensors are there"
     add("--allow-partial", action="store_true", help=f"with --ckpt-path, {what}")
+    what = "check config, data and weights, say what would be done, and start nothing"
+    add("--dry-run", action="store_true", help=what)
     return parser
 
 
@@ -94,6 +96,7 @@ def _train(config: configuration.Config, options: argparse.Namespace, argv: Sequ
     if config.dataset.data_path is None:
         hint = "--data-path FILE.csv; make one with python -m trainer.data.digits"
         raise ConfigError("there is no dataset", hint=hint)
+    from trainer.data.loader.dry_run import would_do
     from trainer.data.loader.loader import require_below
     from trainer.device import be_deterministic
     from trainer.diffusion.frame_masks import build_masks
@@ -102,6 +105,12 @@ def _train(config: configuration.Config, options: argparse.Namespace, argv: Sequ
     # Mistakes in these are reported before anything is made.
     build_masks(config.mask_ratios)
     require_below(config.dataset, config.process_group_timeout_s)
+    if options.dry_run:
+        if int(os.environ.get("RANK") or "0") == 0:
+            _check_files(config)
+            for line in would_do(config):
+                print(line)
+        return 0
     heartbeat = Heartbeat.from_environment(int(os.environ.get("RANK", "0")))
     if heartbeat:
         heartbeat.beat("start", 0)

@@ -29,6 +29,15 @@ if TYPE_CHECKING:
 BUSY = "gpu.busy"  # the one failed check that a user may allow
 
 
+def _refuse_script(places: Sequence[str]) -> None:
+    """`scripts/train.py CONFIG`, as Open-Sora's own lines begin."""
+    if len(places) > 1 and places[0].endswith(".py") and places[1].endswith(".py"):
+        raise UsageError(
+            f"{places[0]} and {places[1]}: launch starts the trainer by itself and takes one CONFIG",
+            hint=f"leave out {places[0]}: clusterctl launch {places[1]} HOSTFILE …",
+        )
+
+
 class PassingCommand(GroupedCommand):
     """Passes every word that it does not know on, as the parameter `overrides`.
 
@@ -54,6 +63,7 @@ class PassingCommand(GroupedCommand):
                 takes_value.update(dict.fromkeys(names, not (option.is_flag or option.count)))
         ours: list[str] = []
         theirs: list[str] = []
+        places: list[str] = []  # CONFIG and HOSTFILE
         words = iter(args)
         for word in words:
             name, equals, _ = word.partition("=")
@@ -75,6 +85,8 @@ class PassingCommand(GroupedCommand):
                 theirs.append(word)
             else:
                 (theirs if theirs else ours).append(word)
+                places += [] if theirs else [word]
+        _refuse_script(places)
         return ours, theirs
 
 

@@ -101,6 +101,26 @@ def test_a_run_without_its_data_or_checkpoint_leaves_no_run_directory(
     assert [path.name for path in tmp_path.iterdir()] == ["clips.csv"]
 
 
+def test_dry_run_says_what_would_be_done_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.py").write_text(TINY)
+    rows = "".join(f"{row}.mp4,digit,9,64,64\n" for row in range(42))
+    (tmp_path / "clips.csv").write_text("path,text,num_frames,height,width\n" + rows)
+    words = ["tiny.py", "--data-path", "clips.csv", "--dry-run"]
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert train.main(words) == 0
+    out = capfd.readouterr().out
+    assert "data: 42 clips of clips.csv\n" in out
+    assert "epoch 0: 3 steps of 3 x 1 microbatches, 10 microbatches in all\n" in out
+    assert "nothing was started" in out
+    monkeypatch.setenv("WORLD_SIZE", "30")
+    assert train.main(words) == 2
+    assert "30 ranks need 30 for a step" in capfd.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["clips.csv", "tiny.py"]
+
+
 def test_ranks_of_one_node_say_the_same_failure_once(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -290,3 +290,14 @@ def test_wrong_choices_of_nodes_are_refused(user: User, words: list[str], text: 
     assert code == 2
     assert f"error: {text}" in err
     assert not user.outputs.exists()
+
+
+def test_line_of_a_tutorial_that_names_a_script_says_what_to_leave_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "nodes.txt").write_text("n1\n")
+    words = ["--hostfile", str(tmp_path / "nodes.txt"), "scripts/train.py", "configs/stage1.py"]
+    assert cli.run(["launch", *words, "--data-path", "a.csv", "--dry-run"]) == 2
+    said = capsys.readouterr().err
+    assert "launch starts the trainer by itself and takes one CONFIG" in said
+    assert "leave out scripts/train.py: clusterctl launch configs/stage1.py HOSTFILE" in said

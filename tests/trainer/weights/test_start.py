@@ -102,3 +102,18 @@ def test_weights_that_cannot_be_read_are_said_before_a_run_directory_is_made(tmp
         with pytest.raises(CheckpointError, match=name):
             train._check_files(config_of(tmp_path, "--ckpt-path", str(tmp_path / name)))
     train._check_files(config_of(tmp_path))
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("-inf")])
+def test_a_tensor_that_is_not_finite_is_named_and_nothing_is_set(
+    tmp_path: Path, wrong: float
+) -> None:
+    weights, name = dict(noisy().state_dict()), "spatial_blocks.0.mlp.fc1.weight"
+    weights[name] = weights[name].clone()
+    weights[name][1, 2] = wrong
+    torch.save(weights, tmp_path / "m.pth")
+    config, model = config_of(tmp_path, "--ckpt-path", str(tmp_path / "m.pth")), small()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    with pytest.raises(CheckpointError, match=rf"not finite \(NaN or infinity\), in {name} of "):
+        start(config, Ranks(), model)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())

@@ -1,0 +1,54 @@
+"""What a run would do, read from its files: `python -m trainer.train CONFIG … --dry-run`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from trainer.config.load import Config
+from trainer.data.loader.build_loader import build_loader
+from trainer.data.manifest.read import read_manifest
+from trainer.data.plan.data_plan import Cursor, plan_for
+from trainer.errors import ConfigError
+
+
+def would_do(config: Config) -> Iterator[str]:
+    """Lines for people. Raises as the run's start does for data that cannot be trained on; makes
+    no run directory, no model and no processes."""
+    data = config.dataset
+    root = Path(data.root) if data.root else None
+    path = str(data.data_path)
+    manifest = read_manifest(path, root, memory_efficient=data.memory_efficient)
+    plan, world, each = plan_for(config, manifest), _world(), config.accumulation_steps
+    yield f"model: {config.model.type}, {config.dtype}, engine {config.engine}"
+    if config.load is not None:
+        yield f"continues: {config.load}"
+    elif config.model.from_pretrained is not None:
+        yield f"weights: {config.model.from_pretrained}"
+    left = f", {len(manifest.wrong):,} rows are left out" if manifest.wrong else ""
+    yield f"data: {len(manifest):,} clips of {path}{left}"
+    loader = build_loader(plan, Cursor(), 0, world, 1, data, each=each)
+    steps = f"{len(loader) // each:,} steps of {world} x {each} microbatches"
+    yield f"epoch 0: {steps}, {len(plan.epoch(0)):,} microbatches in all"
+    end = (
+        f"at {config.max_steps:,} steps" if config.max_steps else f"after {config.epochs:,} epochs"
+    )
+    yield f"ends: {end}; seed {config.seed}, lr {config.lr:g}"
+    yield (
+        f"checkpoints: every {config.ckpt_every:,} steps"
+        if config.ckpt_every
+        else ("checkpoints: one at the end")
+    )
+    yield "nothing was started (--dry-run); python -m trainer.config show has all keys"
+
+
+def _world() -> int:
+    """Ranks as torchrun counts them; 1 without it."""
+    try:
+        world = int(os.environ.get("WORLD_SIZE", "1"))
+    except ValueError:
+        world = 0
+    if world < 1:
+        raise ConfigError(f"WORLD_SIZE is {os.environ['WORLD_SIZE']!r}, not a number of ranks")
+    return world
