@@ -33,7 +33,7 @@ def _refuse_script(places: Sequence[str]) -> None:
     """`scripts/train.py CONFIG`, as Open-Sora's own lines begin."""
     if len(places) > 1 and places[0].endswith(".py") and places[1].endswith(".py"):
         raise UsageError(
-            f"{places[0]} and {places[1]}: launch starts the trainer by itself and takes one CONFIG",
+            f"{places[0]} and {places[1]}: launch starts the trainer itself and takes one CONFIG",
             hint=f"leave out {places[0]}: clusterctl launch {places[1]} HOSTFILE …",
         )
 

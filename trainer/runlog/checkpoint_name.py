@@ -35,7 +35,7 @@ def serial_of(manifest: Path) -> int:
 
 def complete_names(run_dir: Path) -> list[str]:
     """Complete checkpoints as they were made: a run that went back leaves older, higher numbers.
-    Not by the times of files, which a copy or a restored backup sets anew: by their serial numbers;
+    Not by the times of files, which a copy or a restored backup changes: by their serial numbers;
     those without by time, as nothing else tells. The last one is that of `latest`, where it is
     there. `clusterctl/payload/launch/checkpoints.py` does the same on a node. Raises OSError."""
     found = []

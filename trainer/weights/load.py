@@ -93,7 +93,7 @@ def load_into(
 
 def _require_numbers(weights: Mapping[str, Tensor], report: LoadReport) -> None:
     """Raises CheckpointError naming tensors with NaN or infinity: the first step would end with a
-    loss that is no number, which says nothing of the weights. 1 s of CPU for a billion."""
+    loss that is not finite, which says nothing of the weights. 1 s of CPU for a billion."""
     bad = [name for name in report.loaded if not bool(weights[name].isfinite().all())]
     if bad:
         more = f" and {len(bad) - 1:,} more" if len(bad) > 1 else ""

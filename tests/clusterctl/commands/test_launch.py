@@ -299,5 +299,5 @@ def test_line_of_a_tutorial_that_names_a_script_says_what_to_leave_out(
     words = ["--hostfile", str(tmp_path / "nodes.txt"), "scripts/train.py", "configs/stage1.py"]
     assert cli.run(["launch", *words, "--data-path", "a.csv", "--dry-run"]) == 2
     said = capsys.readouterr().err
-    assert "launch starts the trainer by itself and takes one CONFIG" in said
+    assert "launch starts the trainer itself and takes one CONFIG" in said
     assert "leave out scripts/train.py: clusterctl launch configs/stage1.py HOSTFILE" in said
