@@ -1,10 +1,10 @@
-"""Every Python that the README promises: `python -m tests.pythons [--only 3.12] [--skip-demo]`.
+"""Every Python that the README promises: `python -m tests.pythons [--only 3.12] [--whole 3.13|all] [--skip-demo]`.
 
-For each of them the environment from the lock, the import of every module, the tests of video and loader
-(those of video also with the newest PyAV tried), and a short demo: as root, the demo runs as an ordinary user
-in a home with a space in its path. The oldest and the newest also get mypy and the tests of payloads and
-commands: what changes between Pythons shows at an end. The Python of .venv, whose tests `make test` runs all,
-only gets the demo here. Two are tried at once, and the environments of the next are made meanwhile. The last
+One of them, another one for another commit, gets what both README commands do: all tests, and a short demo; as
+root, the demo runs as an ordinary user in a home with a space in its path. The others get the environment from the lock,
+the import of every module, and the tests of what changes between Pythons. The oldest and the newest also get mypy,
+and the newest the tests of video with the newest PyAV. The Python of .venv, whose tests `make test` runs all, only gets
+the demo here. Two are tried at once, and the environments of the next are made meanwhile. The last
 line names every version and what broke. Exit code 1 if one did, 3 if one could not be tried.
 """
 
@@ -28,38 +28,23 @@ VERSIONS = ("3.10", "3.11", "3.12", "3.13")
 OWN = "{}.{}".format(*sys.version_info)
 NOBODY = 65534
 LIMIT_S = 900  # of one program
+WHOLE_LIMIT_S = 1500  # of all tests, beside the short ones of another version
 AT_ONCE = 2  # versions: one computes while the other waits for its environment, processes, networks
-WORKERS = 3  # of the tests of a version
+WORKERS, WHOLE_WORKERS = 3, 4  # of the tests of a version
 TESTS = (
     "tests/test_imports.py",
     "tests/clusterctl/test_cli.py",
     "tests/clusterctl/remote/test_payload.py",
     "tests/trainer/config/test_load.py",
     "tests/trainer/test_command_line.py",
-    "tests/trainer/data/video/test_mp4.py",
-    "tests/trainer/data/video/test_containers.py",
-    "tests/trainer/data/loader/test_loader.py",
     "tests/trainer/data/video/test_decode.py",
     "tests/trainer/data/video/test_helper_process.py",
-    "tests/trainer/data/video/test_clip.py",
-)
-AT_THE_ENDS = (
-    "tests/clusterctl/payload",
-    "tests/clusterctl/commands",
-    "tests/trainer/data/manifest/test_manifest.py",
-    "tests/trainer/data/tools/test_probe_check.py",
-    "tests/trainer/data/video/test_upstream_resize.py",
-    "tests/trainer/data/video/test_windows.py",
 )
 ENDS = (VERSIONS[0], VERSIONS[-1])
 
 # The lock has one PyAV for all Pythons; who installs without it gets a newer one from Python 3.12 on.
 NEWEST_PYAV, TAKES_NEWEST_PYAV = "av==19.0.2", ENDS[1]
-OF_VIDEO = [
-    test
-    for test in (*TESTS, *AT_THE_ENDS)
-    if any(word in test for word in ("video", "containers", "probe", "mp4"))
-]
+OF_VIDEO = ["tests/trainer/data/video", "tests/trainer/data/tools/test_probe_check.py"]
 
 
 class Broken(Exception):
@@ -71,8 +56,12 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", action="append", choices=VERSIONS, metavar="VERSION")
+    choices = ("all", "none", *VERSIONS)
+    what = "all tests on this one; default another one for each commit"
+    parser.add_argument("--whole", choices=choices, metavar="VERSION", help=what)
     parser.add_argument("--skip-demo", action="store_true")
     args = parser.parse_args()
+    whole = VERSIONS if args.whole == "all" else (args.whole or in_turn(),)
     versions = [version for version in VERSIONS if version in (args.only or VERSIONS)]
     with ThreadPoolExecutor(1) as maker, ThreadPoolExecutor(AT_ONCE) as tried:
         made = {
@@ -80,8 +69,12 @@ def main() -> int:
             for version in versions
             if version != OWN and (base := interpreter(version)) is not None
         }
-        versions.sort(key=lambda version: version != OWN)  # its environment is there
-        trials = [Trial(version, made.get(version), args.skip_demo) for version in versions]
+        # The environment of .venv is there; what takes longest begins before the others.
+        versions.sort(key=lambda version: (version != OWN, version not in whole))
+        trials = [
+            Trial(version, made.get(version), version in whole, args.skip_demo)
+            for version in versions
+        ]
         results = {one.version: tried.submit(one.result) for one in trials}
     words = ", ".join(f"{version} {results[version].result()}" for version in sorted(results))
     print(f"Pythons: {words}", flush=True)
@@ -93,8 +86,10 @@ def main() -> int:
 class Trial:
     """One version. What its programs print is shown when a step fails."""
 
-    def __init__(self, version: str, made: Future[None] | None, skip_demo: bool) -> None:
-        self.version = version
+    def __init__(
+        self, version: str, made: Future[None] | None, is_whole: bool, skip_demo: bool
+    ) -> None:
+        self.version, self._is_whole = version, is_whole
         self._made = made
         self._demo = [] if skip_demo else [("demo", self._run_demo)]
         self._output = ""  # of the step
@@ -126,7 +121,7 @@ class Trial:
             *([("lint", self._run_lint)] if self.version in ENDS else []),
             ("tests", self._run_tests),
             *(newest if self.version == TAKES_NEWEST_PYAV else []),
-            *(self._demo if self.version in ENDS else []),
+            *(self._demo if self._is_whole else []),
         ]
 
     def _run_lint(self) -> None:
@@ -134,10 +129,12 @@ class Trial:
 
     def _run_tests(self) -> None:
         """As `make test`: what failed beside other tests runs once more, alone."""
-        tests = (*TESTS, *AT_THE_ENDS) if self.version in ENDS else TESTS
+        tests = ("tests",) if self._is_whole else TESTS
+        workers = str(WHOLE_WORKERS if self._is_whole else WORKERS)
         pytest = [self._python, "-m", "pytest", "-q", "-o", f"cache_dir={self._folder}/.pytest"]
         try:
-            self._run([*pytest, "-n", str(WORKERS), "--dist", "loadfile", *tests])
+            beside = ["-n", workers, "--dist", "loadfile", "--no-loadscope-reorder"]
+            self._run([*pytest, *beside, "--max-worker-restart", "0", *tests])
         except Broken:
             self._say("failed beside other tests; once more, alone:", self._output)
             alone = ["--last-failed", "--last-failed-no-failures", "none", "--maxfail", "6"]
@@ -182,7 +179,8 @@ class Trial:
         environment = {**environment, "PYTHONDONTWRITEBYTECODE": ""}
         done = subprocess.run(
             command, cwd=cwd, env={**os.environ, **environment}, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT_S, check=False,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+            timeout=WHOLE_LIMIT_S if self._is_whole else LIMIT_S,
         )  # fmt: skip
         self._output += done.stdout
         if done.returncode:
@@ -190,6 +188,14 @@ class Trial:
 
     def _say(self, text: str, output: str = "") -> None:
         print(f"Python {self.version}: {text}\n{output}", end="", flush=True)
+
+
+def in_turn() -> str:
+    """The version that gets all tests: by the commit, so that each has its turn."""
+    others = [version for version in VERSIONS if version != OWN]
+    asked = ["git", "rev-parse", "HEAD"]
+    done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    return others[int(done.stdout[:8], 16) % len(others)] if done.returncode == 0 else others[-1]
 
 
 def interpreter(version: str) -> str | None:
