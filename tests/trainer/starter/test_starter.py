@@ -141,7 +141,17 @@ def test_rank_runs_its_program_as_python_does(
     code, out = starters.run("--preload", "program_not_found", *words, **run_dir)
     log = (starters.folder / "ranks" / "0.log").read_text()
     assert (code, "program_not_found" in out) == (int(plain.returncode != 0), True)
-    frames = ("File", "^", "~", "runpy", "outcome", "self._run", "exec(", "Traceback", "_run_module")
+    frames = (
+        "File",
+        "^",
+        "~",
+        "runpy",
+        "outcome",
+        "self._run",
+        "exec(",
+        "Traceback",
+        "_run_module",
+    )
     shown = [line for line in log.splitlines() if not line.strip().startswith(frames)]
     expected = [line for line in plain.stdout.splitlines() if not line.strip().startswith(frames)]
     assert shown == expected
