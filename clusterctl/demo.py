@@ -60,9 +60,16 @@ class DemoResult:
 
 
 def run_demo(
-    outputs: Path, output: Output, *, seed: int, steps: int | None, score: bool, keep: bool
+    outputs: Path,
+    output: Output,
+    show: Callable[[DemoResult], None],
+    *,
+    seed: int,
+    steps: int | None,
+    score: bool,
+    keep: bool,
 ) -> DemoResult:
-    """Run all of it; with `keep` the nodes stay up at the end until Ctrl-C.
+    """Run all of it and `show` the result; with `keep` the nodes stay up then until Ctrl-C.
 
     Raises `UsageError` without the training environment, `LaunchFailed` when the run ends badly,
     `KeyboardInterrupt` on Ctrl-C or SIGTERM. In each case no process, port or key is left.
@@ -95,6 +102,8 @@ def run_demo(
         names = ", ".join(NODES)
         say(f"nodes      {names} on 127.0.0.1, each a real ssh server; {cluster.hostfile}")
 
+        if keep:
+            say(f"           {_second_terminal(cluster.hostfile)}")
         data = outputs / "demo-digits"
         _python("trainer.data.digits", "--out", data, "--clips", CLIPS, "--seed", seed)
         say(f"data       {CLIPS} mp4 clips of moving handwritten digits, {data}/digits.csv")
@@ -131,13 +140,17 @@ def run_demo(
             gallery=gallery,
             validation=final_points(telemetry.read(run_dir)),
         )
+        show(result)
         if keep:
-            what = f"in a second terminal: clusterctl gpus {cluster.hostfile}"
-            say(f"the nodes are up until Ctrl-C; {what}")
+            say(f"the nodes are up until Ctrl-C; {_second_terminal(cluster.hostfile)}")
             with contextlib.suppress(KeyboardInterrupt):
                 threading.Event().wait()
             output.note("")
         return result
+
+
+def _second_terminal(hostfile: Path) -> str:
+    return f"in a second terminal: clusterctl gpus {hostfile}, clusterctl status"
 
 
 def _undisturbed(cleanup: Callable[..., object], *args: Any, **options: Any) -> None:
@@ -155,10 +168,13 @@ def _train(
 ) -> tuple[Path, int]:
     """Preflight, then launch, as `clusterctl launch demo HOSTFILE`; (run directory, steps)."""
     from clusterctl.hostfile import read_hostfile
+    from clusterctl.launch.head import owner, supervisor
     from clusterctl.launch.inputs import resolve
     from clusterctl.launch.plan import Timing
+    from clusterctl.launch.restart.rules import Rules
+    from clusterctl.launch.run_dir import write_layout
+    from clusterctl.launch.saved_run import SavedRun
     from clusterctl.launch.start import LaunchOptions, plan_launch, prepare
-    from clusterctl.launch.supervise import supervise
     from clusterctl.preflight.run import fix_lines, headline, table_rows
     from clusterctl.remote.cluster import Cluster
     from clusterctl.transport.paramiko_backend import ParamikoTransport
@@ -193,7 +209,17 @@ def _train(
         steps = state.step.step if state.step is not None else 0
         on_update(state)
 
-    result = supervise(plan, cluster, on_update=update)
+    # A run like any other for status, attach, why and stop.
+    write_layout(plan.run_dir, plan.run_id, plan.to_json())
+    run = SavedRun(plan, Rules(nodes=tuple(plan.nodes)))
+    lock = owner.take(plan.run_dir)
+    try:
+        run.write()
+        result = supervisor.supervise_here(run, lock, on_update=update)
+    except BaseException:  # its nodes end with this program: nobody can go on with it
+        _undisturbed(supervisor.forget, run)
+        _undisturbed(owner.give_back, plan.run_dir, lock)
+        raise
     if not result.ok:
         lines = [result.reason, *(f"  | {line}" for line in result.last_lines)]
         raise LaunchFailed("\n".join(lines), hint=f"logs: {plan.run_dir}/ranks")

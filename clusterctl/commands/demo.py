@@ -6,12 +6,15 @@ import json
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from clusterctl.output import Output, clock
 from clusterctl.settings import PATH, flag, option, output_options
+
+if TYPE_CHECKING:
+    from clusterctl.demo import DemoResult
 
 STEPS = "Training steps. Default: the configuration's; fewer make worse videos."
 SCORE = "Judge the sampled videos; the exit code then is the verdict."
@@ -37,15 +40,25 @@ def command(output: Output, outputs: Path, **options: Any) -> int:
 
     Exit code 0 when the videos show what their prompts say, 1 when the score is too low for that.
     """
-    from clusterctl.demo import DIGIT_FLOOR, DIRECTION_FLOOR, run_demo
+    from clusterctl.demo import run_demo
 
     started = time.monotonic()
-    result = run_demo(outputs, output, **options)
-    code = 0 if result.is_good else 1
-    if output.json:
-        output.line(json.dumps(asdict(result)))
-        return code
-    took = f"{clock(time.monotonic() - started)}, {clock(result.train_seconds)} of it training"
+    keep = options["keep"]
+
+    def show(result: DemoResult) -> None:
+        if output.json:
+            output.line(json.dumps(asdict(result)))
+        else:
+            _show(output, result, time.monotonic() - started, keep=keep)
+        output.flush()
+
+    return 0 if run_demo(outputs, output, show, **options).is_good else 1
+
+
+def _show(output: Output, result: DemoResult, seconds: float, *, keep: bool) -> None:
+    from clusterctl.demo import DIGIT_FLOOR, DIRECTION_FLOOR
+
+    took = f"{clock(seconds)}, {clock(result.train_seconds)} of it training"
     output.line(f"done in {took}", "bold")
     for name, value, chance, floor in (
         ("digit accuracy", result.digit_accuracy, 0.10, DIGIT_FLOOR),
@@ -65,6 +78,6 @@ def command(output: Output, outputs: Path, **options: Any) -> int:
     output.line(f"  gallery             {result.gallery}")
     output.line("next")
     output.line(f"  clusterctl top --replay {result.run_dir}")
-    output.line("  clusterctl demo --keep      # keeps the nodes up for a second terminal")
+    if not keep:
+        output.line("  clusterctl demo --keep      # keeps the nodes up for a second terminal")
     output.line("  clusterctl preflight nodes.txt      # your own machines, one name a line")
-    return code

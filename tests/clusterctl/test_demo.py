@@ -115,6 +115,13 @@ def _assert_nothing_left(scratch: Path, before: list[str], deadline_s: float = 3
 def test_demo_trains_samples_and_scores(outputs: Path, tmp_path: Path) -> None:
     before = _left(tmp_path)
     demo = Demo(outputs, tmp_path, "--json", "--steps", str(STEPS))
+    demo.wait_for("start:", 200)
+    asked = [sys.executable, "-m", "clusterctl", "status", "--json", str(outputs)]
+    seen = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=False)
+    assert seen.returncode == 0, seen.stderr
+    status = json.loads(seen.stdout)
+    assert status["state"] == "running"
+    assert f"process {demo.child.pid} on" in status["supervisor"]
     code, out = demo.end(timeout_s=280)
     assert code == 1, demo.lines  # six steps do not reach the score, and the demo says so
     document = json.loads(out.splitlines()[-1])
@@ -141,6 +148,8 @@ def test_demo_trains_samples_and_scores(outputs: Path, tmp_path: Path) -> None:
     ]
     assert names[0] == "attempt"
     assert names[-1] == "end"
+    left = {".owner", ".supervisor.json"} & {path.name for path in run_dir.iterdir()}
+    assert not left
     _assert_nothing_left(tmp_path, before)
 
 
@@ -221,7 +230,12 @@ def test_the_end_shows_scores_and_losses_of_held_out_scans(monkeypatch, capsys) 
     result = demo.DemoResult(
         0.95, 0.5, 70.0, 630, "runs/1", "sheet.png", "curve.png", "page.html", points
     )
-    monkeypatch.setattr(demo, "run_demo", lambda *_, **__: result)
+
+    def run_demo(_outputs, _output, show, **_):
+        show(result)
+        return result
+
+    monkeypatch.setattr(demo, "run_demo", run_demo)
     assert cli.run(["demo"]) == 1
     out = capsys.readouterr().out
     assert "digit accuracy      0.95  (chance 0.10)  ok" in out
@@ -229,6 +243,9 @@ def test_the_end_shows_scores_and_losses_of_held_out_scans(monkeypatch, capsys) 
     curve = "1.000 at step 0, 0.003 at step 315, 0.002 at step 630"
     assert f"  validation loss     {curve}\n" in out
     assert "  loss curves         curve.png\n" in out
+    assert "demo --keep" in out
+    assert cli.run(["demo", "--keep"]) == 1
+    assert "demo --keep" not in capsys.readouterr().out
     assert cli.run(["demo", "--json"]) == 1
     last = json.loads(capsys.readouterr().out)["validation"][-1]
     assert last == {"step": 630, "model": 1 / 631, "ema": None, "clips": 32}

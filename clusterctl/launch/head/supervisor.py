@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,8 @@ from clusterctl.launch.head.link import Link
 from clusterctl.launch.head.views import Views
 from clusterctl.launch.restart.past import Past
 from clusterctl.launch.restart.recheck import recheck
-from clusterctl.launch.state import Left
+from clusterctl.launch.saved_run import SavedRun
+from clusterctl.launch.state import Left, RunResult, RunState
 from clusterctl.launch.supervise import supervise
 from clusterctl.payload.launch import stopped
 from clusterctl.payload.launch.logout import leave_session
@@ -67,55 +69,80 @@ def main(run_dir: Path, word: str) -> int:
     run = saved_run.read(run_dir)
     if run.plan.share:
         os.umask(0o027)
-    orders: list[str] = []  # of views: two people who stop the run do not cut its save short
     signals: list[int] = []  # no word of the run's owner: of a machine that goes down, for example
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: signals.append(number))
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # it belongs to no terminal
+    phase = run.phase if word == "resume" else "new"
+    try:
+        supervise_here(run, lock, phase=phase, leave=lambda: bool(signals))
+    except Left:
+        name = signal.Signals(signals[0]).name
+        text = f"process {os.getpid()} on {socket.gethostname()} was ended by {name}"
+        journal.Journal(run_dir).write("supervisor", f"{text}; its run continues")
+        print(f"{text}; the run goes on: clusterctl attach {run_dir} continues with it")
+    return 0
+
+
+def supervise_here(
+    run: SavedRun,
+    lock: int,
+    *,
+    phase: str = "new",
+    leave: Callable[[], bool] = lambda: False,
+    on_update: Callable[[RunState], None] = lambda state: None,
+) -> RunResult:
+    """Supervise a saved run in this process, which holds its `lock`, to its end: `status`, `attach`
+    and `stop` find it. Raises `Left` where `leave` becomes true."""
+    run_dir = run.plan.run_dir
+    orders: list[str] = []  # of views: two people who stop the run do not cut its save short
     about = {"run_id": run.plan.run_id, "run_dir": str(run_dir), "pid": os.getpid()}
     views = Views(
         lambda: owner.socket_path(run.plan.run_id),
         {**about, "host": socket.gethostname()},
         orders.append,
     )
-    try:
-        result = supervise(
-            run.plan,
-            cluster_of(run),
-            on_update=views.update,
-            stop=lambda: bool(orders),
-            kill=lambda: "kill" in orders,
-            leave=lambda: bool(signals),
-            rules=run.rules,
-            past=replace(_past(run), phase=run.phase if word == "resume" else "new"),
-            on_change=lambda plan, phase, past: run.at(plan, phase, past).write(),
-            recheck=lambda plan, nodes: recheck(plan, cluster_of(run), run.rules, nodes),
-        )
-    except Left:
-        name = signal.Signals(signals[0]).name
-        text = f"process {os.getpid()} on {socket.gethostname()} was ended by {name}"
-        journal.Journal(run_dir).write("supervisor", f"{text}; its run continues")
-        print(f"{text}; the run goes on: clusterctl attach {run_dir} continues with it")
-        return 0
-    try:
-        saved_run.remove(run_dir)
-        positions.remove(run_dir)
-        stopped.forget(run.plan.run_id, str(run_dir))
-    except OSError as error:  # views must get the result all the same
-        print(f"warning: {error}", file=sys.stderr)
+
+    def update(state: RunState) -> None:
+        views.update(state)
+        on_update(state)
+
+    result = supervise(
+        run.plan,
+        cluster_of(run),
+        on_update=update,
+        stop=lambda: bool(orders),
+        kill=lambda: "kill" in orders,
+        leave=leave,
+        rules=run.rules,
+        past=replace(_past(run), phase=phase),
+        on_change=lambda plan, phase, past: run.at(plan, phase, past).write(),
+        recheck=lambda plan, nodes: recheck(plan, cluster_of(run), run.rules, nodes),
+    )
+    forget(run)
     views.end(result)
     owner.give_back(run_dir, lock)
-    return 0
+    return result
 
 
-def cluster_of(run: saved_run.SavedRun) -> Cluster:
+def forget(run: SavedRun) -> None:
+    """Leave nothing with which another supervisor could go on."""
+    try:
+        saved_run.remove(run.plan.run_dir)
+        positions.remove(run.plan.run_dir)
+        stopped.forget(run.plan.run_id, str(run.plan.run_dir))
+    except OSError as error:  # views must get the result all the same
+        print(f"warning: {error}", file=sys.stderr)
+
+
+def cluster_of(run: SavedRun) -> Cluster:
     from clusterctl.transport.paramiko_backend import ParamikoTransport
 
     transport = ParamikoTransport(accept_new=run.accept_new)
     return Cluster(run.plan.nodes, transport, run.limits, run.width)
 
 
-def _past(run: saved_run.SavedRun) -> Past:
+def _past(run: SavedRun) -> Past:
     """With what the run directory tells of a run that another supervisor has begun."""
     lines: list[bytes] = []
     with suppress(OSError):
