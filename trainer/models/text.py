@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trainer.errors import ConfigError
+from trainer.models import lfs
 from trainer.models.memory import MemoryBudget, in_batches
 
 # B batch · L text tokens · C text channels
+WORDS = ("spiece.model", "tokenizer.json")  # files of a tokenizer, of which it needs one
+_NOT_READ = re.compile(r"decoder\.|lm_head\.")  # of a whole T5
 PAD, END, UNKNOWN = "<pad>", "</s>", "<unk>"
 
 
@@ -40,21 +43,22 @@ class TextEncoder:
     ) -> TextEncoder:
         """An encoder with its tokenizer. Raises ConfigError."""
         folder = Path(path)
-        for name in ("config.json", "tokenizer_config.json"):
-            if not (folder / name).is_file():
-                hint = "text_encoder.from_pretrained is a folder with a T5 encoder and tokenizer"
-                raise ConfigError(f"{folder} has no {name}", hint=hint)
+        check_folder(folder)
         from transformers import AutoTokenizer, T5EncoderModel
 
         try:
             with _quietly():
                 tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-                model = T5EncoderModel.from_pretrained(folder, local_files_only=True, dtype=dtype)
+                model, info = T5EncoderModel.from_pretrained(
+                    folder, local_files_only=True, dtype=dtype, output_loading_info=True
+                )
         except Exception as error:  # noqa: BLE001 - four libraries read this, each fails its way
             first = (str(error).strip() or type(error).__name__).splitlines()[0]
             hint = "its files may be cut off: compare their sizes with the source's"
             text = f"{folder} cannot be read as a T5 encoder: {first}"
             raise ConfigError(text, hint=hint) from None
+        _refuse_random_weights(folder, info)
+        _refuse_other_tokenizer(folder, tokenizer, model.config.vocab_size)
         return cls(model, tokenizer, max_length)
 
     @property
@@ -101,6 +105,66 @@ class TextEncoder:
         rest = self.max_length - mask_BL.shape[1]
         y_BLC = F.pad(y_BLC * mask[:, :, None].to(y_BLC), (0, 0, 0, rest))
         return y_BLC[:, None], F.pad(mask_BL, (0, rest))
+
+
+def check_folder(folder: Path) -> None:
+    """Whether a folder has the files of a T5 encoder, none of which is read. Raises ConfigError."""
+    hint = "text_encoder.from_pretrained is a folder with a T5 encoder and tokenizer"
+    if not folder.is_dir():
+        raise ConfigError(f"there is no folder {folder}", hint=hint)
+    versions = sorted((folder / "snapshots").glob("*/config.json"))
+    if versions and not (folder / "config.json").is_file():
+        hint = f"the files are below it: {versions[-1].parent}"
+        raise ConfigError(f"{folder} is a folder of the hub's cache, not of one model", hint=hint)
+    for name in ("config.json", "tokenizer_config.json"):
+        if not (folder / name).is_file():
+            raise ConfigError(f"{folder} has no {name}", hint=hint)
+    for path in sorted(folder.iterdir()):
+        if path.name in WORDS:
+            what = "the tokenizer's words"
+        else:
+            what = "the weights" if path.suffix in (".safetensors", ".bin") else "the file itself"
+        if why := lfs.pointer(path, what):
+            raise ConfigError(why, hint=lfs.HINT)
+    if not any((folder / name).is_file() for name in WORDS):
+        # transformers 5 makes a tokenizer of special tokens then, to which each word is unknown.
+        text = f"{folder} has neither {' nor '.join(WORDS)}, so every word would be unknown"
+        raise ConfigError(text, hint="download these files of the same model, too")
+
+
+def _refuse_random_weights(folder: Path, info: Mapping[str, Any]) -> None:
+    """transformers fills with random numbers what a file does not have, others in each process."""
+    missing = sorted(map(str, info["missing_keys"]))
+    mismatched = sorted(str(one[0]) for one in info["mismatched_keys"])
+    parts = [(missing, "missing"), (mismatched, "of another shape")]
+    found = ", ".join(f"{len(names)} {what} ({names[0]})" for names, what in parts if names)
+    if not found:
+        return
+    unknown = sorted(
+        name for name in map(str, info["unexpected_keys"]) if not _NOT_READ.match(name)
+    )
+    more = f", {len(unknown)} unknown ({unknown[0]})" if unknown else ""
+    hint = "its weights need the names of transformers' T5EncoderModel: shared.weight, encoder.…"
+    raise ConfigError(f"{folder} is not a whole T5 encoder; tensors: {found}{more}", hint=hint)
+
+
+def _refuse_other_tokenizer(folder: Path, tokenizer: Any, vocabulary: int) -> None:
+    """One that does not know words, or has more of them than the encoder."""
+    hint = "take tokenizer and weights of the same model"
+    special = set(tokenizer.all_special_ids)
+    known = {word: place for word, place in tokenizer.get_vocab().items() if place not in special}
+    most = max(known.values(), default=-1)
+    if most >= vocabulary:
+        text = f"{folder}: the tokenizer has word {most}, the encoder has {vocabulary} words"
+        raise ConfigError(text, hint=hint)
+    some = [
+        tokenizer.decode([place]) for place in sorted(known.values())[:: max(1, len(known) // 20)]
+    ]
+    for text in ("a man walks beside a red car", " ".join(some)):
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        if any(place not in special for place in ids):
+            return
+    raise ConfigError(f"{folder}: every word is unknown to the tokenizer", hint=hint)
 
 
 def build_tiny_t5(

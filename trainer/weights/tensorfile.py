@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from trainer.errors import CheckpointError
+from trainer.models import lfs
 
 SUFFIXES = (".safetensors", ".bin", ".pth", ".pt", ".ckpt")
 DTYPES = {
@@ -58,11 +59,8 @@ def read_file(path: Path, *, shapes_only: bool = False) -> dict[str, Tensor]:
         size = path.stat().st_size
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
-    if head.startswith(b"version https://git-lfs"):
-        raise CheckpointError(
-            f"{path} is a git-lfs pointer of {size} bytes, not the weights",
-            hint="git lfs pull, or download the file itself",
-        )
+    if why := lfs.pointer(path, "the weights"):
+        raise CheckpointError(why, hint=lfs.HINT)
     if size == 0:
         raise _damaged(f"{path} cannot be read: it is empty")
     is_pickle = head.startswith((b"PK", b"\x80"))

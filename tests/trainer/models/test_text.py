@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.trainer.models.live_bytes import LiveBytes
@@ -204,3 +208,73 @@ def test_building_does_not_disturb_the_callers_random_numbers(tmp_path: Path) ->
 def test_a_folder_that_is_no_encoder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"has no config\.json"):
         TextEncoder.from_folder(tmp_path, 8)
+
+
+@pytest.fixture
+def t5(tmp_path: Path, folder: Path) -> Path:
+    return Path(shutil.copytree(folder, tmp_path / "t5"))
+
+
+def refused(folder: Path) -> str:
+    with pytest.raises(ConfigError) as caught:
+        TextEncoder.from_folder(folder)
+    return f"{caught.value}; {caught.value.hint}"
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, Any]]) -> None:
+    """The weights under other names."""
+    changed = change(load_file(folder / "model.safetensors"))
+    if any(isinstance(value, dict) for value in changed.values()):
+        (folder / "model.safetensors").unlink()
+        torch.save(changed, folder / "pytorch_model.bin")
+    else:
+        save_file(changed, folder / "model.safetensors", {"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda found: {f"text_encoder.{name}": value for name, value in found.items()}, "missing"),
+        (lambda found: {"state_dict": found}, "missing"),
+        (lambda found: {n: v for n, v in found.items() if not n.startswith("shared")}, "shared.weight"),
+        (lambda found: {n: v for n, v in found.items() if ".block.1." not in n}, "encoder.block.1."),
+        (lambda found: {n: v for n, v in found.items() if "final" not in n}, "1 missing (encoder.final"),
+        (
+            lambda found: {n: v.repeat(2, *[1] * (v.dim() - 1)) if "wo" in n else v for n, v in found.items()},
+            "",
+        ),
+    ],
+)  # fmt: skip
+def test_weights_that_do_not_fill_the_encoder_are_refused(t5: Path, change, says: str) -> None:
+    rewrite(t5, change)
+    assert says in refused(t5)
+
+
+def test_tokenizer_without_words_is_refused(t5: Path, tmp_path: Path) -> None:
+    (t5 / "tokenizer.json").unlink()
+    assert "has neither spiece.model nor tokenizer.json" in refused(t5)
+    empty = build_tiny_t5(tmp_path / "empty", [], d_model=64)
+    (empty / "tokenizer.json").rename(t5 / "tokenizer.json")
+    assert "every word is unknown to the tokenizer" in refused(t5)
+    large = build_tiny_t5(tmp_path / "large", [" ".join(f"w{n}" for n in range(200))], d_model=64)
+    (large / "tokenizer.json").rename(t5 / "tokenizer.json")
+    assert "the tokenizer has word 202" in refused(t5)
+
+
+@pytest.mark.parametrize(
+    "name", ["tokenizer.json", "spiece.model", "model.safetensors", "config.json"]
+)
+def test_git_lfs_pointer_is_named(t5: Path, name: str) -> None:
+    (t5 / name).write_text(
+        "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 791656\n"
+    )
+    said = refused(t5)
+    assert f"{t5 / name} is a git-lfs pointer of " in said
+    assert "git lfs pull" in said
+
+
+def test_folder_of_the_hubs_cache_names_the_one_below(t5: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "models--x--t5"
+    shutil.copytree(t5, cache / "snapshots" / "abc")
+    assert f"the files are below it: {cache / 'snapshots/abc'}" in refused(cache)
+    assert "there is no folder" in refused(tmp_path / "nowhere")
