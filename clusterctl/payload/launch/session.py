@@ -16,13 +16,14 @@ import threading
 import time
 import zlib
 
-from clusterctl.payload.files.private import own_files, own_path, replace_file
+from clusterctl.payload.files.private import open_own, own_files, own_path, replace_file
 from clusterctl.payload.jobs.processes import is_alive, start_of
-from clusterctl.payload.proc_files import as_text, or_none, read_word
+from clusterctl.payload.proc_files import as_text, or_none
 from clusterctl.payload.tools import in_thread
 
 BACKLOG = 50  # unsent messages, above which logs and telemetry wait
 FLUSH_S = 3.0  # for the last messages, when the head reads slowly
+PID_BYTES = 64
 GREETING_BYTES = 1 << 20
 AGAIN_S = 0.2  # before the next try to take a connection
 # Not kept, and not counted by the head: newer ones say the same, or a file has them.
@@ -72,9 +73,17 @@ def pid_file(path):
     return path[: -len(".sock")] + ".pid"
 
 
-def living(path):
-    """Process id of the agent or starter that has this socket; None when it has ended."""
-    pid, _, start = (read_word(pid_file(path)) or "").partition(" ")
+def living(path, uid=None):
+    """Process id of the agent or starter that has this socket; None when it has ended.
+
+    Only a plain file of this user, or of `uid`, says so: a pipe in its place would be waited for.
+    """
+    try:
+        with os.fdopen(open_own(pid_file(path), os.O_RDONLY, uid), "rb") as file:
+            said = file.read(PID_BYTES).decode("ascii", "replace")
+    except OSError:
+        return None
+    pid, _, start = said.strip().partition(" ")
     is_number = pid.isdigit() and start.isdigit()
     return int(pid) if is_number and is_alive(int(pid), int(start)) else None
 

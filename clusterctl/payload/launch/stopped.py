@@ -11,9 +11,11 @@ import glob
 import json
 import os
 import signal
+import stat
 import time
 import zlib
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from clusterctl.payload.collect.forked_child import collect_child, fork_child
@@ -24,7 +26,8 @@ from clusterctl.payload.proc_files import or_none, owner_of
 
 TOLD = signal.SIGUSR1
 IN_RUN_DIR = ".stopped"
-WRITE_S = 5.0  # for a run directory that does not answer
+WRITE_S = 5.0  # for all marks; a run directory may not answer
+MOST_MARKS = 64  # of a user, two for each run
 MAX_BYTES = 4096
 KEPT_S = 30 * 86400.0  # a mark that no supervisor has removed at the run's end
 WORDS = ("stop", "kill")  # of clusterctl
@@ -52,18 +55,31 @@ def end_runs(
     """Mark these (run, run directory) as ended and tell their agents here; "", else why a mark
     could not be written. `users` has the ids of the users who have the run here; without one it is
     a run of this user's."""
-    why = ""
+    why, count, writers, told = "", Counter[int](), [], []
     for run, run_dir in runs:
         mark = {"run": run, "by": by, "who": who[:200], "time_s": time.time()}
         for uid in sorted(users.get(run) or {os.getuid()}):
+            told.append((run, uid))
             for place in (None, run_dir) if run_dir else (None,):
-                why = _write_as(uid, mark, place) or why
-            tell_agents(run, uid)
+                count[uid] += 1
+                if count[uid] > MOST_MARKS:  # the tags of processes, of which a user may make many
+                    why = "user %d has more than %d runs here" % (uid, MOST_MARKS // 2)
+                else:
+                    where = place or "the own folder of user %d" % uid
+                    writers.append((where, fork_child(_writer(uid, mark, place))))
+    # All at once: nobody's folder holds up the marks of others, nor the signals that follow.
+    until_s = time.monotonic() + WRITE_S
+    for where, child in writers:
+        done = collect_child("", child, max(0.0, until_s - time.monotonic()))
+        if done["state"] != "ended" or done["rc"] != 0:
+            why = "no mark in %s: %s" % (where, done["err"])
+    for run, uid in told:
+        tell_agents(run, uid)
     return why
 
 
-def _write_as(uid: int, mark: dict[str, Any], run_dir: str | None) -> str:
-    """In a process of its own: the run's user writes it, also for root, and a run directory may
+def _writer(uid: int, mark: dict[str, Any], run_dir: str | None) -> Callable[[], str]:
+    """For a process of its own: the run's user writes it, also for root, and a run directory may
     not answer. Another machine's run directory is none of this one."""
 
     def write() -> str:
@@ -79,11 +95,7 @@ def _write_as(uid: int, mark: dict[str, Any], run_dir: str | None) -> str:
         replace_file(path, json.dumps(mark).encode())
         return ""
 
-    done = collect_child("", fork_child(write), WRITE_S)
-    if done["state"] == "ended" and done["rc"] == 0:
-        return ""
-    where = run_dir or "the own folder of user %d" % uid
-    return "no mark in %s: %s" % (where, done["err"])
+    return write
 
 
 def _become(uid: int) -> None:
@@ -98,7 +110,7 @@ def tell_agents(run: str, uid: int) -> None:
     """Of a user, who may be another one than root."""
     for folder in folders_of(uid):
         for path in glob.glob("%s/agent-%s-*.sock" % (folder, glob.escape(run[-24:]))):
-            agent = living(path)
+            agent = living(path, uid)
             if agent is not None and owner_of(agent) == uid:
                 or_none(os.kill, agent, TOLD)
 
@@ -114,9 +126,10 @@ def runs_of(pids: Iterable[int]) -> dict[str, set[int]]:
 
 
 def folders_of(uid: int) -> list[str]:
-    """Those that are there of a user's own folder."""
+    """Those that are there of a user's own folder; no links, which lead elsewhere."""
     paths = [os.path.join(*place) for place in places_of(uid)]
-    return [path for path in paths if or_none(lambda path=path: os.lstat(path).st_uid) == uid]
+    found = [(path, or_none(os.lstat, path)) for path in paths]
+    return [path for path, one in found if one and one.st_uid == uid and stat.S_ISDIR(one.st_mode)]
 
 
 def forget(run: str, run_dir: str) -> str:

@@ -6,6 +6,7 @@ No process of the run need be there then: by this file others find it, end it, o
 from __future__ import annotations
 
 import glob
+import itertools
 import json
 import os
 import pwd
@@ -21,8 +22,9 @@ from clusterctl.payload.proc_files import or_none, user_name
 
 FRESH_S = 180.0  # a supervisor looks every minute at least (launch/restart/next_attempt.py)
 MAX_BYTES = 16384
-# Facts of the file: texts but for the last two. `text` says what the run waits for.
-TEXTS = ("run", "node", "job", "run_dir", "head", "text")
+MOST_WAITING, MOST_FOUND = 50, 1000  # of a user, of all
+# Facts of the file: texts with their most characters, and numbers. `text` says what the run waits for.
+TEXTS = {"run": 256, "node": 256, "job": 256, "run_dir": 4096, "head": 256, "text": 1000}
 NUMBERS = ("attempt", "since_s")
 
 
@@ -66,12 +68,15 @@ def waiting_runs(uids: Iterable[int]) -> list[dict[str, Any]]:
     found = []
     for uid in sorted(set(uids)):
         for folder in folders_of(uid):
-            for path in sorted(glob.glob("%s/waiting-*.json" % glob.escape(folder))):
-                age_s = time.time() - (or_none(os.path.getmtime, path) or 0.0)
-                facts = _read(path, uid) if age_s < FRESH_S else None
+            paths = glob.iglob("%s/waiting-*.json" % glob.escape(folder))
+            # A user may fill the folder: what others see of it stays short.
+            for path in sorted(itertools.islice(paths, MOST_WAITING)):
+                status = or_none(os.lstat, path)
+                is_fresh = status is not None and time.time() - status.st_mtime < FRESH_S
+                facts = _read(path, uid) if is_fresh else None
                 if facts is not None:
                     found.append(dict(facts, user=user_name(uid)))
-    return found
+    return found[:MOST_FOUND]
 
 
 def _name(run: str, node: str) -> str:
@@ -83,9 +88,11 @@ def _read(path: str, uid: int) -> dict[str, Any] | None:
     try:
         with os.fdopen(open_own(path, os.O_RDONLY, uid), "rb") as file:
             facts = json.loads(file.read(MAX_BYTES))
-        found: dict[str, Any] = {name: str(facts[name])[:1000] for name in TEXTS}
+        # Another user wrote it: what no supervisor writes must not spoil this node's answer.
+        found: dict[str, Any] = {name: str(facts[name])[: TEXTS[name]] for name in TEXTS}
         found.update({name: float(facts[name]) for name in NUMBERS})
         found["attempt"] = int(found["attempt"])
-        return found
+        is_real = 0 <= found["attempt"] < 1 << 20 and 0 <= found["since_s"] < 1e10
+        return found if is_real else None
     except (OSError, ValueError, LookupError, TypeError, OverflowError):
         return None
