@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -19,7 +20,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, TextIO, TypeVar
 
 from clusterctl.errors import Declined, OutputLost
-from clusterctl.nodes import fold, grouped
+from clusterctl.nodes import Node, fold, grouped
 from clusterctl.printable import printable
 from clusterctl.remote.fanout import Fanout, NodeResult
 from trainer.runlog import progress
@@ -195,7 +196,11 @@ class Output:
         dead = [result.node.name for result in results if result.unreachable is not None]
         if dead:
             who = f"{len(dead)} of {len(results)} nodes" if len(results) > 1 else dead[0]
-            self.warn(f"error: {who} did not answer", "bad")
+            phases = {one.unreachable.phase for one in results if one.unreachable is not None}
+            refused = phases & {"hostkey", "auth"}
+            how = "did not answer" if phases - refused else "could not be logged in to"
+            how += ", or could not be logged in to" if refused and phases - refused else ""
+            self.warn(f"error: {who} {how}", "bad")
             for line in unreachable_lines(results):
                 self.warn(f"  {line}")
 
@@ -311,18 +316,39 @@ def local_time(unix_s: float) -> str:
 
 
 def unreachable_lines(results: Sequence[NodeResult[Any]]) -> list[str]:
-    """Dead nodes folded by phase and reason, each with how long it took and what to do."""
-    dead = [(result.node.name, result.unreachable) for result in results]
+    """Dead nodes folded by phase and reason, each with how long it took and what to do.
+
+    Reasons and hints are alike that differ only in what belongs to one node: its name, its address.
+    """
+    dead = [(result.node, result.unreachable) for result in results]
     groups = grouped(
-        ((why.phase, why.message, why.hint), (name, why.seconds)) for name, why in dead if why
+        ((why.phase, _without_node(why.message, node)), (node, why)) for node, why in dead if why
     )
     lines = []
-    for (phase, message, hint), members in groups.items():
-        slowest_s = max(seconds for _, seconds in members)
-        names = fold([name for name, _ in members])
-        lines.append(f"{names}  {phase}  {slowest_s:.1f} s  {message}")
-        lines += [f"  hint: {hint}"] if hint else []
+    for (phase, text), members in groups.items():
+        slowest_s = max(why.seconds for _, why in members)
+        first, reason = members[0]
+        message = reason.message if len(members) == 1 else text
+        lines.append(
+            f"{fold([node.name for node, _ in members])}  {phase}  {slowest_s:.1f} s  {message}"
+        )
+        hints = list(dict.fromkeys(why.hint for _, why in members if why.hint))
+        if len(hints) == 1:
+            lines.append(f"  hint: {hints[0]}")
+        elif hints:
+            lines.append(f"  hint, for {first.name}, and alike for the others: {hints[0]}")
     return lines
+
+
+def _without_node(text: str, node: Node) -> str:
+    """A text in which NODE stands for the node's own name and address."""
+    for name in {node.name, node.address}:
+        text = (
+            text
+            if name not in text
+            else re.sub(rf"(?<![\w.:-]){re.escape(name)}(?![\w-]|[.:]\w)", "NODE", text)
+        )
+    return text
 
 
 def _wrapped(text: str, width: int) -> list[str]:

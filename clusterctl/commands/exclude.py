@@ -11,6 +11,7 @@ import click
 
 from clusterctl.errors import UsageError
 from clusterctl.exclude.entries import Exclusion, path_beside, read, stamp, why_bad_text
+from clusterctl.exclude.leave_out import short_names
 from clusterctl.hostfile import read_hostfile
 from clusterctl.node_sets import expand
 from clusterctl.nodes import counted, fold
@@ -139,6 +140,8 @@ def _list(output: Output, path: Path, hostfile: Path) -> int:
     output.note(f"{counted(held, 'node')} excluded by {path}" if entries else "no node is excluded")
     if strangers := [entry.node for entry in entries if entry.node not in known]:
         output.warn(f"{fold(strangers)} is not in {hostfile}", "warn")
+    for sentence in short_names(sorted(known), entries, now_s):
+        output.warn(sentence, "warn")
     return 0
 
 

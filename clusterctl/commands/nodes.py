@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 
 import click
 
-from clusterctl.errors import UsageError
+from clusterctl.errors import TransportError, UsageError
 from clusterctl.exclude.entries import path_beside, read, why_bad_text
 from clusterctl.node_sets import expand
-from clusterctl.nodes import counted, fold
+from clusterctl.nodes import Node, counted, fold
 from clusterctl.output import Cell, Output
 from clusterctl.param_types import Moment
 from clusterctl.settings import Settings, cluster_command, flag, option
@@ -74,16 +75,28 @@ def _list(settings: Settings, output: Output, *, to_fold: bool) -> None:
     if output.json:
         out = {entry.node: entry.to_json(is_over=False) for entry in held.values()}
         documents = [
-            {**asdict(node), "labels": dict(node.labels), "excluded": out.get(node.name)}
-            for node in nodes
+            {
+                **asdict(node),
+                "labels": dict(node.labels),
+                "excluded": out.get(node.name),
+                "ssh": None if isinstance(login, TransportError) else asdict(login),
+            }
+            for node, login in zip(nodes, _logins(nodes), strict=True)
         ]
         output.document("nodes", hostfile=str(settings.hostfile), nodes=documents)
         return
     if to_fold:
         output.line(fold([node.name for node in nodes]))
         return
-    cells = [(n.name, n.address, n.port, n.user, n.slots) for n in nodes]
-    rows: list[list[str | Cell]] = [[str(cell or "-") for cell in row] for row in cells]
+    rows: list[list[str | Cell]] = []
+    unresolved: dict[str, list[str]] = {}
+    for node, login in zip(nodes, _logins(nodes), strict=True):
+        if isinstance(login, TransportError):
+            unresolved.setdefault(str(login), []).append(node.name)
+            reached = ("?", "?", "?")
+        else:
+            reached = (login.host, str(login.port), login.user)
+        rows.append([node.name, *reached, str(node.slots or "-")])
     columns = ["NODE", "ADDRESS", "PORT", "USER", "SLOTS"]
     if any(node.name in held for node in nodes):
         columns.append("EXCLUDED")
@@ -92,12 +105,36 @@ def _list(settings: Settings, output: Output, *, to_fold: bool) -> None:
             row.append(Cell(f"{entry.reason}; until {entry.end}", "warn") if entry else "-")
     output.table(columns, rows, ["PORT", "SLOTS"])
     output.note(f"{counted(len(nodes), 'node')} in {settings.hostfile}")
+    for why, names in unresolved.items():
+        output.warn(f"{fold(names)}: ssh_config cannot say how it is reached: {why}", "warn")
     if output.verbose:
         context = click.get_current_context()
         for name, value in context.params.items():
             source = context.get_parameter_source(name)
             if source is not None:
                 output.note(f"  {name} = {value!r} ({source.name.lower()})", "dim")
+
+
+@dataclass(frozen=True, slots=True)
+class _Login:
+    """How ssh reaches a node: by its line of the hostfile, then by ssh_config."""
+
+    host: str
+    port: int
+    user: str
+
+
+def _logins(nodes: Sequence[Node]) -> Iterator[_Login | TransportError]:
+    from clusterctl.transport.ssh_config.host import DEFAULT_PORT, local_user
+    from clusterctl.transport.ssh_config.read import SshConfig
+
+    config = SshConfig.of_user()
+    for node in nodes:
+        try:
+            found = config.resolve(node.address, node.user, node.port)
+            yield _Login(found.hostname, found.port or DEFAULT_PORT, found.user or local_user())
+        except TransportError as error:
+            yield error
 
 
 def _note(settings: Settings, output: Output, text: str, *, is_repair: bool) -> int:

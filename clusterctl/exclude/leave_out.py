@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from clusterctl.errors import HostfileError
 from clusterctl.exclude.entries import FILE, Exclusion, stamp
-from clusterctl.nodes import Node, fold
+from clusterctl.nodes import Node, fold, grouped
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +17,27 @@ class Chosen:
     nodes: list[Node]
     excluded: tuple[Exclusion, ...]
     sentences: tuple[str, ...]
+
+
+def short_names(names: Sequence[str], entries: Sequence[Exclusion], now_s: float) -> list[str]:
+    """A sentence for each entry that is of none of these nodes, and may mean one of them: n2 and
+    n2.example.com. Which machine it means cannot be known, as a folder may have several hostfiles.
+    """
+    known = set(names)
+    labels = grouped((name.partition(".")[0], name) for name in names)
+    found = []
+    for entry in entries:
+        if entry.node in known or entry.is_over(now_s):
+            continue
+        short = entry.node.partition(".")[0]
+        alike = [name for name in labels.get(short, ()) if short in (name, entry.node)]
+        if alike:
+            names = ", ".join(alike)
+            text = (
+                f"{entry.node} is excluded ({entry.reason}) and the hostfile has {names}, which is"
+            )
+            found.append(f"{text} used: {FILE} needs the name as the hostfile has it")
+    return found
 
 
 def leave_out(
@@ -38,6 +59,7 @@ def leave_out(
         if entry.is_over(now_s) and entry.until_s is not None:
             over = f"{entry.node} was excluded until {stamp(entry.until_s)}, which is over"
             sentences.append(f"{over}: it is used; reason then: {entry.reason}")
+    sentences += short_names([node.name for node in nodes], entries, now_s)
     out = {entry.node for entry in held}
     kept = [node for node in nodes if node.name not in out]
     if not kept:

@@ -8,7 +8,10 @@ import sys
 
 import pytest
 
-from clusterctl.output import Output
+from clusterctl.nodes import Node
+from clusterctl.output import Output, unreachable_lines
+from clusterctl.remote.fanout import NodeResult
+from clusterctl.transport.base import Unreachable
 from tests.clusterctl.launch.harness import wait_until
 
 
@@ -50,3 +53,35 @@ def test_last_column_is_wrapped_between_words_where_a_terminal_ends(
     monkeypatch.setattr(Output, "page", lambda self: None)
     Output(color="never").table(["VERDICT", "NODES", "EVIDENCE"], [["FAIL", "n2", evidence]])
     assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def first_contact(node: Node, address: str) -> NodeResult[None]:
+    hint = (
+        f"run it once with --accept-new, or: ssh-keyscan -t ed25519 {address} >> ~/.ssh/known_hosts"
+    )
+    why = Unreachable("hostkey", 0.2, f"unknown host key of {node.name} (ssh-ed25519)", hint)
+    return NodeResult(node, None, why, 0.2)
+
+
+def test_first_contact_with_many_nodes_is_one_line_and_one_hint() -> None:
+    named = [first_contact(Node(f"n{at}"), f"10.0.0.{at}") for at in range(1, 1001)]
+    lines = unreachable_lines(named)
+    assert len(lines) == 2
+    assert lines[0].startswith("n[1-1000]  hostkey  0.2 s  unknown host key of NODE")
+    assert lines[1].startswith(
+        "  hint, for n1, and alike for the others: run it once with --accept-new"
+    )
+    (_, hint) = unreachable_lines(named[:1])
+    assert "ssh-keyscan -t ed25519 10.0.0.1 " in hint
+
+
+def test_a_node_that_refuses_the_login_has_answered(capsys: pytest.CaptureFixture[str]) -> None:
+    dead = NodeResult(Node("d"), None, Unreachable("tcp", 3.0, "timed out"), 3.0)
+    refused = [first_contact(Node("a"), "a"), first_contact(Node("b"), "b")]
+    for results, words in (
+        (refused, "error: 2 of 2 nodes could not be logged in to\n"),
+        ([*refused, dead], "error: 3 of 3 nodes did not answer, or could not be logged in to\n"),
+        ([dead], "error: d did not answer\n"),
+    ):
+        Output().unreachable(results)
+        assert words in capsys.readouterr().err

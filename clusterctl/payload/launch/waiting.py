@@ -23,7 +23,7 @@ from clusterctl.payload.proc_files import or_none, user_name
 FRESH_S = 180.0  # a supervisor looks every minute at least (launch/restart/next_attempt.py)
 MAX_BYTES = 16384
 MOST_WAITING, MOST_FOUND = 50, 1000  # of a user, of all
-# Facts of the file: texts with their most characters, and numbers. `text` says what the run waits for.
+# Facts of the file: texts with their most characters, numbers. `text`: what the run waits for.
 TEXTS = {"run": 256, "node": 256, "job": 256, "run_dir": 4096, "head": 256, "text": 1000}
 NUMBERS = ("attempt", "since_s")
 

@@ -114,3 +114,24 @@ def test_no_node_left_is_refused_with_the_reason() -> None:
     with pytest.raises(HostfileError) as refused:
         leave_out(NODES[1:], parse(GOOD), BETWEEN_S)
     assert str(refused.value) == "no node is left: exclude.toml excludes n[2,7] (n2: fan)"
+
+
+@pytest.mark.parametrize(
+    ("entry", "node"), [("n2", "n2.lab.example"), ("n2.lab.example", "n2"), ("n2", "n2.a")]
+)
+def test_an_entry_that_may_mean_a_node_by_its_short_name_is_told(entry: str, node: str) -> None:
+    entries = [Exclusion(entry, "Xid 79", None, None, "")]
+    chosen = leave_out([Node("n1"), Node(node)], entries, 0.0)
+    assert [one.name for one in chosen.nodes] == ["n1", node]
+    (said,) = chosen.sentences
+    assert said.startswith(
+        f"{entry} is excluded (Xid 79) and the hostfile has {node}, which is used"
+    )
+
+
+@pytest.mark.parametrize(
+    ("entry", "node"), [("n2.a", "n2.b"), ("10.0.0.1", "10.0.0.2"), ("n2", "n21.a")]
+)
+def test_entries_of_other_machines_are_no_concern(entry: str, node: str) -> None:
+    chosen = leave_out([Node(node)], [Exclusion(entry, "Xid 79", None, None, "")], 0.0)
+    assert chosen.sentences == ()

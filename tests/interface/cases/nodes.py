@@ -14,6 +14,7 @@ from tests.interface.shell import Shell
 @case("nodes.good")
 def good(shell: Shell) -> None:
     """A hostfile in each of the ways it can be listed."""
+    shell.patches.setattr("clusterctl.transport.ssh_config.host.local_user", lambda: "ann")
     shell.write("nodes.txt", "a[1-3] rack=r1\nb host=10.0.0.9 port=2200 user=me slots=8\n")
     shell.run("clusterctl nodes")
     shell.run("clusterctl nodes nodes.txt --json")
@@ -113,6 +114,7 @@ def settings(shell: Shell) -> None:
 @case("exclude.good")
 def exclude(shell: Shell) -> None:
     """Nodes that no run may use: none, added, listed, removed."""
+    shell.patches.setattr("clusterctl.transport.ssh_config.host.local_user", lambda: "ann")
     shell.patches.setattr("clusterctl.exclude.change.author", lambda: "ann@head")
     shell.write("nodes.txt", "a[1-3]\nb\n")
     shell.run("clusterctl exclude list")
