@@ -22,6 +22,7 @@ if __package__ in (None, ""):  # run as a file, as `colossalai run` does
 from trainer.allocator import use_expandable_segments
 from trainer.command_line import INTERRUPTED, Parser, is_reporter, missing_packages
 from trainer.config import load as configuration
+from trainer.config import sources
 from trainer.config.description import describe
 from trainer.engine.agreement import in_words, is_lost
 from trainer.engine.process_group import ends_after
@@ -42,6 +43,7 @@ _LEAVE_S = 60.0  # for the end of a rank: workers, the tracker, the last writes
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    sources.imported()
     use_expandable_segments(os.environ)
     argv = list(sys.argv[1:] if argv is None else argv)
     options, overrides = parser().parse_known_args(argv)
@@ -151,6 +153,7 @@ def _run(
     closing: contextlib.ExitStack,
 ) -> int:
     """From the run directory to the last step; what must be closed after it goes to `closing`."""
+    from trainer.engine.alike import require_alike
     from trainer.resume import continued
 
     def lock_run_dir() -> str:
@@ -158,15 +161,18 @@ def _run(
         closing.callback(release)
         return note
 
+    require_alike(engine, config)
     engine.run_on_rank0(lambda: _check_files(config))
     run_dir = engine.run_on_rank0(lambda: _run_dir(config, options))
     unlocked = engine.run_on_rank0(lock_run_dir)
-    engine.run_on_rank0(lambda: describe(config, run_dir, argv))
+    notes = engine.run_on_rank0(lambda: describe(config, run_dir, argv))
+    if unlocked:
+        notes.append(f"a second run in this directory would not be noticed: {unlocked}")
     stop, back = Stopper(), None
     while True:
         attempt = closing.enter_context(contextlib.ExitStack())
         given = (config, engine, run_dir, heartbeat, options.data_state)
-        code, back = _attempt(given, back, unlocked, stop, attempt)
+        code, back = _attempt(given, back, notes, stop, attempt)
         if back is None:
             return code
         attempt.close()
@@ -178,7 +184,7 @@ def _run(
 def _attempt(
     given: tuple[configuration.Config, Engine, Path, Heartbeat | None, str],
     back: Back | None,
-    unlocked: str,
+    notes: Sequence[str],
     stop: Stopper,
     closing: contextlib.ExitStack,
 ) -> tuple[int, Back | None]:
@@ -199,8 +205,8 @@ def _attempt(
     closing.callback(journal.close)
     closing.callback(run.loader.close)
     closing.push(record_failure)
-    if unlocked:
-        journal.event("note", f"a second run in this directory would not be noticed: {unlocked}")
+    for note in notes:
+        journal.event("note", note)
 
     stop.attach(run)
     for number in (signal.SIGTERM, signal.SIGINT):

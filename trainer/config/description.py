@@ -10,16 +10,25 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainer.config import sources
 from trainer.config.load import RUN_CONFIG, Config, to_dict
 from trainer.runlog.json_file import read_object
+from trainer.runlog.run_dir import own_attempt
 
 # Variables that explain a run; names with these words in them are never written.
 _KEPT = ("NCCL_", "GLOO_", "OMP_", "CUDA_", "TORCH_", "WORLD_SIZE", "MASTER_", "CLUSTERCTL_")
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASS", "PWD", "AUTH", "CREDENTIAL", "COOKIE")
 
+_OF_THE_BEGINNING = ("load", "start_from_scratch", "start_epoch", "start_step")
 
-def describe(config: Config, run_dir: Path, argv: Sequence[str]) -> None:
-    """config.json: all that is needed to understand and repeat the run, without secrets."""
+
+def describe(config: Config, run_dir: Path, argv: Sequence[str]) -> list[str]:
+    """config.json: all that is needed to understand and repeat the run, without secrets; code.json.
+
+    Returns how a later attempt differs from the one before in configuration or code.
+    """
+    is_later = own_attempt() > 1
+    notes = [_differs(config, run_dir)] if is_later else []
     document: dict[str, Any] = {
         "schema": 1,
         "config": to_dict(config),
@@ -29,6 +38,20 @@ def describe(config: Config, run_dir: Path, argv: Sequence[str]) -> None:
         "python": sys.version.split()[0],
     }
     (run_dir / RUN_CONFIG).write_text(json.dumps(document, indent=1) + "\n")
+    notes.append(sources.record(run_dir, is_later=is_later))
+    return [note for note in notes if note]
+
+
+def _differs(config: Config, run_dir: Path) -> str:
+    """What people have changed in the configuration since the attempt before."""
+    try:
+        before = read_object(run_dir / RUN_CONFIG)["config"]
+        after = json.loads(json.dumps(to_dict(config)))
+        names = sources.changed(sources.flat(before), sources.flat(after))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return ""
+    names = [name for name in names if name not in _OF_THE_BEGINNING]
+    return f"{sources.shown(names)}: not the configuration of the attempt before" if names else ""
 
 
 def said_of(run_dir: Path) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
+from trainer.config import sources
 from trainer.starter import visible
 from trainer.starter.agent_link import AgentLink
 from trainer.starter.command import parse
@@ -21,6 +22,7 @@ def main() -> int | Program:
         os.chdir(os.environ["CLUSTERCTL_WORKDIR"])
     given = dict(os.environ)  # imports may add to it
     link = AgentLink.from_environment()
+    sources.imported()
     if command.preload:
         preload(command.preload, command.program.words)
     return Starter(arguments, command, link, given).serve()

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trainer.config import sources
 from trainer.starter.agent_link import AgentLink
 from trainer.starter.command import Command, parse
 from trainer.starter.program import Program
@@ -38,6 +39,7 @@ class Starter:
         own = len(sys.orig_argv) - len(arguments)
         self._own_words = [sys.executable, *sys.orig_argv[1:own]]  # interpreter and module
         self._is_new = True  # until the first order
+        self._installed = sources.installed()
         self._ranks = Ranks()
         self._codes: list[int] = []
         self._fail_grace_s = GRACE_S
@@ -155,7 +157,12 @@ class Starter:
             return "another environment is asked for"
         if parse(order["argv"][own:]).preload != self._command.preload:
             return "other modules are asked for"
-        return ""
+        # Ranks of one attempt run one code: nodes without a starter import what is there now.
+        found = sources.changed(sources.imported(), sources.read())
+        found += [
+            name for name in self._installed if sources.file_facts(name) != self._installed[name]
+        ]
+        return f"{sources.shown(found)} has changed since it was imported" if found else ""
 
     def _send(self, kind: str, **message: Any) -> None:
         if self._link is not None:

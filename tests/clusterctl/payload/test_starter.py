@@ -129,6 +129,26 @@ def test_next_attempt_starts_cold_where_the_starter_cannot_serve(
     assert sorted(tagged(first.run_id)) == sorted([pid, second.starter])
 
 
+def test_next_attempt_runs_the_code_that_is_there_then(agent, tmp_path: Path) -> None:
+    """On every node: one that has no starter imports it, too."""
+    (tmp_path / "own.py").write_text("CODE = 'old'\n")
+    given = {"env": {"PYTHONPATH": f"{REPO}:{tmp_path}"}}
+    first = agent()
+    first.start(FAILS, tmp_path, "--preload", "own", **given)
+    finish(first)
+    second = agent(run=first.run_id)
+    second.start(FAILS, tmp_path, "--preload", "own", **given)
+    finish(second)
+    assert second.starter == first.starter
+    (tmp_path / "own.py").write_text("CODE = 'new'\n")
+    third = agent(run=first.run_id)
+    say = "import own\nprint('runs', own.CODE, flush=True)\n"
+    third.start(say + WAIT, tmp_path, "--preload", "own", **given)
+    log = third.run_dir / "ranks" / "0.log"
+    wait_until(lambda: "runs new" in log.read_text())
+    assert standbys(first.run_id) != [first.starter]
+
+
 def test_run_that_ends_well_leaves_no_starter(agent, tmp_path: Path) -> None:
     one = agent()
     one.start("print('up', flush=True)", tmp_path)
