@@ -8,6 +8,7 @@ and must start nothing. So it is sealed with a secret that is in no run director
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -36,6 +37,21 @@ from trainer.runlog.json_file import parse_object
 FILE = ".supervisor.json"
 MAX_BYTES = 64 << 20
 PHASES = ("starting", "running", "between")
+
+
+class OtherVersion(UsageError):
+    """The run is of another version of clusterctl: its nodes and its id are all that is known."""
+
+    def __init__(self, run_dir: Path, document: Mapping[str, Any]) -> None:
+        theirs = self.theirs = str(document["version"])[:40]
+        self.run_id, self.nodes = "", ()  # type: str, tuple[Node, ...]
+        with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError, UsageError):
+            _check_seal(run_dir, dict(document))  # no node is asked that a stranger names
+            self.run_id = str(document["plan"]["run_id"])
+            self.nodes = tuple(_node_of_any(share["node"]) for share in document["plan"]["shares"])
+        text = f"{run_dir} was started by clusterctl {theirs}, this is {version('clusterctl')}"
+        hint = f"clusterctl status tells what it can; to attach or stop it use clusterctl {theirs}"
+        super().__init__(text, hint=hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,18 +115,16 @@ class Given(UsageError):
 
 
 def read(run_dir: Path) -> SavedRun:
-    """The run of a directory. Raises `UsageError` for one that is over, damaged, of another user or
-    of another version of clusterctl: agents and supervisor must speak alike; `Given` for a copy."""
+    """The run of a directory. Raises `UsageError` for one that is over, damaged, of another user,
+    `OtherVersion` since agents and supervisor must speak alike, `Given` for a copy."""
     path = run_dir / FILE
     try:
         with os.fdopen(open_own(str(path), os.O_RDONLY), "rb") as file:
             if os.fstat(file.fileno()).st_size > MAX_BYTES:
                 raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
             document = parse_object(file.read(MAX_BYTES))
-        theirs, ours = document["version"], version("clusterctl")
-        if theirs != ours:
-            text = f"{run_dir} was started by clusterctl {str(theirs)[:40]}, this is {ours}"
-            raise UsageError(text, hint=f"use clusterctl {theirs} for this run")
+        if document["version"] != version("clusterctl"):
+            raise OtherVersion(run_dir, document)
         _check_seal(run_dir, document)
         return _run(document)
     except FileNotFoundError:
@@ -213,6 +227,12 @@ def _rules(data: dict[str, Any]) -> Rules:
 
 def _node(data: dict[str, Any]) -> Node:
     return Node(**{**data, "labels": tuple((key, value) for key, value in data["labels"])})
+
+
+def _node_of_any(data: Mapping[str, Any]) -> Node:
+    """How to reach a node, by the fields that every version has."""
+    more: dict[str, Any] = {name: data.get(name) for name in ("host", "port", "user", "identity")}
+    return Node(data["name"], **more)
 
 
 def _failure(data: dict[str, Any]) -> Failure:

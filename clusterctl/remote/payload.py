@@ -42,6 +42,25 @@ _BOOTSTRAP = (
 )
 
 
+_kept: dict[Path, bytes] = {}
+
+
+def keep() -> None:
+    """Read all that can be sent, now: a process that lives for weeks sends one version, whatever is
+    installed beside it meanwhile."""
+    paths = [*_FOLDER.rglob("*.py"), *filter(None, [_nvml()])]
+    _kept.update({path: path.read_bytes() for path in paths})
+
+
+def _read(path: Path) -> bytes:
+    return _kept[path] if path in _kept else path.read_bytes()
+
+
+def _nvml() -> Path | None:
+    spec = importlib.util.find_spec("pynvml")
+    return Path(spec.origin) if spec is not None and spec.origin else None
+
+
 def command_line(sudo: bool = False) -> str:
     """The remote command of all verbs."""
     return f"exec {'sudo -n ' if sudo else ''}python3 -I -S -c '{_BOOTSTRAP}'"
@@ -53,7 +72,7 @@ def modules(verb: str) -> dict[str, str]:
     missing = {verb}
     while missing:
         name = missing.pop()
-        found[name] = _path(name).read_text(encoding="utf-8")
+        found[name] = _read(_path(name)).decode()
         missing |= set(_imports(found[name])) - found.keys()
     return {f"clusterctl.payload.{name}": text for name, text in sorted(found.items())}
 
@@ -61,10 +80,15 @@ def modules(verb: str) -> dict[str, str]:
 def _imports(text: str) -> Iterator[str]:
     """Modules of the payload that a text imports, or from which it imports names."""
     for module, names in _IMPORT.findall(text):
-        if module and _path(module).exists():
+        if module and _is_module(module):
             yield module
         else:  # a package
             yield from (f"{module}.{name}".lstrip(".") for name in names.split(", "))
+
+
+def _is_module(name: str) -> bool:
+    path = _path(name)
+    return path in _kept if _kept else path.exists()
 
 
 def _path(module: str) -> Path:
@@ -81,11 +105,11 @@ def source(verb: str, nvml: bool = False) -> bytes:
 def _source(verb: str, nvml: bool) -> bytes:
     carried: dict[str, str | bytes] = {**modules(verb)}
     if nvml:  # one file, found without importing it, packed: 330 kB become 63
-        spec = importlib.util.find_spec("pynvml")
-        if spec is None or spec.origin is None:
+        path = _nvml()
+        if path is None:
             raise FileNotFoundError("pynvml (nvidia-ml-py) is not installed beside clusterctl")
-        carried["pynvml"] = base64.b85encode(zlib.compress(Path(spec.origin).read_bytes(), 9))
-    loader = (_FOLDER / "module_loader.py").read_text(encoding="utf-8")
+        carried["pynvml"] = base64.b85encode(zlib.compress(_read(path), 9))
+    loader = _read(_FOLDER / "module_loader.py").decode()
     return f"{loader}\nrun_verb({carried!r}, {verb!r})\n".encode()
 
 

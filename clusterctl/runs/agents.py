@@ -75,6 +75,12 @@ def waiting_by(results: Sequence[NodeResult[dict[str, Any]]]) -> list[Waiting]:
     )
 
 
+def unread_by(results: Sequence[NodeResult[dict[str, Any]]]) -> dict[str, str]:
+    """Nodes with agents that are there and are not understood, and why: their runs may go on."""
+    found = {one.node.name: "; ".join(one.value["unread"]) for one in results if one.value}
+    return {name: why for name, why in found.items() if why}
+
+
 def runs_of(
     agents: Agents, now_s: float | None = None, waiting: Sequence[Waiting] = ()
 ) -> list[Running]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import html
 import json
 import re
@@ -175,5 +176,9 @@ def _page(report: Mapping[str, Any]) -> str:
         "evidence": "\n".join(f"<li>{html.escape(text)}</li>" for text in evidence),
         "data": data,
     }
-    template = Path(__file__).with_name("report.html").read_text(encoding="utf-8")
-    return re.sub("@([a-z]+)@", lambda marker: values[marker[1]], template)
+    return re.sub("@([a-z]+)@", lambda marker: values[marker[1]], template())
+
+
+@functools.cache
+def template() -> str:
+    return Path(__file__).with_name("report.html").read_text(encoding="utf-8")

@@ -21,18 +21,20 @@ COLUMNS = ["DIRECTORY", "ATTEMPT", "NODES", "RANKS", "STEP", "FOR", "SUPERVISOR"
 def command(settings: Settings, output: Output) -> int:
     """Every node is asked for its agents, so runs of another head are found, and runs whose
     supervisor has gone, and runs that wait for nodes. Exit code 1 where one waits, 3 where a node
-    does not answer: it may have more.
+    does not answer, or has an agent of another version: it may have more.
     """
-    from clusterctl.runs.agents import found_by, runs_of, waiting_by
+    from clusterctl.runs.agents import found_by, runs_of, unread_by, waiting_by
     from trainer.runlog.progress import clock
 
     cluster = settings.cluster(output.sweep)
     results = cluster.ask("launch.agents", {"run": None})
     found = runs_of(found_by(results), waiting=waiting_by(results))
-    silent = [one for one in results if one.unreachable]
-    code = 1 if any(run.waits is not None for run in found) else 3 if silent else 0
+    silent, unread = [one for one in results if one.unreachable], unread_by(results)
+    is_unsure = bool(silent or unread)
+    code = 1 if any(run.waits is not None for run in found) else 3 if is_unsure else 0
     if output.json:
         nodes = {one.node.name: one.unreachable.sentence() for one in silent if one.unreachable}
+        nodes |= unread
         runs = [one.to_json() for one in found]
         output.document("runs", runs=runs, unreachable=nodes, exit_code=code)
         return code
@@ -56,4 +58,6 @@ def command(settings: Settings, output: Output) -> int:
     asked = counted(len(results) - len(silent), "node")
     output.summary(f"{counted(len(found), 'run')} on {asked}", code)
     output.unreachable(results)
+    for name, why in unread.items():
+        output.warn(f"{name}  {why}", "bad")
     return code

@@ -16,6 +16,7 @@ from clusterctl.launch.head.link import Link
 from clusterctl.launch.saved_run import SavedRun
 from clusterctl.launch.state import BETWEEN
 from clusterctl.nodes import counted, fold
+from clusterctl.remote.cluster import Cluster
 from clusterctl.runs import agents
 from clusterctl.runs.attempts import Account, account
 from clusterctl.runs.find import EVENTS_FILE, INCIDENTS_FILE
@@ -154,11 +155,13 @@ def _read(run_dir: Path, found: Account, journal: Journal) -> Status:
     last = tuple(one.text for one in journal.incidents[-SHOWN_INCIDENTS:])
     if not (run_dir / saved_run.FILE).exists():
         return _ended(run_dir, found, journal, last)
+    who = owner.find(run_dir)
     try:
         run = saved_run.read(run_dir)
+    except saved_run.OtherVersion as other:
+        return _of_other_version(run_dir, other, who, found, last)
     except saved_run.Given as error:
         return Status(run_dir, LOST, 3, found, end=str(error), incidents=last)
-    who = owner.find(run_dir)
     if who is None:
         return _without_supervisor(run, found, last)
     if not who.is_here:
@@ -198,19 +201,47 @@ def _ended(run_dir: Path, found: Account, journal: Journal, last: tuple[str, ...
     return Status(run_dir, ENDED, code, found, **facts)  # type: ignore[arg-type]
 
 
-def _without_supervisor(run: SavedRun, found: Account, last: tuple[str, ...]) -> Status:
-    results = supervisor.cluster_of(run).ask("launch.agents", {"run": run.plan.run_id})
+def _of_other_version(
+    run_dir: Path,
+    other: saved_run.OtherVersion,
+    who: owner.Owner | None,
+    found: Account,
+    last: tuple[str, ...],
+) -> Status:
+    """By its files and its agents; what its supervisor would say may have another shape."""
+    by = who.text if who else ""
+    end = f"its supervisor is of clusterctl {other.theirs}" if who else f"{other}"
+    if who is None:
+        end = f"{other}: clusterctl {other.theirs} attach {run_dir} continues with it"
+    facts: dict[str, Any] = {"end": end, "incidents": last}
+    if other.run_id and other.nodes:
+        alone, facts["unreachable"] = _asked(supervisor.to_nodes(other.nodes), other.run_id)
+        # Shown as what runs; a supervisor that is there is named as such.
+        facts["alone"] = alone and (
+            alone if who is None else replace(alone, heads=(by,), keeps_s=None)
+        )
+    code = 0 if who is not None and facts.get("alone") else 3
+    return Status(run_dir, RUNNING if who else ALONE, code, found, by, **facts)
+
+
+def _asked(cluster: Cluster, run_id: str) -> tuple[agents.Running | None, dict[str, str]]:
+    """What the agents of a run say; nodes that could not be asked, and why."""
+    results = cluster.ask("launch.agents", {"run": run_id})
     silent = {
         one.node.name: one.unreachable.sentence() for one in results if one.unreachable is not None
     }
     running = agents.runs_of(agents.found_by(results))
+    return running[0] if running else None, silent | agents.unread_by(results)
+
+
+def _without_supervisor(run: SavedRun, found: Account, last: tuple[str, ...]) -> Status:
+    alone, silent = _asked(supervisor.cluster_of(run), run.plan.run_id)
     text = f"clusterctl attach {run.plan.run_dir} continues with it"
     if run.over:
         text = f"{run.over}; clusterctl attach {run.plan.run_dir} ends what is left of it"
-    elif not running:
+    elif alone is None:
         text = f"no agent of it is left on the nodes that answer; {text} from its last checkpoint"
     facts = {"end": text, "incidents": last, "unreachable": silent}
-    alone = running[0] if running else None
     return Status(run.plan.run_dir, ALONE, 3, found, alone=alone, **facts)  # type: ignore[arg-type]
 
 

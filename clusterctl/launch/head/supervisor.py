@@ -11,10 +11,11 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from clusterctl.errors import ClusterctlError, CouldNotFindOut
 from clusterctl.launch import journal, positions, saved_run
@@ -22,12 +23,14 @@ from clusterctl.launch.head import owner
 from clusterctl.launch.head.attached import LOG
 from clusterctl.launch.head.detached import last_words, spawn
 from clusterctl.launch.head.link import Link
+from clusterctl.launch.head.one_version import keep_code
 from clusterctl.launch.head.views import Views
 from clusterctl.launch.restart.past import Past
 from clusterctl.launch.restart.recheck import recheck
 from clusterctl.launch.saved_run import SavedRun
 from clusterctl.launch.state import Left, RunResult, RunState
 from clusterctl.launch.supervise import supervise
+from clusterctl.nodes import Node
 from clusterctl.payload.launch import stopped
 from clusterctl.payload.launch.logout import leave_session
 from clusterctl.remote.cluster import Cluster
@@ -67,6 +70,7 @@ def main(run_dir: Path, word: str) -> int:
     if why is not None:
         print(f"warning: {why}", file=sys.stderr)
     run = saved_run.read(run_dir)
+    keep_code()
     if run.plan.share:
         os.umask(0o027)
     signals: list[int] = []  # no word of the run's owner: of a machine that goes down, for example
@@ -136,10 +140,13 @@ def forget(run: SavedRun) -> None:
 
 
 def cluster_of(run: SavedRun) -> Cluster:
+    return to_nodes(run.plan.nodes, run.accept_new, limits=run.limits, width=run.width)
+
+
+def to_nodes(nodes: Sequence[Node], accept_new: bool = False, **more: Any) -> Cluster:
     from clusterctl.transport.paramiko_backend import ParamikoTransport
 
-    transport = ParamikoTransport(accept_new=run.accept_new)
-    return Cluster(run.plan.nodes, transport, run.limits, run.width)
+    return Cluster(list(nodes), ParamikoTransport(accept_new=accept_new), **more)
 
 
 def _past(run: SavedRun) -> Past:

@@ -49,14 +49,15 @@ def facts_file(path):
 
 
 def living_agents():
-    """The facts of every agent of this user that lives on this machine."""
+    """(socket, facts) of every agent of this user that lives here; None: they are not there yet."""
     found = []
     for path in own_files("agent-*.sock"):
         if living(path) is not None:
             try:
-                found.append(json.loads(read_bytes(facts_file(path), -1) or b""))
+                facts = json.loads(read_bytes(facts_file(path), -1) or b"")
             except ValueError:
-                continue  # it has just begun, or ends
+                facts = None
+            found.append((path, facts if isinstance(facts, dict) else None))
     return found
 
 

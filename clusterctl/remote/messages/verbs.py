@@ -170,7 +170,12 @@ _RUNNING_AGENT = record(
         "phase": maybe(NAME),
     }
 )
-_AGENTS = _envelope("launch.agents", agents=items(_RUNNING_AGENT, 1000), waiting=_WAITING)
+_AGENTS = _envelope(
+    "launch.agents",
+    agents=items(_RUNNING_AGENT, 1000),
+    unread=items(text(1024), 1000),
+    waiting=_WAITING,
+)
 _CHECKPOINTS = _envelope(
     "launch.checkpoints",
     complete=items(NAME, 100_000),

@@ -17,9 +17,12 @@ import pytest
 
 from clusterctl.payload.files import ownership as trust
 from clusterctl.payload.files import private
-from clusterctl.payload.launch.session import agents_of
+from clusterctl.payload.launch.about import facts_file
+from clusterctl.payload.launch.session import agents_of, socket_path
+from clusterctl.remote import payload as ship
 from tests.clusterctl.launch.harness import WAIT, ranks_of, tagged, variables, wait_until
 from tests.clusterctl.payload.agents import on_the_oldest_too
+from tests.clusterctl.payload.local import LocalConnection
 
 DEAF = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + WAIT
 
@@ -395,3 +398,23 @@ def test_process_of_another_user_with_the_tags_of_a_run_is_no_part_of_it(
             assert other.poll() is None
         finally:
             os.killpg(other.pid, signal.SIGKILL)
+
+
+def test_agent_of_another_version_hides_no_other_one(agent, tmp_path: Path) -> None:
+    one, other = agent(), agent(run_dir=str(tmp_path / "other"))
+    one.hear("hello")
+    other.hear("hello")
+    asked = {"run": None}
+    path = Path(facts_file(socket_path(one.run_id, "here")))
+    facts = json.loads(path.read_text())
+    del facts["since_s"]
+    for text in (json.dumps(facts), json.dumps(facts | {"since_s": "now"}), "[]", "{"):
+        path.write_text(text)
+        found = ship.probe(LocalConnection(), "launch.agents", asked, 20)
+        assert other.run_id in {row["run"] for row in found["agents"]}
+        assert one.run_id not in {row["run"] for row in found["agents"]}
+        assert [row for row in found["unread"] if f"agent of process {one.pid}: " in row]
+    found = ship.probe(LocalConnection(), "launch.agents", {"run": other.run_id}, 20)
+    assert (len(found["agents"]), found["unread"]) == (1, [])
+    found = ship.probe(LocalConnection(), "launch.agents", {"run": one.run_id}, 20)
+    assert (found["agents"], len(found["unread"])) == ([], 1)

@@ -21,6 +21,7 @@ from clusterctl.launch.head import attached, owner, supervisor, views
 from clusterctl.launch.head.link import Link
 from clusterctl.launch.state import RunResult
 from clusterctl.output import Output
+from clusterctl.seal import seal_of
 from tests.clusterctl.commands.user import QUESTION, SHORT, Terminal, User
 from tests.clusterctl.launch.harness import ranks_of, tagged, wait_until
 from tests.lab import Lab
@@ -149,6 +150,24 @@ def test_closed_terminal_leaves_the_run_which_status_and_runs_show(user: User) -
     assert (code, found["state"]) == (3, "without supervisor")
     assert found["end"] == f"clusterctl attach {user.run_dir} continues with it"
     assert 86000 < found["agents"]["ends_without_supervisor_in_s"] < 86400
+
+    file = user.run_dir / ".supervisor.json"  # as after an upgrade
+    document = json.loads(file.read_text())
+    document |= {"version": "9.1"}
+    document.pop("seal")
+    file.write_text(json.dumps(document))
+    code, found = user.ask("status", str(user.run_dir))
+    assert (code, found["agents"]) == (3, None)  # no node is asked that a stranger names
+    file.write_text(json.dumps({"seal": seal_of(document), **document}))
+    code, found = user.ask("status", str(user.run_dir))
+    assert (code, found["state"]) == (3, "without supervisor")
+    assert found["agents"]["nodes"] == ["node-1", "node-2"]
+    assert "was started by clusterctl 9." in found["end"]
+    assert found["attempt"] == 1
+    code, _, err = user.type("attach", str(user.run_dir), "--detach")
+    assert code == 2
+    assert "was started by clusterctl 9." in err
+    assert len(ranks_of(run_id)) == 2
 
 
 def test_killed_supervisor_leaves_nothing_on_the_nodes_after_a_while(user: User) -> None:
