@@ -202,14 +202,17 @@ class Reports:
 
     def _take_fact(self, name: str, message: Mapping[str, Any]) -> None:
         """What the kernel of a node says; a card may log thousands of lines."""
-        if sum(fact.node == name for fact in self.facts) >= FACTS:
-            return
+        same = [fact for fact in self.facts if fact.node == name]
+        if len(same) >= FACTS:  # the last ones count: what is long ago has ended nothing
+            self.facts.remove(same[0])
         evidence = Evidence(Source.KERNEL, message["text"])
         known = {"detail": message.get("detail", ""), "rank": message.get("rank")}
         at_s = time.monotonic() - message["age_s"]
         fact = Fact(FACT_KINDS[message["kind"]], name, evidence, **known, at_s=at_s)
         self.facts.append(fact)
-        self.journal.write("fact", f"{fact.kind}: {evidence.line}", node=name, rank=fact.rank)
+        if len(same) < FACTS:
+            more = {"rank": fact.rank, "age_s": round(message["age_s"], 1)}
+            self.journal.write("fact", f"{fact.kind}: {evidence.line}", node=name, **more)
 
     def check_deaths(self, now: float) -> None:
         """Raise once the cause is known. After a starter has failed, an unseen end counts too."""

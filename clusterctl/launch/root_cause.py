@@ -17,6 +17,9 @@ NOT_STATED = "no rank's log states an error of its own"
 # rank of each node report a wrong environment.
 _OF_ONE_NODE = (Kind.ENVIRONMENT, Kind.STORAGE)
 _OF_A_DEATH = (Kind.OOM_KERNEL,)  # facts that explain the death of a process
+# An attempt lasts weeks, and ranks train on after many an Xid. One that ends a run does so within
+# minutes; where no rank states an error of its own, a watchdog's patience comes in between.
+NEAR_S, NEAR_SILENT_S = 900.0, 7200.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,7 @@ def judge(
     for death in told:
         ordered.append((death.order, cause_of(death, facts, homes), death))
     for fact in facts:
-        if not any(_explains(fact, death) for death in told):
+        if is_near(fact, told, stopped_s) and not any(_explains(fact, death) for death in told):
             at_s = fact.at_s if fact.at_s is not None else -float("inf")
             ordered.append(((_weight(fact), False, at_s), of_fact(fact), None))
     if not ordered:
@@ -61,6 +64,20 @@ def judge(
     if root.kind.is_consequence:
         root = replace(root, is_root=False, note=NOT_STATED)
     return Judgement(root, others, of_root)
+
+
+def is_near(fact: Fact, deaths: Sequence[Death], stopped_s: float = float("inf")) -> bool:
+    """Whether a fact of a node may have to do with the end: shortly before it, or on the node of
+    the rank that died of something else than an error which the same input gives again."""
+    first_s = min((death.at_s for death in deaths), default=stopped_s)
+    if fact.at_s is None or first_s == float("inf"):
+        return True
+    likeliest = min(deaths, key=lambda death: death.order, default=None)
+    own = likeliest is not None and likeliest.states_own_error
+    if likeliest is not None and likeliest.node == fact.node:
+        is_input = own and likeliest.stated is not None and likeliest.stated.kind.is_deterministic
+        return not is_input or first_s - fact.at_s <= NEAR_SILENT_S
+    return first_s - fact.at_s <= (NEAR_S if own else NEAR_SILENT_S)
 
 
 def cause_of(

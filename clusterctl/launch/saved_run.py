@@ -12,7 +12,7 @@ import contextlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -45,9 +45,11 @@ class OtherVersion(UsageError):
     def __init__(self, run_dir: Path, document: Mapping[str, Any]) -> None:
         theirs = self.theirs = str(document["version"])[:40]
         self.run_id, self.nodes = "", ()  # type: str, tuple[Node, ...]
+        self.accept_new = False
         with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError, UsageError):
             _check_seal(run_dir, dict(document))  # no node is asked that a stranger names
             self.run_id = str(document["plan"]["run_id"])
+            self.accept_new = document["accept_new"] is True
             self.nodes = tuple(_node_of_any(share["node"]) for share in document["plan"]["shares"])
         text = f"{run_dir} was started by clusterctl {theirs}, this is {version('clusterctl')}"
         hint = f"clusterctl status tells what it can; to attach or stop it use clusterctl {theirs}"
@@ -230,9 +232,8 @@ def _node(data: dict[str, Any]) -> Node:
 
 
 def _node_of_any(data: Mapping[str, Any]) -> Node:
-    """How to reach a node, by the fields that every version has."""
-    more: dict[str, Any] = {name: data.get(name) for name in ("host", "port", "user", "identity")}
-    return Node(data["name"], **more)
+    """By the fields that both versions have."""
+    return _node({one.name: data[one.name] for one in fields(Node) if one.name in data})
 
 
 def _failure(data: dict[str, Any]) -> Failure:

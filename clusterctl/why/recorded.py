@@ -205,6 +205,8 @@ def _record(
                 said = Evidence(Source.KERNEL, line)
                 detail = number[1] if number else ""
                 rank = rank if type(rank) is int else None
+                age_s = event.data.get("age_s")  # it may have been read long after it was logged
+                at_s -= float(age_s) if isinstance(age_s, int | float) else 0.0
                 facts.append(Fact(FACT_KINDS[name], node, said, detail, rank, at_s))
         elif event.name == "lost":
             lost[node] = event.text

@@ -215,7 +215,9 @@ def _of_other_version(
         end = f"{other}: clusterctl {other.theirs} attach {run_dir} continues with it"
     facts: dict[str, Any] = {"end": end, "incidents": last}
     if other.run_id and other.nodes:
-        alone, facts["unreachable"] = _asked(supervisor.to_nodes(other.nodes), other.run_id)
+        alone, facts["unreachable"] = _asked(
+            supervisor.to_nodes(other.nodes, other.accept_new), other.run_id
+        )
         # Shown as what runs; a supervisor that is there is named as such.
         facts["alone"] = alone and (
             alone if who is None else replace(alone, heads=(by,), keeps_s=None)

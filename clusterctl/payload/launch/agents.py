@@ -16,7 +16,8 @@ from clusterctl.payload.prelude import ARGS, finish
 from clusterctl.payload.proc_files import read_bytes
 
 TEXT, NUMBER = (str,), (int, float)
-SHOWN = dict.fromkeys(("run", "node", "job", "run_dir", "state", "head"), TEXT)  # type: dict[str, tuple]
+SHOWN = {}  # type: dict[str, tuple]
+SHOWN.update(dict.fromkeys(("run", "node", "job", "run_dir", "state", "head"), TEXT))
 SHOWN.update(dict.fromkeys(("attempt", "first_rank", "slots"), (int,)))
 SHOWN.update(lease_s=NUMBER, since_s=NUMBER, alone_since_s=NUMBER + (type(None),))
 STATES = ("waiting", "running", "ended")

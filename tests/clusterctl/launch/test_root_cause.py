@@ -148,3 +148,40 @@ def test_signature_is_the_same_for_the_same_cause_at_another_step_and_rank() -> 
 def test_nothing_died_nothing_is_judged() -> None:
     assert judge([]) is None
     assert deaths.cause([], 1.0) is None
+
+
+DAYS_S = 5 * 86400.0
+
+
+def xid(number: int, at_s: float, node: str = "node-4") -> Fact:
+    line = f"NVRM: Xid (PCI:0000:44:00): {number}, GPU has fallen off the bus"
+    return Fact(Kind.XID, node, Evidence(Source.KERNEL, line), str(number), at_s=at_s)
+
+
+@pytest.mark.parametrize("number", [79, 74, 64])
+def test_old_xid_of_another_node_is_no_root(number: int) -> None:
+    """The run has trained on for days after it."""
+    stated = died(2, 1, "ValueError: no frames", at_s=DAYS_S)
+    peer = died(3, 1, PEER, at_s=DAYS_S + 1)
+    found = judged(stated, peer, facts=(xid(number, 0.0),))
+    assert (found.root.kind, found.root.node) == (Kind.WORKER_EXCEPTION, "node-3")
+    assert [one.kind for one in found.consequences] == [Kind.PEER_LOST]
+    assert judged(stated, facts=(xid(number, DAYS_S - 60),)).root.name == f"xid-{number}"
+
+
+def test_old_xid_of_the_dead_ranks_node_is_a_root_unless_the_input_is_one() -> None:
+    killed = died(3, -signal.SIGBUS, at_s=DAYS_S)
+    assert judged(killed, facts=(xid(79, 0.0),)).root.name == "xid-79"
+    stated = died(3, 1, "ValueError: no frames", at_s=DAYS_S)
+    assert judged(stated, facts=(xid(79, 0.0),)).root.kind == Kind.WORKER_EXCEPTION
+    assert judged(stated, facts=(xid(79, DAYS_S - 3600),)).root.name == "xid-79"
+
+
+def test_xid_before_the_patience_of_a_watchdog_is_a_root() -> None:
+    late = died(0, -signal.SIGABRT, WATCHDOG, at_s=DAYS_S)
+    assert judged(late, facts=(xid(79, DAYS_S - 1800),)).root.name == "xid-79"
+    assert judged(late, facts=(xid(79, 0.0),)).root.kind == Kind.NCCL_WATCHDOG
+    found = judge((), (xid(79, DAYS_S - 1800),), stopped_s=DAYS_S)
+    assert found is not None
+    assert found.root.name == "xid-79"
+    assert judge((), (xid(79, 0.0),), stopped_s=DAYS_S) is None

@@ -164,9 +164,9 @@ def test_closed_terminal_leaves_the_run_which_status_and_runs_show(user: User) -
     assert found["agents"]["nodes"] == ["node-1", "node-2"]
     assert "was started by clusterctl 9." in found["end"]
     assert found["attempt"] == 1
-    code, _, err = user.type("attach", str(user.run_dir), "--detach")
-    assert code == 2
-    assert "was started by clusterctl 9." in err
+    refused = user.command("attach", str(user.run_dir), "--detach")
+    assert "was started by clusterctl 9." in refused.communicate(timeout=40)[1]
+    assert refused.returncode == 2
     assert len(ranks_of(run_id)) == 2
 
 
