@@ -22,8 +22,12 @@ THROTTLE_REASONS = {
 }
 
 
-def says_reset(why: Unknown) -> bool:
-    return "requires reset" in why.reason.lower()
+def broken(*values: object) -> Literal["", "reset", "lost"]:
+    """What the driver says of a GPU in place of values: it requires a reset, or it is lost."""
+    words = [one.reason.lower() for one in values if isinstance(one, Unknown)]
+    if any("gpu is lost" in one for one in words):
+        return "lost"
+    return "reset" if any("requires reset" in one for one in words) else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +68,6 @@ class GpuHealth:
     virtualization: Maybe[str] = NOT_ASKED  # None; in a virtual machine: Pass-Through, VGPU
 
     @property
-    def needs_reset(self) -> bool:
-        """Whether the driver answers nearly every question with "GPU requires reset"."""
-        asked = (self.persistence, self.compute_mode, self.ecc, self.throttle, self.pcie_width)
-        return sum(isinstance(one, Unknown) and says_reset(one) for one in asked) > 1
-
-    @property
     def is_virtual(self) -> bool:
         """In a virtual machine, whose host may own NVSwitch and the fabric manager."""
         return self.virtualization in ("Pass-Through", "VGPU")
@@ -103,11 +101,13 @@ class Gpu:
     health: Maybe[GpuHealth] = NOT_ASKED
 
     @property
-    def needs_reset(self) -> bool:
-        """Whether the driver says so instead of values."""
-        by_health = isinstance(self.health, GpuHealth) and self.health.needs_reset
-        asked = (self.name, self.power_w, self.memory_used_bytes, self.temperature_c)
-        return by_health or any(isinstance(one, Unknown) and says_reset(one) for one in asked)
+    def broken(self) -> Literal["", "reset", "lost"]:
+        """Whether the driver says so in place of values."""
+        own = (self.name, self.power_w, self.memory_used_bytes, self.temperature_c)
+        health = self.health
+        if isinstance(health, Unknown):
+            return broken(*own)
+        return broken(*own, health.persistence, health.compute_mode, health.ecc, health.pcie_width)
 
     def label(self, position: int) -> str:
         """The driver's number; the position in the list where the driver gives none."""

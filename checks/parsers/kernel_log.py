@@ -63,6 +63,7 @@ _KINDS: tuple[tuple[str, re.Pattern[str], bool], ...] = tuple(
         ("nfs", r"nfs: server (\S{1,200}) not responding", True),
         ("link-lost", _LINK % ("[Dd]own|DOWN", "[Ll]ost"), True),
         ("link-back", _LINK % ("[Uu]p|UP|ACTIVE", "[Gg]ained"), True),
+        ("nvlink", r"NVRM: knvlink\w{1,60}: .{0,80}[Ff]ailed|NVRM: .{0,60}NVLink.{0,60}training failed", False),
         ("peermem", r"nvidia-peermem .{0,200}ERROR detected invalid context", False),
         ("nccl-crash", r"segfault at .{1,200} in libnccl\.so", False),
         ("pcie-slow", r"([0-9A-Fa-f:.]{4,20}): [\d.]{1,12} Gb/s available PCIe bandwidth, limited by", True),

@@ -59,20 +59,28 @@ def silent_others(gpus: GpuFacts, what: str = "the other GPUs") -> Finding | Non
     return by_driver(f"{what}: {gpus.summary}") if gpus.state == "partial" else None
 
 
+_POWER_CYCLE = "dmesg | grep -i xid; power cycle the node; service if it comes back"
+_BROKEN = (("lost", "is lost", Action.REBOOT), ("reset", "requires a reset", Action.RESET_GPU))
+
+
 @check("gpu.driver")
 def driver(gpus: GpuFacts) -> Finding:
     """The driver answers for every GPU, within its deadline.
 
-    Bad: FAIL if it does not answer for a GPU that PCI shows, or says that a GPU requires a reset;
+    Bad: FAIL if it does not answer for a GPU that PCI shows, or says that a GPU is lost or
+        requires a reset;
         WARN on a warning of nvidia-smi, as of a damaged InfoROM; UNKNOWN if it hangs
     How: NVML in a child, else nvidia-smi, with a deadline
     Fix: dmesg | grep -i nvrm; a driver that was updated under a running kernel needs a reboot
     """
     no_tool, answers = gpus.state == "no-tool", f"{len(gpus.gpus)} GPUs answer"
-    stuck = [gpu.label(at) for at, gpu in enumerate(gpus.gpus) if gpu.needs_reset]
-    if stuck and gpus.state in ("ok", "partial"):
-        text, numbers = f"GPU {', '.join(stuck)}: the driver says that it requires a reset", stuck
-        return fail(text, len(stuck), 0, fix=reset_fix(",".join(numbers)), action=Action.RESET_GPU)
+    if gpus.state in ("ok", "partial"):
+        for how, what, action in _BROKEN:
+            stuck = [gpu.label(at) for at, gpu in enumerate(gpus.gpus) if gpu.broken == how]
+            if stuck:
+                text = f"GPU {', '.join(stuck)}: the driver says that it {what}"
+                fix = reset_fix(",".join(stuck)) if how == "reset" else _POWER_CYCLE
+                return fail(text, len(stuck), 0, fix=fix, action=action)
     if gpus.state == "ok" and gpus.warnings:
         return warn(f"{answers}, and: {gpus.warnings[0]}", fix="nvidia-smi; service")
     if gpus.state == "ok":
@@ -139,7 +147,7 @@ def busy(fleet: Fleet) -> Iterator[Finding]:
 
     def judge(_node: NodeFacts, gpus: GpuFacts) -> Finding:
         need_answer(gpus, "processes")
-        lacks = by_driver if any(gpu.needs_reset for gpu in gpus.gpus) else unknown
+        lacks = by_driver if any(gpu.broken for gpu in gpus.gpus) else unknown
         processes = need(gpus.processes, "processes on the GPUs: ", lacks)
         if not processes:
             others = silent_others(gpus, "processes on the other GPUs")

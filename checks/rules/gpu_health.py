@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from checks.compare import each_node
 from checks.facts import NOT_ASKED, Fleet, Gpu, GpuFacts, GpuHealth, Maybe, Unknown, known
-from checks.facts.gpu import says_reset
+from checks.facts.gpu import broken
 from checks.finding import Action, Finding, fail, passed, skip, unknown, warn
 from checks.profile import Profile
 from checks.registry import Rule, check
@@ -48,7 +48,7 @@ def per_gpu(
             good_models.add(gpu.name)
         elif isinstance(found, Finding):
             bad.setdefault(found, []).append(label)
-        elif says_reset(found):
+        elif broken(found):
             bad.setdefault(by_driver(found), []).append(label)
         elif found.is_absence:
             absent.append((gpu, label, found))

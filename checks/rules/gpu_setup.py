@@ -21,7 +21,7 @@ from checks.facts import (
     Unknown,
     known,
 )
-from checks.facts.gpu import says_reset
+from checks.facts.gpu import broken
 from checks.finding import Action, Finding, fail, need, passed, skip, unknown, warn
 from checks.profile import Profile
 from checks.registry import check
@@ -112,7 +112,7 @@ def power_limit(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
         other = {at: watts for at, watts in limits_w.items() if watts != most}
         need_answer(gpus)
         if (lost := unread(*values)) and not other:
-            return (by_driver if says_reset(lost) else unknown)(f"power limit: {lost}")
+            return (by_driver if broken(lost) else unknown)(f"power limit: {lost}")
         if not limits_w or most is None:
             return skip("no power limit is known, or none is common")
         if not other:
@@ -211,7 +211,7 @@ def nvlink(fleet: Fleet) -> Iterator[Finding]:
             count = len(off) + len(few)
             return fail("; ".join(evidence[:4]), count, 0, action=Action.REBOOT)
         if silent:
-            stuck = {gpu.label(at) for at, gpu in enumerate(gpus.gpus) if gpu.needs_reset}
+            stuck = {gpu.label(at) for at, gpu in enumerate(gpus.gpus) if gpu.broken}
             lacks = by_driver if stuck.issuperset(silent) else unknown
             return lacks(f"links of GPU {','.join(silent)} were not reported")
         if others := silent_others(gpus):

@@ -191,6 +191,7 @@ _FAULTS = {
     "lockup": (warn, "CPU lockup", Action.NONE),
     "hung-task": (warn, "a task hung", Action.NONE),
     "nfs": (warn, "NFS server does not answer", Action.NONE),
+    "nvlink": (warn, "the driver could not set up an NVLink", Action.NONE),
     "nccl-crash": (warn, "NCCL crashed", Action.NONE),
 }
 
@@ -199,9 +200,9 @@ _FAULTS = {
 def kernel_log_faults(kernel_log: KernelLog) -> Iterable[Finding]:
     """The kernel has logged no fault of memory, PCIe, network cards, disks or file systems.
 
-    Bad: WARN OOM, lockup, hung task, silent NFS server, trouble of a network card, PCIe error that
-        is not fatal in 24 h; FAIL machine check, uncorrected memory error, fatal PCIe error, failed
-        network card, read-only, disk
+    Bad: WARN OOM, lockup, hung task, silent NFS server, trouble of a network card or of NVLink,
+        PCIe error that is not fatal in 24 h; FAIL machine check, uncorrected memory error, fatal
+        PCIe error, failed network card, read-only, disk
     How: dmesg, else journalctl -k; where this user may not read either, UNKNOWN (--sudo tries)
     Fix: dmesg | tail -50; the line names what: memory, disk, server
     """

@@ -144,6 +144,7 @@ CASES: dict[str, list[Case]] = {
         bad("fatal PCIe error of a GPU", FAIL, kernel_log=log(recorded("dmesg/pcie-aer-fatal.txt"), 90100.0)),
         bad("uncorrected memory", FAIL, kernel_log=log("[ 5.000000] EDAC MC3: 1 UE memory read error on CPU_SrcID#1")),
         bad("a network card failed", FAIL, kernel_log=log("[ 5.000000] mlx5_core 0000:1a:00.0: poll_health:823:(pid 0): device's health compromised - reached miss count")),
+        bad("NVLink was not set up", WARN, kernel_log=log("[ 5.000000] NVRM: knvlinkDiscoverPostRxDetLinks_GH100: Getting peer0's postRxDetLinkMask failed!")),
         bad("a queue of a card stands", WARN, kernel_log=log("[ 5.000000] NETDEV WATCHDOG: ens1 (mlx5_core): transmit queue 3 timed out")),
         bad("out of memory", WARN, kernel_log=log("[ 5.000000] Out of memory: Killed process 123 (python)")),
     ],

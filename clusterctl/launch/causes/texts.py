@@ -24,8 +24,8 @@ class Stated:
     is_last: bool = True  # nothing but its details stands below it: it may be why the rank ended
 
 
-# torch prints a rank's traceback with "[rank3]: " before each line.
-_RANK_MARK = re.compile(r"\[rank\d+\]:? ?")
+# torch prints a rank's traceback with "[rank3]: " before each line, torchrun may add "[default3]:".
+_RANK_MARK = re.compile(r"(?:\[(?:default|rank)\d{1,9}\]:? ?){1,2}")
 # The trainer and most programs write "error: …"; the interpreter, C++ and CUDA the others.
 _STATED = re.compile(
     r"error: (?:rank (?P<rank>\d+): )?(?P<text>.+)|"

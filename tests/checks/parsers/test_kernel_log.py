@@ -264,6 +264,8 @@ FAULTS = {
     "NETDEV WATCHDOG: ens1f0np0 (mlx5_core): transmit queue 3 timed out": ("nic", "ens1f0np0"),
     "mlx5_core 0000:1a:00.0: wait_func:1156:(pid 7): ACCESS_REG(0x805) timeout. Will cause a leak of a command resource": ("nic", "0000:1a:00.0"),
     "mlx5_core 0000:1a:00.0: Port module event[error]: module 0, Cable error, Bus stuck": ("nic", "0000:1a:00.0"),
+    "NVRM: knvlinkUpdatePostRxDetectLinkMask_IMPL: Failed to update Rx Detect Link mask!": ("nvlink", ""),
+    "NVRM: knvlinkDiscoverPostRxDetLinks_GH100: Getting peer0's postRxDetLinkMask failed!": ("nvlink", ""),
     "i40e 0000:3d:00.0: TX driver issue detected, PF reset issued": ("nic", "0000:3d:00.0"),
 }  # fmt: skip
 

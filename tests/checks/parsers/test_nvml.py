@@ -226,6 +226,16 @@ def test_card_that_requires_a_reset_fails_the_driver_and_nothing_else() -> None:
     assert [one.id for one in unsure if one.because != "gpu.driver" and one.id != "gpu.xid"] == []
 
 
+def test_lost_card_fails_the_driver_and_wants_a_power_cycle() -> None:
+    text = recorded("nvidia-smi/requires-reset.nvml.json").replace(
+        "GPU requires reset", "GPU is lost"
+    )
+    facts = parse_all_gpus({"nvml": ended(text), "topology": lacking()})
+    report = run_checks(Fleet((node("n1", gpus=facts),)), only=["gpu"])
+    bad = [one for one in report.findings if one.verdict.value == "FAIL"]
+    assert [(one.id, one.action.value) for one in bad] == [("gpu.driver", "reboot")]
+
+
 def test_tray_without_a_fabric_is_not_in_the_domain_of_its_rack() -> None:
     facts = of_text("gb200-no-fabric.nvml.json")
     (found,) = run_checks(Fleet((node("n1", gpus=facts),)), only=["gpu.fabric"]).findings

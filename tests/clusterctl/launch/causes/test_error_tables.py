@@ -87,7 +87,7 @@ def raised(result: str, text: str, last: str, mark: str) -> list[str]:
     return [f"{mark}{line}" for line in lines]
 
 
-@pytest.mark.parametrize("mark", ["", "[rank3]: "])
+@pytest.mark.parametrize("mark", ["", "[rank3]: ", "[default3]:[rank3]: "])
 @pytest.mark.parametrize("last", LAST_ERRORS)
 def test_last_error_of_nccl_is_the_reason(last: str, mark: str) -> None:
     stated = read(raised("ncclSystemError", "unhandled system error", last, mark))
