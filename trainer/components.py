@@ -17,7 +17,7 @@ from trainer.errors import CheckpointError, ConfigError
 from trainer.models.attention.table import read_table
 from trainer.models.memory import MemoryBudget
 from trainer.models.stdit import STDiT3, build_stdit
-from trainer.models.text import TextEncoder, build_tiny_t5
+from trainer.models.text import TextEncoder, build_tiny_t5, check_folder
 from trainer.models.vae.interface import IdentityVAE, VideoVAE
 from trainer.weights.load import load_weights
 from trainer.weights.source import HUB_ID, download, find_source
@@ -86,31 +86,48 @@ def build_parts(
 def build_text_encoder(config: Config, run_dir: Path, dtype: torch.dtype) -> TextEncoder:
     """The config's text encoder; a tiny one is in `run_dir`. Raises ConfigError."""
     settings = config.text_encoder
-    if settings.type == "tiny_t5":
-        folder = run_dir / TINY_T5
-    elif settings.from_pretrained is None:
-        raise ConfigError("text_encoder.from_pretrained must name the folder of a T5 encoder")
-    else:
-        folder = Path(settings.from_pretrained)
-        if not folder.is_dir() and HUB_ID.fullmatch(settings.from_pretrained):
-            try:
-                folder = download(settings.from_pretrained, allow_patterns=_TEXT_FILES)
-            except CheckpointError as error:
-                raise ConfigError(str(error), hint=error.hint) from None
+    folder = run_dir / TINY_T5 if settings.type == "tiny_t5" else _text_folder(settings)
     return TextEncoder.from_folder(folder, settings.model_max_length, dtype)
+
+
+def _text_folder(settings: Any) -> Path:
+    """Of a T5 encoder, from the hub if it is named so. Raises ConfigError."""
+    if settings.from_pretrained is None:
+        raise ConfigError("text_encoder.from_pretrained must name the folder of a T5 encoder")
+    folder = Path(settings.from_pretrained)
+    if not folder.is_dir() and HUB_ID.fullmatch(settings.from_pretrained):
+        try:
+            folder = download(settings.from_pretrained, allow_patterns=_TEXT_FILES)
+        except CheckpointError as error:
+            raise ConfigError(str(error), hint=error.hint) from None
+    return folder
+
+
+def check_encoders(config: Config) -> None:
+    """Whether VAE and text encoder can be had, from their files' names and shapes, before anything
+    is made. Raises ConfigError, CheckpointError."""
+    if config.text_encoder.type != "tiny_t5":
+        check_folder(_text_folder(config.text_encoder))
+    if config.vae.type != "identity":
+        find_source(_vae_place(config.vae)).read(shapes_only=True)
 
 
 def build_vae(settings: Any, dtype: torch.dtype = torch.float32) -> VideoVAE:
     """The VAE of a config's `vae` section, on the CPU. Raises ConfigError, CheckpointError."""
     if settings.type == "identity":
         return IdentityVAE(settings.channels)
+    place = _vae_place(settings)
+    limit = None if settings.memory_gb is None else int(settings.memory_gb * 1e9)
+    own = {name: getattr(settings, name) for name in ("micro_frame_size", "shift", "scale")}
+    return load_vae(place, dtype, MemoryBudget(limit), own)
+
+
+def _vae_place(settings: Any) -> str:
     if settings.from_pretrained is None:
         what = f"the weights of {settings.type}: a file, a folder or a hub id"
         hint = "--vae.from-pretrained hpcai-tech/OpenSora-VAE-v1.2"
         raise ConfigError(f"vae.from_pretrained must name {what}", hint=hint)
-    limit = None if settings.memory_gb is None else int(settings.memory_gb * 1e9)
-    own = {name: getattr(settings, name) for name in ("micro_frame_size", "shift", "scale")}
-    return load_vae(settings.from_pretrained, dtype, MemoryBudget(limit), own)
+    return str(settings.from_pretrained)
 
 
 def load_vae(

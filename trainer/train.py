@@ -248,6 +248,10 @@ def _check_files(config: configuration.Config) -> None:
         from trainer.weights.source import find_source
 
         find_source(config.model.from_pretrained).read(shapes_only=True)
+    if config.dataset.features is None:
+        from trainer.components import check_encoders
+
+        check_encoders(config)
 
 
 def _run_dir(config: configuration.Config, options: argparse.Namespace) -> Path:

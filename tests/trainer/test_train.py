@@ -98,6 +98,19 @@ def test_a_run_without_its_data_or_checkpoint_leaves_no_run_directory(
     (tmp_path / "clips.csv").write_text("path,text\n")
     assert train.main(["demo", "--data-path", "clips.csv", "--load", "nosuch"]) == 2
     assert f"there is no checkpoint at {tmp_path}/nosuch" in capfd.readouterr().err
+    for words, says in (
+        (
+            ["--vae.type", "OpenSoraVAE_V1_2", "--vae.from-pretrained", "/no/vae"],
+            "no weights at /no/vae",
+        ),
+        (
+            ["--text-encoder.type", "t5", "--text-encoder.from-pretrained", "/no/t5"],
+            "no folder /no/t5",
+        ),
+    ):
+        for more in ([], ["--dry-run"]):
+            assert train.main(["demo", "--data-path", "clips.csv", *words, *more]) == 2
+            assert f"there {'are' if 'weights' in says else 'is'} {says}" in capfd.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["clips.csv"]
 
 

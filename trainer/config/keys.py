@@ -307,6 +307,7 @@ class Config(Section):
         "condition_config": "image and video conditions are not built yet",
         "discriminator": "adversarial training is not built",
         "resolution": "bucket_config names the resolutions",
+        "grad_ckpt_setting": "say grad_checkpoint, for a memory budget too",
         "grad_ckpt_settings": "say grad_checkpoint, for a memory budget too",
         "grad_ckpt_buffer_size": "say offload_activations = True",
     }

@@ -10,7 +10,9 @@ anything starts; mmengine's Config takes any key, so that a rank fails later
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
+import re
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,6 +29,7 @@ from trainer.runlog.json_file import read_object
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 RUN_CONFIG = "config.json"  # of a run directory
+RUN_NAME = re.compile(r"epoch\d+-global_step\d+")  # what a * of the shell may have made many of
 
 
 def find(name: str | Path) -> Path:
@@ -114,7 +117,12 @@ def _pairs(args: Sequence[str]) -> list[tuple[str, str | None]]:
     while rest:
         word = rest.pop(0)
         if not word.startswith("--") or len(word) == 2:
-            raise ConfigError(f"{word!r} is neither a flag nor the value of one")
+            text = f"{word!r} is neither a flag nor the value of one"
+            more = [word, *itertools.takewhile(lambda one: not one.startswith("--"), rest)]
+            if pairs and pairs[-1][1] is not None:
+                text = f"{pairs[-1][0]} takes one value, {1 + len(more)} are given"
+            hint = "a run directory means its newest checkpoint" if RUN_NAME.search(word) else None
+            raise ConfigError(text, hint=hint)
         flag, equals, value = word.partition("=")
         if equals:
             pairs.append((flag, value))

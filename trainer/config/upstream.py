@@ -38,6 +38,7 @@ REFUSED: dict[str, dict[str, str]] = {
     "dataset": {
         "VideoTextDataset": "has one fixed size; name a size in bucket_config instead",
         "BatchFeatureDataset": _FEATURES,
+        "text": "has captions alone, for sampling: trainer.infer --prompt-path FILE",
         "cached_video_text": _FEATURES,
     },
     "model": {
@@ -52,6 +53,7 @@ REFUSED: dict[str, dict[str, str]] = {
     "vae": {
         "VideoAutoencoderKL": "has no time axis; the video VAE is OpenSoraVAE_V1_2",
         "VideoAutoencoderKLTemporalDecoder": "is another VAE; there is OpenSoraVAE_V1_2",
+        "OpenSoraVAE_V1_3": "is Open-Sora 1.3's; there is OpenSoraVAE_V1_2",
         "hunyuan_vae": "is Open-Sora 2's; there is OpenSoraVAE_V1_2",
         "dc_ae": "is Open-Sora 2's; there is OpenSoraVAE_V1_2",
     },

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,3 +77,21 @@ def _read_shapes(tensors: Mapping[str, Tensor], stem: str, options: dict[str, An
     frequencies = tensors.get("rope.freqs")
     if frequencies is not None and frequencies.numel():
         options["num_heads"] = width // (2 * frequencies.numel())
+
+
+# Tensors by which other networks are known: (name, expression that some of its names match).
+_OTHERS = (
+    ("a LoRA", r"\.lora_(?:A|B|down|up)\.|^lora_"),
+    ("FLUX, HunyuanVideo or Open-Sora 2", r"^(?:model\.)?(?:double|single)_blocks\.\d"),
+    ("a model of ComfyUI or LDM", r"^model\.diffusion_model\."),
+    ("a UNet of diffusers", r"^(?:down_blocks|mid_block|up_blocks)\."),
+    ("a transformer of diffusers", r"^transformer_blocks\.\d"),
+    ("Wan", r"^blocks\.\d+\.cross_attn\.norm_[qk]"),
+)
+
+
+def other_network(names: Iterable[str]) -> str:
+    """Which known network has tensors of these names; "" for none."""
+    every = list(names)
+    found = (name for name, form in _OTHERS if any(re.search(form, one) for one in every))
+    return next(found, "")

@@ -209,4 +209,15 @@ def _problems(report: LoadReport, missing: Sequence[str]) -> str:
 
 def _hint(report: LoadReport) -> str:
     different = [note for note in report.notes if note.startswith("the weights have")]
-    return different[0] if different else "use the config the checkpoint was trained with"
+    if different:
+        return different[0]
+    is_other = report.model.startswith((architecture.VAE, architecture.KL, architecture.T5))
+    network = report.model if is_other else architecture.other_network(report.unexpected)
+    if network and not report.loaded:
+        return f"these are tensors of {network}, which is another network"
+    known = set(report.unexpected)
+    for name in report.missing[:20]:
+        prefixes = {found[: -len(name)] for found in known if found.endswith(f".{name}")}
+        if len(prefixes) == 1:
+            return f"its names begin with {prefixes.pop()!r}: save them without it"
+    return "use the config the checkpoint was trained with"

@@ -133,6 +133,10 @@ def _first_line(error: BaseException) -> str:
     return lines[0].split(". ")[0] if lines else type(error).__name__
 
 
+def _has_tensors(found: Any) -> bool:
+    return isinstance(found, Mapping) and any(isinstance(one, Tensor) for one in found.values())
+
+
 def _unwrapped(path: Path, found: Any) -> dict[str, Tensor]:
     """The tensors of any program's checkpoint dict, without step counts and the like."""
     if isinstance(found, Mapping) and {"state", "param_groups"} <= found.keys():
@@ -144,10 +148,16 @@ def _unwrapped(path: Path, found: Any) -> dict[str, Tensor]:
     items = found.items() if isinstance(found, Mapping) else ()
     tensors = {name: value for name, value in items if isinstance(value, Tensor)}
     if not tensors or not all(isinstance(name, str) for name in tensors):
-        raise CheckpointError(f"{path} holds no named tensors: it is not a model's weights")
+        keys = [f"{key!r}" for key, inner in items if _has_tensors(inner)]
+        text = f"{path} holds no named tensors: it is not a model's weights"
+        if keys:
+            text = (
+                f"{path} holds weights under {', '.join(keys[:6])}, names that are not known here"
+            )
+        hint = "save the one that you want: torch.save(found[NAME], FILE)" if keys else None
+        raise CheckpointError(text, hint=hint)
     if odd := [name for name, tensor in tensors.items() if tensor.layout != torch.strided]:
         raise CheckpointError(f"{path}: {odd[0]} is a sparse tensor; weights are dense")
-    for prefix in _PREFIXES:
-        if all(name.startswith(prefix) for name in tensors):
-            tensors = {name[len(prefix) :]: tensor for name, tensor in tensors.items()}
+    while common := [one for one in _PREFIXES if all(name.startswith(one) for name in tensors)]:
+        tensors = {name[len(common[0]) :]: tensor for name, tensor in tensors.items()}
     return tensors

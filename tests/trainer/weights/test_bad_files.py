@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 
 from tests.trainer.models.stdit_weights import small
 from trainer.errors import CheckpointError
+from trainer.weights import checkpoints
 from trainer.weights.__main__ import main
 from trainer.weights.load import load_into, read_weights
 from trainer.weights.tensorfile import read_file
@@ -273,3 +274,58 @@ def test_a_mistyped_path_is_not_looked_for_on_the_hub(tmp_path: Path, monkeypatc
     for place in ("outputs/nowhere", "somewhere/model.pth", "nothing"):
         with pytest.raises(CheckpointError, match="there are no weights at"):
             read_weights(place)
+
+
+def renamed(prefix: str) -> dict[str, torch.Tensor]:
+    return {f"{prefix}{name}": tensor for name, tensor in small().state_dict().items()}
+
+
+def test_wrappers_of_a_module_are_taken_off_in_any_order(tmp_path: Path) -> None:
+    for prefix in ("_orig_mod.module.", "module._orig_mod.", "module.module."):
+        torch.save(renamed(prefix), tmp_path / "w.pt")
+        assert load_into(small(), tmp_path / "w.pt").is_whole
+
+
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        (renamed("model."), "its names begin with 'model.'"),
+        (renamed("net.dit."), "its names begin with 'net.dit.'"),
+        ({"double_blocks.0.img_attn.qkv.weight": torch.zeros(2)}, "tensors of FLUX, HunyuanVideo"),
+        ({"model.diffusion_model.x.weight": torch.zeros(2)}, "tensors of a model of ComfyUI"),
+        ({"transformer_blocks.0.attn1.to_q.weight": torch.zeros(2)}, "a transformer of diffusers"),
+        ({"down_blocks.0.resnets.0.norm1.weight": torch.zeros(2)}, "tensors of a UNet"),
+        ({"blocks.0.cross_attn.norm_k.weight": torch.zeros(2)}, "tensors of Wan"),
+        ({"a.lora_A.weight": torch.zeros(2)}, "tensors of a LoRA"),
+        ({"spatial_vae.a": torch.zeros(2), "temporal_vae.a": torch.zeros(2)}, "Open-Sora VAE"),
+    ],
+)
+def test_other_networks_and_names_are_said(tmp_path: Path, found: Any, says: str) -> None:
+    torch.save(found, tmp_path / "w.pt")
+    with pytest.raises(CheckpointError) as caught:
+        load_into(small(), tmp_path / "w.pt")
+    assert says in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("name", ["ema_state_dict", "params_ema", "generator"])
+def test_unknown_name_around_the_weights_is_said(tmp_path: Path, name: str) -> None:
+    torch.save({name: renamed(""), "step": 3}, tmp_path / "w.pt")
+    with pytest.raises(
+        CheckpointError, match=f"holds weights under '{name}', names that"
+    ) as caught:
+        read_file(tmp_path / "w.pt")
+    assert "torch.save(found[NAME], FILE)" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("mark", ["running_states.json", "lr_scheduler"])
+def test_checkpoint_of_open_sora_is_named(tmp_path: Path, mark: str) -> None:
+    folder = tmp_path / "run" / "epoch0-global_step15"
+    (folder / "model").mkdir(parents=True)
+    (folder / mark).touch()
+    for path in (folder, folder.parent):
+        with pytest.raises(CheckpointError, match="a checkpoint of Open-Sora's own") as caught:
+            checkpoints.find(path)
+        assert f"--ckpt-path {folder} takes its weights" in str(caught.value.hint)
+    (folder / mark).unlink()
+    with pytest.raises(CheckpointError, match=r"is not complete: it has no manifest\.json"):
+        checkpoints.find(folder)
