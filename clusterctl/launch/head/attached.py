@@ -56,9 +56,15 @@ class _View:
                 self._check_silence()
                 for message in self._link.take(TICK_S):
                     self._heard_s = time.monotonic()
-                    if message["type"] == "result":
-                        return wire.result_of(message["result"])
-                    self._show(message)
+                    try:
+                        if message["type"] == "result":
+                            return wire.result_of(message["result"])
+                        self._show(message)
+                    except wire.NOT_OURS as error:
+                        why = f"{type(error).__name__}: {error}"
+                        text = f"the supervisor's message is none of this version ({why})"
+                        hint = f"the run goes on; {self._run_dir / LOG} has its lines"
+                        raise CouldNotFindOut(text, hint=hint) from None
                 if self._link.ended:
                     raise self._lost()
                 if self._signals and self._leaves(self._signals.pop(0)):

@@ -11,8 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import CouldNotFindOut
+from trainer.runlog.json_file import parse
 
 LINE_BYTES = 16 << 20
+
+
+def _message(line: bytes) -> dict[str, Any]:
+    found = parse(line)
+    if not isinstance(found, dict) or not isinstance(found.get("type"), str):
+        raise ValueError("it has no type")
+    return found
 
 
 class Link:
@@ -48,7 +56,7 @@ class Link:
         if len(self._rest) > LINE_BYTES:
             raise CouldNotFindOut("the supervisor sends a line without end")
         try:
-            return [json.loads(line) for line in lines]
+            return [_message(line) for line in lines]
         except ValueError as error:
             raise CouldNotFindOut(f"the supervisor's message cannot be read: {error}") from None
 

@@ -12,6 +12,9 @@ from clusterctl.node_name import first_bad_name
 from clusterctl.nodes import grouped
 from trainer.runlog import telemetry
 
+# What reading or showing raises for what no supervisor of this version sends.
+NOT_OURS = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
+
 
 def picture(state: RunState) -> dict[str, Any]:
     """The state without its events; nodes by what they do."""
@@ -53,7 +56,13 @@ def take(state: RunState, data: Mapping[str, Any], events: Sequence[Mapping[str,
 
 
 def result_of(data: Mapping[str, Any]) -> RunResult:
-    """A result from its dictionary. Raises TypeError."""
+    """A result from its dictionary. Raises one of `NOT_OURS`."""
     names = {field.name for field in fields(RunResult)}
     lists = {name: tuple(data[name]) for name in ("last_lines", "leftovers", "unconfirmed")}
+    texts = [data["reason"], *(line for lines in lists.values() for line in lines)]
+    texts += [data[name] for name in ("hint", "verdict", "stacks") if data.get(name) is not None]
+    if type(data["exit_code"]) is not int or not 0 <= data["exit_code"] <= 255:
+        raise ValueError("the exit code is none")
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError("a text of the result is none")
     return RunResult(**{name: data[name] for name in names if name in data} | lists)

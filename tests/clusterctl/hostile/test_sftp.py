@@ -20,6 +20,7 @@ from clusterctl.serve import remote_run
 from clusterctl.serve.remote_run import RemoteRun
 from clusterctl.transfer import resume
 from tests.clusterctl.hostile import sftp
+from tests.clusterctl.hostile.audit import nothing_done
 from tests.clusterctl.hostile.test_streams import TIMES
 
 CONTENT = random.Random(3).randbytes(9_000_001)  # two blocks and a byte
@@ -156,7 +157,8 @@ def test_campaign(times: int, tmp_path: Path) -> None:
             lambda session: resume.make_folders(session, "/x/y/z"),
         ):
             try:
-                with sftp.serving(sftp.lying(rng, sftp.honest(content, names))) as session:
+                lies = sftp.lying(rng, sftp.honest(content, names))
+                with nothing_done(), sftp.serving(lies) as session:
                     work(session)
             except (*BROKEN, resume.Damaged):
                 pass
