@@ -301,7 +301,7 @@ class Attempt:
         while self.started and time.monotonic() < deadline and self.state.is_awaited:
             try:
                 self._turn()
-            except RunFailed:
+            except (RunFailed, Left):
                 continue  # the first failure is the one that counts
             if self.kill() and not hurried:
                 hurried = True

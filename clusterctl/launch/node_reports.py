@@ -15,7 +15,7 @@ from clusterctl.launch.hang import StepClock
 from clusterctl.launch.leftovers import leftover
 from clusterctl.launch.plan import LaunchPlan
 from clusterctl.launch.positions import Notes
-from clusterctl.launch.state import NodeState, RunFailed, RunState
+from clusterctl.launch.state import Left, NodeState, RunFailed, RunState
 from clusterctl.nodes import fold
 from clusterctl.payload.launch.session import PASSING
 from clusterctl.payload.launch.stopped import sentence
@@ -60,7 +60,7 @@ class Reports:
         self.starter_ended_s = math.inf  # when a starter ended because of one of these
 
     def take(self, arrived: NodeMessage) -> None:
-        """Raises `RunFailed`."""
+        """Raises `RunFailed`, and `Left` where another supervisor has the node."""
         name, message, share = arrived.node, arrived.data, self.shares[arrived.node]
         node = self.state.nodes[name]
         node.heard_s = time.monotonic()
@@ -68,7 +68,7 @@ class Reports:
             if not node.is_over:
                 self.fail_lost(name, arrived.why)
             return
-        if message["type"] not in PASSING:
+        if message["type"] not in (*PASSING, "supervised"):
             self.seen[name] += 1
         kind, rank = message["type"], message.get("rank", share.first_rank)
         if rank not in share.ranks:
@@ -118,6 +118,8 @@ class Reports:
             self.leaving.add(name)
             self.journal.write("lost", message["text"], node=name)
             raise RunFailed(3, f"{name} was lost: {message['text']}", in_order=True)
+        elif kind == "supervised":
+            raise Left(f"{name} is supervised by {message['head']}")
         elif kind == "resumed":
             node.text = "running"
         elif kind == "rank_ended":

@@ -18,7 +18,7 @@ import time
 from clusterctl.payload.files.locks import drop_lock, lock_path, take_lock
 from clusterctl.payload.files.ownership import refuse_made_by_others, refuse_open_folder
 from clusterctl.payload.jobs.processes import is_own, tags
-from clusterctl.payload.launch.about import About
+from clusterctl.payload.launch.about import About, head_of
 from clusterctl.payload.launch.logout import leave_session
 from clusterctl.payload.launch.ranks import END, Ranks, end_members
 from clusterctl.payload.launch.rendezvous import RendezvousListener, own_addresses, probe_port
@@ -63,7 +63,11 @@ def main():
             fork_agent(path, live)
         relay(path, ARGS["word"], ARGS["resume"], ARGS["head"])
     except OSError as error:
-        emit({"type": "failed", "text": "its agent has ended (%s)" % error.strerror})
+        head = head_of(path) if ARGS["resume"] is None else ""
+        if head and head != ARGS["head"]:  # the run's agent lives, and has another head
+            emit({"type": "supervised", "head": head})
+        else:
+            emit({"type": "failed", "text": "its agent has ended (%s)" % error.strerror})
 
 
 def live(listener):
@@ -176,7 +180,8 @@ def next_order(timeout_s):
         said.append(True)
         head.send({"type": "leaving", "text": LEAVING})
     if order["op"] == "connect":
-        head.connect(order)
+        if not head.connect(order):
+            return {"op": "ping"}
         abouts[0].connected(order["head"])
         resume = order["resume"] or {"seen": 0, "positions": {}}
         # `hello` first: by it a head that is new knows which files it must copy. All else comes

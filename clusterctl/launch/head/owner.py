@@ -1,14 +1,23 @@
-"""One supervisor of a run at a time: a lock in the run directory, and who holds it."""
+"""One supervisor of a run at a time: a lock in the run directory, and who holds it.
+
+Where flock(2) holds on one machine alone (NFS with local_lock or nolock, Lustre with localflock,
+many FUSE file systems) or not at all (ENOLCK), the file says it: its holder changes it every
+BEAT_S, and on another machine it counts for SILENT_S after that.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
 import socket
+import tempfile
+import threading
 import time
 import zlib
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -17,6 +26,10 @@ from clusterctl.payload.files.private import open_own, own_path
 
 FILE = ".owner"
 HANDOVER_S = 5.0  # for an older supervisor that is about to end
+BEAT_S, SILENT_S = 10.0, 60.0
+HELD = (errno.EAGAIN, errno.EACCES)  # what flock says of a lock that another process has
+LINE_BYTES = 512
+_SINCE_S = time.time()
 
 
 class Owned(ClusterctlError):
@@ -27,15 +40,16 @@ class Owned(ClusterctlError):
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The program that supervises a run; `since_s` is unix time."""
+    """The program that supervises a run; `since_s` is unix time, `boot` its machine's boot id."""
 
     host: str
     pid: int
     since_s: float
+    boot: str = ""  # of an older version
 
     @property
     def is_here(self) -> bool:
-        return self.host == socket.gethostname()
+        return self.host == socket.gethostname() and self.boot in ("", _boot())
 
     @property
     def text(self) -> str:
@@ -44,19 +58,49 @@ class Owner:
 
 
 def take(run_dir: Path) -> int:
-    """Lock the run for this process, until it ends; returns the descriptor. Raises `Owned`."""
-    lock = open_own(str(run_dir / FILE), os.O_RDWR | os.O_CREAT)
+    """Hold the run for this process, until it ends; returns the descriptor. Raises `Owned`.
+
+    A lock says so to this machine, and where the file system passes locks on, to all; else the file
+    does, which `keep` changes.
+    """
     deadline = time.monotonic() + HANDOVER_S
-    while not _locks(lock):
-        if time.monotonic() > deadline:
-            owner = _read(lock)
+    while True:
+        lock = open_own(str(run_dir / FILE), os.O_RDWR | os.O_CREAT)
+        is_free, owner = _locks(lock), _read(lock)
+        if is_free is not False and (owner is None or not _lives(run_dir, lock, owner, is_free)):
+            if _is_still(run_dir, lock):
+                _write(lock, _own(), 0)
+                return lock
+        elif time.monotonic() > deadline:
             os.close(lock)
             raise Owned(f"this run is supervised already, by {owner.text if owner else 'another'}")
+        os.close(lock)
         time.sleep(0.1)
-    own = Owner(socket.gethostname(), os.getpid(), time.time())
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, json.dumps(asdict(own)).encode() + b"\n", 0)
-    return lock
+
+
+def keep(run_dir: Path, lock: int, on_loss: Callable[[str], None]) -> None:
+    """Show every BEAT_S that this process lives, in a thread of its own: a file system may hang.
+
+    `on_loss(text)` where another supervisor has taken the run: it did not see this one, and two of
+    them would end each other's ranks.
+    """
+    own = _own()
+
+    def work() -> None:
+        beat = 0
+        while True:
+            time.sleep(BEAT_S)
+            beat += 1
+            with contextlib.suppress(OSError):  # a full disk, a server of files that is away
+                other = _read_file(run_dir)
+                if other is not None and (other.host, other.pid) != (own.host, own.pid):
+                    on_loss(f"{other.text} has taken the run")
+                    return
+                if not _is_still(run_dir, lock):
+                    return  # given back
+                _write(lock, own, beat)
+
+    threading.Thread(target=work, name="owner", daemon=True).start()
 
 
 def give_back(run_dir: Path, lock: int) -> None:
@@ -71,26 +115,81 @@ def find(run_dir: Path) -> Owner | None:
         lock = open_own(str(run_dir / FILE), os.O_RDWR)
         try:
             # Shared, so that of two that ask at once neither takes the other for an owner.
-            return None if _locks(lock, fcntl.LOCK_SH) else _read(lock)
+            is_free, owner = _locks(lock, fcntl.LOCK_SH), _read(lock)
+            lives = owner is not None and _lives(run_dir, lock, owner, is_free)
+            return owner if is_free is False or lives else None
         finally:
             os.close(lock)
     return None
 
 
-def _locks(lock: int, how: int = fcntl.LOCK_EX) -> bool:
+def _locks(lock: int, how: int = fcntl.LOCK_EX) -> bool | None:
+    """Whether the lock is ours now; None where the file system has no locks."""
     try:
         fcntl.flock(lock, how | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+    except OSError as error:
+        return False if error.errno in HELD else None
     return True
+
+
+def _lives(run_dir: Path, lock: int, owner: Owner, is_free: bool | None) -> bool:
+    """Whether the process that the file names still holds the run, although the lock is free here:
+    on another machine, whose locks may not reach this one, or where there are none."""
+    if owner.is_here:
+        return is_free is None and owner.pid != os.getpid() and Path(f"/proc/{owner.pid}").exists()
+    return _now_s(run_dir) - os.fstat(lock).st_mtime < SILENT_S
+
+
+def _now_s(run_dir: Path) -> float:
+    """The time by the clock that stamps files there: a file server has its own."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=run_dir, prefix=".now-") as file:
+            file.write(b"\n")
+            file.flush()
+            return os.fstat(file.fileno()).st_mtime
+    except OSError:
+        return time.time()
+
+
+def _is_still(run_dir: Path, lock: int) -> bool:
+    """Whether the file has not been removed by the supervisor before."""
+    try:
+        return os.path.samestat(os.fstat(lock), os.lstat(run_dir / FILE))
+    except OSError:
+        return False
+
+
+def _own() -> Owner:
+    return Owner(socket.gethostname(), os.getpid(), _SINCE_S, _boot())
+
+
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _write(lock: int, own: Owner, beat: int) -> None:
+    """Over what is there, in one piece: a reader never finds the file empty."""
+    text = json.dumps({**asdict(own), "beat": beat})
+    os.pwrite(lock, text.ljust(LINE_BYTES).encode() + b"\n", 0)
+    os.fsync(lock)
 
 
 def _read(lock: int) -> Owner | None:
     try:
         data = json.loads(os.pread(lock, 4096, 0))
-        return Owner(str(data["host"]), int(data["pid"]), float(data["since_s"]))
+        facts = str(data["host"]), int(data["pid"]), float(data["since_s"])
+        return Owner(*facts, str(data.get("boot", "")))
     except (ValueError, LookupError, TypeError):
         return None  # it is about to write it
+
+
+def _read_file(run_dir: Path) -> Owner | None:
+    """By its name, so that a file system that keeps copies asks its server. Raises OSError."""
+    found = open_own(str(run_dir / FILE), os.O_RDONLY)
+    try:
+        return _read(found)
+    finally:
+        os.close(found)
 
 
 def socket_path(run_id: str) -> Path:

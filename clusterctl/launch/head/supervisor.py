@@ -80,11 +80,14 @@ def main(run_dir: Path, word: str) -> int:
     phase = run.phase if word == "resume" else "new"
     try:
         supervise_here(run, lock, phase=phase, leave=lambda: bool(signals))
-    except Left:
-        name = signal.Signals(signals[0]).name
-        text = f"process {os.getpid()} on {socket.gethostname()} was ended by {name}"
+    except Left as left:
+        other = str(left)
+        why = other or f"ended by {signal.Signals(signals[0]).name}"
+        text = f"process {os.getpid()} on {socket.gethostname()} leaves ({why})"
         journal.Journal(run_dir).write("supervisor", f"{text}; its run continues")
         print(f"{text}; the run goes on: clusterctl attach {run_dir} continues with it")
+        if not other:
+            owner.give_back(run_dir, lock)  # else it would count for a while on other machines
     return 0
 
 
@@ -97,8 +100,10 @@ def supervise_here(
     on_update: Callable[[RunState], None] = lambda state: None,
 ) -> RunResult:
     """Supervise a saved run in this process, which holds its `lock`, to its end: `status`, `attach`
-    and `stop` find it. Raises `Left` where `leave` becomes true."""
+    and `stop` find it. Raises `Left` where `leave` becomes true, or another one has the run."""
     run_dir = run.plan.run_dir
+    lost: list[str] = []  # why this is no longer the run's supervisor
+    owner.keep(run_dir, lock, lost.append)
     orders: list[str] = []  # of views: two people who stop the run do not cut its save short
     about = {"run_id": run.plan.run_id, "run_dir": str(run_dir), "pid": os.getpid()}
     views = Views(
@@ -111,18 +116,21 @@ def supervise_here(
         views.update(state)
         on_update(state)
 
-    result = supervise(
-        run.plan,
-        cluster_of(run),
-        on_update=update,
-        stop=lambda: bool(orders),
-        kill=lambda: "kill" in orders,
-        leave=leave,
-        rules=run.rules,
-        past=replace(_past(run), phase=phase),
-        on_change=lambda plan, phase, past: run.at(plan, phase, past).write(),
-        recheck=lambda plan, nodes: recheck(plan, cluster_of(run), run.rules, nodes),
-    )
+    try:
+        result = supervise(
+            run.plan,
+            cluster_of(run),
+            on_update=update,
+            stop=lambda: bool(orders),
+            kill=lambda: "kill" in orders,
+            leave=lambda: bool(lost) or leave(),
+            rules=run.rules,
+            past=replace(_past(run), phase=phase),
+            on_change=lambda plan, phase, past: run.at(plan, phase, past).write(),
+            recheck=lambda plan, nodes: recheck(plan, cluster_of(run), run.rules, nodes),
+        )
+    except Left as left:
+        raise Left(str(left) or "".join(lost[:1])) from None
     forget(run)
     views.end(result)
     owner.give_back(run_dir, lock)

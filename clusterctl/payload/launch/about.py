@@ -44,6 +44,15 @@ class About:
             or_none(os.unlink, self.path)
 
 
+def head_of(path):
+    """The head that is connected to the agent of a socket; "" without one."""
+    try:
+        facts = json.loads(read_bytes(facts_file(path), -1) or b"{}")
+        return str(facts.get("head", "")) if living(path) is not None else ""
+    except (ValueError, AttributeError):
+        return ""
+
+
 def facts_file(path):
     return path[: -len(".sock")] + ".json"
 

@@ -25,6 +25,8 @@ BACKLOG = 50  # unsent messages, above which logs and telemetry wait
 FLUSH_S = 3.0  # for the last messages, when the head reads slowly
 PID_BYTES = 64
 GREETING_BYTES = 1 << 20
+SPEAKS_S = 15.0  # since its last word: a head pings every five seconds
+SAY_S = 1.0
 AGAIN_S = 0.2  # before the next try to take a connection
 # Not kept, and not counted by the head: newer ones say the same, or a file has them.
 PASSING = ("beat", "telemetry", "log", "resumed")
@@ -134,7 +136,9 @@ def relay(path, word, resume, head):
 
 
 class HeadLink:
-    """Messages to the head that is connected, and its orders. A newer head replaces an older one.
+    """Messages to the head that is connected, and its orders. A head that comes back replaces its
+    own older connection; another one is refused while the first still speaks: two supervisors of
+    one run would end each other's ranks.
 
     Orders arrive in `orders`, among them {"op": "connect"} for each new head, which is to be given
     to `connect` and `repeat`; `on_loss()` is called when a head has gone.
@@ -147,6 +151,7 @@ class HeadLink:
         self._lock = threading.Lock()
         self._peer, self._waiting = None, None  # type: Any, Any
         self.was_connected = False
+        self._head, self._heard_s = "", 0.0
         in_thread(self._accept)
 
     def send(self, message):
@@ -168,18 +173,30 @@ class HeadLink:
         return waiting is None or waiting.qsize() > BACKLOG
 
     def connect(self, order):
-        """Send to this head from now on."""
+        """Send to this head from now on; whether it is not refused."""
         peer, waiting = order["peer"], queue.SimpleQueue()  # type: Any, Any
+        is_other = order["head"] != self._head
         with self._lock:
+            speaks = self._peer is not None and time.monotonic() - self._heard_s < SPEAKS_S
+            if is_other and speaks:
+                _say_supervised(peer, self._head)
+                order["taken"].set()
+                return False
             self.was_connected = True
             if peer.fileno() < 0:
-                return  # it has gone again
+                order["taken"].set()
+                return True  # it has gone again
             old, self._peer, self._waiting = self._peer, peer, waiting
-        if old is not None:
+            self._head, self._heard_s = order["head"], time.monotonic()
+        order["taken"].set()
+        if old is not None and is_other:
+            _say_supervised(old, order["head"])
+        elif old is not None:
             or_none(old.shutdown, socket.SHUT_RDWR)
         if order["resume"] is not None:
             self.send({"type": "resumed"})
         in_thread(self._write, peer, waiting)
+        return True
 
     def repeat(self, first, end=None):
         """Send those of the kept messages once more."""
@@ -211,8 +228,13 @@ class HeadLink:
             if greeting["word"] != self._word:
                 return
             facts = {name: greeting[name] for name in ("resume", "head")}
-            self._orders.put(dict(facts, op="connect", peer=peer))
+            taken = threading.Event()
+            self._orders.put(dict(facts, op="connect", peer=peer, taken=taken))
             for line in lines:
+                taken.wait()  # what one that is refused says is no order
+                if self._peer is not peer:
+                    break
+                self._heard_s = time.monotonic()
                 if line.endswith(b"\n") and line.strip():
                     self._orders.put(json.loads(line))
         except (OSError, ValueError, KeyError, TypeError):
@@ -241,6 +263,13 @@ class HeadLink:
             peer.close()
         if is_last:
             self._on_loss()
+
+
+def _say_supervised(peer, head):
+    line = json.dumps({"type": "supervised", "head": head}).encode() + b"\n"
+    or_none(peer.settimeout, SAY_S)
+    or_none(_send_all, peer, line)
+    or_none(peer.shutdown, socket.SHUT_RDWR)
 
 
 def _send_all(peer, data):

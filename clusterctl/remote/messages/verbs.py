@@ -274,6 +274,7 @@ _AGENT = either(
         "resumed": {},
         "stopped": _MARK,
         "leaving": {"text": text()},
+        "supervised": {"head": NAME},
     },
     {"rank_ended": {"tail": _TAIL}, "fact": {"rank": _rank, "detail": digits(10_000)}},
 )
