@@ -33,8 +33,8 @@ def judge_end(end: End) -> Judgement:
     """Root and consequences of an end that was not good.
 
     A node that cannot be asked is the root where the run ended because of it, and also where every
-    rank that died blames a peer: that peer is on it. So is a node that goes down where ranks have
-    saved and ended in order: it has asked them to.
+    rank that died blames a peer: that peer is on it. So is a node that goes down, or has gone,
+    where ranks have saved and ended in order: it has asked them to.
     """
     found = judge(end.deaths, end.facts, homes=end.homes, stopped_s=end.stopped_s)
     if end.exit_code == USER_STOPPED:
@@ -42,7 +42,7 @@ def judge_end(end: End) -> Judgement:
         return Judgement(stop, _victims(found, end.stopped_s))
     blames_others = found is None or found.root.kind.is_consequence
     left = [name for name in end.lost if name in end.leaving]
-    if left and found is not None and found.death is not None:
+    if found is not None and found.death is not None:
         blames_others |= found.death.code == ASKED_TO_STOP
     if end.lost and (end.exit_code == NODE_LOST or blames_others):
         node = left[0] if left and blames_others else next(iter(end.lost))

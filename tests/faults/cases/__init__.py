@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.faults.cases import disks, head, nodes, ranks
+from tests.faults.cases import disks, head, nodes, owners, ranks
 
-__all__ = ["disks", "head", "nodes", "ranks"]
+__all__ = ["disks", "head", "nodes", "owners", "ranks"]
