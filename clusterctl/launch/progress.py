@@ -10,7 +10,8 @@ from clusterctl.nodes import fold, grouped
 from clusterctl.output import Live, Output, clock
 
 PLAIN_EVERY_S = 10.0
-SAME_EVERY_S = 600.0  # the same once more, so that a log shows that somebody still waits
+# The same once more, so that a log shows that somebody still waits: for ranks, or for nodes.
+SAME_EVERY_S, WAITS_EVERY_S = 60.0, 600.0
 STYLES = {
     **dict.fromkeys(("checkpoint", "start", "note", "done", "stopped", "reconnected"), "dim"),
     **dict.fromkeys(("attempt", "nodes"), "dim"),
@@ -49,7 +50,9 @@ class Progress:
         line = f"{text}  {clock(seconds)}" if seconds is not None else text
         if self._live.is_on:
             self._live.show(line)
-        elif now - self._shown_s >= (SAME_EVERY_S if text == self._shown else PLAIN_EVERY_S):
+            return
+        same_s = WAITS_EVERY_S if state.phase in BETWEEN else SAME_EVERY_S
+        if now - self._shown_s >= (same_s if text == self._shown else PLAIN_EVERY_S):
             self._shown_s, self._shown = now, text
             self._output.note(line)
 

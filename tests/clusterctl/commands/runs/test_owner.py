@@ -104,6 +104,7 @@ def test_attach_all_finds_every_run_that_continues(user: User) -> None:
     assert (code, [one["run_id"] for one in found["runs"]]) == (0, [run_id])
     assert owner.find(user.run_dir) is not None
     assert user.command("attach", "--all", str(user.run_dir)).wait(40) == 2
+    user.ask("kill", str(user.cluster.hostfile), "--run", run_id, "--yes")
 
 
 def start_that_waits(user: User) -> str:
@@ -135,10 +136,10 @@ def test_run_that_waits_is_shown_as_such_and_not_as_good(user: User) -> None:
     out, _ = user.command("status", str(user.run_dir)).communicate(timeout=40)
     assert "state      waiting: no node can be used of the 2 that are needed (node-1: " in out
     code, document = user.ask("runs", str(user.hosts))
-    (run,) = document["runs"]
+    (run,) = [one for one in document["runs"] if one["run_id"] == run_id]
     assert (code, run["run_id"], run["phase"], run["ranks"]) == (1, run_id, "waiting", 0)
     wait_until(  # the next look has told the nodes
-        lambda: "no node can be used" in user.ask("runs", str(user.hosts))[1]["runs"][0]["reason"],
+        lambda: "no node can be used" in json.dumps(user.ask("runs", str(user.hosts))[1]["runs"]),
         30,
     )
     code, found = user.ask("why", str(user.run_dir))
