@@ -151,7 +151,7 @@ def command(
     """
     from clusterctl.exclude.entries import path_beside
     from clusterctl.launch.head.session import begin
-    from clusterctl.launch.inputs import kept_environment, resolve
+    from clusterctl.launch.inputs import kept_environment, refuse_untrainable, resolve
     from clusterctl.launch.plan import Timing
     from clusterctl.launch.restart.rules import Rules, check_nodes, part_spares
     from clusterctl.launch.run_dir import group_id
@@ -184,6 +184,17 @@ def command(
     check_nodes(first, min_nodes)
     cluster, standing_by = replace(cluster, nodes=first), replace(cluster, nodes=waiting)
     nodes = first
+    ranks = sum(wanted.ranks or node.slots or 1 for node in nodes)
+    try:
+        said = refuse_untrainable(
+            wanted.config, wanted.overrides, line, workdir=workdir, ranks=ranks
+        )
+    except UsageError as error:
+        if not (dry_run or skip_preflight):
+            raise
+        said = f"the ranks will refuse it: {error}"
+    if said is not None:
+        output.warn(said, "warn")
     if env_from_facts:
         wanted = replace(wanted, facts_env=_environment_from_facts(output, cluster, wanted))
     if dry_run and skip_preflight:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shlex
@@ -25,6 +26,7 @@ KEPT = ("NCCL_", "GLOO_", "CUDA_", "TORCH_DISTRIBUTED_DEBUG", *_HUB, "WANDB_MODE
 class LaunchLine(NamedTuple):
     model: str  # its type
     reads: dict[str, Any]  # files, on_head, at_first and wandb of LaunchNeeds
+    has_data: bool = True  # a manifest is named
 
 
 def parse_line(line: str) -> tuple[str, list[str]]:
@@ -49,10 +51,8 @@ def resolve(
         hint = "start it in a folder of your own, or name one: --workdir DIR"
         raise UsageError(f"{error}, so no run starts there", hint=hint) from None
     command = module_command("trainer.config", "show", config, "--json", *overrides)
-    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
-    pipes["env"] = own_environment()
     try:
-        done = subprocess.run(command, cwd=workdir, timeout=SHOW_TIMEOUT_S, check=False, **pipes)
+        done = _run(command, workdir)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UsageError(f"the config {config} cannot be read: {error}") from None
     try:
@@ -61,18 +61,62 @@ def resolve(
         model = str(data["model"]["type"])
         wandb = str(data.get("wandb", "off")) == "online"
     except (subprocess.CalledProcessError, ValueError, LookupError, TypeError, AttributeError):
-        said, _, hint = (done.stderr.strip() or "no output").partition("\n  hint: ")
-        why = said.splitlines()[-1]
-        if not why.startswith("error: "):  # no sentence of the trainer's
-            why = f"the config {config} cannot be read: {why}"
-        raise UsageError(why.removeprefix("error: "), hint=hint or None) from None
+        refusal = _refusal(done.stderr)
+        if refusal is None:  # no sentence of the trainer's
+            last = (done.stderr.strip() or "no output").splitlines()[-1]
+            refusal = UsageError(f"the config {config} cannot be read: {last}")
+        raise refusal from None
     always, at_first = files_of(data, workdir, env)
     files = tuple(dict.fromkeys([*always, *at_first]))
     # Path's own raise where a folder may not be searched, or for ~nobody.
     here = [one for one in files if os.path.exists(os.path.expanduser(one))]  # noqa: PTH110, PTH111
     begun = tuple(one for one in files if one not in always)
     reads = {"files": files, "on_head": tuple(here), "at_first": begun, "wandb": wandb}
-    return LaunchLine(model, reads)
+    return LaunchLine(model, reads, bool(_text(data, "dataset", "data_path")))
+
+
+def refuse_untrainable(
+    config: str, overrides: Sequence[str], line: LaunchLine, *, workdir: Path, ranks: int
+) -> str | None:
+    """Raises `UsageError` for data and weights that every rank would refuse, in the trainer's words.
+
+    The trainer reads them here, where all of them are on this machine and torch is installed. The
+    answer is None, or why nothing could be found out. `ranks` may be fewer than there will be.
+    """
+    if not line.has_data:
+        hint = "--dataset.data-path FILE.csv; make one with python -m trainer.data.digits"
+        raise UsageError("there is no dataset", hint=hint)
+    is_here = set(line.reads["files"]) == set(line.reads["on_head"])
+    if not is_here or importlib.util.find_spec("torch") is None:
+        return None  # the checks of the nodes look for the files
+    command = module_command("trainer.train", config, *overrides, "--dry-run")
+    try:
+        done = _run(command, workdir, WORLD_SIZE=str(ranks), RANK="0", CUDA_VISIBLE_DEVICES="")
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"the trainer could not check the data here: {error}"
+    if done.returncode == 0:
+        return None
+    refusal = _refusal(done.stderr)
+    if refusal is None:
+        last = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
+        return f"the trainer could not check the data here: {last}"
+    raise refusal
+
+
+def _run(command: Sequence[str], workdir: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """One of the trainer's programs, apart from this one and its terminal."""
+    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+    pipes["env"] = own_environment(**env)
+    return subprocess.run(command, cwd=workdir, timeout=SHOW_TIMEOUT_S, check=False, **pipes)
+
+
+def _refusal(stderr: str) -> UsageError | None:
+    """The trainer's own sentence and hint, behind any warnings of libraries."""
+    said, _, hint = stderr.strip().partition("\n  hint: ")
+    last = (said.splitlines() or [""])[-1]
+    if not last.startswith("error: "):
+        return None
+    return UsageError(last.removeprefix("error: "), hint=hint or None)
 
 
 def files_of(

@@ -64,12 +64,14 @@ def test_json_is_one_document_however_it_ends(user: User) -> None:
     document = json.loads(out)
     assert (code, document["ok"], document["exit_code"]) == (1, False, 1)
     assert "exit code 7" in document["reason"]
-    code, out, _ = user.type("--json", "--min-free", "1e9", "--yes")
+    code, out, _ = user.type("--json", "--min-free", "1e9", "--yes", *NO_DATA)
     document = json.loads(out)
     assert (code, document["ok"]) == (1, False)
     assert "preflight" in document["reason"]
 
 
+NO_DATA = ("--dataset.data-path", "/nowhere/clips.csv")  # it is looked for on the nodes
+ELSEWHERE = {"files": ("/nowhere/clips.csv",), "on_head": ()}
 WRITES = """import os
 folder = os.path.join(os.environ["CLUSTERCTL_RUN_DIR"], "checkpoints")
 os.makedirs(folder, exist_ok=True)
@@ -123,7 +125,9 @@ def test_words_of_the_trainer_are_told_from_ours(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "nodes.txt").write_text("n[1-2]\n")
     (tmp_path / "c.py").write_text("")
-    monkeypatch.setattr("clusterctl.launch.inputs.resolve", lambda *_, **__: LaunchLine("M-1", {}))
+    monkeypatch.setattr(
+        "clusterctl.launch.inputs.resolve", lambda *_, **__: LaunchLine("M-1", ELSEWHERE)
+    )
     assert dry(capsys, "c.py", "--lr", "1e-4") == ["--lr", "1e-4"]  # no HOSTFILE: nodes.txt here
     assert dry(capsys, "c.py", "nodes.txt", "--lr", "-1", "-qv") == ["--lr", "-1"]
     assert dry(capsys, "c.py", "--nproc_per_node", "2", "--a.b=x", "-w", "n1", "y") == [
@@ -262,7 +266,7 @@ def test_unreachable_node_is_exit_3_and_nothing_is_started(user: User) -> None:
     hostfile.write_text(
         user.cluster.hostfile.read_text() + "dead host=127.0.0.1 port=1 identity=/none\n"
     )
-    for words in (SHORT, ("--min-free", "0", "--yes")):
+    for words in (SHORT, ("--min-free", "0", "--yes", *NO_DATA)):
         code, _, err = user.type(*words, hostfile=hostfile)
         assert code in ((3,) if words is SHORT else (1, 3)), err
         assert "tcp" in err

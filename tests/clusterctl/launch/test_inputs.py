@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import UsageError
-from clusterctl.launch.inputs import files_of, kept_environment, parse_line, resolve
+from clusterctl.launch.inputs import (
+    files_of,
+    kept_environment,
+    parse_line,
+    refuse_untrainable,
+    resolve,
+)
 
 
 def test_line_is_split_as_a_shell_does() -> None:
@@ -77,7 +83,8 @@ def test_wandb_is_asked_for_in_words(tmp_path: Path) -> None:
 def test_trainer_resolves_the_config(tmp_path: Path) -> None:
     found = resolve("demo", ["--dataset.data-path", "x.csv"], workdir=tmp_path, env={})
     data = (str(tmp_path / "x.csv"),)
-    assert found == ("STDiT3", {"files": data, "on_head": (), "at_first": (), "wandb": False})
+    reads = {"files": data, "on_head": (), "at_first": (), "wandb": False}
+    assert found == ("STDiT3", reads, True)
     (tmp_path / "x.csv").touch()
     found = resolve("demo", ["--dataset.data-path", "x.csv"], workdir=tmp_path, env={})
     assert found.reads["on_head"] == data
@@ -108,3 +115,32 @@ def test_short_name_is_not_a_file_of_the_current_folder(tmp_path: Path) -> None:
     assert resolve("demo", [], workdir=tmp_path, env={}).model
     with pytest.raises(UsageError, match="it ran"):
         resolve("./demo", [], workdir=tmp_path, env={})
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ("path,text\na.mp4,hello\n", "no column 'num_frames'"),
+        ("path,text,num_frames,height,width,fps\na.mp4,hello,8,16,16,8\n", "0 microbatches"),
+    ],
+)
+def test_data_that_every_rank_would_refuse_is_refused_here(
+    tmp_path: Path, table: str, said: str
+) -> None:
+    (tmp_path / "clips.csv").write_text(table)
+    words = ["--dataset.data-path", "clips.csv"]
+    line = resolve("demo", words, workdir=tmp_path, env={})
+    with pytest.raises(UsageError, match=said) as caught:
+        refuse_untrainable("demo", words, line, workdir=tmp_path, ranks=2)
+    assert caught.value.hint or "trainer.data probe" in str(caught.value)
+
+
+def test_run_without_data_is_refused_and_data_elsewhere_are_left_to_the_nodes(
+    tmp_path: Path,
+) -> None:
+    line = resolve("stage1", [], workdir=tmp_path, env={})
+    with pytest.raises(UsageError, match="there is no dataset"):
+        refuse_untrainable("stage1", [], line, workdir=tmp_path, ranks=8)
+    words = ["--dataset.data-path", "/nowhere/clips.csv"]
+    line = resolve("demo", words, workdir=tmp_path, env={})
+    assert refuse_untrainable("demo", words, line, workdir=tmp_path, ranks=2) is None

@@ -12,7 +12,8 @@ VOLATILE = (r"\.plan\.(run_id|job_id|ports.*)",)
 
 
 def _config(shell: Shell) -> None:
-    shell.write("c.py", "model = dict(type='STDiT3-XL/2')\n")
+    data = "dataset = dict(data_path='/data/clips.csv')"
+    shell.write("c.py", f"model = dict(type='STDiT3-XL/2')\n{data}\n")
 
 
 @case("launch.plan")
