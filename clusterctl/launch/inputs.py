@@ -78,7 +78,7 @@ def resolve(
 def refuse_untrainable(
     config: str, overrides: Sequence[str], line: LaunchLine, *, workdir: Path, ranks: int
 ) -> str | None:
-    """Raises `UsageError` for data and weights that every rank would refuse, in the trainer's words.
+    """Raises `UsageError`, in the trainer's words, for data that every rank would refuse.
 
     The trainer reads them here, where all of them are on this machine and torch is installed. The
     answer is None, or why nothing could be found out. `ranks` may be fewer than there will be.
