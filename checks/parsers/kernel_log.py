@@ -73,19 +73,17 @@ _KINDS: tuple[tuple[str, re.Pattern[str], bool], ...] = tuple(
 START_S = 60.0  # of a machine's start: a log that begins there has lost nothing
 
 INTERESTING = (
-    r"NVRM|SXid|fallen off|Out of memory|oom-kill|oom_reaper|Hardware Error|Machine check|lockup"
-    r"|LOCKUP|blocked for more|read-only|nvme|I/O error|medium error|not responding|arrier"
-    r"|Link (?:is )?(?:[Dd]own|DOWN|[Uu]p|UP|ACTIVE)|link (?:is |status definitely )?(?:down|up)\b"
-    r"|peermem|segfault|PCIe bandwidth|PCIe Bus Error|AER: |DPC: cont|Slot\(|EDAC|UE memory"
-    r"|hardware memory error|Memory failure|NETDEV WATCHDOG|health|Fatal error|fatal error|Firmware"
-    r"|firmware (?:fatal|internal|heartbeat)|FW reported|Keep alive|in reset|initiating reset"
-    r"|cause a leak|module event|TX driver issue|Tx hang|TX timeout|Unsupported cable"
-    r"|High Temperature"
+    r"NVRM|SXid|fallen off|Out of memory|oom-kill|oom_reaper|ardware |Machine check|lockup|LOCKUP"
+    r"|blocked for more|read-only|nvme|I/O error|medium error|not responding|arrier"
+    r"|ink (?:is |status definitely )?(?:[Dd]own|DOWN|[Uu]p|UP|ACTIVE)\b|peermem|segfault"
+    r"|PCIe B|PCIe bandwidth|AER: |DPC: |Slot\(|EDAC|Memory failure|WATCHDOG|health|atal error"
+    r"|irmware |reported unr|Keep alive|in reset|initiating reset|a leak|module event|TX driver"
+    r"|Tx hang|TX timeout|Unsupported cable|High Temp"
 )
 """Lines that a node sends; the rest of the log stays there.
 
-Each alternative begins with a literal: a line is then searched in 1 us, but in 2.4 with one [Ll]
-among them.
+Each alternative begins with a literal: the search of a line takes less than half of the time that
+it takes with one [Ll] at a begin.
 """
 
 
