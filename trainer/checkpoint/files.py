@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 import secrets
 import shutil
+import threading
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -204,18 +205,24 @@ def _problem(path: Path, folders: Container[str] | None, lives: Callable[[], Non
 def _digests(files: Sequence[Path], lives: Callable[[], None]) -> list[str]:
     """SHA-256 of files, several at once: one reader gets a part of a parallel file system's speed,
     and all ranks wait for this one. Calls `lives` while any of them is read on."""
-    read, seen = [0], 0
+    read, seen, ended = [0], 0, threading.Event()
 
     def count() -> None:
+        if ended.is_set():
+            raise CancelledError
         read[0] += 1
 
     with ThreadPoolExecutor(_READERS) as pool:
-        waiting = [pool.submit(sha256_of, file, lives=count) for file in files]
-        while wait(waiting, timeout=1.0).not_done:
-            if read[0] != seen:
-                seen = read[0]
-                lives()
-        return [one.result() for one in waiting]
+        try:
+            waiting = [pool.submit(sha256_of, file, lives=count) for file in files]
+            while wait(waiting, timeout=1.0).not_done:
+                if read[0] != seen:
+                    seen = read[0]
+                    lives()
+            return [one.result() for one in waiting]
+        finally:  # Ctrl-C, or another rank has gone: not after hundreds of gigabytes more
+            ended.set()
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def read_document(path: Path) -> dict[str, Any]:

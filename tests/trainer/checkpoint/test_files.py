@@ -68,6 +68,22 @@ def test_verifying_says_that_it_goes_on_while_it_reads(tmp_path, monkeypatch) ->
         checkpoint.verify(path, lives=told.set)
 
 
+def test_verifying_ends_at_once_where_nobody_waits_for_it_any_more(tmp_path: Path) -> None:
+    (path, _) = save(tmp_path, 3, sizes=(10, 10))
+    endless = path / "model" / "model.safetensors"
+    size = 1 << 40  # of zeros that take no space
+    os.truncate(endless, size)
+    document = json.loads((path / "manifest.json").read_text())
+    document["files"]["model/model.safetensors"]["size"] = size
+    (path / "manifest.json").write_text(json.dumps(document))
+
+    def gone() -> None:
+        raise ConnectionError("another rank has ended")
+
+    with pytest.raises(ConnectionError):
+        checkpoint.verify(path, lives=gone)
+
+
 def set_times_anew(run_dir: Path) -> None:
     """As `cp -r`, an object store or a restored backup does, here in the order of the names."""
     for number, path in enumerate(sorted(run_dir.glob("epoch*/manifest.json"))):
