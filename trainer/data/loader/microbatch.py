@@ -218,7 +218,8 @@ class _Reading:
                     continue
                 rates[place] = rate = frame_rate(clip, reply.fps, task)
                 if reply.error or not rate:
-                    is_lasting = not (reply.in_window or reply.storage_fails)
+                    # A folder that is not on this node may be on the others.
+                    is_lasting = not (reply.in_window or reply.storage_fails or reply.gone)
                     failed[place] = (reply.error or NO_RATE, is_lasting)
             spared = replacing.replace(failed)
             if failed and time.monotonic() > self._deadline:

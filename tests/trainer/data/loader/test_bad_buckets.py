@@ -2,6 +2,7 @@
 
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,21 @@ def test_clip_that_is_known_to_be_bad_is_replaced_without_being_tried(plan):
     assert list(tried[0].failures.lasting) == [path]
     assert [clip[1:] for clip in known[0].bad] == [(path, "not tried again: no answer")]
     assert not known[0].failures.lasting
+
+
+def test_clip_whose_folder_is_not_on_this_node_is_tried_again(plan):
+    """Another node may have it, and all ranks share what is known."""
+    rows = plan.epoch(0)[0].rows.tolist()
+    path = Path(plan.manifest.locate(rows[0]))
+    moved = path.parent / "of its own" / path.name
+    paths = [plan.manifest.locate(row) for row in range(len(plan.manifest))]
+    paths[rows[0]] = str(moved)
+    plan.manifest = replace(plan.manifest, paths=paths)
+    batch = all_batches(plan, 1)[0]
+    assert [clip.reason for clip in batch.bad] == ["No such file or directory"]
+    assert not batch.failures.lasting
+    moved.parent.mkdir()
+    assert list(all_batches(plan, 1)[0].failures.lasting) == [str(moved)]  # the file alone
 
 
 def test_clip_that_is_damaged_in_one_window_is_tried_again_in_others(tmp_path):
