@@ -99,6 +99,7 @@ class Saver:
         self._run_dir, self._engine, self._config = run_dir, engine, config
         # While others stand in a collective.
         self._wait_s = min(config.process_group_timeout_s / 2, LIMIT_S)
+        self._before = checkpoint.serial_before(config.load) if engine.rank == 0 else 0
         self._noted: set[str] = set()
         self._save: _Save | None = None
         self._buffer = StagingBuffer(engine.device)
@@ -281,7 +282,7 @@ class Saver:
         written += checkpoint.write_documents(part, save.documents())
         files |= checkpoint.entries(part, written)
         require_newest(save.final.parent)
-        save.notes += checkpoint.seal(part, save.final, files)
+        save.notes += checkpoint.seal(part, save.final, files, self._before)
         keep, every = self._config.keep_checkpoints, self._config.keep_every
         save.notes += checkpoint.forget_old(save.final, keep, every)
         save.reach(_State.SEALED)

@@ -27,7 +27,7 @@ from trainer.runlog.atomic_file import sha256_of, sync, write_synced
 from trainer.runlog.checkpoint_name import LATEST, MANIFEST, serial_of
 from trainer.runlog.json_file import read_object
 from trainer.runlog.retention import outdated
-from trainer.weights.checkpoints import OPTIMIZER, complete, others
+from trainer.weights.checkpoints import OPTIMIZER, complete, find, others
 from trainer.weights.write import total_bytes, write_file, write_index
 
 AVERAGE_PARTS = "ema-parts"  # until the whole average is written from them
@@ -102,10 +102,23 @@ def _shown(size: int) -> str:
     return f"{size / 1e9:,.2f} GB" if size >= 10**9 else f"{size / 1e6:,.2f} MB"
 
 
-def seal(part: Path, final: Path, files: Entries) -> list[str]:
-    """Write the manifest, then rename the folder; returns messages about what is not deleted."""
+def serial_before(load: str | None) -> int:
+    """Of the checkpoint that a run continues from; 0 without one, or without a number."""
+    if load is None:
+        return 0
+    try:
+        return serial_of(find(Path(load)) / MANIFEST)
+    except (OSError, CheckpointError):
+        return 0  # it was there when the run began
+
+
+def seal(part: Path, final: Path, files: Entries, follows: int = 0) -> list[str]:
+    """Write the manifest, then rename the folder; returns messages about what is not deleted. Its
+    serial number is above those of the other checkpoints there, and above `follows`, that of the
+    one that the run continues from: a resumed run writes what one without a stop does."""
     ordered = {name: files[name] for name in sorted(files)}
-    serial = 1 + max((serial_of(path / MANIFEST) for path in complete(final.parent)), default=0)
+    others_there = [path for path in complete(final.parent) if path != final]
+    serial = 1 + max([follows, *(serial_of(path / MANIFEST) for path in others_there)])
     about = {"schema": 1, "serial": serial, "files": ordered}
     write_synced(part / MANIFEST, json.dumps(about, indent=1))
     for folder in [*(path for path in part.rglob("*") if path.is_dir()), part]:
