@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import itertools
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
@@ -25,6 +26,7 @@ LINE = 4096  # characters of a text that is one line: a path, a name, an error
 # Outside of its texts: numbers, brackets, commas. `[],[],…` costs 20 bytes of memory for each byte.
 STRUCTURE_BYTES = 1 << 20
 TEXTS = 100_000
+_ADDRESS = re.compile(r"[A-Za-z0-9_:][A-Za-z0-9_.:%-]*", re.ASCII)
 
 
 class Misshapen(ValueError):
@@ -119,6 +121,15 @@ def file_name() -> Shape:
 def name_of_node() -> Shape:
     """What may be the name of a node (`clusterctl/node_name.py`)."""
     return _text_as("the name of a node", MOST_NAME, node_name)
+
+
+def address() -> Shape:
+    """Where a node may be reached: it goes to the other nodes, and into variables of ranks."""
+
+    def read(value: str) -> str | None:
+        return value if _ADDRESS.fullmatch(value) else None
+
+    return _text_as("an address", MOST_NAME, read)
 
 
 def one_of(*words: str) -> Shape:

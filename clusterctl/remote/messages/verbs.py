@@ -9,6 +9,7 @@ from clusterctl.errors import TransportError
 from clusterctl.remote.messages.sample import sample
 from clusterctl.remote.messages.shape import (
     Shape,
+    address,
     ascii_text,
     by_key,
     decode,
@@ -45,7 +46,7 @@ SECONDS = number(0, 1e10)
 AGE_S = number(-1e10, 1e10)  # a clock that was set back makes ages negative
 NAME = text(256)
 MACHINE = text(1024)
-_addresses = items(NAME, 64)
+_addresses = items(address(), 64)
 
 _STATE = one_of("ended", "missing", "timeout", "error")
 _SECTION_FACTS = {"state": _STATE, "rc": _exit_code, "seconds": SECONDS}

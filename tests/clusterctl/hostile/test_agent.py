@@ -121,6 +121,8 @@ def test_flood_holds_up_no_stop_and_fills_neither_memory_nor_disk(bench, message
         ({"type": "rank", "rank": 0, "pid": 9}, "it sends data of rank 0, which is not its own"),
         ({"type": "rank", "rank": 1, "pid": 9}, "rank 1 started twice"),
         (HELLO, "it reported twice that it is ready"),
+        ({**HELLO, "addresses": ["$(touch x)"]}, "addresses[0] should be an address"),
+        ({**HELLO, "addresses": ["-oProxyCommand=x"]}, "addresses[0] should be an address"),
         ({"type": "telemetry", "text": "{}\n", "at": 0, "end": 3}, "telemetry of a rank 0 that is not its own"),
         ({"type": "beat", "ranks": {"0": {"step": 1, "phase": "x", "age_s": 1}}}, "not its own"),
         ({"type": "log", "rank": "../../x", "text": "", "at": 0, "end": 0}, "rank should be a whole number"),
