@@ -293,6 +293,8 @@ def _features(
         if data.frame_interval > 1 and data.frame_spacing == "upstream":
             every = f"every {data.frame_interval}th frame of a clip"
             notes.append(f'features have {every}, as dataset.frame_spacing = "even" has')
+        limits = config.num_workers, config.dataset.clip_timeout_s
+        notes += features.check_clips(plan.manifest, plan.buckets, *limits)
         return notes
 
     for note in engine.run_on_rank0(check):

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer.data.features import index
+from trainer.data.features import clip_files, index
 from trainer.data.features.files import LATENTS, TEXTS, FeaturesError, damaged
 from trainer.data.features.units import Grid, Keys, find_units, frames_of, keys_of
 from trainer.data.manifest.manifest import Manifest
@@ -94,6 +94,24 @@ class Features:
                 f"the captions of {len(absent):,} clips, first that of "
                 f"{manifest.locate(row)} ({manifest.texts[row][:60]!r})"
             )
+
+    def check_clips(
+        self, manifest: Manifest, buckets: Buckets, workers: int, clip_timeout_s: float
+    ) -> list[str]:
+        """Raise FeaturesError when the clips are other files than those that were encoded, as far
+        as they are here; returns notes on what could not be compared."""
+        interval, ids = self.key["frames"]["frame_interval"], content_ids(manifest)
+        units = find_units(manifest, buckets, interval, self.grid)
+        limits = workers, clip_timeout_s, clip_files.SAMPLED
+        compared = clip_files.compare(manifest, units, ids, self.clips, *limits)
+        for row, how in compared.changed.items():
+            raise FeaturesError(
+                f"{self.folder} has features of other files than {len(compared.changed):,} of the "
+                f"{compared.looked_at:,} clips compared, first {manifest.locate(row)} ({how})",
+                hint=_MAKE.format(folder=self.folder) + " makes them again; features of another "
+                "data set need a folder of their own",
+            )
+        return compared.notes(self.folder)
 
     def lacks(self, what: str) -> FeaturesError:
         return FeaturesError(

@@ -16,7 +16,7 @@ from typing import Any
 from trainer.config.load import Config
 from trainer.data.features import files
 from trainer.data.features.cache import NETWORK_DTYPES
-from trainer.data.features.encode_plan import Options, inputs_of, shapes_of, work_of
+from trainer.data.features.encode_plan import Options, inputs_of, look_at_clips, shapes_of, work_of
 from trainer.data.features.files import DOCUMENT, JOB, LATENTS, TEXTS, FeaturesError
 from trainer.data.features.index import SCHEMA, read_document, write_index
 from trainer.data.features.key import Hashes, key_of, refuse_other
@@ -51,13 +51,17 @@ def prepare(
         if other is not None:
             _refuse(out, other["key"], key)
     if job is not None:
-        if job["inputs"] == inputs:
+        if {name: job["inputs"].get(name) for name in inputs} == inputs:
             return job
         # Other clips or buckets: what the unfinished job has made becomes part of the cache.
         made = [out / name for name, _, _ in shard_names(job) if (out / name).is_file()]
         _index(out, job, made, before)
         (out / JOB).unlink()
         before = read_document(out)
+    if before is not None:
+        inputs["changed"], notes = look_at_clips(config, manifest, out, before, options)
+        for note in notes:
+            print(note, file=sys.stderr)
     document = {
         "schema": SCHEMA,
         "job": before["job"] + 1 if before is not None else 1,

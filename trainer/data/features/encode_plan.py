@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.config.load import Config
-from trainer.data.features import index
+from trainer.data.features import clip_files, index
 from trainer.data.features.files import LATENTS, NUMBERS, STORED, TEXTS, FeaturesError
 from trainer.data.features.key import encoder_width
 from trainer.data.features.units import Grid, Units, cut, find_units, frames_of, unit_bytes
@@ -82,7 +82,8 @@ def work_of(config: Config, manifest: Manifest, out: Path, document: Mapping[str
         tables = index.read_index(out, before)
         bad = set() if inputs["retry_bad"] else set(index.bad_clips(before))
     frames, ids = frames_of(manifest.num_frames, interval, most), content_ids(manifest)
-    units = _missing(every, ids, frames, tables[LATENTS], bad)
+    changed = np.array(inputs.get("changed", ()), np.uint64)
+    units = _missing(every, ids, frames, tables[LATENTS], bad, changed)
     copies = 2 if latents["kind"] == index.POSTERIOR else 1
     sizes = unit_bytes(units, frames, grid, copies * np.dtype(NUMBERS[latents["dtype"]]).itemsize)
     first: dict[int, int] = {}
@@ -113,6 +114,8 @@ def foresee(config: Config, manifest: Manifest, out: Path, options: Options) -> 
         **shapes_of(config, options),
         "inputs": inputs_of(config, manifest, options),
     }
+    if before:
+        document["inputs"]["changed"], _ = look_at_clips(config, manifest, out, before, options)
     todo = work_of(config, manifest, out if before else Path("/nonexistent"), document)
     sizes: dict[str, list[int]] = {}
     for height, width, size in zip(todo.units.height, todo.units.width, todo.sizes, strict=True):
@@ -123,6 +126,26 @@ def foresee(config: Config, manifest: Manifest, out: Path, options: Options) -> 
     shards = f"{count:,} shard{'s' * (count != 1)}"
     lines.append(f"in all up to {todo.bytes / 1e9:,.3f} GB in {shards}")
     return "\n".join(lines)
+
+
+def look_at_clips(
+    config: Config, manifest: Manifest, out: Path, before: Mapping[str, Any], options: Options
+) -> tuple[list[int], list[str]]:
+    """Content ids of clips whose files are not those that the cache's latents were made of, and
+    notes for people."""
+    buckets = Buckets.parse(config.bucket_config, config.bucket_semantics)
+    interval, ids = config.dataset.frame_interval, content_ids(manifest)
+    units = find_units(manifest, buckets, interval, Grid.of(before["grid"]))
+    table = index.read_index(out, before)[LATENTS]
+    limits = options.workers, config.dataset.clip_timeout_s
+    compared = clip_files.compare(manifest, units, ids, table, *limits)
+    notes = compared.notes(out)
+    for row, how in list(compared.changed.items())[:1]:
+        notes.append(
+            f"{len(compared.changed):,} clips are other files now and are encoded again, first "
+            f"{manifest.locate(row)} ({how})"
+        )
+    return clip_files.changed_ids(ids, compared).tolist(), notes
 
 
 def inputs_of(config: Config, manifest: Manifest, options: Options) -> dict[str, Any]:
@@ -172,9 +195,11 @@ def _missing(
     frames: NDArray[np.int64],
     table: index.Table,
     bad: set[tuple[int, int, int]],
+    changed: NDArray[np.uint64],
 ) -> Units:
-    """Units with those of their chunks that are not there."""
-    streams = np.zeros(len(every), np.uint64)
+    """Units with those of their chunks that are not there, or are of other files."""
+    is_changed = np.isin(ids[every.rows], changed)
+    streams = np.where(is_changed, every.streams, np.uint64(0))
     for bit, places, _ in index.lacking(every, ids, frames, table):
         streams[places] |= np.uint64(1 << bit)
     for place in np.flatnonzero(streams).tolist() if bad else ():

@@ -14,6 +14,7 @@ import torch
 from trainer.config.load import Config
 from trainer.data.features import encode_work
 from trainer.data.features.cache import NETWORK_DTYPES
+from trainer.data.features.clip_files import FACTS
 from trainer.data.features.encode_plan import Options, Work
 from trainer.data.features.encode_work import Decoded, LatentMaker, Segment, ShardBuilder
 from trainer.data.features.files import LATENTS, TEXTS, FeaturesError
@@ -37,6 +38,7 @@ class _Clip:
 
     unit: int
     fps: float = 0.0
+    file: Sequence[int] = ()  # see file_identity.py
     parts: dict[int, list[torch.Tensor]] = field(default_factory=dict)
     error: str = ""
 
@@ -99,7 +101,9 @@ class Maker:
         for segment, pixels, reply in segments:
             if reply.error:
                 return _Clip(unit, error=reply.error)
-            clip.fps = reply.fps
+            if clip.file not in ((), reply.file):
+                return _Clip(unit, error="it was changed while it was read")
+            clip.fps, clip.file = reply.fps, reply.file
             for length in segment.lengths:
                 if maker.grid.count(length, pixels.shape[1]) == 0:
                     continue
@@ -145,7 +149,12 @@ class Maker:
             for length, parts in clip.parts.items():
                 values = torch.cat(parts)
                 chunks = {"key": self._key(clip.unit, length), "length": length}
-                times = {"frames": int(work.frames[row]), "count": len(values), "fps": clip.fps}
+                times: dict[str, Any] = {
+                    "frames": int(work.frames[row]),
+                    "count": len(values),
+                    "fps": clip.fps,
+                }
+                times |= zip(FACTS, clip.file, strict=True)
                 entry = f"{name}.{size['height']}x{size['width']}.{length}"
                 builder.add(entry, values, len(values), **size, **chunks, **times)
         self._bad += len(bad)

@@ -66,12 +66,12 @@ def decode_ahead(
 
 def _decode(pool: DecoderPool, segment: Segment, decoder: Decoder) -> Decoded:
     window = segment.window
-    shape = (3, window.frames, window.height, window.width)
+    asked = [(segment.path, window)], (3, window.frames, window.height, window.width)
 
     def read() -> Decoded:
-        pixels, (reply,) = decoder.decode([(segment.path, window)], shape)
+        pixels, (reply,) = decoder.decode(*asked, identify=True)
         if reply.error and not reply.storage_fails:  # a machine that was busy once
-            pixels, (reply,) = decoder.decode([(segment.path, window)], shape)
+            pixels, (reply,) = decoder.decode(*asked, identify=True)
         return segment, pixels[0], reply
 
     # An outage must not leave a clip out of all epochs.
@@ -160,7 +160,7 @@ class ShardBuilder:
 
     def write(self, path: Path, **meta: Any) -> None:
         table = [
-            Piece.of(f"index.{name}", [entry[name] for entry in self._entries], dtype)
+            Piece.of(f"index.{name}", [entry.get(name, 0) for entry in self._entries], dtype)
             for name, dtype in COLUMNS[self._kind].items()
         ]
         table.append(Piece.of("index.crc", self._crcs, "U32"))

@@ -26,11 +26,14 @@ COLUMNS = {
     LATENTS: {
         "key": "U64",
         "crc_at": "I64",
+        **dict.fromkeys(("bytes", "mtime"), "I64"),  # of the clip's file, 0: not kept
+        "file": "U64",  # a hash of it
         **dict.fromkeys(("height", "width", "length", "frames", "count"), "I32"),
         "fps": "F32",
     },
     TEXTS: {"key": "U64", "crc_at": "I64", "count": "I32"},
 }
+_LATER = ("bytes", "mtime", "file")  # columns that caches from before lack
 _OWN_FILE = re.compile(r"[\w-]+\.safetensors")
 _ANEW = "encode into another folder"
 _PLACES = {"shard": "I32", "offset": "I64"}
@@ -107,7 +110,7 @@ def write_index(folder: Path, document: Mapping[str, Any], shards: Sequence[Path
         kind = str(header.meta.get("kind"))
         if kind not in COLUMNS:
             raise damaged(path, f"it holds {kind}")
-        columns = {n: np.array(header.array(path, f"index.{n}")) for n in COLUMNS[kind]}
+        columns = {n: np.array(_column(header, path, "index", kind, n)) for n in COLUMNS[kind]}
         columns["crc_at"] = columns["crc_at"] + sum(map(len, crcs[kind]))
         columns["shard"] = np.full(len(columns["key"]), number, np.int32)
         tensors = header.tensors.items()
@@ -149,6 +152,13 @@ def write_index(folder: Path, document: Mapping[str, Any], shards: Sequence[Path
     for old in folder.glob("index-*.safetensors"):
         if old != index:
             old.unlink()
+
+
+def _column(header: files.Header, path: Path, table: str, kind: str, name: str) -> NDArray[Any]:
+    """A column of a shard's table or of the index; zeros where it came later than the file."""
+    if name in _LATER and f"{table}.{name}" not in header.tensors:
+        return np.zeros(len(header.array(path, f"{table}.key")), NUMBERS[COLUMNS[kind][name]])
+    return header.array(path, f"{table}.{name}")
 
 
 def read_document(folder: Path) -> dict[str, Any] | None:
@@ -204,7 +214,7 @@ def read_index(folder: Path, document: Mapping[str, Any]) -> dict[str, Table]:
         raise damaged(path, "its bytes are not those that were written")
     tables = {}
     for kind, names in COLUMNS.items():
-        columns = {n: header.array(path, f"{kind}.{n}") for n in {**names, **_PLACES}}
+        columns = {n: _column(header, path, kind, kind, n) for n in {**names, **_PLACES}}
         tables[kind] = Table(columns, header.array(path, f"{kind}.crc"))
         shards = columns["shard"]
         fits = {column.shape for column in columns.values()} == {(len(shards),)}

@@ -83,6 +83,7 @@ class Reply:
     cpu_s: float = 0.0  # in the helper
     memory_bytes: int = 0  # the helper's peak resident memory so far
     storage_fails: bool = False  # the error is of the file system, not of this clip
+    file: Sequence[int] = ()  # which one it was, where that is asked for: file_identity.py
     gone: str = ""  # the folder that is missing, where that is the error
     in_window: bool = False  # other windows of the clip may be good
 
@@ -112,9 +113,10 @@ class Decoder:
         shape_CTHW: tuple[int, int, int, int],
         deadline: float = math.inf,
         out: NDArray[Any] | Sequence[NDArray[Any]] | None = None,
+        identify: bool = False,
     ) -> tuple[Any, list[Reply]]:
         """Pixels [N, C, T, H, W] and a reply for each (path, Window), in order. `out` says where
-        each clip's pixels go. The pixels of a clip with an error are undefined. Clips not done by
+        each clip's pixels go. With `identify` replies say which file it was. The pixels of a clip with an error are undefined. Clips not done by
         `deadline` (time.monotonic) have errors. Raises DecoderBroken when no helper runs, when too
         many hang in a dead file system, or after `abort`."""
         dtype = clips[0][1].dtype if clips else np.dtype(np.uint8)
@@ -140,6 +142,7 @@ class Decoder:
                         continue
                     at = (turn + len(sent)) % _AHEAD * clip_bytes
                     own = {"window": window, "at": at, "has_read": self.has_read}
+                    own |= {"identify": True} if identify else {}
                     self._send({"path": path, **own})
                     sent.append(todo.popleft())
                 if not sent:

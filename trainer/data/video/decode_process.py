@@ -123,7 +123,11 @@ class _SharedPixels:
 def _answer_to(
     request: dict[str, Any], shared: _SharedPixels, cache: ClipCache, video: Any
 ) -> dict[str, Any]:
+    from trainer.data.video.file_identity import identify, identify_all  # it needs PyAV
+
     path = request["path"]
+    if request.get("what") == "identify":
+        return {"files": identify_all(request["paths"], request["known"])}
     if "what" in request:
         facts_of = {"probe": video.probe, "check": video.check}[request["what"]]
         return asdict(facts_of(path))
@@ -131,7 +135,8 @@ def _answer_to(
     shape = (3, window.frames, window.height, window.width)
     pixels = shared.view(request["at"], math.prod(shape), window.dtype).reshape(shape)
     if not cache.limit_bytes:
-        return {"fps": video.read_window(path, window, pixels)}
+        file = {"file": identify(path)} if request.get("identify") else {}
+        return {"fps": video.read_window(path, window, pixels), **file}
     facts = video.check_regular(path)
     key = (path, facts.st_mtime_ns, facts.st_size, window)
     if (found := cache.get(key)) is None:
