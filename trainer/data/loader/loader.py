@@ -177,12 +177,14 @@ class Loader:
             cursor = cursor.next_epoch()
         here, need = self.cursor, self.world * self.each
         count = max(0, len(self.plan.epoch(here.epoch)) - here.consumed)
+        unplaced = self.plan.unplaced()
         error = TooFewClips(
             f"epoch {here.epoch} has {count} microbatches{' left' if here.consumed else ''}, "
             f"{self.world} ranks need {need} for a step, and none of the next {_EMPTY} epochs has "
-            "as many",
-            hint="smaller batch sizes in bucket_config, fewer ranks or accumulation_steps, "
-            "or more clips",
+            "as many" + (f": {unplaced}" if unplaced else ""),
+            hint=("shorter or smaller buckets in bucket_config, " if unplaced else "")
+            + "smaller batch sizes in bucket_config, fewer ranks or accumulation_steps, or more "
+            "clips; python -m trainer.data stats MANIFEST CONFIG counts them",
         )
         error.on_all_ranks = True
         raise error

@@ -129,16 +129,22 @@ class Database:
         self.all(f"CREATE VIEW {name} AS {query}")
         return name
 
-    def add(self, path: Path, required: Sequence[str] = (), root: Path | None = None) -> Source:
+    def add(
+        self,
+        path: Path,
+        required: Sequence[str] = (),
+        root: Path | None = None,
+        others: Mapping[str, str] | None = None,
+    ) -> Source:
         """A view of a manifest; its relative paths start in its folder, or in `root`. Raises
-        ManifestError as `open_table` does."""
-        with contextlib.closing(open_table(path, required)) as table:
+        ManifestError as `open_table` does, which has `others`."""
+        with contextlib.closing(open_table(path, required, others)) as table:
             if isinstance(table, CsvTable):
                 source = self._add_csv(table)
             else:
                 source = self._add_parquet(table)
         folder = root.resolve() if root is not None else folder_of(path)
-        return replace(source, folder=str(folder), normal=self._normal)
+        return replace(source, folder=str(folder), normal=self._normal, others=others)
 
     @cached_property
     def _normal(self) -> str:

@@ -23,7 +23,6 @@ NUMBERS = ("num_frames", "height", "width")
 PROBED = (*NUMBERS, "aspect_ratio", "fps", "resolution")  # what `probe` adds
 REQUIRED = ("path", "text", *NUMBERS)
 COLUMNS = (*REQUIRED, "aspect_ratio", "fps", "resolution")  # as `probe` writes them
-_MADE_BY = dict.fromkeys(PROBED, "probe") | {"file_size": "probe --file-size", "check": "check"}
 SUFFIXES = (".csv", ".parquet")
 MAX_WRONG_ROWS = 100
 FIELD_LIMIT = 1 << 24  # characters of a cell: a quote that is never closed must not eat the memory
@@ -112,18 +111,3 @@ def check_suffix(path: Path) -> None:
     if path.suffix not in SUFFIXES:
         kinds = " or ".join(SUFFIXES)
         raise ManifestError(f"{path}: a manifest is {kinds}, not {path.suffix or 'this'}")
-
-
-def require(source: Path, names: Sequence[str], required: Sequence[str]) -> None:
-    """Raise ManifestError for the first missing or doubled column."""
-    for name in required:
-        if name not in names:
-            more = f"it has {', '.join(names)[:300]}"
-            if name in _MADE_BY:
-                more = f"make it with python -m trainer.data {_MADE_BY[name]}"
-            elif name in ("path", "text"):
-                more = "path and text are yours to give"
-            raise ManifestError(f"{source}: no column {name!r}; {more}")
-    for name in names:
-        if list(names).count(name) > 1:
-            raise ManifestError(f"{source}: column {name!r} appears twice")

@@ -104,7 +104,8 @@ class Rewrite:
 
     def add(self, path: Path, required: Sequence[str] = (), named: bool = False) -> Source:
         """A source; its wrong rows count, with the name of the file where there are several."""
-        source = self.database.add(path, required, self.args.root)
+        others = getattr(self.args, "columns", None)
+        source = self.database.add(path, required, self.args.root, others)
         prefix = f"{path.name}: " if named else ""
         self.is_one_file &= not named
         self._leave_out([WrongRow(row.line, prefix + row.reason) for row in source.wrong])
@@ -286,7 +287,7 @@ def rewriting(
 
 def _arrow(columns: Columns) -> Iterator[pa.RecordBatch]:
     """Rows of a parquet file with the file's own types; without columns that it does not have."""
-    with closing(open_table(columns.source.path)) as table:
+    with closing(open_table(columns.source.path, others=columns.source.others)) as table:
         assert isinstance(table, ParquetTable)
         names = [name for name in columns.names if name in table.names]
         for batch in table.batches(BATCH_ROWS):

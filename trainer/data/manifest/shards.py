@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from trainer.data.manifest.columns import require
 from trainer.data.manifest.manifest import (
     NUMBERS,
     REQUIRED,
@@ -20,7 +21,6 @@ from trainer.data.manifest.manifest import (
     Manifest,
     ManifestError,
     WrongRow,
-    require,
 )
 from trainer.data.manifest.row_check import RowCheck
 from trainer.data.manifest.table_io import first_line

@@ -8,7 +8,7 @@ VARCHAR and stay the text they are.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -70,6 +70,7 @@ class Source:
     is_escaped: bool = False
     schema: pa.Schema | None = None  # of a parquet file
     folder: str = ""  # where relative paths start
+    others: Mapping[str, str] | None = None  # names in the file -> ours
     normal: str = ""  # a function that gives absolute paths one spelling
 
     @property

@@ -8,17 +8,12 @@ from __future__ import annotations
 
 import csv
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.data.manifest.manifest import (
-    FIELD_LIMIT,
-    ManifestError,
-    WrongRow,
-    check_suffix,
-    require,
-)
+from trainer.data.manifest.columns import check_bytes, renamed, require
+from trainer.data.manifest.manifest import FIELD_LIMIT, ManifestError, WrongRow, check_suffix
 
 _BLOCK_BYTES = 1 << 18  # of a csv in hand, beside the rows
 
@@ -34,14 +29,22 @@ def column_type(name: str) -> Any:
     return pa.string() if name in ("path", "text", "check") else None
 
 
-def open_table(source: Path, required: Sequence[str] = ()) -> CsvTable | ParquetTable:
-    """Raises ManifestError for a file that is missing, of another kind or without a column."""
+def open_table(
+    source: Path, required: Sequence[str] = (), others: Mapping[str, str] | None = None
+) -> CsvTable | ParquetTable:
+    """Raises ManifestError for a file that is missing, of another kind or without a column.
+    `others` are names of columns in the file, and ours for them."""
     check_suffix(source)
     try:
-        table = (CsvTable if source.suffix == ".csv" else ParquetTable)(source)
+        check_bytes(source)
+        table: CsvTable | ParquetTable = (CsvTable if source.suffix == ".csv" else ParquetTable)(
+            source
+        )
     except OSError as error:
         raise ManifestError(f"{source}: {error.strerror or error}") from None
     try:
+        if others:
+            table.rename(others)
         require(source, table.names, required)
     except ManifestError:
         table.close()
@@ -161,6 +164,10 @@ class CsvTable:
         line = self._held[self._reader.line_num - 1 - self._held_after]
         return line.decode("utf-8", "surrogateescape")
 
+    def rename(self, others: Mapping[str, str]) -> None:
+        """Give columns our names."""
+        self.names = tuple(renamed(self.source, self.names, others))
+
     def close(self) -> None:
         self._file.close()
 
@@ -208,6 +215,7 @@ class ParquetTable:
             [field.with_type(kind) for field, kind in zip(fields, plain, strict=True)]
         )
         self.names = tuple(self.schema.names)
+        self._in_file: dict[str, str] = {}  # our name -> the file's, where they differ
         self.rows = int(self._file.metadata.num_rows)
 
     def _unreadable(self, error: BaseException) -> ManifestError:
@@ -218,9 +226,11 @@ class ParquetTable:
         import pyarrow as pa
 
         try:
-            for batch in self._file.iter_batches(rows, columns=names):
+            own = None if names is None else [self._in_file.get(name, name) for name in names]
+            ours = {other: name for name, other in self._in_file.items()}
+            for batch in self._file.iter_batches(rows, columns=own):
                 batch.validate(full=True)  # says which strings are not UTF-8
-                fields = [self.schema.field(name) for name in batch.schema.names]
+                fields = [self.schema.field(ours.get(n, n)) for n in batch.schema.names]
                 arrays = map(self._plain, batch.columns, fields)
                 yield pa.RecordBatch.from_arrays(list(arrays), schema=pa.schema(fields))
         except (pa.ArrowException, OSError) as error:
@@ -238,6 +248,15 @@ class ParquetTable:
                 f"{self.source}: column {field.name!r} is {array.type} and cannot be read as text: "
                 f"{first_line(error)}"
             ) from None
+
+    def rename(self, others: Mapping[str, str]) -> None:
+        """Give columns our names."""
+        import pyarrow as pa
+
+        self.names = tuple(renamed(self.source, self.names, others))
+        fields = zip(self.names, self.schema, strict=True)
+        self.schema = pa.schema([one.with_name(name) for name, one in fields])
+        self._in_file = {ours: other for other, ours in others.items()}
 
     def close(self) -> None:
         self._file.close()

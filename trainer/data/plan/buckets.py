@@ -193,12 +193,14 @@ class Buckets:
             unplaced = _without(unplaced, found, rows)
         return chosen
 
+    def frames_needed(self, frames: int, interval: int) -> int:
+        """Frames that a clip must have for a bucket of more than one frame."""
+        return frames * interval + (self.semantics != "open-sora-2")
+
     def _is_long_enough(self, length: Ints, frames: int, interval: int) -> NDArray[np.bool_]:
         if frames == 1:
             return length == 1
-        if self.semantics == "open-sora-2":
-            return length // interval >= frames
-        return length > frames * interval
+        return length >= self.frames_needed(frames, interval)
 
     def _by_resolution(self) -> list[tuple[Resolution, list[tuple[int, Slot]]]]:
         groups = itertools.groupby(enumerate(self.slots), key=lambda item: item[1].resolution.name)

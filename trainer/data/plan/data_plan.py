@@ -23,6 +23,7 @@ from trainer.data.manifest.places import is_spelled_in_one_way, whole_path
 from trainer.data.manifest.shared import Ranks, once
 from trainer.data.plan.balance import Balance
 from trainer.data.plan.buckets import Bucket, Buckets, Ints, Keys, bits
+from trainer.data.plan.unplaced import unplaced
 
 SCHEMA = 2  # goes up when the same inputs give another order
 _CLIPS, _ORDER, _CONTENT = 1, 2, 6  # words that keep draws apart, see buckets.bits
@@ -163,6 +164,11 @@ class DataPlan:
         root = str(self.manifest.root)
         files = hashes_of(whole_path(root, path) for path in self.manifest.paths)
         return np.isin(files, files[kept])
+
+    def unplaced(self) -> str:
+        """Why clips have no place in any epoch, as words; "" where all have one in some epoch."""
+        reasons = unplaced(self.manifest, self.buckets, self.frame_interval)
+        return f"of {len(self.manifest):,} clips {', '.join(reasons)}" if reasons else ""
 
     def keys(self, rows: Ints) -> Keys:
         """What random draws about these rows are made of."""

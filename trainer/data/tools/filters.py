@@ -25,9 +25,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.data.manifest.arrow_types import fields_of, value
+from trainer.data.manifest.columns import require
 from trainer.data.manifest.database import Database
 from trainer.data.manifest.left_out import add_options
-from trainer.data.manifest.manifest import ManifestError, require
+from trainer.data.manifest.manifest import ManifestError
 from trainer.data.manifest.rewrite import Rewrite, Rows, rewriting
 from trainer.data.manifest.row_check import floats
 from trainer.data.manifest.sql import Source, escaped, identifier, quoted, unescaped

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from trainer.data.manifest.columns import parse_names
 from trainer.data.manifest.computed import compute
 from trainer.data.manifest.left_out import add_options
 from trainer.data.manifest.manifest import COLUMNS, PROBED
@@ -31,6 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", type=Path, help="csv or parquet with the columns path and text")
     parser.add_argument("out", type=Path, help="manifest to write, csv or parquet")
     parser.add_argument(
+        "--columns",
+        type=parse_names,
+        metavar="OURS=THEIRS,…",
+        help="columns that have other names in SOURCE, as in path=video,text=caption",
+    )
+    parser.add_argument(
         "--file-size", action="store_true", help="also a column file_size, in bytes"
     )
     add_pool_options(parser, 30.0)
@@ -41,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
     """Probe every file; sizes are those after the container's rotation."""
     added = [*PROBED, SIZE] if args.file_size else [*PROBED]
     arguments = {"root": str(args.root or ""), "file_size": args.file_size}
+    arguments |= {"columns": args.columns} if args.columns else {}
 
     folder = args.root or args.source.resolve().parent
 

@@ -52,7 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     option("data", help=f"manifest (csv or parquet), or {' or '.join(STAND_INS)}")
     option("config", help="training config, a file or a short name")
-    option("--ranks", type=whole(1), default=192, help="default 192")
+    ranks = "ranks of a run (%(default)s)"
+    option("--ranks", "--world", type=whole(1), default=192, metavar="N", help=ranks)
     option("--windows", type=whole(), nargs="+", default=list(_WINDOWS), metavar="STEPS")
     each = "microbatches a rank and step"
     option("--accumulate", type=whole(1), nargs="*", default=[], metavar="N", help=each)
@@ -116,7 +117,9 @@ def simulate(
     cells = plan.epoch(epoch).cells
     if len(cells) < ranks:
         raise DataStateError(
-            f"epoch {epoch} has {len(cells)} microbatches, {ranks} ranks need more"
+            f"epoch {epoch} has {len(cells)} microbatches, {ranks} ranks need {ranks} for a step"
+            + (f": {unplaced}" if (unplaced := plan.unplaced()) else ""),
+            hint="--ranks N: as many ranks as the run will have (192 unless given)",
         )
     seconds = np.array(_costs(plan.buckets.cells, config, cached)) / peak
     known = classes(seconds.tolist())

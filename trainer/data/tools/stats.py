@@ -1,7 +1,7 @@
 """`stats`: what is in a manifest, and what a training config makes of it.
 
 python -m trainer.data stats manifest.csv
-python -m trainer.data stats manifest.csv stage1 --world 192 --epochs 3 --picture stats.png
+python -m trainer.data stats manifest.csv stage1 --ranks 192 --epochs 3 --picture stats.png
 """
 
 from __future__ import annotations
@@ -65,7 +65,15 @@ class Stats:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("manifest", type=Path, help="csv, parquet or a folder of shards")
     parser.add_argument("config", nargs="?", help="training config, a file or a short name")
-    parser.add_argument("--world", type=whole(1), default=1, help="ranks (%(default)s)")
+    parser.add_argument(
+        "--ranks",
+        "--world",
+        dest="world",
+        type=whole(1),
+        default=1,
+        metavar="N",
+        help="ranks of a run (%(default)s)",
+    )
     parser.add_argument("--epoch", type=whole(), default=0, help="first epoch (%(default)s)")
     parser.add_argument("--epochs", type=whole(1), default=1, help="how many (%(default)s)")
     parser.add_argument("--picture", type=Path, metavar="PNG", help="draw histograms")
@@ -149,7 +157,11 @@ def _with_config(manifest: Manifest, args: argparse.Namespace) -> Stats:
         | {"microbatches": use.microbatches, "left_out": use.left_out}
         for use in first
     )
-    warnings = tuple(warnings_of(first, plan.buckets, epochs))
+    unplaced = plan.unplaced()
+    warnings = (
+        *([f"{unplaced}: never trained on"] if unplaced else []),
+        *warnings_of(first, plan.buckets, epochs),
+    )
     return replace(describe(manifest), epochs=tuple(epochs), buckets=used, warnings=warnings)
 
 

@@ -1,0 +1,81 @@
+"""Tables as other people publish them: what they are is said, and their columns can be named."""
+
+import csv
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.trainer.data.clips import write_clip
+from tests.trainer.data.tables import rows_of
+from trainer.data.manifest.manifest import ManifestError
+from trainer.data.manifest.read import read_manifest
+
+OPENVID = (
+    "video,caption,aesthetic score,frame,fps,seconds\n"
+    'a.mp4,"A man says ""hello, world"", then leaves.",5.1,20,24.0,0.8\n'
+    'b.mp4,"line one\nline two",4.9,30,24.0,1.2\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (OPENVID, ["no column 'path'; it has 'video', 'caption'", "--columns path=video,text=caption"]),
+        ("path;text\na.mp4;a red, round ball\n", ["separated by semicolons"]),
+        ("path\ttext\na.mp4\tx\n", ["separated by tabs"]),
+        ("a.mp4,a red ball\nb.mp4,a blue ball\n", ["first line looks like a clip"]),
+        ("videoid,contentUrl,page_dir,name\n1,https://x/1.mp4,001,a man\n",
+         ["--columns path=COLUMN,text=name"]),
+        ("path,words\na.mp4,x\n", ["no column 'text'", "--columns text=COLUMN"]),
+        ("version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 9\n",
+         ["is a git-lfs pointer", "git lfs pull"]),
+        ("path,text\na.mp4,x\n".encode("utf-16"), ["not UTF-8 (it looks like UTF-16)", "iconv"]),
+        ("path,text\na.mp4,x\n".encode("utf-16-le"), ["not UTF-8 (it looks like UTF-16)"]),
+        ("path,text\na.mp4,x\n", ["no column 'num_frames'; make it with python -m trainer.data probe"]),
+    ],
+)  # fmt: skip
+def test_a_table_that_is_none_of_ours_is_said_to_be_what_it_is(tmp_path, text, said):
+    source = tmp_path / "m.csv"
+    source.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ManifestError) as caught:
+        read_manifest(source)
+    for part in said:
+        assert part in caught.value.full_text()
+
+
+@pytest.fixture
+def clips(tmp_path):
+    for name in ("a", "b"):
+        write_clip(tmp_path / f"{name}.mp4", 9, threads="1", preset="ultrafast")
+    (tmp_path / "o.csv").write_text(OPENVID)
+    rows = list(csv.DictReader(OPENVID.splitlines(keepends=True)))
+    table = {name: [row[name] for row in rows] for name in rows[0]}
+    pq.write_table(pa.table(table), tmp_path / "o.parquet")
+    return tmp_path
+
+
+@pytest.mark.parametrize("source", ["o.csv", "o.parquet"])
+@pytest.mark.parametrize("out", ["m.csv", "m.parquet", "in/m.parquet"])
+def test_probe_takes_columns_of_other_names(clips, do, source, out):
+    (clips / "in").mkdir()
+    assert do(f"probe {source} {out} --columns path=video,text=caption --workers 1 -q") == 0
+    made = read_manifest(clips / out)
+    assert [text.split()[0] for text in made.texts] == ["A", "line"]
+    assert made.num_frames.tolist() == [9, 9]
+    assert (clips / made.locate(1)).resolve() == clips / "b.mp4"
+    if out == "m.csv":
+        assert rows_of(clips / out)[1]["aesthetic score"] == "4.9"
+        assert "video" not in rows_of(clips / out)[0]
+
+
+@pytest.mark.parametrize("words", ["path", "path=", "path=video,path=caption", "=video"])
+def test_wrong_names_of_columns_are_refused(clips, do, words, capsys):
+    with pytest.raises(SystemExit):
+        do(f"probe o.csv m.csv --columns {words}")
+    assert "is not OURS=THEIRS" in capsys.readouterr().err
+
+
+def test_a_column_that_is_not_there_is_named_with_those_that_are(clips, do, capsys):
+    assert do("probe o.csv m.csv --columns path=file,text=caption") == 2
+    assert "no column 'file'; it has 'video', 'caption'" in capsys.readouterr().err
