@@ -11,6 +11,7 @@ ratio of 0 keeps the frames as they are, 1 makes new ones.
 
 from __future__ import annotations
 
+import shlex
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -159,6 +160,11 @@ class ReferenceFiles:
 
 
 def _require_usable(path: str, where: str, error: str | None) -> None:
+    if error and "://" in path:
+        raise ConfigError(
+            f"{where}: the reference {path} is a URL, and files only are read",
+            hint=f"curl -LO {shlex.quote(path)}, then name the file",
+        )
     if error:
         raise ConfigError(f"{where}: the reference {path} cannot be used: {error}")
 
@@ -175,17 +181,28 @@ class ReferenceReader:
     def read(
         self, path: str, index: int, groups: Sequence[Group], align: int, where: str
     ) -> Tensor:
-        """Latent [C, T, H, W] in fp32 of file `index`, as far as the groups reach into it."""
+        """Latent [C, T, H, W] in fp32 of file `index`, zeros where no group reaches: what lies
+        before and behind the chunks in use is not decoded."""
         mine = [group for group in groups if group.reference == index]
         total = self.files.length(path, where)
-        if all(group.reference_start >= 0 for group in mine):
-            # Up to the end of the last chunk in use: what comes later changes nothing before it.
-            last = max((group.reference_start + group.length for group in mine), default=1)
-            total = min(total, frames_of(self.vae, -(-(last + align) // align) * align))
+        have = self.vae.latent_size((total, 64, 64))[0]
+        what = f"{where}: reference start"
+        starts = [_start(group.reference_start, have, align, what) for group in mine] or [0]
+        # Whole chunks of the VAE: nothing before and behind those in use changes them.
+        last = max([s + g.length for s, g in zip(starts, mine, strict=False)], default=1)
+        total = min(total, frames_of(self.vae, -(-(last + align) // align) * align))
+        chunk, skipped = getattr(self.vae, "micro_frame_size", None), 0
+        if chunk:
+            skipped = min(starts) // chunk_of(self.vae)
+        first = skipped * (chunk or 0)
         settings = self.settings
-        window = Window(0, total, 1, settings.height, settings.width, 1, settings.resize)
+        size = settings.height, settings.width, 1, settings.resize
+        window = Window(first, total - first, 1, *size, is_fixed=True)
         pixels = self.files.frames(path, window, where)
-        return self.encode(to_signed(torch.from_numpy(pixels).to(self.device)))
+        z_CTHW = self.encode(to_signed(torch.from_numpy(pixels).to(self.device)))
+        before = skipped * chunk_of(self.vae)
+        behind = have - before - z_CTHW.shape[1]
+        return torch.nn.functional.pad(z_CTHW, (0, 0, 0, 0, before, behind))
 
     @torch.no_grad()
     def encode(self, video_CTHW: Tensor) -> Tensor:

@@ -14,15 +14,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.trainer.data.clips import write_clip
 from tests.trainer.infer.infer_run import make_run
 from tests.trainer.models.tiny_vae import tiny_vae
 from trainer.components import Parts, build_parts
 from trainer.config import load as configuration
+from trainer.data.video.decode import Window
 from trainer.data.video.mp4 import write_mp4
 from trainer.errors import ConfigError
 from trainer.infer.conditions import (
     Group,
     ReferenceFiles,
+    ReferenceReader,
     chunk_of,
     frames_of,
     parse_strategy,
@@ -254,6 +257,41 @@ def test_conditions_go_through_open_soras_vae_in_whole_chunks(
     carried = vae.encode_posterior(first_video).mean[:, :, -5:]
     assert torch.allclose(second[:, :, :5], carried, atol=1e-4)
     assert not torch.allclose(second[:, :, 5:], first[:, :, 5:], atol=1e-2)
+
+
+def test_a_reference_counted_from_the_end_is_read_from_there(
+    small: tuple[Parts, Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was decoded and encoded from its first frame on."""
+    path = str(write_clip(tmp_path / "long.mp4", 70, threads="1", preset="ultrafast"))
+    vae = tiny_vae()
+    settings = replace(small[1], height=16, width=24)
+    reader = ReferenceReader(vae, settings, torch.device("cpu"))
+    windows: list[Window] = []
+    real = ReferenceFiles.frames
+
+    def frames(self: ReferenceFiles, path: str, window: Window, where: str) -> Any:
+        windows.append(window)
+        return real(self, path, window, where)
+
+    monkeypatch.setattr(ReferenceFiles, "frames", frames)
+    noise = torch.zeros(4, 20, 2, 3)
+    with closing(reader.files):
+        for strategy in ("0,0,-5,0,5,0", "0,0,-9,0,5,0;0,0,5,10,5,0", "0,0,3,0,4,0"):
+            groups = parse_strategy(strategy, "prompt 1", 1)
+            part = reader.read(path, 0, groups, 5, "prompt 1")
+            read = windows.pop()
+            whole = reader.read(path, 0, [Group(0, 0, 0, 0, 20, 0.0), *groups], 5, "prompt 1")
+            windows.pop()
+            placed = [
+                place_references(noise.clone(), [z], groups, 0, 5, "prompt 1")[0]
+                for z in (part, whole)
+            ]
+            torch.testing.assert_close(placed[0], placed[1], atol=1e-5, rtol=0.0)
+            if strategy == "0,0,-5,0,5,0":
+                assert (read.start, read.frames) == (51, 19)  # 3 chunks of 17 are not read
+        with pytest.raises(ConfigError, match="is a URL, and files only are read"):
+            reader.files.length("https://host/a.mp4", "prompt 1")
 
 
 def vars_of(config: Any) -> dict[str, Any]:

@@ -132,7 +132,7 @@ class Maker:
                 )
                 for lengths, first, stop in cuts:
                     times = first * interval, stop - first, interval
-                    window = Window(*times, *size, stated, resize)
+                    window = Window(*times, *size, stated, resize, is_fixed=True)
                     yield Segment(place, unit, manifest.locate(row), lengths, first, window)
 
     def _write_latents(self, shard: Shard, clips: Sequence[_Clip]) -> None:

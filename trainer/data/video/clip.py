@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.data.video.decode import Window
-from trainer.data.video.scale import Put, put
+from trainer.data.video.scale import Put, Turn, put
 
 # libavformat looks in the streams' first frames for what an mp4's header says already: 15 of the
 # 17 CPU ms that opening a 720p clip takes. With these options it looks at nothing.
@@ -79,6 +79,14 @@ class ClipFacts:
     bytes: int
 
 
+class _Shorter(Exception):
+    """The file has fewer frames than the window ends at."""
+
+    def __init__(self, frames: int) -> None:
+        super().__init__()
+        self.frames = frames
+
+
 class _CannotSeek(Exception):
     """The times are unknown, or the first frame after the seek is behind the window."""
 
@@ -97,17 +105,41 @@ def read_window(path: str, window: Window, out_CTHW: NDArray[Any]) -> float:
                 with _refusing():
                     read_still(path, window, out_CTHW[:, 0])
                 return 0.0
-        if path.lower().endswith(_INDEXED):
-            try:
-                return _read(path, window, out_CTHW, seek=True, quick=True)
-            except (_CannotSeek, ClipError):
-                pass  # the careful way below reports what is wrong
         try:
-            return _read(path, window, out_CTHW, seek=window.start > 0, quick=False)
-        except _CannotSeek:  # its index is wrong; counting from the first frame is always right
-            return _read(path, window, out_CTHW, seek=False, quick=False)
+            return _read_somehow(path, window, out_CTHW)
+        except _Shorter as error:
+            return _read_somehow(path, _moved(window, error.frames), out_CTHW)
+    except _Shorter as error:
+        raise _too_short(window, error.frames) from None
     except MemoryError:
         raise ClipError("needs more memory than dataset.worker_memory_mb allows") from None
+
+
+def _read_somehow(path: str, window: Window, out_CTHW: NDArray[Any]) -> float:
+    if path.lower().endswith(_INDEXED):
+        try:
+            return _read(path, window, out_CTHW, seek=True, quick=True)
+        except (_CannotSeek, ClipError):
+            pass  # the careful way below reports what is wrong
+    try:
+        return _read(path, window, out_CTHW, seek=window.start > 0, quick=False)
+    except _CannotSeek:  # its index is wrong; counting from the first frame is always right
+        return _read(path, window, out_CTHW, seek=False, quick=False)
+
+
+def _moved(window: Window, frames: int) -> Window:
+    """A window for a file with fewer frames than the manifest says: at a start of upstream's choice
+    for as many. Tools that count frames by the container's header count those that an edit list
+    hides. Raises ClipError where no start fits."""
+    span = window._replace(start=0).places[-1] + 1
+    if window.is_fixed or not span <= frames < window.expected:
+        raise _too_short(window, frames)
+    choices = max(1, frames - window.frames * window.interval)
+    return window._replace(start=window.start % choices, expected=frames)
+
+
+def _too_short(window: Window, frames: int) -> ClipError:
+    return ClipError(f"has {frames} frames, the manifest says {window.expected}")
 
 
 def probe(path: str) -> ClipFacts:
@@ -116,7 +148,7 @@ def probe(path: str) -> ClipFacts:
         index = _index(stream)
         # One pass: after a seek image2 (.jpg) gives no packet, and raw streams have no seek.
         first, packets = None, 0
-        for packet in container.demux(stream):
+        for packet in _decodable(container.demux(stream)):
             packets += bool(packet.size and not packet.is_discard)
             if first is None:
                 first = next(iter(packet.decode()), None)
@@ -141,7 +173,7 @@ def _facts(path: str, stream: Any, frames: int, first: Any) -> ClipFacts:
     if first is None:
         raise ClipError("no frame")
     height, width = first.height, first.width
-    if first.rotation % 180:
+    if Turn.of(first).swaps_sides:
         height, width = width, height
     fps = float(stream.average_rate or 0)
     return ClipFacts(frames, height, width, fps, check_regular(path).st_size)
@@ -183,11 +215,27 @@ def _opened(path: str, quick: bool = False) -> Iterator[tuple[Any, Any]]:
             raise ClipError("a playlist of other files, not a clip")
         if not container.streams.video:
             raise ClipError("no video stream")
+        if len(container.streams.video) > 1 and _is_tiled(path):
+            raise ClipError("a picture in tiles, of which only one would be read: save it as one")
         stream = container.streams.video[0]
         stream.codec_context.thread_type = "NONE"
         stream.codec_context.thread_count = 1
         with _refusing(DamagedWindow):
             yield container, stream
+
+
+def _is_tiled(path: str) -> bool:
+    """Whether a picture (AVIF, HEIC) is put together of others: FFmpeg gives each as a stream, and
+    PyAV not the order in which they stand."""
+    with Path(path).open("rb") as file:
+        while len(head := file.read(8)) == 8:  # the boxes of ISO/IEC 14496-12
+            size, kind = int.from_bytes(head[:4], "big"), head[4:]
+            if kind == b"meta":
+                return b"grid" in file.read(min(size, 1 << 20) - 8)
+            if size < 8:
+                break
+            file.seek(size - 8, os.SEEK_CUR)
+    return False
 
 
 class _Index(NamedTuple):
@@ -206,16 +254,32 @@ def _index(stream: Any) -> _Index | None:
     return _Index(pairs[:, 0], len(pairs) - int(pairs[:, 1].sum()))
 
 
+def _decodable(packets: Iterator[Any]) -> Iterator[Any]:
+    """Without what stands before the first keyframe, where there is one: a recording that begins
+    between two has frames that no decoder gives."""
+    held: list[Any] = []
+    for packet in packets:
+        if packet.is_keyframe or not packet.size:
+            yield from [packet] if packet.is_keyframe else [*held, packet]
+            yield from packets
+            return
+        held.append(packet)
+    yield from held
+
+
 def _times(container: Any, stream: Any, index: _Index | None, quick: bool) -> Times | None:
     """Presentation time of each frame in order, and how far a frame's may be off; None: unknown."""
-    if index is not None and stream.start_time is not None and index.shown == len(index.times):
-        steps = np.diff(index.times)
+    # avi's index has the times of decoding, and its start is theirs: h264 is shown one frame later.
+    own = index if container.format.name != "avi" else None
+    if own is not None and stream.start_time is not None and own.shown == len(own.times):
+        steps = np.diff(own.times)
         if len(steps) and steps[0] > 0 and (steps == steps[0]).all():
-            return stream.start_time + steps[0] * np.arange(index.shown), int(steps[0]) // 2
+            return stream.start_time + steps[0] * np.arange(own.shown), int(steps[0]) // 2
     if quick or container.format.name in _GUESSED_TIMES:
         return None
     # Variable rate or no index: the packets are read once, not decoded.
-    shown = (packet for packet in container.demux(stream) if packet.size and not packet.is_discard)
+    packets = _decodable(container.demux(stream))
+    shown = (packet for packet in packets if packet.size and not packet.is_discard)
     times = [packet.pts for packet in shown]
     if not times or None in times or len({*times}) < len(times):
         return None  # raw streams carry no times, and one time for two frames names neither
@@ -227,9 +291,9 @@ def _read(path: str, window: Window, out_CTHW: NDArray[Any], seek: bool, quick: 
     with _opened(path, quick) as (container, stream):
         fps = float(stream.average_rate or 0)
         index = _index(stream)
-        if index is not None and index.shown < window.expected:
-            raise ClipError(f"has {index.shown} frames, the manifest says {window.expected}")
         start, wanted = window.start, window.places
+        if index is not None and index.shown <= wanted[-1]:
+            raise _Shorter(index.shown)
         times = None
         if seek:
             times = _times(container, stream, index, quick)
@@ -237,12 +301,13 @@ def _read(path: str, window: Window, out_CTHW: NDArray[Any], seek: bool, quick: 
                 raise _CannotSeek
             pts, slack = times
             if len(pts) <= wanted[-1]:
-                raise DamagedWindow(f"has {len(pts)} frames, the manifest says {window.expected}")
+                raise _Shorter(len(pts))
             if start or not quick:
                 container.seek(int(pts[start]), stream=stream, backward=True)
             frames = _at_times(container, stream, pts[wanted], slack)
         else:
-            decoded = itertools.islice(container.decode(stream), wanted[-1] + 1)
+            counted = _Counted(container.decode(stream))
+            decoded = itertools.islice(counted, wanted[-1] + 1)
             places = set(wanted)
             frames = (frame for place, frame in enumerate(decoded) if place in places)
         found = 0
@@ -253,10 +318,27 @@ def _read(path: str, window: Window, out_CTHW: NDArray[Any], seek: bool, quick: 
             found += 1
         if times is not None and found == 0:
             raise _CannotSeek  # in a transport stream a seek lands behind the keyframe
+        if found < window.frames and times is None:
+            raise _Shorter(counted.count)
         if found < window.frames:
             until = f"window {start} to {wanted[-1]}"
             raise DamagedWindow(f"ends before frame {wanted[found]}, {until}")
         return fps
+
+
+class _Counted:
+    """An iterator that knows how many it has given."""
+
+    def __init__(self, items: Iterator[Any]) -> None:
+        self._items, self.count = items, 0
+
+    def __iter__(self) -> _Counted:
+        return self
+
+    def __next__(self) -> Any:
+        item = next(self._items)
+        self.count += 1
+        return item
 
 
 def _at_times(container: Any, stream: Any, wanted: NDArray[np.int64], slack: int) -> Iterator[Any]:

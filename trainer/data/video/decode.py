@@ -47,7 +47,7 @@ class DecoderBroken(TrainerError):
 
 
 class Window(NamedTuple):
-    """`frames` of a file of >= `expected` frames from `start` on, and their size."""
+    """`frames` of a file of `expected` frames from `start` on, and their size."""
 
     start: int
     frames: int
@@ -59,6 +59,7 @@ class Window(NamedTuple):
     # With an interval above 1: every n-th frame, or upstream's, evenly from the first to the last
     # of frames x interval ones. Of 51 at 3 half are others, by up to two places.
     is_spread: bool = False
+    is_fixed: bool = False  # where a file has fewer frames than expected the start stays
 
     @property
     def places(self) -> list[int]:

@@ -11,10 +11,11 @@ against 0.007 CPU ms for 64 to 16 pixels, PyAV 18.1).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import av
 import numpy as np
+from av.sidedata.sidedata import Type
 from av.video.reformatter import VideoReformatter
 from numpy.typing import NDArray
 
@@ -26,15 +27,47 @@ _GBR = (1, 2, 0)  # channel of each plane of gbrp; planes need no transposing, u
 _reformatter = VideoReformatter()  # keeps its scaling context while sizes stay the same
 
 
-def turns_of(frame: Any) -> int:
-    """Quarter turns, counter-clockwise as numpy's, that the container asks for."""
-    return round(frame.rotation / 90) % 4
+def _unnamed(cls: Any, number: int) -> Any:
+    """A kind of side data that this PyAV has no name for, as FFmpeg 8's EXIF (31): without it a
+    frame's side data cannot be looked at at all (PyAV 17.1)."""
+    one = object.__new__(cls)
+    one._name_, one._value_ = f"UNNAMED_{number}", number
+    return one
+
+
+Type._missing_ = classmethod(_unnamed)  # type: ignore[assignment, method-assign]
+
+
+class Turn(NamedTuple):
+    """How a frame is shown, by the display matrix of its container or EXIF: rows and columns are
+    swapped, then each is reversed or not."""
+
+    swaps_sides: bool = False
+    flips_rows: bool = False
+    flips_columns: bool = False
+
+    @classmethod
+    def of(cls, frame: Any) -> Turn:
+        matrix = frame.side_data.get(Type.DISPLAYMATRIX)
+        if matrix is None:
+            return cls()
+        # x' = a x + c y, y' = b x + d y, of 16.16 numbers; what is not a quarter turn is rounded
+        a, b, _, c, d = np.frombuffer(matrix, np.int32)[:5].tolist()
+        if abs(b) > abs(a):
+            return cls(True, b < 0, c < 0)
+        return cls(False, d < 0, a < 0)
+
+    def apply(self, pixels: NDArray[Any]) -> NDArray[Any]:
+        """To an array [H, W, …]."""
+        turned = pixels.swapaxes(0, 1) if self.swaps_sides else pixels
+        rows, columns = (slice(None, None, -1 if flip else 1) for flip in self[1:])
+        return turned[rows, columns]
 
 
 def put(frame: Any, window: Window, out_CHW: NDArray[Any]) -> None:
-    turns = turns_of(frame)
+    turn = Turn.of(frame)
     height, width = window.height, window.width
-    if turns % 2:
+    if turn.swaps_sides:
         height, width = width, height
     grow = max(height / frame.height, width / frame.width)
     tall = max(height, round(frame.height * grow))
@@ -46,7 +79,7 @@ def put(frame: Any, window: Window, out_CHW: NDArray[Any]) -> None:
     for plane, channel in zip(planes, _GBR, strict=True):
         pixels: NDArray[np.uint8] = np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size)
         pixels = pixels[top : top + height, left : left + width]
-        out_CHW[channel] = np.rot90(pixels, turns) if turns else pixels
+        out_CHW[channel] = turn.apply(pixels)
 
 
 def _one_thread() -> dict[str, int]:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch.nn.functional import interpolate
 
 from trainer.data.video.decode import Window
-from trainer.data.video.scale import ONE_THREAD, turns_of
+from trainer.data.video.scale import ONE_THREAD, Turn
 
 # By their names upstream tells images from videos.
 STILLS = frozenset({".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"})
@@ -38,7 +38,7 @@ def cover(height: int, width: int, to_height: int, to_width: int) -> tuple[int, 
 
 def put_as_upstream(frame: Any, window: Window, out_CHW: NDArray[Any]) -> None:
     full: NDArray[Any] = _reformatter.reformat(frame, format="rgb24", **ONE_THREAD).to_ndarray()
-    full = np.ascontiguousarray(np.rot90(full, turns_of(frame)))
+    full = np.ascontiguousarray(Turn.of(frame).apply(full))
     frame_1CHW = torch.from_numpy(full).permute(2, 0, 1)[None].float() / 255.0
     size = cover(full.shape[0], full.shape[1], window.height, window.width)
     # antialias=False is upstream's: sharp edges alias where a clip shrinks much

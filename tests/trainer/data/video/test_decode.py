@@ -156,7 +156,8 @@ def test_clip_that_ends_two_processes_is_refused_alone(clips, tmp_path, monkeypa
     _, replies = decoder.decode([(path, WINDOW) for path in paths], SHAPE)
     assert [reply.error for reply in replies] == ["", "the decoding process died: signal 9", ""]
     assert decoder.ask({"what": "probe", "path": str(deadly)}) == {
-        "error": "the decoding process died: signal 9"
+        "error": "the decoding process died: signal 9",
+        "again": True,
     }
     assert decoder.replaced == 4
     decoder.close()

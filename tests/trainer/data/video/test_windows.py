@@ -6,6 +6,7 @@ import dataclasses
 import os
 from pathlib import Path
 
+import av
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -19,7 +20,7 @@ from trainer.data.loader.task import make_task
 from trainer.data.manifest.manifest import Manifest
 from trainer.data.plan.buckets import Buckets
 from trainer.data.plan.data_plan import DataPlan
-from trainer.data.video.clip import ClipError, read_window
+from trainer.data.video.clip import ClipError, check, probe, read_window
 from trainer.data.video.decode import Decoder, Window
 
 FRAMES = 60
@@ -216,3 +217,42 @@ def test_damaged_bytes_are_a_reason_and_harm_no_other_clip(victims, which, hurts
 @settings(QUIET, max_examples=20_000, derandomize=False)
 def test_much_damage(victims, which, hurts, start):
     survives(victims, which, hurts, start)
+
+
+@pytest.mark.parametrize("name", ["a.mp4", "a.mov", "a.avi", "a.mkv", "a.ts"])
+def test_a_manifest_that_states_too_many_frames_is_the_same_for_all_containers(tmp_path, name):
+    """Open-Sora's tools write the header's count, with frames that an edit list hides."""
+    path = str(write_clip(tmp_path / name, 60, threads="1", preset="ultrafast", crf="4", g="20"))
+
+    def read(start: int, frames: int, expected: int, interval: int = 1, **more: bool) -> list[int]:
+        out_CTHW = np.zeros((3, frames, 48, 64), np.uint8)
+        window = Window(start, frames, interval, 48, 64, expected, **more)
+        read_window(path, window, out_CTHW)
+        return frame_numbers(out_CTHW)
+
+    assert read(0, 7, 61) == list(range(7))
+    assert read(50, 10, 90) == list(range(50, 60))
+    # The window is behind the end: it begins where upstream's begin in clips of 60 frames.
+    assert read(70, 10, 90) == list(range(20, 30))
+    assert read(75, 5, 90, 3) == list(range(75 % 45, 75 % 45 + 15, 3))
+    for wrong in (lambda: read(0, 61, 70), lambda: read(70, 10, 90, is_fixed=True)):
+        with pytest.raises(ClipError, match="has 60 frames, the manifest says"):
+            wrong()
+
+
+def test_frames_before_the_first_keyframe_are_not_counted(tmp_path):
+    """A recording that begins between two keyframes."""
+    whole = write_clip(tmp_path / "a.ts", 60, g="20", bf="0", threads="1", preset="ultrafast")
+    cut = tmp_path / "b.ts"
+    with av.open(str(whole)) as source, av.open(str(cut), "w") as out:
+        stream = out.add_stream_from_template(source.streams.video[0])
+        for number, packet in enumerate(source.demux(video=0)):
+            if number >= 9 and packet.size:
+                packet.stream = stream
+                out.mux(packet)
+    decoded = check(str(cut)).num_frames
+    assert 0 < decoded < 51
+    assert probe(str(cut)).num_frames == decoded
+    out_CTHW = np.zeros((3, 3, 48, 64), np.uint8)
+    read_window(str(cut), Window(25, 3, 1, 48, 64, decoded), out_CTHW)
+    assert frame_numbers(out_CTHW) == [60 - decoded + 25 + n for n in range(3)]
