@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from trainer.captions import clean_caption
 from trainer.checkpoint import files as checkpoint
 from trainer.checkpoint.async_saver import Saver
 from trainer.components import TINY_T5, Parts, build_parts, make_tiny_text_encoder
@@ -49,6 +50,7 @@ from trainer.weights.load import load_into, load_weights, read_checkpoint, read_
 
 _SHARED_WAIT_S = 10.0
 _SHOWN_ROWS = 5
+_CAPTIONS_SEEN = 50  # evenly spread, to see whether they are clean
 _LOSS_WEIGHTING = "each microbatch counts once, whatever the number of its clips, as upstream"
 
 
@@ -66,11 +68,13 @@ def assemble(
     journal = engine.together(lambda: Journal(run_dir, config, engine.rank))
     root = Path(config.dataset.root) if config.dataset.root else None
     path, on_disk = Path(str(config.dataset.data_path)), config.dataset.memory_efficient
-    manifest, notes = read_once(engine, path, root, on_disk)
+    manifest, notes = read_once(engine, path, root, on_disk, config.dataset.max_wrong_rows)
     for note in notes:
         journal.event("data", note)
     if manifest.wrong:
         journal.event("data", _left_out(manifest), rows_left_out=len(manifest.wrong))
+    if engine.rank == 0 and (note := _unclean(config, manifest)):
+        journal.event("note", note)
     plan = engine.together(lambda: plan_for(config, manifest))
     taken = engine.run_long_on_rank0(lambda lives: source_of(config, lives))
     source = taken.path if taken is not None else None
@@ -273,6 +277,24 @@ def _prepare_text(config: Config, run_dir: Path, source: Path | None, texts: Seq
             shutil.copytree(made_with, part)
             part.rename(target)
     make_tiny_text_encoder(config, run_dir, texts)
+
+
+def _unclean(config: Config, manifest: Manifest) -> str:
+    """A note where sampling would put captions otherwise than training does; "" where not."""
+    if config.text_encoder.type != "t5":
+        return ""
+    rows = np.unique(np.linspace(0, len(manifest) - 1, _CAPTIONS_SEEN).astype(int)).tolist()
+    try:
+        unclean = sum(clean_caption(manifest.texts[row]) != manifest.texts[row] for row in rows)
+    except ConfigError as error:  # it needs libraries that training does not
+        return f"whether captions are as sampling would clean them was not looked at: {error}"
+    if not unclean:
+        return ""
+    return (
+        f"{unclean} of {len(rows)} captions looked at are not clean, and training takes them as "
+        "they are: trainer.infer cleans prompts for a T5 (lower case, no HTML); train on the result "
+        "of python -m trainer.data clean-captions, or sample with --no-clean-caption"
+    )
 
 
 def _features(

@@ -35,6 +35,7 @@ class DatasetConfig(Section):
     fps_condition: str = choice("upstream", "exact")
     features: str | None = None  # cache made by trainer.data encode: no VAE, no text encoder
     memory_efficient: bool = False  # captions and paths stay on disk, in a manifest's shards
+    max_wrong_rows: int = number(100, least=0)  # of the manifest, left out before the run stops
     root: str | None = None  # folder that relative paths start from; default the manifest's
     # "area": sharper; "torch": upstream's pixels, see docs/explanations/reading-clips.md
     resize: str = choice("bilinear", "area", "torch")

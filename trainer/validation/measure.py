@@ -203,7 +203,8 @@ def validation_for(
         return None
     if wanted.data_path is not None:
         root = Path(config.dataset.root) if config.dataset.root else None
-        manifest, _ = read_once(engine, Path(wanted.data_path), root)
+        most = config.dataset.max_wrong_rows
+        manifest, _ = read_once(engine, Path(wanted.data_path), root, max_wrong_rows=most)
         held_out = engine.together(lambda: all_of(manifest, plan, wanted.clips))
     else:
         manifest, held_out = plan.manifest, held_out_of(plan, wanted.clips)

@@ -39,7 +39,8 @@ def clips_of(config: Config, parts: Parts, engine: Ranks) -> Validation:
     """What measures models on the clips that the run keeps (collective). Raises ConfigError."""
     data = config.dataset
     root = Path(data.root) if data.root else None
-    manifest, _ = read_once(engine, Path(str(data.data_path)), root, data.memory_efficient)
+    source = Path(str(data.data_path)), root, data.memory_efficient, data.max_wrong_rows
+    manifest, _ = read_once(engine, *source)
     plan = plan_for(config, manifest)
     plan_once(engine, plan, 0, ids=True)
     features = Features(Path(data.features)) if data.features is not None else None

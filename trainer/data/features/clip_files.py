@@ -135,5 +135,5 @@ def _difference(then: tuple[int, int, int], now: list[int]) -> str:
 
 
 def changed_ids(ids: Keys, compared: Compared) -> NDArray[np.uint64]:
-    """Content ids of the clips whose files are others now."""
+    """Content ids of the clips whose files have changed."""
     return np.unique(ids[np.array(sorted(compared.changed), np.int64)])

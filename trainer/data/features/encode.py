@@ -73,7 +73,8 @@ def run(args: argparse.Namespace) -> int:
     ranks = _Ranks.from_environment("MASTER_ADDR", "MASTER_PORT")
     rank, world = ranks.rank, ranks.world
     root = Path(config.dataset.root) if config.dataset.root else None
-    source = (Path(config.dataset.data_path), root, config.dataset.memory_efficient)
+    data = config.dataset
+    source = (Path(config.dataset.data_path), root, data.memory_efficient, data.max_wrong_rows)
     options = Options(
         kind="exact" if is_exact else "sample" if args.sample else "posterior",
         dtype=STORED[args.latent_dtype or ("fp32" if is_exact else "fp16")],
@@ -88,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     )
     out = args.out.absolute()
     if args.dry_run:
-        manifest = read_manifest(source[0], root, memory_efficient=source[2])
+        manifest = read_manifest(source[0], root, source[3], source[2])
         print(foresee(config, manifest, out, options))
         report(manifest.wrong)
         return 1 if manifest.wrong else 0

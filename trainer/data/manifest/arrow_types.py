@@ -47,7 +47,7 @@ def value(source: Source, one: pa.Field) -> str:
     if not source.is_csv:
         return source.column(one.name)
     text = source.text(one.name)
-    number = f"TRY_CAST({text} AS DOUBLE)"
+    number = source.number(one.name)
     if pa.types.is_integer(one.type):  # a cast to BIGINT alone would round 51.5
         is_whole = f"{number} = floor({number}) AND abs({number}) < 9223372036854775808"
         return f"CASE WHEN {is_whole} THEN TRY_CAST({text} AS BIGINT) END"
@@ -63,7 +63,7 @@ def misfit(source: Source, fields: Sequence[pa.Field]) -> str:
         if one.name not in source.names or (is_text(one.type) and not source.is_escaped):
             continue
         cell = source.text(one.name)
-        test = f"{cell} <> '' AND {value(source, one)} IS NULL"
+        test = f"{cell} NOT IN ('', '0/0') AND {value(source, one)} IS NULL"
         if is_text(one.type):
             test = f"regexp_matches({cell}, '[\\x{{10FF80}}-\\x{{10FFFF}}]')"
         cases.append(f"WHEN {test} THEN '{place}:' || {cell}")

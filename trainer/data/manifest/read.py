@@ -68,7 +68,8 @@ def read_manifest(
     except OSError as error:
         raise ManifestError(f"{source}: {error.strerror or error}") from None
     wrong.sort(key=lambda row: row.line)
-    check_limit(source, wrong, max_wrong_rows)
+    more = "--max-wrong-rows N allows more, of a run --dataset.max-wrong-rows N; they are left out"
+    check_limit(source, wrong, max_wrong_rows, more)
     arrays: dict[str, Any] = {
         n: np.concatenate(parts) if parts else np.zeros(0) for n, parts in numbers.items()
     }

@@ -56,7 +56,7 @@ class RowCheck:
         """Frames a second; NaN for an empty cell: decoding reads the rate of the file itself."""
         if values is None:
             return np.full(len(self.keep), np.nan, np.float32)
-        numbers = floats(values)
+        numbers = rates(values)
         odd = ~((numbers > 0) & (numbers <= _FASTEST))
         if str(getattr(values, "type", "")).startswith(
             ("int", "uint", "float", "double", "halffloat")
@@ -64,7 +64,7 @@ class RowCheck:
             odd &= ~np.isnan(numbers)  # NaN and null are not stated; a csv may have words there
         for index in np.flatnonzero(odd).tolist():
             shown = repr(_python(values[index]))[:60]
-            if shown.strip("'").lower() not in ("", "nan", "none"):
+            if shown.strip("'").lower() not in ("", "nan", "none", "0/0"):
                 self._refuse(index, f"fps is {shown}, not between 0 and {_FASTEST}")
         return np.clip(numbers, 0, _FASTEST).astype(np.float32)
 
@@ -104,6 +104,23 @@ def floats(values: Any) -> NDArray[np.float64]:
         return np.fromiter(map(float, values), np.float64, len(values))  # 0.1 s a million
     except (TypeError, ValueError, OverflowError):
         return np.array([_float(value) for value in values], np.float64)
+
+
+def rates(values: Any) -> NDArray[np.float64]:
+    """As `floats`, of frames a second, which ffprobe writes as a fraction: 30000/1001."""
+    if isinstance(values, list) or "string" in str(getattr(values, "type", "")):
+        texts = values if isinstance(values, list) else values.to_pylist()
+        if any("/" in str(text) for text in texts):
+            return np.array([_rate(text) for text in texts], np.float64)
+    return floats(values)
+
+
+def _rate(value: Any) -> float:
+    above, sign, below = str(value).partition("/")
+    if not sign:
+        return _float(value)
+    divisor = _float(below)
+    return _float(above) / divisor if divisor > 0 else math.nan  # 0/0: unknown, as ffprobe says it
 
 
 def _float(value: Any) -> float:

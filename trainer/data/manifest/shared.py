@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from trainer.data.manifest.manifest import Manifest
+from trainer.data.manifest.manifest import MAX_WRONG_ROWS, Manifest
 from trainer.data.manifest.read import read_manifest
 from trainer.engine.agreement import agreed, attempt
 from trainer.errors import TrainerError
@@ -55,14 +55,18 @@ class _Offer:
 
 
 def read_once(
-    ranks: Ranks, path: Path, root: Path | None = None, memory_efficient: bool = False
+    ranks: Ranks,
+    path: Path,
+    root: Path | None = None,
+    memory_efficient: bool = False,
+    max_wrong_rows: int = MAX_WRONG_ROWS,
 ) -> tuple[Manifest, list[str]]:
     """`read_manifest` for all ranks (collective), and notes on where it could not be shared.
 
     Raises what it raises, on all ranks. Texts of shards stay on disk: every rank opens the files
     (1.3 million rows: 0.02 s).
     """
-    read = partial(read_manifest, path, root=root, memory_efficient=memory_efficient)
+    read = partial(read_manifest, path, root, max_wrong_rows, memory_efficient)
     return once(ranks, read, "the manifest")
 
 

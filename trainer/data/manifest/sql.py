@@ -97,9 +97,16 @@ class Source:
         return f"coalesce(CAST({column} AS VARCHAR), '')"
 
     def number(self, name: str) -> str:
-        """SQL for a cell as DOUBLE; null where it is none."""
+        """SQL for a cell as DOUBLE; null where it is none. A rate may be a fraction: 30000/1001."""
         is_plain = self.kind(name) == "BOOLEAN" or is_number(self.kind(name))
-        return f"TRY_CAST({self.column(name) if is_plain else self.text(name)} AS DOUBLE)"
+        if name != "fps" or is_plain:
+            return f"TRY_CAST({self.column(name) if is_plain else self.text(name)} AS DOUBLE)"
+        text = self.text(name)
+        above, below = (f"TRY_CAST(split_part({text}, '/', {n}) AS DOUBLE)" for n in (1, 2))
+        fraction = f"CASE WHEN {below} > 0 THEN {above} / {below} END"
+        return (
+            f"CASE WHEN contains({text}, '/') THEN {fraction} ELSE TRY_CAST({text} AS DOUBLE) END"
+        )
 
     def key(self, names: Sequence[str]) -> str:
         """SQL for 128 bits that are equal for equal cells; 24 and "24" are the same, and so are

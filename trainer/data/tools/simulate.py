@@ -70,7 +70,8 @@ def run(args: argparse.Namespace) -> int:
     if args.data in STAND_INS:
         manifest = stand_in(args.rows, mira=args.data == "openvid+mira")
     else:
-        manifest = read_manifest(Path(args.data), config.dataset.root)
+        data = config.dataset
+        manifest = read_manifest(Path(args.data), data.root, data.max_wrong_rows)
     report(manifest.wrong)
     orders, peak = (args.ranks, args.windows, args.accumulate), args.peak_tflops * 1e12
     found = simulate(manifest, config, *orders, args.epoch, peak, args.cached)

@@ -117,9 +117,10 @@ class Decoder:
         identify: bool = False,
     ) -> tuple[Any, list[Reply]]:
         """Pixels [N, C, T, H, W] and a reply for each (path, Window), in order. `out` says where
-        each clip's pixels go. With `identify` replies say which file it was. The pixels of a clip with an error are undefined. Clips not done by
-        `deadline` (time.monotonic) have errors. Raises DecoderBroken when no helper runs, when too
-        many hang in a dead file system, or after `abort`."""
+        each clip's pixels go. With `identify` replies say which file it was. The pixels of a clip
+        with an error are undefined. Clips not done by `deadline` (time.monotonic) have errors.
+        Raises DecoderBroken when no helper runs, when too many hang in a dead file system, or after
+        `abort`."""
         dtype = clips[0][1].dtype if clips else np.dtype(np.uint8)
         clip_bytes = math.prod(shape_CTHW) * dtype.itemsize
         shared = self._shared(_AHEAD * clip_bytes)

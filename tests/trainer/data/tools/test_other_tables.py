@@ -79,3 +79,37 @@ def test_wrong_names_of_columns_are_refused(clips, do, words, capsys):
 def test_a_column_that_is_not_there_is_named_with_those_that_are(clips, do, capsys):
     assert do("probe o.csv m.csv --columns path=file,text=caption") == 2
     assert "no column 'file'; it has 'video', 'caption'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["m.csv", "m.parquet"])
+def test_rates_may_be_fractions_as_ffprobe_writes_them(tmp_path, do, name):
+    cells = ["24/1", "30000/1001", "0/0", "25", "1/x"]
+    rows = "".join(f"{n}.mp4,x,9,4,4,{cell}\n" for n, cell in enumerate(cells))
+    (tmp_path / "m.csv").write_text(f"path,text,num_frames,height,width,fps\n{rows}")
+    if name == "m.parquet":  # as texts, which other programs write
+        columns = list(csv.DictReader((tmp_path / "m.csv").open()))
+        pq.write_table(
+            pa.table({k: [row[k] for row in columns] for k in columns[0]}), tmp_path / name
+        )
+    found = read_manifest(tmp_path / name)
+    assert [round(fps, 2) for fps in found.fps.tolist()[:2]] == [24.0, 29.97]
+    assert found.fps[3] == 25
+    assert [row.reason for row in found.wrong] == ["fps is '1/x', not between 0 and 10000"]
+    assert do(f"filter {name} fast.csv --min-fps 24.5 -q") == 1
+    assert [row["fps"] for row in rows_of(tmp_path / "fast.csv")] == ["30000/1001", "25"]
+    assert do("convert m.csv p.parquet -q") == 1  # without the row of 1/x
+    assert read_manifest(tmp_path / "p.parquet").fps.tolist()[3] == 25
+
+
+def test_more_wrong_rows_can_be_allowed_for_a_run(tmp_path, do, capsys):
+    good = "".join(f"{n}.mp4,x,99,144,256\n" for n in range(4))
+    bad = "".join(f"{n}.mp4,x,many,144,256\n" for n in range(150))
+    (tmp_path / "m.csv").write_text(f"path,text,num_frames,height,width\n{good}{bad}")
+    with pytest.raises(ManifestError) as caught:
+        read_manifest(tmp_path / "m.csv")
+    assert "--dataset.max-wrong-rows N" in str(caught.value.hint)
+    (tmp_path / "c.py").write_text(
+        'bucket_config = {"144p": {51: (1.0, 2)}}\ndataset = dict(max_wrong_rows=150)\n'
+    )
+    assert do("simulate m.csv c.py --ranks 1") == 1
+    assert "left out 150 rows" in capsys.readouterr().err

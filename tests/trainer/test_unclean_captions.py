@@ -1,0 +1,27 @@
+"""A run says where its captions are not what sampling makes of prompts."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.trainer.data.rows import manifest_of
+from trainer.build_run import _unclean
+from trainer.config.load import Config
+
+
+@pytest.mark.parametrize(
+    ("kind", "texts", "said"),
+    [
+        ("t5", ["a cat", "A <b>Cat</b>"], "1 of 2 captions looked at are not clean"),
+        ("t5", ["a cat", "a dog"], ""),
+        ("tiny_t5", ["A <b>Cat</b>", "a dog"], ""),
+    ],
+)
+def test_captions_that_sampling_would_clean_are_said(
+    kind: str, texts: list[str], said: str
+) -> None:
+    config = Config()
+    config = replace(config, text_encoder=replace(config.text_encoder, type=kind))
+    note = _unclean(config, manifest_of([9, 9], [4, 4], [4, 4], texts))
+    assert said in note
+    assert bool(note) == bool(said)
