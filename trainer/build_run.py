@@ -292,8 +292,8 @@ def _unclean(config: Config, manifest: Manifest) -> str:
         return ""
     return (
         f"{unclean} of {len(rows)} captions looked at are not clean, and training takes them as "
-        "they are: trainer.infer cleans prompts for a T5 (lower case, no HTML); train on the result "
-        "of python -m trainer.data clean-captions, or sample with --no-clean-caption"
+        "they are: trainer.infer cleans prompts for a T5 (lower case, no HTML); train on what "
+        "python -m trainer.data clean-captions makes, or sample with --no-clean-caption"
     )
 
 
