@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from trainer.runlog.progress import clock
 
 ANSWER_S = 5.0
 SHOWN_INCIDENTS = 3
+_STEP = b'{"kind":"step",'
 _SAVED, _SAVE_FAILED = telemetry.event_mark("checkpoint"), telemetry.event_mark("save-failed")
 RUNNING, ALONE, ENDED, LOST = "running", "without supervisor", "ended", "unknown"
 RESTARTING, WAITING = BETWEEN
@@ -146,8 +147,10 @@ class Status:
 def read_status(run_dir: Path) -> Status:
     """Ask what there is to ask. Raises `UsageError` for a file of a supervisor that is damaged."""
     run_dir = run_dir.absolute()
-    found, journal, saves = _files(run_dir)
+    found, journal, saves, step = _files(run_dir)
     status = _read(run_dir, found, journal)
+    if status.picture.get("step") is None and step is not None:
+        status = replace(status, picture={**status.picture, "step": asdict(step)})
     return replace(status, saves=saves)
 
 
@@ -247,7 +250,7 @@ def _without_supervisor(run: SavedRun, found: Account, last: tuple[str, ...]) ->
     return Status(run.plan.run_dir, ALONE, 3, found, alone=alone, **facts)  # type: ignore[arg-type]
 
 
-def _files(run_dir: Path) -> tuple[Account, Journal, Saves]:
+def _files(run_dir: Path) -> tuple[Account, Journal, Saves, telemetry.StepRecord | None]:
     """Attempts and times by the files of the run directory; torn lines are left out."""
     journal, steps = Journal(), Steps()
     for line in _lines(run_dir / EVENTS_FILE):
@@ -256,14 +259,18 @@ def _files(run_dir: Path) -> tuple[Account, Journal, Saves]:
     for line in _lines(run_dir / INCIDENTS_FILE):
         if (event := incident_event(line)) is not None:
             journal = after_incident(journal, event)
-    saved = failed = b""
+    saved = failed = step = b""
     for line in _lines(run_dir / telemetry.FILE):
         steps = after_line(steps, line)
         if line.startswith(_SAVED):
             saved, failed = line, b""
         elif line.startswith(_SAVE_FAILED):
             failed = line
-    return account(steps, journal), journal, Saves(_event(saved), _event(failed))
+        elif line.startswith(_STEP):
+            step = line
+    last = telemetry.decode(step)
+    known = last if isinstance(last, telemetry.StepRecord) else None
+    return account(steps, journal), journal, Saves(_event(saved), _event(failed)), known
 
 
 def _event(line: bytes) -> telemetry.Event | None:

@@ -35,6 +35,10 @@ def test_last_checkpoint_is_shown_and_that_no_save_has_succeeded_since(
 
     lines, found = status()
     assert "checkpoint of" not in lines
+    step = found["step"]
+    assert isinstance(step, dict)
+    assert step["step"] == 20
+    assert f"\nstep       20 of {step['steps_total']}, loss {step['loss']:.4f}" in lines
     assert (found["checkpoint"], found["save_failed"]) == (None, None)
     then = time.time() - 600
     saved = Event("checkpoint", "in 2 s", {"path": "/x/001-x/epoch0-global_step10"}, 10, then)
