@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from checks.facts import History
+from checks.facts import History, NodeFacts
 from checks.finding import Finding, passed, warn
 from checks.profile import Profile
 from checks.registry import check
@@ -12,7 +12,7 @@ TIMES = {1: "once", 2: "twice"}
 
 
 @check("host.history", advisory=True)
-def history(history: History, limits: Profile) -> Finding:
+def history(node: NodeFacts, history: History, limits: Profile) -> Finding:
     """The node has not failed again and again.
 
     Why: A fault that comes and goes passes every other check, and ends the next run as well.
@@ -38,7 +38,9 @@ def history(history: History, limits: Profile) -> Finding:
     drained = sum(age_s <= days * DAY_S for age_s in history.exclusions_age_s)
     if drained:
         text += f"; excluded {TIMES.get(drained, f'{drained} times')}"
-    return warn(text + lost, len(recent), f"below {most:g}")
+    at = node.name
+    fix = f"clusterctl nodes --history -w {at}; once repaired: nodes -w {at} --repaired --note TEXT"
+    return warn(text + lost, len(recent), f"below {most:g}", fix=fix)
 
 
 def _counted(count: int, what: str) -> str:

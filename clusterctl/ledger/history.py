@@ -19,6 +19,7 @@ from clusterctl.ledger.entries import (
     stamp,
 )
 from clusterctl.ledger.file import LedgerError, read
+from clusterctl.ledger.write import is_of_people
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,10 @@ def history_of(own: Sequence[Entry], skipped: int, now_s: float) -> History:
     """Faults of a node that count, and its exclusions, since it was last repaired."""
     repaired_s = max((one.time_s for one in own if one.kind == REPAIR), default=0.0)
     since = [one for one in own if one.time_s > repaired_s]
-    faults = [one for one in since if one.counts and one.state != PASSED]
+    # Lines of an older version say of a kill by hand that it counts.
+    faults = [
+        one for one in since if one.counts and one.state != PASSED and not is_of_people(one.what)
+    ]
     return History(
         tuple(_fault(one, now_s) for one in faults),
         tuple(now_s - one.time_s for one in since if one.kind == EXCLUDED),

@@ -10,8 +10,18 @@ from clusterctl.ledger.entries import CHECK, EXCLUDED, FAILED, INCIDENT, PASSED,
 
 NO_FAULT = ("user-stop", "unknown")  # classes that say nothing about a node
 PLANNED = ("node-stopped",)  # entered, and not counted against it
+# What people do, or the program: entered, and not counted. SIGKILL and SIGTERM somebody sends; what
+# the kernel ends for memory, and what goes wrong in start-up, has another class.
+OF_PEOPLE = ("signal-9", "signal-15", "signal-2", "oom-kernel", "port-taken", "worker-died")
+# Checks of what people install, mount, fill and run there.
+_SET_UP = ("software.", "shell.", "storage.", "gpu.busy", "host.same_machine", "host.limits")
 OF_LAUNCH = "launch."  # checks of what is to be launched
 OF_LEDGER = "host.history"  # reads what is written here
+
+
+def is_of_people(what: str) -> bool:
+    """Whether a class of incidents or a check says nothing about the machine."""
+    return what in OF_PEOPLE or what.startswith(_SET_UP)
 
 
 def of_incident(
@@ -22,14 +32,15 @@ def of_incident(
     `where` is the name of the run directory, the run's id and the attempt.
 
     A root that is a consequence itself (`is_root` false: every rank blames another) names a victim.
-    What the same input gives again on any node does not count against this one.
+    What the same input gives again on any node does not count against this one, nor does what
+    people have done.
     """
     node, what = cause.get("node"), str(cause.get("class") or "")
     if not isinstance(node, str) or not cause.get("is_root") or what in NO_FAULT:
         return None
     evidence = cause.get("evidence")
     text = str(evidence.get("line") or "") if isinstance(evidence, Mapping) else ""
-    counts = not cause.get("is_deterministic") and what not in PLANNED
+    counts = not cause.get("is_deterministic") and what not in PLANNED and not is_of_people(what)
     return Entry(node, INCIDENT, text, time_s, "launch", what, *where, counts=counts)
 
 
@@ -54,8 +65,8 @@ def of_checks(
     """Checks that fail on a node and did not before, and those that passed again.
 
     Not entered: checks of a launch line, what only follows from another failed check, and a check
-    that fails on every node of several, which says nothing about one of them. An UNKNOWN changes
-    nothing.
+    that fails on every node of several, which says nothing about one of them. What is wrong with the
+    set-up does not count. An UNKNOWN changes nothing.
     """
     failed: dict[tuple[str, str], str] = {}
     fine: set[tuple[str, str]] = set()
@@ -78,7 +89,7 @@ def of_checks(
     }
     before = {(one.node, one.what): one.state for one in known if one.kind == CHECK}
     found = [
-        Entry(node, CHECK, text, now_s, by, id, state=FAILED, counts=True)
+        Entry(node, CHECK, text, now_s, by, id, state=FAILED, counts=not is_of_people(id))
         for (node, id), text in failed.items()
         if id not in everywhere and before.get((node, id)) != FAILED
     ]

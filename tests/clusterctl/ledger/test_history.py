@@ -17,6 +17,7 @@ from clusterctl.ledger.file import append
 from clusterctl.ledger.history import history_of, summaries, with_history
 from clusterctl.ledger.show import COLUMNS, lines, row
 from clusterctl.ledger.write import of_checks, of_incident
+from tests.checks.healthy import full
 
 NOW, DAY = 1_795_269_600.0, 86400.0
 WHERE = ("003-x", "id1", 2)
@@ -55,6 +56,23 @@ def test_what_the_program_does_again_on_any_node_counts_against_none(
     entry = incident(kind, is_of_node=of_node)
     assert entry is not None
     assert entry.counts is counts
+
+
+def test_what_people_do_counts_against_no_node() -> None:
+    """A kill by hand, a torch without CUDA, a folder that is not mounted, a full disk."""
+    for signal, counts in (("9", False), ("15", False), ("7", True), ("11", True)):
+        cause = Cause(Kind.SIGNAL, signal, "n7", 3, Evidence(Source.EXIT_CODE, "killed"))
+        entry = of_incident(cause.to_json(), WHERE, NOW)
+        assert entry is not None
+        assert entry.counts is counts, signal
+    ids = ("software.cuda_driver", "storage.mounts", "gpu.busy", "gpu.xid", "ib.links")
+    found = of_checks(report(*(finding(id, Verdict.FAIL, "n2") for id in ids)), [], NOW)
+    assert {one.what for one in found if one.counts} == {"gpu.xid", "ib.links"}
+    by_hand = [fault(day, what="signal-9") for day in (1.0, 2.0, 3.0)]
+    assert told(*by_hand).verdict is PASS  # entered by an older version
+    again = told(*(fault(day) for day in (1.0, 2.0, 3.0)))
+    assert again.fix is not None
+    assert "-w n7 --repaired" in again.fix
 
 
 def finding(id: str, verdict: Verdict, *nodes: str, because: str | None = None) -> Finding:
@@ -110,7 +128,7 @@ def fault(days: float, run: str = "r1", what: str = "xid-79", **more: object) ->
 
 
 def told(*entries: Entry, limits: Profile | None = None) -> Finding:
-    found = rule(history_of(entries, 0, NOW), limits or Profile())
+    found = rule(full("n7"), history_of(entries, 0, NOW), limits or Profile())
     assert isinstance(found, Finding)
     return found
 
