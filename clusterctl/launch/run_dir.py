@@ -53,7 +53,7 @@ def claim_run_dir(outputs: Path, label: str, share: str = "") -> Path:
             outputs.mkdir(mode=0o700, parents=True, exist_ok=True)
             _open_to(outputs, gid)
         # The lock, because two labels would both succeed in making 008-A and 008-B.
-        with _locked(outputs / ".lock"):
+        with _locked(outputs):
             path = make_run_dir(outputs, label, mode=0o700)
             _open_to(path, gid)
             return path
@@ -76,19 +76,23 @@ def _open_to(folder: Path, gid: int | None) -> None:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold a lock that other users can neither take nor redirect. Raises `OSError`."""
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold a lock of the folder itself, which every user can take who may write there; without it
+    after a while, and on file systems without locks: two names may then have one number.
+
+    Raises `OSError` where the folder cannot be opened.
+    """
     deadline = time.monotonic() + LOCK_S
-    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        while True:
+        while time.monotonic() < deadline:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise OSError(f"{path} is locked by another program for {LOCK_S:g} s") from None
                 time.sleep(0.05)
+            except OSError:
+                break  # NFS locks no folder; a directory is made by one program all the same
         yield
     finally:
         os.close(lock)

@@ -100,6 +100,7 @@ class _Run:
 
     def run(self) -> RunResult:
         past, taken = self.past, None
+        self.on_update(self.state)  # views have something to show while a login is slow
         if past.phase != "new":
             host, pid = socket.gethostname(), os.getpid()
             self.journal.write("supervisor", f"process {pid} on {host} continues with the run")

@@ -80,8 +80,8 @@ class Carrier:
         return answer
 
     def _home(self, run: Path) -> str:
-        """Of a run on the node."""
-        check = zlib.crc32(str(run).encode("utf-8", "backslashreplace"))
+        """Of a run on the node: of this one alone, since nodes may have one home."""
+        check = zlib.crc32(f"{run}\0{self._node.name}".encode("utf-8", "backslashreplace"))
         return f"{self._cache}/{run.name}-{check:08x}"
 
     def _place(self, request: dict[str, Any]) -> str:

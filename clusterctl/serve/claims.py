@@ -31,7 +31,7 @@ FOLDER = ".serve"  # below samples/
 CLAIMS = ".claims"  # in the folder of a checkpoint's videos
 BEAT_S = 2.0
 LOCK_S = 2.0
-SILENT_S = 30.0  # of a server on another machine, after which its claims are free
+SILENT_S = 90.0  # of a server on another machine, after which its claims are free: NFS caches 60 s
 STOP = ".stop"
 TAKEN = (errno.EEXIST, errno.ENOTEMPTY)  # POSIX lets rename say either
 
@@ -104,6 +104,7 @@ class Claims:
         more = {"presets": self._presets, "log": self._log, "boot": _boot(), "beat": self._beats}
         text = self.id + "\n" + json.dumps({**asdict(own), **more})
         os.pwrite(self._lock, text.ljust(512).encode() + b"\n", 0)
+        os.fsync(self._lock)  # another machine sees it now, and not when this one writes it back
 
     def _keep(self) -> None:
         while not self._over.wait(BEAT_S):

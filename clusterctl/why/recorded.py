@@ -180,6 +180,7 @@ def _record(
     homes: Mapping[int, str],
 ) -> AttemptRecord:
     ends: list[RankEnd] = []
+    ended: set[int] = set()  # thousands of ranks
     facts: list[Fact] = []
     lost: dict[str, str] = {}
     nodes = dict(homes)
@@ -195,8 +196,9 @@ def _record(
         elif event.name == "rank-ended" and (match := _ENDED.fullmatch(event.text)):
             code = event.data.get("code")
             code = code if type(code) is int else None
-            if not any(one.rank == int(match[1]) for one in ends):
-                ends.append(RankEnd(int(match[1]), node, code, match[2], at_s))
+            if (died := int(match[1])) not in ended:
+                ended.add(died)
+                ends.append(RankEnd(died, node, code, match[2], at_s))
         elif event.name == "fact":
             name, _, line = event.text.partition(": ")
             rank = event.data.get("rank")

@@ -14,10 +14,21 @@ from collections.abc import Sequence
 _QUIET = {"OPENBLAS_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 
+# Where there is no driver, NVML does not answer, and torch's CUDA build asks CUDA itself: every rank
+# would then start anew. With no GPU that is visible it asks neither.
+_HIDDEN = {"CUDA_VISIBLE_DEVICES": ""}
+_DRIVERS = ("/dev/nvidiactl", "/proc/driver/nvidia", "/dev/dxg", "/dev/kfd")
+
+
+def _has_gpu() -> bool:
+    return any(os.path.exists(path) for path in _DRIVERS)  # noqa: PTH110
+
+
 def preload(modules: Sequence[str], program: Sequence[str]) -> None:
     """Modules see the arguments of the program. One that fails is left to the ranks to report."""
-    set_here = [name for name in _QUIET if name not in os.environ]
-    os.environ.update({name: _QUIET[name] for name in set_here})
+    quiet = {**_QUIET, **({} if _has_gpu() else _HIDDEN)}
+    set_here = [name for name in quiet if name not in os.environ]
+    os.environ.update({name: quiet[name] for name in set_here})
     own = sys.argv
     sys.argv = list(program[1:] if program[0] == "-m" else program)
     try:

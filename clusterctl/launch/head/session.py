@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from clusterctl.errors import ClusterctlError, LaunchFailed, UsageError
+from clusterctl.errors import ClusterctlError, CouldNotFindOut, LaunchFailed, UsageError
 from clusterctl.launch import saved_run
-from clusterctl.launch.head import owner, supervisor
+from clusterctl.launch.head import owner, supervisor, wire
 from clusterctl.launch.head.attached import follow
 from clusterctl.launch.head.link import Link
 from clusterctl.launch.run_dir import write_layout
@@ -21,6 +22,7 @@ from clusterctl.output import Output
 from clusterctl.signal_handlers import handled_by
 
 STATE_S = 10.0  # for the first word of a supervisor
+BEGIN_S = 60.0  # for the first of its nodes; --detach waits no longer
 
 
 def begin(run: SavedRun, output: Output, *, detach: bool) -> int:
@@ -32,12 +34,36 @@ def begin(run: SavedRun, output: Output, *, detach: bool) -> int:
     with _noted() as signals:
         link = supervisor.start(plan.run_dir, "begin")
         if detach:
-            about, _ = link.first_state(STATE_S)
+            about, result = _begun(link, signals)
             if not signals:
                 link.close()
+                if result is not None:
+                    return _tell(run, output, "launch", about, result)
                 _say_detached(output, "launch", about)
                 return 0
         return _watch(run, link, output, "launch", signals)
+
+
+def _begun(link: Link, signals: list[int]) -> tuple[dict[str, Any], RunResult | None]:
+    """About the run, and its result where it has ended by then. A slow login does not end it: its
+    supervisor is there, and connects. Raises `CouldNotFindOut` where that says nothing."""
+    about: dict[str, Any] | None = None
+    begun_s = time.monotonic()
+    while not signals and time.monotonic() < begun_s + (STATE_S if about is None else BEGIN_S):
+        if link.ended:
+            break
+        for message in link.take(0.1):
+            if message["type"] == "run":
+                about = message
+            elif about is not None and message["type"] == "result":
+                return about, wire.result_of(message["result"])
+            elif about is not None and message["state"]["nodes"]:
+                return about, None
+    if about is None and not signals:
+        raise CouldNotFindOut(f"the supervisor says nothing within {STATE_S:g} s")
+    if link.ended and not signals:
+        raise CouldNotFindOut("the supervisor of this run has ended", hint="clusterctl status")
+    return about or {}, None
 
 
 @contextmanager
@@ -150,10 +176,17 @@ def _watch(run: SavedRun, link: Link, output: Output, command: str, signals: lis
     if result is None:
         _say_detached(output, command, about)
         return 0
+    return _tell(run, output, command, about, result)
+
+
+def _tell(
+    run: SavedRun, output: Output, command: str, about: dict[str, Any], result: RunResult
+) -> int:
     if output.json:
-        output.document(command, **about, ok=result.ok, **asdict(result))
+        facts = {name: about[name] for name in ("run_id", "run_dir")}
+        output.document(command, **facts, ok=result.ok, **asdict(result))
     else:
-        _say_end(output, run_dir, len(run.plan.shares), result)
+        _say_end(output, run.plan.run_dir, len(run.plan.shares), result)
     return result.exit_code
 
 

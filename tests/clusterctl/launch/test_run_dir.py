@@ -10,6 +10,7 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -55,23 +56,36 @@ def test_run_directory_can_be_opened_to_a_group(tmp_path: Path) -> None:
         claim_run_dir(tmp_path, "C", "no-such-group")
 
 
-def test_lock_is_not_led_to_another_file(tmp_path: Path) -> None:
-    victim = tmp_path / "victim"
-    victim.write_text("precious")
-    (tmp_path / ".lock").symlink_to(victim)
-    with pytest.raises(UsageError, match="no run directory can be made"):
-        claim_run_dir(tmp_path, "A")
-    assert victim.read_text() == "precious"
-
-
-def test_lock_that_somebody_holds_is_not_waited_for_for_ever(
+def test_lock_that_somebody_holds_does_not_keep_others_from_a_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_dir, "LOCK_S", 0.2)
-    with (tmp_path / ".lock").open("w") as lock:
+    lock = os.open(tmp_path, os.O_RDONLY)
+    try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(UsageError, match="is locked by another program"):
-            claim_run_dir(tmp_path, "A")
+        assert claim_run_dir(tmp_path, "A").name == "001-A"
+    finally:
+        os.close(lock)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to be two users")
+def test_users_of_one_group_launch_into_one_folder() -> None:
+    """Below the system's own folder: pytest's is closed to others."""
+    program = (
+        "import os, sys\nfrom pathlib import Path\nfrom clusterctl.launch.run_dir import claim_run_dir\n"
+        "os.setgroups([]); os.setgid(4711); os.setuid(int(sys.argv[2]))\n"
+        "print(claim_run_dir(Path(sys.argv[1]), 'A').name)\n"
+    )
+    with tempfile.TemporaryDirectory() as place:
+        outputs = Path(place) / "outputs"
+        outputs.mkdir()
+        Path(place).chmod(0o755)
+        os.chown(outputs, 0, 4711)
+        outputs.chmod(0o2775)
+        for uid, name in ((4001, "001-A"), (4002, "002-A"), (4001, "003-A")):
+            command = [sys.executable, "-c", program, str(outputs), str(uid)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert done.stdout.strip() == name, done.stderr
 
 
 def test_outputs_that_another_user_has_put_into_tmp_are_refused(tmp_path: Path) -> None:

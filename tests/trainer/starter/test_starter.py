@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from trainer.starter import preload as preloading
 from trainer.starter.command import parse
 
 REPO = Path(__file__).parents[3]
@@ -243,3 +244,21 @@ def test_rank_that_cannot_use_what_was_imported_starts_afresh(starters: Starters
     )
     code, out = starters.run("--preload", "torch", program, "x")
     assert (code, out) == (0, f"{[program, 'x']} True 0\n")
+
+
+def test_cuda_is_not_asked_where_no_driver_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch asks CUDA where NVML does not answer, and then no rank can be forked."""
+    seen = []
+    monkeypatch.setattr(
+        preloading.importlib, "import_module", lambda _: seen.append(dict(os.environ))
+    )
+    for drivers, hidden in ((("/not/there",), ""), (("/proc",), None)):
+        monkeypatch.setattr(preloading, "_DRIVERS", drivers)
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        preloading.preload(["any"], ["-m", "any"])
+        assert seen.pop().get("CUDA_VISIBLE_DEVICES") == hidden
+        assert "CUDA_VISIBLE_DEVICES" not in os.environ  # ranks get what the launcher gives
+    monkeypatch.setattr(preloading, "_DRIVERS", ("/not/there",))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    preloading.preload(["any"], ["-m", "any"])
+    assert seen.pop()["CUDA_VISIBLE_DEVICES"] == "3"
