@@ -65,8 +65,8 @@ def of_checks(
     """Checks that fail on a node and did not before, and those that passed again.
 
     Not entered: checks of a launch line, what only follows from another failed check, and a check
-    that fails on every node of several, which says nothing about one of them. What is wrong with the
-    set-up does not count. An UNKNOWN changes nothing.
+    that fails on every node of several, which says nothing about one of them. A wrong set-up does
+    not count. An UNKNOWN changes nothing.
     """
     failed: dict[tuple[str, str], str] = {}
     fine: set[tuple[str, str]] = set()

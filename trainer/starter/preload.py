@@ -14,7 +14,7 @@ from collections.abc import Sequence
 _QUIET = {"OPENBLAS_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 
-# Where there is no driver, NVML does not answer, and torch's CUDA build asks CUDA itself: every rank
+# Where there is no driver, NVML does not answer, and torch's CUDA build asks CUDA itself: each rank
 # would then start anew. With no GPU that is visible it asks neither.
 _HIDDEN = {"CUDA_VISIBLE_DEVICES": ""}
 _DRIVERS = ("/dev/nvidiactl", "/proc/driver/nvidia", "/dev/dxg", "/dev/kfd")
