@@ -6,6 +6,7 @@ torch itself waits ten minutes for an address that names another machine on some
 
 import fcntl
 import os
+import re
 import socket
 import struct
 
@@ -66,11 +67,15 @@ def probe_port(address, port, word):
     return None if reply.strip() == word.encode() else "another machine or program answers there"
 
 
+_ADDRESS = re.compile(r"[A-Za-z0-9_:][A-Za-z0-9_.:%-]*")
+
+
 def own_addresses():
     """Addresses of this node, likeliest first: as ssh reached it, its route, its name."""
     found = os.environ.get("SSH_CONNECTION", "").split()[2:3]
     found += [address_towards("192.0.2.1"), socket.gethostname()]
-    return list(dict.fromkeys(filter(None, found)))
+    # A machine may be called "(none)": that is no address, and the head takes none that is not.
+    return [one for one in dict.fromkeys(filter(None, found)) if _ADDRESS.fullmatch(one)]
 
 
 def address_towards(address):
