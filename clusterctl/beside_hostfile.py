@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import time
@@ -30,9 +31,10 @@ def locked(path: Path, error: type[ClusterctlError] = UsageError) -> Iterator[bo
     is_held = False
     while True:
         try:
-            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         except OSError as why:
-            raise error(f"{path} was not changed: {why.strerror}") from None
+            text = f"{lock} is a link" if why.errno == errno.ELOOP else why.strerror
+            raise error(f"{path} was not changed: {text}") from None
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             is_held = True

@@ -35,6 +35,7 @@ PERSONAL = frozenset(
         "accept_new", "sudo", "yes", "force", "skip_preflight",  # guards
         "listen", "host", "port", "web", "share",  # who may look
         "out", "copies", "save_to", "log", "record", "write_good", "junit", "speedscope", "once", "bundle", "note", "repaired",  # what is written
+        "presets", "prompts",  # whose prompts are read, and logged as captions
         "match", "user", "gpus", "all_runs", "all", "signal", "stop",  # whose processes are ended or read
     )
 )  # fmt: skip

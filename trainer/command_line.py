@@ -11,10 +11,10 @@ import os
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar, cast
 
 from trainer.errors import TrainerError
-from trainer.runlog.output import LOG, configure, report_error
+from trainer.runlog.output import LOG, Printable, configure, report_error
 
 N = TypeVar("N", int, float)
 TRAINING = ("numpy", "torch", "av", "safetensors")  # no command of the trainer works without them
@@ -112,6 +112,14 @@ def missing_packages() -> Iterator[None]:
         raise missing from None
 
 
+@contextlib.contextmanager
+def printable_output() -> Iterator[None]:
+    """Names in files of others reach the terminal only as text, however they are printed."""
+    out, err = (cast("TextIO", Printable(one)) for one in (sys.stdout, sys.stderr))
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        yield
+
+
 def command(main: Main) -> Callable[..., int]:
     """Around a `main`: expected errors, Ctrl-C and a closed pipe become exit codes."""
 
@@ -120,7 +128,7 @@ def command(main: Main) -> Callable[..., int]:
         configure()
         try:
             try:
-                with missing_packages():
+                with missing_packages(), printable_output():
                     return main(argv)
             finally:
                 _flush()

@@ -8,6 +8,7 @@ then the oldest ones, until it has half of that.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 import time
@@ -107,7 +108,7 @@ def _shorten(path: Path, descriptor: int, now_s: float) -> None:
 def _opened(path: Path, flags: int, mode: int = 0o644) -> Iterator[int | None]:
     """A plain file; None where it is not there and not made. Raises `LedgerError`."""
     try:
-        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, mode)
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
     except (FileNotFoundError, NotADirectoryError):
         if flags & os.O_CREAT:
             raise LedgerError(f"{path} cannot be written: there is no such folder") from None
@@ -115,7 +116,8 @@ def _opened(path: Path, flags: int, mode: int = 0o644) -> Iterator[int | None]:
         return
     except OSError as error:
         word = "written" if flags & os.O_CREAT else "read"
-        raise LedgerError(f"{path} cannot be {word}: {error.strerror}") from None
+        text = "it is a link" if error.errno == errno.ELOOP else error.strerror
+        raise LedgerError(f"{path} cannot be {word}: {text}") from None
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise LedgerError(f"{path} cannot be used: it is a folder or a device")

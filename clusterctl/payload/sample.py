@@ -60,8 +60,13 @@ def slots():
     if found["state"] != "ended" or found["rc"]:
         said = (found["err"] or found["out"]).strip().splitlines()
         fail("the GPUs cannot be read: %s" % (said[-1] if said else found["state"]))
-    used = {index.strip(): or_none(int, mib) for index, mib in rows}
+    # A GPU whose memory is not known ("[N/A]", of a MIG device) is not known to be free.
+    used = {index.strip(): int(mib) if mib.strip().isdigit() else None for index, mib in rows}
     free = [index for index, mib in used.items() if mib is not None and mib < FREE_MIB]
+    unknown = [index for index, mib in used.items() if mib is None]
+    if unknown and not free:
+        text = "how much memory of GPU %s is in use is not known; --gpus %s takes it all the same"
+        fail(text % (unknown[0], unknown[0]))
     if used and not free:
         all_of_them = "all %d GPUs are" % len(used) if len(used) > 1 else "the only GPU is"
         fail("%s in use; --gpus 0 takes one all the same" % all_of_them)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import UsageError
+from clusterctl.payload.files.ownership import changed_by_others
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -84,11 +86,18 @@ def read_presets(path: Path | None) -> dict[str, Preset]:
     Raises `UsageError` for a file that cannot be read, an unknown key and a wrong value.
     """
     found = dict(BUILT_IN)
+    is_own_choice = path is not None
     if path is None and not FILE.exists():
         return found
     path = path or FILE
     try:
         with path.open("rb") as file:
+            why = changed_by_others(os.fstat(file.fileno()))
+            if (
+                why and not is_own_choice
+            ):  # its prompts name files, whose lines are shown as captions
+                hint = "--presets FILE names one that you trust"
+                raise UsageError(f"{path.absolute()} {why}, so it is not used", hint=hint)
             data = file.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
             raise UsageError(f"{path} has more than {MAX_BYTES:,} bytes")

@@ -29,7 +29,7 @@ HARMLESS = frozenset(
         "follow", "rank", "node", "since", "attempt", "tail", "logs",
         "max_wrong_rows", "command", "reason", "mtbf", "save_stall", "step_time", "ranks",
         "max_loss_increase", "max_slowdown", "history", "nodes",
-        "preset", "presets", "prompts", "weights", "expnums", "last_step", "every", "only_first_of_epoch", "compute_only",
+        "preset", "weights", "expnums", "last_step", "every", "only_first_of_epoch", "compute_only",
         "validate", "no_videos",
     )
 )  # fmt: skip

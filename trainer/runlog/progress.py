@@ -7,7 +7,7 @@ import sys
 import time
 from typing import TextIO, TypeVar
 
-from trainer.runlog.output import write
+from trainer.runlog.output import printable, write
 
 P = TypeVar("P", bound="ProgressLine")
 _ON_TERMINAL_S, _IN_LOG_S = 0.2, 10.0
@@ -20,6 +20,7 @@ class ProgressLine:
 
     def __init__(self, what: str, quiet: bool = False, stream: TextIO | None = None) -> None:
         self._what, self._quiet, self._stream = what, quiet, stream or sys.stderr
+        self._stream = getattr(self._stream, "raw", self._stream)
         self._live = self._stream.isatty()
         self._last = time.monotonic()
         self._shown = False
@@ -37,7 +38,7 @@ class ProgressLine:
 
     def show(self, text: str) -> None:
         self._last = time.monotonic()
-        text = f"{self._what}: {text}"
+        text = printable(f"{self._what}: {text}")
         # A line that wraps would not be removed whole.
         width = shutil.get_terminal_size().columns - 1
         write(f"\r\x1b[2K{text[:width]}" if self._live else text + "\n", self._stream)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl import beside_hostfile
+from clusterctl.errors import UsageError
 from clusterctl.ledger import file
 from clusterctl.ledger.enter import enter
 from clusterctl.ledger.entries import INCIDENT, NOTE, Entry, entry_of
@@ -207,3 +208,18 @@ def test_reader_beside_a_writer_sees_whole_lines_only(path: Path) -> None:
     reader.join()
     assert seen
     assert set(seen) == {0}
+
+
+def test_link_of_somebody_else_is_not_followed(path: Path, tmp_path: Path) -> None:
+    target = tmp_path / "precious"
+    target.write_text("mine\n")
+    path.symlink_to(target)
+    with pytest.raises(LedgerError, match="it is a link"):
+        append(path, [Entry("n1", NOTE, "x", 1.0)])
+    path.unlink()
+    lock = path.with_name(f".{path.name}.lock")
+    lock.symlink_to(tmp_path / "made-by-root")
+    with pytest.raises(UsageError, match="is a link"), beside_hostfile.locked(path):
+        pass
+    assert target.read_text() == "mine\n"
+    assert not (tmp_path / "made-by-root").exists()

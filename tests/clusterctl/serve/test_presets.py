@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import fields
 from pathlib import Path
 
@@ -81,3 +82,15 @@ def test_choices() -> None:
     assert steps(Choice(after_step=9)) == [10, 20]
     assert steps(Choice(every=10)) == [10, 20]
     assert steps(Choice(first_of_epoch=True)) == [9, 20]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to make another user's file")
+def test_presets_of_another_user_in_the_current_folder_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "presets.toml").write_text("[mine]\nprompts = '/etc/shadow'\n")
+    assert "mine" in read_presets(None)
+    os.chown(tmp_path / "presets.toml", 65534, 65534)
+    with pytest.raises(UsageError, match="belongs to user 65534, so it is not used"):
+        read_presets(None)

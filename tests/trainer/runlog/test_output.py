@@ -13,9 +13,11 @@ import pytest
 
 from tests.trainer.ranks import REPO
 from trainer.config.load import load
+from trainer.data import __main__ as data
 from trainer.journal import Journal
 from trainer.runlog.output import LOG, RUN, configure, write
 from trainer.runlog.telemetry import Event, read
+from trainer.sync import upload
 from trainer.train import main as train_main
 
 
@@ -106,3 +108,25 @@ def test_a_level_that_does_not_exist_is_wrong_usage(
         train_main(["demo"])
     assert ended.value.code == 2
     assert "'loud' is not one of debug, info, warning, error" in capsys.readouterr().err
+
+
+def test_names_of_others_reach_no_terminal(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A title of the window, the clipboard, and text that turns round; by each way to print."""
+    evil = "a\x1b]0;TITLE\x07\x1b]52;c;AAAA\x07\u202eb"
+    manifest = tmp_path / "m.csv"
+    manifest.write_text(f"path,text,num_frames,height,width\n{evil}.mp4,x,9,64,64\n")
+    run = tmp_path / f"001-{evil}"
+    (run / "wandb" / "offline-run-1-abc").mkdir(parents=True)
+    (run / "wandb" / "offline-run-1-abc" / "run-abc.wandb").touch()
+    data.main(["check", str(manifest), str(tmp_path / "checked.csv")])
+    data.main(["probe", str(manifest), str(tmp_path / "out.csv")])
+    upload.main([str(run), "--dry-run"])
+    upload.main([str(tmp_path / evil)])
+    with pytest.raises(SystemExit):
+        upload.main(["x", f"--{evil}"])
+    out, err = capfd.readouterr()
+    assert r"\x1b]0;TITLE\x07" in out
+    assert r"\x1b]0;TITLE\x07" in err
+    assert not any(sign in out + err for sign in "\x1b\x07\u202e")
