@@ -1,4 +1,4 @@
-"""Text of others made safe to print: names, output and messages of nodes, of processes, of files."""
+"""Text of others made safe to print: names, output and messages of nodes, processes and files."""
 
 from __future__ import annotations
 
