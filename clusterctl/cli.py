@@ -147,11 +147,12 @@ def run(args: list[str]) -> int:
         _say("interrupted")
         return 130
     except OSError as error:
-        found = _fault_of_process(error)
-        if found is None:
-            raise
-        text, hint, code = found
+        text, hint, code = _fault_of_process(error)
         _say(f"error: {text}\n  hint: {hint}")
+        if "-vv" in args:
+            import traceback
+
+            traceback.print_exc()
         return code
     except ClusterctlError as error:
         if isinstance(error.__cause__, BrokenPipeError):
@@ -182,7 +183,7 @@ def _called(args: list[str]) -> object:
 READER_GONE = 141  # as a shell has it for SIGPIPE, which `head` and `less` cause
 
 
-def _fault_of_process(error: OSError) -> tuple[str, str, int] | None:
+def _fault_of_process(error: OSError) -> tuple[str, str, int]:
     """Sentence, hint and exit code of what may fail anywhere."""
     if error.errno == errno.EMFILE:
         hint = "each node needs one: raise the limit (ulimit -n), or name fewer nodes (-w)"
@@ -191,7 +192,9 @@ def _fault_of_process(error: OSError) -> tuple[str, str, int] | None:
         os.getcwd()  # noqa: PTH109
     except OSError:
         return "the current folder has been removed", "cd to another one", 2
-    return None
+    from clusterctl.runs.find import why_closed
+
+    return why_closed(error), "look at that place (ls -ld, df); -vv shows where it was used", 3
 
 
 def _say(text: str) -> None:

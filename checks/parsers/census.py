@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -147,8 +146,12 @@ def _object(text: str) -> Maybe[dict[str, Any]]:
 
 def _memory(text: str) -> Maybe[Memory]:
     """/proc/meminfo."""
-    rows = re.findall(r"^[ \t]*(\S+?):*[ \t]+(\d+)[ \t]+kB[ \t\r]*$", text, re.MULTILINE)
-    found = {name: int(count) * 1024 for name, count in rows}
+    rows = (line.split() for line in text.splitlines() if len(line) < 200)
+    found = {
+        row[0].rstrip(":"): int(row[1]) * 1024
+        for row in rows
+        if len(row) == 3 and row[2] == "kB" and row[1].isdecimal()
+    }
     names = ("MemTotal", "MemAvailable", "SwapTotal", "SwapFree")
     try:
         return Memory(*(found[name] for name in names))

@@ -272,7 +272,7 @@ def parse_module(section: Section | None) -> Maybe[KernelModule]:
     if isinstance(text, Unknown):
         return text
     first, *gpus = text.splitlines()
-    version = re.search(r"Kernel Module .*?\b(\d{3,4}\.\d{1,4}(?:\.\d{1,4})?)\b", first)
+    version = re.search(r"Kernel Module .{0,200}?\b(\d{3,4}\.\d{1,4}(?:\.\d{1,4})?)\b", first)
     strange = [line for line in gpus if not re.match(r"[0-9a-f]{4,8}:", line)]
     if version is None or strange:
         return unreadable(strange[0] if strange else first)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.checkpoints.settings_of_run import Size
+from trainer.runlog import run_files
 from trainer.runlog.checkpoint_name import MANIFEST, complete_names, epoch_and_step
-from trainer.runlog.json_file import read_object
 from trainer.runlog.retention import OVERHEAD_BYTES
 
 FOLDERS = ("model", "ema", "optimizer")
@@ -42,7 +42,7 @@ def checkpoints_in(run_dir: Path) -> list[Checkpoint]:
         path, counts = run_dir / name, epoch_and_step(name)
         # Others may delete it meanwhile; one with a damaged manifest is none.
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-            size = _size(read_object(path / MANIFEST)["files"])
+            size = _size(run_files.read_object(run_dir, f"{name}/{MANIFEST}")["files"])
             found.append(Checkpoint(path, counts[1] if counts else 0, size))
     return found
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.runs.find import EVENTS_FILE, INCIDENTS_FILE
+from trainer.runlog import run_files
 from trainer.runlog.json_file import parse
 from trainer.runlog.telemetry import FILE, Event, StepRecord, decode
 
@@ -23,7 +24,6 @@ STOPS = ("user-stop", "stop")
 ENDINGS = ("done", "stopped", "failed", "rollback")
 RECENT_STEPS = 500  # whose mean is the step time: buckets of different shapes take turns
 SILENT_S = 900.0  # without a record, and 10 steps: a run of which nothing says that it ended
-_LONGEST = 1 << 20  # bytes of a line
 
 
 @dataclass(slots=True)
@@ -192,9 +192,7 @@ class _Epochs:
 
 def _lines(path: Path) -> Iterator[bytes]:
     try:
-        with path.open("rb") as file:
-            while line := file.readline(_LONGEST):
-                yield line
+        yield from run_files.lines(path)
     except FileNotFoundError:
         return
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import UsageError
-from trainer.runlog.json_file import read_object
+from trainer.runlog import run_files
 from trainer.runlog.own_modules import environment, module_command
 from trainer.runlog.retention import Rules
 
@@ -49,7 +49,7 @@ def settings_in(run_dir: Path) -> RunSettings:
     """Of a run directory's config.json. Raises UsageError naming the file."""
     path = run_dir / CONFIG_FILE
     try:
-        return _settings(read_object(path)["config"])
+        return _settings(run_files.read_object(run_dir, CONFIG_FILE)["config"])
     except FileNotFoundError:
         hint = "name a run directory, a config file, or a short name such as stage1"
         raise UsageError(f"{run_dir} is not a run: it has no {CONFIG_FILE}", hint=hint) from None

@@ -29,8 +29,8 @@ from clusterctl.runs.journal import (
 )
 from clusterctl.runs.steps import ENDINGS, Steps, after_record
 from clusterctl.why.recorded import lines_of
+from trainer.runlog import run_files
 from trainer.runlog.gpu_peaks import peak_flops
-from trainer.runlog.json_file import read_object
 from trainer.runlog.telemetry import FILE, PHASES, Event, StepRecord, decode
 from trainer.runlog.validation import FILE as VALIDATION
 from trainer.runlog.validation import Point, Points
@@ -268,6 +268,6 @@ def _journal(run_dir: Path) -> Journal:
 
 def _object(path: Path) -> dict[str, Any]:
     try:
-        return read_object(path)
+        return run_files.read_object(path.parent, path.name)
     except (OSError, ValueError):
         return {}

@@ -29,7 +29,7 @@ def append(path: Path, record: Mapping[str, Any]) -> None:
 
     Keys are only ever added. An incident has incident (its type), text, time_s (unix), step.
     """
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     with os.fdopen(descriptor, "ab", buffering=0) as file:
         file.write(json.dumps(record, default=str).encode() + b"\n")
 

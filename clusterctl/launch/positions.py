@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from clusterctl.payload.files.private import replace_file
+from trainer.runlog import run_files
 
 FILE = ".positions.json"
 EVERY_S = 1.0
@@ -52,7 +53,7 @@ class Notes:
 def load(run_dir: Path) -> Positions:
     """The positions noted last; the head's copies are cut to what they were then."""
     try:
-        document = json.loads((run_dir / FILE).read_bytes())
+        document = run_files.read_object(run_dir, FILE)
         found: Positions = {
             str(node): {str(name): int(at) for name, at in files.items()}
             for node, files in document["positions"].items()
@@ -61,10 +62,21 @@ def load(run_dir: Path) -> Positions:
             if not _COPY.fullmatch(name):
                 raise ValueError(name)
             with suppress(FileNotFoundError):
-                os.truncate(run_dir / name, int(size))
+                _cut(run_dir, name, int(size))
         return found
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return {}
+
+
+def _cut(run_dir: Path, name: str, size: int) -> None:
+    """No link is followed: what it leads to must not be cut. Raises OSError."""
+    with run_files.folder_below(run_dir, str(Path(name).parent)) as folder:
+        flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(Path(name).name, flags, dir_fd=folder)
+        try:
+            os.ftruncate(descriptor, size)
+        finally:
+            os.close(descriptor)
 
 
 def remove(run_dir: Path) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import os
+import pwd
 from pathlib import Path
 
-from clusterctl.errors import UsageError
+from clusterctl.errors import CouldNotFindOut, UsageError
 from trainer.runlog.telemetry import FILE
 
 OUTPUTS = Path("outputs")
@@ -26,7 +28,40 @@ def runs_by_time(outputs: Path) -> list[Path]:
 
 
 def find_run(name: str | None, outputs: Path = OUTPUTS) -> Path:
-    """Raises `UsageError` where there is no such run, or more than one of that number."""
+    """Raises `UsageError` where there is no such run, or more than one of that number, and
+    `CouldNotFindOut` where a folder is closed to this user."""
+    try:
+        return _find(name, outputs)
+    except OSError as error:
+        raise CouldNotFindOut(
+            why_closed(error), hint="ask its owner, or name another run"
+        ) from None
+
+
+def why_closed(error: OSError) -> str:
+    """The sentence of a place that cannot be read: whose it is, where that is the reason."""
+    place = Path(os.fsdecode(error.filename)) if error.filename else None
+    why = f"{place}: {error.strerror}" if place else str(error.strerror or error)
+    if not isinstance(error, PermissionError) or place is None:
+        return why
+    for folder in (place, *place.absolute().parents):
+        try:
+            found = folder.lstat()
+        except OSError:
+            continue
+        if found.st_uid != os.getuid() and not os.access(folder, os.R_OK | os.X_OK):
+            return f"{folder} belongs to {user_name(found.st_uid)} and is closed to you"
+    return why
+
+
+def user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
+
+
+def _find(name: str | None, outputs: Path) -> Path:
     given = Path(outputs if name is None else name)
     if given.is_dir():
         return given if is_run(given) else _newest(given)
@@ -56,6 +91,8 @@ def is_run(folder: Path) -> bool:
 def _newest(outputs: Path) -> Path:
     found = runs_by_time(outputs)
     if not found:
+        if outputs.is_dir():
+            os.listdir(outputs)  # noqa: PTH208 - a pattern finds nothing where it may not look
         hint = "give a run directory, or start below a folder that has outputs/"
         raise UsageError(f"there is no run in {outputs}", hint=hint)
     return found[0]

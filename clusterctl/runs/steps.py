@@ -19,10 +19,9 @@ EXACT = 128  # steps that are kept one by one, at least: most checkpoints are no
 MOST = 1000  # starts and pauses that are kept; the oldest are dropped
 ENDINGS = ("done", "stopped", "failed")
 
-# A whole line, as trainer.runlog.telemetry writes it; in a text, quotes stand behind a backslash.
-_STEP = re.compile(
-    rb'\{"kind":"step","step":(\d+),.*,"step_s":([-+.e\d]+),.*,"time_s":([-+.e\d]+)[,}].*\}\n?$'
-)
+# Parts of a line, as trainer.runlog.telemetry writes it; in a text, quotes are behind backslashes.
+_STEP = re.compile(rb'\{"kind":"step","step":(\d{1,15}),.{1,600}?,"step_s":([-+.e\d]{1,30}),')
+_TIME = re.compile(rb',"time_s":([-+.e\d]{1,30})[,}]')
 
 Knot = tuple[int, float, float]
 """A step, seconds of all steps that count up to it, unix time when it was done."""
@@ -90,10 +89,11 @@ def after_record(steps: Steps, record: Record) -> Steps:
 def after_line(steps: Steps, line: bytes) -> Steps:
     """With one line of telemetry more, whose other figures are not decoded: the 500,000 steps of a
     month take a third of the time. What is no record changes nothing."""
-    if (found := _STEP.match(line)) is not None:
+    found = _STEP.match(line)
+    time = _TIME.match(line, line.rfind(b',"time_s":', found.end() - 1)) if found else None
+    if found is not None and time is not None and line.endswith((b"}", b"}\n")):
         with suppress(ValueError):
-            number, step_s, time_s = found.groups()
-            return _after_step(steps, int(number), float(step_s), float(time_s))
+            return _after_step(steps, int(found[1]), float(found[2]), float(time[1]))
     record = decode(line)
     return steps if record is None else after_record(steps, record)
 

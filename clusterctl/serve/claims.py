@@ -15,6 +15,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -26,6 +27,7 @@ from pathlib import Path
 from clusterctl.launch.head.owner import Owner
 from clusterctl.payload.files.private import open_own
 from clusterctl.remote.node_threads import start_thread
+from trainer.runlog.run_files import Refused, opened_below
 
 FOLDER = ".serve"  # below samples/
 CLAIMS = ".claims"  # in the folder of a checkpoint's videos
@@ -33,6 +35,7 @@ BEAT_S = 2.0
 LOCK_S = 2.0
 SILENT_S = 90.0  # of a server on another machine, after which its claims are free: NFS caches 60 s
 STOP = ".stop"
+_ID = re.compile(r"[0-9a-f]{12}")
 TAKEN = (errno.EEXIST, errno.ENOTEMPTY)  # POSIX lets rename say either
 
 
@@ -64,7 +67,9 @@ class Claims:
         self._seen: dict[str, tuple[bytes, float]] = {}  # server -> its file, since when
 
     def __enter__(self) -> Claims:
-        """Raises OSError where the folder cannot be written."""
+        """Raises OSError where the folder cannot be written, or leads out of the run directory."""
+        if link := _link_to(self._folder):
+            raise Refused(link, "it is a link: links are not followed")
         self._folder.mkdir(parents=True, exist_ok=True)
         self._begin()
         start_thread(self._keep)
@@ -154,7 +159,7 @@ class Claims:
     def is_alive(self, server: str) -> bool:
         path = self._folder / server
         try:
-            data = path.read_bytes()
+            data = _bytes(path)
         except OSError:
             return False  # it has ended in order
         if _is_here(data):
@@ -179,7 +184,7 @@ def servers(samples: Path) -> list[Server]:
     found = []
     for path in _files(samples / FOLDER):
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-            data = path.read_bytes()
+            data = _bytes(path)
             about = json.loads(data.partition(b"\n")[2])
             owner = Owner(str(about["host"]), int(about["pid"]), float(about["since_s"]))
             if not _is_here(data) or _is_locked(path):
@@ -194,9 +199,15 @@ def ask_to_stop(samples: Path, server: Server) -> None:
 
 
 def _files(folder: Path) -> list[Path]:
-    if not folder.is_dir():
+    """Of servers: other files, and what a link leads to, are not theirs."""
+    if _link_to(folder) or not folder.is_dir():
         return []
-    return sorted(path for path in folder.iterdir() if "." not in path.name)
+    return sorted(path for path in folder.iterdir() if _ID.fullmatch(path.name))
+
+
+def _link_to(folder: Path) -> Path | None:
+    """What leads out of the run directory on the way to its `samples/.serve`."""
+    return next((one for one in (folder.parent, folder) if one.is_symlink()), None)
 
 
 def _newest(place: Path, unit: str) -> tuple[int, str | None]:
@@ -214,6 +225,11 @@ def _newest(place: Path, unit: str) -> tuple[int, str | None]:
         return number, None  # it was given back just now
 
 
+def _bytes(path: Path) -> bytes:
+    with opened_below(path.parent, path.name) as (fd, _):
+        return os.pread(fd, 1 << 16, 0)
+
+
 def _boot() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
@@ -225,7 +241,7 @@ def _is_here(data: bytes) -> bool:
 
 def _is_locked(path: Path) -> bool:
     try:
-        lock = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        lock = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return False
     try:

@@ -91,6 +91,7 @@ def _place(
     place = given or preset.prompts
     if place is None and isinstance(own.get("prompts"), str):
         place = Path(own["prompts"])
+        _refuse_elsewhere(source, place)
     if place is None:
         data = config.get("dataset")
         path = data.get("data_path") if isinstance(data, dict) else None
@@ -101,6 +102,17 @@ def _place(
         text = f"there are no prompts for {source.name}, preset {preset.name}"
         raise UsageError(text, hint="--prompts FILE has one a line")
     return place
+
+
+def _refuse_elsewhere(source: Source, place: Path) -> None:
+    """A run's config may be somebody else's: it must not show any file of this user's as prompts.
+
+    Raises `UsageError`.
+    """
+    found = place.resolve()
+    if not any(found.is_relative_to(one.resolve()) for one in (source.folder, Path.cwd())):
+        text = f"the config of {source.name} takes its prompts from {place}, which is outside of it"
+        raise UsageError(f"{text} and of this folder", hint=f"--prompts {place} if that is meant")
 
 
 def _read(place: Path) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from clusterctl.remote.node_threads import start_thread
 from clusterctl.serve.wanted import Sealed, is_name
-from trainer.runlog.json_file import read_object
+from trainer.runlog import run_files
 
 CONFIG, MANIFEST = "config.json", "manifest.json"
 EVERY_S = 1.0  # between two looks into a folder
@@ -87,11 +87,11 @@ class LocalRun:
 def read_config(folder: Path) -> dict[str, Any] | None:
     """Of a run directory. Raises ValueError in words."""
     try:
-        return read_object(folder / CONFIG)
+        return run_files.read_object(folder, CONFIG)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise ValueError(f"{folder / CONFIG} cannot be read: {error.strerror}") from None
+        raise ValueError(f"{folder / CONFIG} cannot be read: {error.strerror or error}") from None
 
 
 def sealed_in(folder: Path) -> list[Sealed]:

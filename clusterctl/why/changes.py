@@ -17,7 +17,7 @@ from clusterctl.payload.mask_secrets import HIDDEN, hide, is_secret
 from clusterctl.runs.attempts import DONE, Attempt
 from clusterctl.runs.find import EVENTS_FILE, PLAN_FILE, runs_by_time
 from clusterctl.runs.journal import Journal, after_event, launcher_event, planned_nodes
-from trainer.runlog.json_file import read_object
+from trainer.runlog import run_files
 from trainer.runlog.telemetry import FILE, Event, decode
 
 CONFIG_FILE, SAMPLER = "config.json", "sampler.json"
@@ -96,10 +96,8 @@ def _ended_well(path: Path) -> bool:
 
 
 def _last_lines(path: Path) -> list[bytes]:
-    with contextlib.suppress(OSError), path.open("rb") as file:
-        size = file.seek(0, 2)
-        file.seek(max(0, size - LAST_BYTES))
-        return file.read().split(b"\n")
+    with contextlib.suppress(OSError):
+        return list(run_files.lines(path, last=LAST_BYTES))
     return []
 
 
@@ -167,16 +165,16 @@ def _commit(value: Any) -> str:
 def _fingerprint(run_dir: Path) -> str:
     """That of the data set, which every checkpoint has; "" without a checkpoint."""
     with contextlib.suppress(OSError, ValueError):
-        name = (run_dir / "latest").read_text(encoding="utf-8").strip()
+        name = run_files.read_bytes(run_dir, "latest", 1000).decode().strip()
         if name and "/" not in name:
-            found = read_object(run_dir / name / SAMPLER).get("fingerprint")
+            found = run_files.read_object(run_dir, f"{name}/{SAMPLER}").get("fingerprint")
             return found if isinstance(found, str) else ""
     return ""
 
 
 def _object(path: Path) -> dict[str, Any]:
     try:
-        return read_object(path)
+        return run_files.read_object(path.parent, path.name)
     except (OSError, ValueError):
         return {}
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import queue
 import threading
 import time
@@ -16,7 +15,7 @@ from typing import Any
 
 from clusterctl.runs.find import EVENTS_FILE as JOURNAL
 from clusterctl.runs.find import INCIDENTS_FILE as INCIDENTS
-from clusterctl.runs.find import runs_by_time
+from clusterctl.runs.find import PLAN_FILE, runs_by_time
 from clusterctl.runs.journal import incident_event, launcher_event, planned_nodes
 from dashboards.model.samples import (
     READING,
@@ -29,6 +28,7 @@ from dashboards.model.samples import (
     StepSample,
 )
 from dashboards.recording.validation import is_sound
+from trainer.runlog import run_files
 from trainer.runlog.telemetry import FILE, Event, Record, StepRecord, Tail, decode
 from trainer.runlog.validation import FILE as VALIDATION
 
@@ -80,8 +80,8 @@ def newest_run(outputs: Path) -> Path | None:
 def opened(run_dir: Path, at_s: float) -> RunOpened:
     """The run's name and, where the launcher's plan.json has them, its nodes and their ranks."""
     plan: Any = None
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        plan = json.loads((run_dir / "plan.json").read_text(encoding="utf-8"))
+    with contextlib.suppress(OSError, ValueError):
+        plan = run_files.read_object(run_dir, PLAN_FILE)
     planned = planned_nodes(plan)
     names, ranks = tuple(name for name, _ in planned), tuple(count for _, count in planned)
     return RunOpened(str(run_dir), run_dir.resolve().name, at_s, names, ranks)
@@ -244,9 +244,9 @@ def timed_records(run_dir: Path) -> list[tuple[float, Record, str]]:
     found: list[tuple[list[Record], str]] = []
     for name, source, read in FILES:
         path = run_dir / name
-        if path.exists():  # a run that failed before its first step has no telemetry
-            with path.open("rb") as file:
-                found.append(([record for line in file if (record := read(line))], source))
+        with contextlib.suppress(FileNotFoundError):  # one that failed before its first step
+            records = [record for line in run_files.lines(path) if (record := read(line))]
+            found.append((records, source))
     known = [record.time_s for records, _ in found for record in records if record.time_s > 0]
     begin_s = min(known, default=0.0)
     timed = [

@@ -44,6 +44,8 @@ def write_gallery(run_dirs: Sequence[Path], out: Path | None = None) -> Gallery:
     text = page(runs, data, time.time())
     try:
         if out is None and len(run_dirs) == 1:
+            if path.parent.is_symlink():  # it may lead to a folder with a page of its own
+                raise UsageError(f"{path.parent} is a link", hint="--out FILE names another place")
             path.parent.mkdir(exist_ok=True)
         replace_file(os.fspath(path), text.encode())
     except OSError as error:

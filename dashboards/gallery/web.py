@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from dashboards.gallery.contents import document
 from dashboards.gallery.page import page, read
 from dashboards.web.app import run
+from trainer.runlog.run_files import opened_below
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -39,21 +40,28 @@ def application(run_dirs: Sequence[Path], access: Access) -> web.Application:
     # A folder keeps its number, and a file its place, for pages that are open already.
     numbers: dict[Path, int] = {}
     files: dict[str, Path] = {}
+    tops: dict[str, Path] = {}  # the run's folder of each
 
     def make() -> str:
         runs = read(run_dirs)
-        for folder in (folder for one in runs for folder in one.folders):
+        every = [(run.samples_dir.parent, folder) for run in runs for folder in run.folders]
+        for top, folder in every:
             number = numbers.setdefault(folder.path, len(numbers))
             for video in folder.samples.videos if folder.samples is not None else ():
-                files[f"{number}/{video.file}"] = folder.path / video.file
+                place = f"{number}/{video.file}"
+                files[place], tops[place] = folder.path / video.file, top
         return page(runs, document(runs, lambda path: f"videos/{numbers[path]}"), time.time())
 
     def allowed(place: str) -> Path | None:
-        """The file, if it is one, and no link to elsewhere."""
-        path = files.get(place)
-        if path is None or not path.is_file():
+        """The file, if it is one, and no part of its path leads out of its run's samples/."""
+        path, top = files.get(place), tops.get(place)
+        if path is None or top is None:
             return None
-        return path if path.resolve().is_relative_to(path.parent.resolve()) else None
+        try:
+            with opened_below(top, str(path.relative_to(top))):
+                return path
+        except OSError:
+            return None
 
     async def index(request: web.Request) -> web.Response:
         access.check(request)

@@ -22,6 +22,7 @@ from clusterctl.runs.waiting import Waiting
 from clusterctl.settings import Settings
 from dashboards.model.state import RunState
 from dashboards.operations.background import Watch
+from trainer.runlog.run_files import opened_below, read_bytes
 
 if TYPE_CHECKING:
     from checks.finding import Report
@@ -108,14 +109,13 @@ class Actions:
         """The end of a rank's output, from the run directory on this machine."""
         path = Path(run.directory) / "ranks" / f"{rank}.log"
         try:
-            with path.open("rb") as file:
-                size = file.seek(0, os.SEEK_END)
-                file.seek(max(0, size - LOG_BYTES))
-                data = file.read()
+            with opened_below(Path(run.directory), f"ranks/{rank}.log") as (fd, status):
+                size = status.st_size
+                data = os.pread(fd, LOG_BYTES, max(0, size - LOG_BYTES))
         except FileNotFoundError:
             raise CouldNotFindOut(f"{path} does not exist") from None
         except OSError as error:
-            raise CouldNotFindOut(f"{path}: {error.strerror}") from None
+            raise CouldNotFindOut(f"{path}: {error.strerror or error}") from None
         return LogText(str(path), data.decode(errors="replace"), size > LOG_BYTES)
 
 
@@ -222,8 +222,8 @@ def _pick(directory: str | None) -> Pick:
     """The run of a directory by its id, else any run."""
     run = ""
     if directory is not None:
-        with contextlib.suppress(OSError):
-            run = (Path(directory) / RUN_ID_FILE).read_text(encoding="utf-8").strip()
+        with contextlib.suppress(OSError, ValueError):
+            run = read_bytes(Path(directory), RUN_ID_FILE, 200).decode().strip()
     return Pick(runs=(run,), user=None) if run else Pick()
 
 

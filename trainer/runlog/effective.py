@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from trainer.runlog import run_files
 from trainer.runlog.telemetry import FILE, Event, StepRecord, decode
 
 # As `encode` writes them: in the order of the fields.
@@ -18,19 +19,18 @@ def ettr(run_dir: Path, now_s: float) -> float | None:
     seconds: dict[int, float] = {}
     began_s: float | None = None
     try:
-        with (run_dir / FILE).open("rb") as file:
-            for line in file:
-                if match := _STEP.match(line):
-                    step, step_s = int(match[1]), float(match[2])
-                elif isinstance(record := decode(line), StepRecord):
-                    step, step_s = record.step, record.step_s
-                else:
-                    if isinstance(record, Event) and record.name == "start":
-                        began_s = record.time_s if began_s is None else began_s
-                        _forget(seconds, (record.step or 0) + 1)
-                    continue
-                _forget(seconds, step)
-                seconds[step] = step_s
+        for line in run_files.lines(run_dir / FILE):
+            if match := _STEP.match(line):
+                step, step_s = int(match[1]), float(match[2])
+            elif isinstance(record := decode(line), StepRecord):
+                step, step_s = record.step, record.step_s
+            else:
+                if isinstance(record, Event) and record.name == "start":
+                    began_s = record.time_s if began_s is None else began_s
+                    _forget(seconds, (record.step or 0) + 1)
+                continue
+            _forget(seconds, step)
+            seconds[step] = step_s
     except (OSError, ValueError):
         return None
     counted_s = sum(seconds.values())

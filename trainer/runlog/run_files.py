@@ -25,7 +25,13 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class Refused(OSError):
-    """A file that exists and is not read; the message names it."""
+    """A file that exists and is not read; `strerror` says what it is."""
+
+    def __init__(self, path: Path | str, why: str) -> None:
+        super().__init__(errno.EINVAL, why, str(path))
+
+    def __str__(self) -> str:
+        return f"{self.filename}: {self.strerror}"
 
 
 @contextlib.contextmanager
@@ -40,7 +46,7 @@ def opened(
     try:
         before = os.stat(name, dir_fd=folder_fd, follow_symlinks=False)
         if not stat.S_ISREG(before.st_mode):  # before it is opened: that alone can move a tape
-            raise Refused(f"{path} is {_kind(before.st_mode)}")
+            raise Refused(path, _kind(before.st_mode))
         fd = os.open(name, _FILE, dir_fd=folder_fd)
     except Refused:
         raise
@@ -49,9 +55,9 @@ def opened(
     try:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
-            raise Refused(f"{path} is no plain file")
+            raise Refused(path, "it is no plain file")
         if owners is not None and found.st_uid not in owners:
-            raise Refused(f"{path} belongs to user {found.st_uid}, who does not own the run")
+            raise Refused(path, f"it belongs to user {found.st_uid}, who does not own the run")
         yield fd, found
     finally:
         os.close(fd)
@@ -74,7 +80,7 @@ def folder_below(folder: Path, name: str = "") -> Iterator[int]:
     """A descriptor of the folder, or of one in it that no link leads to. Raises `OSError`."""
     parts = Path(name).parts
     if Path(name).is_absolute() or ".." in parts:
-        raise Refused(f"{name} is outside of {folder}")
+        raise Refused(name, f"it is outside of {folder}")
     with contextlib.ExitStack() as stack:
         place = os.open(folder, _FOLDER)
         stack.callback(os.close, place)
@@ -82,7 +88,7 @@ def folder_below(folder: Path, name: str = "") -> Iterator[int]:
             try:
                 place = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=place)
             except NotADirectoryError:
-                raise Refused(f"{folder / name} is a link or no folder") from None
+                raise Refused(folder / name, "it is a link or no folder") from None
             except OSError as error:
                 raise OSError(error.errno, error.strerror, str(folder / name)) from None
             stack.callback(os.close, place)
@@ -93,7 +99,7 @@ def read_bytes(folder: Path, name: str, most: int = MOST_BYTES) -> bytes:
     """All of a file of a run directory. Raises `OSError`, `Refused` for a larger one."""
     with opened_below(folder, name) as (fd, status):
         if status.st_size > most:
-            raise Refused(f"{folder / name} has more than {most:,} bytes")
+            raise Refused(folder / name, f"it has more than {most:,} bytes")
         data = b""
         while len(data) <= most and (piece := os.read(fd, most + 1 - len(data))):
             data += piece
@@ -156,6 +162,7 @@ def lines(path: Path, owners: Collection[int] | None = None, last: int = 0) -> I
 
 def _kind(mode: int) -> str:
     if stat.S_ISLNK(mode):
-        return "a link: links are not followed"
+        return "it is a link: links are not followed"
     kinds = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
-    return next((name for is_one, name in kinds if is_one(mode)), "a device") + ", no plain file"
+    kind = next((name for is_one, name in kinds if is_one(mode)), "a device")
+    return f"it is {kind}, no plain file"

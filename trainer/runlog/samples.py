@@ -15,12 +15,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from trainer.runlog import run_files
 from trainer.runlog.atomic_file import part_of
-from trainer.runlog.json_file import read_object
 
 INDEX, SHEET = "index.json", "contact_sheet.png"
 SUFFIXES = (".mp4", ".png")
 SCHEMA = 1
+MOST_BYTES = 64 << 20  # of an index: a video takes 300
 _DEEPEST = 3  # folders below samples/: preset, checkpoint, and one more
 
 
@@ -89,7 +90,7 @@ def write(folder: Path, samples: Samples) -> None:
 def read(folder: Path) -> Samples:
     """Unknown keys are passed over, and values that are no good read as unknown (None, 0 or "").
     Raises OSError, and ValueError in words for a file that is no index."""
-    found = read_object(folder / INDEX)
+    found = run_files.read_object(folder, INDEX, MOST_BYTES)
     if found.get("schema") != SCHEMA:
         raise ValueError(f"its schema is {found.get('schema')!r}, not {SCHEMA}")
     rows = found.get("videos")
@@ -113,6 +114,8 @@ def read(folder: Path) -> Samples:
 def find(samples_dir: Path) -> list[Folder]:
     """All folders of videos below a run's `samples/`, by preset, step and name. None is left out:
     one that cannot be read, or has videos and no index, says why. No error is raised."""
+    if os.path.islink(samples_dir):  # noqa: PTH114 - is_symlink raises where it may not look
+        return [Folder(samples_dir, None, "it is a link: links are not followed")]
     folders = list(_walk(samples_dir, 0))
     return sorted(folders, key=_order)
 
@@ -120,7 +123,11 @@ def find(samples_dir: Path) -> list[Folder]:
 def _walk(folder: Path, depth: int) -> Iterator[Folder]:
     try:
         with os.scandir(folder) as entries:
-            found = [(entry.name, entry.is_dir()) for entry in entries if entry.name[0] != "."]
+            found = [
+                (entry.name, entry.is_dir(follow_symlinks=False))
+                for entry in entries
+                if entry.name[0] != "." and not entry.is_symlink()  # of another folder, perhaps
+            ]
     except FileNotFoundError:
         return  # no samples yet, or deleted since it was listed
     except OSError as error:
@@ -153,8 +160,12 @@ def _indexed(folder: Path, videos: set[str]) -> tuple[Folder, set[str]]:
     inner = {file.partition("/")[0] for file in named if "/" in file}
     there = set(videos)
     for name in inner:
-        with contextlib.suppress(OSError):  # then its videos are missing
-            there |= {f"{name}/{path.name}" for path in (folder / name).iterdir()}
+        with (
+            contextlib.suppress(OSError),  # then its videos are missing
+            run_files.folder_below(folder, name) as place,
+            os.scandir(place) as entries,
+        ):
+            there |= {f"{name}/{one.name}" for one in entries if not one.is_symlink()}
     missing = tuple(video.file for video in samples.videos if video.file not in there)
     more = (file for file in there - named if file.endswith(SUFFIXES))
     more = (file for file in more if not file.rpartition("/")[2].startswith("."))

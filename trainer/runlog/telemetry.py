@@ -16,10 +16,11 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from trainer.runlog import run_files
 from trainer.runlog.figures import StepRecord as StepRecord
 
 FILE = "telemetry.jsonl"
-PIECE_BYTES = 1 << 20  # of a file, which may be of weeks
+LARGEST = 1 << 53  # a step, and a time in seconds
 PHASES = ("data", "encode", "forward", "backward", "optimizer", "checkpoint")
 
 
@@ -52,9 +53,31 @@ def decode(line: str | bytes) -> Record | None:
         kind = _KINDS[data.pop("kind")]
         if not data.keys() <= (known := _FIELDS[kind]):  # of a later version
             data = {key: value for key, value in data.items() if key in known}
-        return kind(**data)
+        record = kind(**data)
+        return record if _is_possible(record) else None
     except (ValueError, RecursionError, TypeError, LookupError, AttributeError):
         return None
+
+
+def _is_possible(record: Record) -> bool:
+    """Whether what every reader uses is of its type: anybody may have written the line."""
+    if isinstance(record, StepRecord):
+        return (
+            type(record.step) is int
+            and abs(record.step) < LARGEST
+            and type(record.step_s) in (float, int)
+            and type(record.time_s) in (float, int)
+            and not abs(record.time_s) >= LARGEST
+        )
+    step = record.step
+    return (
+        type(record.name) is str
+        and type(record.text) is str
+        and type(record.data) is dict
+        and (step is None or (type(step) is int and abs(step) < LARGEST))
+        and type(record.time_s) in (float, int)
+        and not abs(record.time_s) >= LARGEST
+    )
 
 
 class Writer:
@@ -95,7 +118,7 @@ class Tail:
     """Reads what was appended since the last call; `decoder` is for other files' lines."""
 
     def __init__(self, path: Path, decoder: Callable[[bytes], Record | None] = decode) -> None:
-        self._path, self._offset, self._rest = path, 0, b""
+        self._path, self._lines = path, run_files.Lines()
         self._decode = decoder
 
     def poll(self) -> list[Record]:
@@ -103,14 +126,11 @@ class Tail:
         return list(self.records())
 
     def records(self) -> Iterator[Record]:
-        """As `poll`, read piece by piece; to be taken to its end."""
-        with contextlib.suppress(FileNotFoundError), self._path.open("rb") as file:
-            if file.seek(0, os.SEEK_END) < self._offset:
-                self._offset, self._rest = 0, b""  # the file was replaced
-            file.seek(self._offset)
-            while data := file.read(PIECE_BYTES):
-                self._offset += len(data)
-                *lines, self._rest = (self._rest + data).split(b"\n")
+        """As `poll`, read piece by piece; to be taken to its end. Raises `OSError`."""
+        with contextlib.suppress(FileNotFoundError), run_files.opened(self._path) as (fd, found):
+            if found.st_size < self._lines.at:
+                self._lines = run_files.Lines()  # the file was replaced
+            for lines in self._lines.pieces(fd):
                 yield from (one for one in map(self._decode, lines) if one is not None)
 
 
@@ -128,8 +148,7 @@ def starts(run_dir: Path) -> int:
     """How often the trainer has started in a run directory; a pass over bytes, not over JSON."""
     mark = b'"kind":"event","name":"start"'
     try:
-        with (run_dir / FILE).open("rb") as file:
-            return sum(mark in line[:100] for line in file)
+        return sum(mark in line[:100] for line in run_files.lines(run_dir / FILE))
     except OSError:
         return 0
 
@@ -138,18 +157,18 @@ def newest(run_dir: Path) -> tuple[StepRecord | None, Event | None]:
     """The last step and the last checkpoint of a run; as few lines as possible are decoded, since
     a run lasts for weeks."""
     step, saved, mark = b"", b"", event_mark("checkpoint")
-    with contextlib.suppress(OSError), (run_dir / FILE).open("rb") as file:
-        for line in file:
-            if not line.endswith(b"\n"):
-                break  # it is still being written
-            if line.startswith(b'{"kind":"step",'):
-                step = line
-            elif line.startswith(mark):
-                saved = line
+    with contextlib.suppress(OSError), run_files.opened(run_dir / FILE) as (fd, _):
+        for lines in run_files.Lines().pieces(fd):  # a last one without an end is being written
+            for line in lines:
+                if line.startswith(b'{"kind":"step",'):
+                    step = line
+                elif line.startswith(mark):
+                    saved = line
     last, event = decode(step), decode(saved)
-    assert not isinstance(last, Event)
-    assert not isinstance(event, StepRecord)
-    return last, event
+    return (
+        last if isinstance(last, StepRecord) else None,
+        event if isinstance(event, Event) else None,
+    )
 
 
 def final_steps(records: Iterable[Record]) -> dict[int, StepRecord]:

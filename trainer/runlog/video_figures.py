@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer.runlog import run_files
 from trainer.runlog.atomic_file import part_of
-from trainer.runlog.json_file import read_object
 
 FILE = "metrics.json"
 SCHEMA = 1
@@ -67,7 +67,7 @@ def write(folder: Path, videos: Mapping[str, Measured]) -> None:
 def read(folder: Path) -> dict[str, Measured]:
     """By file; {} where nothing was measured or the file is no good: it is measured again."""
     try:
-        found = read_object(folder / FILE)
+        found = run_files.read_object(folder, FILE)
     except (OSError, ValueError):
         return {}
     rows = found.get("videos")

@@ -68,6 +68,13 @@ _OF_LOADER = re.compile(r'\s+File ".*/torch/utils/data/')
 _OF_PROCESS = re.compile(r'\s+File ".*/multiprocessing/')
 
 
+LONGEST = 2000  # characters of a line that are matched; a rank may write any number
+
+
+def _cut(lines: Sequence[str]) -> list[str]:
+    return [line[:LONGEST] for line in lines]
+
+
 def _plain(lines: Sequence[str]) -> list[str]:
     return list(map(plain, lines))
 
@@ -170,6 +177,7 @@ def _is_nccl(lines: Sequence[str], index: int) -> bool:
 
 def read(lines: Sequence[str]) -> Stated | None:
     """What a log states about its rank's end; None where no line states an error."""
+    lines = _cut(lines)
     found = find(lines)
     # NCCL's watchdog ends the process by an exception in C++, whose text may be cut.
     barks = [index for index, line in enumerate(lines) if WATCHDOG.search(line)]
@@ -220,12 +228,13 @@ def is_raised(line: str) -> bool:
 
 def plain(line: str) -> str:
     """Without the rank that torch writes before it."""
+    line = line[:LONGEST]
     return _RANK_MARK.sub("", line, count=1) if line[:1] == "[" else line
 
 
 def classify(text: str, rank: int | None = None) -> Stated:
     """The class of one error; what no row of the table knows is an exception of the program."""
-    raised = _NCCL.match(text) or _RAISED.match(text)
+    raised = _NCCL.match(text) or _RAISED.match(text[:LONGEST])
     detail = raised["type"].rpartition(".")[2] if raised else ""
     known = signatures.find(text)
     if known is not None:
@@ -243,7 +252,7 @@ def first_line(text: str) -> str:
 def file_of(lines: Sequence[str]) -> str:
     """`train.py:45` of the innermost frame of the last traceback; "" without one."""
     for line in reversed(_plain(lines)):
-        found = re.match(r'\s+File "(?P<path>[^"]+)", line (?P<line>\d+)', line)
+        found = re.match(r'\s+File "(?P<path>[^"]+)", line (?P<line>\d{1,9})', line)
         if found:
             return f"{found['path'].rpartition('/')[2]}:{found['line']}"
     return ""

@@ -14,7 +14,8 @@ TAIL_CHARS = 2000
 
 def spawn(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
     """Start it with its output at the end of `log`. Raises OSError."""
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(log, flags, 0o640)
     with os.fdopen(descriptor, "wb") as out:
         return subprocess.Popen(
             command,

@@ -28,7 +28,7 @@ from clusterctl.runs.journal import (
     launcher_event,
 )
 from clusterctl.runs.steps import Steps, after_line
-from trainer.runlog import telemetry
+from trainer.runlog import run_files, telemetry
 from trainer.runlog.progress import clock
 
 ANSWER_S = 5.0
@@ -279,5 +279,5 @@ def _event(line: bytes) -> telemetry.Event | None:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    with contextlib.suppress(OSError), path.open("rb") as file:
-        yield from file
+    with contextlib.suppress(OSError):
+        yield from run_files.lines(path)

@@ -27,8 +27,9 @@ def collect_gpus(timeout_s, nvml=None, deep=False):
     if nvml is not None:
         answer = collect_child("nvml", nvml, timeout_s)
         if answer["rc"] == 0:
-            pids = re.findall(r'"processes": \[(.*?)\]\]', answer["out"])
-            call("gpu_owners", lambda: describe_processes(" ".join(pids)), 3.0)
+            _, *lists = answer["out"].split('"processes": [')
+            pids = " ".join(one.partition("]]")[0] for one in lists)
+            call("gpu_owners", lambda: describe_processes(pids), 3.0)
             if deep and '"gpus": []' not in answer["out"]:
                 ask("topology", "topo", "-m")
             return

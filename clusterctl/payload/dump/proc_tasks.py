@@ -12,13 +12,13 @@ LOG_TAIL = 256 << 10
 LOG_LINES = 12  # of one rank
 TELLING = re.compile(
     r"Watchdog caught collective|Timeout at NCCL work|last enqueued|NCCL WARN|Some NCCL operations|"
-    r"taking the entire process down|\[gloo.*(timed out|timeout|closed)|Timed out waiting \d+ms|"
-    r"Connection (closed|reset) by peer|DataLoader worker|CUDA error|ncclSystemError|"
-    r"ncclRemoteError"
+    r"taking the entire process down|\[gloo.{0,400}(timed out|timeout|closed)|"
+    r"Timed out waiting \d{1,18}ms|Connection (closed|reset) by peer|DataLoader worker|CUDA error|"
+    r"ncclSystemError|ncclRemoteError"
 )
 KERNEL = re.compile(
     r"NVRM: (Xid|GPU)|Out of memory|oom-kill|blocked for more than|not responding|I/O error|"
-    r"lost carrier|EXT4-fs error|XFS .*error|mce:|Hardware Error"
+    r"lost carrier|EXT4-fs error|XFS .{0,200}error|mce:|Hardware Error"
 )
 KERNEL_S = 3600.0
 

@@ -39,7 +39,7 @@ def cublas_version():
     """Of the library that this process has loaded."""
     try:
         with open("/proc/self/maps", encoding="utf-8") as maps:
-            path = re.search(r"/\S*libcublas\.so\S*", maps.read())
+            path = re.search(r"(?<!\S)/\S*libcublas\.so\S*", maps.read())
         if not path:
             return "unknown"
         library, found = ctypes.CDLL(path.group()), ctypes.c_int()

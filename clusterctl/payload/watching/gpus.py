@@ -19,7 +19,7 @@ SMI_QUERY = (
     "index,name,power.draw,enforced.power.limit,utilization.gpu,memory.used,memory.total,"
     "temperature.gpu,clocks.sm"
 )
-SMI_ROW = re.compile(r"\d+, ")
+SMI_ROW = re.compile(r"\d{1,4}, ")
 SMI_AGAIN_S = 30.0  # between tries when the driver refuses
 # NVML fails before the driver is loaded, and when it is reset; nvidia-smi tells less.
 NVML_AGAIN_S = 300.0

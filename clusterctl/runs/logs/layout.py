@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -22,6 +21,7 @@ from clusterctl.runs.journal import (
     planned_nodes,
 )
 from clusterctl.runs.steps import Steps
+from trainer.runlog import run_files
 from trainer.runlog.telemetry import Event, Tail
 
 _RANK = re.compile(r"rank (\d{1,7}) is pid ", re.ASCII)
@@ -104,8 +104,8 @@ class LayoutReader:
     def _take_plan(self) -> None:
         """Before ranks have started, the plan says where they will be."""
         plan: Any = None
-        with suppress(OSError, ValueError, RecursionError):
-            plan = json.loads((self._run_dir / PLAN_FILE).read_text(encoding="utf-8"))
+        with suppress(OSError, ValueError):
+            plan = run_files.read_object(self._run_dir, PLAN_FILE)
         first = 0
         for name, count in planned_nodes(plan):
             self._ranks.setdefault(name, set())

@@ -26,12 +26,12 @@ class Part:
 
 
 def last_lines(fd: int, part: Part, count: int) -> Part:
-    """The last `count` lines of a part."""
+    """The last `count` lines of a part; what is longer than `LONGEST` counts as several."""
     if count <= 0:
         return Part(part.end, part.end)
-    at, left = part.end, count
-    while at > part.begin:
-        begin = max(part.begin, at - BLOCK)
+    at, left, floor = part.end, count, max(part.begin, part.end - count * LONGEST)
+    while at > floor:
+        begin = max(floor, at - BLOCK)
         data = os.pread(fd, at - begin, begin)
         end = len(data)
         if at == part.end and data.endswith(b"\n"):
@@ -42,7 +42,7 @@ def last_lines(fd: int, part: Part, count: int) -> Part:
                 return Part(begin + found + 1, part.end)
             end = found
         at = begin
-    return part
+    return Part(floor, part.end)
 
 
 def lines(fd: int, part: Part) -> Iterator[bytes]:

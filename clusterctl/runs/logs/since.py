@@ -14,6 +14,7 @@ from pathlib import Path
 from clusterctl.runs.attempts import Attempt
 from clusterctl.runs.logs.files import LogFile
 from clusterctl.runs.logs.parts import Part, lines_backward, marks_backward
+from trainer.runlog.run_files import opened
 from trainer.runlog.telemetry import FILE, StepRecord, decode
 
 EXACT_S = 60.0  # lines between two known places that are no further apart are shown
@@ -49,16 +50,13 @@ class KnownTimes:
     def steps_backward(self) -> Iterator[tuple[int, float]]:
         """(step, unix time when it was done) from the last to the first."""
         try:
-            fd = os.open(self._telemetry, os.O_RDONLY | os.O_CLOEXEC)
+            with opened(self._telemetry) as (fd, status):
+                for _, line in lines_backward(fd, Part(0, status.st_size)):
+                    record = decode(line)
+                    if isinstance(record, StepRecord) and record.time_s > 0:
+                        yield record.step, record.time_s
         except OSError:
             return
-        try:
-            for _, line in lines_backward(fd, Part(0, os.fstat(fd).st_size)):
-                record = decode(line)
-                if isinstance(record, StepRecord) and record.time_s > 0:
-                    yield record.step, record.time_s
-        finally:
-            os.close(fd)
 
 
 def _places_backward(fd: int, size: int, file: LogFile, run: KnownTimes) -> Iterator[Place]:

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from dashboards.feeds.run_dir import RunDirFeed, Together, newest_run
 from dashboards.model.samples import READING, EventSample, RunOpened, RunRead, Sample, StepSample
 from dashboards.simulation.cluster import DemoFeed
 from tests.dashboards.runs import BEGAN, FixedFeed, journal, record, unreadable, write_run
+from trainer.runlog import run_files
 from trainer.runlog.telemetry import Writer
 
 
@@ -58,7 +60,7 @@ def test_file_that_cannot_be_read_is_said_once_and_read_when_it_can(tmp_path: Pa
     feed = RunDirFeed(run_dir, clock=lambda: 50.0)
     assert steps(feed.poll()) == [1, 2, 3]
     with unreadable(file):
-        assert feed.poll() == [RunRead(50.0, f"{file}: Is a directory")]
+        assert feed.poll() == [RunRead(50.0, f"{file}: it is a folder, no plain file")]
         assert feed.poll() == []
     assert feed.poll() == [RunRead(50.0)]
 
@@ -73,7 +75,7 @@ def test_thread_survives_an_error_of_the_file_system(tmp_path: Path) -> None:
         return seen
 
     def fails() -> bool:
-        return any(isinstance(one, RunRead) and "directory" in one.why_not for one in so_far())
+        return any(isinstance(one, RunRead) and "is a folder" in one.why_not for one in so_far())
 
     with unreadable(run_dir / "telemetry.jsonl"):
         feed.start()
@@ -85,9 +87,14 @@ def test_thread_survives_an_error_of_the_file_system(tmp_path: Path) -> None:
 def test_file_system_that_hangs_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RunDirFeed, "HUNG_S", 0.2)
     run_dir = write_run(tmp_path / "001-x", steps=3)
-    hangs = run_dir / "events.jsonl"
-    hangs.unlink()
-    os.mkfifo(hangs)  # to open it waits for somebody who writes
+    answers, opened = threading.Event(), run_files.opened
+
+    def slow(path: Path, *more: Any) -> Any:
+        if path.name == "events.jsonl":
+            answers.wait(10.0)
+        return opened(path, *more)
+
+    monkeypatch.setattr(run_files, "opened", slow)
     feed = RunDirFeed(run_dir, clock=time.time, interval_s=0.01)
     feed.start()
     seen: list[Sample] = []
@@ -100,8 +107,8 @@ def test_file_system_that_hangs_is_said(tmp_path: Path, monkeypatch: pytest.Monk
     until(lambda: said() == [READING, READING, hung])
     assert not feed.settled()
     assert steps(seen) == [1, 2, 3]
-    with hangs.open("w"):  # it is read as what it is
-        until(lambda: said()[3:] != [])
+    answers.set()
+    until(lambda: said()[3:] != [])
     feed.close()
 
 

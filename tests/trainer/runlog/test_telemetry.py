@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.small_disk import small_disk
-from trainer.runlog import telemetry
 from trainer.runlog.telemetry import (
     CurrentClip,
     Event,
@@ -190,7 +189,7 @@ def test_file_of_weeks_is_read_piece_by_piece(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Lines lie across the ends of pieces; memory is that of a piece."""
-    monkeypatch.setattr(telemetry, "PIECE_BYTES", 1 << 12)
+    monkeypatch.setattr("trainer.runlog.run_files.PIECE_BYTES", 1 << 12)
     events = [Event("note", "x" * (number % 777), step=number) for number in range(3000)]
     writer = Writer(tmp_path)
     for event in events:

@@ -110,10 +110,10 @@ def test_links_pipes_and_files_of_others_are_not_read(run_dir: Path, tmp_path: P
     out, err = capsys.readouterr()
     assert "somebody" not in out
     assert out.splitlines()[-1] == "3 | 3: attempt 3, line 29"
-    assert "0.log is a link: links are not followed" in err
-    assert "1.log is a pipe, no plain file" in err
+    assert "0.log: it is a link: links are not followed" in err
+    assert "1.log: it is a pipe, no plain file" in err
     if os.getuid() == 0:
-        assert f"2.log belongs to user {NOBODY}" in err
+        assert f"2.log: it belongs to user {NOBODY}" in err
     ranks.rename(tmp_path / "elsewhere")
     ranks.symlink_to(tmp_path / "elsewhere")
     assert command(["logs"]) == 3
@@ -294,7 +294,7 @@ def test_follow_reads_on_when_what_could_not_be_read_can_be(run_dir: Path, follo
     assert logs.line() == "1 | 1: attempt 3, line 29"
     with unreadable(log):
         assert logs.process.stderr is not None
-        assert logs.process.stderr.readline() == f"not read: {log} is a folder, no plain file\n"
+        assert logs.process.stderr.readline() == f"not read: {log}: it is a folder, no plain file\n"
     append(log, "as before\n")
     assert logs.line() == "1 | as before"
     with unreadable(events):
@@ -313,7 +313,10 @@ def test_logs_without_the_launchers_journal_say_so(run_dir: Path, capsys) -> Non
     assert command(["logs", "--rank", "1", "--tail", "1"]) == 3
     found = capsys.readouterr()
     assert found.out == "1 | 1: attempt 3, line 29\n"
-    assert found.err == "not read: outputs/003-STDiT3-XL-2/events.jsonl: Is a directory\n"
+    assert (
+        found.err
+        == "not read: outputs/003-STDiT3-XL-2/events.jsonl: it is a folder, no plain file\n"
+    )
 
 
 @pytest.mark.timeout(2 * WAIT_S)
