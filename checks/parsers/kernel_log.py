@@ -35,7 +35,6 @@ _LINK = (
     r"[Ll]ink(?: is| status definitely)? (?:%s)\b"
     r"|\b([\w.@-]{2,40}): %s [Cc]arrier"
 )
-_SXID = re.compile(r"SXid \(PCI:([0-9A-Fa-f:.]{1,20})\): (\d{1,6})\b", re.IGNORECASE)
 
 # (kind, pattern, has a subject: the first group that matched). The first that matches has the line.
 _KINDS: tuple[tuple[str, re.Pattern[str], bool], ...] = tuple(
@@ -71,7 +70,6 @@ _KINDS: tuple[tuple[str, re.Pattern[str], bool], ...] = tuple(
     )
 )  # fmt: skip
 
-LONGEST = 2000  # characters of a line; the kernel prints 1,024 at most
 START_S = 60.0  # of a machine's start: a log that begins there has lost nothing
 
 INTERESTING = (

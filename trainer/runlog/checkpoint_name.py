@@ -11,7 +11,9 @@ MANIFEST = "manifest.json"  # a checkpoint without it is not complete
 LATEST = "latest"  # in the run directory: the name of the newest complete one
 _NAME = re.compile(r"epoch(\d+)-global_step(\d+)")
 # At the head of the manifest, so that one of thousands of files need not be read for it.
-_SERIAL = re.compile(rb'\s*\{\s*"schema":\s*\d+,\s*"serial":\s*(\d{1,15})\s*,')
+_SERIAL = re.compile(
+    rb'\s{0,20}\{\s{0,20}"schema":\s{0,20}\d{1,9},\s{0,20}"serial":\s{0,20}(\d{1,15})\s{0,20},'
+)
 _HEAD_BYTES = 200
 
 
