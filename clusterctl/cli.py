@@ -192,7 +192,7 @@ def _fault_of_process(error: OSError) -> tuple[str, str, int]:
         os.getcwd()  # noqa: PTH109
     except OSError:
         return "the current folder has been removed", "cd to another one", 2
-    from clusterctl.runs.find import why_closed
+    from clusterctl.closed_places import why_closed
 
     return why_closed(error), "look at that place (ls -ld, df); -vv shows where it was used", 3
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
-import pwd
 from pathlib import Path
 
+from clusterctl.closed_places import why_closed
 from clusterctl.errors import CouldNotFindOut, UsageError
 from trainer.runlog.telemetry import FILE
 
@@ -36,29 +36,6 @@ def find_run(name: str | None, outputs: Path = OUTPUTS) -> Path:
         raise CouldNotFindOut(
             why_closed(error), hint="ask its owner, or name another run"
         ) from None
-
-
-def why_closed(error: OSError) -> str:
-    """The sentence of a place that cannot be read: whose it is, where that is the reason."""
-    place = Path(os.fsdecode(error.filename)) if error.filename else None
-    why = f"{place}: {error.strerror}" if place else str(error.strerror or error)
-    if not isinstance(error, PermissionError) or place is None:
-        return why
-    for folder in (place, *place.absolute().parents):
-        try:
-            found = folder.lstat()
-        except OSError:
-            continue
-        if found.st_uid != os.getuid() and not os.access(folder, os.R_OK | os.X_OK):
-            return f"{folder} belongs to {user_name(found.st_uid)} and is closed to you"
-    return why
-
-
-def user_name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"user {uid}"
 
 
 def _find(name: str | None, outputs: Path) -> Path:
