@@ -54,7 +54,7 @@ test: lint
 
 docs: venv
 	NO_MKDOCS_2_WARNING=1 $(py) -m mkdocs build --strict --quiet
-	@echo "site/index.html"
+	@echo "site/index.html; with its search: python3 -m http.server -d site 8000"
 
 test-pythons: venv
 	@$(py) -m tests.pythons $(args)
