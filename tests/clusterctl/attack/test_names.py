@@ -101,6 +101,7 @@ def test_no_node_message_event_or_entry_has_such_a_name(canary: Path) -> None:
         "sections": {},
         "agents": [agent],
         "waiting": [],
+        "unread": [],
     }
     read_line("launch.agents", json.dumps(answer).encode())
     cause = Cause.from_json({**Cause(Kind.XID).to_json(), "node": "n1"}).to_json()
