@@ -110,6 +110,9 @@ class Reports:
         elif kind == "log":
             if self._is_next(name, str(rank), message):
                 self.copies.append(f"ranks/{rank}.log", message["text"], name)
+        elif kind == "unread":
+            self.journal.write("unread", message["text"], node=name)
+            self.state.add(telemetry.Event("unread", f"{name}: {message['text']}"))
         elif kind == "stopped":
             self._stopped(name, message)
         elif kind == "leaving" and not node.is_over:

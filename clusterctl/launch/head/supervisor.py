@@ -39,7 +39,8 @@ from trainer.runlog import telemetry
 from trainer.runlog.own_modules import module_command
 
 START_S = 30.0  # for Python and its imports, on a busy machine
-REPEATED = ("rank", "rank-ended", "unshared")  # events that agents' messages give once more
+# Events that agents' messages give once more.
+REPEATED = ("rank", "rank-ended", "unread", "unshared")
 
 
 def start(run_dir: Path, word: str) -> Link:

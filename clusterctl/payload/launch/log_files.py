@@ -3,8 +3,22 @@
 import os
 
 from clusterctl.payload.proc_files import as_text, or_none
+from clusterctl.payload.tools import in_thread
 
 TAIL_BYTES = 16384
+
+
+class Reading:
+    """What `work` returns, in a thread: a stall of the storage holds up that alone."""
+
+    def __init__(self, work, *args):
+        self._found = []  # type: list
+        self._thread = in_thread(lambda: self._found.append(work(*args)))
+
+    def within(self, timeout_s):
+        """[result], [] where it raised, None while it still reads."""
+        self._thread.join(timeout_s)
+        return None if self._thread.is_alive() else self._found
 
 
 class Follower:
@@ -23,23 +37,25 @@ class Follower:
         self.offset = self.begin + place
 
     def lines(self, limit, to_the_end=False):
-        """Whole lines of at most `limit` bytes; at the end the last, after a line about a gap."""
+        """(whole lines of at most `limit` bytes, the place after them), from this place on; at the
+        end the last ones, after a line about a gap. Only `go_to` changes the place."""
         gap = 0
+        begin = self.offset
         try:
             with open(self.path, "rb") as file:
                 if to_the_end:
-                    gap = max(0, file.seek(0, os.SEEK_END) - limit - self.offset)
-                self.offset += gap
-                file.seek(self.offset)
+                    gap = max(0, file.seek(0, os.SEEK_END) - limit - begin)
+                file.seek(begin + gap)
                 data = file.read(limit)
         except OSError:
-            return ""
+            return "", begin - self.begin
         # The last line may still be written, or be cut within a character.
         if (len(data) < limit and not to_the_end) or (len(data) == limit and b"\n" in data):
             data = data[: data.rfind(b"\n") + 1]
-        self.offset += len(data)
         text = as_text(data)
-        return "[%d bytes stayed on the node: %s]\n%s" % (gap, self.path, text) if gap else text
+        if gap:
+            text = "[%d bytes stayed on the node: %s]\n%s" % (gap, self.path, text)
+        return text, begin + gap + len(data) - self.begin
 
     def tail(self):
         """The last lines."""

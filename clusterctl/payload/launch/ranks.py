@@ -8,7 +8,7 @@ import time
 from clusterctl.payload.files.private import new_folder, own_folder, replace_file
 from clusterctl.payload.jobs import processes
 from clusterctl.payload.launch.kernel_facts import KernelFacts
-from clusterctl.payload.launch.log_files import Follower
+from clusterctl.payload.launch.log_files import Follower, Reading
 from clusterctl.payload.launch.rendezvous import name_interface
 from clusterctl.payload.launch.run_folder import run_file
 from clusterctl.payload.launch.starter import Starter, log_name, standbys, variables
@@ -23,6 +23,9 @@ PEERS_S = 5.0
 BEAT_S = 1.0
 LOG_BYTES_PER_S = 256 * 1024  # of a rank's log, to a head that does not share the run directory
 LAST_BYTES = 1 << 20  # of telemetry at once, and of each rank's log when all is over
+READ_S = 0.2  # for files; a storage that stalls is read aside, while beats go on
+TAIL_S = 5.0  # for the last lines of a log, of all that end meanwhile
+LAST_READ_S = 60.0  # for what files have when all is over
 END = {"op": "end"}  # the head has gone, or a signal asks the agent to end
 
 
@@ -67,6 +70,8 @@ class Ranks:
         self.logs = {rank: Follower(run_file("ranks", "%d.log" % rank)) for rank in self.numbers}
         self.starter_log = Follower(run_file("ranks", log_name(ARGS["node"])))
         self.carried = {} if shared else self.logs
+        self.reading = None  # type: Any  # of files, and whether it was to the end
+        self.tail_reading = None  # type: Any  # of last lines, while the storage stalls
 
     def start(self, order):
         """Raises OSError."""
@@ -121,14 +126,14 @@ class Ranks:
         for fact in self.kernel.xids(is_last=True) if self.code != 0 else ():
             self.emit(fact)
         self.is_over = True
-        self.send_files(to_the_end=True)
+        self.send_the_rest()
         if not self.has_told_end:
             self.tell_end()
         return left
 
     def tell_end(self):
         self.has_told_end = True
-        self.emit({"type": "ended", "code": self.code, "tail": self.starter_log.tail()})
+        self.emit({"type": "ended", "code": self.code, "tail": self.tail(self.starter_log)})
 
     def turn(self):
         """Check everything and report to the head; returns its order, if there is one."""
@@ -136,10 +141,13 @@ class Ranks:
         self.look()
         if not self.head.is_behind():
             self.send_files()
-            if time.monotonic() - self.sent_s >= BEAT_S:
-                self.sent_s = time.monotonic()
-                self.emit({"type": "beat", "ranks": self.heartbeats()})
+            self.beat()
         return order
+
+    def beat(self):
+        if time.monotonic() - self.sent_s >= BEAT_S:
+            self.sent_s = time.monotonic()
+            self.emit({"type": "beat", "ranks": self.heartbeats()})
 
     def look(self):
         """Take what the starter reports of ranks, and find out whether it lives."""
@@ -172,7 +180,7 @@ class Ranks:
         how = processes.exit_text(code)
         message = {"type": "rank_ended", "rank": rank, "code": code, "how": how}
         if code != 0:
-            message["tail"] = self.logs[rank].tail()
+            message["tail"] = self.tail(self.logs[rank])
             facts = self.kernel.xids()
             if not self.kills:
                 facts.append(self.kernel.of_death(rank, code, message["tail"]))
@@ -226,22 +234,66 @@ class Ranks:
         self.telemetry.go_to(positions.get("telemetry", 0))
         for rank, log in self.carried.items():
             log.go_to(positions.get(str(rank), 0))
+        if self.reading is not None:
+            self.reading = self.reading[0], False  # what it finds may be from another place
         if self.is_over:
-            self.send_files(to_the_end=True)
+            self.send_the_rest()
+
+    def send_the_rest(self):
+        """What files have when all is over; said where the storage does not give it."""
+        deadline = time.monotonic() + LAST_READ_S
+        while not self.send_files(to_the_end=True):
+            self.beat()
+            if time.monotonic() > deadline:
+                text = (
+                    "the last of its files could not be read within %g s: the storage of %s stalls"
+                )
+                self.emit({"type": "unread", "text": text % (LAST_READ_S, ARGS["run_dir"])})
+                return
 
     def send_files(self, to_the_end=False):
-        """`at` and `end` are places in this attempt's part, so that a head takes each once."""
-        log_bytes = LAST_BYTES if to_the_end else int(LOG_BYTES_PER_S * LOOK_S)
-        if ARGS["first_rank"] == 0:
-            self.send_part({"type": "telemetry"}, self.telemetry, LAST_BYTES, to_the_end)
-        for rank, log in self.carried.items():
-            self.send_part({"type": "log", "rank": rank}, log, log_bytes, to_the_end)
+        """Whether they were read, which is done aside. `at` and `end` are places in this attempt's
+        part, so that a head takes each once."""
+        if self.reading is None:
+            self.reading = Reading(self.parts, to_the_end), to_the_end
+        reading, was_to_the_end = self.reading
+        found = reading.within(READ_S)
+        if found is None:
+            return False
+        self.reading = None
+        for file, message in found[0] if found else ():
+            # Not what an earlier head was to get, where another has come meanwhile.
+            if message["at"] == file.place:
+                file.go_to(message["end"])
+                self.emit(message)
+        return was_to_the_end or not to_the_end
 
-    def send_part(self, message, file, limit, to_the_end):
-        at = file.place
-        text = file.lines(limit, to_the_end)
-        if text:
-            self.emit(dict(message, text=text, at=at, end=file.place))
+    def parts(self, to_the_end):
+        """[(file, message)] of what is new; changes nothing."""
+        log_bytes = LAST_BYTES if to_the_end else int(LOG_BYTES_PER_S * LOOK_S)
+        asked = [
+            ({"type": "log", "rank": rank}, log, log_bytes) for rank, log in self.carried.items()
+        ]
+        if ARGS["first_rank"] == 0:
+            asked.insert(0, ({"type": "telemetry"}, self.telemetry, LAST_BYTES))
+        found = []
+        for message, file, limit in asked:
+            at = file.place
+            text, end = file.lines(limit, to_the_end)
+            if text:
+                found.append((file, dict(message, text=text, at=at, end=end)))
+        return found
+
+    def tail(self, log):
+        """The last lines of a log, or that its storage stalls."""
+        if self.tail_reading is not None and self.tail_reading.within(0) is None:
+            found = None  # the storage stalls already
+        else:
+            self.tail_reading = Reading(log.tail)
+            found = self.tail_reading.within(TAIL_S)
+        if found is None:
+            return ["[%s could not be read within %g s: its storage stalls]" % (log.path, TAIL_S)]
+        return found[0] if found else []
 
     def heartbeats(self):
         """Step, phase and age of each rank's last beat; a rank without one is left out."""
