@@ -7,6 +7,7 @@ Python, variables and command. What is not recorded is said.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,9 +117,11 @@ def between(before: Path, now: Path, since: str = "") -> Changes:
         rows.append(("Python", _text(old.get("python")), _text(new.get("python"))))
         flat = [dict(_flat(one.get("config"), "")) for one in configs]
         rows += _differing("config ", *flat)
-        rows += _differing("", *(_variables(one.get("environment")) for one in configs))
-    else:
-        rows += _differing("", *(_variables(plan.get("environment")) for plan in plans))
+    recorded = configs if all(configs) else plans
+    given = [_variables(one.get("environment")) for one in recorded]
+    own = [_own_paths(*each) for each in zip((before, now), plans, strict=True)]
+    alike = {name for name in given[0] if _is_alike(name, recorded, own)}
+    rows += _differing("", *({k: v for k, v in one.items() if k not in alike} for one in given))
     digests = [_fingerprint(path) for path in (before, now)]
     if all(digests):
         rows.append(("data set", digests[0][:12], digests[1][:12]))
@@ -150,6 +153,25 @@ def _variables(value: Any) -> dict[str, str]:
     found = value if isinstance(value, dict) else {}
     kept = {str(key): item for key, item in found.items() if not str(key).startswith(_OWN)}
     return {key: HIDDEN if is_secret(key) else _text(item) for key, item in kept.items()}
+
+
+def _own_paths(run_dir: Path, plan: Mapping[str, Any]) -> list[str]:
+    """What a run calls its directory: when it was launched, and now."""
+    found = {plan.get("run_dir"), str(run_dir.absolute()), str(run_dir.resolve())}
+    return sorted((one for one in found if isinstance(one, str) and one), key=len, reverse=True)
+
+
+def _is_alike(name: str, recorded: list[dict[str, Any]], own: list[list[str]]) -> bool:
+    """Whether a variable of both differs by nothing but the run's own path."""
+    values = []
+    for one, paths in zip(recorded, own, strict=True):
+        given = one.get("environment")
+        value = given.get(name) if isinstance(given, dict) else None
+        if not isinstance(value, str):
+            return False
+        names = "|".join(map(re.escape, paths))
+        values.append(re.sub(rf"(?<![^:=,\s])(?:{names})(?=$|[/:,\s])", "\0", value))
+    return values[0] == values[1]
 
 
 def _nodes(plan: Mapping[str, Any]) -> str:

@@ -48,7 +48,7 @@ def end_of(lines: Sequence[str]) -> Sequence[str]:
     for line in map(texts.plain, below):
         if not _DETAIL.match(line) and not texts.is_raised(line):
             return ()
-    return lines[: max(found.end, found.at + 2)]  # with `what():` below an abort
+    return lines[: _end_of_error(lines, found.at, found.end)]
 
 
 def first_end_of(lines: Sequence[str]) -> Sequence[str]:
@@ -63,11 +63,16 @@ def first_end_of(lines: Sequence[str]) -> Sequence[str]:
     for index in range(begin, at):
         line = texts.plain(lines[index])
         if texts.is_raised(line) or texts.is_stated(line):
-            end = max(index + 2, texts.detail_end(lines, index))
+            end = _end_of_error(lines, index, texts.detail_end(lines, index))
             found = texts.read(lines[:end])
             if found is not None and not found.kind.is_consequence:
                 return lines[:end]
     return end_of(lines[:at])
+
+
+def _end_of_error(lines: Sequence[str], at: int, end: int) -> int:
+    """With `what():` below an abort, and the hint below a refusal."""
+    return max(end, at + 2, (texts.hint_at(lines, at) or 0) + 1)
 
 
 def _is_of_error(line: str) -> bool:

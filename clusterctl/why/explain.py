@@ -194,7 +194,7 @@ def _told(
     at_s: float,
 ) -> Explanation:
     cause = verdict.cause
-    name, context = _context(logs, verdict)
+    name, context, hint = _context(logs, verdict)
     known = _signature(cause) if cause is not None else None
     meaning, advice = "", NOT_ENOUGH
     if known is not None:
@@ -204,6 +204,9 @@ def _told(
         said = cause.evidence
         if cause.kind == Kind.UNKNOWN and said and said.source == Source.STARTER_LOG:
             meaning, advice = BY_LAUNCHER
+    if hint:
+        is_all = cause is not None and cause.kind == Kind.REFUSED
+        advice = hint if is_all else f"{hint} (the log's own hint); {advice}"
     told = _victims(verdict)
     return Explanation(
         run_dir,
@@ -233,22 +236,26 @@ def _signature(cause: Cause) -> signatures.Signature | None:
     return found if found is not None and found.kind == cause.kind else None
 
 
-def _context(logs: Logs, verdict: Verdict) -> tuple[str, tuple[str, ...]]:
-    """(name of the log, its lines up to the error)."""
+def _context(logs: Logs, verdict: Verdict) -> tuple[str, tuple[str, ...], str]:
+    """(name of the log, its lines up to the error and its hint, that hint)."""
     cause = verdict.cause
     if cause is None or cause.evidence is None:
-        return "", ()
+        return "", (), ""
     rank = cause.rank if cause.rank is not None else next(iter(verdict.ranks), None)
     said = texts.first_line(cause.evidence.line)
     log = log_of(logs, rank, said)
     if log is None:
-        return "", ()
+        return "", (), ""
     at = next(
         (index for index in range(len(log.lines) - 1, -1, -1) if said and said in log.lines[index]),
         len(log.lines) - 1,
     )
-    at = max(at, texts.detail_end(log.lines, at) - 1)
-    return log.name, tuple(map(LineMask().hide, log.lines[max(0, at - CONTEXT + 1) : at + 1]))
+    hint = texts.hint(log.lines, at) if log.lines else ""
+    end = texts.hint_at(log.lines, at) if hint else None
+    last = max(at, texts.detail_end(log.lines, at) - 1) if end is None else min(end, at + CONTEXT)
+    first = max(0, min(at, last - CONTEXT + 1))
+    lines = tuple(map(LineMask().hide, log.lines[first : last + 1]))
+    return log.name, lines, hide(hint)
 
 
 def _victims(verdict: Verdict) -> dict[str, int]:

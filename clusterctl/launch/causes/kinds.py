@@ -37,6 +37,11 @@ class Kind(str, Enum):
         "a rank's program raised an error; `detail` is its type, `file` its place",
         "deterministic",
     )
+    REFUSED = (
+        "refused",
+        "the trainer refused what it was given, or could not go on with it, and gives a hint",
+        "deterministic",
+    )
     WORKER_DIED = "worker-died", "a process of a rank's data loader was ended"
     OOM_KERNEL = (
         "oom-kernel",

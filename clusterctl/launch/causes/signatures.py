@@ -148,6 +148,7 @@ ADVICE: dict[str, tuple[str, str]] = {
     "clock-step": ("a clock was set while the run went on", "clusterctl clock; let chrony slew instead of step"),
     "user-stop": ("it was asked to stop", "start it again"),
     "worker-exception": ("the program itself raised an error that no signature knows", "read the lines above; the same input gives it again"),
+    "refused": ("the trainer refused it: the sentence says what, and the hint below it what to do", "put right what the sentence names; the same input gives it again"),
     "unknown": ("nothing says why; a process that ends without a word was killed by a signal, as a rule", "read its last lines, and dmesg of its node"),
 }  # fmt: skip
 

@@ -68,6 +68,7 @@ _OF_LOADER = re.compile(r'\s+File ".*/torch/utils/data/')
 _OF_PROCESS = re.compile(r'\s+File ".*/multiprocessing/')
 
 
+_HINT = "  hint: "  # below the trainer's `error: …` and its details, which are indented
 LONGEST = 2000  # characters of a line that are matched; a rank may write any number
 
 
@@ -204,7 +205,28 @@ def read(lines: Sequence[str]) -> Stated | None:
     if classify(text).kind == Kind.PEER_LOST and _is_of_loader(_plain(lines[:index])):
         return Stated(Kind.WORKER_DIED, text)
     is_last = end - 1 >= len(lines) - FEW_LINES or is_stated(lines[index])
-    return replace(classify(text, rank), is_last=is_last)
+    stated = replace(classify(text, rank), is_last=is_last)
+    is_refused = stated.kind == Kind.WORKER_EXCEPTION and not stated.detail and hint(lines, index)
+    return replace(stated, kind=Kind.REFUSED) if is_refused else stated
+
+
+def hint_at(lines: Sequence[str], index: int) -> int | None:
+    """The line with the hint that belongs to the `error: …` at `index`."""
+    if not plain(lines[index]).startswith("error: "):
+        return None
+    for below in range(index + 1, len(lines)):
+        line = plain(lines[below])
+        if line.startswith(_HINT):
+            return below
+        if not line.startswith("  "):
+            return None
+    return None
+
+
+def hint(lines: Sequence[str], index: int) -> str:
+    """What the program itself advises; "" where it does not."""
+    at = hint_at(lines, index)
+    return "" if at is None else plain(lines[at])[len(_HINT) :].strip()
 
 
 def _is_of_loader(above: Sequence[str]) -> bool:

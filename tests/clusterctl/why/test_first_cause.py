@@ -162,3 +162,41 @@ def test_each_signature_has_a_recorded_log(one: signatures.Signature) -> None:
 def test_no_log_is_left_without_a_signature() -> None:
     names = {path.stem for path in (LOGS / "signatures").iterdir()}
     assert names == {one.name for one in signatures.SIGNATURES}
+
+
+REFUSAL = "error: dataset.frames is 17, and the model takes 16\n  a.mp4: 17 frames\n  hint: set dataset.frames = 16\n"  # fmt: skip
+
+
+def test_what_the_trainer_refuses_is_told_with_its_own_hint(tmp_path: Path) -> None:
+    (tmp_path / "0.log").write_text(f"reads the data\n{REFUSAL}")
+    found = explain_logs(tmp_path)
+    assert found.verdict is not None
+    assert found.verdict.cause is not None
+    assert found.verdict.cause.name == "refused"
+    assert found.advice == "set dataset.frames = 16"
+    assert found.context[-3:] == tuple(REFUSAL.splitlines())
+    text = "\n".join(line for line, _ in lines(found))
+    assert "unknown error" not in text
+    assert "do        set dataset.frames = 16" in text
+
+
+@pytest.mark.parametrize(
+    ("log", "kind"),
+    [
+        ("error: rank 1: ValueError: no words\n  hint: none", "worker-exception"),
+        ("error: it does not work\n", "worker-exception"),
+        ("error: it does not work\nstep 4\n  hint: of another", "worker-exception"),
+        ("error: there is no config file x\n  hint: look", "missing-file"),
+    ],
+)
+def test_only_a_refusal_with_its_hint_is_one(log: str, kind: str) -> None:
+    stated = read(log.splitlines())
+    assert stated is not None
+    assert stated.kind == kind
+
+
+def test_hint_of_a_known_error_comes_before_what_is_always_said(tmp_path: Path) -> None:
+    text = "error: there is no config file x\n  hint: the nearest is y.py\n"
+    (tmp_path / "0.log").write_text(text)
+    found = explain_logs(tmp_path)
+    assert found.advice.startswith("the nearest is y.py (the log's own hint); check the path")

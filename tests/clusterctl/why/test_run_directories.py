@@ -311,7 +311,7 @@ def test_changes_since_the_last_run_of_the_config_that_worked(tmp_path: Path) ->
     for path, commit, rate, nodes in zip(paths, ("a" * 40, "b" * 40 + "+"), (1e-4, 3e-4), (["n1"], ["n1", "n2"]), strict=True):  # fmt: skip
         plan = {"config": "stage1", "nodes": [{"name": name, "slots": 2} for name in nodes], "world_size": 2 * len(nodes)}  # fmt: skip
         (path / "plan.json").write_text(json.dumps(plan))
-        config = {"commit": commit, "python": "3.11.7", "config": {"optim": {"lr": rate}}, "environment": {"NCCL_DEBUG": "WARN", "CLUSTERCTL_RUN": path.name}}  # fmt: skip
+        config = {"commit": commit, "python": "3.11.7", "config": {"optim": {"lr": rate}}, "environment": {"NCCL_DEBUG": "WARN", "CLUSTERCTL_RUN": path.name, "DUMPS": f"{path}/stacks/x_", "PATHS": f"/a:{path}:/b", "CACHE": f"/cache/{path.name}", "BESIDE": f"{path}-2"}}  # fmt: skip
         (path / "config.json").write_text(json.dumps(config))
     logs(paths[1], {0: OWN, 1: PEER, 2: PEER, 3: PEER})
     changes = explain(paths[1], None, LATER).changes
@@ -322,6 +322,8 @@ def test_changes_since_the_last_run_of_the_config_that_worked(tmp_path: Path) ->
         "world_size": ("2", "4"),
         "code": ("a" * 12, f"{'b' * 12} with local changes"),
         "config optim.lr": ("0.0001", "0.0003"),
+        "CACHE": ("/cache/001-x", "/cache/002-x"),  # no path of the run's own directory
+        "BESIDE": (f"{paths[0]}-2", f"{paths[1]}-2"),
     }
     assert "package versions" in changes.not_recorded
 
