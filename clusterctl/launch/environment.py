@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clusterctl.errors import UsageError
@@ -22,6 +22,11 @@ _RESERVED = re.compile(
     "RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|NODE_RANK|GROUP_RANK|MASTER_ADDR|MASTER_PORT|"
     "CLUSTERCTL_.*"
 )
+# Of the flight recorder: newer torch warns of the older name, which its ranks' starter hides.
+OLDER_OF = {
+    "TORCH_FR_BUFFER_SIZE": "TORCH_NCCL_TRACE_BUFFER_SIZE",
+    "TORCH_FR_DUMP_TEMP_FILE": "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
+}
 _ALLOCATOR, _OLDER_NAME = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
 AUTO = "auto"  # decided by the agent on each node
 
@@ -149,6 +154,10 @@ def build(
     take(parse_assignments(assignments, head), BY_OPTION)
     if _OLDER_NAME in chosen and chosen[_ALLOCATOR].origin == "default":
         del chosen[_ALLOCATOR]  # torch would read it and not the user's
+    for pair in OLDER_OF.items():
+        for name, other in (pair, pair[::-1]):  # a user's value counts by either name
+            if chosen[name].origin == "default" and chosen[other].origin != "default":
+                chosen[name] = replace(chosen[other], name=name)
     return Environment(tuple(chosen[name] for name in sorted(chosen)))
 
 
@@ -168,7 +177,7 @@ def _defaults(device: str, run_dir: Path) -> dict[str, str]:
         # A collective that times out leaves its flight record where dump-stacks looks for it.
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
         "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
-        "TORCH_FR_BUFFER_SIZE": "2000",  # the same, as newer torch calls it
+        "TORCH_FR_BUFFER_SIZE": "2000",
         "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": f"{run_dir}/stacks/nccl_trace_rank_",
         "TORCH_FR_DUMP_TEMP_FILE": f"{run_dir}/stacks/nccl_trace_rank_",
     }

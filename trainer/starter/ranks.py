@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from trainer.runlog.own_modules import module_command
-from trainer.starter import visible
+from trainer.starter import older_names, visible
 from trainer.starter.command import Command
 from trainer.starter.preload import cannot_be_forked
 from trainer.starter.program import Program
@@ -103,6 +103,7 @@ def _become(command: Command, local_rank: int, parent: int) -> Program:
     _open_files(variables["RANK"], variables.get("CLUSTERCTL_ATTEMPT", "1"))
     os.environ.pop(visible.ROOM, None)
     os.environ.update(variables)
+    older_names.hide(os.environ)
     words = [sys.executable, *command.program.words]
     if cannot_be_forked():
         module = command.program.words[1:] if command.program.words[0] == "-m" else ()

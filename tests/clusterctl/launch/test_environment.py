@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import UsageError
-from clusterctl.launch.environment import HIDDEN, build
+from clusterctl.launch.environment import HIDDEN, OLDER_OF, build
 from clusterctl.launch.journal import Journal
+from trainer.starter import older_names
 
 RUN_DIR = Path("/runs/001-x")
 
@@ -109,3 +110,13 @@ def test_assignments_that_cannot_be_are_refused(pair: str) -> None:
 def test_unknown_preset_names_the_known_ones() -> None:
     with pytest.raises(UsageError, match="h100-ib, ethernet"):
         build({}, preset="h200", run_dir=RUN_DIR)
+
+
+def test_flight_recorder_is_as_the_user_says_by_either_name() -> None:
+    newer, older = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"
+    found = build({older: "7"}, run_dir=RUN_DIR).values()
+    assert (found[newer], found[older]) == ("7", "7")
+    found = build({}, assignments=[f"{newer}=8"], run_dir=RUN_DIR).values()
+    assert (found[newer], found[older]) == ("8", "8")
+    assert build({}, run_dir=RUN_DIR).values()[newer] == "2000"
+    assert OLDER_OF == older_names.OLDER_OF
