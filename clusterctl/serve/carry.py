@@ -15,7 +15,7 @@ from clusterctl.serve.source import CONFIG, MANIFEST
 from clusterctl.transfer import resume
 from clusterctl.transport.base import Connection
 from trainer.runlog.atomic_file import part_of, sha256_of
-from trainer.runlog.json_file import read_object
+from trainer.runlog.run_files import opened_below, read_object
 from trainer.runlog.samples import INDEX, SHEET
 
 MOST_BYTES = 1 << 30  # of a video; half a minute of 4K has 200 MB
@@ -54,7 +54,7 @@ class Carrier:
                 self._put_checkpoint(sftp, run, there, name)
                 changed["save_dir"] = self._place(request)
                 # What is finished here is not made again there, and the sheet shows all of it.
-                self._put_videos(sftp, order, Path(request["save_dir"]), changed["save_dir"])
+                self._put_videos(sftp, order, run, changed["save_dir"])
         return {**order, "request": changed}
 
     def after(self, answer: dict[str, Any]) -> dict[str, Any]:
@@ -97,10 +97,10 @@ class Carrier:
         if there in self._there:
             return
         resume.make_folders(sftp, f"{there}/{ENCODER}")
-        self._put(sftp, run / CONFIG, f"{there}/{CONFIG}")
+        self._put(sftp, run, CONFIG, f"{there}/{CONFIG}")
         encoder = run / ENCODER
         for path in sorted(encoder.iterdir()) if encoder.is_dir() else ():
-            self._put(sftp, path, f"{there}/{ENCODER}/{path.name}")
+            self._put(sftp, run, f"{ENCODER}/{path.name}", f"{there}/{ENCODER}/{path.name}")
         self._there[there] = []
 
     def _put_checkpoint(self, sftp: Any, run: Path, there: str, name: str) -> None:
@@ -108,34 +108,38 @@ class Carrier:
         if name in known:
             known.append(known.pop(known.index(name)))
             return
-        local, remote = run / name, f"{there}/{name}"
+        remote = f"{there}/{name}"
         try:
-            files = read_object(local / MANIFEST)["files"]
+            files = read_object(run, f"{name}/{MANIFEST}")["files"]
         except (OSError, ValueError, KeyError) as error:
-            raise TransportError("command", f"{local / MANIFEST} cannot be read") from error
+            why = f"{run / name / MANIFEST} cannot be read: {error}"
+            raise TransportError("command", why) from error
         for file, entry in files.items():
             if file.startswith(WEIGHTS):
-                folder = f"{remote}/{file}".rpartition("/")[0]
-                resume.make_folders(sftp, folder)
-                if resume.size_on(sftp, f"{remote}/{file}") != entry["size"]:
-                    resume.put(sftp, local / file, f"{remote}/{file}", entry["sha256"])
+                with opened_below(run, f"{name}/{file}"):  # nothing from elsewhere goes there
+                    resume.make_folders(sftp, f"{remote}/{file}".rpartition("/")[0])
+                    if resume.size_on(sftp, f"{remote}/{file}") != entry["size"]:
+                        local = run / name / file
+                        resume.put(sftp, local, f"{remote}/{file}", entry["sha256"])
         resume.make_folders(sftp, remote)
-        self._put(sftp, local / MANIFEST, f"{remote}/{MANIFEST}")
+        self._put(sftp, run, f"{name}/{MANIFEST}", f"{remote}/{MANIFEST}")
         known.append(name)
         for old in known[:-KEPT]:
             with suppress(OSError):
                 resume.remove_folder(sftp, f"{there}/{old}")
             known.remove(old)
 
-    def _put_videos(self, sftp: Any, order: dict[str, Any], local: Path, there: str) -> None:
+    def _put_videos(self, sftp: Any, order: dict[str, Any], run: Path, there: str) -> None:
         resume.make_folders(sftp, there)
+        local = Path(order["request"]["save_dir"])
         for name in order.get("files", ()):
             path = local / name
             if path.is_file() and resume.size_on(sftp, f"{there}/{name}") != path.stat().st_size:
-                self._put(sftp, path, f"{there}/{name}")
+                self._put(sftp, run, str(path.relative_to(run)), f"{there}/{name}")
 
-    def _put(self, sftp: Any, local: Path, remote: str) -> None:
-        resume.put(sftp, local, remote, sha256_of(local))
+    def _put(self, sftp: Any, run: Path, name: str, remote: str) -> None:
+        with opened_below(run, name):
+            resume.put(sftp, run / name, remote, sha256_of(run / name))
 
     def _get(self, remote: str, local: Path) -> None:
         """Whole or not at all. Raises OSError."""

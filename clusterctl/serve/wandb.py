@@ -14,8 +14,8 @@ from pathlib import Path
 
 from clusterctl.remote.node_threads import start_thread
 from clusterctl.serve.claims import Claims
-from trainer.runlog.json_file import read_object
 from trainer.runlog.own_modules import environment, module_command
+from trainer.runlog.run_files import read_object
 
 IDENTITY, LOGGED = "wandb.json", ".wandb.json"  # of trainer.infer.wandb_videos
 NEW = "new"  # instead of an id
@@ -52,7 +52,8 @@ class VideoLog:
 
     def _is_logged(self, folder: Path) -> bool:
         try:
-            run = read_object(folder / LOGGED).get("run")
+            below = folder.absolute().relative_to(self._run_dir)
+            run = read_object(self._run_dir, str(below / LOGGED)).get("run")
         except (OSError, ValueError):
             return False
         return self._save_to in ("", NEW, run)

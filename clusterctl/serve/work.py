@@ -19,7 +19,7 @@ from clusterctl.serve.source import Source
 from clusterctl.serve.wanted import Sealed
 from trainer.runlog import samples, validation
 from trainer.runlog.atomic_file import part_of
-from trainer.runlog.json_file import read_object
+from trainer.runlog.run_files import opened_below, read_object
 
 SERVED = ".served.json"  # in a folder that is complete: what was asked for
 NEW, OPEN, DONE, FAILED, GONE = "new", "open", "done", "failed", "gone"
@@ -110,9 +110,9 @@ class Folder:
     def is_served(self) -> bool:
         """Whether an earlier server has made all of it, and it is all still there."""
         with suppress(OSError, ValueError):
-            if read_object(self.path / SERVED).get("identity") == self.identity():
+            if self._object(SERVED).get("identity") == self.identity():
                 found = samples.read(self.path)
-                return all((self.path / video.file).is_file() for video in found.videos)
+                return all(self.is_there(video.file) for video in found.videos)
         return False
 
     def take_look(self, look: dict[str, Any]) -> None:
@@ -138,7 +138,21 @@ class Folder:
         ]
 
     def is_made(self, file: str) -> bool:
-        return (self.path / file).is_file()
+        return self.is_there(file)
+
+    def is_there(self, file: str) -> bool:
+        """Whether it is a plain file, and no link on its way leads out of the run directory."""
+        with suppress(OSError), opened_below(self.source.folder, f"{self._below}/{file}"):
+            return True
+        return False
+
+    @property
+    def _below(self) -> str:
+        return str(self.path.relative_to(self.source.folder))
+
+    def _object(self, name: str) -> dict[str, Any]:
+        """Raises OSError and ValueError."""
+        return read_object(self.source.folder, f"{self._below}/{name}")
 
     def finish(self) -> None:
         """Mark a folder that is complete. Raises OSError."""
@@ -188,12 +202,12 @@ class LossFolder(Folder):
 
     def is_made(self, file: str) -> bool:
         with suppress(OSError, ValueError):
-            return read_object(self.path / file).get("stamp") == self.sealed.stamp
+            return self._object(file).get("stamp") == self.sealed.stamp
         return False
 
     def is_served(self) -> bool:
         with suppress(OSError, ValueError):
-            is_known = read_object(self.path / SERVED).get("identity") == self.identity()
+            is_known = self._object(SERVED).get("identity") == self.identity()
             return is_known and self.is_made(validation.LOSSES)
         return False
 
@@ -208,7 +222,7 @@ class LossFolder(Folder):
 
     def _event(self) -> dict[str, Any]:
         """Raises OSError and ValueError."""
-        event = read_object(self.path / validation.LOSSES).get("event")
+        event = self._object(validation.LOSSES).get("event")
         if not isinstance(event, dict) or not isinstance(event.get("text"), str):
             raise ValueError(f"{self.path / validation.LOSSES} holds no losses")
         return event

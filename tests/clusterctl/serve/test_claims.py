@@ -101,3 +101,20 @@ def test_a_request_to_stop_reaches_a_server(
         module.ask_to_stop(tmp_path, found)
         wait_for(own.is_asked_to_stop.is_set, 20.0)
     assert not list((tmp_path / FOLDER).iterdir())
+
+
+def test_sweep_removes_nothing_where_a_link_leads(tmp_path: Path) -> None:
+    run, home = tmp_path / "run", tmp_path / "home"
+    home.mkdir()
+    (home / "feedfacecafe").write_text("mine")
+    with Claims(run / "samples") as own:
+        (run / "samples" / FOLDER / "feedfacecafe").symlink_to(home / "feedfacecafe")
+        own.sweep()
+        assert [one.name for one in (run / "samples" / FOLDER).iterdir()] == [own.id]
+        (run / "samples" / FOLDER).rename(run / "samples" / "before")
+        (run / "samples" / FOLDER).symlink_to(home)
+        own.sweep()
+        assert servers(run / "samples") == []
+        (run / "samples" / FOLDER).unlink()
+        (run / "samples" / "before").rename(run / "samples" / FOLDER)
+    assert (home / "feedfacecafe").read_text() == "mine"

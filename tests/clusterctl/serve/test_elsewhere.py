@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from clusterctl.errors import TransportError
 from clusterctl.nodes import Node
 from clusterctl.serve import begin as module
 from clusterctl.serve.carry import Carrier
@@ -176,3 +177,42 @@ def test_an_order_to_warm_up_brings_the_config_and_nothing_back(
         there = Path(order["request"]["run_dir"])
         assert (there / "config.json").read_bytes() == (run / "config.json").read_bytes()
         assert carrier.after({"id": 1, "warm": True}) == {"id": 1, "warm": True}
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "manifest", "above"])
+def test_nothing_from_outside_of_a_run_is_carried_to_a_node(
+    nodes: LoopbackCluster, tmp_path: Path, kind: str
+) -> None:
+    run, home = stand_in.make_run(tmp_path / "007-run"), tmp_path / "home"
+    checkpoint = seal_with_weights(run, 10)
+    data = b"a secret of the victim"
+    home.mkdir()
+    (home / "secret").write_bytes(data)
+    entry = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    (home / "manifest.json").write_text(json.dumps({"files": {"model/secret": entry}}))
+    if kind == "file":
+        (checkpoint / "model" / "model.safetensors").unlink()
+        (checkpoint / "model" / "model.safetensors").symlink_to(home / "secret")
+    elif kind == "folder":
+        (checkpoint / "model").rename(tmp_path / "before")
+        (checkpoint / "model").symlink_to(home)
+        (checkpoint / "manifest.json").write_text((home / "manifest.json").read_text())
+    elif kind == "manifest":
+        (checkpoint / "manifest.json").unlink()
+        (checkpoint / "manifest.json").symlink_to(home / "manifest.json")
+    else:
+        files = {"model/../../../home/secret": entry}
+        (checkpoint / "manifest.json").write_text(json.dumps({"files": files}))
+    node = _node(nodes, "n1")
+    with closing(ParamikoTransport().connect(node, Limits(), Progress())) as connection:
+        hello = {"shared": [False], "cache": str(tmp_path / "cache")}
+        carrier = Carrier(node, connection, hello, [run])
+        request = {
+            "run_dir": str(run), "checkpoint": checkpoint.name, "preset": "a",
+            "save_dir": str(run / "samples" / "a" / checkpoint.name),
+        }  # fmt: skip
+        with pytest.raises((OSError, TransportError), match=r"link|outside"):
+            carrier.before({"op": "look", "id": 1, "request": request})
+    there = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    assert there
+    assert data not in [path.read_bytes() for path in there]

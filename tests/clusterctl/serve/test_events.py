@@ -68,3 +68,18 @@ def test_a_node_that_flaps_or_lies_gets_a_line_a_minute(
     for number in range(20_000):
         events.warning(f"text {number}")
     assert len(events._said) <= module.MOST_SAID
+
+
+def test_what_a_link_leads_to_is_not_taken_for_a_video(tmp_path: Path) -> None:
+    run = tmp_path / "007-run"
+    source: Any = SimpleNamespace(name="007-run", folder=run)
+    folder = Folder(source, Sealed("epoch0-global_step10", 1.0, "s"), LOSS, ("a cat",), "ema", {})
+    folder.path.mkdir(parents=True)
+    (tmp_path / "elsewhere.mp4").write_bytes(b"of somebody")
+    made, link = folder.path / "a_cat.mp4", folder.path / "a_dog.mp4"
+    made.write_bytes(b"video")
+    link.symlink_to(tmp_path / "elsewhere.mp4")
+    assert [folder.is_made(path.name) for path in (made, link)] == [True, False]
+    folder.path.rename(tmp_path / "away")
+    folder.path.symlink_to(tmp_path / "away")
+    assert not folder.is_made(made.name)
