@@ -73,9 +73,10 @@ class File:
         self.hashed: dict[str, list[Entry]] = {}  # by key
         self._hashed_names: dict[str, list[Entry]] = {}
         try:
-            text = path.read_bytes().decode(errors="surrogateescape")
+            data = b"" if path.is_fifo() else path.read_bytes()  # a pipe is not waited for
         except OSError:  # every key is unknown
-            text = ""
+            data = b""
+        text = data.decode(errors="surrogateescape")
         for number, line in enumerate(text.split("\n"), 1):
             entry = parse_line(line, path, number)
             if entry is None:

@@ -199,6 +199,8 @@ def _set_proxy(values: dict[str, Any], keyword: str, value: Any, where: str) -> 
 def _read(path: Path, included: bool) -> str:
     """The text of a file that only we can write; a missing file is empty, as for OpenSSH."""
     try:
+        if path.is_fifo():
+            raise problem(path, "it is a pipe, and is not waited for")
         with path.open("rb") as file:
             found = os.fstat(file.fileno())
             is_open = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
