@@ -111,6 +111,11 @@ def files(node: NodeFacts, launch: LaunchNeeds, fleet: Fleet) -> Iterator[Findin
 
 def _judge_file(path: str, seen: FileSeen, fleet: Fleet) -> Finding:
     fix = f"make {path} there, or mount its folder"
+    folder, _, name = path.rpartition("/")
+    if name.startswith("models--") and name.count("--") == 2:  # the hub's cache of one model
+        model = name.removeprefix("models--").replace("--", "/")
+        cache = "" if folder == "~/.cache/huggingface/hub" else f" --cache-dir {folder}"
+        fix = f"hf download {model}{cache} on the node, or on this machine and push {path}"
     if fleet.launch is not None and path in fleet.launch.on_head:
         fix = f"clusterctl push {path} {path.rpartition('/')[0]}/ nodes.txt, or mount its folder"
     if not seen.exists:

@@ -454,3 +454,12 @@ def test_missing_file_is_pushed_only_from_a_machine_that_has_it() -> None:
     assert (found.verdict, found.fix) == (FAIL, f"make {path} there, or mount its folder")
     found = judge("launch.files", bare, launch=needs(files=(path,), on_head=(path,)))["n1"]
     assert found.fix == f"clusterctl push {path} /data/ nodes.txt, or mount its folder"
+
+
+def test_a_model_that_is_missing_is_downloaded_by_its_name() -> None:
+    gone = FileSeen(False, False, 0)
+    for folder, more in (("~/.cache/huggingface/hub", ""), ("/hf/hub", " --cache-dir /hf/hub")):
+        path = f"{folder}/models--hpcai-tech--OpenSora-VAE-v1.2"
+        found = judge("launch.files", node("n1", files={path: gone}), launch=needs(files=(path,)))
+        want = f"hf download hpcai-tech/OpenSora-VAE-v1.2{more} on the node"
+        assert (found["n1"].fix or "").startswith(want), found
