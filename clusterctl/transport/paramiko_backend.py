@@ -169,7 +169,8 @@ class ParamikoTransport:
         if hops in way.jumps or len(way.jumps) > MAX_JUMPS:
             loop = " -> ".join(hop.host for jump in (*way.jumps, hops) for hop in jump)
             raise TransportError("resolve", f"ProxyJump loop: {loop}")
-        gate = self._target(Node(last.host, port=last.port, user=last.user))
+        # As the host, which ssh's rule for names is for: no name of a node.
+        gate = self._target(Node("jump", host=last.host, port=last.port, user=last.user))
         if before:
             config = replace(gate.config, proxy_jump=tuple(before), proxy_command=None)
             gate = replace(gate, config=config)

@@ -50,7 +50,7 @@ def test_fact_of_a_kernel_is_the_cause(
         name,
         fact["text"],
         "001-test",
-        True,
+        of_node,  # memory that a job used up is no fault of its node
     )
     assert (first.run_id, first.attempt) == (plan.run_id, 1)
     assert any(f"{fact['kind']}: {fact['text']}" == event["text"] for event in _facts(plan))

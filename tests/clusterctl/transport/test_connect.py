@@ -265,13 +265,12 @@ def test_no_name_reaches_a_shell_as_a_command(home: Path, spell: str, place: str
         hop = name.replace("\n", "\t").partition("/")[0]
         text = f"Host gpu1\n ProxyJump {hop}\n{text}"
     (home / ".ssh" / "config").write_text(text)
-    node = {
-        "name": Node(name),
-        "host": Node("gpu1", host=name),
-        "user": Node("gpu1", user=name),
-        "jump host": Node("gpu1"),
-    }[place]
-    assert failure(node).phase == "resolve"
+    if place == "name":
+        with pytest.raises(ValueError, match="which a shell could interpret"):
+            Node(name)
+    else:
+        given = {} if place == "jump host" else {place: name}
+        assert failure(Node("gpu1", **given)).phase == "resolve"
     assert not trap.exists()
 
 
