@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.cli import run as command
+from clusterctl.runs.journal import MONO_S
 from dashboards.export.metrics import METRICS, values
 from dashboards.feeds.run_dir import RunDirFeed
 from dashboards.model.ring_buffer import Thin
@@ -111,7 +112,8 @@ def test_steps_and_attempts_are_the_same_read_at_once_and_one_by_one(tmp_path: P
     for record in run.telemetry:
         is_event = isinstance(record, Event)
         state = fold(state, [EventSample(record, 0.0) if is_event else StepSample(record, 0.0)])  # type: ignore[arg-type]
-    state = fold(state, [EventSample(event, 0.0, "journal") for event in run.events])
+    as_read = [replace(event, data={**event.data, MONO_S: 1.0}) for event in run.events]
+    state = fold(state, [EventSample(event, 0.0, "journal") for event in as_read])
     state = fold(state, [EventSample(event, 0.0, "incidents") for event in run.incident_events()])
     assert run_of(state).steps == at_once.steps
     assert run_of(state).journal == at_once.journal

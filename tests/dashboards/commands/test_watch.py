@@ -320,7 +320,7 @@ def test_run_that_cannot_be_read_is_not_a_run_without_alerts(
     run_dir = write_run(tmp_path / "001-x", steps=3)
     (run_dir / "telemetry.jsonl").unlink()
     (run_dir / "telemetry.jsonl").mkdir()
-    why = f"{run_dir}/telemetry.jsonl: Is a directory"
+    why = f"{run_dir}/telemetry.jsonl: it is a folder, no plain file"
     args = ["watch", "--run", str(run_dir), "--once", "--interval", "0.2"]
     assert run([*args, "--json"]) == 3
     fire, end = json_lines(capsys.readouterr().out)

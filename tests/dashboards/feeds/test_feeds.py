@@ -168,7 +168,7 @@ def test_replay_goes_by_the_runs_own_time(tmp_path: Path) -> None:
     rest = feed.drain()
     assert steps(rest) == list(range(20, 101))
     assert isinstance(rest[-1], EventSample)
-    assert rest[-1].event.data == {"node": "demo-1"}
+    assert rest[-1].event.data == {"node": "demo-1", "mono_s": 1.0}
     assert feed.now() == BEGAN + 40
 
 

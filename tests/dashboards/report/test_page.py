@@ -162,7 +162,7 @@ def test_page_of_a_run_that_cannot_be_read_is_not_made(
     (run_dir / "events.jsonl").unlink()
     (run_dir / "events.jsonl").mkdir()
     assert command(["report", str(run_dir)]) == 3
-    error = f"the run cannot be read: {run_dir}/events.jsonl: Is a directory"
+    error = f"the run cannot be read: {run_dir}/events.jsonl: it is a folder, no plain file"
     assert error in capsys.readouterr().err
     assert not (run_dir / "report.html").exists()
 
