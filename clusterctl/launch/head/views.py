@@ -93,8 +93,8 @@ class Views:
                 time.sleep(EVERY_S)
                 continue
             thread = threading.Thread(target=self._serve, args=(peer,), daemon=True)
+            thread.start()  # before `end` can find it: a thread that has not begun cannot be joined
             self._threads = [one for one in self._threads if one.is_alive()] + [thread]
-            thread.start()
 
     def _serve(self, peer: socket.socket) -> None:
         peer.settimeout(SEND_S)

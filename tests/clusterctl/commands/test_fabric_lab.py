@@ -52,7 +52,7 @@ def test_fabric_folds_alike_nodes_and_names_the_one_with_a_port_down(
     hca = next(line for line in lines if line.startswith("NCCL_IB_HCA="))
     assert hca.startswith("NCCL_IB_HCA='=mlx5_0,mlx5_1,mlx5_4,mlx5_5,mlx5_6,mlx5_7,mlx5_8,mlx5_9")
     assert "node-3: there it would be =mlx5_0,mlx5_1,mlx5_5" in done.stdout
-    assert "NCCL_SOCKET_IFNAME==eth0" in done.stdout
+    assert "NCCL_SOCKET_IFNAME='=eth0'" in done.stdout
     assert "node-3  mlx5_4:1" in done.stdout  # -v: a line for each port
 
 
