@@ -173,7 +173,10 @@ def test_watch_on_a_terminal_is_a_page_that_fits(tmp_path: Path, color: bool) ->
     page = watch_in_terminal(tmp_path, 24, 80, {} if color else {"NO_COLOR": "1"})
     lines = page.splitlines()
     assert len(lines) <= 24
-    assert re.match(r"\d\d:\d\d:\d\d  3 nodes, 16 GPUs \(expected 24, those of 1 node unknown\)", plain(lines[0]))
+    assert re.match(
+        r"\d\d:\d\d:\d\d  3 nodes, 16 GPUs \(expected 24, those of 1 node unknown\)",
+        plain(lines[0]),
+    )
     assert all(len(plain(line)) <= 80 for line in lines)
     assert any(line.startswith("n3") and line.endswith("...") for line in map(plain, lines))
     assert ("\x1b[" in page) == color
