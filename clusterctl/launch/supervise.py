@@ -325,7 +325,9 @@ class _Run:
         if decision is not None and decision.exit_code is not None:
             code, reason = decision.exit_code, f"{reason}; given up: {decision.text}"
         used = {node.name for node in self.plan.nodes}
-        if (self.rules.max_restarts != 0 and self.past.failures) or self.past.stopped:
+        # An attempt that was stopped has asked its nodes itself; between two, nobody has.
+        is_between = bool(self.past.stopped) and self.phase == "between"
+        if (self.rules.max_restarts != 0 and self.past.failures) or is_between:
             everywhere = replace(self.cluster, nodes=self.rules.every_node)
             left, unconfirmed = prove_gone(self.plan, everywhere, is_over=True)
         elif standing := self._standing():
