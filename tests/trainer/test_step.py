@@ -16,6 +16,7 @@ from torch import Tensor
 from tests.trainer.engine.simulated_device import Device
 from trainer import step as step_module
 from trainer.config.load import Config
+from trainer.data.loader.microbatch import Failures
 from trainer.data.plan.buckets import Buckets
 from trainer.data.plan.data_plan import Cursor
 from trainer.diffusion.draws import Given
@@ -172,7 +173,9 @@ def test_the_loss_stays_on_the_device_until_the_end_of_the_step() -> None:
         ),
         loader=SimpleNamespace(coming=lambda: None),
     )
-    batch: Any = SimpleNamespace(microbatch=(0, 1), bucket="16px", bad=[], decoder_bytes=0)
+    batch: Any = SimpleNamespace(
+        microbatch=(0, 1), bucket="16px", bad=[], failures=Failures(), decoder_bytes=0
+    )
     share = Share()
     with pytest.MonkeyPatch.context() as patch:
         latent = torch.zeros(3, 4, 2, 2, 2)

@@ -86,9 +86,9 @@ def probe(cluster: LocalCluster, clips: Path, tmp_path: Path, *more: str) -> tup
 
 
 @pytest.fixture(scope="module")
-def want(clips: Path) -> bytes:
-    """What one machine makes."""
-    alone = clips / "alone.csv"
+def want(clips: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """What one machine makes, in a folder beside the one of a test: paths are relative to OUT's."""
+    alone = tmp_path_factory.mktemp("alone") / "out.csv"
     source = str(clips / digits.MANIFEST)
     assert tools(["probe", source, str(alone), "--workers", "1", "-q"]) == 0
     return alone.read_bytes()
@@ -101,7 +101,7 @@ def test_two_nodes_make_the_manifest_that_one_machine_makes(cluster, clips, tmp_
     printed = capfd.readouterr()
     assert "out.csv: 70 rows" in printed.out
     assert "answers: node-1 " in printed.err
-    words = ["data", "check", str(cluster.hostfile), str(out), "--root", str(clips), "--json"]
+    words = ["data", "check", str(cluster.hostfile), str(out), "--json"]
     (clips / "clips/00003.mp4").rename(clips / "away.mp4")
     try:
         assert run([*words, "--workers", "1"]) == 1
@@ -156,7 +156,7 @@ def test_clip_that_no_node_can_read_is_left_out(cluster, clips, tmp_path, want, 
     code, out = probe(cluster, clips, tmp_path, "--python", python)
     assert code == 1
     assert len(out.read_bytes().splitlines()) == len(want.splitlines()) - 1
-    assert "line 9: clips/00007.mp4: No such file" in capfd.readouterr().err
+    assert f"line 9: {clips}/clips/00007.mp4: No such file" in capfd.readouterr().err
 
 
 def test_no_node_with_the_environment_says_what_to_do_and_keeps_what_is_done(

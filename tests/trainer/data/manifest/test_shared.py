@@ -53,9 +53,9 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Which files were read, once for each time."""
     found: list[Path] = []
 
-    def counted(path: Path, **options: Any) -> Manifest:
+    def counted(path: Path, *options: Any) -> Manifest:
         found.append(path)
-        return read_manifest(path, **options)
+        return read_manifest(path, *options)
 
     monkeypatch.setattr(shared, "read_manifest", counted)
     return found
@@ -157,11 +157,11 @@ def test_files_that_cannot_be_mapped_are_read_by_the_rank_itself(tmp_path, monke
     assert [len(manifest) for manifest, _ in results] == [10, 10]
     assert "mmap length" in results[0][1][1]
 
-    def gone(path: Path, **options: Any) -> Manifest:
+    def gone(path: Path, *options: Any) -> Manifest:
         if reads[2:]:
             raise ManifestError("gone meanwhile")
         reads.append(path)
-        return read_manifest(path, **options)
+        return read_manifest(path, *options)
 
     monkeypatch.setattr(shared, "read_manifest", gone)
     errors = on_ranks([0, 1], lambda ranks: read_once(ranks, path))

@@ -58,7 +58,7 @@ def test_command_prints_the_price_beside_the_gain(config, capsys):
 
 def test_more_ranks_than_microbatches_is_one_sentence(config, capsys):
     assert main(["simulate", "openvid", str(config), "--rows", "500", "--ranks", "4000"]) == 2
-    assert "4000 ranks need more" in capsys.readouterr().err
+    assert "epoch 0 has 27 microbatches, 4000 ranks need 4000 for a step" in capsys.readouterr().err
 
 
 def test_window_that_is_too_wide_is_refused_by_name(config, capsys):

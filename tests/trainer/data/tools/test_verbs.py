@@ -105,7 +105,7 @@ def test_filter_by_what_is_missing_names_the_verb_that_makes_it(do, tmp_path, ca
             "--max-size 50M",
             "no column 'file_size'; make it with python -m trainer.data probe --file",
         ),
-        ("--where lang==en", "no column 'lang'; it has path, text"),
+        ("--where lang==en", "no column 'lang'; it has 'path', 'text'"),
         ("", "filter by what?"),
         ("--min-frames many", "--min-frames 'many' is not a number"),
         ("--where vmaf>much", "'much' is not a number"),
