@@ -14,6 +14,7 @@ AT_RUN_TIME = {
     "clusterctl/payload/mask_secrets.py": "two patterns of its own",
     "clusterctl/payload/watching/host.py": "400 characters of the driver's version",
     "trainer/runlog/gpu_peaks.py": "its own table",
+    "clusterctl/output.py": "names of this command's own nodes, escaped",
     "clusterctl/commands/kill.py": "--match",
     "clusterctl/payload/jobs/find_job.py": "--match",
     "clusterctl/stacks/wait_sites.py": "its own table, and --sites",

@@ -19,7 +19,9 @@ from clusterctl.payload.tools import call
 NAME = re.compile(r"epoch\d+-global_step\d+$")
 # These and the order are those of trainer/runlog/checkpoint_name.py, which a node may not have.
 MANIFEST, LATEST = "manifest.json", "latest"
-SERIAL = re.compile(rb'\s*\{\s*"schema":\s*\d+,\s*"serial":\s*(\d{1,15})\s*,')
+SERIAL = re.compile(
+    rb'\s{0,9}\{\s{0,9}"schema":\s{0,9}\d{1,9},\s{0,9}"serial":\s{0,9}(\d{1,15})\s{0,9},'
+)
 ASIDE = ".tmp-"  # begins the names of folders that the next save deletes (trainer/checkpoint)
 AVERAGE = "ema/"  # lies there twice for a while
 MANIFEST_BYTES = 64 << 20
