@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import signal
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from clusterctl import cli
 from clusterctl.commands.run import command
 from clusterctl.remote.fanout import Fanout
 from tests.clusterctl.commands.local_cluster import LocalCluster, patch
+from tests.clusterctl.launch.harness import wait_until
 
 NAMES = ["n2", "n1", "n10", "n3"]
 
@@ -100,6 +103,15 @@ def test_command_timeout_kills_and_reports(nodes: LocalCluster, tmp_path: Path, 
     assert not Path(f"/proc/{pid_file.read_text().strip()}").exists()
 
 
+@pytest.fixture
+def one_waits(tmp_path: Path) -> Iterator[str]:
+    """A command that n10 only ends with the test, so that no thread of it outlives that."""
+    end = tmp_path / "end"
+    yield f"[ $NODE = n10 ] && until [ -e {end} ]; do sleep 0.02; done; echo hello"
+    end.touch()
+    wait_until(lambda: not any(t.name.startswith("fanout-") for t in threading.enumerate()))
+
+
 def interrupt_when_waiting_for(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     """A real SIGINT while so many nodes have not answered."""
 
@@ -116,10 +128,10 @@ def interrupt_when_waiting_for(monkeypatch: pytest.MonkeyPatch, count: int) -> N
 
 
 def test_ctrl_c_shows_the_answers_that_are_there(
-    nodes: LocalCluster, capsys, monkeypatch: pytest.MonkeyPatch
+    nodes: LocalCluster, one_waits: str, capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     interrupt_when_waiting_for(monkeypatch, 1)
-    assert run(nodes, "[ $NODE = n10 ] && exec sleep 60; echo hello") == 130
+    assert run(nodes, one_waits) == 130
     out, err = capsys.readouterr()
     assert out == "== n[1-3] (3 nodes)\nhello\n"
     assert "1 of 4 nodes did not answer" in err
@@ -128,10 +140,10 @@ def test_ctrl_c_shows_the_answers_that_are_there(
 
 
 def test_ctrl_c_with_json_is_one_document_of_all_nodes(
-    nodes: LocalCluster, capsys, monkeypatch: pytest.MonkeyPatch
+    nodes: LocalCluster, one_waits: str, capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     interrupt_when_waiting_for(monkeypatch, 1)
-    assert run(nodes, "--json", "[ $NODE = n10 ] && exec sleep 60; echo hello") == 130
+    assert run(nodes, "--json", one_waits) == 130
     found = {one["node"]: one for one in json.loads(capsys.readouterr().out)["nodes"]}
     assert [name for name in NAMES if found[name]["unreachable"] is None] == ["n2", "n1", "n3"]
     assert found["n10"]["unreachable"]["message"] == "interrupted before it answered"
