@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from functools import partial
@@ -125,7 +124,7 @@ def _run(
 ) -> Report:
     from clusterctl.preflight.last_census import default_path
     from clusterctl.preflight.run import run_preflight
-    from clusterctl.remote.shared_token import nearest_folder
+    from clusterctl.remote.shared_token import where_runs_would_be
 
     checks, skipped, shared = options["checks"], options["skipped"], options["shared"]
 
@@ -155,9 +154,8 @@ def _run(
         alone = ["--yes"] * options["yes"] + ["--dry-run"] * options["dry_run"] + asked
         if alone:
             raise UsageError(f"{alone[0]} goes with --active")
-    outputs = nearest_folder(options["outputs"]) if options["launch"] else None
-    if len(cluster.nodes) < 2 or outputs is None or not os.access(outputs, os.W_OK):
-        outputs = None
+    is_proven = options["launch"] and len(cluster.nodes) > 1
+    outputs = where_runs_would_be(options["outputs"]) if is_proven else None
     try:
         return run_preflight(
             cluster,

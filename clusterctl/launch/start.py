@@ -32,7 +32,7 @@ from clusterctl.ledger.history import with_history
 from clusterctl.nodes import Node, fold
 from clusterctl.remote.cluster import Cluster
 from clusterctl.remote.facts import read_node
-from clusterctl.remote.shared_token import nearest_folder, token_in
+from clusterctl.remote.shared_token import token_in, where_runs_would_be
 from trainer.runlog.run_dir import next_run_dir
 
 
@@ -83,10 +83,7 @@ def prepare(
     workdir, outputs = options.workdir.absolute(), str(options.outputs.absolute())
     env = kept_environment(options.env, options.nccl, facts=options.facts_env)
     files, wandb = tuple(line.reads["files"]), bool(line.reads["wandb"])
-    proven = nearest_folder(options.outputs) if prove_outputs else None
-    if proven is not None and not os.access(proven, os.W_OK):
-        proven = None  # making the run directory says it
-    with token_in(proven) as (path, token):
+    with token_in(where_runs_would_be(options.outputs) if prove_outputs else None) as (path, token):
         where = (outputs, str(workdir), files, wandb, path)
         facts = ask_nodes(cluster, options.python, port, *where)
     if ledger is not None:

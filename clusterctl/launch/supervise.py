@@ -327,8 +327,8 @@ class _Run:
         used = {node.name for node in self.plan.nodes}
         # An attempt that was stopped has asked its nodes itself; between two, nobody has.
         is_between = self.phase == "between" or self.past.phase != "new"
-        is_between = is_between and bool(self.past.stopped)
-        if (self.rules.max_restarts != 0 and self.past.failures) or is_between:
+        has_failed = self.rules.max_restarts != 0 and self.past.failures
+        if has_failed or (self.past.stopped and is_between):
             everywhere = replace(self.cluster, nodes=self.rules.every_node)
             left, unconfirmed = prove_gone(self.plan, everywhere, is_over=True)
         elif standing := self._standing():

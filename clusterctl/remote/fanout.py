@@ -65,6 +65,7 @@ class Fanout(Generic[T]):
         self._width = max(1, min(width, len(self._nodes)))
         self._progress = {node: Progress() for node in self._nodes}
         self._open = set(self._nodes)
+        self._started = time.monotonic()  # again when it is iterated
 
     def waiting(self) -> list[tuple[Node, str, float]]:
         """(node, phase, seconds in it) of nodes started and not answered, in hostfile order."""
@@ -73,7 +74,7 @@ class Fanout(Generic[T]):
         return [(node, one.phase, now - one.since) for node, one in rest if one.phase != "queued"]
 
     def __iter__(self) -> Iterator[NodeResult[T]]:
-        started = time.monotonic()
+        self._started = time.monotonic()
         todo = iter(self._nodes)  # shared by the threads: a step of a list's iterator is atomic
         done: queue.Queue[NodeResult[T]] = queue.Queue()
         stop = threading.Event()
@@ -86,7 +87,7 @@ class Fanout(Generic[T]):
             threading.Thread(target=worker, name=f"fanout-{index}", daemon=True).start()
         try:
             while self._open:
-                left_s = self._deadline_s - (time.monotonic() - started)
+                left_s = self._deadline_s - (time.monotonic() - self._started)
                 try:
                     result = done.get(timeout=max(0.0, min(left_s, TICK_S)))
                 except queue.Empty:
@@ -108,8 +109,9 @@ class Fanout(Generic[T]):
             self._open.discard(node)
             progress = self._progress[node]
             text = why_queued if progress.phase == "queued" else why
-            seconds = time.monotonic() - progress.since
-            yield self._result(node, None, Unreachable(progress.phase, seconds, text), seconds)
+            now = time.monotonic()
+            unreached = Unreachable(progress.phase, now - progress.since, text)
+            yield self._result(node, None, unreached, now - self._started)
 
     def _one(self, node: Node) -> NodeResult[T]:
         progress = self._progress[node]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,7 +32,9 @@ def token_in(folder: Path | None) -> Iterator[tuple[Path | None, str | None]]:
         path.unlink(missing_ok=True)
 
 
-def nearest_folder(path: Path) -> Path:
-    """The folder itself, or the nearest above it that there is: where it would be made."""
-    path = path.absolute()
-    return next((one for one in (path, *path.parents) if one.is_dir()), Path("/"))
+def where_runs_would_be(outputs: Path) -> Path | None:
+    """The folder itself, or the nearest above it that there is; None where this user may not write
+    there, which making the run directory says."""
+    path = outputs.absolute()
+    folder = next((one for one in (path, *path.parents) if one.is_dir()), Path("/"))
+    return folder if os.access(folder, os.W_OK) else None

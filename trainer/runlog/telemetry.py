@@ -139,6 +139,9 @@ def read(run_dir: Path, name: str = FILE) -> Iterator[Record]:
     yield from Tail(run_dir / name).records()
 
 
+STEP_MARK = b'{"kind":"step",'  # what the line of a step begins with
+
+
 def event_mark(name: str) -> bytes:
     """What a line begins with that holds an event of this name: to find it without reading JSON."""
     return b'{"kind":"event","name":"%s",' % name.encode()
@@ -160,7 +163,7 @@ def newest(run_dir: Path) -> tuple[StepRecord | None, Event | None]:
     with contextlib.suppress(OSError), run_files.opened(run_dir / FILE) as (fd, _):
         for lines in run_files.Lines().pieces(fd):  # a last one without an end is being written
             for line in lines:
-                if line.startswith(b'{"kind":"step",'):
+                if line.startswith(STEP_MARK):
                     step = line
                 elif line.startswith(mark):
                     saved = line

@@ -33,7 +33,6 @@ from trainer.runlog.progress import clock
 
 ANSWER_S = 5.0
 SHOWN_INCIDENTS = 3
-_STEP = b'{"kind":"step",'
 _SAVED, _SAVE_FAILED = telemetry.event_mark("checkpoint"), telemetry.event_mark("save-failed")
 RUNNING, ALONE, ENDED, LOST = "running", "without supervisor", "ended", "unknown"
 RESTARTING, WAITING = BETWEEN
@@ -266,7 +265,7 @@ def _files(run_dir: Path) -> tuple[Account, Journal, Saves, telemetry.StepRecord
             saved, failed = line, b""
         elif line.startswith(_SAVE_FAILED):
             failed = line
-        elif line.startswith(_STEP):
+        elif line.startswith(telemetry.STEP_MARK):
             step = line
     last = telemetry.decode(step)
     known = last if isinstance(last, telemetry.StepRecord) else None
