@@ -33,22 +33,28 @@ def find(path: Path) -> Path:
         return path
     if not path.is_dir():
         raise PathError(f"there is no checkpoint at {path}")
-    if theirs := next(filter(_of_open_sora, (path, *sorted(path.iterdir()))), None):
+    found = complete(path)
+    ours = found or (path / LATEST).is_file()
+    if not ours and (theirs := next(filter(_of_open_sora, (path, *sorted(path.iterdir()))), None)):
         hint = f"--load continues this trainer's own; --ckpt-path {theirs} takes its weights"
         raise CheckpointError(f"{theirs} is a checkpoint of Open-Sora's own trainer", hint=hint)
     if epoch_and_step(path.name) is not None:
         raise CheckpointError(f"{path} is not complete: it has no {MANIFEST}", hint=others(path))
-    if not (found := complete(path)):
+    if not found:
         raise CheckpointError(f"{path} holds no complete checkpoint")
     return found[-1]
 
 
 def _of_open_sora(path: Path) -> bool:
-    """Whether Open-Sora has saved it, also without shards or an average. Ours has a manifest, and
-    one that was not finished has files of ranks."""
-    if not (path / MODEL).exists() or (path / MANIFEST).exists():
+    """Whether Open-Sora has saved it, also without shards or an average. Ours has a manifest."""
+    if not (path / MODEL).exists() or (path / MANIFEST).exists() or has_ranks(path):
         return False
     return any((path / name).exists() for name in ("running_states.json", "lr_scheduler"))
+
+
+def has_ranks(path: Path) -> bool:
+    """Whether ranks of this trainer have written to a checkpoint, finished or not."""
+    return any((path / OPTIMIZER).glob("rank-*-of-*.safetensors"))
 
 
 def others(path: Path) -> str:

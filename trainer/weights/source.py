@@ -105,7 +105,7 @@ def _is_ours(folder: Path) -> bool:
     """Whether it is a run directory or a part of a checkpoint of this trainer."""
     if (folder / checkpoints.LATEST).is_file() or checkpoints.complete(folder):
         return True
-    return any((folder / checkpoints.OPTIMIZER).glob("rank-*-of-*.safetensors"))
+    return checkpoints.has_ranks(folder)
 
 
 def _checkpoint(folder: Path) -> Source:

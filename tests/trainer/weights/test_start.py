@@ -101,7 +101,9 @@ def test_weights_that_cannot_be_read_are_said_before_a_run_directory_is_made(tmp
     for name in ("cut.pth", "nowhere.pth"):
         with pytest.raises(CheckpointError, match=name):
             train._check_files(config_of(tmp_path, "--ckpt-path", str(tmp_path / name)))
-    train._check_files(config_of(tmp_path))
+    train._check_files(
+        config_of(tmp_path, "--text-encoder.type", "tiny_t5", "--vae.type", "identity")
+    )
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("-inf")])
