@@ -98,7 +98,7 @@ class LaunchPlan:
     share: str = ""  # the group that may read the run directory; nobody else without
     attempt: int = 1
     checkpoint: str | None = None  # name of the one in the run directory to continue from
-    # The first node answers with it at the master port: it cannot be guessed, and has no other use.
+    # What a head says at an agent's socket. It cannot be guessed.
     token: str = field(default_factory=lambda: secrets.token_hex(8))
 
     def __post_init__(self) -> None:
@@ -120,6 +120,11 @@ class LaunchPlan:
     @property
     def nodes(self) -> list[Node]:
         return [share.node for share in self.shares]
+
+    @property
+    def port_word(self) -> str:
+        """What the first node answers at the master port; `token` does not follow from it."""
+        return hashlib.sha256(f"master port {self.token}".encode()).hexdigest()[:16]
 
     @property
     def world_size(self) -> int:
@@ -151,6 +156,7 @@ class LaunchPlan:
             "attempt": self.attempt,
             "job": self.job_id,
             "word": self.token,
+            "port_word": self.port_word,
             "group": self.share,
             "node": share.node.name,
             "run_dir": str(self.run_dir),

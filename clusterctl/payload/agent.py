@@ -125,7 +125,9 @@ def supervise(head):
     if say_stopped(head):
         return
     # On the first node only: elsewhere an address such as 127.0.0.1 would work on every node.
-    listener = RendezvousListener(ARGS["ports"] if ARGS["first_rank"] == 0 else (), ARGS["word"])
+    listener = RendezvousListener(
+        ARGS["ports"] if ARGS["first_rank"] == 0 else (), ARGS["port_word"]
+    )
     hello = {"type": "hello", "shared": shared, "same_job": busy, "port": listener.port}
     hello.update(addresses=own_addresses(), cores=len(os.sched_getaffinity(0)))
     hello["python_found"] = os.access(ARGS["python"], os.X_OK)
@@ -237,5 +239,5 @@ def start_order(emit):
             return order
         if order["op"] == "probe":
             port, names = order["port"], order["addresses"]
-            errors = {name: probe_port(name, port, ARGS["word"]) for name in names}
+            errors = {name: probe_port(name, port, ARGS["port_word"]) for name in names}
             emit({"type": "probed", "errors": errors})

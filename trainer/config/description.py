@@ -13,8 +13,8 @@ from typing import Any
 from trainer.config import sources
 from trainer.config.load import RUN_CONFIG, Config, to_dict
 from trainer.runlog.atomic_file import part_of
-from trainer.runlog.json_file import read_object
 from trainer.runlog.run_dir import own_attempt
+from trainer.runlog.run_files import read_object
 
 # Variables that explain a run; names with these words in them are never written.
 _KEPT = ("NCCL_", "GLOO_", "OMP_", "CUDA_", "TORCH_", "WORLD_SIZE", "MASTER_", "CLUSTERCTL_")
@@ -47,7 +47,7 @@ def describe(config: Config, run_dir: Path, argv: Sequence[str]) -> list[str]:
 def _differs(config: Config, run_dir: Path) -> str:
     """What people have changed in the configuration since the attempt before."""
     try:
-        before = read_object(run_dir / RUN_CONFIG)["config"]
+        before = read_object(run_dir, RUN_CONFIG)["config"]
         after = json.loads(json.dumps(to_dict(config)))
         names = sources.changed(sources.flat(before), sources.flat(after))
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
@@ -59,7 +59,7 @@ def _differs(config: Config, run_dir: Path) -> str:
 def said_of(run_dir: Path) -> dict[str, Any]:
     """What the config.json of a run says beside the configuration, for trackers; {} without it."""
     try:
-        document = read_object(run_dir / RUN_CONFIG)
+        document = read_object(run_dir, RUN_CONFIG)
     except (OSError, ValueError):
         return {}
     found = {"git_commit": document.get("commit"), "python": document.get("python")}

@@ -14,7 +14,7 @@ from trainer.config.load import Config
 from trainer.errors import TooManyBadSamples
 from trainer.infer.models import Models
 from trainer.runlog.atomic_file import part_of
-from trainer.runlog.json_file import read_object
+from trainer.runlog.run_files import read_object
 from trainer.runlog.validation import LOSSES, Figures, event_of
 from trainer.validation.measure import Validation
 from trainer.validation.of_checkpoints import Ranks, clips_of, measuring
@@ -31,7 +31,7 @@ class Losses:
     def is_finished(self, request: Mapping[str, Any]) -> bool:
         """Whether the losses of this very checkpoint are there."""
         with suppress(OSError, ValueError):
-            return read_object(_file(request)).get("stamp") == request["stamp"]
+            return read_object(Path(request["save_dir"]), LOSSES).get("stamp") == request["stamp"]
         return False
 
     def measure(self, request: Mapping[str, Any], begun: Callable[[], None]) -> None:

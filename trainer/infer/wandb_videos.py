@@ -19,7 +19,7 @@ from typing import Any
 from trainer.errors import one_line
 from trainer.runlog import samples
 from trainer.runlog.atomic_file import part_of
-from trainer.runlog.json_file import read_object
+from trainer.runlog.run_files import read_object
 from trainer.runlog.validation import LOSSES, Figures
 from trainer.trackers.wandb_run import FILE, ID, STEP
 
@@ -95,7 +95,7 @@ def open_run(run_dir: Path, save_to: str) -> Any:
 
 def _own_id(run_dir: Path) -> str:
     try:
-        found = read_object(run_dir / FILE)
+        found = read_object(run_dir, FILE)
     except FileNotFoundError:
         raise NotLogged(f"the training of {run_dir.name} has no run in W&B") from None
     except (OSError, ValueError) as error:
@@ -107,7 +107,7 @@ def _own_id(run_dir: Path) -> str:
 
 def _project(run_dir: Path) -> str | None:
     try:
-        config = read_object(run_dir / CONFIG).get("config")
+        config = read_object(run_dir, CONFIG).get("config")
     except (OSError, ValueError):
         return None
     project = config.get("wandb_project") if isinstance(config, dict) else None
@@ -117,7 +117,7 @@ def _project(run_dir: Path) -> str | None:
 def log(run: Any, folder: Path) -> None:
     """All videos of a folder, or its losses, once. Raises OSError and ValueError."""
     if (folder / LOSSES).is_file():
-        run.log(_losses(folder / LOSSES))
+        run.log(_losses(folder))
     else:
         found = samples.read(folder)
         place = f"samples/{found.preset or folder.parent.name}"
@@ -128,9 +128,9 @@ def log(run: Any, folder: Path) -> None:
         part.write_text(json.dumps({"schema": 1, "run": str(run.id)}) + "\n")
 
 
-def _losses(path: Path) -> dict[str, float]:
+def _losses(folder: Path) -> dict[str, float]:
     """As the training logs its own, at the step of the checkpoint."""
-    event = read_object(path)["event"]
+    event = read_object(folder, LOSSES)["event"]
     found = {STEP: float(event["step"])}
     for name in ("model", "ema"):
         if name in event["data"]:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from trainer.errors import one_line
 from trainer.runlog.atomic_file import part_of
-from trainer.runlog.json_file import read_object
+from trainer.runlog.run_files import read_object
 from trainer.trackers.tracker import About, Tracker
 
 _INIT_S = 10.0  # wandb waits 90 s for its server by default
@@ -112,7 +112,7 @@ def keep_id(identity: Path, run_id: str, is_online: bool) -> None:
 def known_id(identity: Path) -> tuple[str | None, bool]:
     """The id that an earlier start has kept, and whether the server has that run."""
     try:
-        found = read_object(identity)
+        found = read_object(identity.parent, identity.name)
     except (OSError, ValueError):
         return None, False
     run_id = found.get("id")

@@ -29,6 +29,7 @@ class Agent:
             "run": self.run_id,
             "job": f"job-{self.run_id}",
             "word": "who-is-it",
+            "port_word": "who-listens",
             "group": "",
             "node": "here",
             "run_dir": str(self.run_dir),

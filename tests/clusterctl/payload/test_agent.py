@@ -252,7 +252,7 @@ def test_door_is_open_to_the_run_only_and_shut_before_the_start(agent, tmp_path:
         assert hello["port"] == ports[1]
         assert socket.gethostname() in hello["addresses"]
         with socket.create_connection(("127.0.0.1", ports[1]), 5) as anybody:
-            assert anybody.recv(200) == b"who-is-it\n"  # and nothing of the run
+            assert anybody.recv(200) == b"who-listens\n"  # and nothing of the run
         for port in (*ports, 1):
             one.send(op="probe", addresses=["127.0.0.1", "no.such.host.invalid"], port=port)
             if port == ports[0]:

@@ -7,13 +7,16 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from trainer.infer import wandb_videos
+from trainer.infer.losses import Losses
+from trainer.infer.models import Models
 from trainer.infer.wandb_videos import NotLogged, log, open_run
 from trainer.runlog import samples, validation
+from trainer.trackers.wandb_run import known_id
 
 
 class Stub:
@@ -131,3 +134,26 @@ def test_losses_are_logged_as_the_training_logs_its_own(run_dir: Path) -> None:
     assert found["validation/model/loss"] == found["validation/ema/loss"] == 0.375
     assert found["validation/ema/16px 8f/t750"] == 0.25
     assert json.loads((folder / ".wandb.json").read_text())["run"] == "abc123"
+
+
+def test_a_link_in_a_run_directory_says_nothing_about_runs_and_losses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outside, run_dir = tmp_path / "outside", tmp_path / "run"
+    run_dir.mkdir()
+    outside.mkdir()
+    (outside / "config.json").write_text('{"config": {"wandb_project": "speedrun"}}')
+    (outside / "wandb.json").write_text('{"id": "abc123", "online": true}')
+    (outside / validation.LOSSES).write_text('{"event": {"step": 7, "data": {}}, "stamp": [1]}')
+    for path in outside.iterdir():
+        (run_dir / path.name).symlink_to(path)
+    monkeypatch.setitem(sys.modules, "wandb", Stub("speedrun/abc123"))
+    with pytest.raises(NotLogged, match=r"wandb\.json cannot be read: .* it is a link"):
+        open_run(run_dir, "")
+    assert wandb_videos._project(run_dir) is None
+    assert known_id(run_dir / "wandb.json") == (None, False)
+    with pytest.raises(OSError, match="it is a link"):
+        log(SimpleNamespace(log=[].append), run_dir)
+    request = {"save_dir": str(run_dir), "stamp": [1]}
+    assert not Losses(cast(Models, None)).is_finished(request)
+    assert Losses(cast(Models, None)).is_finished(request | {"save_dir": str(outside)})
