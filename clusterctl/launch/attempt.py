@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
-from clusterctl.exclude.change import author
 from clusterctl.launch import journal
 from clusterctl.launch.causes.hangs import of_verdict
 from clusterctl.launch.causes.kinds import LOST
 from clusterctl.launch.end_cause import NODE_LOST, judge_end
 from clusterctl.launch.hang import Inspection, why_hung
-from clusterctl.launch.leftovers import prove_gone, prove_others_gone
+from clusterctl.launch.leftovers import prove_gone, prove_others_gone, this_head
 from clusterctl.launch.node_reports import Lines, Reports, check_fitness, choose_address
 from clusterctl.launch.plan import LaunchPlan, Rendezvous
 from clusterctl.launch.reach.connections import Connections
@@ -65,7 +63,7 @@ class Attempt:
             args=lambda node: {
                 **plan.agent_args(self.shares[node.name]),
                 "resume": self.reports.resume(node.name),
-                "head": f"{author()}, process {os.getpid()}",
+                "head": this_head(),
             },
             start_timeout_s=plan.timing.hello_s,
         )
@@ -109,7 +107,7 @@ class Attempt:
         at_s, follows = time.monotonic(), self.may_follow and code in (1, 3)
         if follows and self.started:
             self.on_failure(self.reports.lost)
-        left, unconfirmed = self._end_all(grace_s, follows)
+        left, unconfirmed = self._end_all(grace_s, follows, is_asked=code == 130)
         ended = Ended(code, reason, at_s, facts, None, {}, left, unconfirmed, self.reports.lost)
         ended = replace(ended, stopped=self.reports.stopped)
         return self._judged(ended) if code and self.started else ended
@@ -291,7 +289,9 @@ class Attempt:
             self.pinged_s = now
             self.agents.send_all({"op": "ping"})
 
-    def _end_all(self, grace_s: float, may_follow: bool = False) -> tuple[Lines, Lines]:
+    def _end_all(
+        self, grace_s: float, may_follow: bool = False, is_asked: bool = False
+    ) -> tuple[Lines, Lines]:
         """Stop what runs, wait for every agent up to a deadline; what `prove_gone` returns.
 
         Where an attempt may follow, nodes without an answer or with leftovers are asked by it."""
@@ -310,8 +310,8 @@ class Attempt:
         self.agents.close()
         if not self.started:  # an agent without its start order ends with its head
             begun = [node for node in self.plan.nodes if node.name in self.agents.begun]
-            return prove_gone(self.plan, replace(self.cluster, nodes=begun))
+            return prove_gone(self.plan, replace(self.cluster, nodes=begun), is_asked=is_asked)
         if may_follow:
             reports = self.reports
             return prove_others_gone(self.plan, self.cluster, reports.lost, reports.left)
-        return prove_gone(self.plan, self.cluster, is_over=True)
+        return prove_gone(self.plan, self.cluster, is_over=True, is_asked=is_asked)

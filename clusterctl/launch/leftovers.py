@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
+from clusterctl.exclude.change import author
 from clusterctl.launch.plan import LaunchPlan
+from clusterctl.launch.state import Left
 from clusterctl.remote.cluster import Cluster
 from trainer.runlog.progress import clock
 
 REAP_S = 15.0  # TERM, KILL and a check on each node
 Lines = tuple[str, ...]
+
+
+def this_head() -> str:
+    """As agents and people know this process."""
+    return f"{author()}, process {os.getpid()}"
 
 
 def leftover(name: str, process: Mapping[str, Any]) -> str:
@@ -20,16 +28,23 @@ def leftover(name: str, process: Mapping[str, Any]) -> str:
 
 
 def prove_gone(
-    plan: LaunchPlan, cluster: Cluster, *, keep_standby: bool = False, is_over: bool = False
+    plan: LaunchPlan,
+    cluster: Cluster,
+    *,
+    keep_standby: bool = False,
+    is_over: bool = False,
+    is_asked: bool = False,
 ) -> tuple[Lines, Lines]:
     """Look for the run on every node again and end it; a sentence per leftover, per silent node.
 
     With `keep_standby`, what starts ranks stays for an attempt after this one. `is_over`: no other
-    attempt follows, so what nodes know of the run is removed, too.
+    attempt follows, so what nodes know of the run is removed, too. Raises `Left` where another head
+    supervises the run, which then goes on, unless its owner has asked for its end (`is_asked`).
     """
     args = {"run": plan.run_id, "kill": True, "grace_s": plan.timing.fail_grace_s}
+    args["head"] = None if is_asked else this_head()
     args |= {"keep_standby": keep_standby, "run_dir": str(plan.run_dir) if is_over else None}
-    leftovers, unconfirmed = [], []
+    leftovers, unconfirmed, others = [], [], []
     # By name: one machine may be several nodes, of which others train on.
     for result in cluster.ask("reap", lambda node: {**args, "node": node.name}, timeout_s=REAP_S):
         name = result.node.name
@@ -37,8 +52,12 @@ def prove_gone(
             until = f"{clock(plan.timing.lease_s)} after its last message from here"
             why = f"{result.unreachable.sentence()}; if its agent lives, it ends the ranks {until}"
             unconfirmed.append(f"{name}: {why}")
+        if result.value and result.value["supervised"] is not None:
+            others.append(f"{name} is supervised by {result.value['supervised']}")
         for process in result.value["left"] if result.value else ():
             leftovers.append(leftover(name, process))
+    if others:
+        raise Left(others[0])
     return tuple(leftovers), tuple(unconfirmed)
 
 

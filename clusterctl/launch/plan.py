@@ -76,6 +76,12 @@ class Timing:
         return min(self.fail_grace_s, STILL_GRACE_S) if stood_still else self.fail_grace_s
 
 
+def job_id_of(config: str, workdir: Path, run_dir: Path) -> str:
+    """The same for runs that would write the same outputs from the same config."""
+    text = "\0".join((config, str(workdir), str(run_dir.parent)))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
     """One launch. Raises `UsageError` for an argument that cannot be passed to a program."""
@@ -114,8 +120,7 @@ class LaunchPlan:
     @property
     def job_id(self) -> str:
         """The same for launches that would write the same outputs from the same config."""
-        text = "\0".join((self.config, str(self.workdir), str(self.run_dir.parent)))
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
+        return job_id_of(self.config, self.workdir, self.run_dir)
 
     @property
     def nodes(self) -> list[Node]:

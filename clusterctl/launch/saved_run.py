@@ -22,7 +22,7 @@ from clusterctl import seal
 from clusterctl.errors import UsageError
 from clusterctl.launch.causes.kinds import Cause
 from clusterctl.launch.environment import Environment, Variable
-from clusterctl.launch.plan import LaunchPlan, Share, Timing
+from clusterctl.launch.plan import LaunchPlan, Share, Timing, job_id_of
 from clusterctl.launch.restart.budget import Failure
 from clusterctl.launch.restart.past import Past
 from clusterctl.launch.restart.rules import Rules
@@ -112,6 +112,30 @@ class SavedRun:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a run trains and where, by which a second one of the same is known."""
+
+    run_id: str
+    job_id: str
+    nodes: frozenset[str]  # names, also of spares
+
+
+def job_of(run_dir: Path) -> Job | None:
+    """Of a run of any version, also of one that this user cannot continue; None where no run
+    continues. It is compared and shown, nothing is done by it. Raises `UsageError`."""
+    document = _load(run_dir)
+    if document is None:
+        return None
+    try:
+        plan, rules = document["plan"], document["rules"]
+        nodes = [share["node"] for share in plan["shares"]] + rules["nodes"] + rules["spares"]
+        job_id = job_id_of(plan["config"], Path(plan["workdir"]), Path(plan["run_dir"]))
+        return Job(str(plan["run_id"]), job_id, frozenset(str(node["name"]) for node in nodes))
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise _unreadable(run_dir, f"{type(error).__name__}: {error}") from None
+
+
 class Given(UsageError):
     """The file is none that this user's clusterctl wrote for this directory."""
 
@@ -119,23 +143,35 @@ class Given(UsageError):
 def read(run_dir: Path) -> SavedRun:
     """The run of a directory. Raises `UsageError` for one that is over, damaged, of another user,
     `OtherVersion` since agents and supervisor must speak alike, `Given` for a copy."""
-    path = run_dir / FILE
+    document = _load(run_dir)
+    if document is None:
+        raise UsageError(f"no run continues in {run_dir}", hint="clusterctl runs")
     try:
-        with os.fdopen(open_own(str(path), os.O_RDONLY), "rb") as file:
-            if os.fstat(file.fileno()).st_size > MAX_BYTES:
-                raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
-            document = parse_object(file.read(MAX_BYTES))
         if document["version"] != version("clusterctl"):
             raise OtherVersion(run_dir, document)
         _check_seal(run_dir, document)
         return _run(document)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise _unreadable(run_dir, f"{type(error).__name__}: {error}") from None
+
+
+def _load(run_dir: Path) -> dict[str, Any] | None:
+    """The file as it is; None where there is none. Raises `UsageError`."""
+    try:
+        with os.fdopen(open_own(str(run_dir / FILE), os.O_RDONLY), "rb") as file:
+            if os.fstat(file.fileno()).st_size > MAX_BYTES:
+                raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
+            return parse_object(file.read(MAX_BYTES))
     except FileNotFoundError:
-        raise UsageError(f"no run continues in {run_dir}", hint="clusterctl runs") from None
+        return None
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        why = f"{type(error).__name__}: {error}"
-        raise UsageError(f"{path} cannot be read: {why}") from None
+        raise _unreadable(run_dir, error.strerror or str(error)) from None
+    except ValueError as error:
+        raise _unreadable(run_dir, f"ValueError: {error}") from None
+
+
+def _unreadable(run_dir: Path, why: str) -> UsageError:
+    return UsageError(f"{run_dir / FILE} cannot be read: {why}")
 
 
 def _check_seal(run_dir: Path, document: dict[str, Any]) -> None:

@@ -327,12 +327,15 @@ class _Run:
         used = {node.name for node in self.plan.nodes}
         # An attempt that was stopped has asked its nodes itself; between two, nobody has.
         is_between = self.phase == "between" or self.past.phase != "new"
+        # The one word for which a run is ended that another head may have taken meanwhile.
+        is_asked = bool(self.past.stopped) or code == STOPPED
         has_failed = self.rules.max_restarts != 0 and self.past.failures
         if has_failed or (self.past.stopped and is_between):
             everywhere = replace(self.cluster, nodes=self.rules.every_node)
-            left, unconfirmed = prove_gone(self.plan, everywhere, is_over=True)
+            left, unconfirmed = prove_gone(self.plan, everywhere, is_over=True, is_asked=is_asked)
         elif standing := self._standing():
-            found = prove_gone(self.plan, replace(self.cluster, nodes=standing), is_over=True)
+            spares = replace(self.cluster, nodes=standing)
+            found = prove_gone(self.plan, spares, is_over=True, is_asked=is_asked)
             left, unconfirmed = (*left, *found[0]), (*unconfirmed, *found[1])
         # A run that has trained to its end without a node that was lost is good; that node is told.
         not_proved = [line for line in (*left, *unconfirmed) if line.partition(": ")[0] in used]

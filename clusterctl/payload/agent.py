@@ -75,7 +75,7 @@ def live(listener):
     about = About(socket_path(ARGS["run"], ARGS["node"]))
     abouts.append(about)
     about.change()
-    head = HeadLink(listener, ARGS["word"], orders, lose_head)
+    head = HeadLink(listener, ARGS["word"], orders, lose_head, about.heard)
     connections.append(head)
     try:
         supervise(head)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -76,20 +76,22 @@ def _noted() -> Iterator[list[int]]:
 
 
 def _refuse_second(run: SavedRun) -> None:
-    """Raises `LaunchFailed` where a run of the same job goes on. Nodes refuse it as well, but
-    between two attempts no node knows of it."""
+    """Raises `LaunchFailed` where a run of the same job goes on, whichever clusterctl has started
+    it. Nodes refuse it as well, but between two attempts no node knows of it."""
     names = {node.name for node in run.rules.every_node}
     for folder in sorted(run.plan.run_dir.parent.iterdir()):
         holder = owner.find(folder) if folder != run.plan.run_dir else None
         if holder is None:
             continue
-        with suppress(UsageError):
-            other = saved_run.read(folder)
-            theirs = {node.name for node in other.rules.every_node}
-            if other.plan.job_id == run.plan.job_id and names & theirs:
-                text = f"the same job runs already (run {other.plan.run_id}, {holder.text})"
-                hint = f"clusterctl attach {folder} shows it; or give this one other --outputs"
-                raise LaunchFailed(text, hint=hint)
+        try:
+            other = saved_run.job_of(folder)
+        except UsageError as error:  # a supervisor lives, and what it trains is not known
+            text = f"whether {folder} is the same job is not known ({holder.text}): {error}"
+            raise LaunchFailed(text, hint="give this one other --outputs") from None
+        if other and other.job_id == run.plan.job_id and names & other.nodes:
+            text = f"the same job runs already (run {other.run_id}, {holder.text})"
+            hint = f"clusterctl attach {folder} shows it; or give this one other --outputs"
+            raise LaunchFailed(text, hint=hint)
 
 
 def attach(run_dir: Path, output: Output, *, detach: bool = False) -> int:

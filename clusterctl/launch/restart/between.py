@@ -4,15 +4,13 @@ there? All questions go out at once.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from clusterctl.exclude.change import author
-from clusterctl.launch.leftovers import prove_gone
+from clusterctl.launch.leftovers import prove_gone, this_head
 from clusterctl.launch.plan import LaunchPlan
 from clusterctl.nodes import Node
 from clusterctl.payload.launch.stopped import sentence
@@ -91,7 +89,7 @@ def _list(
 ) -> tuple[Unfit, dict[str, list[str]], Unfit, str]:
     """Nodes that cannot be asked, or have no room for the next checkpoint; the checkpoints of the
     others; those that could not say; who has ended the run."""
-    head, shown = f"{author()}, process {os.getpid()}", plan.environment.redact(why)[:1000]
+    head, shown = this_head(), plan.environment.redact(why)[:1000]
     waiting: dict[str, Any] = {
         "head": head,
         "run": plan.run_id,

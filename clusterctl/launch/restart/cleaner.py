@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from clusterctl.launch.plan import LaunchPlan
 from clusterctl.launch.restart.between import not_clean
+from clusterctl.launch.state import Left
 from clusterctl.nodes import Node
 from clusterctl.remote.cluster import Cluster
 
@@ -30,7 +31,10 @@ class Cleaner:
     def _work(self) -> None:
         left = list(self._nodes)
         while left and not self._stop.wait(EVERY_S):
-            unclean: Collection[str] = not_clean(self._plan, replace(self._cluster, nodes=left))
+            try:
+                unclean: Collection[str] = not_clean(self._plan, replace(self._cluster, nodes=left))
+            except Left:  # another head has the run: the attempt hears it, too
+                return
             self.clean |= {node.name for node in left} - set(unclean)
             left = [node for node in left if node.name in unclean]
 

@@ -7,7 +7,7 @@ import threading
 import time
 
 from clusterctl.payload.files.private import own_files, replace_file
-from clusterctl.payload.launch.session import living
+from clusterctl.payload.launch.session import SPEAKS_S, living
 from clusterctl.payload.prelude import ARGS
 from clusterctl.payload.proc_files import or_none, read_bytes
 
@@ -35,6 +35,10 @@ class About:
     def connected(self, head):
         self.change(head=head, alone_since_s=None)
 
+    def heard(self):
+        """The head that is connected has just said something."""
+        or_none(os.utime, self.path)
+
     def alone(self):
         self.change(head="", alone_since_s=time.time())
 
@@ -51,6 +55,18 @@ def head_of(path):
         return str(facts.get("head", "")) if living(path) is not None else ""
     except (ValueError, AttributeError):
         return ""
+
+
+def spoken_to(run, node=None):
+    """The heads that are connected to agents of this run here and have spoken lately: one whose
+    machine has lost its power stays connected."""
+    heads = []
+    for path, facts in living_agents():
+        if facts and facts.get("run") == run and node in (None, facts.get("node")):
+            heard_s = or_none(os.path.getmtime, facts_file(path))
+            if facts.get("head") and heard_s and time.time() - heard_s < SPEAKS_S:
+                heads.append(str(facts["head"]))
+    return heads
 
 
 def facts_file(path):

@@ -141,12 +141,13 @@ class HeadLink:
     one run would end each other's ranks.
 
     Orders arrive in `orders`, among them {"op": "connect"} for each new head, which is to be given
-    to `connect` and `repeat`; `on_loss()` is called when a head has gone.
+    to `connect` and `repeat`; `on_loss()` is called when a head has gone, `on_word()` when the one
+    that is connected has said something.
     """
 
-    def __init__(self, listener, word, orders, on_loss):
+    def __init__(self, listener, word, orders, on_loss, on_word=lambda: None):
         self._listener, self._word = listener, word
-        self._orders, self._on_loss = orders, on_loss
+        self._orders, self._on_loss, self._on_word = orders, on_loss, on_word
         self._said = []  # type: list[bytes]  # all that is not passing, in order
         self._lock = threading.Lock()
         self._peer, self._waiting = None, None  # type: Any, Any
@@ -235,6 +236,7 @@ class HeadLink:
                 if self._peer is not peer:
                     break
                 self._heard_s = time.monotonic()
+                self._on_word()
                 if line.endswith(b"\n") and line.strip():
                     self._orders.put(json.loads(line))
         except (OSError, ValueError, KeyError, TypeError):

@@ -156,7 +156,7 @@ _PREPARED = by_key(
     {"error": _envelope("push", error=text())},
     _envelope("push", part=_path, dest=_path, there=flag, same=flag),
 )
-_REAP = _envelope("reap", found=rows(_LEFT_ROW), left=rows(_LEFT_ROW))
+_REAP = _envelope("reap", found=rows(_LEFT_ROW), left=rows(_LEFT_ROW), supervised=maybe(NAME))
 _RUNNING_AGENT = record(
     {
         **dict.fromkeys(("run", "job"), NAME),

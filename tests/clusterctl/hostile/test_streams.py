@@ -124,7 +124,7 @@ def test_look_for_what_is_left_of_a_run(times: int, tmp_path: Path) -> None:
     plan = Bench(_Cluster(NODES, tmp_path), tmp_path).plan("pass", nodes=NODES)
 
     def reap(*_: Any) -> Iterator[dict[str, Any]]:
-        yield envelope("reap", found=[LEFT], left=[LEFT])
+        yield envelope("reap", found=[LEFT], left=[LEFT], supervised=None)
 
     def work(rng: random.Random) -> None:
         leftovers, unconfirmed = prove_gone(plan, Cluster(plan.nodes, both(reap, rng), LIMITS))

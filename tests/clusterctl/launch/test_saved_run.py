@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import socket
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from checks.facts import LaunchNeeds
 from clusterctl.cli import run as command
-from clusterctl.errors import UsageError
+from clusterctl.errors import LaunchFailed, UsageError
 from clusterctl.launch import environment, saved_run
 from clusterctl.launch.causes.kinds import Cause, Evidence, Kind, Source
+from clusterctl.launch.head import owner
+from clusterctl.launch.head.session import _refuse_second
 from clusterctl.launch.plan import LaunchPlan, Timing, assign_ranks
 from clusterctl.launch.restart.budget import Failure
 from clusterctl.launch.restart.past import Past
@@ -201,3 +205,36 @@ def test_link_in_the_place_of_the_file_is_not_followed(tmp_path: Path) -> None:
     file.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(UsageError, match="cannot be read"):
         saved_run.read(tmp_path)
+
+
+def test_second_run_of_a_job_is_refused_whichever_version_has_the_first(tmp_path: Path) -> None:
+    """Nodes refuse it as well, but between two attempts none of them knows of the first."""
+    first, second = saved(tmp_path / "001"), saved(tmp_path / "002")
+    for run in (first, second):
+        run.plan.run_dir.mkdir()
+    first.write()
+    file = first.plan.run_dir / saved_run.FILE
+    whole = json.loads(file.read_text())
+    lock = owner.take(first.plan.run_dir)
+    try:
+        other = {"version": "0.0.1", "seal": "x", "past": 7, "limits": None}
+        for changed in (whole, {**whole, **other}):
+            file.write_text(json.dumps(changed))
+            with pytest.raises(LaunchFailed, match=r"the same job runs already \(run 20261123-"):
+                _refuse_second(second)
+        another = {**whole, "plan": {**whole["plan"], "config": "stage2"}}
+        file.write_text(json.dumps(another))
+        _refuse_second(second)
+        elsewhere = replace(second, rules=replace(second.rules, nodes=(Node("m1"),), spares=()))
+        file.write_text(json.dumps(whole))
+        _refuse_second(elsewhere)
+        # Its supervisor lives, and what it trains cannot be found out.
+        file.write_text(json.dumps({**whole, "plan": {"run_id": "x"}}))
+        with pytest.raises(LaunchFailed, match=r"001 is the same job is not known \(process \d+"):
+            _refuse_second(second)
+        file.unlink()  # it is at its end
+        _refuse_second(second)
+    finally:
+        os.close(lock)
+    file.write_text(json.dumps(whole))
+    _refuse_second(second)  # no supervisor: its agents refuse

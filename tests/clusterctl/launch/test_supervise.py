@@ -13,8 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.launch import leftovers
 from clusterctl.launch.journal import INCIDENTS_FILE
 from clusterctl.launch.plan import Timing
+from clusterctl.launch.state import Left
+from clusterctl.remote.cluster import Cluster
+from clusterctl.transport.paramiko_backend import ParamikoTransport
 from tests.clusterctl.launch.harness import REPO, WAIT, command_line, read_lines, tagged, wait_until
 
 
@@ -288,3 +292,18 @@ def test_ranks_that_were_asked_to_stop_on_their_node_are_no_failure_of_theirs(be
     assert sorted(one["rank"] for one in incident["consequences"]) == [0, 1]
     events = map(json.loads, (launch.plan.run_dir / "events.jsonl").read_text().splitlines())
     assert [one["data"]["exit_code"] for one in events if one["event"] == "failure"] == [130]
+
+
+def test_head_that_has_lost_its_run_to_another_ends_nothing_of_it(bench, monkeypatch) -> None:
+    """It slept between two attempts; its locks do not reach the machine of the other one."""
+    launch = bench.launch(bench.plan(WAIT))
+    pids = launch.pids(2)
+    monkeypatch.setattr(leftovers, "this_head", lambda: "ann@two, process 2")
+    cluster = Cluster(launch.plan.nodes, ParamikoTransport())
+    for options in ({}, {"keep_standby": True}, {"is_over": True}):
+        with pytest.raises(Left, match=r"node-\d is supervised by .*, process \d+"):
+            leftovers.prove_gone(launch.plan, cluster, **options)
+    assert launch.pids(2) == pids
+    assert leftovers.prove_gone(launch.plan, cluster, is_over=True, is_asked=True) == ((), ())
+    assert tagged(launch.plan.run_id) == []
+    launch.result()

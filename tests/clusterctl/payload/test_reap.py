@@ -8,13 +8,15 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from clusterctl.payload.launch.about import clean
+from clusterctl.payload.launch.about import clean, facts_file
 from clusterctl.payload.launch.session import socket_path
 from clusterctl.remote import payload as ship
 from tests.clusterctl.launch.harness import wait_until
+from tests.clusterctl.payload.agents import Agent
 from tests.clusterctl.payload.local import LocalConnection
 
 Start = Callable[..., subprocess.Popen[bytes]]
@@ -48,7 +50,7 @@ def start(run_id: str) -> Iterator[Start]:
         child.communicate()
 
 
-def reap(run: str, **args: object) -> dict[str, list[dict[str, object]]]:
+def reap(run: str, **args: Any) -> dict[str, Any]:
     args = {"run": run, "node": "here", "grace_s": 0.5, **args}
     return ship.probe(LocalConnection(), "reap", args, 15)
 
@@ -102,3 +104,34 @@ def test_files_of_killed_agents_and_starters_are_removed_and_those_of_others_sta
     for path in (left[2], other):
         path.unlink()
         path.with_suffix(".pid").unlink()
+
+
+def test_run_that_another_head_supervises_is_ended_for_its_owner_alone(
+    agent: Callable[..., Agent], tmp_path: Path
+) -> None:
+    """A head that slept between two attempts wakes while another one has taken the run."""
+    one = agent()
+    rank = one.start("import time; print('up', flush=True); time.sleep(60)", tmp_path)
+    answer = reap(one.run_id, head="ann@two, process 2")
+    assert answer["supervised"] == "user@here, process 1"
+    assert answer["found"] == answer["left"] != []
+    # A ping keeps it so; a head whose machine has lost its power stays connected and says nothing.
+    facts, long_ago = Path(facts_file(socket_path(one.run_id, "here"))), time.time() - 60
+    os.utime(facts, (long_ago, long_ago))
+    one.send(op="ping")
+    wait_until(lambda: facts.stat().st_mtime > long_ago + 1)
+    assert reap(one.run_id, head="ann@two, process 2")["left"] != []
+    assert Path(f"/proc/{rank}").exists()
+    assert reap(one.run_id, kill=False, head="user@here, process 1")["supervised"] is None
+    os.utime(facts, (long_ago, long_ago))
+    assert reap(one.run_id, head="ann@two, process 2")["left"] == []
+
+
+def test_owner_ends_a_run_whoever_supervises_it(
+    agent: Callable[..., Agent], tmp_path: Path
+) -> None:
+    one = agent()
+    one.start("import time; print('up', flush=True); time.sleep(60)", tmp_path)
+    answer = reap(one.run_id, head=None)
+    assert answer["found"] != []
+    assert (answer["left"], answer["supervised"]) == ([], None)
