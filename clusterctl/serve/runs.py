@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from clusterctl.runs.find import find_run, is_run, runs_by_time
 from clusterctl.serve.backlog import Follow
 from clusterctl.serve.presets import Preset, default_preset, find_preset
 from clusterctl.serve.source import CONFIG, Source
-from trainer.runlog.prompt_file import prompt_lines
+from trainer.runlog import run_files
+from trainer.runlog.prompt_file import lines_of, prompt_lines
 
 PROMPTS = "prompts.txt"
 
@@ -57,9 +59,10 @@ def follow(
     sample = config.get("sample")
     own = sample if isinstance(sample, dict) else {}
     places = {one.name: _place(source, one, own, config, prompts) for one in chosen}
-    texts = {name: _read(place) for name, place in places.items()}
+    texts = {name: _read(place, base) for name, (place, base) in places.items()}
     own_sample = own if any(one.own for one in chosen) else {}
-    return Follow(source, chosen, texts, own_sample, places, validates)
+    paths = {name: place for name, (place, _) in places.items()}
+    return Follow(source, chosen, texts, own_sample, paths, validates)
 
 
 def _keeps_clips(config: Mapping[str, Any]) -> bool:
@@ -86,41 +89,49 @@ def _place(
     own: Mapping[str, Any],
     config: Mapping[str, Any],
     given: Path | None,
-) -> Path:
-    """The prompts: --prompts, else those of the preset, of the run's config, or beside its data."""
-    place = given or preset.prompts
-    if place is None and isinstance(own.get("prompts"), str):
-        place = Path(own["prompts"])
-        _refuse_elsewhere(source, place)
-    if place is None:
-        data = config.get("dataset")
-        path = data.get("data_path") if isinstance(data, dict) else None
-        beside = [Path(path).parent / PROMPTS] if isinstance(path, str) else []
-        places = [source.folder / PROMPTS, *beside]
-        place = next((one for one in places if one.is_file()), None)
-    if place is None:
-        text = f"there are no prompts for {source.name}, preset {preset.name}"
-        raise UsageError(text, hint="--prompts FILE has one a line")
-    return place
+) -> tuple[Path, Path | None]:
+    """The prompts: --prompts, else those of the preset, of the run's config, or beside its data.
 
-
-def _refuse_elsewhere(source: Source, place: Path) -> None:
-    """A run's config may be somebody else's: it must not show any file of this user's as prompts.
-
-    Raises `UsageError`.
+    With a folder where the run names the file: it may be somebody else's run. Nothing below the
+    folder may be a link then, so no file of this user is shown as prompts.
     """
-    found = place.resolve()
-    if not any(found.is_relative_to(one.resolve()) for one in (source.folder, Path.cwd())):
-        text = f"the config of {source.name} takes its prompts from {place}, which is outside of it"
-        raise UsageError(f"{text} and of this folder", hint=f"--prompts {place} if that is meant")
+    place = given or preset.prompts
+    if place is not None:
+        return place, None
+    if isinstance(own.get("prompts"), str):
+        return _of_config(source, Path(own["prompts"]))
+    data = config.get("dataset")
+    path = data.get("data_path") if isinstance(data, dict) else None
+    beside = [Path(path).parent] if isinstance(path, str) else []
+    for folder in (source.folder, *beside):
+        with contextlib.suppress(OSError, ValueError):  # too long a name, or no name
+            if (folder / PROMPTS).is_file():
+                return folder / PROMPTS, folder
+    text = f"there are no prompts for {source.name}, preset {preset.name}"
+    raise UsageError(text, hint="--prompts FILE has one a line")
 
 
-def _read(place: Path) -> list[str]:
+def _of_config(source: Source, place: Path) -> tuple[Path, Path]:
+    """Raises `UsageError` for a file that is neither in the run nor in the current folder."""
+    with contextlib.suppress(OSError, ValueError, RuntimeError):
+        found = place.resolve()
+        for folder in (source.folder.resolve(), Path.cwd()):
+            if found.is_relative_to(folder):
+                return found, folder
+    text = f"the config of {source.name} takes its prompts from {place}, which is outside of it"
+    raise UsageError(f"{text} and of this folder", hint=f"--prompts {place} if that is meant")
+
+
+def _read(place: Path, folder: Path | None) -> list[str]:
     try:
-        found = [line for line in prompt_lines(place) if line]
+        if folder is None:
+            lines = prompt_lines(place)
+        else:
+            lines = lines_of(run_files.read_bytes(folder, str(place.relative_to(folder))))
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise UsageError(f"the prompt file {place} cannot be read: {why}") from None
-    if not found:
+        hint = None if folder is None else "--prompts FILE has one a line"
+        raise UsageError(f"the prompt file {place} cannot be read: {why}", hint=hint) from None
+    if not any(lines):
         raise UsageError(f"the prompt file {place} has no prompts")
-    return found
+    return [line for line in lines if line]

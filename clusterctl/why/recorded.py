@@ -202,7 +202,7 @@ def _record(
         elif event.name == "fact":
             name, _, line = event.text.partition(": ")
             rank = event.data.get("rank")
-            number = re.search(r"Xid \([^)]*\): (\d+)", line)
+            number = re.search(r"Xid \([^()]{0,100}\): (\d+)", line)
             if name in FACT_KINDS:
                 said = Evidence(Source.KERNEL, line)
                 detail = number[1] if number else ""

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 
 def prompt_lines(path: Path) -> list[str]:
     """Without spaces at their ends; a blank line is "". Raises OSError and UnicodeDecodeError."""
+    return lines_of(path.read_bytes())
+
+
+def lines_of(data: bytes) -> list[str]:
+    """The same of what was read. Raises UnicodeDecodeError."""
     # utf-8-sig: editors put a mark in front. Not splitlines: a prompt can have a U+2028.
-    text = path.read_text(encoding="utf-8-sig").removesuffix("\n")
-    return [line.strip() for line in text.split("\n")]
+    text = io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig").read()
+    return [line.strip() for line in text.removesuffix("\n").split("\n")]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
+import stat
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -19,6 +21,7 @@ _EXAMPLES = """\
 examples: python -m trainer.sync outputs/003-STDiT3-XL-2
           python -m trainer.sync outputs/00* --dry-run"""
 _FILES = "wandb/offline-run-*/run-*.wandb"
+_LOGS = "logs"  # not uploaded; wandb itself puts a link to its own log there
 _ID_OF_FILE = re.compile(r"run-([A-Za-z0-9_-]{1,64})\.wandb")
 # What wandb decorates its lines with.
 _COLOUR, _LABEL = re.compile(r"\x1b\[[0-9;]*m"), re.compile(r"^wandb:\s*(ERROR|WARNING)?\s*")
@@ -58,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _sync(run_dir: Path, timeout_s: float, is_dry: bool) -> bool:
     """Upload what is not yet; whether a start is left out because it is still written to."""
-    files = sorted(run_dir.glob(_FILES), key=lambda path: path.parent.name)  # by their time
+    files = _starts(run_dir)
     if not files:
         hint = "--wandb offline records them; an online run needs no upload"
         raise ConfigError(f"{run_dir} has no offline starts ({_FILES})", hint=hint)
@@ -80,6 +83,29 @@ def _sync(run_dir: Path, timeout_s: float, is_dry: bool) -> bool:
     if waits:
         print(f"{run_dir.name} is training: its newest start is left out; sync again at its end")
     return waits
+
+
+def _starts(run_dir: Path) -> list[Path]:
+    """The files of the offline starts, the oldest first.
+
+    wandb uploads what lies beside them. The run may be somebody else's, and a link would send W&B
+    any file of this user. Raises ConfigError.
+    """
+    folder = run_dir / _FILES.partition("/")[0]
+    names = [folder] if folder.is_symlink() else []
+    starts = [] if names else sorted(run_dir.glob(_FILES.rpartition("/")[0]))
+    for start in starts:
+        names += [start] if start.is_symlink() else []
+        for place, folders, files in os.walk(start):
+            if Path(place) == start and _LOGS in folders:
+                folders.remove(_LOGS)
+            for path in (Path(place, name) for name in (*folders, *files)):
+                kind = path.lstat().st_mode
+                names += [] if stat.S_ISREG(kind) or stat.S_ISDIR(kind) else [path]
+    if names:
+        hint = "delete it if you do not know it; wandb would upload what it leads to"
+        raise ConfigError(f"{names[0]} is a link or no plain file: nothing is uploaded", hint=hint)
+    return sorted(run_dir.glob(_FILES), key=lambda path: path.parent.name)  # by their time
 
 
 def _upload(path: Path, run_id: str, resume: str, timeout_s: float) -> None:

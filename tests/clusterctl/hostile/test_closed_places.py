@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-import importlib
 import os
-import pkgutil
-import signal
-import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-import clusterctl
-import dashboards
-from clusterctl import cli
+from tests.clusterctl.hostile.forked import ended, import_everything
 from tests.clusterctl.hostile.test_given_runs import FILES, make
 
 STRANGER = 65534
-LIMIT_S = 20  # for one command on a busy machine; none waits for a pipe
 CAPABILITIES_V3, PR_SET_SECUREBITS, SECBIT_NOROOT = 0x20080522, 28, 1
 FAST = ("--connect-timeout", "1", "--deadline", "5")
 NODES = {
@@ -137,43 +129,9 @@ def drop_capabilities() -> None:
         raise OSError(ctypes.get_errno(), "capset")
 
 
-def ended(words: tuple[str, ...], work: Path, said: Path) -> int:
-    """Exit code of a command in a process of its own; below 0 the signal that ended it."""
-    child = os.fork()
-    if not child:
-        code = 99
-        try:
-            os.setsid()
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(LIMIT_S)
-            os.chdir(work)
-            os.environ.update(HOME=str(work / "home"))
-            for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME", "SSH_AUTH_SOCK"):
-                os.environ.pop(name, None)
-            out = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            os.dup2(out, 1)
-            os.dup2(out, 2)
-            sys.stdout, sys.stderr = (open(fd, "w", closefd=False) for fd in (1, 2))  # noqa: SIM115
-            drop_capabilities()
-            os.umask(0o077)
-            code = cli.run(list(words))
-            sys.stdout.flush()
-        except BaseException:  # noqa: BLE001
-            traceback.print_exc()
-            sys.stderr.flush()
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _everything_is_imported() -> None:
-    """A forked command has nothing left to import."""
-    for package in (clusterctl, dashboards):
-        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            if not found.name.endswith("__main__") and ".payload." not in found.name:
-                importlib.import_module(found.name)
+    import_everything()
 
 
 def spoil(path: Path, kind: str) -> None:
@@ -190,8 +148,8 @@ def wrong(
 ) -> list[str]:
     found = []
     for words in commands:
-        code = ended(words, work, work.parent / "said")
-        said = (work.parent / "said").read_text(errors="replace")
+        one = ended(words, work, work.parent / "said", prepare=drop_capabilities)
+        code, said = one.code, one.said
         known = (1, 2, 3, 4) if is_needed else (0, 1, 2, 3, 4)
         if "Traceback" in said or code not in known or (code and not said.strip()):
             found.append(f"{about}: {' '.join(words)}: {code}\n{said[-3000:]}")

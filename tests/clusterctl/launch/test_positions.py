@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -42,6 +44,37 @@ def test_nothing_noted_is_the_beginning(tmp_path: Path) -> None:
     ):
         (tmp_path / positions.FILE).write_text(text)
         assert positions.load(tmp_path) == {}
+
+
+def test_no_link_leads_to_what_is_cut_or_replaced(tmp_path: Path) -> None:
+    """Of the file of positions, of a copy, and of the folder of copies."""
+    run, mine = tmp_path / "run", tmp_path / "mine"
+    mine.mkdir()
+    for name in ("0.log", "positions"):
+        (mine / name).write_text("mine\n")
+    said = {"positions": {"n1": {"0": 1}}, "sizes": {"ranks/0.log": 1, "telemetry.jsonl": 1}}
+
+    def made(ranks: str) -> None:
+        shutil.rmtree(run, ignore_errors=True)
+        run.mkdir()
+        (run / positions.FILE).write_text(json.dumps(said))
+        (run / "telemetry.jsonl").symlink_to(mine / "0.log")
+        if ranks == "linked":
+            (run / "ranks").symlink_to(mine)
+        else:
+            (run / "ranks").mkdir()
+            (run / "ranks/0.log").symlink_to(mine / "0.log")
+
+    for ranks in ("linked", "with a link"):
+        made(ranks)
+        assert positions.load(run) == {}
+        (run / positions.FILE).unlink()
+        (run / positions.FILE).symlink_to(mine / "positions")
+        assert positions.load(run) == {}
+        positions.Notes(run).note({"n1": {"0": 1}}, "ranks/0.log")
+        assert not (run / positions.FILE).is_symlink()
+    for name in ("0.log", "positions"):
+        assert (mine / name).read_text() == "mine\n"
 
 
 def test_copies_are_cut_only_where_agents_send_the_rest_again(tmp_path: Path) -> None:

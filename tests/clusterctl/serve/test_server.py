@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import threading
@@ -156,6 +157,49 @@ def test_prompts_that_are_missing_or_empty_are_one_sentence(tmp_path: Path) -> N
         serve(run)
     with pytest.raises(UsageError, match="cannot be read: No such file"):
         serve(run, prompts=tmp_path / "none.txt")
+
+
+def test_a_run_names_no_file_of_this_user_as_prompts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its config or by links, of the file or of a folder; and nothing that never ends."""
+    run, secret = stand_in.make_run(tmp_path / "001-run", (10,)), tmp_path / "mine/secret.txt"
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    secret.parent.mkdir()
+    for path in (secret, secret.with_name("prompts.txt")):
+        path.write_text("a secret\n")
+    (run / "link.txt").symlink_to(secret)
+    (run / "inside.txt").write_text("a cat\n")
+    (run / "folder").symlink_to(secret.parent)
+    (run / "loop").symlink_to("loop")
+    os.mkfifo(run / "pipe")
+    (run / "data").mkdir()
+    (run / "data/prompts.txt").symlink_to(secret)
+    with (run / "long.txt").open("wb") as file:
+        file.truncate(3 << 30)
+    given = json.loads((run / "config.json").read_text())
+
+    def says(prompts: object, data_path: object = None) -> str:
+        given["config"]["sample"]["prompts"] = prompts
+        given["config"]["dataset"]["data_path"] = data_path
+        (run / "config.json").write_text(json.dumps(given))
+        with pytest.raises(UsageError) as refused:
+            serve(run, dry_run=True)
+        return str(refused.value)
+
+    for name in (f"{secret}", "/etc/passwd", f"{run}/link.txt", f"{run}/folder/secret.txt", f"{run}/../mine/secret.txt", "../mine/secret.txt"):  # fmt: skip
+        assert "which is outside of it" in says(name), name
+    for name in ("loop", "pipe", "folder", "long.txt", "none", "x" * 5000, "a\0b"):
+        assert re.search(r"cannot be read: |which is outside", says(f"{run}/{name}")), name
+    (run / "prompts.txt").unlink()
+    (run / "prompts.txt").symlink_to(secret)
+    assert "it is a link: links are not followed" in says(None)
+    (run / "prompts.txt").unlink()
+    assert "it is a link: links are not followed" in says(None, f"{run}/data/clips.csv")
+    given["config"]["sample"]["prompts"] = f"{run}/inside.txt"
+    (run / "config.json").write_text(json.dumps(given))
+    assert serve(run, dry_run=True) == 0
 
 
 @pytest.mark.slow

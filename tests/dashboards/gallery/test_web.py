@@ -52,6 +52,8 @@ def served(tmp_path: Path) -> Iterator[Served]:
     pytest.importorskip("aiohttp")
     put(tmp_path / "run", "a", 1, two("a cat", "a dog"))
     (tmp_path / "run" / "telemetry.jsonl").write_text("")
+    put(tmp_path / "other", "private", 2, two("a passport", "a letter"))  # not of this run
+    (tmp_path / "run/samples/0linked").symlink_to(tmp_path / "other/samples/private")
     one = Served(tmp_path / "run")
     yield one
     one.close()
@@ -65,6 +67,7 @@ def test_page_and_videos_are_served_and_nothing_else(served: Served, tmp_path: P
     (folder / "sample_0001.mp4").symlink_to("/etc/passwd")
     status, text = served.get(home)
     assert (status, b'"at":"videos/0"' in text) == (200, True)
+    assert b"passport" not in text
     assert served.get(f"{home}videos/0/sample_0000.mp4") == (200, b"video")
     assert served.get(f"{home}videos/0/sample_0000.mp4", Range="bytes=1-3") == (206, b"ide")
     for path in ("0/secret.mp4", "0/sample_0001.mp4", "0/index.json", "1/sample_0000.mp4", "0/../a/sample_0000.mp4", "0/%2e%2e/a/sample_0000.mp4", ""):  # fmt: skip

@@ -6,6 +6,7 @@ The uploader is a stand-in here: there is no W&B server.
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,10 @@ def asked(uploader: Path) -> list[str]:
 def test_all_starts_are_uploaded_once_in_their_order(
     uploader: Path, run_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (run_dir / "wandb" / STARTS[0] / "logs").mkdir()
+    (run_dir / "wandb" / STARTS[0] / "logs/debug-core.log").symlink_to(
+        "/elsewhere"
+    )  # as wandb does
     assert sync.main([str(run_dir)]) == 0
     assert asked(uploader) == list(STARTS)
     first, second = (uploader / "asked").read_text().splitlines()
@@ -70,6 +75,29 @@ def test_all_starts_are_uploaded_once_in_their_order(
     assert known_id(run_dir / "wandb.json") == ("abc123", True)
     assert sync.main([str(run_dir)]) == 0
     assert asked(uploader) == list(STARTS)  # nothing more
+
+
+@pytest.mark.parametrize("place", ["wandb", "START", "START/run-abc123.wandb", "START/files", "START/files/deep/x", "START/pipe"])  # fmt: skip
+def test_nothing_that_a_link_leads_to_is_uploaded(
+    uploader: Path, run_dir: Path, tmp_path: Path, place: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run is somebody else's, and the link leads to a file of this user; logs/ stays here."""
+    (run_dir / "wandb" / STARTS[0] / "logs").mkdir()
+    (run_dir / "wandb" / STARTS[0] / "logs/debug-core.log").symlink_to(tmp_path / "elsewhere")
+    path = run_dir / place.replace("START", f"wandb/{STARTS[0]}")
+    if path.exists():
+        path.rename(tmp_path / "moved")
+        path.symlink_to(tmp_path / "moved")
+    else:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.name == "pipe":
+            os.mkfifo(path)
+        else:
+            path.symlink_to(tmp_path)
+    for words in ([], ["--dry-run"]):
+        assert sync.main([str(run_dir), *words]) == 2
+        assert f"{path} is a link or no plain file: nothing is uploaded" in capsys.readouterr().err
+    assert not (uploader / "asked").exists()
 
 
 def test_a_dry_run_uploads_nothing(

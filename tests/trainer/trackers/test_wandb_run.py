@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 import threading
@@ -157,6 +158,29 @@ def test_a_server_that_never_answers_costs_no_step(
     assert len(told) == 1
     assert "W&B" in told[0]
     assert KEY not in told[0]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to make another user's file")
+@pytest.mark.parametrize("folder", ["wandb", ".wandb"])
+def test_settings_of_another_user_in_the_current_folder_get_no_key(
+    tmp_path: Path, silent_server: int, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    """wandb would take its server from there."""
+    work = tmp_path / "work"
+    settings = work / folder / "settings"
+    settings.parent.mkdir(parents=True)
+    settings.write_text(f"[default]\nbase_url = http://127.0.0.1:{silent_server}\n")
+    os.chown(settings, 65534, 65534)
+    monkeypatch.chdir(work)
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    begins, told = begun(tmp_path, monkeypatch, "online")
+    assert begins == {}
+    assert len(told) == 1
+    assert (
+        f"{settings} belongs to user 65534: wandb would send the API key to the server" in told[0]
+    )
+    monkeypatch.setenv("WANDB_BASE_URL", "https://api.wandb.ai")
+    assert begun(tmp_path, monkeypatch, "online")[0]["mode"] == "online"
 
 
 def test_without_wandb_installed_one_sentence_is_told(
