@@ -9,11 +9,12 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from clusterctl.errors import UsageError
+from clusterctl.errors import CouldNotFindOut, UsageError
 from clusterctl.hostfile import read_hostfile
 from clusterctl.nodes import Node, fold, grouped
 from clusterctl.output import Output
@@ -211,8 +212,9 @@ def command(
                 output.warn(why, "warn")
     if dry_run:
         plan = plan_launch(nodes, prepared, wanted, line, claim=False)
-        _show_plan(output, plan, waiting, commands=True)
-        return 0
+        unknown = _unknown(prepared)
+        _show_plan(output, plan, waiting, commands=True, unknown=unknown)
+        return CouldNotFindOut.exit_code if unknown else 0
     if not skip_preflight and (code := _judge(output, prepared, assume_yes=yes)):
         return code
     plan = plan_launch(nodes, prepared, wanted, line, claim=True)
@@ -285,10 +287,24 @@ def _environment_from_facts(
     return chosen_values(suggested)
 
 
-def _show_plan(output: Output, plan: LaunchPlan, spares: Sequence[Node], *, commands: bool) -> None:
+def _unknown(prepared: Prepared) -> dict[str, str]:
+    """Nodes of a dry run that did not answer, or of whose GPUs nothing is known, and why."""
+    found = {one.name: str(one.unreached) for one in prepared.facts if one.unreached is not None}
+    return found | dict(prepared.unsure if prepared.device != "cpu" else {})
+
+
+def _show_plan(
+    output: Output,
+    plan: LaunchPlan,
+    spares: Sequence[Node],
+    *,
+    commands: bool,
+    unknown: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     if output.json:
         names = [node.name for node in spares]
-        output.document("launch", dry_run=True, plan=plan.to_json(), spares=names)
+        about = {"plan": plan.to_json(), "spares": names, "unknown": dict(unknown)}
+        output.document("launch", dry_run=True, **about)
         return
     say = output.line if commands else output.note
     for line in plan.render(commands=commands):
@@ -296,6 +312,8 @@ def _show_plan(output: Output, plan: LaunchPlan, spares: Sequence[Node], *, comm
             say(f"spares     {fold(node.name for node in spares)}, until a node fails")
         if commands or output.verbose or not line.startswith((" ", "environment")):
             say(line)
+    for why, names in grouped((why, name) for name, why in unknown.items()).items():
+        output.warn(f"{fold(names)}: ranks and GPUs are not known ({why}): the plan guesses", "bad")
 
 
 def _judge(output: Output, prepared: Prepared, *, assume_yes: bool) -> int:

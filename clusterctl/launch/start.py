@@ -167,9 +167,9 @@ def plan_launch(
 ) -> LaunchPlan:
     """The plan; with `claim` its run directory is made. Raises `UsageError`.
 
-    Raises `CouldNotFindOut` where `auto` would start a run on CPUs without knowing all nodes.
+    Raises `CouldNotFindOut` where `auto` would be CPUs without knowing all nodes.
     """
-    if claim and prepared.unsure and (options.device, prepared.device) == ("auto", "cpu"):
+    if prepared.unsure and (options.device, prepared.device) == ("auto", "cpu"):
         why = next(iter(prepared.unsure.values()))
         names = fold(prepared.unsure)
         text = f"nothing was started: whether {names} has GPUs is not known ({why})"

@@ -27,6 +27,18 @@ def plan(shell: Shell) -> None:
     shell.run(f"{LINE} --dry-run --env-from-facts -v")
 
 
+@case("launch.unknown")
+def unknown(shell: Shell) -> None:
+    """A dry run of nodes that do not answer: with GPUs seen on others, and without."""
+    _config(shell)
+    cluster = start(shell, "n1", "n2")
+    cluster.kill("n2")
+    shell.run(f"{LINE} --dry-run --json", volatile=VOLATILE)
+    cluster.kill("n1")
+    shell.run(f"{LINE} --dry-run")
+    shell.run(f"{LINE} --dry-run --device cpu -q")
+
+
 @case("launch.json")
 def as_json(shell: Shell) -> None:
     """The plan as JSON."""
