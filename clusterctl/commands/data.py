@@ -16,26 +16,46 @@ import click
 from clusterctl.errors import UsageError
 from clusterctl.output import Output
 from clusterctl.param_types import Duration
-from clusterctl.settings import PATH, Settings, cluster_options, flag, option, output_options
+from clusterctl.settings import (
+    PATH,
+    Settings,
+    cluster_options,
+    flag,
+    option,
+    output_options,
+    with_options,
+)
 
 TIMEOUT_S = {"probe": 30.0, "check": 120.0}
 NAMES = {"probe": "probed", "check": "checked"}
+TABLES = (".csv", ".parquet")
 COUNT = click.IntRange(0)
 PYTHON = "Of the training environment on the nodes. Default: the one that runs this."
 WORKERS = "Processes on each node. Default: one for each core."
 CLIP_TIMEOUT = "Seconds for one clip. Default: 30 to probe, 120 to check."
 
 
+def _in_order(values: dict[str, Any]) -> None:
+    """The hostfile may also come first, as it once had to: a manifest is known by its name."""
+    first, second = values["manifest"], values["hostfile"]
+    if second is not None and second.suffix in TABLES and first.suffix not in TABLES:
+        first, second = values["manifest"], values["hostfile"] = second, first
+    if first.suffix not in TABLES:
+        hint = "a manifest is .csv or .parquet: clusterctl data probe clips.csv nodes.txt"
+        raise UsageError(f"{first} is not a manifest", hint=hint)
+
+
 @click.command(
     "data",
     epilog="""\b
 Examples:
-  clusterctl data probe nodes.txt clips.csv --out manifest.csv
-  clusterctl data check nodes.txt manifest.csv""",
+  clusterctl data probe clips.csv nodes.txt --out manifest.csv
+  clusterctl data check manifest.csv""",
 )
 @click.argument("verb", type=click.Choice(list(TIMEOUT_S)))
-@cluster_options
 @click.argument("manifest", type=PATH)
+@with_options(prepare=_in_order)
+@cluster_options
 @option("--out", "Default: MANIFEST with .probed or .checked in its name.", type=PATH)
 @option("--root", "Folder that relative paths start from, on all nodes.", type=PATH)
 @option("--python", PYTHON, metavar="PATH", default=sys.executable, show_default=False)

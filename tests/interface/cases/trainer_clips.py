@@ -95,7 +95,7 @@ def spread(shell: Shell) -> None:
     for name in ("n1", "n2"):
         cluster[name].says = {"examine": _examiner()}
     shell.write("clips.csv", "path,text\n" + "".join(f"/data/{n}.mp4,text {n}\n" for n in range(4)))
-    shell.run("clusterctl data probe nodes.txt clips.csv --out m.csv -w n1")
+    shell.run("clusterctl data probe clips.csv --out m.csv -w n1")
     shell.run("clusterctl data check nodes.txt m.csv --json -w n1", volatile=(r"\.report\..*_s",))
 
 
@@ -107,7 +107,7 @@ def spread_bad(shell: Shell) -> None:
     cluster.kill("n2")
     shell.write("clips.csv", "path,text\n/data/0.mp4,text\n")
     shell.run("clusterctl data probe nodes.txt clips.csv --out m.csv -w n1")
-    shell.run("clusterctl data probe nodes.txt clips.csv --out m.csv -w n2 --json")
+    shell.run("clusterctl data probe clips.csv nodes.txt --out m.csv -w n2 --json")
     shell.run("clusterctl data probe nodes.txt clips.csv --python python3")
     shell.run("clusterctl data prob nodes.txt clips.csv")
     shell.run("clusterctl data probe nodes.txt")
