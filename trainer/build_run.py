@@ -145,6 +145,9 @@ def assemble(
     # What continues from the checkpoint; nothing with --start-from-scratch.
     counted = {} if config.start_from_scratch else running
     in_place = bool(counted) and source is not None and source.parent == run_dir and not back
+    validation = validation_for(config, parts, engine, plan, features, is_compared=True)
+    for note in validation.notes if validation is not None else ():
+        journal.event("note", note)
     return Run(
         config=config,
         engine=engine,
@@ -160,7 +163,7 @@ def assemble(
         clock=clock_for(engine, heartbeat),
         model=model,
         warm_up=warm_up_for(config, parts, engine),
-        validation=validation_for(config, parts, engine, plan, features),
+        validation=validation,
         step=counted.get("global_step", 0),
         samples=counted.get("samples", 0),
         bad_clips=set(taken.bad_clips) if taken is not None and counted else set(),

@@ -228,6 +228,13 @@ def test_a_bad_clip_counts_once_in_however_many_epochs_it_is(runs: Runs) -> None
     lines = (runs.folder / "bad-run" / "bad_samples.jsonl").read_text().splitlines()
     assert len(lines) >= 4
     assert len({json.loads(line)["path"] for line in lines}) == 2
+    # A clip that hangs would cost its limit in every epoch: the last one has tried neither.
+    found = [json.loads(line) for line in lines]
+    again = [one for one in found if one["reason"].startswith("not tried again: ")]
+    assert {one["path"] for one in again} == {one["path"] for one in found}
+    assert {one["path"] for one in found if one["step"] > 6} == {
+        one["path"] for one in again if one["step"] > 6
+    }
     states = json.loads(
         (runs.folder / "bad-run" / "epoch2-global_step9" / "running_states.json").read_text()
     )

@@ -128,8 +128,15 @@ def test_dry_run_says_what_would_be_done_and_leaves_nothing(
     assert "data: 42 clips of clips.csv\n" in out
     assert "epoch 0: 3 steps of 3 x 1 microbatches, 10 microbatches in all\n" in out
     assert "nothing was started" in out
-    monkeypatch.setenv("WORLD_SIZE", "30")
+    wrong = "".join(f"{row}.mp4,digit,0,64,64\n" for row in range(101))
+    with (tmp_path / "clips.csv").open("a") as file:
+        file.write(wrong)
     assert train.main(words) == 2
+    assert "101 rows had to be left out, 100 are allowed" in capfd.readouterr().err
+    assert train.main([*words, "--dataset.max-wrong-rows", "101"]) == 0
+    assert "data: 42 clips of clips.csv, 101 rows are left out\n" in capfd.readouterr().out
+    monkeypatch.setenv("WORLD_SIZE", "30")
+    assert train.main([*words, "--dataset.max-wrong-rows", "101"]) == 2
     assert "30 ranks need 30 for a step" in capfd.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["clips.csv", "tiny.py"]
 

@@ -16,6 +16,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from trainer.runlog.atomic_file import part_of
+
 FILE = "code.json"  # of a run directory
 Sources = dict[str, str]  # file -> hash of its content
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -94,5 +96,6 @@ def record(run_dir: Path, *, is_later: bool) -> str:
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
             names = changed(json.loads(file.read_text())["files"], now)
             note = f"{shown(names)}: not the code of the attempt before" if names else ""
-    file.write_text(json.dumps({"schema": 1, "files": now}, indent=1) + "\n")
+    with part_of(file) as part:
+        part.write_text(json.dumps({"schema": 1, "files": now}, indent=1) + "\n")
     return note

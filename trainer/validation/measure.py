@@ -75,6 +75,7 @@ class Validation:
         self._encoded: list[_Encoded] = []
         self._passes: int | None = None  # of a measurement; None before the clips were read
         self.bad: list[Bad] = []  # clips of all ranks that could not be read
+        self.notes: list[str] = []  # on clips that could not be compared with their features
 
     @property
     def is_ready(self) -> bool:
@@ -195,9 +196,17 @@ def _noise(clip: int, number: int, shape: torch.Size) -> Tensor:
 
 
 def validation_for(
-    config: Config, parts: Parts, engine: Engine, plan: DataPlan, features: Features | None = None
+    config: Config,
+    parts: Parts,
+    engine: Engine,
+    plan: DataPlan,
+    features: Features | None = None,
+    *,
+    is_compared: bool = False,
 ) -> Validation | None:
-    """Of a run that asks for it (collective). Raises ConfigError where no clip is there for it."""
+    """Of a run that asks for it (collective). Raises ConfigError where no clip is there for it, and
+    FeaturesError where its features are of other files of the same names; with `is_compared` the
+    caller has looked at those of the plan's manifest."""
     wanted = config.validation
     if not wanted.every:
         return None
@@ -208,7 +217,13 @@ def validation_for(
         held_out = engine.together(lambda: all_of(manifest, plan, wanted.clips))
     else:
         manifest, held_out = plan.manifest, held_out_of(plan, wanted.clips)
+    notes: list[str] = []
+    if features is not None and not (is_compared and manifest is plan.manifest):
+        limits = config.num_workers, config.dataset.clip_timeout_s, held_out.epoch(0).rows()
+        compare = partial(features.check_clips, manifest, plan.buckets, *limits)
+        notes = engine.run_on_rank0(compare)
     validation = engine.together(lambda: Validation(config, parts, engine, held_out, features))
+    validation.notes = notes
     if not len(validation):
         text = f"no clip of {manifest.source} is there for validation"
         hint = "validation.share = 0.01 keeps one of a hundred"

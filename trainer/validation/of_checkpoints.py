@@ -14,6 +14,7 @@ from trainer.data.manifest.shared import read_once
 from trainer.data.plan.data_plan import plan_for, plan_once
 from trainer.engine.native import NativeEngine
 from trainer.errors import ConfigError
+from trainer.runlog.output import LOG
 from trainer.validation.measure import Validation, validation_for
 
 
@@ -46,4 +47,6 @@ def clips_of(config: Config, parts: Parts, engine: Ranks) -> Validation:
     features = Features(Path(data.features)) if data.features is not None else None
     validation = validation_for(config, parts, engine, plan, features)
     assert validation is not None
+    for note in validation.notes if engine.rank == 0 else ():
+        LOG.warning(note)
     return validation

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from trainer.data.features import clip_files, index
@@ -96,14 +97,19 @@ class Features:
             )
 
     def check_clips(
-        self, manifest: Manifest, buckets: Buckets, workers: int, clip_timeout_s: float
+        self,
+        manifest: Manifest,
+        buckets: Buckets,
+        workers: int,
+        clip_timeout_s: float,
+        only: NDArray[np.int64] | None = None,
     ) -> list[str]:
-        """Raise FeaturesError when the clips are other files than those that were encoded, as far
-        as they are here; returns notes on what could not be compared."""
+        """Raise FeaturesError when the clips, all or the rows `only`, are other files than those
+        that were encoded, as far as they are here; returns notes on what could not be compared."""
         interval, ids = self.key["frames"]["frame_interval"], content_ids(manifest)
         units = find_units(manifest, buckets, interval, self.grid)
         limits = workers, clip_timeout_s, clip_files.SAMPLED
-        compared = clip_files.compare(manifest, units, ids, self.clips, *limits)
+        compared = clip_files.compare(manifest, units, ids, self.clips, *limits, only)
         for row, how in compared.changed.items():
             raise FeaturesError(
                 f"{self.folder} has features of other files than {len(compared.changed):,} of the "

@@ -64,13 +64,18 @@ def compare(
     workers: int,
     clip_timeout_s: float,
     most: int | None = None,
+    only: NDArray[np.int64] | None = None,
 ) -> Compared:
-    """Look at the clips that have latents, at `most` of them evenly spread."""
-    known = _known(units, ids, table)
+    """Look at the clips that have latents, of all or of the rows `only`; at `most` of them evenly
+    spread."""
+    wanted = np.unique(units.rows)
+    if only is not None:
+        wanted = np.intersect1d(wanted, only)
+    if most is not None and len(wanted) > most:
+        wanted = wanted[np.linspace(0, len(wanted) - 1, most).astype(int)]
+    known = _known(units, ids, table, wanted)
     found = Compared(rows=len(known))
     rows = sorted(known)
-    if most is not None and len(rows) > most:
-        rows = [rows[place] for place in np.linspace(0, len(rows) - 1, most).astype(int).tolist()]
     for row in rows:
         found.unknown += (0, 0, 0) in known[row]
         known[row].discard((0, 0, 0))
@@ -88,10 +93,12 @@ def compare(
     return found
 
 
-def _known(units: Units, ids: Keys, table: Table) -> dict[int, Facts]:
-    """Row -> facts of the files that its latents were made of."""
+def _known(units: Units, ids: Keys, table: Table, wanted: NDArray[np.int64]) -> dict[int, Facts]:
+    """Row -> facts of the files that its latents were made of, of the rows `wanted`."""
     known: dict[int, Facts] = {}
-    for _, length, places in units.each_stream():
+    is_wanted = np.isin(units.rows, wanted)
+    for _, length, every in units.each_stream():
+        places = every[is_wanted[every]]
         rows = units.rows[places]
         found = table.find(keys_of(ids[rows], units.height[places], units.width[places], length))
         rows, found = rows[found >= 0], found[found >= 0]

@@ -19,7 +19,7 @@ def would_do(config: Config) -> Iterator[str]:
     data = config.dataset
     root = Path(data.root) if data.root else None
     path = str(data.data_path)
-    manifest = read_manifest(path, root, memory_efficient=data.memory_efficient)
+    manifest = read_manifest(path, root, data.max_wrong_rows, data.memory_efficient)
     plan, world, each = plan_for(config, manifest), _world(), config.accumulation_steps
     yield f"model: {config.model.type}, {config.dtype}, engine {config.engine}"
     if config.load is not None:

@@ -227,14 +227,20 @@ def _opened(path: str, quick: bool = False) -> Iterator[tuple[Any, Any]]:
 def _is_tiled(path: str) -> bool:
     """Whether a picture (AVIF, HEIC) is put together of others: FFmpeg gives each as a stream, and
     PyAV not the order in which they stand."""
+    facts = check_regular(path)
     with Path(path).open("rb") as file:
         while len(head := file.read(8)) == 8:  # the boxes of ISO/IEC 14496-12
-            size, kind = int.from_bytes(head[:4], "big"), head[4:]
+            size, kind, own = int.from_bytes(head[:4], "big"), head[4:], len(head)
+            if size == 1:  # it needs 64 bits
+                size, own = int.from_bytes(file.read(8), "big"), own + 8
+            if size == 0:  # up to the end of the file
+                size = facts.st_size
             if kind == b"meta":
-                return b"grid" in file.read(min(size, 1 << 20) - 8)
-            if size < 8:
+                content = file.read(max(0, min(size - own, 1 << 20)))
+                return b"grid" in content or b"iovl" in content
+            if size < own:
                 break
-            file.seek(size - 8, os.SEEK_CUR)
+            file.seek(size - own, os.SEEK_CUR)
     return False
 
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from tests.trainer.data.clips import write_clip
 from tests.trainer.data.features.feature_caches import FRAMES, Place, make_place, open_cache
+from trainer.components import Parts
 from trainer.data.features import index
 from trainer.data.features.files import LATENTS, FeaturesError
 from trainer.data.plan.buckets import Buckets
-from trainer.data.plan.data_plan import content_ids
+from trainer.data.plan.data_plan import content_ids, plan_for
+from trainer.validation.measure import validation_for
+from trainer.validation.of_checkpoints import Ranks
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +58,27 @@ def test_another_data_set_of_the_same_names_is_encoded_itself(
     assert notes_of(dogs, out) == []
     with pytest.raises(FeaturesError, match="features of other files"):
         notes_of(cats, out)
+
+
+def test_validation_of_clips_of_the_same_names_is_refused(
+    sets: tuple[Place, Place], tmp_path: Path
+) -> None:
+    """Another folder's clips count as others in every respect but the name under which features
+    are kept: the latents of clips that are trained on would be measured."""
+    (cats, dogs), out = sets, tmp_path / "cache"
+    assert cats.encode(out) == 0
+    wanted = ["--validation.every", "1", "--validation.data-path", str(dogs.table)]
+    config, features = cats.config(*wanted), open_cache(out)
+    plan = plan_for(config, cats.manifest())
+    for is_compared in (True, False):
+        with pytest.raises(FeaturesError, match=r"features of other files than \d of the \d clips"):
+            validation_for(
+                config, cast("Parts", None), Ranks(), plan, features, is_compared=is_compared
+            )
+    share = cats.config("--validation.every", "1", "--validation.share", "0.5")
+    other = plan_for(share, dogs.manifest())  # a checkpoint that is evaluated later
+    with pytest.raises(FeaturesError, match="features of other files"):
+        validation_for(share, cast("Parts", None), Ranks(), other, features)
 
 
 def test_a_data_set_that_moved_as_a_whole_keeps_its_features(

@@ -356,6 +356,20 @@ def test_a_missing_clip_or_caption_is_named(place: Place, cache: Path, tmp_path:
         assert "trainer.data encode" in str(caught.value.hint)
 
 
+def test_bucket_of_which_no_clip_was_encoded_takes_those_of_another(
+    place: Place, cache: Path
+) -> None:
+    features, ids = open_cache(cache), content_ids(place.manifest())
+    task = next(task for task in tasks(place) if task.bucket.height == 24)
+    size = (task.bucket.height, task.bucket.width)
+    features.bad.update({(clip_id, *size): "noise" for clip_id in ids.tolist()})
+    batch = read_batch(task, features, features.shards(), ids)
+    assert batch.microbatch == (task.epoch, task.index)
+    assert batch.bucket.startswith("16px")
+    assert len(batch.rows) == len(task.clips)
+    assert {clip.reason for clip in batch.bad} == {"noise"}
+
+
 def test_a_clip_that_could_not_be_encoded_is_replaced_by_the_plans_next(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
