@@ -7,7 +7,7 @@ InfiniBand host print (Down) (imbue-ai/cluster-health #4).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from checks.facts import NOT_ASKED, Fabric, Gid, IbPort, Maybe, Section, Unknown, then
 from checks.parsers.section import text_of, unreadable
@@ -33,9 +33,8 @@ def parse_fabric(first: Section | None, again: Section | None = None) -> Maybe[F
     if isinstance(text, Unknown):
         return text
     ports = parse_sysfs(text, later)
-    bridges = tuple(
-        re.findall(r"^/sys/class/infiniband/([\w.-]+)/role\tSW_MNG$", text, re.MULTILINE)
-    )
+    marked = re.findall(r"^/sys/class/infiniband/([\w.-]+)/role\tSW_MNG$", text, re.MULTILINE)
+    bridges = tuple(marked) or _bridges(ports)
     count = re.search(r"^#devices\t(\d{1,4})$", text, re.MULTILINE)
     if count is None:
         return unreadable(text)
@@ -45,6 +44,23 @@ def parse_fabric(first: Section | None, again: Section | None = None) -> Maybe[F
     peermem = loaded[1] == "yes" if loaded else Unknown("/proc/modules cannot be read")
     carrying = tuple(port for port in ports if port.device not in bridges)
     return Fabric(carrying, peermem, then(later, _growth_s), bridges)
+
+
+def _bridges(ports: Sequence[IbPort]) -> tuple[str, ...]:
+    """Cards that manage NVSwitches (HGX B200, B300), where only root may read that they do: one
+    port of their board is the manager of its own subnet, and the others are active without an
+    address, which no manager of a network would leave them."""
+    found: list[str] = []
+    band = [one for one in ports if one.link_layer == "InfiniBand"]
+    for board in dict.fromkeys(one.board_id for one in band if isinstance(one.board_id, str)):
+        mine = [one for one in band if one.board_id == board]
+        heads = [one for one in mine if one.lid == one.sm_lid and one.lid not in (0, 65535)]
+        others = [one for one in mine if one not in heads]
+        if len(heads) == 1 and others and len(mine) < len(band):
+            address = heads[0].lid
+            if all((one.state, one.lid, one.sm_lid) == ("ACTIVE", 0, address) for one in others):
+                found += dict.fromkeys(one.device for one in mine)
+    return tuple(found)
 
 
 def _growth_s(again: str) -> Maybe[float]:

@@ -99,8 +99,27 @@ def test_cards_that_manage_nvswitches_are_left_out() -> None:
         ).findings
     }
     assert verdict == "PASS"
-    # Where only root could read which they are, those without an address are left out.
-    assert suggest_hca(of_recording("hgx-b200-bridges").ports) == f"{rails},mlx5_8"
+
+
+def test_cards_that_manage_nvswitches_are_known_by_their_subnet_to_users_without_root() -> None:
+    text = recorded("infiniband/hgx-b200-bridges.tsv")
+    found = of_recording("hgx-b200-bridges")
+    assert found.bridges == ("mlx5_8", "mlx5_9", "mlx5_10", "mlx5_11")
+    assert suggest_hca(found.ports) == "=" + ",".join(f"mlx5_{n}" for n in range(8))
+    fleet = Fleet((node("n1", fabric=found),))
+    report = run_checks(fleet, only=["ib.subnet_manager"])
+    assert {one.verdict.value for one in report.findings} == {"PASS"}
+    # A rail that runs the subnet manager of the network, and rails that wait for one, are rails.
+    for old, new in (
+        ("mlx5_9/ports/1/lid\t0x0", "mlx5_9/ports/1/lid\t0x7"),
+        ("mlx5_9/ports/1/state\t4: ACTIVE", "mlx5_9/ports/1/state\t2: INIT"),
+        ("mlx5_8/ports/1/lid\t0x1", "mlx5_8/ports/1/lid\t0x0"),
+        ("MT_0000001234", "MT_0000000838"),
+    ):
+        assert old in text
+        other = parse_fabric(ended(text.replace(old, new)))
+        assert not isinstance(other, Unknown)
+        assert other.bridges == ()
 
 
 def test_efa_is_named_by_no_variable() -> None:
