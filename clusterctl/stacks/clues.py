@@ -35,15 +35,19 @@ class Timeout(NamedTuple):
     timeout_ms: int
 
 
+# A line of a log may hold the begin of a sentence a thousand times, and a report has 1,500 lines:
+# the rare part is searched for first, and only then whose it is.
+_RANK = re.compile(r"\[Rank (\d{1,9})\]", re.IGNORECASE)
 _WORK = re.compile(
-    r"\[Rank (?P<rank>\d{1,9})\].{0,400}?Watchdog caught collective operation timeout: WorkNCCL\("
+    r"Watchdog caught collective operation timeout: WorkNCCL\("
     r"SeqNum=(?P<seq>\d{1,18}), OpType=(?P<op>\w{1,60})(?:, [^)]{0,400}?)?"
     r"(?:, Timeout\(ms\)=(?P<limit>\d{1,18}))\)",
     re.IGNORECASE,
 )
+_GROUP = re.compile(r"\[PG ([^\[\]]{1,200}) Rank \d{1,9}\]", re.IGNORECASE)
 _COUNTERS = re.compile(
-    r"\[PG (?P<group>.{1,200}?) Rank \d{1,9}\].{0,400}?last enqueued (?:NCCL )?work: "
-    r"(?P<asked>-?\d{1,18}), last completed (?:NCCL )?work: (?P<done>-?\d{1,18})",
+    r"last enqueued (?:NCCL )?work: (?P<asked>-?\d{1,18}), "
+    r"last completed (?:NCCL )?work: (?P<done>-?\d{1,18})",
     re.IGNORECASE,
 )
 _DUMP = re.compile(
@@ -51,15 +55,26 @@ _DUMP = re.compile(
     r"(?:this local rank|rank (?P<other>\d{1,9}))",
     re.IGNORECASE,
 )
-_GLOO = re.compile(r"gloo.{0,400}?(?:Timed out waiting \d{1,18}ms|Connection (?:closed|reset) by)")
+_GLOO = re.compile(r"Timed out waiting \d{1,18}ms|Connection (?:closed|reset) by")
 _WARNED = re.compile(r"NCCL WARN (?P<text>.+)")
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
 
 
 def parse_watchdog(lines: Iterable[str]) -> list[Timeout]:
     """Timeouts in a log, of every version of torch's text; other lines are ignored."""
-    found = [work.groups() for work in map(_WORK.search, lines) if work]
-    return [Timeout(int(rank), int(seq), op, int(limit)) for rank, seq, op, limit in found]
+    found = []
+    for line in lines:
+        work = _WORK.search(line)
+        rank = _before(_RANK, line, work)
+        if work and rank is not None:
+            found.append(Timeout(int(rank), int(work["seq"]), work["op"], int(work["limit"])))
+    return found
+
+
+def _before(mark: re.Pattern[str], line: str, found: re.Match[str] | None) -> str | None:
+    """What the first mark says that stands before `found` in its line."""
+    first = mark.search(line, 0, found.start()) if found else None
+    return first[1] if first else None
 
 
 class Enqueued(NamedTuple):
@@ -71,8 +86,13 @@ class Enqueued(NamedTuple):
 
 
 def parse_counters(lines: Iterable[str]) -> list[Enqueued]:
-    found = filter(None, map(_COUNTERS.search, lines))
-    return [Enqueued(one["group"], int(one["asked"]), int(one["done"])) for one in found]
+    found = []
+    for line in lines:
+        counts = _COUNTERS.search(line)
+        group = _before(_GROUP, line, counts)
+        if counts and group is not None:
+            found.append(Enqueued(group, int(counts["asked"]), int(counts["done"])))
+    return found
 
 
 def clues(snapshot: JobSnapshot) -> list[Clue]:
@@ -134,9 +154,14 @@ def _dump_signals(logs: Logs) -> Iterator[Clue]:
 
 
 def _gloo(logs: Logs) -> list[Clue]:
-    ranks = sorted(rank for rank, lines in logs if any(map(_GLOO.search, lines)))
+    ranks = sorted(rank for rank, lines in logs if any(map(_lost_by_gloo, lines)))
     text = f"gloo lost or waited too long for a peer on rank {fold_ranks(ranks)}"
     return [Clue("log", text, tuple(ranks))] if ranks else []
+
+
+def _lost_by_gloo(line: str) -> bool:
+    found = _GLOO.search(line)
+    return found is not None and "gloo" in line[: found.start()]
 
 
 def network(logs: Logs) -> list[Clue]:
