@@ -14,7 +14,7 @@ from typing import Any
 
 from clusterctl.launch.state import RunState
 from clusterctl.payload.mask_secrets import hide
-from trainer.runlog import telemetry
+from trainer.runlog import run_files, telemetry
 
 EVENTS_FILE = "events.jsonl"
 INCIDENTS_FILE = "incidents.jsonl"
@@ -29,8 +29,7 @@ def append(path: Path, record: Mapping[str, Any]) -> None:
 
     Keys are only ever added. An incident has incident (its type), text, time_s (unix), step.
     """
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-    with os.fdopen(descriptor, "ab", buffering=0) as file:
+    with os.fdopen(run_files.open_to_append(path), "ab", buffering=0) as file:
         file.write(json.dumps(record, default=str).encode() + b"\n")
 
 
@@ -114,7 +113,7 @@ class Copies:
         if not data:
             return
         try:
-            with (self._run_dir / name).open("ab") as target:
+            with os.fdopen(run_files.open_to_append(self._run_dir / name, 0o666), "ab") as target:
                 target.write(data)
         except OSError as error:
             if not self._is_full:

@@ -64,7 +64,7 @@ def load(run_dir: Path) -> Positions:
             with suppress(FileNotFoundError):
                 _cut(run_dir, name, int(size))
         return found
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError):
         return {}
 
 
@@ -74,7 +74,8 @@ def _cut(run_dir: Path, name: str, size: int) -> None:
         flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         descriptor = os.open(Path(name).name, flags, dir_fd=folder)
         try:
-            os.ftruncate(descriptor, size)
+            if size < os.fstat(descriptor).st_size:  # it is cut, and never made longer
+                os.ftruncate(descriptor, size)
         finally:
             os.close(descriptor)
 

@@ -21,6 +21,7 @@ FILE = ".hidden-values.json"
 SHORTEST = 6  # characters: "1" would mask half of each message
 LONGEST = 4096
 MOST = 200  # values; each length costs a hash at every word of a log
+MOST_IN_ALL = 16 << 10  # characters of all lengths, which one word of a log costs
 MAX_BYTES = 64 << 10
 # A printed value begins at the begin of a line or behind one of these.
 _BEGIN = re.compile(r"(?:^|(?<=[^A-Za-z0-9]))(?=\S)", re.MULTILINE)
@@ -32,6 +33,11 @@ def write(run_dir: Path, values: Iterable[str]) -> None:
     # Of a key with lines each is a value.
     lines = {line.strip() for value in values for line in value.splitlines()}
     long = sorted(line for line in lines if SHORTEST <= len(line) <= LONGEST)[:MOST]
+    sizes, left = set[int](), MOST_IN_ALL
+    for size in sorted(set(map(len, long))):  # the shortest first: more values have these
+        left -= size
+        sizes |= {size} if left >= 0 else set()
+    long = [line for line in long if len(line) in sizes]
     if not long:
         return
     kept = [{"characters": len(line), "sha256": _hash(salt, line)} for line in long]
@@ -51,9 +57,11 @@ def masker(run_dir: Path) -> Callable[[str], str]:
     try:
         salt = str(found["salt"])
         known = {str(one["sha256"]) for one in found["values"]}
-        sizes = sorted({int(one["characters"]) for one in found["values"][:MOST]}, reverse=True)
-    except (KeyError, TypeError) as error:
+        sizes = sorted({int(one["characters"]) for one in found["values"]}, reverse=True)
+    except (KeyError, TypeError, OverflowError) as error:
         raise ValueError(f"{run_dir / FILE} is not complete") from error
+    if sizes and (sizes[-1] < SHORTEST or sum(sizes) > MOST_IN_ALL):  # of somebody else's making
+        raise ValueError(f"{run_dir / FILE} has lengths that no launch writes")
 
     def mask(text: str) -> str:
         kept, end = [], 0

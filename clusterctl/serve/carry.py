@@ -26,9 +26,16 @@ class Carrier:
     """For one connection to a node. `before` and `after` may run at the same time."""
 
     def __init__(
-        self, node: Node, connection: Connection, hello: dict[str, Any], folders: list[Path]
+        self,
+        node: Node,
+        connection: Connection,
+        hello: dict[str, Any],
+        folders: list[Path],
+        word: str,
     ) -> None:
-        """`folders` are those of the runs, in the order of the tokens."""
+        """`folders` are those of the runs, in the order of the tokens; `word` is this server's own:
+        another one may send the same file there."""
+        self._word = word
         self._node, self._connection = node, connection
         shared = zip(folders, hello["shared"], strict=True)
         self._shared = {str(folder): is_shared for folder, is_shared in shared}
@@ -120,7 +127,8 @@ class Carrier:
                     resume.make_folders(sftp, f"{remote}/{file}".rpartition("/")[0])
                     if resume.size_on(sftp, f"{remote}/{file}") != entry["size"]:
                         local = run / name / file
-                        resume.put(sftp, local, f"{remote}/{file}", entry["sha256"])
+                        mark = f"{self._word}{entry['sha256']}"
+                        resume.put(sftp, local, f"{remote}/{file}", mark)
         resume.make_folders(sftp, remote)
         self._put(sftp, run, f"{name}/{MANIFEST}", f"{remote}/{MANIFEST}")
         known.append(name)
@@ -139,7 +147,7 @@ class Carrier:
 
     def _put(self, sftp: Any, run: Path, name: str, remote: str) -> None:
         with opened_below(run, name):
-            resume.put(sftp, run / name, remote, sha256_of(run / name))
+            resume.put(sftp, run / name, remote, f"{self._word}{sha256_of(run / name)}")
 
     def _get(self, remote: str, local: Path) -> None:
         """Whole or not at all. Raises OSError."""

@@ -24,9 +24,10 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from clusterctl.launch.head.owner import Owner
+from clusterctl.launch.head.owner import Owner, read_owner
 from clusterctl.payload.files.private import open_own
 from clusterctl.remote.node_threads import start_thread
+from trainer.runlog.json_file import parse_object
 from trainer.runlog.run_files import Refused, opened_below
 
 FOLDER = ".serve"  # below samples/
@@ -124,6 +125,8 @@ class Claims:
         They may have been finished meanwhile: look after this.
         """
         place = folder / CLAIMS
+        if link := _link_to(place) or _link_to(folder):  # videos would be written there
+            raise Refused(link, "it is a link: links are not followed")
         place.mkdir(parents=True, exist_ok=True)
         number, holder = _newest(place, unit)
         if holder is not None and (holder == self.id or self.is_alive(holder)):
@@ -185,9 +188,9 @@ def servers(samples: Path) -> list[Server]:
     for path in _files(samples / FOLDER):
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
             data = _bytes(path)
-            about = json.loads(data.partition(b"\n")[2])
-            owner = Owner(str(about["host"]), int(about["pid"]), float(about["since_s"]))
-            if not _is_here(data) or _is_locked(path):
+            text = data.partition(b"\n")[2]
+            owner, about = read_owner(text), parse_object(text)
+            if owner is not None and (not _is_here(data) or _is_locked(path)):
                 facts = str(about["presets"]), str(about["log"])
                 found.append(Server(path.name, owner, *facts))
     return found
@@ -206,7 +209,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _link_to(folder: Path) -> Path | None:
-    """What leads out of the run directory on the way to its `samples/.serve`."""
+    """What leads out of the run directory at the end of this path."""
     return next((one for one in (folder.parent, folder) if one.is_symlink()), None)
 
 

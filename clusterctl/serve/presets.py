@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import stat
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -91,13 +92,16 @@ def read_presets(path: Path | None) -> dict[str, Preset]:
         return found
     path = path or FILE
     try:
-        with path.open("rb") as file:
-            why = changed_by_others(os.fstat(file.fileno()))
-            if (
-                why and not is_own_choice
-            ):  # its prompts name files, whose lines are shown as captions
+        # A pipe of another user's would let us wait.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            status = os.fstat(file.fileno())
+            why = changed_by_others(status)
+            if not why and not stat.S_ISREG(status.st_mode):
+                why = "is no plain file"
+            if why and not is_own_choice:  # its prompts name files; their lines become captions
                 hint = "--presets FILE names one that you trust"
                 raise UsageError(f"{path.absolute()} {why}, so it is not used", hint=hint)
+            os.set_blocking(file.fileno(), True)  # --presets may name a pipe
             data = file.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
             raise UsageError(f"{path} has more than {MAX_BYTES:,} bytes")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import secrets
 import time
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -44,7 +45,7 @@ class Samplers(Followers):
         """`folders` are those of the runs, in the order of the tokens in `args`."""
         super().__init__(cluster)
         self.inbox: Inbox[Message] = Inbox()
-        self._args, self._folders = args, folders
+        self._args, self._folders, self._word = args, folders, secrets.token_hex(4)
         self._orders: dict[str, queue.SimpleQueue[tuple[int, dict[str, Any]] | None]] = {}
 
     def __exit__(self, *given: object) -> None:
@@ -75,7 +76,7 @@ class Samplers(Followers):
         if len(hello["shared"]) != len(self._folders):
             raise TransportError("parse", "the node says nothing about some folders")
         orders = self._orders[node.name] = queue.SimpleQueue()
-        carrier = Carrier(node, connection, hello, self._folders)
+        carrier = Carrier(node, connection, hello, self._folders, self._word)
         start_thread(self._give, node, stream, orders, carrier)
         self.inbox.put(Message(node.name, "up", data=hello))
         allowed, since_s = float(BURST), time.monotonic()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -19,7 +20,7 @@ from clusterctl.serve.source import Source
 from clusterctl.serve.wanted import Sealed
 from trainer.runlog import samples, validation
 from trainer.runlog.atomic_file import part_of
-from trainer.runlog.run_files import opened_below, read_object
+from trainer.runlog.run_files import open_to_append, opened_below, read_object
 
 SERVED = ".served.json"  # in a folder that is complete: what was asked for
 NEW, OPEN, DONE, FAILED, GONE = "new", "open", "done", "failed", "gone"
@@ -214,7 +215,8 @@ class LossFolder(Folder):
     def finish(self) -> None:
         """Tell those who read the run. A server that is killed here tells it twice: that is one."""
         line = json.dumps({"kind": "event", **self._event()}, separators=(",", ":")) + "\n"
-        with (self.source.folder / validation.FILE).open("ab", 0) as file:
+        place = self.source.folder / validation.FILE
+        with os.fdopen(open_to_append(place, 0o666), "ab", 0) as file:
             with suppress(OSError):  # no locks there
                 fcntl.flock(file, fcntl.LOCK_EX)
             file.write(line.encode())

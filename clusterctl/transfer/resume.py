@@ -93,10 +93,10 @@ def entries(sftp: Any, path: str, most: int = MOST_ENTRIES) -> list[Any]:
 
 
 def put(sftp: Any, local: Path, remote: str, mark: str) -> None:
-    """Copy a file to the node; `mark` names its content, so that a part is continued only by the
-    same. Raises OSError and `TransportError`."""
+    """Copy a file to the node; `mark` names its content and who sends it, so that a part is
+    continued only by the same. Raises OSError and `TransportError`."""
     folder, _, name = remote.rpartition("/")
-    part = f"{folder}/.{name}.{mark[:16]}.part"
+    part = f"{folder}/.{name}.{mark[:24]}.part"
     size = local.stat().st_size
     at = 0
     with suppress(FileNotFoundError):

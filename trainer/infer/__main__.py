@@ -19,6 +19,7 @@ from trainer.config.load import RUN_CONFIG, Config
 from trainer.errors import ConfigError
 from trainer.infer.lengths import LENGTHS
 from trainer.runlog.output import LOG, configure
+from trainer.runlog.prompt_file import is_elsewhere
 
 _DESCRIPTION = """\
 Videos from prompts and a checkpoint: sample_0000.mp4 (or .png of one frame) in the order of the
@@ -145,6 +146,8 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> int:
     if args.save_dir is None:
         is_run = Path(args.config).is_dir()
         args.save_dir = args.run_dir / "samples" if is_run else Path("samples")
+        if is_run and args.save_dir.is_symlink():  # the run may be somebody else's
+            raise ConfigError(f"{args.save_dir} is a link", hint="--save-dir names another place")
     config = _config(args, overrides)
     checkpoint = args.ckpt_path or args.run_dir or config.model.from_pretrained
     if checkpoint is None:
@@ -168,10 +171,14 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> int:
     elif args.dimensions:
         raise ConfigError("--dimensions are those of --vbench", hint="--vbench FILE")
     elif not prompts:
-        source = args.prompt_path or config.sample.prompts
+        source = args.prompt_path or (config.sample.prompts and Path(config.sample.prompts))
         if source is None:
             raise ConfigError("there are no prompts", hint="--prompt TEXT, or --prompt-path FILE")
-        prompts = read_prompts(Path(source))
+        if args.prompt_path is None and args.run_dir and is_elsewhere(source, args.run_dir):
+            text = f"the config of {args.run_dir} takes its prompts from {source}"
+            hint = f"--prompt-path {source} if that is meant"
+            raise ConfigError(f"{text}, which is outside of it and of this folder", hint=hint)
+        prompts = read_prompts(source)
     prompts = prompts or ()
     options = Options(**{field.name: getattr(args, field.name) for field in fields(Options)})
     plan = prepare(config, checkpoint, prompts, options)

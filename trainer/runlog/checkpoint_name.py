@@ -4,8 +4,11 @@ were made. trainer.checkpoint.files writes them; this is standard library only."
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from pathlib import Path
+
+from trainer.runlog import run_files
 
 MANIFEST = "manifest.json"  # a checkpoint without it is not complete
 LATEST = "latest"  # in the run directory: the name of the newest complete one
@@ -30,8 +33,8 @@ def epoch_and_step(name: str) -> tuple[int, int] | None:
 def serial_of(manifest: Path) -> int:
     """The how manieth checkpoint of its run it is; 0: made before manifests said so. Raises
     OSError."""
-    with manifest.open("rb") as file:
-        found = _SERIAL.match(file.read(_HEAD_BYTES))
+    with run_files.opened(manifest) as (fd, _):
+        found = _SERIAL.match(os.pread(fd, _HEAD_BYTES, 0))
     return int(found[1]) if found else 0
 
 
@@ -48,8 +51,8 @@ def complete_names(run_dir: Path) -> list[str]:
                 found.append((serial_of(path / MANIFEST), made_ns, counts[1], path.name))
     names = [name for *_, name in sorted(found)]
     with contextlib.suppress(OSError):
-        with (run_dir / LATEST).open(errors="replace") as file:
-            newest = file.read(_HEAD_BYTES).strip()
+        with run_files.opened(run_dir / LATEST) as (fd, _):
+            newest = os.pread(fd, _HEAD_BYTES, 0).decode(errors="replace").strip()
         if newest in names:
             names.remove(newest)
             names.append(newest)

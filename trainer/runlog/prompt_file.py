@@ -16,3 +16,12 @@ def lines_of(data: bytes) -> list[str]:
     # utf-8-sig: editors put a mark in front. Not splitlines: a prompt can have a U+2028.
     text = io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig").read()
     return [line.strip() for line in text.removesuffix("\n").split("\n")]
+
+
+def is_elsewhere(path: Path, run_dir: Path) -> bool:
+    """Whether a run's config names prompts outside of the run and of the current folder.
+
+    It may be somebody else's: it must not show any file of this user's as prompts.
+    """
+    found = path.resolve()
+    return not any(found.is_relative_to(one.resolve()) for one in (run_dir, Path.cwd()))

@@ -7,11 +7,13 @@ import fcntl
 import os
 import re
 import socket
+import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from trainer.errors import TrainerError
+from trainer.runlog import run_files
 
 LOCK, ATTEMPT = ".lock", ".attempt"
 FENCE_S = 5.0
@@ -55,7 +57,8 @@ def begun_attempt(run_dir: Path) -> int:
     cut off from the others, what it writes must not come between.
     """
     try:
-        return int((run_dir / ATTEMPT).read_bytes()[:20])
+        with run_files.opened(run_dir / ATTEMPT) as (fd, _):
+            return int(os.pread(fd, 20, 0))
     except (OSError, ValueError):
         return 0
 
@@ -98,8 +101,12 @@ def lock(run_dir: Path) -> tuple[Callable[[], None], str]:
     file = run_dir / LOCK
     with contextlib.ExitStack() as opened:
         try:
-            fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            # No link is followed: who unpacked a run of somebody else's would empty its target.
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            fd = os.open(file, flags, 0o600)
             opened.callback(os.close, fd)
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                return lambda: None, f"{file}: it is no plain file"
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             owner = os.pread(fd, 200, 0).decode(errors="replace").strip()

@@ -95,6 +95,17 @@ def folder_below(folder: Path, name: str = "") -> Iterator[int]:
         yield place
 
 
+def open_to_append(path: Path, mode: int = 0o644) -> int:
+    """A descriptor of a plain file, made where it is missing: what is added follows no link and
+    waits for no reader of a pipe. Raises `OSError`, `Refused`."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    fd = os.open(path, flags, mode)
+    if not stat.S_ISREG(found := os.fstat(fd).st_mode):
+        os.close(fd)
+        raise Refused(path, _kind(found))
+    return fd
+
+
 def read_bytes(folder: Path, name: str, most: int = MOST_BYTES) -> bytes:
     """All of a file of a run directory. Raises `OSError`, `Refused` for a larger one."""
     with opened_below(folder, name) as (fd, status):

@@ -7,16 +7,15 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from trainer.runlog import run_files
 from trainer.runlog.own_modules import environment
 
 TAIL_CHARS = 2000
 
 
 def spawn(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
-    """Start it with its output at the end of `log`. Raises OSError."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(log, flags, 0o640)
-    with os.fdopen(descriptor, "wb") as out:
+    """Start it with its output at the end of `log`, a plain file. Raises OSError."""
+    with os.fdopen(run_files.open_to_append(log, 0o640), "wb") as out:
         return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from clusterctl.errors import ClusterctlError
 from clusterctl.payload.files.private import open_own, own_path
+from trainer.runlog.json_file import parse_object
 
 FILE = ".owner"
 HANDOVER_S = 5.0  # for an older supervisor that is about to end
@@ -174,13 +175,20 @@ def _write(lock: int, own: Owner, beat: int) -> None:
     os.fsync(lock)
 
 
-def _read(lock: int) -> Owner | None:
+def read_owner(data: bytes) -> Owner | None:
+    """What the text of such a file says; None where it names no process: somebody else may have
+    made the run directory, or its owner is about to write."""
     try:
-        data = json.loads(os.pread(lock, 4096, 0))
-        facts = str(data["host"]), int(data["pid"]), float(data["since_s"])
-        return Owner(*facts, str(data.get("boot", "")))
-    except (ValueError, LookupError, TypeError):
-        return None  # it is about to write it
+        found = parse_object(data)
+        host, pid, since_s = str(found["host"]), int(found["pid"]), float(found["since_s"])
+        is_real = len(host) < 256 and 0 < pid < 1 << 31 and 0 <= since_s < 1e11
+        return Owner(host, pid, since_s, str(found.get("boot", ""))) if is_real else None
+    except (ValueError, LookupError, TypeError, OverflowError):
+        return None
+
+
+def _read(lock: int) -> Owner | None:
+    return read_owner(os.pread(lock, 4096, 0))
 
 
 def _read_file(run_dir: Path) -> Owner | None:

@@ -35,7 +35,7 @@ from clusterctl.payload.launch import stopped
 from clusterctl.payload.launch.logout import leave_session
 from clusterctl.remote.cluster import Cluster
 from clusterctl.runs.journal import launcher_event
-from trainer.runlog import telemetry
+from trainer.runlog import run_files, telemetry
 from trainer.runlog.own_modules import module_command
 
 START_S = 30.0  # for Python and its imports, on a busy machine
@@ -160,10 +160,10 @@ def to_nodes(nodes: Sequence[Node], accept_new: bool = False, **more: Any) -> Cl
 
 def _past(run: SavedRun) -> Past:
     """With what the run directory tells of a run that another supervisor has begun."""
-    lines: list[bytes] = []
+    events = []
     with suppress(OSError):
-        lines = (run.plan.run_dir / journal.EVENTS_FILE).read_bytes().splitlines()
-    events = [event for event in map(launcher_event, lines) if event is not None]
+        lines = run_files.lines(run.plan.run_dir / journal.EVENTS_FILE)
+        events = [event for event in map(launcher_event, lines) if event is not None]
     began_s = events[0].time_s if events else None
     last = max((at for at, one in enumerate(events) if one.name == "attempt"), default=0)
     repeated = [one for one in events[last:] if one.name in REPEATED]

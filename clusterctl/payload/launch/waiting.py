@@ -94,5 +94,5 @@ def _read(path: str, uid: int) -> dict[str, Any] | None:
         found["attempt"] = int(found["attempt"])
         is_real = 0 <= found["attempt"] < 1 << 20 and 0 <= found["since_s"] < 1e10
         return found if is_real else None
-    except (OSError, ValueError, LookupError, TypeError, OverflowError):
+    except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError):
         return None

@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.cli import run as command
 from clusterctl.launch.head import owner
+from clusterctl.serve import claims
 from tests.clusterctl.launch.harness import wait_until
 
 HOLDS = """
@@ -98,3 +100,36 @@ def test_file_system_without_locks(
         child.kill()
     assert owner.find(tmp_path) is None
     os.close(owner.take(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"host": "h", "pid": 1e400, "since_s": 1}',
+        '{"host": "h", "pid": 1, "since_s": 1e300}',
+        '{"host": "h", "pid": 1, "since_s": NaN}',
+        '{"host": "h", "pid": -1, "since_s": 1}',
+        '{"host": "h", "pid": "99999999999999", "since_s": 1}',
+        '{"host": "' + "h" * 3000 + '", "pid": 1, "since_s": 1}',
+        '{"host": "h", "pid": 1, "since_s": 1' + "0" * 3000 + "}",
+        "[" * 4000,
+        "[]",
+    ],
+)
+def test_file_of_a_given_run_that_names_no_process_is_no_owner(
+    tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As an unpacked archive: the file belongs to this user."""
+    (tmp_path / owner.FILE).write_text(text)
+    assert owner.find(tmp_path) is None
+    event = {"event": "attempt", "text": "", "time_s": 1e9, "data": {"attempt": 1, "nodes": ["n1"]}}
+    (tmp_path / "events.jsonl").write_text(json.dumps(event) + "\n")
+    (tmp_path / ".supervisor.json").write_text("{}")
+    for words, code in ((["status"], 2), (["why"], 3)):
+        assert command([*words, str(tmp_path)]) == code
+    said = capsys.readouterr()
+    assert "is supervised by" not in said.out + said.err
+    folder = tmp_path / "samples" / claims.FOLDER
+    folder.mkdir(parents=True)
+    (folder / "feedfacecafe").write_text(f"feedfacecafe\n{text}\n")
+    assert claims.servers(tmp_path / "samples") == []

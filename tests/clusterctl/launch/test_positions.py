@@ -41,6 +41,8 @@ def test_nothing_noted_is_the_beginning(tmp_path: Path) -> None:
         "[]",
         '{"positions": {"n": 1}}',
         '{"positions": {}, "sizes": {"../x": 0}}',
+        '{"positions": {"n": {"0": 1e400}}, "sizes": {}}',
+        '{"positions": {}, "sizes": {"telemetry.jsonl": 1e400}}',
     ):
         (tmp_path / positions.FILE).write_text(text)
         assert positions.load(tmp_path) == {}
@@ -75,6 +77,23 @@ def test_no_link_leads_to_what_is_cut_or_replaced(tmp_path: Path) -> None:
         assert not (run / positions.FILE).is_symlink()
     for name in ("0.log", "positions"):
         assert (mine / name).read_text() == "mine\n"
+
+
+def test_copy_is_never_made_longer_and_no_link_to_it_is_followed(tmp_path: Path) -> None:
+    """What is noted lies in the run directory, into which others may write."""
+    copy, mine = tmp_path / "telemetry.jsonl", tmp_path / "mine"
+    mine.write_text("precious")
+    for size in (1 << 40, 0):
+        (tmp_path / positions.FILE).write_text(
+            f'{{"positions": {{}}, "sizes": {{"{copy.name}": {size}}}}}'
+        )
+        copy.write_text("one line\n")
+        assert positions.load(tmp_path) == {}
+        assert copy.read_text() == ("one line\n" if size else "")
+    copy.unlink()
+    copy.symlink_to(mine)
+    positions.load(tmp_path)
+    assert mine.read_text() == "precious"
 
 
 def test_copies_are_cut_only_where_agents_send_the_rest_again(tmp_path: Path) -> None:

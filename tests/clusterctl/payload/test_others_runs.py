@@ -124,6 +124,8 @@ def test_waiting_runs_of_another_user_fit_into_the_answer(folder: Path) -> None:
     for number, lie in enumerate(lies):
         give(folder / f"waiting-{number:04d}.json", json.dumps(lie))
     os.mkfifo(folder / "waiting-pipe.json")
+    give(folder / "waiting-0.json", "[" * 16_000)  # sorted before the others
+    assert stopped._read(str(folder / "waiting-0.json")) is None
     for start in range(0, len(lies), 40):  # fewer at a time than are looked at
         for number in range(start):
             (folder / f"waiting-{number:04d}.json").unlink(missing_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -118,3 +119,33 @@ def test_sweep_removes_nothing_where_a_link_leads(tmp_path: Path) -> None:
         (run / "samples" / FOLDER).unlink()
         (run / "samples" / "before").rename(run / "samples" / FOLDER)
     assert (home / "feedfacecafe").read_text() == "mine"
+
+
+@pytest.mark.parametrize("part", ["run", "run/epoch0-global_step1"])
+def test_nothing_is_made_where_a_link_leads(tmp_path: Path, part: str) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    folder = tmp_path / "samples/run/epoch0-global_step1"
+    with Claims(tmp_path / "samples") as own:
+        (tmp_path / "samples" / part).parent.mkdir(exist_ok=True)
+        (tmp_path / "samples" / part).symlink_to(home)
+        with pytest.raises(OSError, match="links are not followed"):
+            own.take(folder, "0000-0008")
+    assert list(home.iterdir()) == []
+
+
+def test_each_beat_is_on_the_server_of_files_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another machine would see it up to 30 s later."""
+    synced: list[bytes] = []
+    with Claims(tmp_path) as own:
+        path, real = own.token_file, os.fsync
+
+        def fsync(descriptor: int) -> None:
+            real(descriptor)
+            synced.append(path.read_bytes())
+
+        monkeypatch.setattr(module.os, "fsync", fsync)
+        own._beat()
+        assert synced == [path.read_bytes()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -171,7 +172,7 @@ def test_an_order_to_warm_up_brings_the_config_and_nothing_back(
     node = _node(nodes, "n2")
     hello = {"shared": [False], "cache": str(tmp_path / "cache")}
     with closing(ParamikoTransport().connect(node, Limits(), Progress())) as connection:
-        carrier = Carrier(node, connection, hello, [run])
+        carrier = Carrier(node, connection, hello, [run], "a")
         request = {"run_dir": str(run), "own": True, "sample": {}}
         order = carrier.before({"op": "warm", "id": 1, "request": request})
         there = Path(order["request"]["run_dir"])
@@ -206,7 +207,7 @@ def test_nothing_from_outside_of_a_run_is_carried_to_a_node(
     node = _node(nodes, "n1")
     with closing(ParamikoTransport().connect(node, Limits(), Progress())) as connection:
         hello = {"shared": [False], "cache": str(tmp_path / "cache")}
-        carrier = Carrier(node, connection, hello, [run])
+        carrier = Carrier(node, connection, hello, [run], "a")
         request = {
             "run_dir": str(run), "checkpoint": checkpoint.name, "preset": "a",
             "save_dir": str(run / "samples" / "a" / checkpoint.name),
@@ -216,3 +217,53 @@ def test_nothing_from_outside_of_a_run_is_carried_to_a_node(
     there = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
     assert there
     assert data not in [path.read_bytes() for path in there]
+
+
+@pytest.mark.parametrize("names", [("n1", "n2"), ("n1", "n1")], ids=["nodes", "servers"])
+def test_weights_that_two_send_to_one_home_at_once_arrive_whole(
+    nodes: LoopbackCluster, tmp_path: Path, names: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes may have one home on NFS, and two servers may follow a run."""
+    run = stand_in.make_run(tmp_path / "007-run")
+    checkpoint = seal_with_weights(run, 10)
+    half = threading.Barrier(2)
+    real = resume.put
+
+    def put(sftp: Any, local: Path, remote: str, mark: str) -> None:
+        """Both have begun the weights before either goes on."""
+        if local.name == "model.safetensors":
+            half.wait(20)
+        real(sftp, local, remote, mark)
+
+    monkeypatch.setattr(resume, "put", put)
+    monkeypatch.setattr(resume, "CHUNK_BYTES", 4096)
+    found: list[Path | Exception] = []
+
+    def carry(name: str, word: str) -> None:
+        node = _node(nodes, name)
+        try:
+            with closing(ParamikoTransport().connect(node, Limits(), Progress())) as connection:
+                hello = {"shared": [False], "cache": str(tmp_path / "cache")}
+                request = {
+                    "run_dir": str(run), "checkpoint": checkpoint.name, "preset": "a",
+                    "save_dir": str(run / "samples" / "a" / checkpoint.name),
+                }  # fmt: skip
+                carrier = Carrier(node, connection, hello, [run], word)
+                order = carrier.before({"op": "look", "id": 1, "request": request})
+                found.append(Path(order["request"]["run_dir"]))
+        except (OSError, TransportError, threading.BrokenBarrierError) as error:
+            found.append(error)
+
+    threads = [
+        threading.Thread(target=carry, args=(name, f"word{n}")) for n, name in enumerate(names)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    weights = checkpoint / "model" / "model.safetensors"
+    for there in found:
+        assert isinstance(there, Path), there
+        copy = there / checkpoint.name / "model" / "model.safetensors"
+        assert copy.read_bytes() == weights.read_bytes()
+        assert list(copy.parent.glob(".*")) == []

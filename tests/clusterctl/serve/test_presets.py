@@ -94,3 +94,12 @@ def test_presets_of_another_user_in_the_current_folder_are_refused(
     os.chown(tmp_path / "presets.toml", 65534, 65534)
     with pytest.raises(UsageError, match="belongs to user 65534, so it is not used"):
         read_presets(None)
+
+
+def test_presets_of_the_current_folder_that_are_a_pipe_are_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo(tmp_path / "presets.toml")
+    with pytest.raises(UsageError, match="is no plain file, so it is not used"):
+        read_presets(None)

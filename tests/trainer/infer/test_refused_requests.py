@@ -198,3 +198,25 @@ def test_prompts_longer_than_the_encoder_reads_are_named(
     assert infer.main([*words, "--prompt", "digit one", "--prompt", long]) == 0
     said = capsys.readouterr().err
     assert "1 prompts are longer than the 6 tokens that the model reads and are cut there; the first is prompt 1" in said  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["prompts", "samples"])
+def test_a_given_run_reads_and_writes_nothing_outside_of_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    run, home = tmp_path / "001-given", tmp_path / "home"
+    for folder in (run, home):
+        folder.mkdir()
+    (home / "secret").write_text("a secret of the victim\n")
+    config = configuration.to_dict(configuration.load("demo"))
+    if kind == "prompts":
+        config["sample"]["prompts"] = str(home / "secret")
+    else:
+        (run / "samples").symlink_to(home)
+    (run / "config.json").write_text(json.dumps({"config": config}))
+    words = [] if kind == "prompts" else ["--prompt", "digit one"]
+    assert infer.main([str(run), *words]) == 2
+    said = capsys.readouterr().err
+    assert "which is outside of it" in said if kind == "prompts" else "samples is a link" in said
+    assert "victim" not in said
+    assert [one.name for one in home.iterdir()] == ["secret"]

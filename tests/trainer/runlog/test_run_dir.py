@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from trainer.runlog import run_dir
+from trainer.runlog.checkpoint_name import LATEST, MANIFEST, checkpoint_name, complete_names
 from trainer.runlog.run_dir import RunDirectoryInUse, lock
 
 
@@ -82,3 +83,33 @@ def test_lock_of_an_earlier_attempt_of_the_same_run_holds_up_no_later_one(
     with pytest.raises(run_dir.RunDirectoryInUse):
         run_dir.lock(tmp_path)
     release()
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_lock_of_a_given_run_that_is_another_file_empties_nothing(
+    tmp_path: Path, kind: str
+) -> None:
+    mine = tmp_path / "mine"
+    mine.write_text("precious")
+    if kind == "link":
+        (tmp_path / ".lock").symlink_to(mine)
+    else:
+        os.mkfifo(tmp_path / ".lock")
+    release, note = lock(tmp_path)
+    assert note.startswith(f"{tmp_path}/.lock: ")
+    release()
+    assert mine.read_text() == "precious"
+
+
+def test_files_that_tell_of_a_run_are_not_waited_for(tmp_path: Path) -> None:
+    made = tmp_path / checkpoint_name(0, 10)
+    made.mkdir()
+    os.mkfifo(tmp_path / LATEST)
+    os.mkfifo(tmp_path / run_dir.ATTEMPT)
+    assert run_dir.begun_attempt(tmp_path) == 0
+    (made / MANIFEST).write_text('{"schema": 1, "serial": 3, "files": {}}')
+    assert complete_names(tmp_path) == [made.name]
+    (made / MANIFEST).unlink()
+    os.mkfifo(made / MANIFEST)
+    with pytest.raises(OSError, match="a pipe, no plain file"):
+        complete_names(tmp_path)

@@ -89,3 +89,12 @@ def test_holes_and_endless_lines_take_neither_memory_nor_time(tmp_path: Path) ->
     with path.open("wb") as file:
         file.write(b"[" * (3 * LONGEST_LINE) + b"\nwhole\n" + b"[" * LONGEST_LINE + b"\n")
     assert [len(line) for line in lines(path)] == [5, LONGEST_LINE]
+
+
+@pytest.mark.parametrize("name", ["link", "out", "nowhere", "folder", "pipe"])
+def test_nothing_is_added_where_a_link_leads_or_nobody_reads(odd: Path, name: str) -> None:
+    before = (odd / "plain").read_bytes()
+    with pytest.raises(OSError):
+        run_files.open_to_append(odd / name)
+    assert (odd / "plain").read_bytes() == before
+    assert not (odd / "missing").exists()

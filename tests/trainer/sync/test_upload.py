@@ -159,3 +159,25 @@ def test_bad_input_gets_one_sentence(
     monkeypatch.setattr(sync.importlib.util, "find_spec", lambda name: None)
     assert sync.main([str(tmp_path)]) == 2
     assert "W&B is not installed here\n  hint: pip install wandb" in capsys.readouterr().err
+
+
+def test_nothing_of_the_run_directory_is_run_and_its_lock_empties_nothing(
+    uploader: Path, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be somebody else's; test_upload_wandb has wandb itself and its settings."""
+    for name in (
+        "wandb/__init__.py",
+        "wandb/__main__.py",
+        "click.py",
+        "json.py",
+        "sitecustomize.py",
+    ):
+        (run_dir / name).write_text(f"open({str(tmp_path / 'it-ran')!r}, 'w')\n")
+    (tmp_path / "mine").write_text("precious")
+    (run_dir / ".lock").symlink_to(tmp_path / "mine")
+    monkeypatch.chdir(run_dir)
+    monkeypatch.setenv("PYTHONPATH", f"{os.pathsep}{uploader.parent}{os.pathsep}")
+    assert sync.main([str(run_dir)]) == 0
+    assert asked(uploader) == list(STARTS)
+    assert not (tmp_path / "it-ran").exists()
+    assert (tmp_path / "mine").read_text() == "precious"
