@@ -30,8 +30,8 @@ LONGEST = 2000  # characters of a line that are searched
 # (mlx4), `bond0: (slave eth0): link status definitely down`, `(eth0)]Link is down` (qede),
 # `ens6: Device link is down.` (gve), and of systemd-networkd `ib0: Lost carrier`.
 _LINK = (
-    r"(?:(?<![\w.@-])([A-Za-z][\w.@-]{1,40}|[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d)(?: NIC |: (?:NIC "
-    r"|Device |Port:? ?\d{1,3},? )?)|\(slave ([\w.@-]{1,40})\): |\(([\w.-]{1,40})\)\])"
+    r"(?:(?<![\w.@-])([A-Za-z][\w.@-]{1,40}|[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d)(?: NIC |: "
+    r"(?:NIC |Device |Port:? ?\d{1,3},? )?)|\(slave ([\w.@-]{1,40})\): |\(([\w.-]{1,40})\)\])"
     r"[Ll]ink(?: is| status definitely)? (?:%s)\b"
     r"|(?<![\w.@-])([\w.@-]{2,40}): %s [Cc]arrier"
 )
