@@ -171,7 +171,8 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> int:
     elif args.dimensions:
         raise ConfigError("--dimensions are those of --vbench", hint="--vbench FILE")
     elif not prompts:
-        source = args.prompt_path or (config.sample.prompts and Path(config.sample.prompts))
+        named = config.sample.prompts
+        source = args.prompt_path or (None if named is None else Path(named))
         if source is None:
             raise ConfigError("there are no prompts", hint="--prompt TEXT, or --prompt-path FILE")
         if args.prompt_path is None and args.run_dir and is_elsewhere(source, args.run_dir):
