@@ -88,6 +88,11 @@ class PassingCommand(GroupedCommand):
                 (theirs if theirs else ours).append(word)
                 places += [] if theirs else [word]
         _refuse_script(places)
+        if theirs and not places:
+            hint = (
+                "launch starts the bundled trainer; for your own program: docs/guide/own-program.md"
+            )
+            raise UsageError(f"CONFIG comes before the trainer's words ({theirs[0]} …)", hint=hint)
         return ours, theirs
 
 

@@ -37,6 +37,11 @@ def why_program(source: bytes, known: Collection[str] | None = None) -> tuple[in
 
     `known` are the keys of a configuration, of which a file with code has to set one itself.
     """
+    first = source[:200].partition(b"\n")[0]
+    if first.startswith(b"#!") and b"python" not in first:
+        return 1, "its first line names another interpreter than Python"
+    if b"\0" in source:
+        return 0, "it is no text"
     try:
         statements = list(_outside_functions(ast.parse(source).body))
     except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -296,6 +296,16 @@ def test_wrong_choices_of_nodes_are_refused(user: User, words: list[str], text: 
     assert not user.outputs.exists()
 
 
+@pytest.mark.parametrize("words", [["--", "python", "ddp.py"], ["--yes", "--lr", "1e-4"]])
+def test_words_of_another_program_alone_are_told_where_to_go(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["launch", *words]) == 2
+    said = capsys.readouterr().err
+    assert "CONFIG comes before the trainer's words" in said
+    assert "own-program.md" in said
+
+
 def test_line_of_a_tutorial_that_names_a_script_says_what_to_leave_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -27,11 +27,13 @@ DDP = 'import torch.distributed as dist\nopen("{ran}", "w")\ndist.init_process_g
 BY_ASSIGNMENT = 'from lightning import Trainer\nmodel = open("{ran}", "w")\ntrainer = Trainer()\n'
 NO_KEY = 'import json\nanswer = open("{ran}", "w")\n'
 LOOP = 'lr = 1.0\nwhile open("{ran}", "w"):\n    break\n'
+SHELL = "#!/usr/bin/env bash\nlr=1\ntouch {ran}\n"
+BINARY = "\x7fELF\0\0"
 IN_BLOCK = 'try:\n    import torch\nexcept ImportError:\n    pass\nmodel = open("{ran}", "w")\n'
 
 
 @pytest.mark.parametrize(
-    "text", [GUARDED, PLAIN, NO_GUARD, DDP, BY_ASSIGNMENT, NO_KEY, LOOP, IN_BLOCK]
+    "text", [GUARDED, PLAIN, NO_GUARD, DDP, BY_ASSIGNMENT, NO_KEY, LOOP, IN_BLOCK, SHELL, BINARY]
 )
 def test_a_program_is_refused_and_not_run(tmp_path: Path, text: str) -> None:
     ran = tmp_path / "ran"
@@ -68,6 +70,14 @@ def test_a_configuration_is_no_program(text: str) -> None:
     from trainer.config.upstream import KNOWN
 
     assert why_program(text.encode(), KNOWN) is None
+
+
+@pytest.mark.parametrize("name", ["train.sh", "job.sbatch", "config.yaml"])
+def test_a_file_of_another_kind_is_no_configuration(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("lr = 1.0\n")
+    with pytest.raises(ConfigError, match=r"a configuration is a \.py file") as caught:
+        load(tmp_path / name)
+    assert "own-program.md" in (caught.value.hint or "")
 
 
 def test_name_of_a_launcher_is_no_configuration() -> None:
