@@ -92,6 +92,7 @@ class Status:
             "supervisor": self.supervisor or None,
             "end": self.end or None,
             "end_exit_code": self.end_code,
+            "seconds": self.seconds,
             "attempt": len(self.account.attempts) or None,
             "restarts": self.account.restarts,
             "ettr": self.account.ettr(now_s),
@@ -102,6 +103,14 @@ class Status:
             "agents": self.alone.to_json() if self.alone else None,
             "unreachable": dict(self.unreachable),
         }
+
+    @property
+    def seconds(self) -> float | None:
+        """From its first attempt to its end; None before."""
+        began_s, ended_s = self.account.began_s, self.account.ended_s
+        if self.state != ENDED or began_s is None or ended_s is None:
+            return None
+        return max(0.0, ended_s - began_s)
 
     def lines(self) -> Iterator[tuple[str, str | None]]:
         """(line, style) for people."""
@@ -134,13 +143,15 @@ class Status:
             newest = found.attempts[-1]
             since = f", from {newest.checkpoint}" if newest.checkpoint else ""
             restarts = counted(found.restarts, "restart")
-            yield f"attempt    {newest.number} on {fold(newest.nodes)}{since}; {restarts}", None
+            took = f"; {clock(self.seconds)} in all" if self.seconds is not None else ""
+            yield f"attempt    {newest.number} on {fold(newest.nodes)}{since}; {restarts}{took}", None
         ettr, lost = found.ettr(now_s), found.lost_s(now_s)
         if ettr is not None:
             causes = ", ".join(f"{cause} {clock(seconds)}" for cause, seconds in lost.items())
             yield f"effective  {ettr:.1%} of the time{f'; lost: {causes}' if causes else ''}", None
         for text in self.incidents:
-            yield f"incident   {text}", None
+            if text not in self.end:  # the line of the state has it
+                yield f"incident   {text}", None
 
 
 def read_status(run_dir: Path) -> Status:

@@ -52,3 +52,26 @@ def test_last_checkpoint_is_shown_and_that_no_save_has_succeeded_since(
     assert f"\nNOT SAVED  {FAILED}\n" in lines
     assert found["save_failed"] == FAILED
     assert found["checkpoint"] is not None
+
+
+def test_run_that_has_ended_says_how_long_it_took_and_its_sentence_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = write_run(tmp_path / "001-x", steps=20)
+    text = "rank 0 on n1: outputs/001-x of rank 0 cannot be seen by 2 of 3 ranks"
+    begin = {"attempt": 1, "nodes": ["n1"], "spares": [], "excluded": [], "world_size": 1}
+    lines = [
+        {"event": "attempt", "text": "attempt 1 on n1", "time_s": 1000.0, "data": begin},
+        {"event": "end", "text": text, "time_s": 1095.0, "data": {"exit_code": 1}},
+    ]
+    (run_dir / "events.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in lines))
+    found = {"incident": "exit", "class": "refused", "text": text, "time_s": 1090.0, "attempt": 1}
+    earlier = {**found, "text": "rank 1 on n1: signal 9", "time_s": 1050.0}
+    (run_dir / "incidents.jsonl").write_text(f"{json.dumps(earlier)}\n{json.dumps(found)}\n")
+    assert run(["status", str(run_dir)]) == 1
+    out = capsys.readouterr().out
+    assert out.count(text) == 1
+    assert "incident   rank 1 on n1: signal 9" in out
+    assert "1 min 35 s in all" in out
+    assert run(["status", str(run_dir), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["seconds"] == 95.0
