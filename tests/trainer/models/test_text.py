@@ -250,6 +250,15 @@ def test_weights_that_do_not_fill_the_encoder_are_refused(t5: Path, change, says
     assert says in refused(t5)
 
 
+def test_weights_that_are_no_numbers_are_named(t5: Path) -> None:
+    def change(found: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        found["encoder.final_layer_norm.weight"][3] = float("nan")
+        return found
+
+    rewrite(t5, change)
+    assert "not finite (NaN or infinity), in encoder.final_layer_norm.weight" in refused(t5)
+
+
 def test_tokenizer_without_words_is_refused(t5: Path, tmp_path: Path) -> None:
     (t5 / "tokenizer.json").unlink()
     assert "has neither spiece.model nor tokenizer.json" in refused(t5)
