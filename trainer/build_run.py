@@ -7,7 +7,7 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -308,7 +308,7 @@ def _features(
         return None
     folder = Path(config.dataset.features)
 
-    def check() -> list[str]:
+    def check(lives: Callable[[], None]) -> list[str]:
         features = Features(folder)
         run_key = key_of(config, run_dir / TINY_T5, Hashes(features.document["weight_files"]))
         refuse_other(folder, features.key, run_key)
@@ -319,9 +319,10 @@ def _features(
             every = f"every {data.frame_interval}th frame of a clip"
             notes.append(f'features have {every}, as dataset.frame_spacing = "even" has')
         limits = config.num_workers, config.dataset.clip_timeout_s
-        notes += features.check_clips(plan.manifest, plan.buckets, *limits)
+        # Of 20,000 clips on a busy file server: longer than ranks wait for each other.
+        notes += features.check_clips(plan.manifest, plan.buckets, *limits, lives=lives)
         return notes
 
-    for note in engine.run_on_rank0(check):
+    for note in engine.run_long_on_rank0(check):
         journal.event("note", note)
     return engine.together(lambda: Features(folder))

@@ -144,7 +144,10 @@ class Status:
             since = f", from {newest.checkpoint}" if newest.checkpoint else ""
             restarts = counted(found.restarts, "restart")
             took = f"; {clock(self.seconds)} in all" if self.seconds is not None else ""
-            yield f"attempt    {newest.number} on {fold(newest.nodes)}{since}; {restarts}{took}", None
+            yield (
+                f"attempt    {newest.number} on {fold(newest.nodes)}{since}; {restarts}{took}",
+                None,
+            )
         ettr, lost = found.ettr(now_s), found.lost_s(now_s)
         if ettr is not None:
             causes = ", ".join(f"{cause} {clock(seconds)}" for cause, seconds in lost.items())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -103,13 +104,14 @@ class Features:
         workers: int,
         clip_timeout_s: float,
         only: NDArray[np.int64] | None = None,
+        lives: Callable[[], None] = lambda: None,
     ) -> list[str]:
         """Raise FeaturesError when the clips, all or the rows `only`, are other files than those
         that were encoded, as far as they are here; returns notes on what could not be compared."""
         interval, ids = self.key["frames"]["frame_interval"], content_ids(manifest)
         units = find_units(manifest, buckets, interval, self.grid)
         limits = workers, clip_timeout_s, clip_files.SAMPLED
-        compared = clip_files.compare(manifest, units, ids, self.clips, *limits, only)
+        compared = clip_files.compare(manifest, units, ids, self.clips, *limits, only, lives)
         for row, how in compared.changed.items():
             raise FeaturesError(
                 f"{self.folder} has features of other files than {len(compared.changed):,} of the "

@@ -6,7 +6,7 @@ Content ids are made of paths as they are written, so that a data set may move a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -65,9 +65,10 @@ def compare(
     clip_timeout_s: float,
     most: int | None = None,
     only: NDArray[np.int64] | None = None,
+    lives: Callable[[], None] = lambda: None,
 ) -> Compared:
     """Look at the clips that have latents, of all or of the rows `only`; at `most` of them evenly
-    spread."""
+    spread. Calls `lives` for each."""
     wanted = np.unique(units.rows)
     if only is not None:
         wanted = np.intersect1d(wanted, only)
@@ -82,6 +83,7 @@ def compare(
     rows = [row for row in rows if known[row]]
     with closing(DecoderPool(max(1, workers), clip_timeout_s, "compare")) as pool:
         for row, now in _looked_at(pool, manifest, rows, known):
+            lives()
             if isinstance(now, str):
                 found.unread += 1
                 found.why_unread = found.why_unread or f"{manifest.locate(row)}: {now}"

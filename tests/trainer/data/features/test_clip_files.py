@@ -48,6 +48,10 @@ def test_another_data_set_of_the_same_names_is_encoded_itself(
     assert cats.encode(out) == 0
     dark = brightness(cats, out)
     assert notes_of(cats, out) == []
+    told: list[int] = []
+    buckets = Buckets.parse(cats.config().bucket_config)
+    open_cache(out).check_clips(cats.manifest(), buckets, 1, 30.0, lives=lambda: told.append(1))
+    assert len(told) == len(FRAMES)  # other ranks wait on
     with pytest.raises(FeaturesError, match=r"features of other files than 6 of the 6 clips"):
         notes_of(dogs, out)
     assert dogs.encode(out) == 0
