@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -220,6 +221,48 @@ def test_demo_without_training_environment_says_what_to_do(monkeypatch, capsys, 
     err = capsys.readouterr().err
     assert "no_such_module" in err
     assert "make demo" in err
+
+
+def test_score_is_shown_before_the_nodes_wait_for_a_second_terminal(
+    monkeypatch, capsys, tmp_path
+) -> None:
+    """What is real in this demo is the order of its words."""
+    from clusterctl import cli, demo
+    from clusterctl.transport.loopback import nodes
+
+    class Cluster:
+        hostfile = tmp_path / "nodes.txt"
+
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def __enter__(self) -> "Cluster":
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def stop(self) -> None:
+            pass
+
+    class Event:
+        def wait(self) -> None:
+            said = capsys.readouterr()
+            assert "digit accuracy      0.95" in said.out
+            assert f"in a second terminal: clusterctl gpus {Cluster.hostfile}" in said.err
+            waited.append(1)
+            raise KeyboardInterrupt
+
+    waited: list[int] = []
+    scores = '{"digit_accuracy": 0.95, "direction_accuracy": 0.95}'
+    monkeypatch.setattr(nodes, "LoopbackCluster", Cluster)
+    monkeypatch.setattr(demo, "_train", lambda *_: (tmp_path / "run", 5))
+    monkeypatch.setattr(demo, "_python", lambda *_: scores)
+    monkeypatch.setattr(demo, "final_points", lambda _: ())
+    monkeypatch.setattr(demo, "threading", SimpleNamespace(Event=Event))
+    assert cli.run(["demo", "--keep", "--outputs", str(tmp_path)]) == 0
+    assert waited == [1]
+    assert "digit accuracy" not in capsys.readouterr().out
 
 
 def test_the_end_shows_scores_and_losses_of_held_out_scans(monkeypatch, capsys) -> None:

@@ -152,8 +152,8 @@ def read(path: Path, _seen: tuple[Path, ...] = (), *, known: Collection[str] | N
 
 def _refuse_program(path: Path, known: Collection[str] | None) -> None:
     if path.suffix not in ("", ".py") and path.is_file():
-        text = f"{path}: a configuration is a .py file, or the config.json of a run"
-        raise ConfigError(text, hint=OWN_PROGRAM)
+        kinds = "a configuration is a .py file, or the config.json of a run"
+        raise ConfigError(f"{path}: {kinds}", hint=OWN_PROGRAM)
     try:
         why = why_program(path.read_bytes(), known)
     except OSError as error:
