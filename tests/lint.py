@@ -60,6 +60,9 @@ WORDS = (
     (r"\bstands? in line\b", "is in line"),
     (r"\bif it is there\b", "if it exists"),
 )
+ANY_WORDS = re.compile("|".join(f"(?:{pattern})" for pattern, _ in WORDS))
+
+Nodes = list[ast.AST]  # all of a file, walked once
 
 
 def sources() -> list[Path]:
@@ -76,10 +79,10 @@ def name_of(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-def imported(tree: ast.AST, names: set[str]) -> set[str]:
+def imported(nodes: Nodes, names: set[str]) -> set[str]:
     """Our modules that a module imports, in functions and for type checkers too."""
     found = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -129,46 +132,53 @@ def between_folders(graph: dict[str, set[str]], depth: int) -> dict[str, set[str
     return {name: others - {name, *PACKAGES} for name, others in folders.items()}
 
 
-def skipped_lines(text: str) -> set[int]:
+def skipped_lines(text: str, nodes: Nodes) -> set[int]:
     """Lines of statements that carry `# fmt: skip`."""
     lines = text.splitlines()
     ends = {number for number, line in enumerate(lines, 1) if line.endswith("# fmt: skip")}
-    return {
-        number
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.stmt) and node.end_lineno in ends and not hasattr(node, "body")
-        for number in range(node.lineno, node.end_lineno + 1)
-    } | ends
+    return (
+        ends
+        and {
+            number
+            for node in nodes
+            if isinstance(node, ast.stmt) and node.end_lineno in ends and not hasattr(node, "body")
+            for number in range(node.lineno, node.end_lineno + 1)
+        }
+        | ends
+    )
 
 
-def long_lines(path: Path, text: str) -> Iterator[str]:
-    table = skipped_lines(text)
+def long_lines(path: Path, text: str, nodes: Nodes) -> Iterator[str]:
+    table = skipped_lines(text, nodes)
     for number, line in enumerate(text.splitlines(), 1):
         if len(line) > WIDTH and number not in table and "://" not in line:
             yield f"{path.relative_to(ROOT)}:{number}: {len(line)} columns, at most {WIDTH}"
 
 
-def user_strings(tree: ast.AST) -> Iterator[tuple[int, str]]:
+def user_strings(nodes: Nodes) -> Iterator[tuple[int, str]]:
     """(line, text) of string literals, parts of f-strings and docstrings."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.lineno, node.value
 
 
-def wordings(path: Path, tree: ast.AST) -> Iterator[str]:
-    for line, text in user_strings(tree):
-        for pattern, better in WORDS:
+def wordings(path: Path, nodes: Nodes) -> Iterator[str]:
+    for line, text in user_strings(nodes):
+        for pattern, better in WORDS if ANY_WORDS.search(text) else ():
             match = re.search(pattern, text)
             if match:
                 yield f"{path.relative_to(ROOT)}:{line}: {match[0]!r}: write {better!r}"
 
 
-def unsafe_waits(trees: dict[Path, ast.AST]) -> Iterator[str]:
+def unsafe_waits(every: dict[Path, Nodes]) -> Iterator[str]:
     """`get` with a timeout of something that is a SimpleQueue somewhere. Before Python 3.13 it waits
     forever when a signal handler ends after the time is up (a negative rest is no limit)."""
     simple: set[tuple[Path | None, str]] = set()  # attributes in all files, names in their own
-    for path, tree in trees.items():
-        for node in ast.walk(tree):
+    for path, nodes in every.items():
+        named = (getattr(node, "attr", getattr(node, "id", "")) for node in nodes)
+        if "SimpleQueue" not in named:
+            continue
+        for node in nodes:
             if isinstance(node, (ast.Assign, ast.AnnAssign)) and "SimpleQueue" in ast.unparse(node):
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
                 for one in (part for target in targets for part in ast.walk(target)):
@@ -176,10 +186,10 @@ def unsafe_waits(trees: dict[Path, ast.AST]) -> Iterator[str]:
                         simple.add((None, one.attr))
                     elif isinstance(one, ast.Name):
                         simple.add((path, one.id))
-    for path, tree in trees.items():
+    for path, nodes in every.items():
         if path.relative_to(ROOT).as_posix() in HANDLERS_PUT:
             continue
-        for node in ast.walk(tree):
+        for node in nodes:
             if (
                 isinstance(node, ast.Call)
                 and isinstance(node.func, ast.Attribute)
@@ -193,12 +203,12 @@ def unsafe_waits(trees: dict[Path, ast.AST]) -> Iterator[str]:
                 yield f"{path.relative_to(ROOT)}:{node.lineno}: SimpleQueue.get(timeout=…): use queue.Queue"
 
 
-def other_starts(path: Path, tree: ast.AST) -> Iterator[str]:
+def other_starts(path: Path, nodes: Nodes) -> Iterator[str]:
     """Python processes that import from the current folder: only OWN_STARTS may start any."""
     name = path.relative_to(ROOT).as_posix()
     if name in OWN_STARTS:
         return
-    for node in ast.walk(tree):
+    for node in nodes:
         bad = ""
         if isinstance(node, (ast.List, ast.Tuple)):
             words = [ast.unparse(part) for part in node.elts]
@@ -223,9 +233,9 @@ def other_starts(path: Path, tree: ast.AST) -> Iterator[str]:
 
 def findings(paths: Iterable[Path]) -> Iterator[str]:
     texts = {path: path.read_text(encoding="utf-8") for path in paths}
-    trees = {path: ast.parse(text) for path, text in texts.items()}
+    every = {path: list(ast.walk(ast.parse(text))) for path, text in texts.items()}
     names = {name_of(path) for path in texts}
-    graph = {name_of(path): imported(tree, names) for path, tree in trees.items()}
+    graph = {name_of(path): imported(nodes, names) for path, nodes in every.items()}
     graphs = (graph, between_folders(graph, 2), between_folders(graph, 3))
     found = dict.fromkeys(", ".join(cycle) for imports in graphs for cycle in cycles(imports))
     yield from (f"import cycle: {members}" for members in found)
@@ -236,11 +246,11 @@ def findings(paths: Iterable[Path]) -> Iterator[str]:
     skips = sum(text.count("# fmt: skip") for text in texts.values())
     if skips > MOST_SKIPS:
         yield f"{skips} times `# fmt: skip`, at most {MOST_SKIPS}"
-    yield from unsafe_waits(trees)
+    yield from unsafe_waits(every)
     for path, text in texts.items():
-        yield from long_lines(path, text)
-        yield from wordings(path, trees[path])
-        yield from other_starts(path, trees[path])
+        yield from long_lines(path, text, every[path])
+        yield from wordings(path, every[path])
+        yield from other_starts(path, every[path])
 
 
 def main() -> int:
