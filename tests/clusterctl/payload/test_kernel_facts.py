@@ -139,5 +139,6 @@ def test_xid_lines_come_from_the_journal_where_the_log_may_not_be_read(
     tool.write_text(f"#!/bin/sh\ncat <<'END'\n-- Logs begin --\n{old}\n{new}\nEND\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(kernel_facts, "JOURNAL_S", 60.0)  # this machine may be busy
     assert facts.xids() == []  # only at the end: it starts a program
     assert [fact["detail"] for fact in facts.xids(is_last=True)] == ["95"]

@@ -97,7 +97,7 @@ def test_marks_of_one_user_take_no_time_from_others(
     users = {run: {THEIRS} for run, _ in runs[:-1]} | {"ours": {0}}
     began_s = time.monotonic()
     why = stopped.end_runs(runs, "kill", "root@head", users)
-    assert time.monotonic() - began_s < 10
+    assert time.monotonic() - began_s < 60  # one after another they take 400 s
     assert why.startswith(("no mark in /hung", "user 65534 has more than"))
     assert json.loads((good / stopped.IN_RUN_DIR).read_text())["run"] == "ours"
 

@@ -186,17 +186,17 @@ def test_lines_give_the_same_as_their_records() -> None:
         assert after_line(by_line, torn) is by_line
 
 
-def test_million_steps_stay_small_and_going_back_far_is_nearly_exact() -> None:
+def test_many_steps_stay_small_and_going_back_far_is_nearly_exact() -> None:
     steps = Steps()
-    for step in range(1, 200_001):
+    for step in range(1, 40_001):
         one = replace(record(step, time_s=BEGAN + 5.0 * step), step_s=1.0 + step % 7)
         steps = after_record(steps, one)
-    assert sum(map(len, steps.levels)) < 3000
-    steps = after_record(steps, Event("start", "", {}, 60_001, BEGAN + 2e6))
-    exact = sum(1.0 + step % 7 for step in range(1, 60_002))
+    assert sum(map(len, steps.levels)) < 2000
+    steps = after_record(steps, Event("start", "", {}, 12_001, BEGAN + 2e6))
+    exact = sum(1.0 + step % 7 for step in range(1, 12_002))
     assert steps.effective_s == pytest.approx(exact, rel=1e-3)
     assert steps.last is not None
-    assert steps.last[0] == 60_001
+    assert steps.last[0] == 12_001
 
 
 def test_thousands_of_restarts_stay_bounded() -> None:
