@@ -77,7 +77,7 @@ gpu-wheels: venv
 	@requirements/wheels.sh build/wheels
 
 campaign: venv
-	$(py) -m pytest $(tests) -m slow --timeout 3600
+	$(py) -m pytest $(tests) -m slow --timeout 3600 --hypothesis-profile campaign
 
 # args="--faults F1,F7 --rounds 5", args="--faults none --random 50 --seed 7"
 campaign-faults: venv

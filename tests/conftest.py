@@ -34,8 +34,10 @@ AS_LONG_AS = 10  # files
 
 
 # A deadline for each example says how busy the machine is, not whether the code is right.
-hypothesis.settings.register_profile("no deadline", deadline=None)
-hypothesis.settings.load_profile("no deadline")
+# Examples are drawn anew in each run; a campaign draws more: --hypothesis-profile campaign.
+hypothesis.settings.register_profile("campaign", deadline=None, max_examples=500)
+hypothesis.settings.register_profile("quick", deadline=None, max_examples=30)
+hypothesis.settings.load_profile("quick")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -81,6 +81,9 @@ def test_a_cached_window_is_the_posterior_of_the_window_encoded_on_its_own(
     shards, ids = features.shards(), content_ids(place.manifest())
     seen = set()
     for task in tasks(place):
+        kind = task.bucket.frames, task.bucket.resolution
+        if kind in seen:
+            continue
         batch = read_batch(task, features, shards, ids)
         video = windows_anew(task, features.grid).float() / 127.5 - 1
         mean, logvar = vae.encode_posterior(video)
@@ -96,7 +99,7 @@ def test_a_cached_window_is_the_posterior_of_the_window_encoded_on_its_own(
         frames = torch.zeros(video.shape[0] * video.shape[2], 4, *mean.shape[3:])
         # the same noise: the VAE's own sampling, at the mean of each frame
         assert differ(drawn, vae.encode(video, noises=(frames, noise))) < 1e-5
-        seen.add((task.bucket.frames, task.bucket.resolution))
+        seen.add(kind)
     assert {17, 20, 34} == {frames for frames, _ in seen}
     shards.close()
 
