@@ -122,14 +122,20 @@ def _refusal(stderr: str) -> UsageError | None:
 def files_of(
     config: Mapping[str, Any], workdir: Path, env: Mapping[str, str]
 ) -> tuple[list[str], list[str]]:
-    """Paths that the run reads: data, published weights, the hub's cache of models; and those that
-    only an attempt without a checkpoint of its own reads: the model's weights, --load."""
-    data, load = _text(config, "dataset", "data_path"), config.get("load")
+    """Paths that the run reads: data, features or published encoders, the hub's cache of models;
+    and those that only an attempt without a checkpoint of its own reads: the model's weights,
+    --load."""
+    load, features = config.get("load"), _text(config, "dataset", "features")
     model, *others = (
         _text(config, part, "from_pretrained") for part in ("model", "vae", "text_encoder")
     )
-    always = [str((workdir / data).absolute())] if data else []
-    always += [_weights(name, workdir, env) for name in others if name]
+    data = [_text(config, "dataset", "data_path"), features]
+    validation = config.get("validation")
+    if isinstance(validation, dict) and validation.get("every"):
+        data.append(_text(config, "validation", "data_path"))
+    always = [str((workdir / one).absolute()) for one in data if one]
+    if not features:  # they are in place of both encoders
+        always += [_weights(name, workdir, env) for name in others if name]
     at_first = [_weights(model, workdir, env)] if model else []
     at_first += [str((workdir / load).absolute())] if isinstance(load, str) and load else []
     return always, at_first

@@ -37,6 +37,11 @@ def test_line_is_split_as_a_shell_does() -> None:
         (["--load", "outputs/001/epoch0-global_step5"],
          ["digits/digits.csv", "outputs/001/epoch0-global_step5"]),
         ([], ["digits/digits.csv"]),
+        # Features are in the place of both encoders, which nodes need not have.
+        (["--dataset.features", "/f", "--vae.from_pretrained", "/v"], ["digits/digits.csv", "/f"]),
+        (["--validation.data-path", "v.csv", "--validation.every", "9"],
+         ["digits/digits.csv", "v.csv"]),
+        (["--validation.data-path", "v.csv", "--validation.every", "0"], ["digits/digits.csv"]),
     ],
 )  # fmt: skip
 def test_config_and_overrides_name_files(

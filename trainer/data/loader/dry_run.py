@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trainer.config.load import Config
+from trainer.data.features.cache import Features
 from trainer.data.loader.build_loader import build_loader
 from trainer.data.manifest.read import read_manifest
 from trainer.data.plan.data_plan import Cursor, plan_for
+from trainer.data.plan.held_out import all_of
 from trainer.errors import ConfigError
 
 
@@ -28,6 +30,15 @@ def would_do(config: Config) -> Iterator[str]:
         yield f"weights: {config.model.from_pretrained}"
     left = f", {len(manifest.wrong):,} rows are left out" if manifest.wrong else ""
     yield f"data: {len(manifest):,} clips of {path}{left}"
+    if data.features is not None:
+        features = Features(Path(data.features))
+        features.check_files()
+        yield f"features: {data.features}, in place of VAE and text encoder"
+    wanted = config.validation
+    if wanted.every and wanted.data_path is not None:
+        own = read_manifest(wanted.data_path, root, data.max_wrong_rows)
+        yield f"validation: {len(own):,} clips of {wanted.data_path}"
+        all_of(own, plan, wanted.clips)
     loader = build_loader(plan, Cursor(), 0, world, 1, data, each=each)
     steps = f"{len(loader) // each:,} steps of {world} x {each} microbatches"
     yield f"epoch 0: {steps}, {len(plan.epoch(0)):,} microbatches in all"
