@@ -66,14 +66,16 @@ class Account:
     restarting_since_s: float | None = (
         None  # when it was decided, or the attempt began; no step yet
     )
+    counted_s: float | None = None  # since when time is counted; None: since the run began
 
     def ettr(self, now_s: float) -> float | None:
         """0 to 1; None before the first step."""
-        if self.began_s is None or not self.effective_s:
+        began_s = self.began_s if self.counted_s is None else self.counted_s
+        if began_s is None or not self.effective_s:
             return None
         until_s = now_s if self.ended_s is None else self.ended_s
         # Before now, if now is behind the last record: clocks differ.
-        wall_s = max(self.effective_s, until_s - self.began_s)
+        wall_s = max(self.effective_s, until_s - began_s)
         return self.effective_s / wall_s
 
     def lost_s(self, now_s: float) -> dict[str, float]:
@@ -87,8 +89,11 @@ class Account:
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
-def account(steps: Steps, journal: Journal) -> Account:
-    """What both files of a run say together; linear in the number of attempts, not of steps."""
+def account(steps: Steps, journal: Journal, *, is_cut: bool = False) -> Account:
+    """What both files of a run say together; linear in the number of attempts, not of steps.
+
+    `is_cut`: steps before the first one are not known, so time is counted from there on.
+    """
     attempts = tuple(_attempts(steps, journal))
     newest = journal.begins[-1] if journal.begins else None
     began = [begin.time_s for begin in journal.begins[:1]]
@@ -97,7 +102,7 @@ def account(steps: Steps, journal: Journal) -> Account:
     if journal.begins:  # an attempt that ended badly may be followed by another one
         ended_s = journal.end.time_s if journal.end else None
     lost: dict[str, float] = {}
-    for cause, seconds in _lost(steps, journal):
+    for cause, seconds in _lost(steps, journal, is_cut):
         lost[cause] = lost.get(cause, 0.0) + seconds
     without_launcher = sum(not start.is_rollback for start in steps.starts[1:])
     return Account(
@@ -111,6 +116,7 @@ def account(steps: Steps, journal: Journal) -> Account:
         dict(sorted(lost.items(), key=lambda item: -item[1])),
         _pending(steps, journal, attempts),
         None if journal.end else _restarting_since(steps, journal),
+        steps.origin[2] if is_cut and steps.origin else None,
     )
 
 
@@ -211,8 +217,9 @@ def _within(found: Sequence[_Timed], from_s: float, to_s: float) -> Sequence[_Ti
     return found[bisect_left(found, from_s, key=_time) : bisect_right(found, to_s, key=_time)]
 
 
-def _lost(steps: Steps, journal: Journal) -> Iterator[tuple[str, float]]:
-    if steps.origin is not None and journal.begins:  # attempts that took no step come first
+def _lost(steps: Steps, journal: Journal, is_cut: bool) -> Iterator[tuple[str, float]]:
+    # Attempts that took no step come first.
+    if steps.origin is not None and journal.begins and not is_cut:
         began = [one.time_s for one in journal.begins if one.time_s <= steps.origin[2]]
         if len(began) > 1:
             yield from _shares(Pause(began[0], began[-1]), steps, journal)

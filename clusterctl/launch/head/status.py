@@ -32,6 +32,8 @@ from trainer.runlog import run_files, telemetry
 from trainer.runlog.progress import clock
 
 ANSWER_S = 5.0
+# Of telemetry: 25,000 steps, half a second. Of a longer run, time is told for those.
+LAST_BYTES = 16 << 20
 SHOWN_INCIDENTS = 3
 _SAVED, _SAVE_FAILED = telemetry.event_mark("checkpoint"), telemetry.event_mark("save-failed")
 RUNNING, ALONE, ENDED, LOST = "running", "without supervisor", "ended", "unknown"
@@ -97,6 +99,7 @@ class Status:
             "restarts": self.account.restarts,
             "ettr": self.account.ettr(now_s),
             "lost_s": self.account.lost_s(now_s),
+            "counted_from_s": self.account.counted_s,
             "nodes": self.picture.get("nodes"),
             "step": self.picture.get("step"),
             **self.saves.to_json(),
@@ -151,7 +154,11 @@ class Status:
         ettr, lost = found.ettr(now_s), found.lost_s(now_s)
         if ettr is not None:
             causes = ", ".join(f"{cause} {clock(seconds)}" for cause, seconds in lost.items())
-            yield f"effective  {ettr:.1%} of the time{f'; lost: {causes}' if causes else ''}", None
+            told = f"{ettr:.1%} of the time"
+            if found.counted_s is not None:
+                date = time.strftime("%Y-%m-%d %H:%M", time.localtime(found.counted_s))
+                told += f" since {date} (of the whole run: clusterctl report)"
+            yield f"effective  {told}{f'; lost: {causes}' if causes else ''}", None
         for text in self.incidents:
             if text not in self.end:  # the line of the state has it
                 yield f"incident   {text}", None
@@ -273,7 +280,10 @@ def _files(run_dir: Path) -> tuple[Account, Journal, Saves, telemetry.StepRecord
         if (event := incident_event(line)) is not None:
             journal = after_incident(journal, event)
     saved = failed = step = b""
-    for line in _lines(run_dir / telemetry.FILE):
+    path = run_dir / telemetry.FILE
+    # Without a launcher's journal, its attempts are known by this file alone.
+    is_cut = bool(journal.begins) and _size(path) > LAST_BYTES
+    for line in _lines(path, LAST_BYTES if is_cut else 0):
         steps = after_line(steps, line)
         if line.startswith(_SAVED):
             saved, failed = line, b""
@@ -283,7 +293,11 @@ def _files(run_dir: Path) -> tuple[Account, Journal, Saves, telemetry.StepRecord
             step = line
     last = telemetry.decode(step)
     known = last if isinstance(last, telemetry.StepRecord) else None
-    return account(steps, journal), journal, Saves(_event(saved), _event(failed)), known
+    saves = Saves(_event(saved), _event(failed))
+    if is_cut and (saves.last is None or known is None):  # not for so long
+        newest = telemetry.newest(run_dir)
+        known, saves = known or newest[0], replace(saves, last=saves.last or newest[1])
+    return account(steps, journal, is_cut=is_cut), journal, saves, known
 
 
 def _event(line: bytes) -> telemetry.Event | None:
@@ -291,6 +305,12 @@ def _event(line: bytes) -> telemetry.Event | None:
     return found if isinstance(found, telemetry.Event) else None
 
 
-def _lines(path: Path) -> Iterator[bytes]:
+def _lines(path: Path, last: int = 0) -> Iterator[bytes]:
     with contextlib.suppress(OSError):
-        yield from run_files.lines(path)
+        yield from run_files.lines(path, last=last)
+
+
+def _size(path: Path) -> int:
+    with contextlib.suppress(OSError):
+        return path.lstat().st_size
+    return 0

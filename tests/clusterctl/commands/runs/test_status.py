@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from clusterctl.cli import run
+from clusterctl.launch.head import status
+from tests.clusterctl.runs.attempts_of import three_attempts
 from tests.dashboards.runs import write_run
-from trainer.runlog.telemetry import Event, Writer
+from trainer.runlog.telemetry import FILE, Event, Writer, encode
 
 FAILED = "the checkpoint could not be written: rank 0: it needs 12.4 GB"
 
@@ -75,3 +78,34 @@ def test_run_that_has_ended_says_how_long_it_took_and_its_sentence_once(
     assert "1 min 35 s in all" in out
     assert run(["status", str(run_dir), "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["seconds"] == 95.0
+
+
+def test_end_of_a_long_run_is_enough_and_it_says_since_when_it_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A month has 500,000 steps and more: reading all of them took 20 s."""
+    made = three_attempts()
+    saved = Event("checkpoint", "in 2 s", {"path": "/x/epoch0-global_step10"}, 10, 1.0)
+    made.telemetry.insert(3, saved)
+    run_dir = made.write(tmp_path / "run")
+
+    def facts() -> dict[str, Any]:
+        assert run(["status", str(run_dir), "--json"]) == 3
+        return dict(json.loads(capsys.readouterr().out))
+
+    whole = facts()
+    assert whole["counted_from_s"] is None
+    assert set(whole["lost_s"]) == {"signal-9", "hang-data"}
+    first = made.telemetry[-120]  # a step of the second attempt: its hang is behind it
+    tail = sum(len(encode(one)) + 1 for one in made.telemetry[-120:])
+    monkeypatch.setattr(status, "LAST_BYTES", tail)
+    lines = (run_dir / FILE).read_bytes().splitlines(keepends=True)
+    (run_dir / FILE).write_bytes(b"x" * 4096 + b"\n" + b"".join(lines))  # never looked at
+    found = facts()
+    assert first.time_s - 2 < found["counted_from_s"] <= first.time_s
+    assert set(found["lost_s"]) == {"hang-data"}
+    same = ("attempt", "restarts", "step", "checkpoint")
+    assert {name: found[name] for name in same} == {name: whole[name] for name in same}
+    assert found["checkpoint"]["step"] == 10  # it was saved before the part that is read
+    assert run(["status", str(run_dir)]) == 3
+    assert "of the time since 20" in capsys.readouterr().out
