@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import shutil
+import stat
 import sysconfig
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -16,6 +19,7 @@ from trainer.errors import EngineError
 from trainer.models.attention import frames
 
 MOST_PROGRAMS = 64  # of blocks, which share one code object; torch's default is 8
+CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 _ADVICE = "set compile = False, or install what is missing"
 
 
@@ -34,6 +38,47 @@ def require_compiler(device_type: str) -> None:
         raise EngineError(text, hint="install python3-dev (python3-devel), or set compile = False")
 
 
+def keep_programs_private() -> str:
+    """The folder in which torch keeps what it has compiled, for later runs, and loads it from.
+
+    torch's own choice, torchinductor_USER in /tmp, may be made by any user before: it would load
+    that user's programs. The user's own TORCHINDUCTOR_CACHE_DIR counts. Raises EngineError.
+    """
+    import torch._inductor.config
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    given = os.environ.get(CACHE_VARIABLE)
+    if given and given != default_cache_dir():  # torch itself sets it to that, at some imports
+        return given
+    why = ""
+    for parent in (Path(tempfile.gettempdir()), Path("~/.cache").expanduser()):
+        folder = parent / f"torch-compile-{os.getuid()}"
+        try:
+            if can_be_replaced(parent.stat()):
+                why = f"other users can replace what is in {parent}"
+                continue
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir(mode=0o700)
+            found = folder.lstat()
+        except OSError as error:
+            why = f"{folder}: {error.strerror or error}"
+            continue
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o22:
+            os.environ[CACHE_VARIABLE] = str(folder)
+            # These lie below torch's own choice, whatever the variable says.
+            torch._inductor.config.cpp_cache_precompile_headers = False
+            return str(folder)
+        why = f"{folder} is no folder of this user's alone"
+    text = f"there is no place for what torch.compile makes that others cannot change: {why}"
+    raise EngineError(text, hint=f"{CACHE_VARIABLE}=FOLDER, one that is yours")
+
+
+def can_be_replaced(folder: os.stat_result) -> bool:
+    """Whether other users can rename what this user makes in a folder."""
+    is_open = folder.st_mode & 0o22 and not folder.st_mode & stat.S_ISVTX
+    return bool(is_open) or folder.st_uid not in (0, os.getuid())
+
+
 def compile_each(blocks: Iterable[nn.Module], backend: str = "inductor") -> None:
     """torch.compile each block: seconds instead of minutes, shared by blocks of a kind.
 
@@ -48,5 +93,6 @@ def compile_each(blocks: Iterable[nn.Module], backend: str = "inductor") -> None
     torch._dynamo.config.fail_on_recompile_limit_hit = True
     if backend == "inductor":
         require_compiler("cuda" if torch.cuda.is_available() else "cpu")
+        keep_programs_private()
     for block in blocks:
         block.compile(backend=backend)

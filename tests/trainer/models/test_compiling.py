@@ -1,0 +1,86 @@
+"""Where torch keeps compiled programs: in a folder that no other user could have made."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+import pytest
+from torch import nn
+from torch._inductor import config as inductor
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+from trainer.errors import EngineError
+from trainer.models import compiling
+from trainer.models.compiling import CACHE_VARIABLE, compile_each, keep_programs_private
+
+
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine's temporary folder, and a home."""
+    shared = tmp_path / "tmp"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    (tmp_path / ".cache").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv(CACHE_VARIABLE, "")  # so that it is put back
+    monkeypatch.delenv(CACHE_VARIABLE)
+    monkeypatch.setattr(tempfile, "tempdir", str(shared))
+    monkeypatch.setattr(inductor, "cpp_cache_precompile_headers", True)
+    return shared
+
+
+def test_compiled_programs_are_kept_in_a_folder_of_this_user_alone(
+    places: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiling, "require_compiler", lambda device: None)
+    compile_each([nn.Linear(1, 1)])
+    folder = places / f"torch-compile-{os.getuid()}"
+    assert os.environ[CACHE_VARIABLE] == str(folder)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert not inductor.cpp_cache_precompile_headers  # torch keeps them in its own folder
+    monkeypatch.setenv(CACHE_VARIABLE, default_cache_dir())  # as torch sets it at some imports
+    assert keep_programs_private() == str(folder)  # the next run finds it again
+
+
+def test_users_own_choice_counts(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, "/scratch/me")
+    assert keep_programs_private() == "/scratch/me"
+    assert list(places.iterdir()) == []
+
+
+def planted_link(path: Path) -> None:
+    (path.parent / "theirs").mkdir()
+    path.symlink_to(path.parent / "theirs")
+
+
+def planted_folder(path: Path) -> None:
+    path.mkdir()
+    path.chmod(0o777)
+
+
+@pytest.mark.parametrize("plant", [planted_link, planted_folder, Path.touch])
+def test_folder_that_another_user_has_planted_is_not_used(places: Path, plant) -> None:
+    plant(places / f"torch-compile-{os.getuid()}")
+    folder = Path(keep_programs_private())
+    assert folder.parent == places.parent / ".cache"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="gives a folder away, which root alone can")
+def test_folder_of_another_user_is_not_used(places: Path) -> None:
+    folder = places / "torch-compile-0"
+    folder.mkdir()
+    os.chown(folder, 65534, 65534)
+    assert Path(keep_programs_private()).parent == places.parent / ".cache"
+
+
+def test_no_safe_place_is_said_and_nothing_is_compiled(places: Path) -> None:
+    places.chmod(0o777)  # without the sticky bit anybody can rename our folder
+    (places.parent / ".cache").rmdir()
+    with pytest.raises(EngineError, match=r"no place for what torch\.compile makes") as caught:
+        keep_programs_private()
+    assert caught.value.hint == "TORCHINDUCTOR_CACHE_DIR=FOLDER, one that is yours"
+    assert CACHE_VARIABLE not in os.environ
