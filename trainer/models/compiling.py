@@ -68,7 +68,7 @@ def keep_programs_private() -> str:
             # These lie below torch's own choice, whatever the variable says.
             torch._inductor.config.cpp_cache_precompile_headers = False
             return str(folder)
-        why = f"{folder} is no folder of this user's alone"
+        why = f"{folder} is not a folder of this user's alone"
     text = f"there is no place for what torch.compile makes that others cannot change: {why}"
     raise EngineError(text, hint=f"{CACHE_VARIABLE}=FOLDER, one that is yours")
 
