@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +19,9 @@ from trainer.models.memory import MemoryBudget
 from trainer.models.stdit import STDiT3, build_stdit
 from trainer.models.text import TextEncoder, build_tiny_t5, check_folder
 from trainer.models.vae.interface import IdentityVAE, VideoVAE
+from trainer.weights.hub import HUB_ID, download
 from trainer.weights.load import load_weights
-from trainer.weights.source import HUB_ID, download, find_source
+from trainer.weights.source import HUB_FILES, find_source, is_on_hub
 
 if TYPE_CHECKING:
     from trainer.models.vae.video import OpenSoraVAE
@@ -95,12 +96,37 @@ def _text_folder(settings: Any) -> Path:
     if settings.from_pretrained is None:
         raise ConfigError("text_encoder.from_pretrained must name the folder of a T5 encoder")
     folder = Path(settings.from_pretrained)
-    if not folder.is_dir() and HUB_ID.fullmatch(settings.from_pretrained):
+    if _is_text_on_hub(settings):
         try:
             folder = download(settings.from_pretrained, allow_patterns=_TEXT_FILES)
         except CheckpointError as error:
             raise ConfigError(str(error), hint=error.hint) from None
     return folder
+
+
+def _is_text_on_hub(settings: Any) -> bool:
+    place = settings.from_pretrained
+    return bool(place and HUB_ID.fullmatch(place) and not Path(place).is_dir())
+
+
+def hub_parts(config: Config) -> list[tuple[str, list[str]]]:
+    """What a run takes from the hub or from its cache: repositories, and patterns of their files."""
+    found, vae, text = [], config.vae, config.text_encoder
+    if config.load is None:
+        found.append((config.model.from_pretrained, HUB_FILES))
+    if config.dataset.features is None and vae.type != "identity":
+        found.append((vae.from_pretrained, HUB_FILES))
+    parts = [(place, patterns) for place, patterns in found if place and is_on_hub(place)]
+    if config.dataset.features is None and text.type != "tiny_t5" and _is_text_on_hub(text):
+        parts.append((str(text.from_pretrained), _TEXT_FILES))
+    return parts
+
+
+def fetch(parts: Iterable[tuple[str, list[str]]], lives: Callable[[], None]) -> None:
+    """Download what is missing of `hub_parts`; `lives()` says that it goes on. Raises
+    CheckpointError."""
+    for repository, patterns in parts:
+        download(repository, lives=lives, allow_patterns=patterns)
 
 
 def check_encoders(config: Config) -> None:

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -153,7 +153,9 @@ def _run(
     closing: contextlib.ExitStack,
 ) -> int:
     """From the run directory to the last step; what must be closed after it goes to `closing`."""
+    from trainer.components import fetch
     from trainer.engine.alike import require_alike
+    from trainer.engine.long_work import together_long
     from trainer.resume import continued
 
     def lock_run_dir() -> str:
@@ -162,7 +164,11 @@ def _run(
         return note
 
     require_alike(engine, config)
-    engine.run_on_rank0(lambda: _check_files(config))
+    parts = engine.run_long_on_rank0(lambda lives: _check_files(config, lives))
+    if parts and engine.world > 1:
+        # A node may have a cache of its own: one rank of it asks, once rank 0 has what there is.
+        asks = engine.rank and int(os.environ.get("LOCAL_RANK") or "0") == 0
+        together_long(engine, lambda lives: fetch(parts if asks else (), lives))
     run_dir = engine.run_on_rank0(lambda: _run_dir(config, options))
     unlocked = engine.run_on_rank0(lock_run_dir)
     notes = engine.run_on_rank0(lambda: describe(config, run_dir, argv))
@@ -235,8 +241,11 @@ def _attempt(
     return 0 if finished else INTERRUPTED, None
 
 
-def _check_files(config: configuration.Config) -> None:
-    """Refuse missing data and unusable weights before a run directory is made; fetch a hub id."""
+def _check_files(
+    config: configuration.Config, lives: Callable[[], None] = lambda: None
+) -> list[tuple[str, list[str]]]:
+    """Refuse missing data and unusable weights before a run directory is made. What is on the hub
+    is fetched, and returned; `lives()` says that it goes on."""
     data = config.dataset.data_path
     if data is not None and not Path(data).exists():
         raise ConfigError(f"there is no {data} for dataset.data_path")
@@ -244,14 +253,17 @@ def _check_files(config: configuration.Config) -> None:
         from trainer.weights.checkpoints import find
 
         find(Path(config.load))
-    elif config.model.from_pretrained is not None:
+    from trainer.components import check_encoders, fetch, hub_parts
+
+    parts = hub_parts(config)
+    fetch(parts, lives)
+    if config.load is None and config.model.from_pretrained is not None:
         from trainer.weights.source import find_source
 
         find_source(config.model.from_pretrained).read(shapes_only=True)
     if config.dataset.features is None:
-        from trainer.components import check_encoders
-
         check_encoders(config)
+    return parts
 
 
 def _run_dir(config: configuration.Config, options: argparse.Namespace) -> Path:

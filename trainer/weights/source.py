@@ -14,11 +14,12 @@ from torch import Tensor
 from trainer.errors import CheckpointError, PathError
 from trainer.runlog.json_file import read_object
 from trainer.weights import checkpoints
+from trainer.weights.hub import HUB_ID, download
 from trainer.weights.tensorfile import SUFFIXES, read_file
 
 # Beside a model's weights in folders that training programs write.
 _NOT_WEIGHTS = re.compile(r"optim|scheduler|rng_state|training_args|^ema\.|random_states|^master\.")
-HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")  # owner/name
+HUB_FILES = ["*.json", *(f"*{suffix}" for suffix in SUFFIXES)]  # of a repository
 _SHARD = re.compile(r"-\d{5}(-of-\d{5})?$")
 
 
@@ -60,11 +61,16 @@ def find_source(place: str | os.PathLike[str]) -> Source:
         return Source(path, f"{path.suffix.lstrip('.') or 'file'} file", (path,))
     if path.is_dir():
         return _folder(path)
-    looks_like_a_path = str(place).endswith(SUFFIXES) or path.parent.is_dir()
-    if HUB_ID.fullmatch(str(place)) and not looks_like_a_path:
-        patterns = ["*.json", *(f"*{suffix}" for suffix in SUFFIXES)]
-        return _folder(download(str(place), allow_patterns=patterns))
+    if is_on_hub(place):
+        return _folder(download(str(place), allow_patterns=HUB_FILES))
     raise PathError(f"there are no weights at {path}")
+
+
+def is_on_hub(place: str | os.PathLike[str]) -> bool:
+    """Whether `find_source` fetches it from the hub, or takes it from the hub's cache."""
+    path = Path(place).expanduser()
+    looks_like_a_path = str(place).endswith(SUFFIXES) or path.parent.is_dir() or path.exists()
+    return HUB_ID.fullmatch(str(place)) is not None and not looks_like_a_path
 
 
 def _folder(folder: Path) -> Source:
@@ -145,18 +151,3 @@ def _config(folder: Path) -> dict[str, Any]:
         return {}
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{folder / 'config.json'} cannot be read: {error}") from None
-
-
-def download(repository: str, **options: Any) -> Path:
-    """The hub's folder, from its local cache if it has it. Raises CheckpointError."""
-    hint = f"where there is internet: hf download {repository} --local-dir DIR; then give DIR here"
-    try:
-        from huggingface_hub import snapshot_download
-
-        return Path(snapshot_download(repository, **options))
-    except ImportError:
-        problem = "the hub needs the package huggingface_hub"
-        hint = f"pip install huggingface_hub, or {hint}"
-    except Exception as error:  # noqa: BLE001 - its errors come from four HTTP layers
-        problem = f"the hub failed: {type(error).__name__}"
-    raise CheckpointError(f"{repository} is not a local path, and {problem}", hint=hint)

@@ -22,7 +22,8 @@ from tests.trainer.engine.engine_ranks import make_model
 from tests.trainer.ranks import environment, fork, wait
 from trainer.engine import base, process_group, shards
 from trainer.engine.base import build_engine
-from trainer.errors import CheckpointError, ConfigError, EngineError
+from trainer.engine.long_work import together_long
+from trainer.errors import CheckpointError, ConfigError, EngineError, TrainerError
 
 LIMIT_S = 300  # a guard, not a measure: machines may be busy
 pytestmark = pytest.mark.timeout(400)
@@ -269,18 +270,38 @@ def long_work_of_rank_0(folder: Path, rank: int, name: str) -> None:
         engine.run_long_on_rank0(failing)
     except CheckpointError as error:
         said.append(str(error))
+
+    def of_rank_1(lives: Callable[[], None]) -> str:
+        until = time.monotonic() + 5.0 * rank
+        while time.monotonic() < until:
+            lives()
+            time.sleep(0.1)
+        return f"rank {rank}"
+
+    def failing_on_1(lives: Callable[[], None]) -> None:
+        if rank:
+            raise CheckpointError("no such file")
+
+    said.append(together_long(engine, of_rank_1))
+    for work_of_each in (failing_on_1, lambda lives: time.sleep(30.0 * rank)):
+        try:
+            together_long(engine, work_of_each)
+        except TrainerError as error:
+            said.append(str(error))
     (folder / f"{rank}.txt").write_text(" ".join(said))
     engine.close()
 
 
-def test_ranks_wait_for_rank_0_as_long_as_its_work_goes_on(tmp_path: Path) -> None:
+def test_ranks_wait_for_others_as_long_as_their_work_goes_on(tmp_path: Path) -> None:
     port, logs = free_port(), [tmp_path / f"{rank}.log" for rank in range(2)]
     processes = [
         fork(long_work_of_rank_0, tmp_path, rank, "native", env=environment(rank, 2, port), log=log)
         for rank, log in enumerate(logs)
     ]
     assert wait(processes, 120) == [0, 0], "\n".join(log.read_text() for log in logs)
-    assert [(tmp_path / f"{rank}.txt").read_text() for rank in (0, 1)] == ["done damaged"] * 2
+    ends = "rank 1: no such file nothing has come for 3 s on rank 1"
+    said = [(tmp_path / f"{rank}.txt").read_text() for rank in (0, 1)]
+    assert said == [f"done damaged rank {rank} {ends}" for rank in (0, 1)]
 
 
 def test_half_an_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

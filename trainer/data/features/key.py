@@ -14,7 +14,8 @@ from trainer.data.features.files import FeaturesError
 from trainer.errors import CheckpointError
 from trainer.runlog.atomic_file import sha256_of
 from trainer.runlog.json_file import read_object
-from trainer.weights.source import HUB_ID, download, find_source
+from trainer.weights.hub import HUB_ID, download
+from trainer.weights.source import find_source
 
 # What a T5 folder is read from; .bin only where there is no safetensors.
 _TEXT_FILES = ("config.json", "tokenizer*", "special_tokens_map.json", "spiece.model")

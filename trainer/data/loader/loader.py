@@ -15,7 +15,7 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -23,13 +23,15 @@ from typing import Any
 import torch
 
 from trainer.config.keys import DatasetConfig
-from trainer.data.loader.microbatch import Batch, assemble
+from trainer.data.loader.microbatch import Bad, Batch, assemble
 from trainer.data.loader.task import Clip, Task, make_task
 from trainer.data.plan.buckets import Bucket, Ints
 from trainer.data.plan.data_plan import Cursor, DataPlan
 from trainer.data.video.decode import START_TIMEOUT_S, Decoder, DecoderBroken
 from trainer.errors import ConfigError, TrainerError
+from trainer.runlog.output import LOG
 
+_SHOWN_SIZES = 5  # clips of each rank
 _EMPTY = 100  # epochs without a step, one after another: chance leaves out one, hardly so many
 
 
@@ -135,6 +137,7 @@ class Loader:
         if not 0 <= self.rank < self.world:
             raise LoaderError(f"rank {self.rank} of {self.world}")
         self._left = self._batches(self.cursor)
+        self._resized: set[str] = set()  # clips of another size that were told
         self._workers: list[Worker] = []
         self._turns: Iterator[Worker] = iter(())
         self._ahead: Iterator[Task] = iter(())
@@ -159,11 +162,26 @@ class Loader:
                     raise LoaderError(f"rank {self.rank}: {error}", hint=error.hint) from None
                 raise
             self._ask(worker)
+            self._tell_sizes(batch.failures.resized)
             self.cursor = self.cursor.after_step(self.world)
             self._left -= 1
             yield batch
         self.cursor = self.next_place() or self.cursor
         self._left = self._batches(self.cursor)
+
+    def _tell_sizes(self, resized: Sequence[Bad]) -> None:
+        """Of the first clips: the others are as wrong, or the whole manifest is."""
+        for clip in resized:
+            if clip.path in self._resized or len(self._resized) >= _SHOWN_SIZES:
+                continue
+            self._resized.add(clip.path)
+            last = len(self._resized) == _SHOWN_SIZES
+            LOG.warning(
+                "warning: rank %d: %s: %s; it is trained on, scaled and cut to the bucket of the "
+                "manifest's size (python -m trainer.data check lists such clips, probe makes a "
+                "new manifest)%s",
+                self.rank, clip.path, clip.reason, "; further ones are not told" if last else "",
+            )  # fmt: skip
 
     def next_place(self, epochs: int | None = None) -> Cursor | None:
         """Where the next step begins; None when no epoch before number `epochs` has one, by chance

@@ -45,6 +45,8 @@ class Failures:
     # Path and reason of those that are bad in every epoch: neither in this window alone, nor
     # because their storage fails.
     lasting: dict[str, str] = field(default_factory=dict)
+    # Read, and trained on: their manifest says another height and width.
+    resized: list[Bad] = field(default_factory=list)
 
 
 @dataclass
@@ -216,6 +218,8 @@ class _Reading:
                 if waited and reply.storage_fails:
                     again.append(place)
                     continue
+                if why := _other_size(clip, reply.size):
+                    self.failures.resized.append(Bad(clip.row, clip.path, why))
                 rates[place] = rate = frame_rate(clip, reply.fps, task)
                 if reply.error or not rate:
                     # A folder that is not on this node may be on the others.
@@ -235,6 +239,14 @@ class _Reading:
         more = {"decode_s": self._decode_s, "decoder_bytes": self._decoder_bytes}
         at, fps = (task.epoch, task.index), torch.from_numpy(rates)
         return Batch.of(bucket, at, replacing.chosen, fps, video=video, **more)
+
+
+def _other_size(clip: Clip, size: Sequence[int]) -> str:
+    """How a file's height and width differ from what decided its bucket; "" where they do not."""
+    if not size or not clip.size or tuple(size) == clip.size:
+        return ""
+    found, stated = (f"{height}x{width}" for height, width in (size, clip.size))
+    return f"it is {found} (height x width), the manifest says {stated}"
 
 
 def frame_rate(clip: Clip, file_fps: float, task: Task) -> float:

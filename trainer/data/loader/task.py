@@ -29,6 +29,7 @@ class Clip:
     start: int  # first frame of the window
     expected: int  # frames the manifest says
     fps: float  # of the manifest, NaN: unknown
+    size: tuple[int, ...] = ()  # height and width of the manifest; none: unknown
 
 
 class Clips(Sequence[Clip]):
@@ -61,7 +62,8 @@ class Clips(Sequence[Clip]):
             return [self[at] for at in range(*index.indices(len(self)))]
         row, manifest = int(self._rows[index]), self._manifest
         place = (int(self._starts[index]), int(self._lengths[index]), float(manifest.fps[row]))
-        return Clip(row, manifest.locate(row), manifest.texts[row], *place)
+        size = (int(manifest.height[row]), int(manifest.width[row]))
+        return Clip(row, manifest.locate(row), manifest.texts[row], *place, size)
 
     def __iter__(self) -> Iterator[Clip]:
         """In their order; read in that of the manifest, so that a row group is read once."""

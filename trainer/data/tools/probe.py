@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from trainer.data.manifest.columns import parse_names
+from trainer.data.manifest.columns import DATASETS, parse_names
 from trainer.data.manifest.computed import compute
 from trainer.data.manifest.left_out import add_options
 from trainer.data.manifest.manifest import COLUMNS, PROBED
@@ -35,7 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--columns",
         type=parse_names,
         metavar="OURS=THEIRS,…",
-        help="columns that have other names in SOURCE, as in path=video,text=caption",
+        help="columns that have other names in SOURCE, as in path=video,text=caption; or a data "
+        f"set by name: {', '.join(DATASETS)}",
     )
     parser.add_argument(
         "--file-size", action="store_true", help="also a column file_size, in bytes"

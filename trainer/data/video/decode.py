@@ -81,6 +81,7 @@ class Reply:
 
     error: str = ""
     fps: float = 0.0
+    size: Sequence[int] = ()  # height and width of the file as shown, where they are known
     cpu_s: float = 0.0  # in the helper
     memory_bytes: int = 0  # the helper's peak resident memory so far
     storage_fails: bool = False  # the error is of the file system, not of this clip

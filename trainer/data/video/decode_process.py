@@ -42,6 +42,7 @@ def serve(memory: int, cache_bytes: int, parent: int, memory_bytes: int, resize:
     os.dup2(2, 1)  # whatever a codec prints must not stand between the replies
     try:
         from trainer.data.video import clip as video
+        from trainer.data.video.container import ClipError
 
         video.scaler(resize)
     except ImportError as error:
@@ -60,7 +61,7 @@ def serve(memory: int, cache_bytes: int, parent: int, memory_bytes: int, resize:
         try:
             answer = _answer_to(request, shared, cache, video)
             has_read = True
-        except video.ClipError as error:
+        except ClipError as error:
             answer = {"error": str(error) or "cannot be read"}
             has_read = has_read or request.get("has_read", False)
             if storage_fails(error.errno, request["path"], has_read):
@@ -90,17 +91,17 @@ class ClipCache:
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes, self.used_bytes = limit_bytes, 0
-        self._clips: OrderedDict[tuple[Any, ...], tuple[NDArray[Any], float]] = OrderedDict()
+        self._clips: OrderedDict[tuple[Any, ...], tuple[NDArray[Any], Any]] = OrderedDict()
 
-    def get(self, key: tuple[Any, ...]) -> tuple[NDArray[Any], float] | None:
+    def get(self, key: tuple[Any, ...]) -> tuple[NDArray[Any], Any] | None:
         if key in self._clips:
             self._clips.move_to_end(key)
         return self._clips.get(key)
 
-    def put(self, key: tuple[Any, ...], pixels: NDArray[Any], fps: float) -> None:
+    def put(self, key: tuple[Any, ...], pixels: NDArray[Any], read: Any) -> None:
         if pixels.nbytes > self.limit_bytes:
             return
-        self._clips[key] = (pixels.copy(), fps)
+        self._clips[key] = (pixels.copy(), read)
         self.used_bytes += pixels.nbytes
         while self.used_bytes > self.limit_bytes:
             _, (dropped, _) = self._clips.popitem(last=False)
@@ -136,7 +137,7 @@ def _answer_to(
     pixels = shared.view(request["at"], math.prod(shape), window.dtype).reshape(shape)
     if not cache.limit_bytes:
         file = {"file": identify(path)} if request.get("identify") else {}
-        return {"fps": video.read_window(path, window, pixels), **file}
+        return {**video.read_window(path, window, pixels)._asdict(), **file}
     facts = video.check_regular(path)
     key = (path, facts.st_mtime_ns, facts.st_size, window)
     if (found := cache.get(key)) is None:
@@ -144,7 +145,7 @@ def _answer_to(
         cache.put(key, *found)
     else:
         pixels[...] = found[0]
-    return {"fps": found[1]}
+    return dict(found[1]._asdict())
 
 
 def storage_fails(code: int | None, path: str, has_read: bool) -> bool:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainer.data.video.clip import ClipError, check_regular
+from trainer.data.video.container import ClipError, check_regular
 
 ENDS_BYTES = 1 << 16  # headers and indices, which say how long every frame is, are in there
 

@@ -1,6 +1,9 @@
 """Tables as other people publish them: what they are is said, and their columns can be named."""
 
 import csv
+import shlex
+import subprocess
+import sys
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,13 +28,19 @@ OPENVID = (
         ("path;text\na.mp4;a red, round ball\n", ["separated by semicolons"]),
         ("path\ttext\na.mp4\tx\n", ["separated by tabs"]),
         ("a.mp4,a red ball\nb.mp4,a blue ball\n", ["first line looks like a clip"]),
-        ("videoid,contentUrl,page_dir,name\n1,https://x/1.mp4,001,a man\n",
-         ["--columns path=COLUMN,text=name"]),
+        ("id,url,name\n1,https://x/1.mp4,a man\n", ["--columns path=COLUMN,text=name"]),
         ("path,words\na.mp4,x\n", ["no column 'text'", "--columns text=COLUMN"]),
         ("version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 9\n",
          ["is a git-lfs pointer", "git lfs pull"]),
         ("path,text\na.mp4,x\n".encode("utf-16"), ["not UTF-8 (it looks like UTF-16)", "iconv"]),
-        ("path,text\na.mp4,x\n".encode("utf-16-le"), ["not UTF-8 (it looks like UTF-16)"]),
+        ("path,text\na.mp4,x\n".encode("utf-16-le"), ["not UTF-8 (it looks like UTF-16LE)"]),
+        ("path,text\na.mp4,x\n".encode("utf-16-be"), ["(it looks like UTF-16BE)", "-f UTF-16BE"]),
+        ("path,text\na.mp4,x\n".encode("utf-32"), ["not UTF-8 (it looks like UTF-32)"]),
+        (b"path,te\0xt\na.mp4,x\n", ["is not a table: byte 8 of its first line is NUL"]),
+        (bytes(5000), ["begins with NUL bytes only", "it was not written to its end"]),
+        (b"\0path,text\n", ["byte 1 of its first line is NUL"]),
+        (b"PAR1\x15\0\x15", ["is a parquet file, not a csv", "name it .parquet"]),
+        (b"PK\3\4\x14\0", ["a spreadsheet, perhaps"]),
         ("path,text\na.mp4,x\n", ["no column 'num_frames'; make it with python -m trainer.data probe"]),
     ],
 )  # fmt: skip
@@ -67,6 +76,24 @@ def test_probe_takes_columns_of_other_names(clips, do, source, out):
     if out == "m.csv":
         assert rows_of(clips / out)[1]["aesthetic score"] == "4.9"
         assert "video" not in rows_of(clips / out)[0]
+
+
+def test_data_set_is_known_by_its_name(clips, do):
+    assert do("probe o.csv m.csv --columns OpenVid-1M --workers 1 -q") == 0
+    assert [text.split()[0] for text in read_manifest(clips / "m.csv").texts] == ["A", "line"]
+
+
+def test_table_without_files_is_named_with_what_makes_one_of_it(tmp_path, do, capsys):
+    source = tmp_path / "webvid.csv"
+    source.write_text(
+        "videoid,contentUrl,duration,page_dir,name\n7,https://x/7.mp4,PT6S,001_050,a man\n"
+    )
+    assert do("probe webvid.csv m.csv") == 2
+    hint = capsys.readouterr().err.partition("WebVid names no files; python -c ")[2]
+    program = shlex.split(hint.splitlines()[0])[0]
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
+    made = rows_of(tmp_path / "clips.csv")
+    assert [(row["path"], row["text"]) for row in made] == [("001_050/7.mp4", "a man")]
 
 
 @pytest.mark.parametrize("words", ["path", "path=", "path=video,path=caption", "=video"])

@@ -11,7 +11,8 @@ import pytest
 from PIL import Image
 
 from tests.trainer.data.clips import frame_numbers, write_clip
-from trainer.data.video.clip import ClipError, check, probe, read_window
+from trainer.data.video.clip import check, probe, read_window
+from trainer.data.video.container import ClipError
 from trainer.data.video.decode import Window
 from trainer.data.video.mp4 import write_mp4
 
@@ -33,7 +34,8 @@ KINDS = {
 
 def read(path: Path, start=0, frames=8, interval=1, height=48, width=64, expected=FRAMES):
     pixels = np.zeros((3, frames, height, width), np.uint8)
-    rate = read_window(str(path), Window(start, frames, interval, height, width, expected), pixels)
+    window = Window(start, frames, interval, height, width, expected)
+    rate = read_window(str(path), window, pixels).fps
     return pixels, rate
 
 

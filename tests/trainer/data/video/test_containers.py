@@ -15,7 +15,8 @@ import pytest
 from PIL import Image
 
 from tests.trainer.data.clips import write_clip
-from trainer.data.video.clip import ClipError, check, probe, read_window, scaler
+from trainer.data.video.clip import check, probe, read_window, scaler
+from trainer.data.video.container import ClipError
 from trainer.data.video.decode import Window
 
 FRAMES, WINDOW, SIZE = 48, 4, (12, 16)

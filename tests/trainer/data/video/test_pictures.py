@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from trainer.data.video.clip import ClipError, _is_tiled, check, probe, read_window
+from trainer.data.video.clip import check, probe, read_window
+from trainer.data.video.container import ClipError, is_tiled
 from trainer.data.video.decode import Window
 
 COLOURS = np.random.default_rng(0).integers(0, 256, (6, 8, 3), dtype=np.uint8)
@@ -106,10 +107,10 @@ def test_a_picture_in_tiles_is_refused_not_cut(tmp_path: Path) -> None:
     tail = struct.pack(">I", 1) + b"mdat" + struct.pack(">Q", 16 + 8) + bytes(8)
     odd = tmp_path / "c.avif"
     odd.write_bytes(data[:at] + tail + data[at : at + size] + data[at + size :])
-    assert _is_tiled(str(odd))
+    assert is_tiled(str(odd))
     odd.write_bytes(data[:at] + data[at : at + size])  # cut behind the table
-    assert _is_tiled(str(odd))
+    assert is_tiled(str(odd))
     odd.write_bytes(data[: at + 4])
-    assert not _is_tiled(str(odd))
+    assert not is_tiled(str(odd))
     Image.new("RGB", (64, 64)).save(tmp_path / "b.avif")
     assert probe(str(tmp_path / "b.avif")).width == 64

@@ -7,7 +7,8 @@ import torch
 from PIL import Image
 
 from tests.trainer.data.clips import write_clip
-from trainer.data.video.clip import ClipError, read_window
+from trainer.data.video.clip import read_window
+from trainer.data.video.container import ClipError
 from trainer.data.video.decode import Decoder, Window
 from trainer.data.video.upstream_resize import cover
 

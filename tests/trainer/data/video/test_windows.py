@@ -20,7 +20,8 @@ from trainer.data.loader.task import make_task
 from trainer.data.manifest.manifest import Manifest
 from trainer.data.plan.buckets import Buckets
 from trainer.data.plan.data_plan import DataPlan
-from trainer.data.video.clip import ClipError, check, probe, read_window
+from trainer.data.video.clip import check, probe, read_window
+from trainer.data.video.container import ClipError
 from trainer.data.video.decode import Decoder, Window
 
 FRAMES = 60
