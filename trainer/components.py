@@ -110,7 +110,7 @@ def _is_text_on_hub(settings: Any) -> bool:
 
 
 def hub_parts(config: Config) -> list[tuple[str, list[str]]]:
-    """What a run takes from the hub or from its cache: repositories, and patterns of their files."""
+    """What a run takes from the hub or its cache: repositories, and patterns of their files."""
     found, vae, text = [], config.vae, config.text_encoder
     if config.load is None:
         found.append((config.model.from_pretrained, HUB_FILES))

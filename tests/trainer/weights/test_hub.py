@@ -23,6 +23,13 @@ COMMIT, PART = "a" * 40, 50_000
 FILES = {"config.json": b"{}", "model.safetensors": b"x" * 20 * PART, "notes.txt": b"not asked for"}
 
 
+def entry(name: str) -> dict[str, object]:
+    """Of a file, as the hub's list of a repository has it."""
+    data = FILES[name]
+    oid = hashlib.sha1(data).hexdigest()
+    return {"type": "file", "path": name, "size": len(data), "oid": oid}
+
+
 class Hub(BaseHTTPRequestHandler):
     """Speaks as the hub does. It sends the second half of a large file when it is told to."""
 
@@ -38,15 +45,13 @@ class Hub(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         headers = {"X-Repo-Commit": COMMIT}
         if "/tree/" in path:
-            found = [(name, len(data), hashlib.sha1(data).hexdigest()) for name, data in FILES.items()]  # fmt: skip
-            tree = [{"type": "file", "path": name, "size": size, "oid": oid} for name, size, oid in found]  # fmt: skip
-            data = json.dumps(tree).encode()
+            data = json.dumps([entry(name) for name in FILES]).encode()
         elif "/api/models/" in path:
             names = [{"rfilename": name} for name in FILES]
             data = json.dumps({"id": "owner/name", "sha": COMMIT, "siblings": names}).encode()
         elif (name := path.rpartition("/")[2]) in FILES:
             data = FILES[name]
-            headers["ETag"] = f'"{hashlib.sha1(data).hexdigest()}"'
+            headers["ETag"] = f'"{entry(name)["oid"]}"'
         else:
             self.send_error(404)
             return

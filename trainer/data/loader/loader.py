@@ -32,6 +32,7 @@ from trainer.errors import ConfigError, TrainerError
 from trainer.runlog.output import LOG
 
 _SHOWN_SIZES = 5  # clips of each rank
+_ADVICE = "python -m trainer.data check lists such clips, probe makes a new manifest"
 _EMPTY = 100  # epochs without a step, one after another: chance leaves out one, hardly so many
 
 
@@ -175,13 +176,12 @@ class Loader:
             if clip.path in self._resized or len(self._resized) >= _SHOWN_SIZES:
                 continue
             self._resized.add(clip.path)
-            last = len(self._resized) == _SHOWN_SIZES
-            LOG.warning(
-                "warning: rank %d: %s: %s; it is trained on, scaled and cut to the bucket of the "
-                "manifest's size (python -m trainer.data check lists such clips, probe makes a "
-                "new manifest)%s",
-                self.rank, clip.path, clip.reason, "; further ones are not told" if last else "",
-            )  # fmt: skip
+            told = (
+                f"it is trained on, scaled and cut to the bucket of the manifest's size ({_ADVICE})"
+            )
+            if len(self._resized) == _SHOWN_SIZES:
+                told += "; further ones are not told"
+            LOG.warning("warning: rank %d: %s: %s; %s", self.rank, clip.path, clip.reason, told)
 
     def next_place(self, epochs: int | None = None) -> Cursor | None:
         """Where the next step begins; None when no epoch before number `epochs` has one, by chance

@@ -80,7 +80,8 @@ class _CannotSeek(Exception):
 
 
 def read_window(path: str, window: Window, out_CTHW: NDArray[Any]) -> Read:
-    """Fill `out_CTHW` [3, frames, height, width] with RGB. Raises ClipError for what is no video, damaged in the window or shorter than expected."""
+    """Fill `out_CTHW` [3, frames, height, width] with RGB. Raises ClipError for what is no video,
+    damaged in the window or shorter than expected."""
     try:
         if window.resize == "torch":
             from trainer.data.video.upstream_resize import STILLS, read_still
