@@ -22,6 +22,8 @@ ERROR_COUNTERS = (
 """Counters whose growth matters; their values do not (a healthy capture has 14)."""
 
 _LINE = re.compile(r"^(?:/sys/class/infiniband/)?([\w.-]+)/(\S+)(?:\t| {2,})(.*)$")
+_OF_PORT = re.compile(r"ports/(\d{1,3})/(.+)")
+MOST_PORTS = 2048  # of a node; 256 virtual functions of each of eight cards
 _RATE = re.compile(r"^(\d+(?:\.\d+)?)\b(?:\s*(Gb|Mb)/sec)?")
 
 
@@ -32,6 +34,8 @@ def parse_fabric(first: Section | None, again: Section | None = None) -> Maybe[F
     text, later = text_of(first), text_of(again)
     if isinstance(text, Unknown):
         return text
+    if (most := sum(map(len, map(_ports, _tree(text).values())))) > MOST_PORTS:
+        return Unknown(f"{most} ports of cards, at most {MOST_PORTS} are read")
     ports = parse_sysfs(text, later)
     marked = re.findall(r"^/sys/class/infiniband/([\w.-]+)/role\tSW_MNG$", text, re.MULTILINE)
     bridges = tuple(marked) or _bridges(ports)
@@ -73,12 +77,21 @@ def parse_sysfs(text: str, later: Maybe[str] = NOT_ASKED) -> tuple[IbPort, ...]:
 
     `later` is a second read of the counters: what grew in between.
     """
-    after = then(later, _tree)
-    ports = []
-    for device, files in _tree(text).items():
-        numbers = set(re.findall(r"^ports/(\d{1,3})/", "\n".join(files), re.MULTILINE))
-        ports += [_port(device, files, int(number), after) for number in numbers]
+    after = then(later, lambda again: {name: _ports(card) for name, card in _tree(again).items()})
+    ports = [
+        _port(device, card, number, files, after)
+        for device, card in _tree(text).items()
+        for number, files in _ports(card).items()
+    ]
     return tuple(sorted(ports, key=lambda port: (_natural(port.device), port.port)))
+
+
+def _ports(card: Mapping[str, str]) -> dict[int, dict[str, str]]:
+    """The files of each port of a card, by their path below it."""
+    found: dict[int, dict[str, str]] = {}
+    for match in filter(None, map(_OF_PORT.match, card)):
+        found.setdefault(int(match[1]), {})[match[2]] = card[match[0]]
+    return found
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
@@ -97,10 +110,12 @@ def _tree(text: str) -> dict[str, dict[str, str]]:
 
 
 def _port(
-    device: str, card: Mapping[str, str], number: int, after: Maybe[Mapping[str, Mapping[str, str]]]
+    device: str,
+    card: Mapping[str, str],
+    number: int,
+    files: Mapping[str, str],
+    after: Maybe[Mapping[str, Mapping[int, Mapping[str, str]]]],
 ) -> IbPort:
-    folder = f"ports/{number}/"
-    files = _below(card, folder)
     counters = _counters(files)
 
     def get(name: str) -> Maybe[str]:
@@ -109,8 +124,8 @@ def _port(
     def about(name: str) -> Maybe[str]:
         return card.get(name) or Unknown(f"no {name} in sysfs", is_absence=True)
 
-    def growth(tree: Mapping[str, Mapping[str, str]]) -> Maybe[Mapping[str, int]]:
-        return _growth(counters, _counters(_below(tree.get(device, {}), folder)))
+    def growth(later: Mapping[str, Mapping[int, Mapping[str, str]]]) -> Maybe[Mapping[str, int]]:
+        return _growth(counters, _counters(later.get(device, {}).get(number, {})))
 
     return IbPort(
         device=device,

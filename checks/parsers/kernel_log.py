@@ -23,6 +23,7 @@ _XID = re.compile(
 _SXID = re.compile(r"SXid \(PCI:([0-9A-Fa-f:.]{4,20})\): (\d{1,6})\b", re.IGNORECASE)
 _ADDRESS = re.compile(r"NVRM: The NVIDIA GPU ([0-9A-Fa-f:.]{4,20})")
 LONGEST = 2000  # characters of a line that are searched
+MOST_LINES = 2000  # the newest; the payload sends no more (payload/collect/kernel_log.py)
 
 # What all drivers of network cards say of a link, by interface or port: `eth0: NIC Link is Down`
 # (bnxt_en, ice, i40e, ixgbe, igb, e1000e), `eth0: Link is down` (tg3, r8169, phylib), `ib0: Link
@@ -102,9 +103,14 @@ def parse_kernel_log(
     match = re.match(r"#lines\t(\d{1,9})\n#first\t(.*)\n", section.out)
     if match is None or int(match[1]) == 0:
         return Unknown(f"the kernel's log cannot be read: {unreadable(section.out)}")
-    events = read_events(section.out[match.end() :], uptime_s, now_s)
-    age_s = _age(match[2], uptime_s, now_s)
-    whole = not section.truncated and _is_start(match[2], age_s, uptime_s)
+    lines, first = section.out[match.end() :].splitlines(), match[2]
+    is_cut = len(lines) > MOST_LINES
+    if is_cut:
+        lines = lines[-MOST_LINES:]
+        first = lines[0]
+    events = read_events("\n".join(lines), uptime_s, now_s)
+    age_s = _age(first, uptime_s, now_s)
+    whole = not section.truncated and not is_cut and _is_start(first, age_s, uptime_s)
     return KernelLog(events, int(match[1]), None if whole else age_s)
 
 

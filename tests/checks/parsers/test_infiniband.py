@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import time
+
+import pytest
+
 from checks.facts import Fabric, Unknown
 from checks.parsers import infiniband as ib
 from tests.checks.captures import recorded
@@ -63,3 +67,15 @@ def test_peermem_gids_and_time_between_the_reads() -> None:
         "eth2",
     )
     assert len(fabric.ports[0].gids) == 2
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["d/ports/{0}/counters/c{1}\t1\n", "d{1}/ports/1/state\t4: ACTIVE\n", "d/ports/{0}/gids/{1}\tfe80::1\n"],
+)  # fmt: skip
+def test_text_of_a_hostile_node_takes_no_minutes(line: str) -> None:
+    """A section may have 6 MiB; 31 s were taken for that."""
+    text = "#devices\t1\n" + "".join(line.format(n % 1000, n % 99_999) for n in range(120_000))
+    began_s = time.process_time()
+    ib.parse_fabric(ended(text), ended(text))
+    assert time.process_time() - began_s < 6.0

@@ -288,3 +288,14 @@ def test_no_line_takes_long(part: str) -> None:
     log.read_events(line, 10.0, NOW)
     grade(149, line)
     assert time.process_time() - begin_s < 1.0
+
+
+def test_no_node_sends_more_findings_than_lines_that_count() -> None:
+    """The payload sends the newest 2,000 lines; a node that sends more is cut to them."""
+    xids = [f"[{n + 10}.000000] NVRM: Xid (PCI:0000:{n % 256:02x}:00): 79, x" for n in range(5000)]
+    told = ended("#lines\t5000\n#first\t[    0.000000] Linux version 6\n" + "\n".join(xids))
+    found = log.parse_kernel_log(told, 6000.0, NOW)
+    assert isinstance(found, KernelLog)
+    assert len(found.events) == log.MOST_LINES
+    assert found.events[-1].age_s == pytest.approx(6000 - 5009)
+    assert found.reaches_s == pytest.approx(6000 - 3010)  # what was before is not known
