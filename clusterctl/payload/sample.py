@@ -61,7 +61,7 @@ def slots():
         said = (found["err"] or found["out"]).strip().splitlines()
         fail("the GPUs cannot be read: %s" % (said[-1] if said else found["state"]))
     # A GPU whose memory is not known ("[N/A]", of a MIG device) is not known to be free.
-    used = {index.strip(): int(mib) if mib.strip().isdigit() else None for index, mib in rows}
+    used = {index.strip(): int(mib) if mib.strip().isdecimal() else None for index, mib in rows}
     free = [index for index, mib in used.items() if mib is not None and mib < FREE_MIB]
     unknown = [index for index, mib in used.items() if mib is None]
     if unknown and not free:

@@ -12,12 +12,14 @@ import pytest
 from checks.facts import FileSeen, Fleet, GpuProcess, NodeFacts, Unknown
 from checks.runner import run_checks
 from clusterctl.commands.launch import _accepted as accepted
+from clusterctl.commands.launch import _look_at_spares as look_at_spares
 from clusterctl.launch.restart import recheck as subject
 from clusterctl.launch.restart.between import no_room
 from clusterctl.launch.restart.recheck import recheck, unfit
 from clusterctl.launch.restart.rules import Rules
 from clusterctl.launch.start import Prepared
 from clusterctl.nodes import Node
+from clusterctl.output import Output
 from clusterctl.remote import payload as ship
 from clusterctl.remote.cluster import Cluster
 from tests.checks.healthy import disk, full, machine, needs
@@ -152,3 +154,26 @@ def test_order_of_checkpoints_is_that_of_the_pointer_not_of_clocks(tmp_path: Pat
     assert listed(tmp_path)["complete"][-1] == "epoch0-global_step40"
     (tmp_path / "latest").write_text("epoch0-global_step99\n")
     assert listed(tmp_path)["complete"][-1] == "epoch0-global_step20"
+
+
+def test_launch_tells_of_a_spare_that_could_not_stand_in(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A second name of a node, which would be found out after the first failure only."""
+    *nodes, spare = facts(n4={"machine": machine("boot-n1")})
+    report = run_checks(Fleet((spare,), needs()))
+    seen = Prepared("cuda", {"n4": 8}, report, needs=needs(), facts=(spare,))
+    monkeypatch.setattr("clusterctl.launch.start.prepare", lambda *_, **__: seen)
+    slots = dict.fromkeys(NAMES[:3], 8)
+    prepared = Prepared("cuda", slots, None, needs=needs(), facts=tuple(nodes))
+    wanted: Any = Wanted("auto")
+    cluster = Cluster([Node("n4")], None)  # type: ignore[arg-type]
+    line: Any = None
+    assert look_at_spares(Output(), cluster, wanted, prepared, line) == {"n4": 8}
+    said = capsys.readouterr().err
+    assert "spare n4 could not be used now: host.same_machine: one machine under" in said
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    device: str
