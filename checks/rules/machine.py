@@ -77,16 +77,24 @@ def same_machine(fleet: Fleet) -> Iterator[Finding]:
         else:
             groups.setdefault(node.boot_id, []).append(node)
     for members in groups.values():
-        names = tuple(node.name for node in members)
+        places: dict[str, list[NodeFacts]] = {}
+        for node in members:
+            places.setdefault(node.namespaces, []).append(node)
+        alone = [nodes[0] for nodes in places.values() if len(nodes) == 1]
+        names = tuple(node.name for node in alone)
         if len(members) == 1:
             yield passed("no other name for this machine", nodes=names)
         elif all(node.loopback for node in members):
-            yield skip("loopback addresses: one machine on purpose", nodes=names)
-        elif len({node.namespaces for node in members}) == len(members):
-            text = "containers of one machine: they share its GPUs, disks and network"
-            yield warn(text, nodes=names, fix="give each machine one line in the hostfile")
+            every = tuple(node.name for node in members)
+            yield skip("loopback addresses: one machine on purpose", nodes=every)
         else:
-            yield fail("one machine under several names (same boot id)", nodes=names)
+            for same in (nodes for nodes in places.values() if len(nodes) > 1):
+                text = "one machine under several names (same boot id)"
+                both = tuple(node.name for node in same)
+                yield fail(text, nodes=both, fix="keep one of the names in the hostfile")
+            if alone:
+                text = "containers of one machine: they share its GPUs, disks and network"
+                yield warn(text, nodes=names, fix="give each machine one line in the hostfile")
 
 
 @check("ssh.connect_time", advisory=True)

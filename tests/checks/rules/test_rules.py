@@ -101,6 +101,9 @@ def test_same_machine() -> None:
     assert {name: item.verdict for name, item in found.items()} == {"n1": FAIL, "n2": FAIL}
     container = node("n2", machine=machine("boot-n1", "net:[2] pid:[2] uts:[2]"))
     assert verdict("host.same_machine", one, container) is WARN
+    mixed = judge("host.same_machine", one, node("n3", machine=machine("boot-n1")), container)
+    seen = {name: item.verdict for name, item in mixed.items()}
+    assert seen == {"n1": FAIL, "n3": FAIL, "n2": WARN}
     demo = [dataclasses.replace(item, loopback=True) for item in (one, double)]
     assert verdict("host.same_machine", *demo) is SKIP
     assert (
