@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -11,6 +12,7 @@ from clusterctl.launch.deaths import ASKED_TO_STOP, Death
 from clusterctl.launch.root_cause import Judgement, judge
 
 USER_STOPPED, NODE_LOST = 130, 3  # exit codes of a launch
+_BY_SIGNAL = re.compile(r": what starts its ranks ended with code -(\d{1,3})$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,9 @@ def _of_starter(end: End) -> Cause:
         stated = texts.classify(line) if line else None
     name = end.reason.partition(":")[0]  # "node-1: what starts its ranks ended with code 4"
     node = name if name in end.homes.values() else None
+    if stated is None and (by_signal := _BY_SIGNAL.search(end.reason)):
+        evidence = Evidence(Source.EXIT_CODE, end.reason)
+        return Cause(Kind.SIGNAL, by_signal[1], node, None, evidence)
     if stated is None or stated.kind == Kind.WORKER_EXCEPTION:
         return Cause(Kind.UNKNOWN, "", node, None, Evidence(Source.STARTER_LOG, end.reason))
     evidence = Evidence(Source.STARTER_LOG, stated.text)

@@ -49,7 +49,10 @@ class Kind(str, Enum):
     )
     CUDA_OOM = "cuda-oom", "a GPU's memory is too small", "deterministic"
     CUDA_ERROR = "cuda-error", "CUDA, cuDNN, cuBLAS or NCCL failed"
-    SIGNAL = "signal", "a signal ended a rank; its number follows: `signal-9`"
+    SIGNAL = (
+        "signal",
+        "a signal ended a rank, or what starts a node's ranks; its number follows: `signal-9`",
+    )
     HANG = "hang", "no step within the limit; what hangs follows: `hang-data`"
     NODE_UNREACHABLE = "node-unreachable", "a node cannot be asked any more", "node"
     NODE_STOPPED = (

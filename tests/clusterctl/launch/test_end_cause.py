@@ -42,6 +42,11 @@ def test_log_of_the_starter_says_why_it_could_not_start() -> None:
     assert (root.kind, root.node) == (Kind.ENVIRONMENT, "node-2")
     root = judge_end(End(1, reason, homes=HOMES)).root
     assert (root.kind, root.node, root.is_root) == (Kind.UNKNOWN, "node-2", True)
+    killed = "node-2: what starts its ranks ended with code -9"
+    root = judge_end(End(1, killed, homes=HOMES)).root
+    assert (root.name, root.node, root.rank) == ("signal-9", "node-2", None)
+    root = judge_end(End(1, killed, starter_lines=lines, homes=HOMES)).root
+    assert root.kind == Kind.ENVIRONMENT  # what it said itself comes first
 
 
 def test_of_several_lost_nodes_the_one_of_the_reason_is_the_root() -> None:
