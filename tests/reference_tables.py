@@ -23,6 +23,9 @@ from dashboards.alerts.engine import RULES
 from dashboards.model.alert_book import Rule
 from dashboards.model.units import span
 from tests.clusterctl.launch.causes.nccl_texts import LAST_ERRORS, RESULTS
+from tests.faults import cases  # noqa: F401 - enters the faults
+from tests.faults.fault import FAULTS
+from tests.faults.table import reference
 from trainer.allowed_values import allowed
 from trainer.config import keys
 from trainer.config.upstream import REFUSED, TYPES
@@ -266,6 +269,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "error-texts.md": error_texts,
     "figures.md": figures,
     "incidents.md": causes,
+    "tested-faults.md": lambda: reference(FAULTS),
     "xid.md": xids,
 }
 

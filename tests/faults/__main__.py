@@ -50,10 +50,18 @@ def main(arguments: list[str] | None = None) -> int:
         metavar="NxR",
         help="nodes x ranks of a node (default: 4x1); limits in seconds grow with the ranks",
     )
+    parser.add_argument(
+        "--busy",
+        type=float,
+        default=1.0,
+        metavar="F",
+        help="times that limits in seconds are longer on a machine that others use (default: 1)",
+    )
     parser.add_argument("--seed", type=int, default=None, help="default: a new one, printed")
     parser.add_argument("--keep", action="store_true", help="leave the folders of all rounds")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the outcomes there, too")
     options = parser.parse_args(arguments)
+    how = (*options.size, options.busy)
     if (reason := why_not()) is not None:
         print(f"lab nodes: {reason}", file=sys.stderr)
         return 3
@@ -64,18 +72,16 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"no fault is called {', '.join(unknown)}; there are {', '.join(FAULTS)}")
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(10**6)
     folder = Path(tempfile.mkdtemp(prefix="faults-"))
+    folder.chmod(0o711)  # a second user of the nodes has files in there
     print(f"seed {seed}, rounds in {folder}", flush=True)
     campaign = Campaign(folder, options.keep, lambda text: print(text, flush=True))
-    sized = {name: with_size(fault, *options.size) for name, fault in FAULTS.items()}
+    sized = {name: with_size(fault, *how) for name, fault in FAULTS.items()}
     rounds = [(sized[name], seed + nth) for nth in range(options.rounds) for name in names]
     rounds += [
-        (with_size(random_run(seed + nth), *options.size), seed + nth)
-        for nth in range(options.random)
+        (with_size(random_run(seed + nth), *how), seed + nth) for nth in range(options.random)
     ]
     rounds += [(stopped_run(seed + nth), seed + nth) for nth in range(options.ctrl_c)]
-    rounds += (
-        [(with_size(healthy(options.healthy), *options.size), seed)] if options.healthy else []
-    )
+    rounds += [(with_size(healthy(options.healthy), *how), seed)] if options.healthy else []
     outcomes: list[Outcome] = []
     try:
         for fault, number in rounds:

@@ -13,7 +13,8 @@ from typing import Any
 from tests.faults import proof
 from tests.faults.fault import Fault
 from tests.faults.proof import Compared, History
-from tests.faults.rig import Late, Round, Setting, render_clips
+from tests.faults.rig import Late, Round, render_clips
+from tests.faults.setting import Setting
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,10 @@ class Campaign:
         """Of a run with as many ranks and steps, to which nothing happens. Raises `Late`."""
         key = (setting.world, setting.steps, setting.config)
         if key not in self._undisturbed:
-            plain = Setting(setting.nodes, 0, setting.ranks, setting.steps, config=setting.config)
+            plain = Setting(
+                setting.nodes, 0, setting.ranks, setting.steps,
+                config=setting.config, busy=setting.busy,
+            )  # fmt: skip
             with self.round(plain, "undisturbed", 0) as one:
                 one.launch()
                 code = one.end()
@@ -93,10 +97,10 @@ class Campaign:
 def judge(fault: Fault, one: Round, wanted: History | None, seed: int) -> Outcome:
     """Launch, let the fault happen, wait for the end, and compare."""
     wrong: list[str] = []
-    if fault.prepare is not None:
-        fault.prepare(one)
-    one.launch()
     try:
+        if fault.prepare is not None:
+            fault.prepare(one)
+        one.launch()
         fault.inject(one)
         one.end()
     except Late as late:

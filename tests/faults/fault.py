@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from tests.faults.rig import Round, Setting
+from tests.faults.rig import Round
+from tests.faults.setting import Setting
 
 RECOVERED_S = 20.0  # from the fault to the first new step, on 4 nodes
 Inject = Callable[[Round], None]
@@ -48,18 +49,16 @@ def fault(
     check: Callable[[Round], Iterable[str]] = nothing_more,
     setting: Setting = Setting(),
     detected_s: float | None = None,
-    recovered_s: float | None = None,
+    recovered_s: float | None = RECOVERED_S,
     exit_code: int = 0,
     is_same: bool = True,
     refuses_clips: bool = False,
     prepare: Inject | None = None,
 ) -> Callable[[Inject], Inject]:
-    """Enter a function as a fault. One with a cause has RECOVERED_S to recover unless it says so."""
+    """Enter a function as a fault. One that is recovered from has `recovered_s` for it."""
 
     def enter(inject: Inject) -> Inject:
-        limit_s = recovered_s
-        if cause and exit_code == 0 and limit_s is None:
-            limit_s = RECOVERED_S
+        limit_s = recovered_s if cause and exit_code == 0 else None
         FAULTS[id_] = Fault(
             id_,
             title,
@@ -79,6 +78,6 @@ def fault(
     return enter
 
 
-def with_size(fault: Fault, nodes: int, ranks: int) -> Fault:
-    """The same with as many nodes, and ranks on each."""
-    return replace(fault, setting=replace(fault.setting, nodes=nodes, ranks=ranks))
+def with_size(fault: Fault, nodes: int, ranks: int, busy: float = 1.0) -> Fault:
+    """The same with as many nodes, and ranks on each, on a machine that is `busy` times as slow."""
+    return replace(fault, setting=replace(fault.setting, nodes=nodes, ranks=ranks, busy=busy))

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 
 from tests.faults.cases.nodes import reset_connections
 from tests.faults.fault import Fault
-from tests.faults.rig import Round, Setting
+from tests.faults.rig import Round
+from tests.faults.setting import Setting
 
 EVERY_S = 60.0
 ALARMS = ("hang", "failure", "restart", "incident", "excluded", "waiting")

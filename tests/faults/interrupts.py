@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from clusterctl.launch.head.attached import QUESTION, STOPPING
 from tests.clusterctl.launch.harness import command_line
 from tests.faults.fault import Fault
-from tests.faults.rig import Round, Setting
+from tests.faults.rig import Round
+from tests.faults.setting import Setting
 from tests.faults.terminal import INTERRUPT
 
 MOMENTS_S = (0.0, 14.0)  # after the command was typed: arguments, checks, connections, steps

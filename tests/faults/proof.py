@@ -56,8 +56,7 @@ def history(one: Round) -> History:
             place = (line["epoch"], line["microbatch"], tuple(line["rows"]), line["digest"])
             samples[line["step"], line["rank"]] = place
     losses = {record.step: record.loss for record in one.steps()}  # the latest attempt's is last
-    made = [path for path in one.run_dir.glob("epoch*-global_step*") if path.is_dir()]
-    newest = max(made, key=lambda path: step_of(path.name), default=None)
+    newest = max(one.checkpoints, key=lambda path: step_of(path.name), default=None)
     assert last >= 1
     return History(
         samples, losses, newest.name if newest else "", digests(newest) if newest else {}

@@ -13,7 +13,8 @@ from tests.faults.cases.nodes import reset_connections
 from tests.faults.cases.ranks import decoders
 from tests.faults.fault import Fault
 from tests.faults.proof import step_of
-from tests.faults.rig import BATCH, CLIPS, Late, Round, Setting, kill
+from tests.faults.rig import BATCH, CLIPS, Late, Round, kill
+from tests.faults.setting import Setting
 from tests.lab.node import LabNode
 
 STEPS, EVERY = 100, 10  # steps of a run, between two checkpoints

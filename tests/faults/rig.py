@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -18,6 +19,9 @@ from typing import Any
 from clusterctl.launch.journal import EVENTS_FILE, INCIDENTS_FILE
 from clusterctl.payload.files.private import own_folder
 from tests.clusterctl.launch.harness import ranks_of, read_lines, tagged
+from tests.faults.answers import Answers
+from tests.faults.answers import why_not as why_no_answers
+from tests.faults.setting import Setting
 from tests.faults.terminal import Terminal
 from tests.lab.clip_mount import ClipMount
 from tests.lab.cluster import Lab
@@ -28,8 +32,8 @@ from trainer.runlog.telemetry import StepRecord
 REPO = Path(__file__).parents[2]
 BATCH = 4  # clips of a rank and step
 CLIPS = 192  # 48 microbatches of 4 in an epoch: whole steps for 1, 2, 3, 4, 6, 8, 12, 16 ranks
+CODE = ("checks", "clusterctl", "dashboards", "trainer")
 CONFIG = f"""
-_base_ = {str(REPO / "trainer/configs/demo.py")!r}
 bucket_config = {{"16px": {{8: (1.0, {BATCH})}}}}
 model = dict(hidden_size=32, num_heads=2, depth=1)
 dataset = dict(cache_decoded_mb=0, clip_timeout_s=3.0)
@@ -44,33 +48,6 @@ PACE_S = 0.1
 
 class Late(Exception):
     """Something has not happened in time; the text says what."""
-
-
-@dataclass(frozen=True)
-class Setting:
-    """How a run of a fault is launched. `steps` is where it ends."""
-
-    nodes: int = 4
-    spares: int = 0
-    ranks: int = 1  # on each node
-    steps: int = 60
-    may_lose: int = 0  # nodes, without a spare for them
-    words: tuple[str, ...] = ()  # for clusterctl launch
-    trainer: tuple[str, ...] = ()  # for trainer.train
-    env: tuple[str, ...] = ()
-    config: str = ""  # lines after those of CONFIG
-    outputs_mb: int | None = None  # the outputs are on a disk of their own of this size
-    clips_hang: bool = False  # the clips are on a file system that can be made to hang
-    terminal: bool = False  # the commands are typed on one
-
-    @property
-    def world(self) -> int:
-        return self.nodes * self.ranks
-
-    @property
-    def slower(self) -> float:
-        """Times that all takes as long as with 4 ranks: they share the cores of one machine."""
-        return max(1.0, self.world / 4)
 
 
 @dataclass
@@ -92,6 +69,9 @@ class Round:
         self._repairs: list[Callable[[], object]] = []
         self._stack = contextlib.ExitStack()
         self.outputs = self.directory / "outputs"
+        self.nodes_outputs = self.outputs  # the same as the nodes see it
+        self.code = REPO
+        self.head_env: dict[str, str] = {}  # for the commands that follow
         self.faults = self.directory / "faults"
         self.data = self.directory / "clips"  # a fault may change them
         self.csv = self.data / "digits.csv"
@@ -100,12 +80,18 @@ class Round:
         shutil.copytree(self.clips, self.data)
         for folder in (self.outputs, self.faults / "samples", self.faults / "orders"):
             folder.mkdir(parents=True)
-        (self.directory / "campaign.py").write_text(CONFIG + self.setting.config)
+        if self.setting.own_code:
+            self.code = self.directory / "code"
+            copy_code(self.code)
+        base = f"_base_ = {str(self.code / 'trainer/configs/demo.py')!r}\n"
+        (self.directory / "campaign.py").write_text(base + CONFIG + self.setting.config)
         with contextlib.ExitStack() as stack:
             if self.setting.outputs_mb is not None:
-                stack.callback(_run, "umount", "-l", str(self.outputs))
-                _run("mount", "-t", "tmpfs", "-o", f"size={self.setting.outputs_mb}m", "tmpfs",
-                     str(self.outputs))  # fmt: skip
+                _mount_disk(stack, self.outputs, self.setting.outputs_mb)
+            if self.setting.nodes_mb is not None:
+                self.nodes_outputs = self.directory / "nodes-outputs"
+                self.nodes_outputs.mkdir()
+                _mount_disk(stack, self.nodes_outputs, self.setting.nodes_mb)
             if self.setting.clips_hang:
                 aside = self.data.rename(self.directory / "clips-aside")
                 shutil.copytree(aside, self.data, ignore=shutil.ignore_patterns("clips"))
@@ -113,6 +99,9 @@ class Round:
             count = self.setting.nodes + self.setting.spares
             lab = Lab(count, self.directory / "lab", shared=[self.directory])
             self.lab = stack.enter_context(lab)
+            if self.nodes_outputs != self.outputs:
+                for node in self.lab.nodes:
+                    node.bind(self.nodes_outputs, str(self.outputs))
             if self.setting.terminal:
                 self.terminal = Terminal(self.directory / "launch.txt")
                 stack.callback(self.terminal.close)
@@ -133,16 +122,20 @@ class Round:
 
     def command(self, *words: str, name: str) -> subprocess.Popen[bytes]:
         """Start clusterctl as a user does; its output is in NAME.txt, or in that of the terminal."""
-        env = {name: value for name, value in os.environ.items() if name != "SSH_AUTH_SOCK"}
-        env |= {"PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
-        env |= {"XDG_STATE_HOME": str(self.directory / "state")}
+        env = self.environment()
         if self.setting.terminal:
-            return self.terminal.start(words, REPO, env)
+            return self.terminal.start(words, self.code, env)
         with (self.directory / f"{name}.txt").open("ab") as out:
             return subprocess.Popen(
                 [sys.executable, "-m", "clusterctl", *words],
-                cwd=REPO, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+                cwd=self.code, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
             )  # fmt: skip
+
+    def environment(self) -> dict[str, str]:
+        """Of the head's commands."""
+        env = {name: value for name, value in os.environ.items() if name != "SSH_AUTH_SOCK"}
+        env |= {"PYTHONPATH": str(self.code), "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
+        return env | {"XDG_STATE_HOME": str(self.directory / "state"), **self.head_env}
 
     def words(self) -> list[str]:
         """Of a launch."""
@@ -151,7 +144,7 @@ class Round:
         env = [
             f"FAULTS_DIR={self.faults}",
             f"FAULTS_PACE_S={PACE_S}",
-            f"PYTHONPATH={inside}:{REPO}",
+            f"PYTHONPATH={inside}:{self.code}",
             *setting.env,
         ]
         spares = self.lab.names[setting.nodes :]
@@ -192,6 +185,13 @@ class Round:
         """The fault happens now."""
         self.begun_s = time.time()
 
+    @functools.cached_property
+    def answers(self) -> Answers:
+        """Of the programs that get its `env`. Raises `Late` without a compiler."""
+        if (reason := why_no_answers()) is not None:
+            raise Late(reason)
+        return Answers(self.directory / "answers")
+
     # What is seen.
 
     @property
@@ -202,6 +202,12 @@ class Round:
     @property
     def run_dir(self) -> Path:
         return next(self.outputs.glob("001-*"), self.outputs / "001-none")
+
+    @property
+    def checkpoints(self) -> list[Path]:
+        """Folders of steps, where the nodes write them."""
+        run = next(self.nodes_outputs.glob("001-*"), self.nodes_outputs / "001-none")
+        return [path for path in run.glob("epoch*-global_step*") if path.is_dir()]
 
     @property
     def run_id(self) -> str:
@@ -305,6 +311,17 @@ def _files_of(node: LabNode, run_id: str) -> Iterator[str]:
     found = node.exec(["find", *places, "-maxdepth", "2", "-name", f"*{run_id[-24:]}*"])
     for line in found.stdout.splitlines():
         yield f"{node.name}: {line}"
+
+
+def copy_code(folder: Path) -> None:
+    """What is installed of this project, without the interpreter and its libraries."""
+    for name in CODE:
+        shutil.copytree(REPO / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def _mount_disk(stack: contextlib.ExitStack, folder: Path, size_mb: int) -> None:
+    _run("mount", "-t", "tmpfs", "-o", f"size={size_mb}m", "tmpfs", str(folder))
+    stack.callback(_run, "umount", "-l", str(folder))
 
 
 def _run(*words: str) -> None:

@@ -1,4 +1,4 @@
-"""The outcomes of a campaign as a table, one line for each fault."""
+"""The outcomes of a campaign as a table, one line for each fault, and all faults as one of a document."""
 
 from __future__ import annotations
 
@@ -22,6 +22,25 @@ def table(outcomes: Sequence[Outcome], faults: Mapping[str, Fault]) -> Iterable[
     widths = [max(len(row[at]) for row in rows) for at in range(len(HEAD))]
     for row in rows:
         yield "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+
+
+def reference(faults: Mapping[str, Fault]) -> str:
+    """What is done, and what must become of the run, in Markdown."""
+    lines = ["| fault | what happens | classes of incidents | exit | compared with |"]
+    lines.append("|---|---|---|---|---|")
+    for one in faults.values():
+        classes = f"`{one.cause}`".replace("|", "\\|") if one.cause else "none: no restart"
+        cells = (f"`{one.id}`", one.title, classes, str(one.exit_code), _compared(one))
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _compared(one: Fault) -> str:
+    if one.exit_code:
+        return "-"
+    if one.is_same:
+        return "the same run undisturbed: samples, losses, last checkpoint"
+    return "the clips it names" if one.refuses_clips else "each clip once in an epoch"
 
 
 def _figures(outcomes: Sequence[Outcome], *, with_classes: bool = True) -> tuple[str, ...]:

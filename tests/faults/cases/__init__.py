@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.faults.cases import disks, head, nodes, owners, ranks
+from tests.faults.cases import disks, file_systems, head, machines, nodes, owners, ranks, upgrades
 
-__all__ = ["disks", "head", "nodes", "owners", "ranks"]
+__all__ = ["disks", "file_systems", "head", "machines", "nodes", "owners", "ranks", "upgrades"]

@@ -14,13 +14,13 @@ from tests.clusterctl.launch.harness import read_lines
 from tests.faults.cases.ranks import decoders
 from tests.faults.fault import fault
 from tests.faults.proof import step_of
-from tests.faults.rig import CLIPS, Round, Setting, kill
+from tests.faults.rig import CLIPS, Round, kill
+from tests.faults.setting import Setting
 from trainer.runlog import telemetry
 
 
 def newest(one: Round) -> Path:
-    made = [path for path in one.run_dir.glob("epoch*-global_step*") if path.is_dir()]
-    return max(made, key=lambda path: step_of(path.name))
+    return max(one.checkpoints, key=lambda path: step_of(path.name))
 
 
 def told(one: Round, name: str) -> list[int]:

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 
 from tests.faults.fault import fault
 from tests.faults.proof import step_of
-from tests.faults.rig import Round, Setting, kill
+from tests.faults.rig import Round, kill
+from tests.faults.setting import Setting
 
 
 def saved_at_the_end(one: Round) -> Iterable[str]:

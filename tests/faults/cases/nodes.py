@@ -13,7 +13,8 @@ from pathlib import Path
 
 from tests.clusterctl.launch.harness import command_line, wait_until
 from tests.faults.fault import fault
-from tests.faults.rig import REPO, Round, Setting, kill
+from tests.faults.rig import REPO, Round, kill
+from tests.faults.setting import Setting
 from tests.lab.cpu_quota import CpuQuota
 from tests.lab.node import LabNode
 from trainer.runlog import telemetry
@@ -136,11 +137,11 @@ def cut_from_head(one: Round, nodes: Sequence[LabNode], seconds: float) -> None:
         node.exec(["ip", "route", "del", "blackhole", head])
 
 
-def reset_connections(one: Round) -> int:
-    """End every ssh connection of every node; the number of them."""
+def reset_connections(one: Round, nodes: Sequence[LabNode] = ()) -> int:
+    """End every ssh connection of these nodes, or of all; the number of them."""
     sessions = [
         pid
-        for node in one.lab.nodes
+        for node in nodes or one.lab.nodes
         for pid in node.processes()
         if command_line(pid).startswith((b"sshd: root", b"sshd-session: root"))
     ]

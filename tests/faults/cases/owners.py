@@ -31,7 +31,7 @@ def told_rank(one: Round) -> None:
     told(one, one.ranks[2])
 
 
-@fault("O1-starter", "SIGTERM to what starts a node's ranks", "signal-15")
+@fault("O1-starter", "SIGTERM to what starts a node's ranks", "signal-15", recovered_s=60.0)
 def told_starter(one: Round) -> None:
     one.until_step(23)
     told(one, parent(one.ranks[2]))

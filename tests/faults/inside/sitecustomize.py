@@ -73,6 +73,7 @@ def note(run: Any, batch: Any) -> None:
         "microbatch": index,
         "rows": [int(row) for row in batch.rows],
         "digest": digest(batch),
+        "code": getattr(sys.modules["trainer.step"], "CAMPAIGN", ""),  # which version of it
     }
     path = Path(FOLDER) / "samples" / f"{line['rank']}.jsonl"
     with path.open("a") as file:
