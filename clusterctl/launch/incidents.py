@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from clusterctl.launch import journal
@@ -57,22 +56,19 @@ class Incident:
 
 
 def record(
-    run_dir: Path, log: journal.Journal, incident: Incident, redact: Callable[[str], str] = str
+    log: journal.Journal, incident: Incident, redact: Callable[[str], str] = str
 ) -> dict[str, Any]:
     """Write an incident, and a crash to the journal as well, where dashboards see it.
 
     Returns its root as it was written: without secrets, which `redact` takes out of texts of ranks.
-    A disk that is full must not keep a run from being stopped: the journal says so.
+    A disk that is full must not keep a run from being stopped: it is written later.
     """
     line = _redacted(incident.to_json(), redact)
     root = incident.judgement.root
     if type_of(root) in (CRASH, NODE_LOST):
         data = {"class": root.name, "rank": root.rank, "action": incident.action}
         log.write("incident", redact(root.sentence), node=root.node, step=incident.step, **data)
-    try:
-        journal.append(run_dir / journal.INCIDENTS_FILE, line)
-    except OSError as error:
-        log.write("error", f"{journal.INCIDENTS_FILE}: {error}")
+    log.record(journal.INCIDENTS_FILE, line)
     written: dict[str, Any] = line["root"]
     return written
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -12,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from clusterctl.launch.appended import Appended
 from clusterctl.launch.state import RunState
 from clusterctl.payload.mask_secrets import hide
-from trainer.runlog import run_files, telemetry
+from trainer.runlog import telemetry
 
 EVENTS_FILE = "events.jsonl"
 INCIDENTS_FILE = "incidents.jsonl"
@@ -24,19 +24,10 @@ BYTES_S, BURST_BYTES = 1 << 20, 8 << 20
 NODE_BYTES = 16 << 30  # of all copies of one node: weeks of logs, and less than a disk
 
 
-def append(path: Path, record: Mapping[str, Any]) -> None:
-    """Add one line, written whole, so a reader never sees half of one. Raises `OSError`.
-
-    Keys are only ever added. An incident has incident (its type), text, time_s (unix), step.
-    """
-    with os.fdopen(run_files.open_to_append(path), "ab", buffering=0) as file:
-        file.write(json.dumps(record, default=str).encode() + b"\n")
-
-
 class Journal:
     def __init__(self, run_dir: Path, known: Collection[tuple[str, str | None, str]] = ()) -> None:
         """`known`: (event, node, text) of events that are on record; they are not written again."""
-        self._path, self._known = run_dir / EVENTS_FILE, set(known)
+        self._files, self._known = Appended(run_dir), set(known)
 
     def write(self, name: str, text: str, *, node: str | None = None, **data: Any) -> None:
         """Record one event, now. `text` is one sentence for people; secrets are masked.
@@ -48,8 +39,28 @@ class Journal:
         mono_s, time_s = round(time.monotonic(), 3), round(time.time(), 3)
         event: dict[str, Any] = {"event": name, "text": hide(text), "node": node}
         event |= {"mono_s": mono_s, "time_s": time_s, "data": _without_secrets(data)}
-        with suppress(OSError):  # a full disk on the head must not keep it from stopping a run
-            append(self._path, event)
+        self._files.add(EVENTS_FILE, _line(event))
+        for file, count in self._files.left_out().items():
+            self.write("cut", f"{file}: {count} bytes are left out: its disk was full for too long")
+
+    def add(self, name: str, data: bytes) -> None:
+        """Add to another file of the run directory, once its disk has room; raises nothing: a full
+        disk on the head must not keep it from stopping a run."""
+        if why := self._files.add(name, data):
+            self.write("error", f"{name}: {why}; it is written once it can be")
+
+    def record(self, name: str, record: Mapping[str, Any]) -> None:
+        """As `add`, one line of JSON. Keys are only ever added."""
+        self.add(name, _line(record))
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether something is kept here that is in no file yet."""
+        return self._files.is_behind
+
+
+def _line(record: Mapping[str, Any]) -> bytes:
+    return json.dumps(record, default=str).encode() + b"\n"
 
 
 def tell(journal: Journal, state: RunState, name: str, text: str, **data: Any) -> None:
@@ -81,10 +92,9 @@ class Copies:
         self._run_dir, self._journal = run_dir, journal
         self._files: dict[str, _File] = {}
         self._bytes: Counter[str] = Counter()  # that each node has sent, also to an earlier head
-        self._is_full = False
 
     def append(self, name: str, text: str, node: str) -> None:
-        """Add what `node` sent for the file `name`. An `OSError` is recorded once, not raised."""
+        """Add what `node` sent for the file `name`."""
         now = time.monotonic()
         if name not in self._files:
             self._files[name] = _File(BURST_BYTES, now)
@@ -110,12 +120,5 @@ class Copies:
             file.cut_bytes = 0
         file.allowance -= len(data)
         self._bytes[node] += len(data)
-        if not data:
-            return
-        try:
-            with os.fdopen(run_files.open_to_append(self._run_dir / name, 0o666), "ab") as target:
-                target.write(data)
-        except OSError as error:
-            if not self._is_full:
-                self._is_full = True  # the head's disk is no reason to end a run
-                self._journal.write("error", f"{name}: {error}")
+        if data:
+            self._journal.add(name, data)

@@ -154,7 +154,8 @@ class Reports:
         if message["at"] != positions.get(file, 0):
             return False
         target = telemetry.FILE if file == "telemetry" else f"ranks/{file}.log"
-        self.notes.note(self.positions, None if self.state.nodes[name].shared else target)
+        if not self.journal.is_behind:  # what only this process has must be sent again
+            self.notes.note(self.positions, None if self.state.nodes[name].shared else target)
         positions[file] = message["end"]
         return True
 

@@ -18,7 +18,7 @@ STYLES = {
     **dict.fromkeys(("hang", "goes-on", "disconnected", "cut-off", "logout"), "warn"),
     **dict.fromkeys(("waiting", "excluded", "exclude-file"), "warn"),
     "restart": "bad",
-    "save-failed": "bad",
+    **dict.fromkeys(("save-failed", "lost"), "bad"),  # "lost": lines of telemetry
     "verdict": "bad",
 }  # of the events that are shown
 

@@ -256,7 +256,7 @@ class _Run:
             time_s=time.time() - (time.monotonic() - ended.at_s),
             more=ended.more,
         )
-        self.cause = record(plan.run_dir, self.journal, incident, plan.environment.redact)
+        self.cause = record(self.journal, incident, plan.environment.redact)
         where = plan.run_dir.name, plan.run_id, plan.attempt
         entry = ledger.of_incident(self.cause, where, incident.time_s)
         self._enter([entry] if entry else [])

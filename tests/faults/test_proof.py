@@ -49,6 +49,16 @@ def test_step_that_was_done_twice_or_not_at_all_is_counted() -> None:
     assert (found.missed, found.repeated) == (0, 2 * SIZE)
 
 
+def test_losses_may_be_missing_that_the_run_says_it_could_not_write() -> None:
+    whole = epochs(2)
+    without = {step: loss for step, loss in whole.losses.items() if step not in (5, 6)}
+    for lost, wrong in ((2, ()), (1, ("2 losses differ, first that of step 5",))):
+        assert proof.compare(replace(whole, losses=without, lost=lost), whole).wrong == wrong
+    other = {**without, 7: 0.5}
+    found = proof.compare(replace(whole, losses=other, lost=9), whole)
+    assert found.wrong == ("1 losses differ, first that of step 7",)
+
+
 def test_samples_losses_and_weights_that_differ_are_named() -> None:
     whole = epochs(2)
     other = {**whole.samples, (3, 1): (*whole.samples[3, 1][:3], "another crop")}

@@ -20,7 +20,7 @@ VICTIM = Cause(Kind.PEER_LOST, "", "node-2", 1, is_root=False)
 
 
 def written(run_dir: Path, incident: Incident) -> dict[str, object]:
-    record(run_dir, Journal(run_dir), incident, lambda text: text.replace("s3cret", "***"))
+    record(Journal(run_dir), incident, lambda text: text.replace("s3cret", "***"))
     (line,) = read_lines(run_dir / INCIDENTS_FILE)
     return line
 
@@ -58,7 +58,7 @@ def test_type_follows_the_class(kind: Kind, name: str, tmp_path: Path) -> None:
 
 def test_disk_that_is_full_raises_nothing_and_is_in_the_journal(tmp_path: Path) -> None:
     (tmp_path / INCIDENTS_FILE).mkdir()
-    record(tmp_path, Journal(tmp_path), Incident("x", Judgement(ROOT), "stopped"))
+    record(Journal(tmp_path), Incident("x", Judgement(ROOT), "stopped"))
     names = [json.loads(one)["event"] for one in (tmp_path / EVENTS_FILE).read_text().splitlines()]
     assert names == ["incident", "error"]
 

@@ -9,6 +9,7 @@ import pytest
 from clusterctl.launch import progress
 from clusterctl.launch.state import NodeState, RunState
 from clusterctl.output import Output
+from trainer.runlog.telemetry import Event
 
 
 class Clock:
@@ -50,3 +51,11 @@ def test_line_that_changes_comes_every_ten_seconds(clock: Clock, capsys) -> None
         clock.now += 2
         shown.update(state)
     assert 10 <= len(capsys.readouterr().err.splitlines()) <= 13
+
+
+@pytest.mark.parametrize("name", ["save-failed", "lost"])
+def test_what_a_full_disk_costs_is_shown(clock: Clock, capsys, name: str) -> None:
+    state = RunState(nodes={"n1": NodeState("running")})
+    state.add(Event(name, "12 lines could not be written: the disk became full", {}, time_s=0.0))
+    progress.Progress(Output()).update(state)
+    assert f"  {name}: 12 lines could not be written" in capsys.readouterr().err

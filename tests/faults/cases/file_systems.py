@@ -9,13 +9,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.faults.cases.disks import told
+from tests.clusterctl.launch.harness import variables
 from tests.faults.cases.head import killed_and_attached
 from tests.faults.cases.machines import set_at_login
 from tests.faults.fault import fault
-from tests.faults.proof import step_of
+from tests.faults.proof import lines_lost, step_of
 from tests.faults.rig import Round, kill
 from tests.faults.setting import Setting
+from trainer.runlog import telemetry
 
 COMMAND_S = 60.0
 APART = Setting(outputs_mb=40, nodes_mb=200)
@@ -43,15 +44,18 @@ def done_steps(one: Round) -> int:
     return max((line["step"] for line in one.samples()), default=0)
 
 
-def saved_after(one: Round) -> Iterable[str]:
-    steps = [step_of(path.name) for path in one.checkpoints]
-    if 60 not in steps or not told(one, "save-failed"):
-        yield f"checkpoints are of {steps}, saves failed at {told(one, 'save-failed')}"
+def loss_is_said(one: Round) -> Iterable[str]:
+    """What was not written is counted, and a later save is whole."""
+    steps = sorted(step_of(path.name) for path in one.checkpoints)
+    if 30 in steps or steps[-1] != one.setting.steps:
+        yield f"checkpoints are of steps {steps}"
+    if not lines_lost(one):
+        yield "the run does not say that lines are lost"
 
 
 @fault(
     "F35-node", "the disk of the run directory is full on the nodes for a save, not on the head",
-    setting=APART, check=saved_after,
+    setting=APART, check=loss_is_said,
 )  # fmt: skip
 def full_on_nodes(one: Round) -> None:
     one.until_step(23)
@@ -100,9 +104,17 @@ def no_locks_on_head(one: Round) -> None:
 )  # fmt: skip
 def head_without_locks(one: Round) -> None:
     one.until_step(15)
+    if "ANSWERS_NO_LOCKS" not in variables(one.supervisor):
+        one.notes.append("the supervisor has locks")
     one.strike()
     second_is_refused(one)
     killed_and_attached(one)
+
+
+def missing_lock_is_said(one: Round) -> Iterable[str]:
+    files = [one.run_dir / "ranks" / "0.log", one.run_dir / telemetry.FILE]
+    if not any("would not be noticed: " in path.read_text() for path in files):
+        yield "the run does not say that its directory has no lock"
 
 
 def no_locks_on_nodes(one: Round) -> None:
@@ -112,7 +124,7 @@ def no_locks_on_nodes(one: Round) -> None:
 
 @fault(
     "F41-node", "no locks in the run directory on the nodes (ENOLCK, simulated), and a"
-    " rank is killed", "signal-9", prepare=no_locks_on_nodes,
+    " rank is killed", "signal-9", prepare=no_locks_on_nodes, check=missing_lock_is_said,
 )  # fmt: skip
 def nodes_without_locks(one: Round) -> None:
     one.until_step(23)
