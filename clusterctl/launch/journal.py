@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clusterctl.launch.appended import Appended
 from clusterctl.launch.state import RunState
 from clusterctl.payload.mask_secrets import hide
+from clusterctl.runs.appended import Appended
 from trainer.runlog import telemetry
 
 EVENTS_FILE = "events.jsonl"

@@ -2,6 +2,26 @@
 
 from __future__ import annotations
 
-from tests.faults.cases import disks, file_systems, head, machines, nodes, owners, ranks, upgrades
+from tests.faults.cases import (
+    disks,
+    file_systems,
+    head,
+    machines,
+    nodes,
+    owners,
+    ranks,
+    upgrades,
+    users,
+)
 
-__all__ = ["disks", "file_systems", "head", "machines", "nodes", "owners", "ranks", "upgrades"]
+__all__ = [
+    "disks",
+    "file_systems",
+    "head",
+    "machines",
+    "nodes",
+    "owners",
+    "ranks",
+    "upgrades",
+    "users",
+]

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.launch import appended
-from clusterctl.launch.appended import Appended
 from clusterctl.launch.causes.kinds import Cause, Kind
 from clusterctl.launch.incidents import Incident, record
 from clusterctl.launch.journal import EVENTS_FILE, INCIDENTS_FILE, Copies, Journal
 from clusterctl.launch.root_cause import Judgement
+from clusterctl.runs import appended
+from clusterctl.runs.appended import Appended
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What the head adds to files of the run directory, in order, also where the disk is full for a while."""
+"""What the head adds to files of the run directory, in order, also after a disk was full."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ KEPT_BYTES = 16 << 20  # of all files: hours of events, or what ranks print in s
 
 
 class Appended:
-    """What a file does not take now is kept, and written before what is added later, so that no line
-    is lost or torn in the end. Beyond KEPT_BYTES it is left out and counted."""
+    """What a file does not take now is kept, and written before what is added later: in the end no
+    line is lost or torn. Beyond KEPT_BYTES it is left out and counted."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._lock = folder, threading.Lock()
