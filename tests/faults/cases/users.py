@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -17,13 +18,22 @@ from tests.clusterctl.launch.harness import read_lines
 from tests.faults.fault import fault
 from tests.faults.rig import REPO, Late, Round, kill
 from tests.faults.setting import Setting
-from tests.lab.node import WORKER, LabNode
+from tests.lab.node import WORKER, LabNode, passwd
 
-UID = 64200  # of WORKER on the nodes; the head knows it by number alone
+UID = 64200  # of WORKER
 COMMAND_S = 60.0
-# The right to read the interpreter below a closed /root, and nothing else of root's rights.
-AS_UID = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups"]
-AS_UID += ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
+# The head has this user for these commands alone, with the right to read the interpreter below a
+# closed /root, and nothing else of root's rights.
+WITH_USER = [
+    "unshare",
+    "--mount",
+    "sh",
+    "-c",
+    'mount --bind "$1" /etc/passwd && shift && exec "$@"',
+    "sh",
+]
+AS_WORKER = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups"]
+AS_WORKER += ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
 
 
 def let_read(node: LabNode) -> None:
@@ -56,15 +66,24 @@ class Colleague:
         text = one.lab.hostfile.read_text().replace("user=root", f"user={WORKER}")
         self.hostfile = self.home / "nodes.txt"
         self.hostfile.write_text(text.replace(str(one.lab.identity), str(identity)))
+        self.passwd = self.home / "passwd"
+        self.passwd.write_text(passwd())
         for path in (self.home, *self.home.rglob("*")):
             os.chown(path, UID, UID)
+
+        one.finally_(self.end)
+
+    def end(self) -> None:
+        """The supervisor, too, which no launch takes along."""
+        with contextlib.suppress(OSError, ValueError):
+            kill([int(json.loads((self.run_dir / ".owner").read_text())["pid"])], signal.SIGKILL)
 
     def start(self, words: Sequence[str], name: str) -> subprocess.Popen[bytes]:
         env = {**self.one.environment(), "HOME": str(self.home), "LOGNAME": WORKER, "USER": WORKER}
         env["XDG_STATE_HOME"] = str(self.home / "state")
         with (self.home / f"{name}.txt").open("ab") as out:
             command = subprocess.Popen(
-                [*AS_UID, sys.executable, "-m", "clusterctl", *words],
+                [*WITH_USER, str(self.passwd), *AS_WORKER, sys.executable, "-m", "clusterctl", *words],
                 cwd=REPO, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
             )  # fmt: skip
         self.one.finally_(command.wait)
