@@ -28,6 +28,9 @@ class Verdict(str, enum.Enum):
 WORST_FIRST = (Verdict.FAIL, Verdict.UNKNOWN, Verdict.WARN, Verdict.PASS, Verdict.SKIP)
 
 
+SAME_MACHINE = "host.same_machine"  # names of one machine: one of them can be used
+
+
 class Action(str, enum.Enum):
     """What has to happen to the machine; printed, never done."""
 
@@ -164,6 +167,17 @@ class Report:
     def good_nodes(self) -> tuple[str, ...]:
         bad = set(self.bad_nodes)
         return tuple(node for node in self.nodes if node not in bad)
+
+    @property
+    def to_drop(self) -> tuple[str, ...]:
+        """The bad nodes without those that are good once another name of their machine is gone."""
+        stop = [one for one in self.findings if self.stops(one)]
+        others = {node for one in stop if one.id != SAME_MACHINE for node in one.nodes}
+        stays: set[str] = set()
+        for one in stop:
+            if one.id == SAME_MACHINE and one.verdict is Verdict.FAIL:
+                stays |= set([node for node in one.nodes if node not in others][:1])
+        return tuple(node for node in self.bad_nodes if node not in stays)
 
     def folded(self, following: bool = True) -> list[Finding]:
         """Equal findings of several nodes as one, worst first, then by id.

@@ -19,7 +19,7 @@ from checks.facts import (
     known,
     or_none,
 )
-from checks.finding import Action, Finding, fail, need, passed, skip, unknown, warn
+from checks.finding import SAME_MACHINE, Action, Finding, fail, need, passed, skip, unknown, warn
 from checks.profile import Profile
 from checks.registry import check
 
@@ -62,7 +62,7 @@ def payload_python(python: str) -> Finding:
     return passed(f"python3 is {python}", python)
 
 
-@check("host.same_machine", "fleet")
+@check(SAME_MACHINE, "fleet")
 def same_machine(fleet: Fleet) -> Iterator[Finding]:
     """Two names for one machine put two ranks on one GPU.
 
@@ -89,8 +89,8 @@ def same_machine(fleet: Fleet) -> Iterator[Finding]:
             yield skip("loopback addresses: one machine on purpose", nodes=every)
         else:
             for same in (nodes for nodes in places.values() if len(nodes) > 1):
-                text = "one machine under several names (same boot id)"
                 both = tuple(node.name for node in same)
+                text = f"one machine under several names (same boot id): {', '.join(both)}"
                 yield fail(text, nodes=both, fix="keep one of the names in the hostfile")
             if alone:
                 text = "containers of one machine: they share its GPUs, disks and network"

@@ -152,9 +152,10 @@ def headline(report: Report) -> str:
         checks = counted(len({finding.id for finding in report.findings}), "check")
         where = counted(len(report.nodes), "node")
         return f"GO: {checks} on {where}{', ' + words if words else ''}"
-    good, bad = report.good_nodes, fold(report.bad_nodes)
-    if good and bad:
-        words += f"; drop {bad} to go with {counted(len(good), 'node')} (-x {bad})"
+    dropped, bad = report.to_drop, fold(report.to_drop)
+    left = len(report.nodes) - len(dropped)
+    if left and dropped:
+        words += f"; drop {bad} to go with {counted(left, 'node')} (-x {bad})"
     return f"NO-GO: {words}"
 
 

@@ -162,6 +162,18 @@ def test_equal_findings_fold_in_hostfile_order_worst_first() -> None:
     assert report.good_nodes == ("n3",)
 
 
+def test_of_one_machine_with_two_names_one_is_kept() -> None:
+    def found(id: str, *nodes: str) -> Finding:
+        return Finding(id, Verdict.FAIL, nodes, "bad")
+
+    twice = found("host.same_machine", "n1", "n3")
+    nodes = ("n1", "n2", "n3")
+    assert Report(nodes, (twice,)).to_drop == ("n3",)
+    assert Report(nodes, (twice, found("gpu.count", "n1"))).to_drop == ("n1",)
+    every = (twice, found("gpu.count", "n1", "n3"))
+    assert Report(nodes, every).to_drop == Report(nodes, every).bad_nodes == ("n1", "n3")
+
+
 def test_what_only_follows_is_not_told_twice_but_stays_in_the_report() -> None:
     root = Finding("gpu.driver", Verdict.FAIL, ("n1",), "driver failed")
     after = Finding("gpu.busy", Verdict.UNKNOWN, ("n1",), "driver failed", because="gpu.driver")

@@ -103,6 +103,7 @@ def test_same_machine() -> None:
     assert verdict("host.same_machine", one, container) is WARN
     mixed = judge("host.same_machine", one, node("n3", machine=machine("boot-n1")), container)
     seen = {name: item.verdict for name, item in mixed.items()}
+    assert mixed["n1"].evidence.endswith("(same boot id): n1, n3")
     assert seen == {"n1": FAIL, "n3": FAIL, "n2": WARN}
     demo = [dataclasses.replace(item, loopback=True) for item in (one, double)]
     assert verdict("host.same_machine", *demo) is SKIP
