@@ -310,7 +310,8 @@ def _features(
 
     def check(lives: Callable[[], None]) -> list[str]:
         features = Features(folder)
-        run_key = key_of(config, run_dir / TINY_T5, Hashes(features.document["weight_files"]))
+        hashes = Hashes(features.document["weight_files"], lives=lives)
+        run_key = key_of(config, run_dir / TINY_T5, hashes)
         refuse_other(folder, features.key, run_key)
         features.check_files()
         features.check_rows(plan.manifest, plan.buckets)

@@ -26,6 +26,7 @@ from trainer.config.keys import DatasetConfig
 from trainer.data.__main__ import main
 from trainer.data.features.cache import Features
 from trainer.data.features.files import FeaturesError
+from trainer.data.features.key import Hashes
 from trainer.data.features.units import Grid, find_units, segments
 from trainer.data.loader.build_loader import build_loader, latents_of, read_batch
 from trainer.data.loader.task import Clip, Task, make_task
@@ -357,6 +358,17 @@ def test_a_missing_clip_or_caption_is_named(place: Place, cache: Path, tmp_path:
         with pytest.raises(FeaturesError, match=words) as caught:
             features.check_rows(read_manifest(str(other)), buckets)
         assert "trainer.data encode" in str(caught.value.hint)
+
+
+def test_weights_that_are_hashed_on_a_slow_disk_hold_up_no_rank(tmp_path: Path) -> None:
+    told: list[int] = []
+    (tmp_path / "w").write_bytes(b"x")
+    hashes = Hashes(lives=lambda: told.append(1))
+    whole = hashes.of([tmp_path / "w"])
+    assert told
+    again = Hashes(hashes.seen, lives=lambda: told.append(2))
+    assert again.of([tmp_path / "w"]) == whole
+    assert 2 not in told  # not read again
 
 
 def test_bucket_of_which_no_clip_was_encoded_takes_those_of_another(
