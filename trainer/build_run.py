@@ -73,8 +73,9 @@ def assemble(
         journal.event("data", note)
     if manifest.wrong:
         journal.event("data", _left_out(manifest), rows_left_out=len(manifest.wrong))
-    if engine.rank == 0 and (note := _unclean(config, manifest)):
-        journal.event("note", note)
+    unclean = _unclean(config, manifest) if engine.rank == 0 else ""
+    if unclean:
+        journal.event("note", unclean)
     plan = engine.together(lambda: plan_for(config, manifest))
     taken = engine.run_long_on_rank0(lambda lives: source_of(config, lives))
     source = taken.path if taken is not None else None
@@ -167,6 +168,7 @@ def assemble(
         step=counted.get("global_step", 0),
         samples=counted.get("samples", 0),
         bad_clips=set(taken.bad_clips) if taken is not None and counted else set(),
+        captions=unclean,
         saved_at=counted["global_step"] if in_place else -1,
     )
 

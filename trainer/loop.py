@@ -165,6 +165,7 @@ def _documents(run: Run) -> Callable[[], dict[str, Any]]:
             "bad_clips": sorted(run.bad_clips),
             "ema_updates": run.ema.updates,
             "world": world,
+            "captions": run.captions,
         },
     }
     return lambda: {

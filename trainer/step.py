@@ -64,6 +64,7 @@ class Run:
     step: int = 0  # over the whole run, those that a guard skipped among them
     samples: int = 0
     bad_clips: set[str] = field(default_factory=set)  # paths; on all ranks those of all ranks
+    captions: str = ""  # how they differ from what sampling makes of prompts; of rank 0
     saved_at: int = -1
     stop_requested: bool = False
     drawing: Drawing = field(init=False)

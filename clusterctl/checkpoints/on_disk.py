@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,16 +34,23 @@ class FreeSpace:
     total_bytes: int
 
 
-def checkpoints_in(run_dir: Path) -> list[Checkpoint]:
-    """Complete ones in the order in which they were made. Raises OSError."""
-    found = []
+def checkpoints_in(run_dir: Path) -> tuple[list[Checkpoint], list[str]]:
+    """Complete ones in the order in which they were made, and a sentence for each of which the
+    size could not be read. Raises OSError."""
+    found, left_out = [], []
     for name in complete_names(run_dir):
         path, counts = run_dir / name, epoch_and_step(name)
-        # Others may delete it meanwhile; one with a damaged manifest is none.
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        try:
             size = _size(run_files.read_object(run_dir, f"{name}/{MANIFEST}")["files"])
             found.append(Checkpoint(path, counts[1] if counts else 0, size))
-    return found
+        except FileNotFoundError:
+            continue  # it was deleted meanwhile
+        except OSError as error:
+            link = "its folder is a link: links are not followed"
+            left_out.append(f"{name}: {link if path.is_symlink() else error.strerror or error}")
+        except (ValueError, LookupError, TypeError, AttributeError):
+            left_out.append(f"{name}: its {MANIFEST} is damaged")
+    return found, left_out
 
 
 def _size(files: Mapping[str, Any]) -> Size:

@@ -11,6 +11,7 @@ from clusterctl.output import Cell
 from trainer.runlog.progress import clock
 
 WIDTH, LABEL = 80, 16  # columns
+MOST_TOLD = 5  # of checkpoints that are not counted
 COLUMNS = ("EVERY", "INTERVAL", "SAVES", "FAILURES", "ETTR", "DISK", "")
 RIGHT = COLUMNS[:-1]
 NAMES = {
@@ -104,6 +105,10 @@ def disk_lines(plan: Plan) -> Iterator[str]:
         parts += f"optimizer {size(one.optimizer_bytes)}"
         text = f"{size(one.total_bytes)} ({parts}), {plan.subject.size_source}"
     yield from _wrapped(f"{'one checkpoint':<{LABEL}}", text)
+    if out := plan.subject.left_out:
+        more = f"; and {len(out) - MOST_TOLD} more" if len(out) > MOST_TOLD else ""
+        text = f"checkpoints that are not counted: {'; '.join(out[:MOST_TOLD])}{more}"
+        yield from _wrapped(f"{'left out':<{LABEL}}", text)
     yield from _wrapped(f"{'retention':<{LABEL}}", retention(plan))
     if need is None:
         yield from _wrapped(f"{'disk':<{LABEL}}", f"unknown: {plan.disk.why}")
@@ -194,6 +199,7 @@ def document(plan: Plan) -> dict[str, Any]:
             "total_bytes": one.total_bytes if one else None,
             "source": subject.size_source,
         },
+        "left_out": list(subject.left_out),
         "retention": {name: getattr(rules, name) for name in type(rules).__dataclass_fields__},
         "disk": {
             "folder": str(space.folder) if space else None,

@@ -36,6 +36,7 @@ class Subject:
     size_source: str = ""  # what it was measured on, or why it is not known
     space: FreeSpace | None = None
     space_why: str = ""  # why it is not known
+    left_out: tuple[str, ...] = ()  # checkpoints that are not counted, and why
 
 
 def read_subject(
@@ -64,13 +65,13 @@ def read_subject(
 
 def _of_run(run_dir: Path, outputs: Path | None, *, all_runs: bool) -> Subject:
     settings, record = settings_in(run_dir), read_run(run_dir)
-    found = checkpoints_in(run_dir)
+    found, left_out = checkpoints_in(run_dir)
     others = _runs(run_dir.absolute().parent, run_dir) if all_runs else ()
     size, source = _size(run_dir, found)
     space, why = _space(outputs or run_dir)
-    checkpoints = tuple(found)
+    checkpoints, out = tuple(found), tuple(left_out)
     name = str(run_dir)
-    return Subject(name, settings, record, others, checkpoints, size, source, space, why)
+    return Subject(name, settings, record, others, checkpoints, size, source, space, why, out)
 
 
 def _of_config(config: str, outputs: Path | None, overrides: Sequence[str]) -> Subject:

@@ -1,12 +1,15 @@
 """A run says where its captions are not what sampling makes of prompts."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tests.trainer.data.rows import manifest_of
 from trainer.build_run import _unclean
+from trainer.checkpoint.files import RUNNING
 from trainer.config.load import Config
+from trainer.infer.prepare import _raw_captions
 
 
 @pytest.mark.parametrize(
@@ -25,3 +28,23 @@ def test_captions_that_sampling_would_clean_are_said(
     note = _unclean(config, manifest_of([9, 9], [4, 4], [4, 4], texts))
     assert said in note
     assert bool(note) == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ('{"captions": "12 of 50 captions looked at are not clean"}', "12 of 50 captions"),
+        ('{"captions": ""}', ""),
+        ('{"captions": 7}', ""),
+        ("{}", ""),  # of an earlier version
+        ("damaged", ""),
+    ],
+)
+def test_sampling_says_that_a_run_was_taught_in_other_words(
+    tmp_path: Path, document: str, said: str
+) -> None:
+    (tmp_path / RUNNING).write_text(document)
+    note = _raw_captions(tmp_path)
+    assert said in note
+    assert bool(note) == bool(said)
+    assert _raw_captions("owner/name") == ""

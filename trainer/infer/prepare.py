@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from trainer.captions import clean_caption
-from trainer.checkpoint.files import AVERAGE_PARTS, SAMPLER, SCHEDULE, SEEN
+from trainer.checkpoint.files import AVERAGE_PARTS, RUNNING, SAMPLER, SCHEDULE, SEEN, read_document
 from trainer.components import TINY_T5
 from trainer.config.load import Config, to_dict
-from trainer.errors import ConfigError
+from trainer.errors import CheckpointError, ConfigError
 from trainer.infer import vbench
 from trainer.infer.conditions import ReferenceFiles, groups_of
 from trainer.infer.files import State, require_folder, state_of
@@ -22,9 +22,11 @@ from trainer.infer.prompts import Prompt, parse_prompts
 from trainer.models.attention.table import Table, read_table
 from trainer.runlog import telemetry
 from trainer.runlog.atomic_file import sha256_of
+from trainer.runlog.output import LOG
 from trainer.weights import checkpoints
 from trainer.weights.source import find_source
 
+_SHOWN = 500  # characters of what a checkpoint says
 _CHECKPOINT = re.compile(r"(\.tmp-.*)?epoch\d+-global_step\d+")
 
 
@@ -110,6 +112,8 @@ def prepare(
             _check_references(prompt, settings.loop, reference_files)
     require_folder(save_dir)
     checkpoint = _found(checkpoint)
+    if clean and options.clean_caption is None and (note := _raw_captions(checkpoint)):
+        LOG.warning("warning: %s", note)
     made_of = _made_of(config, checkpoint, options)
     identities = {job.path: identity(job, settings, made_of) for job in jobs}
     run_dir = _run_dir(config, checkpoint, options)
@@ -130,6 +134,21 @@ def _final(prompt: Prompt, settings: Settings, clean: bool) -> Prompt:
         empty = f"{prompt.where} is empty after cleaning: {prompt.text!r}"
         raise ConfigError(empty, hint="--no-clean-caption gives it to the encoder as it is")
     return result
+
+
+def _raw_captions(checkpoint: Path | str) -> str:
+    """Where the run was trained on captions as they are, which prompts are not: they are cleaned.
+    "" where the checkpoint says nothing of it."""
+    try:
+        captions = read_document(Path(checkpoint) / RUNNING).get("captions", "")
+    except CheckpointError:
+        return ""
+    if not isinstance(captions, str) or not captions:
+        return ""
+    return (
+        f"prompts are cleaned (lower case, no HTML), and {checkpoint} was trained on captions that "
+        f"are not: {captions[:_SHOWN]}"
+    )
 
 
 def _check_references(prompt: Prompt, loops: int, files: ReferenceFiles) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from clusterctl.checkpoints.on_disk import FreeSpace, checkpoints_in, free_space
 from clusterctl.checkpoints.plan import Plan, Stated, make_plan
 from clusterctl.checkpoints.report import about, document, verdict
 from clusterctl.checkpoints.subject import Subject, read_subject
+from clusterctl.cli import run as cli
 from clusterctl.errors import UsageError
 from tests.clusterctl.checkpoints.run_directories import MB, Run, failing_run
 
@@ -183,8 +186,30 @@ def test_only_whole_checkpoints_count(tmp_path: Path) -> None:
     damaged = run.path / "epoch0-global_step10"
     damaged.mkdir()
     (damaged / "manifest.json").write_text('{"files": {"model/x": {"size": "much"}}}')
-    (found,) = checkpoints_in(run.path)
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(run.path / "epoch0-global_step3", elsewhere)
+    (run.path / "epoch0-global_step11").symlink_to(elsewhere)
+    (found,), left_out = checkpoints_in(run.path)
     assert (found.step, found.size.total_bytes) == (3, EACH)
+    said = {
+        "epoch0-global_step10: its manifest.json is damaged",
+        "epoch0-global_step11: its folder is a link: links are not followed",
+    }
+    assert set(left_out) == said
+
+
+def test_checkpoint_that_is_not_counted_is_told(tmp_path: Path, capsys) -> None:
+    """Its folder may have been moved to another disk, with a link in its place."""
+    run = failing_run(tmp_path / "001-x", times=1)
+    run.save()
+    (path,) = list(run.path.glob("epoch0-global_step*"))[-1:]
+    path.rename(tmp_path / "moved")
+    path.symlink_to(tmp_path / "moved")
+    cli(["plan-checkpoints", str(run.path)])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"left out checkpoints that are not counted: {path.name}: its folder is a link" in shown
+    cli(["plan-checkpoints", str(run.path), "--json"])
+    assert json.loads(capsys.readouterr().out)["left_out"][0].startswith(f"{path.name}: ")
 
 
 def test_free_space_is_that_of_the_nearest_folder_that_exists(tmp_path: Path) -> None:

@@ -81,6 +81,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.setattr(known, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(known, "DOWNLOAD_CHUNK_SIZE", PART)
         monkeypatch.setattr(hub, "LOOK_S", 0.05)
+        monkeypatch.setattr(hub.LOG, "propagate", True)  # a command of another test has set it up
         monkeypatch.setattr(progress, "_IN_LOG_S", 0.0)
         yield tmp_path
         server.shutdown()

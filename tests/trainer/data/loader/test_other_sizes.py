@@ -11,10 +11,10 @@ import pytest
 from tests.trainer.data.loader.test_loader import FAST, folder, plan_of  # noqa: F401 - a fixture
 from trainer.data.loader.build_loader import build_loader
 from trainer.data.plan.data_plan import Cursor
+from trainer.runlog.output import LOG
 
 
 def told(manifest: Path, caplog: pytest.LogCaptureFixture, epochs: int) -> list[str]:
-    caplog.set_level(logging.WARNING, "trainer")
     caplog.clear()
     loader = build_loader(plan_of(manifest), Cursor(), 0, 1, 1, FAST)
     try:
@@ -43,7 +43,10 @@ def test_size_that_differs_from_the_file_is_told_once_and_trained_on(
     folder: Path,  # noqa: F811
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    caplog.set_level(logging.WARNING, "trainer")
+    monkeypatch.setattr(LOG, "propagate", True)  # a command of another test has set it up
     own = Path(shutil.copytree(folder, tmp_path / "set"))
     assert told(own, caplog, 1) == []
     resize(own / "digits.csv", 2)
