@@ -55,6 +55,7 @@ class Reports:
         self.lost: dict[str, str] = {}  # nodes that cannot be asked any more, and why
         self.facts: list[Fact] = []  # of kernels and cgroups
         self.left: dict[str, str] = {}  # of each node, a process that its agent could not end
+        self.said: set[tuple[str, str]] = set()  # what is on record of each node once
         self.stopped = ""  # who has asked the ranks to save and end
         self.leaving: set[str] = set()  # nodes that go down, as they say themselves
         self.starter_ended_s = math.inf  # when a starter ended because of one of these
@@ -111,8 +112,9 @@ class Reports:
             if self._is_next(name, str(rank), message):
                 self.copies.append(f"ranks/{rank}.log", message["text"], name)
         elif kind == "unread":
-            self.journal.write("unread", message["text"], node=name)
-            self.state.add(telemetry.Event("unread", f"{name}: {message['text']}"))
+            if self._is_new(kind, name):
+                self.journal.write("unread", message["text"], node=name)
+                self.state.add(telemetry.Event("unread", f"{name}: {message['text']}"))
         elif kind == "stopped":
             self._stopped(name, message)
         elif kind == "leaving" and not node.is_over:
@@ -148,6 +150,12 @@ class Reports:
             if message["left"]:
                 self.left[name] = leftover(name, message["left"][0])
 
+    def _is_new(self, kind: str, name: str) -> bool:
+        """Whether a node says it for the first time: a node may say it without end."""
+        is_new = (kind, name) not in self.said
+        self.said.add((kind, name))
+        return is_new
+
     def _is_next(self, name: str, file: str, message: Mapping[str, Any]) -> bool:
         """Whether this part of a file follows what is there; what was sent twice does not."""
         positions = self.positions[name]
@@ -180,7 +188,8 @@ class Reports:
     def _stopped(self, name: str, mark: Mapping[str, Any]) -> None:
         """The owner has ended the run. Ranks that were asked to save are left to do so."""
         self.stopped = f"{sentence(mark)} on {name}"
-        self.journal.write("stopped", self.stopped, node=name)
+        if self._is_new("stopped", name):
+            self.journal.write("stopped", self.stopped, node=name)
         if mark["by"] == "kill" or not any(node.pids for node in self.state.nodes.values()):
             raise RunFailed(130, self.stopped)
 

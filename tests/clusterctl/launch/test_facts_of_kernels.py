@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from clusterctl.launch.journal import INCIDENTS_FILE
+from clusterctl.launch.journal import EVENTS_FILE, INCIDENTS_FILE, Journal
+from clusterctl.launch.node_reports import FACTS, Reports
+from clusterctl.launch.state import NodeState, RunFailed, RunState
 from clusterctl.ledger.entries import path_beside
 from clusterctl.ledger.file import read
+from clusterctl.remote.inbox import NodeMessage
 from tests.clusterctl.hostile.test_agent import HostileLaunch, line
 from tests.clusterctl.launch.harness import WAIT, read_lines
+from tests.clusterctl.launch.test_saved_run import saved
 
 XID = {
     "type": "fact", "kind": "xid", "detail": "79", "age_s": 2.5,
@@ -75,3 +81,22 @@ def test_history_that_cannot_be_written_is_told_and_ends_nothing(bench) -> None:
 def _facts(plan: Any) -> list[dict[str, Any]]:
     events = read_lines(plan.run_dir / "events.jsonl")
     return [event for event in events if event["event"] == "fact"]
+
+
+@pytest.mark.parametrize("kind", ["unread", "stopped", "fact", "rank"])
+def test_what_a_node_repeats_is_on_record_a_few_times(tmp_path: Path, kind: str) -> None:
+    """A hostile one sends 1,400 messages a second; a run of weeks has one journal."""
+    plan = saved(tmp_path).plan
+    name, rank = plan.shares[0].node.name, plan.shares[0].first_rank
+    state = RunState()
+    state.nodes = {share.node.name: NodeState() for share in plan.shares}
+    reports = Reports(plan, state, Journal(tmp_path))
+    state.nodes[name].pids[rank + 1] = 7  # its ranks run: the stop waits for their save
+    for number in range(2000):
+        said: dict[str, Any] = {"type": kind, "text": f"text {number}"}
+        said |= {"kind": "xid", "age_s": 0.0, "by": "stop", "who": f"somebody {number}"}
+        said |= {"rank": rank, "pid": number}
+        with contextlib.suppress(RunFailed):
+            reports.take(NodeMessage(name, said))
+    lines = read_lines(tmp_path / EVENTS_FILE)
+    assert 0 < len([one for one in lines if one["event"] == kind]) <= FACTS

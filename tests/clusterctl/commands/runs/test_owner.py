@@ -53,7 +53,9 @@ def end_of(user: User) -> dict[str, Any]:
     return next(event for event in user.events() if event["event"] == "end")
 
 
-@pytest.mark.parametrize(("whom", "cause"), [(rank, "signal-15"), (starter, "signal-15"), (agent, "node-stopped")])
+@pytest.mark.parametrize(
+    ("whom", "cause"), [(rank, "signal-15"), (starter, "signal-15"), (agent, "node-stopped")]
+)
 def test_sigterm_on_a_node_is_no_stop_by_the_user(
     user: User, whom: Callable[[User, str], int], cause: str
 ) -> None:
