@@ -375,6 +375,16 @@ def test_program_that_another_user_has_put_in_place_is_refused(agent, tmp_path: 
         assert f"{tmp_path}/venv belongs to user 65534" in text
 
 
+def test_workdir_into_which_all_may_put_files_is_refused(agent, tmp_path: Path) -> None:
+    """On a node, too: what runs there looks for modules and settings beside it."""
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work").chmod(0o1777)
+    (tmp_path / "link").symlink_to("work")
+    for name in ("work", "link"):
+        text = agent(workdir=str(tmp_path / name)).hear("failed")["text"]
+        assert text.startswith("no job can be started here: every user can put files into ")
+
+
 def test_process_of_another_user_with_the_tags_of_a_run_is_no_part_of_it(
     agent, tmp_path: Path
 ) -> None:
