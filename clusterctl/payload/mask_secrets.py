@@ -8,7 +8,8 @@ import re
 HIDDEN = "***"
 
 # A word of a name that is one of these, or ends like one of those: WANDB_API_KEY, apiKey, MY_PAT.
-WORDS = "PWD PASS PAT AUTH AUTHORIZATION JWT BEARER SIGNATURE KEYS TOKENS COOKIES".split()
+_WORDS = "PWD PASS SSHPASS PGPASS DBPASS PAT AUTH AUTHORIZATION JWT BEARER SIGNATURE KEYS TOKENS"
+WORDS = (_WORDS + " COOKIES").split()
 _ENDS = (
     "KEY TOKEN SECRET SECRETS PASSWORD PASSWORDS PASSWD PASSPHRASE CREDENTIAL CREDENTIALS COOKIE"
 )
@@ -18,23 +19,25 @@ SHORT = {"sshpass": "-p", "curl": "-u", "redis-cli": "-a", "docker": "-p", "podm
 
 # Lengths have bounds, so that no text takes quadratic time.
 _VALUE = r"""\"(?:\\.|[^\"\\]){0,2000}\"|'(?:\\.|[^'\\]){0,2000}'|[^\s,;&)}\]]+"""
-_NAMED = r"([A-Za-z_][\w.-]{0,80})\\?[\"']?\s{0,9}(?::=|[:=])\s{0,9}"
+_NAMED = r"([A-Za-z_][\w.-]{0,80})\\?[\"']?\]?\s{0,9}(?::=|[:=])\s{0,9}"
 _OPTION = r"(?<![\w-])(--?[A-Za-z][\w.-]{0,80})\s{1,9}"
 _URL_USER = r"(?<=://)[^\s/\"']+(?=@)"
 # Tokens that begin with a prefix of their own, which is also the quick check for them.
 _TOKENS = """hf_ ghp_ gho_ ghs_ ghu_ ghr_ github_pat_ glpat- glrt- sk- sk_live_ sk_test_ rk_live_
 rk_test_ whsec_ nvapi- xoxa- xoxb- xoxe- xoxo- xoxp- xoxr- xoxs- xapp- wandb_v1_ AKIA ASIA AIza
-GOCSPX- npm_ pypi- dckr_pat_ ya29. hvs. SG. dop_v1_ shpat_ AGE-SECRET-KEY-""".split()
+GOCSPX- npm_ pypi- dckr_pat_ ya29. hvs. SG. dop_v1_ shpat_ dapi lin_api_ AGE-SECRET-KEY-""".split()
 _SHAPE = r"\b(?:%s)[\w-]{12,}(?:\.[\w-]+){0,3}" % "|".join(map(re.escape, _TOKENS))
 # Secrets that are known by what is around them: (mark, expression); `kept` is shown.
 _SHAPES = (
     ("eyJ", r"\beyJ[\w-]{8,2000}\.[\w-]{1,2000}\.[\w-]+"),  # JSON web token
     ("sig=", r"(?P<kept>[?&;\s\"']sig=)[^&\s\"']+"),  # Azure, shared access
+    ("SIG=", r"(?P<kept>[?&;\s\"']SIG=)[^&\s\"']+"),
     ("hooks.slack", r"(?P<kept>hooks\.slack(?:-gov)?\.com/)[^\s\"'<>]+"),
     ("/api/webhooks/", r"(?P<kept>/api/webhooks/)[^\s\"'<>]+"),  # Discord
     ("webhook.office", r"(?P<kept>webhook\.office\.com/)[^\s\"'<>]+"),
     (":A", r"(?<!\d)\d{8,12}:A[\w-]{30,}"),  # Telegram
     ("earer ", r"(?P<kept>\b[Bb]earer\s{1,9})(?=\S*[\d_=-])[\w.~+/=-]{8,}"),
+    ("BEARER ", r"(?P<kept>\bBEARER\s{1,9})(?=\S*[\d_=-])[\w.~+/=-]{8,}"),
     ("asic ", r"(?P<kept>\b[Bb]asic\s{1,9})(?=\S*[\d=])[A-Za-z0-9+/]{12,}={0,2}(?![\w+/])"),
     ("passw", r"(?P<kept>(?:^|\n)\s{0,40}passw(?:or)?d\s{1,9})\S+(?=[ \t]{0,9}(?:\n|$))"),  # .netrc
     ("passw", r"(?P<kept>\blogin\s{1,9}\S{1,200}\s{1,9}passw(?:or)?d\s{1,9})\S+"),
