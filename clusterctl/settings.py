@@ -84,9 +84,23 @@ PATH = click.Path(path_type=Path)
 FILE = click.Path(path_type=Path, dir_okay=False)
 
 
-def option(*words: str, **attributes: Any) -> Option:
-    """`click.option` that shows its default; the last of `words` is the help."""
+class _Renamed(click.Option):
+    """Its first name is that of earlier versions, which is accepted and not shown."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        every, self.opts = self.opts, self.opts[1:]
+        try:
+            return super().get_help_record(ctx)
+        finally:
+            self.opts = every
+
+
+def option(*words: str, former: str = "", **attributes: Any) -> Option:
+    """`click.option` that shows its default; the last of `words` is the help. `former` is a name
+    that it had."""
     *names, text = words
+    if former:
+        names, attributes = [former, *names], {"cls": _Renamed, **attributes}
     return click.option(*names, help=text, **{"show_default": True, **attributes})
 
 
@@ -159,7 +173,7 @@ def _one_source(values: Values) -> None:
 
 RUN = "Run directory. Default: the one below outputs/ that was written last."
 source_options = with_options(
-    option("--run", "--run-dir", "run_dir", RUN, type=PATH, metavar="DIR"),
+    option("--run", "run_dir", RUN, former="--run-dir", type=PATH, metavar="DIR"),
     flag("--demo", "A simulated cluster of 24 nodes."),
     option("--interval", "Seconds between readings.", type=Duration(0.2, 60), default=1.0),
     prepare=_one_source,

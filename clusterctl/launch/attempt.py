@@ -145,7 +145,7 @@ class Attempt:
         if lost and self.positions is None:
             names, why = fold(name for name, _ in lost), lost[0][1]
             reason = f"{names} cannot be reached, so nothing was started anywhere"
-            hint = why.hint or f"leave it out: --exclude {names}"
+            hint = why.hint or f"leave it out: -x {names}"
             raise RunFailed(3, f"{reason}: {why.sentence()}", hint=hint)
 
     def _agree(self) -> Rendezvous:

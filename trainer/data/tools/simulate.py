@@ -53,7 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("data", help=f"manifest (csv or parquet), or {' or '.join(STAND_INS)}")
     option("config", help="training config, a file or a short name")
     ranks = "ranks of a run (%(default)s)"
-    option("--ranks", "--world", type=whole(1), default=192, metavar="N", help=ranks)
+    option("--ranks", dest="world", type=whole(1), default=192, metavar="N", help=ranks)
+    option("--world", dest="world", type=whole(1), default=192, help=argparse.SUPPRESS)  # before
     option("--windows", type=whole(), nargs="+", default=list(_WINDOWS), metavar="STEPS")
     each = "microbatches a rank and step"
     option("--accumulate", type=whole(1), nargs="*", default=[], metavar="N", help=each)
@@ -73,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         data = config.dataset
         manifest = read_manifest(Path(args.data), data.root, data.max_wrong_rows)
     report(manifest.wrong)
-    orders, peak = (args.ranks, args.windows, args.accumulate), args.peak_tflops * 1e12
+    orders, peak = (args.world, args.windows, args.accumulate), args.peak_tflops * 1e12
     found = simulate(manifest, config, *orders, args.epoch, peak, args.cached)
     if args.json:
         print(json.dumps([asdict(outcome) for outcome in found]))
@@ -84,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _print(args: argparse.Namespace, clips: int, found: Sequence[Outcome]) -> None:
     random = found[0]
-    where = f"of {args.ranks} ranks in epoch {args.epoch}"
+    where = f"of {args.world} ranks in epoch {args.epoch}"
     print(f"{clips:,} clips, {random.steps:,} steps {where}")
     print(f"{'order':<13}{'idle':>8}{'buckets a step':>17}{'epoch':>10}{'faster':>9}")
     for outcome in found:

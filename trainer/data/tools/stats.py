@@ -65,15 +65,10 @@ class Stats:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("manifest", type=Path, help="csv, parquet or a folder of shards")
     parser.add_argument("config", nargs="?", help="training config, a file or a short name")
-    parser.add_argument(
-        "--ranks",
-        "--world",
-        dest="world",
-        type=whole(1),
-        default=1,
-        metavar="N",
-        help="ranks of a run (%(default)s)",
-    )
+    text = "ranks of a run (%(default)s)"
+    parser.add_argument("--ranks", dest="world", type=whole(1), default=1, metavar="N", help=text)
+    former = argparse.SUPPRESS
+    parser.add_argument("--world", dest="world", type=whole(1), default=1, help=former)
     parser.add_argument("--epoch", type=whole(), default=0, help="first epoch (%(default)s)")
     parser.add_argument("--epochs", type=whole(1), default=1, help="how many (%(default)s)")
     parser.add_argument("--picture", type=Path, metavar="PNG", help="draw histograms")
