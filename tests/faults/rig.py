@@ -62,6 +62,7 @@ class Round:
     notes: list[str] = field(default_factory=list)  # what else is wrong, seen by a fault
     made: list[str] = field(default_factory=list)  # what was done, for people
     exit_code: int | None = None  # of the last command that looked at the run
+    other: Any = None  # what a fault has prepared for itself
     stays: bool = False  # where its supervisor has ended, the run is attached to again
 
     def __post_init__(self) -> None:
@@ -264,7 +265,7 @@ class Round:
     @property
     def has_ended(self) -> bool:
         """Whether nothing looks at the run any more."""
-        code = self.view.poll()
+        code = self.view.poll() if self._commands else None
         if self.stays and code is not None and (code == LOST or code < 0) and not self.is_over:
             self.attach()
             return False

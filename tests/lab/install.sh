@@ -1,7 +1,7 @@
 #!/bin/sh
 # What lab nodes need beyond Python: sshd, ip, unshare, nsenter; for tests of time chronyd and
-# faketime; for the exporter prometheus and for the fan-out's benchmark its peers, without which their
-# tests are skipped. Debian and Ubuntu, as root.
+# faketime; for the exporter prometheus, for the fan-out's benchmark its peers, and for simulated clocks
+# and locks a C compiler, without which their tests are skipped. Debian and Ubuntu, as root.
 # Exit 0 when all that nodes need is there. Otherwise the tests still run, on loopback nodes, and say so.
 set -u
 PATH=$PATH:/usr/sbin:/sbin
@@ -17,6 +17,7 @@ command -v promtool >/dev/null || extra="$extra prometheus"
 [ -x /usr/bin/clush ] || extra="$extra clustershell"
 command -v pdsh >/dev/null || extra="$extra pdsh"
 command -v parallel >/dev/null || extra="$extra parallel"
+command -v cc >/dev/null || extra="$extra gcc libc6-dev"
 [ -n "$missing$extra" ] || exit 0
 if [ "$(id -u)" != 0 ]; then
     [ -n "$missing" ] || exit 0

@@ -94,7 +94,7 @@ class Colleague:
         code = self.start(words, words[0]).wait(COMMAND_S)
         return code, (self.home / f"{words[0]}.txt").read_text()
 
-    def launch(self, *more: str) -> subprocess.Popen[bytes]:
+    def launch(self) -> None:
         """What the first user launches, until somebody ends it."""
         mine = {
             str(self.one.outputs): str(self.outputs),
@@ -102,7 +102,15 @@ class Colleague:
             str(self.one.lab.hostfile): str(self.hostfile),
             str(self.one.setting.steps): "1000000",
         }
-        return self.start([*(mine.get(word, word) for word in self.one.words()), *more], "launch")
+        words = [mine.get(word, word) for word in self.one.words()]
+        self.command = self.start(words, "launch")
+
+    def until(self, what: str, condition: Callable[[], Any]) -> None:
+        """As for the first user's run. Raises `Late`, at once where the launch has ended."""
+        self.one.until(what, lambda: condition() or self.command.poll() is not None)
+        if self.command.poll() is not None:
+            said = (self.home / "launch.txt").read_text()
+            raise Late(f"{what}: the launch ended with {self.command.returncode}: {said[-600:]}")
 
     @property
     def run_dir(self) -> Path:
@@ -121,9 +129,13 @@ class Colleague:
         return max((line["step"] for lines in found for line in lines), default=0)
 
 
-def share_nodes(one: Round) -> None:
+def trains_first(one: Round) -> None:
+    """The other user's run takes steps before root launches the same."""
     for node in one.lab.nodes:
         let_read(node)
+    other = one.other = Colleague(one)
+    other.launch()
+    other.until("the other run takes steps", lambda: other.steps() >= 3)
 
 
 def root_asks(one: Round, *words: str) -> str:
@@ -146,30 +158,21 @@ def mixed_up(one: Round, other: Colleague) -> Iterator[str]:
 
 @fault(
     "F38", "another user runs the same on the same nodes, from the same head: a rank of one is killed,"
-    " the other run is killed by its user", "signal-9", recovered_s=60.0, is_same=False, prepare=share_nodes,
-    setting=Setting(steps=300),
+    " the other run is killed by its user", "signal-9", recovered_s=60.0, prepare=trains_first,
+    setting=Setting(steps=200),
 )  # fmt: skip
 def other_user(one: Round) -> None:
-    one.until_step(5)
-    other = Colleague(one)
-    launch = other.launch()
-
-    def until(what: str, condition: Callable[[], Any]) -> None:
-        one.until(what, lambda: condition() or launch.poll() is not None)
-        if launch.poll() is not None:
-            said = (other.home / "launch.txt").read_text()
-            raise Late(f"{what}: the other launch ended with {launch.returncode}: {said[-600:]}")
-
-    until("the other run takes steps", lambda: other.steps() >= 3)
+    other = one.other
+    one.until_step(23)
     one.strike()
     kill([one.ranks[1]], signal.SIGKILL)
     one.until("the next attempt", lambda: len(one.events("start")) > 1)
     before = other.steps()
-    until("the other run goes on", lambda: other.steps() > before)
+    other.until("the other run goes on", lambda: other.steps() > before)
     if disturbed := other.events("failure", "incident", "restart"):
         one.notes.append(f"the other run was disturbed: {disturbed[0]['text']}")
     one.notes += mixed_up(one, other)
     code, said = other.ask("kill", str(other.hostfile), "--yes")
     if code:
         one.notes.append(f"kill of the other user ended with {code}: {said[-300:]}")
-    one.until("the other run is over", lambda: launch.poll() is not None)
+    one.until("the other run is over", lambda: other.command.poll() is not None)
