@@ -84,9 +84,7 @@ def _after_node(
 
 def _after_gap(ring: Ring, rows: int) -> Ring:
     """With empty rows for the time without readings, all but the newest."""
-    for _ in range(min(rows, ring.limit) - 1):
-        ring = ring.append(())
-    return ring
+    return ring.append_empty(min(rows, ring.limit) - 1)
 
 
 def _row_time(

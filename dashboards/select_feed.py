@@ -36,6 +36,7 @@ from dashboards.simulation.cluster import DemoFeed
 from trainer.runlog.telemetry import FILE
 
 OUTPUTS = Path("outputs")
+MOST_ROUNDS = 1_000_000  # of a run that is played again: 11 days of seconds
 GAP_ROUNDS = 500
 NAP_S = 0.1  # how late a signal may be noticed
 
@@ -178,6 +179,8 @@ def _rounds_of_run(run_dir: Path, interval_s: float = 1.0) -> Batches:
     if not timed:
         return
     now_s = last_s = timed[0][0]
+    # Whatever times somebody wrote into the files.
+    interval_s = max(interval_s, (timed[-1][0] - now_s) / MOST_ROUNDS)
     batch: list[Sample] = [replace(opening, at_s=now_s)]
     for at_s, record, source in timed:
         while at_s > now_s:

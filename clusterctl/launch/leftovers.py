@@ -10,6 +10,7 @@ from typing import Any
 from clusterctl.exclude.change import author
 from clusterctl.launch.plan import LaunchPlan
 from clusterctl.launch.state import Left
+from clusterctl.printable import printable
 from clusterctl.remote.cluster import Cluster
 from trainer.runlog.progress import clock
 
@@ -53,7 +54,7 @@ def prove_gone(
             why = f"{result.unreachable.sentence()}; if its agent lives, it ends the ranks {until}"
             unconfirmed.append(f"{name}: {why}")
         if result.value and result.value["supervised"] is not None:
-            others.append(f"{name} is supervised by {result.value['supervised']}")
+            others.append(f"{name} is supervised by {printable(result.value['supervised'])}")
         for process in result.value["left"] if result.value else ():
             leftovers.append(leftover(name, process))
     if others:

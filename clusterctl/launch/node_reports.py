@@ -19,6 +19,7 @@ from clusterctl.launch.state import Left, NodeState, RunFailed, RunState
 from clusterctl.nodes import fold
 from clusterctl.payload.launch.session import PASSING
 from clusterctl.payload.launch.stopped import sentence
+from clusterctl.printable import printable
 from clusterctl.remote.inbox import NodeMessage
 from trainer.runlog import telemetry
 
@@ -124,7 +125,7 @@ class Reports:
             self.journal.write("lost", message["text"], node=name)
             raise RunFailed(3, f"{name} was lost: {message['text']}", in_order=True)
         elif kind == "supervised":
-            raise Left(f"{name} is supervised by {message['head']}")
+            raise Left(f"{name} is supervised by {printable(message['head'])}")
         elif kind == "resumed":
             node.text = "running"
         elif kind == "rank_ended":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 
@@ -69,6 +70,7 @@ _LOGIN = r"\b(wandb\s{1,9}login\b)(.+)"
 _MESSAGES = ("key", "keys", "token", "tokens")  # before a colon: words of many messages
 
 
+@functools.lru_cache(512)  # a list of 300,000 lists asks as often for one name
 def is_secret(name: str) -> bool:
     """Whether a name is secret: WANDB_API_KEY, MY_PAT, accessKeyId; not TOKENIZERS_PARALLELISM."""
     upper = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).upper()

@@ -58,6 +58,18 @@ class Ring:
         keep = -(-self.limit // CHUNK)
         return replace(self, chunks=(*self.chunks, tail)[-keep:], tail=b"")
 
+    def append_empty(self, count: int) -> Ring:
+        """With so many rows of NaN more, at once: a gap may be longer than the ring."""
+        if count <= 0:
+            return self
+        row = struct.pack(f"={self.width}{self.code}", *(NAN,) * self.width)
+        data = self.tail + row * min(count, self.limit + CHUNK)
+        size = CHUNK * self._row_bytes
+        end = len(data) // size * size
+        chunks = (*self.chunks, *(data[at : at + size] for at in range(0, end, size)))
+        keep = -(-self.limit // CHUNK)
+        return replace(self, chunks=chunks[-keep:], tail=data[end:])
+
     def rows(self, last: int | None = None) -> list[tuple[float, ...]]:
         """The newest `last` rows (all by default), oldest first."""
         return list(struct.iter_unpack(f"={self.width}{self.code}", self.newest_bytes(last)))

@@ -141,7 +141,10 @@ def from_json(text: bytes) -> Any:
     """What `as_json` made a text of. Raises `ValueError`."""
     if text.count(b"[") + text.count(b"{") > MAX_PARTS:
         raise ValueError("a text of too many parts")
-    return json.loads(text)
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("a text that is nested too deeply") from None
 
 
 class Unpacker:

@@ -5,6 +5,8 @@ A log may have 100 MB and a run 192 of them, so what is wanted is looked for fro
 
 from __future__ import annotations
 
+import bisect
+import errno
 import os
 import re
 from collections.abc import Iterator
@@ -23,6 +25,37 @@ class Part:
 
     begin: int
     end: int
+
+
+class Written:
+    """Where a file has data: a sparse one of terabytes costs nothing to make, and is not read."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._ends: list[int] | None = None  # of the pieces with data, in order
+
+    def before(self, at: int, zeros: bytes) -> int:
+        """Where reading backward from `at` goes on: at the end of the data before, where what was
+        read behind it is nothing but zeros."""
+        if zeros.strip(b"\0"):
+            return at
+        if self._ends is None:
+            self._ends = list(self._found())
+        place = bisect.bisect_left(self._ends, at)
+        begins_in_data = place < len(self._ends) and self._begins[place] < at
+        return at if begins_in_data else (self._ends[place - 1] if place else 0)
+
+    def _found(self) -> Iterator[int]:
+        self._begins: list[int] = []
+        end = 0
+        try:
+            while True:
+                self._begins.append(os.lseek(self._fd, end, os.SEEK_DATA))
+                end = os.lseek(self._fd, self._begins[-1], os.SEEK_HOLE)
+                yield end
+        except OSError as error:
+            if error.errno != errno.ENXIO:  # no data behind this place
+                raise
 
 
 def last_lines(fd: int, part: Part, count: int) -> Part:
@@ -70,17 +103,18 @@ def pieces(line: bytes) -> Iterator[bytes]:
 
 def lines_backward(fd: int, part: Part) -> Iterator[tuple[int, bytes]]:
     """(where it begins, the line) from the last to the first; of a too long one its begin."""
-    at, rest, is_last = part.end, b"", True
+    at, rest, is_last, written = part.end, b"", True, Written(fd)
     while at > part.begin:
         begin = max(part.begin, at - BLOCK)
-        first, *others = (os.pread(fd, at - begin, begin) + rest).split(b"\n")
+        data = os.pread(fd, at - begin, begin)
+        first, *others = (data + rest).split(b"\n")
         place = begin + len(first) + sum(1 + len(line) for line in others)
         for line in reversed(others):
             place -= len(line)
             if line or not is_last:  # behind the last line's end is no line
                 yield place, line
             is_last, place = False, place - 1
-        at, rest = begin, first[:LONGEST]
+        at, rest = max(part.begin, written.before(begin, data)), first[:LONGEST]
     if rest or not is_last:
         yield part.begin, rest
 
@@ -112,7 +146,7 @@ def attempt_part(fd: int, size: int, number: int, newest: int) -> Part | None:
 
 def marks_backward(fd: int, size: int) -> Iterator[tuple[int, int]]:
     """(where the line begins, number of the attempt), from the last to the first."""
-    overlap, at = 64, size
+    overlap, at, written = 64, size, Written(fd)
     while at > 0:
         begin = max(0, at - BLOCK)
         data = os.pread(fd, min(at + overlap, size) - begin, begin)
@@ -125,7 +159,7 @@ def marks_backward(fd: int, size: int) -> Iterator[tuple[int, int]]:
             mark = mark_of(line) if is_first else None
             if mark is not None:
                 yield begin + found, mark
-        at = begin
+        at = written.before(begin, data)
 
 
 def _byte_before(fd: int, at: int) -> bytes:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 from clusterctl.transport.bounded_sftp import BoundedSftp
+from tests.clusterctl.hostile.mangle import count
 
 VERSION, STATUS, HANDLE, DATA, NAME, ATTRS = 2, 101, 102, 103, 104, 105
 OPEN, READ, READDIR, STAT, FSTAT, OPENDIR = 3, 5, 12, 17, 8, 11
@@ -72,6 +73,7 @@ def lying(rng: random.Random, true: Answers) -> Answers:
         way = rng.random()
         if good is None or way < 0.5:
             return good
+        count()
         if way < 0.6:
             at = rng.randrange(len(good))
             return good[:at] + rng.randbytes(rng.randrange(9)) + good[at + 1 :]

@@ -150,7 +150,7 @@ def test_agents_are_kept_while_a_slow_node_is_waited_for(bench) -> None:  # noqa
         yield MARK
         if verb == "reap":
             facts = {"hostname": "n", "boot_id": "b", "python": "3", "time_s": 1.0, "boottime_s": 1.0, "user": "u"}  # fmt: skip
-            yield line({"schema": 1, "verb": "reap", "node": facts, "sections": {}, "found": [], "left": []})  # fmt: skip
+            yield line({"schema": 1, "verb": "reap", "node": facts, "sections": {}, "found": [], "left": [], "supervised": None})  # fmt: skip
             return
         begun = time.monotonic()
         while time.monotonic() - begun < 4.0:  # longer than two leases

@@ -17,12 +17,12 @@ CAPABILITIES_V3, PR_SET_SECUREBITS, SECBIT_NOROOT = 0x20080522, 28, 1
 FAST = ("--connect-timeout", "1", "--deadline", "5")
 NODES = {
     "nodes": (), "preflight": FAST, "gpus": FAST, "clock": FAST, "fabric": FAST, "env": FAST, "top": ("--once",),
-    "watch": ("--for", "0.1"), "export": ("--once", "metrics.prom", "--interval", "0.1"), "stop": ("--run", "x", "--yes", *FAST),
+    "watch": ("--for", "0.1"), "export": ("--once", "metrics.prom", "--interval", "0.2"), "stop": ("--run", "x", "--yes", *FAST),
     "kill": ("--run", "x", "--yes", *FAST), "runs": FAST, "dump-stacks": ("--run", "x", *FAST),
 }  # fmt: skip
 RUNS = {
     "status": (), "attach": (), "why": (), "logs": ("--tail", "3"), "report": (), "gallery": (),
-    "plan-checkpoints": (), "compare": (), "serve": ("--once", "--expnums", "1"),
+    "plan-checkpoints": (), "compare": (), "serve": ("--once", "--dry-run", "--expnums", "1"),
 }  # fmt: skip
 # What is read, below the current folder, and the commands that read it.
 GIVEN = {
@@ -56,15 +56,15 @@ GIVEN = {
         ("launch", "tiny.py", "--yes", *FAST), ("top", "--once", "--run", "outputs"), ("watch", "--for", "0.1", "--run", "outputs"),
     ),
     "outputs/001-x": (
-        *((name, *words, "outputs/001-x") for name, words in RUNS.items() if name != "serve"), ("serve", "--once", "outputs/001-x"),
+        *((name, *words, "outputs/001-x") for name, words in RUNS.items() if name != "serve"), ("serve", "--once", "--dry-run", "outputs/001-x"),
         ("status",), ("compare", "outputs/001-x", "outputs/001-x"), ("top", "--once", "--run", "outputs/001-x"),
-        ("watch", "--for", "0.1", "--run", "outputs/001-x"), ("export", "--once", "metrics.prom", "--interval", "0.1", "--run", "outputs/001-x"),
+        ("watch", "--for", "0.1", "--run", "outputs/001-x"), ("export", "--once", "metrics.prom", "--interval", "0.2", "--run", "outputs/001-x"),
     ),
     "made": (  # written
         ("report", "1", "--out", "made/x.html"), ("gallery", "1", "--out", "made/x.html"), ("why", "1", "--bundle", "made/x.tgz"),
         ("compare", "1", "1", "--out", "made/x.html"), ("top", "--once", "--record", "made/x"), ("watch", "--for", "0.1", "--record", "made/x"),
         ("preflight", "--record", "made/x", *FAST), ("preflight", "--junit", "made/x", *FAST), ("preflight", "--write-good", "made/x", *FAST),
-        ("export", "--once", "made/x.prom", "--interval", "0.1"), ("dump-stacks", "--run", "x", "--out", "made/x", *FAST), ("data", "probe", "clips.csv", "--out", "made/x.csv", *FAST),
+        ("export", "--once", "made/x.prom", "--interval", "0.2"), ("dump-stacks", "--run", "x", "--out", "made/x", *FAST), ("data", "probe", "clips.csv", "--out", "made/x.csv", *FAST),
         ("launch", "tiny.py", "--outputs", "made", "--yes", *FAST), ("serve", "1", "--once", "--copies", "made"),
     ),
 }  # fmt: skip

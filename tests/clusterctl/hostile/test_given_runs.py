@@ -35,7 +35,7 @@ FILES = (
     "validation.jsonl", "samples/index.json", "samples/metrics.json", "ranks/0.log", "ranks/starter-n1.log",
     ".supervisor.json", ".owner", ".positions.json", ".run-id", "supervisor.log", "stacks/hang-1/report.json",
     "epoch0-global_step10/manifest.json", "epoch0-global_step10/sampler.json",
-    "prompts.txt", "wandb.json", "wandb/offline-run-1/run-x.wandb", "samples/low4s/epoch0-global_step10/index.json",
+    "prompts.txt", "wandb.json", "samples/.serve/0123456789abcdef", "wandb/offline-run-1/run-x.wandb", "samples/low4s/epoch0-global_step10/index.json",
 )  # fmt: skip
 FOLDERS = ("ranks", "samples", "stacks", "epoch0-global_step10", "wandb")
 COMMANDS = (
@@ -62,9 +62,14 @@ def supervisor(run_dir: Path, home: Path) -> bytes:
         node=Node("n1", "127.0.0.1", 22, "root", identity=str(home / ".ssh/id_ed25519")),
     )
     plan = replace(run.plan, shares=(share,), python=str(home / "python"))
+    path = run_dir / saved_run.FILE
+    if path.is_symlink() or path.exists():
+        path.rename(run_dir / "aside")
     replace(run, plan=plan).write()
-    found = (run_dir / saved_run.FILE).read_bytes()
-    saved_run.remove(run_dir)
+    found = path.read_bytes()
+    path.unlink()
+    if (run_dir / "aside").is_symlink() or (run_dir / "aside").exists():
+        (run_dir / "aside").rename(path)
     return found
 
 
@@ -84,6 +89,7 @@ TEXTS = {
     "odd incident": b'{"incident":"hang","time_s":1,"stacks":"/etc","root":[],"consequences":{"a":1}}\n',
     "odd plan": b'{"nodes":[{"name":7,"slots":"x"},null],"shares":{},"run_dir":7,"config":[]}\n',
     "odd samples": b'{"schema":1,"videos":[{"file":"../x.mp4"},7,{"file":"/etc/passwd"}],"step":[],"fps":"x"}\n',
+    "odd owner": b'{"host":[],"pid":1e999,"since_s":-1e308}\n{"host":"n1","pid":1e999,"since_s":1e999,"presets":{},"log":7}\n',
     "odd prompts": b'{"sample": {"prompts": "/etc/passwd"}, "seed": 1}\n',
     "odd positions": b'{"n1": {"telemetry": "../../x"}, "../x": {"0": -1}, "n2": [9e99]}\n',
     "slow telemetry": b'{"kind":"step","step":1,' + b',"step_s":1' * 20_000 + b"\n",

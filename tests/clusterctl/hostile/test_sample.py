@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections.abc import Iterator
@@ -20,12 +21,13 @@ from clusterctl.serve.samplers import Samplers
 from clusterctl.serve.source import LocalRun
 from clusterctl.serve.wanted import Choice
 from clusterctl.serve.work import SERVED
+from tests.clusterctl.hostile.campaign import WHOLE, repeat
 from tests.clusterctl.hostile.node import Orders, next_order
-from tests.clusterctl.hostile.test_streams import LIMITS, NODES, TIMES, both, repeat
+from tests.clusterctl.hostile.test_streams import LIMITS, NODES, both
 from tests.clusterctl.serve import stand_in
 
 LIFE_S = 3.0
-FEW = [4, *TIMES[1:]]  # each takes a second or two of waiting
+FEW = [8, WHOLE]  # each takes a second or two of waiting
 
 
 def sample(_: str, args: dict[str, Any], orders: Orders) -> Iterator[dict[str, Any]]:
@@ -67,7 +69,7 @@ def test_sample(times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     for module, name in ((samplers, "SILENT_S"), (sampler_pool, "ORDER_S"), (server, "VISIBLE_S")):
         monkeypatch.setattr(module, name, 0.5)
     monkeypatch.setattr(server, "PAUSE_S", 0.05)
-    numbers = iter(range(times + 1))
+    numbers = itertools.count()
 
     def work(rng: random.Random) -> None:
         run = stand_in.make_run(tmp_path / f"{next(numbers):03d}-run", (10,))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import resource
 import struct
 import time
 from hashlib import sha256
@@ -21,7 +20,7 @@ from clusterctl.serve.remote_run import RemoteRun
 from clusterctl.transfer import resume
 from tests.clusterctl.hostile import sftp
 from tests.clusterctl.hostile.audit import nothing_done
-from tests.clusterctl.hostile.test_streams import TIMES
+from tests.clusterctl.hostile.campaign import TIMES, Cost
 
 CONTENT = random.Random(3).randbytes(9_000_001)  # two blocks and a byte
 BROKEN = (TransportError, SSHException, SFTPError, OSError, EOFError, struct.error, ValueError)
@@ -141,8 +140,8 @@ def test_campaign(times: int, tmp_path: Path) -> None:
     """Whatever the server says, each call ends, and nothing is written elsewhere or grows."""
     names = [b"epoch0-global_step%d" % step for step in range(3)]
     inside, outside = tmp_path / "a/b/copies", tmp_path / "a"
-    before_kb, slowest_s = 0, 0.0
-    for seed in range(times):
+    cost, seed = Cost("sftp"), 0
+    while cost.answers < times:
         rng = random.Random(seed)
         began_s = time.monotonic()
         run = RemoteRun(Node("evil"), "x/run", inside, None)  # type: ignore[arg-type]
@@ -162,13 +161,13 @@ def test_campaign(times: int, tmp_path: Path) -> None:
                     work(session)
             except (*BROKEN, resume.Damaged):
                 pass
-        slowest_s = max(slowest_s, time.monotonic() - began_s)
+        cost.add(time.monotonic() - began_s)
+        seed += 1
         if seed == 5:
-            before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    grown_mb = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb) / 1024
-    print(f"sftp: {times} servers, slowest {slowest_s:.2f} s, grown {grown_mb:.0f} MB")
-    assert slowest_s < 5
-    assert grown_mb < 200
+            cost.forget_memory()
+    cost.say()
+    assert cost.slowest_s < 5
+    assert cost.grown_mb < 200
     assert [path.name for path in outside.iterdir()] == ["b"]
     assert [path.name for path in (outside / "b").iterdir()] == ["copies"]
     assert [path.name for path in inside.iterdir() if path.is_dir()] == ["evil-run"]

@@ -18,8 +18,8 @@ from clusterctl.launch.head.attached import follow
 from clusterctl.launch.head.link import Link
 from clusterctl.launch.state import NodeState, RunState
 from clusterctl.output import Output
+from tests.clusterctl.hostile.campaign import TIMES, repeat
 from tests.clusterctl.hostile.mangle import mangle
-from tests.clusterctl.hostile.test_streams import TIMES, repeat
 from trainer.runlog.telemetry import Event
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,6 +28,19 @@ def test_memory_is_bounded_and_at_least_the_limit_is_kept() -> None:
     ring = filled(10_000)
     assert 120 <= len(ring) <= 120 + CHUNK
     assert sum(map(len, ring.chunks)) + len(ring.tail) <= (120 + CHUNK) * 2 * 2
+
+
+@pytest.mark.parametrize("before", [0, 1, 59, 60, 130])
+@pytest.mark.parametrize("count", [0, 1, 59, 60, 61, 200, 10**12])
+def test_empty_rows_at_once_are_as_one_after_the_other(before: int, count: int) -> None:
+    start = ring = at_once = Ring(2, limit=100)
+    for number in range(before):
+        start = ring = at_once = start.append((float(number), 1.0))
+    for _ in range(min(count, 500)):
+        ring = ring.append(())
+    at_once = start.append_empty(count)
+    assert repr(at_once.rows(100)) == repr(ring.rows(100))
+    assert len(at_once) <= 100 + 2 * CHUNK
 
 
 def test_appending_leaves_the_ring_before_as_it_was() -> None:

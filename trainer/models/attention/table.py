@@ -44,7 +44,7 @@ def read_table(path: str | Path) -> Table:
     """A table from a file of `trainer.bench attention --write`. Raises ConfigError."""
     try:
         data = json.loads(Path(path).read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         hint = f"python -m trainer.bench attention --write {path}"
         raise ConfigError(f"attention_table {path} cannot be read: {error}", hint=hint) from None
     if not isinstance(data, Mapping):

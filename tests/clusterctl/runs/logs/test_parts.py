@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -76,3 +77,34 @@ def test_line_without_an_end_of_many_megabytes_comes_in_pieces(tmp_path: Path) -
     assert backward[0] == ((5 << 20) + 1, b"last")
     assert backward[1] == (0, b"x" * parts.LONGEST)
     os.close(fd)
+
+
+def test_a_sparse_file_of_terabytes_is_looked_through_at_once(tmp_path: Path) -> None:
+    """It costs nobody anything to make one."""
+    path, far = tmp_path / "0.log", 1 << 40
+    with path.open("wb") as file:
+        for at in (0, far // 2, far):
+            file.seek(at)
+            file.write(b"first\n--- attempt 2 ---\nlast\n")
+        file.truncate(2 * far)
+    fd = os.open(path, os.O_RDONLY)
+    began_s = time.process_time()
+    try:
+        size = os.fstat(fd).st_size
+        marks = [(at + 6, 2) for at in (far, far // 2, 0)]
+        assert list(parts.marks_backward(fd, size)) == marks
+        found = [
+            (at, line[:20])
+            for at, line in parts.lines_backward(fd, Part(0, size))
+            if line.strip(b"\0")
+        ]
+        assert [at for at, line in found if line.startswith(b"last")] == [
+            far + 24,
+            far // 2 + 24,
+            24,
+        ]
+        assert [at for at, line in found if line.startswith(b"---")] == [at for at, _ in marks]
+        assert attempt_part(fd, size, 2, 2) == Part(far + 24, size)
+    finally:
+        os.close(fd)
+    assert time.process_time() - began_s < 2
