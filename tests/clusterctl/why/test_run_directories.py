@@ -239,7 +239,7 @@ def test_what_the_launcher_recorded_counts(tmp_path: Path) -> None:
     root = Cause(Kind.OOM_KERNEL, "", "n2", 3, Evidence(Source.KERNEL, "oom_kill in x grew from 0 to 1"))  # fmt: skip
     victims = tuple(Cause(Kind.PEER_LOST, "", "n1", rank, Evidence(Source.RANK_LOG, PEER), False) for rank in range(3))  # fmt: skip
     incident = Incident("rank 3 on n2: killed", Judgement(root, victims), "stopped the run", 30)
-    record(run_dir, Journal(run_dir), incident)
+    record(Journal(run_dir), incident)
     journal(run_dir, "end", "rank 3 on n2: killed", BEGAN + 70, data={"exit_code": 1})
     found = explain(run_dir, None, LATER)
     assert named(found) == ("oom-kernel", "n2", 3)
@@ -252,7 +252,7 @@ def test_what_the_launcher_recorded_counts(tmp_path: Path) -> None:
 def test_record_without_a_root_gives_way_to_a_log_that_names_one(tmp_path: Path) -> None:
     run_dir = failed_once(tmp_path / "001-x")
     victim = Cause(Kind.PEER_LOST, "", "n1", 0, Evidence(Source.RANK_LOG, PEER), is_root=False)
-    record(run_dir, Journal(run_dir), Incident("rank 0 ended", Judgement(victim), "stopped"))
+    record(Journal(run_dir), Incident("rank 0 ended", Judgement(victim), "stopped"))
     journal(run_dir, "end", "rank 0 ended", BEGAN + 70, data={"exit_code": 1})
     logs(run_dir, {0: PEER, 1: PEER, 2: PEER})
     found = explain(run_dir, None, LATER)
