@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 import shlex
 import shutil
 import subprocess
@@ -169,6 +172,18 @@ def test_accept_new_writes_our_own_file_once(good: LoopbackCluster) -> None:
     ParamikoTransport().connect(node, LIMITS, Progress()).close()
     ParamikoTransport(accept_new=True).connect(node, LIMITS, Progress()).close()
     assert (config_folder() / "known_hosts").read_text() == text
+
+
+def test_accept_new_writes_to_a_home_without_locks(
+    good: LoopbackCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    node = node_of(good, known_hosts=None)
+    ParamikoTransport(accept_new=True).connect(node, LIMITS, Progress()).close()
+    assert (config_folder() / "known_hosts").read_text().count("\n") == 1
 
 
 def test_changed_key_is_refused_even_with_accept_new(good: LoopbackCluster, home: Path) -> None:

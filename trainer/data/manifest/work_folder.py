@@ -50,7 +50,12 @@ class WorkFolder:
             os.close(self._lock)
             raise ManifestError(f"{self.out} is being made by another process") from None
         except OSError as error:
-            raise ManifestError(f"{self.folder}: {error.strerror}") from None
+            if self._lock >= 0:
+                os.close(self._lock)
+            raise ManifestError(
+                f"{self.folder}: {error.strerror}",
+                hint="name a file on a disk that can be written and has locks",
+            ) from None
         self.state = self._kept()
         if not self.state:
             self.clear()

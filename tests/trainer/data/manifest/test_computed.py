@@ -1,6 +1,7 @@
 """A verb killed at any point: nothing half under the final name, and the same bytes in the end."""
 
 import errno
+import fcntl
 import json
 import os
 import signal
@@ -247,6 +248,16 @@ def test_two_processes_do_not_make_one_file(tmp_path):
         WorkFolder(tmp_path / "o.csv", {}),
     ):
         pass
+
+
+def test_folder_without_locks_is_refused_with_what_to_do(tmp_path, monkeypatch):
+    def flock(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(ManifestError, match="No locks available") as caught:
+        WorkFolder(tmp_path / "o.csv", {}).__enter__()
+    assert "has locks" in caught.value.hint
 
 
 def test_what_is_there_is_replaced_only_when_told_to(tmp_path, capsys):
