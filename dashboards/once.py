@@ -162,7 +162,9 @@ def attempt_lines(now: Figures) -> list[str]:
     lines = [", ".join(parts)]
     if now.ettr is not None:
         lost = ", ".join(f"{cause} {units.span(seconds)}" for cause, seconds in now.lost_s)
-        lines.append(f"ETTR {now.ettr:.1%}" + (f", lost: {lost}" if lost else ""))
+        lines.append(
+            f"effective training time (ETTR) {now.ettr:.1%}" + (f", lost: {lost}" if lost else "")
+        )
     return lines
 
 

@@ -70,6 +70,7 @@ def interval_lines(plan: Plan) -> Iterator[str]:
     share = f"{now}{plan.best.ettr:.4f} with ckpt_every = {plan.best_steps}"
     if not plan.best.ettr:
         share += ": failures come faster than the run recovers"
+    share += "; effective training time ratio: the share of time in steps that count"
     yield from _wrapped(f"{'expected ETTR':<{LABEL}}", share)
 
 

@@ -139,7 +139,7 @@ def table_rows(found: Comparison) -> Iterator[list[str | Cell]]:
     shares = (
         ("MFU", a.mfu, b.mfu),
         ("idle of ranks", a.idle_share, b.idle_share),
-        ("ETTR", a.ettr, b.ettr),
+        ("effective time (ETTR)", a.ettr, b.ettr),
     )
     for name, one_value, other in shares:
         yield [

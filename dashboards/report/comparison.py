@@ -23,7 +23,10 @@ def page(found: Sequence[Comparison], letters: Sequence[str], now_s: float) -> s
     first = found[0]
     runs = [first.a, *(one.b for one in found)]
     figures = [
-        (f"{letter}: {run.name}", f"step {run.steps[-1]:,.0f}, ETTR {units.percent(run.ettr)}")
+        (
+            f"{letter}: {run.name}",
+            f"step {run.steps[-1]:,.0f}, effective training time {units.percent(run.ettr)}",
+        )
         for letter, run in zip(letters, runs, strict=True)
     ]
     made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now_s))

@@ -49,7 +49,7 @@ def page(run: RunState, quality: Quality, now_s: float) -> str:
 def _figures(run: RunState, now: Figures) -> Iterator[str]:
     steps = f"{now.step:,} of {now.steps_total:,}" if now.steps_total else f"{now.step:,}"
     pairs = [("state", now.status), ("step", steps), ("loss", units.number(now.smooth_loss))]
-    pairs += [("ETTR", units.percent(now.ettr)), ("restarts", str(now.restarts))]
+    pairs += [("effective training time", units.percent(now.ettr)), ("restarts", str(now.restarts))]
     if now.spares is not None:
         pairs.append(("spares left", str(now.spares)))
     if now.excluded:

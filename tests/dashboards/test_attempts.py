@@ -141,7 +141,10 @@ def test_text_and_json_of_one_reading(tmp_path: Path, capsys: pytest.CaptureFixt
     assert command(["top", "--replay", str(run_dir)]) == 0
     said = capsys.readouterr().out
     assert "  attempt 3, 2 restarts, 0 spares left, excluded: n2\n" in said
-    assert "  ETTR 49.1%, lost: hang-data 1 min 48 s, signal-9 1 min 19 s\n" in said
+    assert (
+        "  effective training time (ETTR) 49.1%, lost: hang-data 1 min 48 s, signal-9 1 min 19 s\n"
+        in said
+    )
     assert command(["top", "--replay", str(run_dir), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["run"]
     assert [(one["number"], one["ending"]) for one in found["attempts"]] == [(1, "signal-9"), (2, "hang-data"), (3, "")]  # fmt: skip

@@ -1,8 +1,8 @@
 """Python configuration files: evaluated in a process of their own, which returns plain data.
 
-`_base_` (a path or a list, relative to the file) names files whose values come first; a dict is
-merged into the base's dict unless it holds `_delete_: True`. Names with a leading underscore are
-the file's own.
+`_base_` (a path relative to the file, a short name such as `stage1`, or a list of them) names files
+whose values come first; a dict is merged into the base's dict unless it holds `_delete_: True`.
+Names with a leading underscore are the file's own.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from trainer.errors import ConfigError
 
 Key = tuple[str, ...]
 
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 _LIMIT_S = 30.0
 OWN_PROGRAM = (
     "a configuration is for the bundled trainer; how to run a program of your own on all nodes: "
@@ -123,6 +124,14 @@ def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
+def short(name: str | Path) -> Path | None:
+    """Our configuration of a short name (`demo`). A file of that name beside the reader, which
+    would be run, is `./demo`."""
+    path = CONFIGS / f"{name}.py"
+    is_short = "/" not in str(name) and not Path(name).suffix
+    return path if is_short and path.is_file() else None
+
+
 def read(path: Path, _seen: tuple[Path, ...] = (), *, known: Collection[str] | None = None) -> Tree:
     """The file with its bases beneath it; `known` are the keys of which it must set one.
 
@@ -139,7 +148,7 @@ def read(path: Path, _seen: tuple[Path, ...] = (), *, known: Collection[str] | N
     own = Tree(data, {key: f"{path}:{line}" for key, line in places.items()})
     tree = Tree()
     for base in [bases] if isinstance(bases, str) else bases:
-        lower = read(path.parent / base, (*_seen, path))
+        lower = read(short(base) or path.parent / base, (*_seen, path))
         twice = sorted(set(tree.data) & set(lower.data))
         if twice:
             where = f"{tree.place((twice[0],))} and {lower.place((twice[0],))}"

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config.build import build, coerce, parse_text, type_at
-from trainer.config.file import OWN_PROGRAM, Tree, is_whole, read
+from trainer.config.file import CONFIGS, OWN_PROGRAM, Tree, is_whole, read, short
 from trainer.config.keys import Config as Config  # others import it from here
 from trainer.config.upstream import KNOWN, translate
 from trainer.errors import ConfigError, nearest
@@ -27,7 +27,6 @@ from trainer.models.activation_checkpointing import GradCheckpoint
 from trainer.optim.lr_schedules import rate_of
 from trainer.runlog.json_file import read_object
 
-CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 RUN_CONFIG = "config.json"  # of a run directory
 RUN_NAME = re.compile(r"epoch\d+-global_step\d+")  # what a * of the shell may have made many of
 
@@ -35,10 +34,8 @@ RUN_NAME = re.compile(r"epoch\d+-global_step\d+")  # what a * of the shell may h
 def find(name: str | Path) -> Path:
     """The file of a path, a short name (`demo`) or a run directory. Raises `ConfigError`."""
     path = Path(name)
-    short = CONFIGS / f"{name}.py"
-    # Before a file of that name in the current folder, which would be run: ./demo is that one.
-    if "/" not in str(name) and not path.suffix and short.is_file():
-        return short
+    if (ours := short(name)) is not None:
+        return ours
     if path.is_file():
         return path
     if (path / RUN_CONFIG).is_file():

@@ -68,7 +68,7 @@ def test_timeline_tells_of_each_attempt_without_colour(tmp_path: Path) -> None:
     assert text.count('fill="url(#hatch)"') == 2
     for label in ("! 1", "! 2", "signal-9 on n2", "hang-data on n1", "goes on"):
         assert f">{label}</text>" in text
-    assert "ETTR</dt><dd>49%" in text
+    assert "effective training time</dt><dd>49%" in text
     assert "<td class=\"\">hang-data</td><td class=\"n\">1 min 48 s</td>" in text  # fmt: skip
     assert "two crashes" in text
 

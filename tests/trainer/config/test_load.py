@@ -105,6 +105,15 @@ scheduler = {"loc": 1}
     assert config.scheduler.use_timestep_transform
 
 
+def test_base_may_be_one_of_ours_by_its_short_name(tmp_path: Path) -> None:
+    write(tmp_path, "demo", "lr = 7.0")  # would be run: it is ./demo
+    own = write(tmp_path, "own.py", "_base_ = 'demo'\nvae = dict(channels=3)\nmax_steps = 9\n")
+    config, ours = load(own), load("demo")
+    assert (config.vae.channels, config.max_steps) == (3, 9)
+    assert (config.lr, config.model) == (ours.lr, ours.model)
+    assert load(write(tmp_path, "own.py", "_base_ = './demo'\nmax_steps = 9\n")).lr == 7.0
+
+
 def test_two_bases_may_not_set_the_same_key_and_circles_are_named(tmp_path: Path) -> None:
     write(tmp_path, "a.py", "lr = 1.0")
     write(tmp_path, "b.py", "lr = 2.0")

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from trainer.config.load import CONFIGS, Config
+from trainer.config.file import CONFIGS
+from trainer.config.load import Config
 from trainer.config.load import load as load_config
 from trainer.data.manifest.manifest import Manifest
 from trainer.data.plan.buckets import Buckets
