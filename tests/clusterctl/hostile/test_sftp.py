@@ -143,31 +143,31 @@ def test_campaign(times: int, tmp_path: Path) -> None:
     cost, seed = Cost("sftp"), 0
     while cost.answers < times:
         rng = random.Random(seed)
-        began_s = time.monotonic()
-        run = RemoteRun(Node("evil"), "x/run", inside, None)  # type: ignore[arg-type]
-        run.folder.mkdir(parents=True, exist_ok=True)
-        run.wants(["epoch0-global_step1"])
-        content = rng.choice([b'{"files": {}}', b'{"sample": {}}', rng.randbytes(70_000), CONTENT])
-        for work in (
-            run._look,
-            run._fetch_next,
-            lambda session: resume.fetch(session, "/x", inside / "f", 70_000, "0" * 64),
-            lambda session: resume.remove_folder(session, "/x"),
-            lambda session: resume.make_folders(session, "/x/y/z"),
-        ):
-            try:
-                lies = sftp.lying(rng, sftp.honest(content, names))
-                with nothing_done(), sftp.serving(lies) as session:
-                    work(session)
-            except (*BROKEN, resume.Damaged):
-                pass
-        cost.add(time.monotonic() - began_s)
+        with cost.conversation():
+            run = RemoteRun(Node("evil"), "x/run", inside, None)  # type: ignore[arg-type]
+            run.folder.mkdir(parents=True, exist_ok=True)
+            run.wants(["epoch0-global_step1"])
+            content = rng.choice(
+                [b'{"files": {}}', b'{"sample": {}}', rng.randbytes(70_000), CONTENT]
+            )
+            for work in (
+                run._look,
+                run._fetch_next,
+                lambda session: resume.fetch(session, "/x", inside / "f", 70_000, "0" * 64),
+                lambda session: resume.remove_folder(session, "/x"),
+                lambda session: resume.make_folders(session, "/x/y/z"),
+            ):
+                try:
+                    lies = sftp.lying(rng, sftp.honest(content, names))
+                    with nothing_done(), sftp.serving(lies) as session:
+                        work(session)
+                except (*BROKEN, resume.Damaged):
+                    pass
         seed += 1
         if seed == 5:
             cost.forget_memory()
     cost.say()
-    assert cost.slowest_s < 5
-    assert cost.grown_mb < 200
+    cost.check(most_mb=200)
     assert [path.name for path in outside.iterdir()] == ["b"]
     assert [path.name for path in (outside / "b").iterdir()] == ["copies"]
     assert [path.name for path in inside.iterdir() if path.is_dir()] == ["evil-run"]
