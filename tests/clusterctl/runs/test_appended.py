@@ -10,12 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.launch import positions
 from clusterctl.launch.causes.kinds import Cause, Kind
 from clusterctl.launch.incidents import Incident, record
 from clusterctl.launch.journal import EVENTS_FILE, INCIDENTS_FILE, Copies, Journal
+from clusterctl.launch.node_reports import Reports
 from clusterctl.launch.root_cause import Judgement
+from clusterctl.launch.state import NodeState, RunState
+from clusterctl.remote.inbox import NodeMessage
 from clusterctl.runs import appended
 from clusterctl.runs.appended import Appended
+from tests.clusterctl.launch.test_saved_run import saved
 
 
 @contextmanager
@@ -76,3 +81,26 @@ def test_incident_and_logs_are_on_record_after_the_heads_disk_was_full(tmp_path:
     assert names.count("error") == 2  # one for each other file
     assert json.loads((tmp_path / INCIDENTS_FILE).read_text())["class"] == "signal-9"
     assert (tmp_path / "ranks/1.log").read_text() == "last words\n"
+
+
+def test_supervisor_that_follows_gets_again_what_its_head_could_not_write(tmp_path: Path) -> None:
+    """Killed when the disk has room again, before anything was written there."""
+    plan = saved(tmp_path).plan
+    (tmp_path / "ranks").mkdir()
+    name, rank = plan.shares[0].node.name, plan.shares[0].first_rank
+    state = RunState()
+    state.nodes = {share.node.name: NodeState(shared=False) for share in plan.shares}
+    reports = Reports(plan, state, Journal(tmp_path))
+
+    def say(at: int, text: str) -> None:
+        part = {"type": "log", "rank": rank, "text": text, "at": at, "end": at + len(text)}
+        reports.take(NodeMessage(name, part))
+
+    say(0, "first\n")
+    with no_room_beyond(6):
+        say(6, "second\n")
+    reports.copies.append = lambda *_: None  # type: ignore[method-assign]
+    reports.notes._noted_s = 0.0  # a second later
+    say(13, "third\n")
+    at = positions.load(tmp_path)[name].get(str(rank), 0)  # cuts the copy to what was noted
+    assert at == (tmp_path / f"ranks/{rank}.log").stat().st_size
