@@ -53,6 +53,13 @@ class Journal:
         """As `add`, one line of JSON. Keys are only ever added."""
         self.add(name, _line(record))
 
+    def settle(self, within_s: float) -> str:
+        """Before this process ends: wait for room so long; why not all is written, or ""."""
+        deadline = time.monotonic() + within_s
+        while (why := self._files.flush()) and time.monotonic() < deadline:
+            time.sleep(0.5)
+        return why
+
     @property
     def is_behind(self) -> bool:
         """Whether something is kept here that is in no file yet."""

@@ -36,9 +36,11 @@ from clusterctl.ledger.enter import enter
 from clusterctl.ledger.entries import Entry, path_beside
 from clusterctl.nodes import Node, counted, fold
 from clusterctl.remote.cluster import Cluster
+from trainer.runlog import telemetry
 
 EXCLUDED_S = 24 * 3600.0  # a node with a fault of its own; somebody looks at it until then
 NOT_FOUND, STOPPED = 3, 130  # exit codes: a node out of reach, the user's stop
+ROOM_S = 10.0  # at the end, for a disk of the head that is full
 STOPPED_BY_USER = "stopped by the user"
 
 
@@ -342,6 +344,10 @@ class _Run:
         if code == 0 and not_proved:
             code, reason = 1 if left else 3, "the run ended, but not everything is proved gone"
         self.journal.write("end", reason, exit_code=code, leftovers=left, unconfirmed=unconfirmed)
+        if why := self.journal.settle(ROOM_S):
+            text = f"files of {self.plan.run_dir} lack what came last ({why})"
+            self.state.add(telemetry.Event("lost", text, {}, time_s=time.time()))
+            self.on_update(self.state)
         facts = {**ended.facts, "cause": self.cause if code else None}
         attempts = self.plan.attempt
         return RunResult(

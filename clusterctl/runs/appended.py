@@ -45,6 +45,12 @@ class Appended:
                 self._size += len(data)
             return ""
 
+    def flush(self) -> str:
+        """Write what is kept: why a file does not take it, "" where all is written."""
+        with self._lock:
+            whys = [(name, self._write(name)) for name in [*self._kept]]
+            return next((f"{name}: {why}" for name, why in whys if why), "")
+
     def left_out(self) -> dict[str, int]:
         """Bytes of each file that are in none, once all others are; told once."""
         with self._lock:

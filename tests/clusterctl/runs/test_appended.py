@@ -83,6 +83,15 @@ def test_incident_and_logs_are_on_record_after_the_heads_disk_was_full(tmp_path:
     assert (tmp_path / "ranks/1.log").read_text() == "last words\n"
 
 
+def test_end_of_a_run_waits_for_room_and_says_what_is_missing(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    with no_room_beyond(0):
+        journal.write("end", "all ranks have ended well")
+        assert journal.settle(0.0) == f"{EVENTS_FILE}: File too large"
+    assert journal.settle(0.0) == ""
+    assert "all ranks have ended well" in (tmp_path / EVENTS_FILE).read_text()
+
+
 def test_supervisor_that_follows_gets_again_what_its_head_could_not_write(tmp_path: Path) -> None:
     """Killed when the disk has room again, before anything was written there."""
     plan = saved(tmp_path).plan
