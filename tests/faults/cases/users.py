@@ -143,16 +143,21 @@ def root_asks(one: Round, *words: str) -> str:
     return (one.directory / f"{words[0]}.txt").read_text()
 
 
+def is_in(text: str, run: Round | Colleague) -> bool:
+    """By its id or its directory, as commands name it."""
+    return run.run_id in text or str(run.run_dir) in text
+
+
 def mixed_up(one: Round, other: Colleague) -> Iterator[str]:
     """What of the other's run counts as one's own."""
     for verb, more in (("runs", ()), ("kill", ("--dry-run",))):
         theirs = other.ask(verb, str(other.hostfile), *more)[1]
         ours = root_asks(one, verb, *more)
-        if other.run_id not in theirs or one.run_id not in ours:
+        if not is_in(theirs, other) or not is_in(ours, one):
             yield f"{verb} does not know one's own run: {theirs[-300:]} {ours[-300:]}"
-        if one.run_id in theirs:
+        if is_in(theirs, one):
             yield f"{verb} of a user has root's run: {theirs[-300:]}"
-        if other.run_id in ours:
+        if is_in(ours, other):
             yield f"{verb} of root has the user's run: {ours[-300:]}"
 
 
