@@ -91,11 +91,14 @@ class Output:
         width: int | None = None,
     ) -> None:
         """Aligned columns; `right` are numbers. With `width` lines are cut there, for a page; else
-        the last column is wrapped where a terminal ends."""
+        the last column is wrapped where a terminal ends, and a table that is longer than it has the
+        names of its columns below the rows, too."""
         lines = [[Cell(name, "bold") for name in columns]]
         lines += [[_cell(cell) for cell in row] for row in rows]
         widths = [max(len(cell.text) for cell in column) for column in zip(*lines, strict=True)]
         page = self.page() if width is None else None
+        if page is not None and len(lines) >= page.lines:
+            lines.append(lines[0])  # the first one scrolls off
         for line in lines:
             parts, start = [], 0
             for name, cell, wide in zip(columns, line, widths, strict=True):

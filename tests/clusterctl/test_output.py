@@ -85,3 +85,16 @@ def test_a_node_that_refuses_the_login_has_answered(capsys: pytest.CaptureFixtur
     ):
         Output().unreachable(results)
         assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("rows", "headers"), [(10, 1), (24, 2), (100, 2)])
+def test_columns_of_a_table_longer_than_the_terminal_are_named_below_it_too(
+    rows: int, headers: int, monkeypatch, capsys
+) -> None:
+    """24 nodes on 80x24: the first line has scrolled off."""
+    monkeypatch.setattr(Output, "page", lambda self: os.terminal_size((80, 24)))
+    Output().table(("NODE", "GPUS"), [(f"n{row}", "8") for row in range(rows)])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines.count("NODE  GPUS") == headers
+    assert len(lines) == rows + headers
+    assert lines[-1] == ("NODE  GPUS" if headers == 2 else f"n{rows - 1}    8")
