@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 BESIDE_CODE = ("README.md", "CONTRIBUTING.md", "ARCHITECTURE.md", "SECURITY.md", "CHANGELOG.md")
-EXAMPLES = ("my_stage.py", "train.py")  # of users, in commands
+EXAMPLES = ("mine.py", "my_stage.py", "train.py")  # of users, in commands
 # The browser loads these by itself; a link that somebody clicks is not among them.
 LOADED = re.compile(
     r"<(?:script|img|iframe)[^>]*\ssrc=[\"']?(?:https?:)?//|<link[^>]*rel=[\"']?(?:stylesheet|preload)[^>]*//"
