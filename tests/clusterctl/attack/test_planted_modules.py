@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import pytest
 from tests.clusterctl.launch.harness import STARTER, wait_until
 from tests.clusterctl.payload.agents import Agent
 from tests.clusterctl.serve import stand_in
+from tests.dashboards.gallery.test_page import put, two
 from tests.trainer.data.clips import write_clip
 from trainer.runlog.own_modules import HOME, bound_command, environment, module_command
 
@@ -137,14 +140,22 @@ def planted(tmp_path: Path) -> Iterator[Path]:
     assert not marker.exists(), marker.read_text()
 
 
-def run(command: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
+def ours(*words: object) -> list[str]:
+    """A command of clusterctl, for which a PYTHONPATH with an empty part is set."""
+    code = f"import os, sys; os.environ['PYTHONPATH'] = os.pathsep + {HOME!r}; "
+    code += "from clusterctl.cli import main; main()"
+    begin = [sys.executable, "-P" if sys.version_info >= (3, 11) else "-I", "-c", code]
+    return [*begin, *map(str, words)]
+
+
+def run(command: list[str], cwd: Path, timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command,
         cwd=cwd,
         env=environment(TMPDIR=str(cwd)),
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=timeout_s,
         check=False,
     )
 
@@ -161,9 +172,14 @@ def test_fixture_would_notice(tmp_path: Path) -> None:
     ("words", "code", "says"),
     [
         ("launch stage1 NODES --dry-run --skip-preflight", 0, "-m trainer.train stage1"),
-        ("plan-checkpoints demo --step-time 1", 0, "fit"),
+        pytest.param("plan-checkpoints demo --step-time 1", 0, "fit", marks=pytest.mark.slow),
         ("gallery RUN", 0, "index.html"),
-        ("serve RUN --python STANDIN --once --compute-only", 0, "5 videos"),
+        pytest.param(
+            "serve RUN --python STANDIN --once --compute-only",
+            0,
+            "5 videos",
+            marks=pytest.mark.slow,
+        ),
         ("serve RUN --python STANDIN --once --compute-only --detach", 0, "server"),
     ],
 )
@@ -176,17 +192,41 @@ def test_command_runs_nothing_of_the_current_folder(
     plant(run_dir, tmp_path / "it-ran")
     names = {"NODES": nodes, "RUN": run_dir, "STANDIN": stand_in.make(tmp_path)}
     given = [str(names.get(word, word)) for word in words.split()]
-    # A PYTHONPATH with an empty part is set for what the command starts.
-    code_ = f"import os, sys; os.environ['PYTHONPATH'] = os.pathsep + {HOME!r}; "
-    code_ += "from clusterctl.cli import main; main()"
-    done = run(
-        [sys.executable, "-P" if sys.version_info >= (3, 11) else "-I", "-c", code_, *given],
-        planted,
-    )
+    done = run(ours(*given), planted)
     assert done.returncode == code, done.stderr
     assert says in done.stdout + done.stderr
 
 
+@contextlib.contextmanager
+def serving(planted: Path, *words: object) -> Iterator[str]:
+    """The address of a page that a command serves."""
+    command = ours(*words, "--web", "--port", "0", "-q")
+    env = environment(TMPDIR=str(planted))
+    process = subprocess.Popen(command, cwd=planted, env=env, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        yield line.split()[0].rstrip("/")
+    finally:
+        process.terminate()
+        try:
+            process.communicate(timeout=30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+
+
+def test_served_gallery_runs_nothing(planted: Path, tmp_path: Path) -> None:
+    pytest.importorskip("aiohttp")
+    run_dir = stand_in.make_run(planted / "001-run", (10,))
+    plant(run_dir, tmp_path / "it-ran")
+    put(run_dir, "a", 1, two("a cat", "a dog"))
+    plant(run_dir / "samples", tmp_path / "it-ran")
+    with serving(planted, "gallery", run_dir) as url, urllib.request.urlopen(f"{url}/") as page:
+        assert b"a cat" in page.read()
+
+
+@pytest.mark.slow
 def test_programs_of_the_trainer_and_their_children_run_nothing(planted: Path) -> None:
     write_clip(planted / "good.mp4", 12)
     (planted / "clips.csv").write_text("path,text\ngood.mp4,a caption\n")
