@@ -227,6 +227,17 @@ def test_served_gallery_runs_nothing(planted: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_whole_demo_runs_nothing(planted: Path) -> None:
+    """Its nodes, agents, ranks, loaders, saves and samples, started in the folder."""
+    done = run(
+        ours("demo", "--steps", "4", "--no-score", "--outputs", "outputs"), planted, timeout_s=800
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert list(planted.glob("outputs/0*/samples/**/*.mp4"))
+
+
+@pytest.mark.slow
 def test_programs_of_the_trainer_and_their_children_run_nothing(planted: Path) -> None:
     write_clip(planted / "good.mp4", 12)
     (planted / "clips.csv").write_text("path,text\ngood.mp4,a caption\n")
