@@ -121,7 +121,7 @@ def forking(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, st
 @pytest.mark.timeout(LIMIT_S + 60)
 # The demo itself runs whole in tests/clusterctl/test_demo.py; its benchmark is two minutes more, that
 # of the model one, those of features and top half of one, those of serve and followed import torch.
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if name in ("demo", "features", "followed", "model", "serve", "top") else []) for name in ROWS])  # fmt: skip
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if name in ("demo", "features", "followed", "model", "save", "serve", "top") else []) for name in ROWS])  # fmt: skip
 def test_tiny_run_prints_all_rows(
     name: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -92,7 +92,11 @@ SLOW = pytest.mark.slow
         ),
         pytest.param(BEAT, 30.0, marks=SLOW),
         pytest.param({"type": "started", "pid": 9}, 30.0, marks=SLOW),
-        ({"type": "fact", "kind": "xid", "text": "x" * 900, "age_s": 0, "detail": "79"}, 1.0),
+        pytest.param(
+            {"type": "fact", "kind": "xid", "text": "x" * 900, "age_s": 0, "detail": "79"},
+            1.0,
+            marks=SLOW,
+        ),
     ],
 )
 def test_flood_holds_up_no_stop_and_fills_neither_memory_nor_disk(bench, message, seconds) -> None:  # noqa: F811

@@ -27,7 +27,9 @@ from tests.clusterctl.payload.local import LocalConnection
 DEAF = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + WAIT
 
 
-@pytest.mark.parametrize("how", ["stdin", "stdout", "killed"])
+@pytest.mark.parametrize(
+    "how", [*(pytest.param(how, marks=pytest.mark.slow) for how in ("stdin", "stdout")), "killed"]
+)
 def test_ranks_train_on_without_a_head_and_end_after_the_lease(
     agent, tmp_path: Path, how: str
 ) -> None:

@@ -40,7 +40,7 @@ def nothing(done: int, total: int) -> None:
     pass
 
 
-@pytest.mark.parametrize("name", [VAE, TEXT])
+@pytest.mark.parametrize("name", [pytest.param(VAE, marks=pytest.mark.slow), TEXT])
 def test_small_encoders_of_the_published_kind_are_timed(name: str) -> None:
     found = encode_trial(SPEC_PUBLISHED, name, True, nothing)
     assert min(found.seconds, found.first_s, found.flops) > 0

@@ -197,7 +197,7 @@ while not end.exists():
 """
 
 
-@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("shared", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_run_outlives_its_supervisor_and_another_takes_it_over(
     user: User, tmp_path: Path, shared: bool
 ) -> None:

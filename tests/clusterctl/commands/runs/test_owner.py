@@ -54,7 +54,12 @@ def end_of(user: User) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("whom", "cause"), [(rank, "signal-15"), (starter, "signal-15"), (agent, "node-stopped")]
+    ("whom", "cause"),
+    [
+        (rank, "signal-15"),
+        pytest.param(starter, "signal-15", marks=pytest.mark.slow),
+        pytest.param(agent, "node-stopped", marks=pytest.mark.slow),
+    ],
 )
 def test_sigterm_on_a_node_is_no_stop_by_the_user(
     user: User, whom: Callable[[User, str], int], cause: str
@@ -150,7 +155,9 @@ def test_run_that_waits_is_shown_as_such_and_not_as_good(user: User) -> None:
     assert user.ask("kill", str(user.hosts), "--yes")[0] == 0
 
 
-@pytest.mark.parametrize(("command", "named"), [("stop", False), ("kill", True)])
+@pytest.mark.parametrize(
+    ("command", "named"), [("stop", False), pytest.param("kill", True, marks=pytest.mark.slow)]
+)
 def test_stop_and_kill_between_two_attempts_end_the_run(
     user: User, command: str, named: bool
 ) -> None:
@@ -170,6 +177,7 @@ def test_stop_and_kill_between_two_attempts_end_the_run(
     assert not (user.run_dir / stopped.IN_RUN_DIR).exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["kill"])
 def test_stop_between_two_attempts_holds_without_a_supervisor_that_hears_it(
     user: User, command: str
@@ -194,6 +202,7 @@ def test_stop_between_two_attempts_holds_without_a_supervisor_that_hears_it(
     assert end_of(user)["data"]["exit_code"] == 130
 
 
+@pytest.mark.slow
 def test_run_that_its_user_has_stopped_is_not_started_by_attach(user: User) -> None:
     """The supervisor dies while it proves that nothing is left."""
     process = user.start(*AGAIN)

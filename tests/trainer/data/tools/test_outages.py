@@ -56,10 +56,13 @@ def away(mount: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int
         moved.rename(mount)
 
 
-VERBS = pytest.mark.parametrize("verb", ["probe", "check"])
+ONE, BOTH = (
+    pytest.mark.parametrize("verb", ["probe", pytest.param("check", marks=marks)])
+    for marks in ([pytest.mark.slow], [])
+)
 
 
-@VERBS
+@BOTH
 def test_a_short_outage_makes_no_clip_bad(mount, do, away, monkeypatch, verb):
     assert do(f"{verb} clips.csv want.csv --workers 2 -q") == 0
     real = Outage.lasts
@@ -76,7 +79,7 @@ def test_a_short_outage_makes_no_clip_bad(mount, do, away, monkeypatch, verb):
     assert (mount.parent / "out.csv").read_bytes() == (mount.parent / "want.csv").read_bytes()
 
 
-@VERBS
+@ONE
 def test_a_long_outage_ends_the_command_and_the_same_one_goes_on(
     mount, do, away, monkeypatch, capsys, verb
 ):
@@ -93,7 +96,7 @@ def test_a_long_outage_ends_the_command_and_the_same_one_goes_on(
     assert (mount.parent / "out.csv").read_bytes() == (mount.parent / "want.csv").read_bytes()
 
 
-@VERBS
+@ONE
 def test_a_folder_that_was_not_there_is_asked_for_again(mount, do, capsys, verb):
     """A mount that was forgotten: nothing has been read, so nothing is waited for."""
     assert do(f"{verb} clips.csv want.csv --workers 1 -q") == 0
