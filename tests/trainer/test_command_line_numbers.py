@@ -52,7 +52,6 @@ def test_every_command_says_it_alike(words: list[str]) -> None:
         [sys.executable, "-m", f"trainer.{words[0]}", *words[1:]], capture_output=True, text=True
     )
     assert done.returncode == 2
-    # --ranks and --world are names of one option: argparse gives both
-    name = "--ranks/--world" if words[-2] in ("--ranks", "--world") else words[-2]
+    name = words[-2]
     assert f"argument {name}: {words[-1]!r} must be " in done.stderr
     assert "Traceback" not in done.stderr

@@ -82,7 +82,11 @@ def test_file_names_may_be_any_bytes(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"", "empty"), (HEADER.encode(), "no usable row"), (b"\x00\x01\x02", "is not UTF-8")],
+    [
+        (b"", "empty"),
+        (HEADER.encode(), "no usable row"),
+        (b"\x00\x01\x02", "byte 1 of its first line is NUL"),
+    ],
 )
 def test_files_that_are_no_manifest_say_so(tmp_path, content, message):
     path = tmp_path / "clips.csv"
