@@ -21,6 +21,7 @@ import pytest
 from clusterctl.cli import run
 from clusterctl.launch import saved_run
 from clusterctl.nodes import Node
+from tests.clusterctl.hostile.sftp import exactly
 from tests.clusterctl.launch.harness import wait_until
 from tests.clusterctl.launch.test_saved_run import saved
 from tests.clusterctl.runs.attempts_of import Attempts
@@ -81,17 +82,8 @@ class Spied:
 
 
 def _message(end: socket.socket) -> bytes:
-    head = _exactly(end, 4)
-    return head + _exactly(end, int.from_bytes(head, "big"))
-
-
-def _exactly(end: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        if not (more := end.recv(size - len(data))):
-            raise EOFError
-        data += more
-    return data
+    head = exactly(end, 4)
+    return head + exactly(end, int.from_bytes(head, "big"))
 
 
 def new_key(path: Path) -> str:

@@ -129,10 +129,10 @@ def serving(answers: Answers) -> Iterator[BoundedSftp]:
 
 def _serve(end: socket.socket, answers: Answers) -> None:
     with contextlib.suppress(OSError, EOFError):
-        _exactly(end, struct.unpack(">I", _exactly(end, 4))[0])
+        exactly(end, struct.unpack(">I", exactly(end, 4))[0])
         end.sendall(packet(VERSION, struct.pack(">I", 3)))
         while True:
-            body = _exactly(end, struct.unpack(">I", _exactly(end, 4))[0])
+            body = exactly(end, struct.unpack(">I", exactly(end, 4))[0])
             said = answers(body[0], struct.unpack(">I", body[1:5])[0], body[5:])
             if said is None:
                 end.shutdown(socket.SHUT_RDWR)
@@ -140,7 +140,8 @@ def _serve(end: socket.socket, answers: Answers) -> None:
             end.sendall(said)
 
 
-def _exactly(end: socket.socket, size: int) -> bytes:
+def exactly(end: socket.socket, size: int) -> bytes:
+    """So many bytes. Raises EOFError where it ends before."""
     data = b""
     while len(data) < size:
         if not (more := end.recv(size - len(data))):
