@@ -115,15 +115,22 @@ def put(sftp: Any, local: Path, remote: str, mark: str) -> None:
 
 
 def make_folders(sftp: Any, path: str) -> None:
-    """As `mkdir -p`, closed to others. Raises OSError."""
+    """As `mkdir -p`, closed to others; another may make the same at once. Raises OSError."""
     try:
-        sftp.mkdir(path, 0o700)
+        _make_folder(sftp, path)
     except FileNotFoundError:
         above = path.rpartition("/")[0]
         if not above:
             raise
         make_folders(sftp, above)
+        _make_folder(sftp, path)
+
+
+def _make_folder(sftp: Any, path: str) -> None:
+    try:
         sftp.mkdir(path, 0o700)
+    except FileNotFoundError:
+        raise
     except OSError:  # it exists, or cannot be made: servers do not say which
         if sftp.stat(path) is None:
             raise
