@@ -13,6 +13,7 @@ from typing import TypeVar
 from clusterctl.errors import HostfileError
 from clusterctl.node_name import NodeName, first_bad_name, is_node_name, why_bad_name
 from clusterctl.node_sets import MAX_DIGITS, expand
+from trainer.runlog.output import counted as counted  # with the names that it counts
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -45,12 +46,6 @@ class Node:
     def address(self) -> str:
         """The host for ssh to connect to, which ssh_config may change."""
         return self.host or self.name
-
-
-def counted(number: int, noun: str) -> str:
-    """`1 node`, `24 nodes`, `3,264 processes`."""
-    many = f"{noun}es" if noun.endswith("s") else f"{noun}s"
-    return f"{number:,} {noun if number == 1 else many}"
 
 
 def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:

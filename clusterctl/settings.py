@@ -171,9 +171,9 @@ def _one_source(values: Values) -> None:
         raise UsageError(f"{', '.join(first)} and {last} exclude each other")
 
 
-RUN = "Run directory. Default: the one below outputs/ that was written last."
+RUN = "Run directory, its number or its name below outputs/. Default: the newest."
 source_options = with_options(
-    option("--run", "run_dir", RUN, former="--run-dir", type=PATH, metavar="DIR"),
+    option("--run", "run_dir", RUN, former="--run-dir", type=PATH, metavar="RUN"),
     flag("--demo", "A simulated cluster of 24 nodes."),
     option("--interval", "Seconds between readings.", type=Duration(0.2, 60), default=1.0),
     prepare=_one_source,

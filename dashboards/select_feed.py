@@ -16,6 +16,7 @@ from pathlib import Path
 
 from clusterctl.errors import UsageError
 from clusterctl.output import Output
+from clusterctl.runs.find import find_run
 from clusterctl.settings import Settings
 from clusterctl.signal_handlers import handled_by
 from clusterctl.transport.base import Limits
@@ -33,7 +34,6 @@ from dashboards.model.samples import Feed, Restored, Sample, Tick
 from dashboards.model.state import INTERRUPTED
 from dashboards.recording.reader import Recorded
 from dashboards.simulation.cluster import DemoFeed
-from trainer.runlog.telemetry import FILE
 
 OUTPUTS = Path("outputs")
 MOST_ROUNDS = 1_000_000  # of a run that is played again: 11 days of seconds
@@ -55,7 +55,7 @@ def live_feed(
     clock = steady_clock()
     if demo:
         return DemoFeed(clock=clock)
-    place, newest_below = (OUTPUTS, True) if run_dir is None else (run_of(run_dir), False)
+    place, newest_below = (OUTPUTS, True) if run_dir is None else (find_run(str(run_dir)), False)
     run = RunDirFeed(place, clock=clock, interval_s=interval_s, newest_below=newest_below)
     has_run = run_dir is not None or newest_run(OUTPUTS) is not None
     if has_run and not (settings.hostfile.exists() or settings.only or settings.without):
@@ -67,19 +67,6 @@ def live_feed(
     cluster, source = settings.cluster(output.sweep), str(settings.hostfile)
     nodes = SshFeed(cluster, clock=clock, interval_s=interval_s, source=source)
     return Together([nodes, run])
-
-
-def run_of(path: Path) -> Path:
-    """The run directory itself, or the newest one in a folder of runs. Raises `UsageError`."""
-    if (path / FILE).is_file() or (path / "plan.json").is_file():
-        return path
-    newest = newest_run(path) if path.is_dir() else None
-    if newest is None:
-        raise UsageError(
-            f"{path} holds no run: no {FILE} in it nor one level below",
-            hint="give a run directory, such as outputs/001-STDiT3-demo",
-        )
-    return newest
 
 
 def patience_s(limits: Limits) -> float:
@@ -134,7 +121,7 @@ class Replayed:
 def replayed(path: Path) -> Replayed:
     """Raises `UsageError` when it cannot be read."""
     if path.is_dir() or not path.exists():
-        return Replayed((), _rounds_of_run(run_of(path)))
+        return Replayed((), _rounds_of_run(find_run(str(path))))
     try:
         recorded = Recorded(path)
     except OSError as error:

@@ -40,7 +40,7 @@ from trainer.journal import Journal
 from trainer.optim.ema import EMA
 from trainer.optim.lr_schedules import Schedule
 from trainer.resume import place_note, resumed_note, source_of, stated_place, take_guards, take_over
-from trainer.runlog.output import RUN
+from trainer.runlog.output import RUN, counted
 from trainer.runlog.telemetry import Heartbeat
 from trainer.step import Run
 from trainer.validation.measure import validation_for
@@ -144,8 +144,8 @@ def assemble(
     if config.ckpt_every:
         saver.prepare()
     # What continues from the checkpoint; nothing with --start-from-scratch.
-    counted = {} if config.start_from_scratch else running
-    in_place = bool(counted) and source is not None and source.parent == run_dir and not back
+    reached = {} if config.start_from_scratch else running
+    in_place = bool(reached) and source is not None and source.parent == run_dir and not back
     validation = validation_for(config, parts, engine, plan, features, is_compared=True)
     for note in validation.notes if validation is not None else ():
         journal.event("note", note)
@@ -165,11 +165,11 @@ def assemble(
         model=model,
         warm_up=warm_up_for(config, parts, engine),
         validation=validation,
-        step=counted.get("global_step", 0),
-        samples=counted.get("samples", 0),
-        bad_clips=set(taken.bad_clips) if taken is not None and counted else set(),
+        step=reached.get("global_step", 0),
+        samples=reached.get("samples", 0),
+        bad_clips=set(taken.bad_clips) if taken is not None and reached else set(),
         captions=unclean,
-        saved_at=counted["global_step"] if in_place else -1,
+        saved_at=reached["global_step"] if in_place else -1,
     )
 
 
@@ -179,7 +179,7 @@ def _left_out(manifest: Manifest) -> str:
     first = "; ".join(f"line {row}" for row in wrong[:_SHOWN_ROWS])
     more = f"; and {len(wrong) - _SHOWN_ROWS:,} more" if len(wrong) > _SHOWN_ROWS else ""
     return (
-        f"{len(wrong):,} rows of {manifest.source} are left out, {len(manifest):,} are good: "
+        f"{counted(len(wrong), 'row')} of {manifest.source} left out, {len(manifest):,} good: "
         f"{first}{more} (python -m trainer.data stats lists them)"
     )
 

@@ -32,6 +32,10 @@ TABLES = (".csv", ".parquet")
 COUNT = click.IntRange(0)
 PYTHON = "Of the training environment on the nodes. Default: the one that runs this."
 WORKERS = "Processes on each node. Default: one for each core."
+COLUMNS = (
+    "Columns that have other names in MANIFEST, as in path=video,text=caption; or a data set by"
+    " name, as `python -m trainer.data probe --help` lists them. Of probe."
+)
 CLIP_TIMEOUT = "Seconds for one clip. Default: 30 to probe, 120 to check."
 
 
@@ -57,6 +61,7 @@ Examples:
 @with_options(prepare=_in_order)
 @cluster_options
 @option("--out", "Default: MANIFEST with .probed or .checked in its name.", type=PATH)
+@option("--columns", COLUMNS, metavar="OURS=THEIRS,…")
 @option("--root", "Folder that relative paths start from, on all nodes.", type=PATH)
 @option("--python", PYTHON, metavar="PATH", default=sys.executable, show_default=False)
 @option("--workers", WORKERS, type=COUNT, default=0, show_default=False)
@@ -75,6 +80,10 @@ def command(
     """
     from clusterctl.manifests.verbs import Job, Spread
 
+    columns = options["columns"]
+    if columns is not None and verb != "probe":
+        hint = "give it to probe, whose table has our names"
+        raise UsageError("--columns is for probe", hint=hint)
     if not Path(python).is_absolute():
         raise UsageError(f"--python {python} is not an absolute path")
     cluster = settings.cluster(output.sweep)
@@ -84,6 +93,7 @@ def command(
     root, most_wrong = options["root"], options["max_wrong_rows"]
     words = [str(manifest), target, "--clip-timeout-s", f"{timeout_s:g}"]
     words += ["--root", str(root)] if root else []
+    words += [] if columns is None else [f"--columns={columns}"]
     words += [] if most_wrong is None else ["--max-wrong-rows", str(most_wrong)]
     words += ["--force"] if options["force"] else []
     words += ["--quiet"] if output.quiet else []

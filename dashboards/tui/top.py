@@ -10,11 +10,12 @@ import click
 
 from clusterctl.errors import UsageError
 from clusterctl.output import Output
+from clusterctl.runs.find import find_run
 from clusterctl.settings import Settings
 from dashboards.feeds.run_dir import steady_clock
 from dashboards.model.samples import Feed
 from dashboards.once import as_json, collect, exit_code, write
-from dashboards.select_feed import live_feed, patience_s, run_of
+from dashboards.select_feed import live_feed, patience_s
 
 
 def top(
@@ -59,7 +60,7 @@ def top(
     else:
         from dashboards.feeds.replay import open_replay
 
-        place = replay if replay.is_file() else run_of(replay)
+        place = replay if replay.is_file() else find_run(str(replay))
         try:
             feed = open_replay(place, clock=steady_clock(), speed=speed)
         except OSError as error:

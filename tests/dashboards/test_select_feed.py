@@ -36,6 +36,36 @@ def run_with(directory: Path, *times: float) -> Path:
     return run_dir
 
 
+@pytest.mark.parametrize("name", ["3", "003-model", "outputs/003-model"])
+@pytest.mark.parametrize("command", ["top --once --run", "watch --once --run", "watch --replay"])
+def test_a_run_is_named_as_for_every_other_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, name: str
+) -> None:
+    for number in (3, 4):
+        write_run(tmp_path / f"outputs/{number:03d}-model", steps=9)
+    monkeypatch.chdir(tmp_path)
+    found: list[Path] = []
+    read = feeds.opened
+
+    def noted(run_dir: Path, at_s: float) -> object:
+        found.append(run_dir.resolve())
+        return read(run_dir, at_s)
+
+    monkeypatch.setattr(feeds, "opened", noted)
+    monkeypatch.setattr(sources, "opened", noted)
+    assert run([*command.split(), name]) in (0, 1)  # 1: it stalls
+    assert {*found} == {tmp_path / "outputs/003-model"}
+
+
+def test_a_number_that_no_run_has_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path / "outputs/004-model", steps=9)
+    monkeypatch.chdir(tmp_path)
+    assert run(["top", "--run", "3", "--once"]) == 2
+    assert "there is no run 3, here or in outputs/" in capsys.readouterr().err
+
+
 def test_week_without_a_step_is_one_stall_and_costs_seconds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -204,9 +204,7 @@ def test_what_one_rank_lacks_at_the_start_ends_all_with_its_reason(
 def test_rows_that_are_left_out_are_counted_and_shown(runs: Runs) -> None:
     runs.good("wrong-rows")
     (text,) = runs.events("wrong-rows", "data")
-    assert text.startswith(
-        f"11 rows of {runs.folder}/some/wrong.csv are left out, 24 are good: line 26: "
-    )
+    assert text.startswith(f"11 rows of {runs.folder}/some/wrong.csv left out, 24 good: line 26: ")
     assert "; and 6 more" in text
     (event,) = [
         r for r in read(runs.folder / "wrong-rows") if isinstance(r, Event) and r.name == "data"

@@ -134,7 +134,7 @@ def test_dry_run_says_what_would_be_done_and_leaves_nothing(
     assert train.main(words) == 2
     assert "101 rows had to be left out, 100 are allowed" in capfd.readouterr().err
     assert train.main([*words, "--dataset.max-wrong-rows", "101"]) == 0
-    assert "data: 42 clips of clips.csv, 101 rows are left out\n" in capfd.readouterr().out
+    assert "data: 42 clips of clips.csv, 101 rows left out\n" in capfd.readouterr().out
     for more, says in (
         (["--dataset.features", "nowhere"], "there is no feature cache at nowhere"),
         (["--validation.data-path", "no.csv", "--validation.every", "1"], "no.csv: No such file"),

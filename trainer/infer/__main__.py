@@ -18,7 +18,7 @@ from trainer.config import load as configuration
 from trainer.config.load import RUN_CONFIG, Config
 from trainer.errors import ConfigError
 from trainer.infer.lengths import LENGTHS
-from trainer.runlog.output import LOG, configure
+from trainer.runlog.output import LOG, configure, counted
 from trainer.runlog.prompt_file import is_elsewhere
 
 _DESCRIPTION = """\
@@ -157,7 +157,6 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> int:
     from trainer.infer.prepare import Options, prepare
     from trainer.infer.prompts import read_prompts
     from trainer.infer.run import carry_out
-    from trainer.infer.sampling import counted
     from trainer.runlog.progress import StepProgress
 
     rank = Rank.from_environment()
@@ -190,11 +189,11 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> int:
             for job in plan.jobs:
                 print(f"{plan.state(job).value:<10} {job.path}  {job.prompt.text}")
         return 0
-    LOG.info(f"{counted(len(plan.jobs))}: {plan.settings.describe()}")
+    LOG.info(f"{counted(len(plan.jobs), 'video')}: {plan.settings.describe()}")
     with StepProgress("sampling", quiet=rank.rank != 0) as progress:
         made = carry_out(plan, rank, progress)
     of_rank = f" by rank 0 of {rank.world}" if rank.world > 1 else ""
-    LOG.info(f"{counted(len(made))} in {time.monotonic() - began:.1f} s{of_rank}")
+    LOG.info(f"{counted(len(made), 'video')} in {time.monotonic() - began:.1f} s{of_rank}")
     if rank.rank == 0:
         print(args.save_dir)
     return 0

@@ -13,12 +13,12 @@ from trainer.infer.jobs import Job
 from trainer.infer.models import Models
 from trainer.infer.prepare import Plan
 from trainer.infer.prompts import Prompt
-from trainer.infer.sampling import Progress, counted
+from trainer.infer.sampling import Progress
 from trainer.models.text import TextEncoder
 from trainer.pictures import contact_sheet
 from trainer.runlog import samples
 from trainer.runlog.checkpoint_name import epoch_and_step
-from trainer.runlog.output import LOG
+from trainer.runlog.output import LOG, counted
 
 _ON_SHEET = 400  # videos; a longer sheet is too large to view
 
@@ -49,7 +49,7 @@ def unfinished(plan: Plan, jobs: Sequence[Job]) -> list[Job]:
     todo = [job for job in jobs if states[job.path] is not files.State.FINISHED]
     broken = [job for job in todo if states[job.path] is files.State.BROKEN]
     if len(todo) < len(jobs):
-        LOG.info(f"already made: {len(jobs) - len(todo)} of {counted(len(jobs))}")
+        LOG.info(f"already made: {len(jobs) - len(todo)} of {counted(len(jobs), 'video')}")
     if broken:
         LOG.info(f"{broken[0].path.name} is incomplete and made again ({len(broken)} such)")
     return todo

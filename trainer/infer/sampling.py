@@ -18,6 +18,7 @@ from trainer.infer import conditions
 from trainer.infer.conditions import Group
 from trainer.infer.jobs import Job, Settings
 from trainer.models import memory
+from trainer.runlog.output import counted
 
 # B batch · C channels · T,H,W frames, height, width; of latents unless stated
 Progress = Callable[[int, int], None]  # denoising steps done, of all
@@ -82,7 +83,7 @@ class Sampler:
         try:
             for start in range(0, len(jobs), size):
                 batch = jobs[start : start + size]
-                what = f"{counted(len(batch))} of {settings.describe()}"
+                what = f"{counted(len(batch), 'video')} of {settings.describe()}"
                 memory.require(self._least_bytes(len(batch)), self.device, what, _LESS)
                 with memory.as_one_sentence(self.device, what, _LESS), torch.inference_mode():
                     frames_BTHW3 = self._batch(batch, step)
@@ -185,7 +186,3 @@ class Sampler:
         width = self.parts.model.x_embedder.proj.weight.element_size() * config.hidden_size
         # Tokens themselves, their queries, keys and values; decoded pixels in fp32 and bytes.
         return max(pixels * 5, tokens * width * 4)
-
-
-def counted(videos: int) -> str:
-    return "1 video" if videos == 1 else f"{videos} videos"

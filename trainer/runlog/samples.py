@@ -17,6 +17,7 @@ from typing import Any
 
 from trainer.runlog import run_files
 from trainer.runlog.atomic_file import part_of
+from trainer.runlog.output import counted
 
 INDEX, SHEET = "index.json", "contact_sheet.png"
 SUFFIXES = (".mp4", ".png")
@@ -140,7 +141,7 @@ def _walk(folder: Path, depth: int) -> Iterator[Folder]:
         one, inner = _indexed(folder, videos)
         yield one
     elif videos:
-        count = f"{len(videos)} video{'s' if len(videos) > 1 else ''}"
+        count = counted(len(videos), "video")
         why = f"it has {count} and no {INDEX} yet: they are being made, or were interrupted"
         yield Folder(folder, None, why, is_unfinished=True, more=tuple(sorted(videos)))
     for name, is_dir in sorted(found):

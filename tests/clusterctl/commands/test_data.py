@@ -114,6 +114,22 @@ def test_two_nodes_make_the_manifest_that_one_machine_makes(cluster, clips, tmp_
     assert sum(node["answered"] for node in document["nodes"]) == 71  # the bad one by both
 
 
+def test_columns_of_other_names_are_taken_on_nodes_too(cluster, clips, tmp_path, want, capfd):
+    source = clips / "others.csv"
+    header, _, rows = (clips / digits.MANIFEST).read_text().partition("\n")
+    names = header.replace("path", "the file").replace("text", "caption")
+    source.write_text(f"{names}\n{rows}")
+    out, python = tmp_path / "out.csv", fake(tmp_path)
+    words = ["data", "probe", str(cluster.hostfile), str(source), "--out", str(out)]
+    words += ["--python", python]
+    assert run(words) == 2  # its hint has the words that it takes
+    assert "no column 'path'" in capfd.readouterr().err
+    assert run([*words, "--columns", "path=the file,text=caption"]) == 0
+    assert out.read_text().splitlines()[0].startswith("path,text,num_frames")
+    assert run([*words[:1], "check", *words[2:], "--columns", "openvid"]) == 2
+    assert "--columns is for probe" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("how", ["dies", "no module"])
 def test_part_of_a_lost_node_goes_to_the_other(cluster, clips, tmp_path, want, how, capfd):
     code, out = probe(cluster, clips, tmp_path, "--python", second(tmp_path, how))

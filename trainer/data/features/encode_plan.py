@@ -23,6 +23,7 @@ from trainer.data.manifest.manifest import Manifest
 from trainer.data.plan.buckets import Buckets
 from trainer.data.plan.data_plan import content_ids
 from trainer.models.stdit_config import PRESETS, STDiT3Config
+from trainer.runlog.output import counted
 
 _HEAD_BYTES = 400  # of tables and header, for each entry
 
@@ -123,7 +124,7 @@ def foresee(config: Config, manifest: Manifest, out: Path, options: Options) -> 
     lines = [f"{name}: {len(b):,} clips, {sum(b) / 1e9:,.3f} GB" for name, b in sizes.items()]
     lines.append(f"captions: {len(todo.text_rows):,}, up to {todo.text_bytes / 1e9:,.3f} GB")
     count = len(todo.latent_shards) + len(todo.text_shards)
-    shards = f"{count:,} shard{'s' * (count != 1)}"
+    shards = counted(count, "shard")
     lines.append(f"in all up to {todo.bytes / 1e9:,.3f} GB in {shards}")
     return "\n".join(lines)
 

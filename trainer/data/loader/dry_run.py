@@ -13,6 +13,7 @@ from trainer.data.manifest.read import read_manifest
 from trainer.data.plan.data_plan import Cursor, plan_for
 from trainer.data.plan.held_out import all_of
 from trainer.errors import ConfigError
+from trainer.runlog.output import counted
 
 
 def would_do(config: Config) -> Iterator[str]:
@@ -28,8 +29,8 @@ def would_do(config: Config) -> Iterator[str]:
         yield f"continues: {config.load}"
     elif config.model.from_pretrained is not None:
         yield f"weights: {config.model.from_pretrained}"
-    left = f", {len(manifest.wrong):,} rows are left out" if manifest.wrong else ""
-    yield f"data: {len(manifest):,} clips of {path}{left}"
+    left = f", {counted(len(manifest.wrong), 'row')} left out" if manifest.wrong else ""
+    yield f"data: {counted(len(manifest), 'clip')} of {path}{left}"
     if data.features is not None:
         features = Features(Path(data.features))
         features.check_files()
@@ -37,7 +38,7 @@ def would_do(config: Config) -> Iterator[str]:
     wanted = config.validation
     if wanted.every and wanted.data_path is not None:
         own = read_manifest(wanted.data_path, root, data.max_wrong_rows)
-        yield f"validation: {len(own):,} clips of {wanted.data_path}"
+        yield f"validation: {counted(len(own), 'clip')} of {wanted.data_path}"
         all_of(own, plan, wanted.clips)
     loader = build_loader(plan, Cursor(), 0, world, 1, data, each=each)
     steps = f"{len(loader) // each:,} steps of {world} x {each} microbatches"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import re
+import shlex
 from argparse import ArgumentTypeError
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,14 +12,18 @@ from pathlib import Path
 from trainer.data.manifest.manifest import PROBED, ManifestError
 
 _MADE_BY = dict.fromkeys(PROBED, "probe") | {"file_size": "probe --file-size", "check": "check"}
-# Names that published data sets have for ours: OpenVid, Panda-70M, MiraData, HD-VILA, VidGen, …
+# Names that published data sets have for ours.
 _OTHER_NAMES = {
     "path": (
         *("video", "video_path", "videopath", "path_to_video", "file", "filename", "file_name"),
         *("filepath", "file_path", "clip", "clip_path", "video_file", "image"),
-        *("image_path", "media_path"),
+        *("image_path", "media_path", "video_file_path", "relative_path", "local_path"),
     ),
-    "text": ("caption", "captions", "prompt", "description", "dense_caption", "name", "label"),
+    "text": (
+        *("caption", "captions", "prompt", "description", "dense_caption", "detailed_caption"),
+        *("long_caption", "video_caption", "recaption", "cap", "summary", "short_caption"),
+        *("sentence", "title", "name", "label"),
+    ),
 }
 _LFS = b"version https://git-lfs.github.com"
 _ENCODINGS = (  # UTF-32's mark begins with that of UTF-16
@@ -33,8 +38,61 @@ _KINDS = (  # by their first bytes
     (b"PK\3\4", "a zip archive (a spreadsheet, perhaps)", "save its table as csv in UTF-8"),
 )
 # Of published data sets whose table has a column for the file: theirs -> ours.
-DATASETS = {"openvid": {"video": "path", "caption": "text"}}
+DATASETS = {
+    "openvid": {"video": "path", "caption": "text"},
+    "miradata": {"file_path": "path", "dense_caption": "text"},
+    "open-sora-plan": {"cap": "text"},  # its column of files is called path
+}
+# Tables that name no file where the file's name follows from other columns: how to recognise them,
+# whose they are, and the query that makes a table of path and text.
+_NAMELESS = (
+    (
+        {"videoid", "page_dir", "name"},
+        "WebVid names no files",
+        "SELECT page_dir || '/' || videoid || '.mp4' AS path, name AS text FROM {}",
+    ),
+    (
+        {"vid", "caption"},
+        "VidGen names no files",
+        "SELECT vid || '.mp4' AS path, caption AS text FROM {}",
+    ),
+    (
+        {"key", "status", "original_width"},
+        "img2dataset names no files (--output_format files writes FOLDER/KEY.jpg)",
+        (
+            "SELECT left(key, 5) || '/' || key || '.jpg' AS path, caption AS text "
+            "FROM {} WHERE status = 'success'"
+        ),
+    ),
+    (
+        {"key", "status", "caption"},
+        "video2dataset names no files (--output_format files writes FOLDER/KEY.mp4)",
+        (
+            "SELECT left(key, 5) || '/' || key || '.mp4' AS path, caption AS text "
+            "FROM {} WHERE status = 'success'"
+        ),
+    ),
+)
+_MADE = {"webvid": "page_dir/videoid.mp4", "vidgen": "vid.mp4"}  # the query makes them
+# Columns of tables whose rows are videos on the web, not files that somebody has.
+_ON_THE_WEB = (
+    *("url", "video_url", "videourl", "contenturl", "content_loc", "videolink", "youtubeid"),
+    *("youtube_id", "ytid", "videoid", "video_id"),
+)
+_PIECES = (
+    *("timestamp", "timestamps", "start_timestamp", "start_time", "time_start", "start", "span"),
+    *("clip", "clips", "start_sec", "start_frame"),
+)
+_OF_THE_WEB = ("panda", "koala", "internvid", "hd-vila", "hd-vg", "vript", "finevideo", "howto")
+_FETCH = "fetch them and cut them as it says (video2dataset does both, its tables can be read)"
 _EXAMPLE = f"path=video,text=caption, nor a data set known by name ({', '.join(DATASETS)})"
+_OTHER_FORMATS = {  # DuckDB reads them; csv keeps lists as texts
+    ".json": "FROM read_json({})",
+    ".jsonl": "FROM read_json({})",
+    ".ndjson": "FROM read_json({})",
+    ".tsv": "FROM read_csv({}, delim='\t')",
+}
+_PACKED = {".gz": "gunzip", ".zip": "unzip", ".zst": "unzstd", ".xz": "unxz", ".tar": "tar xf"}
 _FILE = re.compile(r".+\.(mp4|mov|m4v|avi|mkv|webm|ts|gif|jpe?g|png|webp)", re.IGNORECASE)
 
 
@@ -109,16 +167,49 @@ def _hint(source: Path, names: Sequence[str]) -> str:
                 return f"its cells are separated by {word}: write it with commas"
         if any(_FILE.fullmatch(one) for one in names):
             return "its first line looks like a clip: write the names of the columns above it"
-    if {"videoid", "page_dir", "name"} <= {*names}:
-        query = "SELECT page_dir || '/' || videoid || '.mp4' AS path, name AS text"
-        copy = f"COPY ({query} FROM '{source}') TO 'clips.csv'"
-        return f'WebVid names no files; python -c "import duckdb; duckdb.sql(\\"{copy}\\")" does'
+    lower = {name.lower().replace(" ", "_"): name for name in names}
+    for marks, whose, query in _NAMELESS:
+        if marks <= lower.keys():
+            target = source.with_name(f"{source.stem}.clips.csv")  # paths start beside it
+            return f"{whose}; {_command(query, source, target)} makes a table that does"
     given = {own: own if own in names else _other(names, own) for own in _OTHER_NAMES}
     columns = ",".join(f"{own}={other or 'COLUMN'}" for own, other in given.items() if own != other)
-    return (
-        f"python -m trainer.data probe {source} manifest.csv --columns {columns} takes its columns "
+    arguments = shlex.join([str(source), "manifest.csv", "--columns", columns])
+    text = (
+        f"python -m trainer.data probe {arguments} takes its columns "
         "by their names (path: the file of a clip; text: its caption)"
     )
+    if given["path"] is None and (where := [lower[one] for one in _ON_THE_WEB if one in lower]):
+        pieces = [lower[one] for one in _PIECES if one in lower]
+        what = f"{'pieces of ' if pieces else ''}videos on the web"
+        named = ", ".join(map(repr, [*where, *pieces]))
+        return f"its rows are {what} ({named}), not files: {_FETCH}; then {text}"
+    return text
+
+
+def _command(query: str, source: Path, target: Path) -> str:
+    """A line for a shell that writes what DuckDB finds."""
+    from_, to = ["'" + str(path).replace("'", "''") + "'" for path in (source, target)]
+    if source.suffix == ".csv":
+        from_ = f"read_csv({from_}, all_varchar=true)"  # a key 00012 is no number
+    sql = f"COPY ({query.format(from_)}) TO {to}"
+    program = f"import duckdb; duckdb.sql({_in_quotes(sql, chr(92) + chr(34))})"
+    return f"python -c {_in_quotes(program, chr(92) + chr(34) + '$`')}"
+
+
+def _in_quotes(text: str, special: str) -> str:
+    """In double quotes, of Python or of a shell."""
+    return '"' + "".join(f"\\{one}" if one in special else one for one in text) + '"'
+
+
+def hint_of_name(source: Path) -> str | None:
+    """What makes a manifest of a file of another kind; None if none is known."""
+    if source.suffix in _PACKED:
+        return f"{_PACKED[source.suffix]} {shlex.quote(str(source))}"
+    if source.suffix in _OTHER_FORMATS:
+        query = _OTHER_FORMATS[source.suffix]
+        return f"{_command(query, source, source.with_suffix('.csv'))} makes a csv of it"
+    return None
 
 
 def _other(names: Sequence[str], own: str) -> str | None:
@@ -130,8 +221,16 @@ def _other(names: Sequence[str], own: str) -> str | None:
 def parse_names(text: str) -> dict[str, str]:
     """`path=video,text=caption` as {video: path, caption: text}, or the name of a data set. Raises
     ArgumentTypeError."""
-    if known := DATASETS.get(re.sub(r"[-_]?1m$", "", text.strip().lower())):
+    name = re.sub(r"[-_]?[\d.]+[kmb]$", "", text.strip().lower().replace("_", "-"))
+    if known := DATASETS.get(name):
         return dict(known)
+    if any(name.startswith(one) for one in _OF_THE_WEB):
+        raise ArgumentTypeError(f"{text}: its rows are videos on the web, not files: {_FETCH}")
+    if name in _MADE:
+        raise ArgumentTypeError(
+            f"{text} names no files ({_MADE[name]}): without --columns, the error has the command "
+            "that makes a table which does"
+        )
     found: dict[str, str] = {}
     for part in text.split(","):
         own, sign, other = (word.strip() for word in part.partition("="))

@@ -25,6 +25,7 @@ from trainer.data.manifest.row_check import is_utf8
 from trainer.data.manifest.sql import Source, unescaped
 from trainer.data.manifest.work_folder import WorkFolder
 from trainer.errors import TrainerError
+from trainer.runlog.output import counted
 
 FLUSH_ROWS = 65_536  # rows that a kill may cost,
 FLUSH_S = 10.0  # and seconds of work where a row takes long
@@ -64,7 +65,7 @@ def compute(
         failed = answers.failed() if answers.rows else []
         if answers.rows and not made.args.quiet:
             kept = answers.rows - max(answers.wrong, len(failed))
-            text = f"{made.args.verb} {made.out.name}: {kept:,} rows are done already"
+            text = f"{made.args.verb} {made.out.name}: {counted(kept, 'row')} done already"
             text += f"; {len(failed):,} that failed are asked for again" if failed else ""
             print(text, file=sys.stderr)
         if failed:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from trainer.command_line import whole
 from trainer.data.manifest.manifest import MAX_WRONG_ROWS, ManifestError, WrongRow
+from trainer.runlog.output import counted
 
 _LISTED = 20  # wrong rows that are printed
 RESUME = "run the same command again to continue"
@@ -40,7 +41,7 @@ def check_limit(
     """Raise ManifestError with the first wrong rows when there are more than allowed."""
     if len(wrong) > limit:
         raise ManifestError(
-            f"{where}: {len(wrong):,} rows had to be left out, {limit:,} are allowed"
+            f"{where}: {counted(len(wrong), 'row')} had to be left out, {limit:,} are allowed"
             + listing(wrong),
             hint=hint,
         )
@@ -49,7 +50,7 @@ def check_limit(
 def report(wrong: Sequence[WrongRow]) -> None:
     """Print the number of rows left out and the first of them to stderr, if any."""
     if wrong:
-        print(f"left out {len(wrong):,} rows{listing(wrong)}", file=sys.stderr)
+        print(f"left out {counted(len(wrong), 'row')}{listing(wrong)}", file=sys.stderr)
 
 
 def listing(wrong: Sequence[WrongRow]) -> str:

@@ -106,8 +106,10 @@ def _digest_to(manifest: Manifest, stride: int) -> list[str]:
     return found
 
 
-def check_suffix(path: Path) -> None:
+def check_suffix(path: Path, hint: str | None = None) -> None:
     """Raise ManifestError for a name that is neither csv nor parquet."""
     if path.suffix not in SUFFIXES:
         kinds = " or ".join(SUFFIXES)
-        raise ManifestError(f"{path}: a manifest is {kinds}, not {path.suffix or 'this'}")
+        raise ManifestError(
+            f"{path}: a manifest is {kinds}, not {path.suffix or 'this'}", hint=hint
+        )

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.data.manifest.columns import check_bytes, renamed, require
+from trainer.data.manifest.columns import check_bytes, hint_of_name, renamed, require
 from trainer.data.manifest.manifest import FIELD_LIMIT, ManifestError, WrongRow, check_suffix
 
 _BLOCK_BYTES = 1 << 18  # of a csv in hand, beside the rows
@@ -34,7 +34,7 @@ def open_table(
 ) -> CsvTable | ParquetTable:
     """Raises ManifestError for a file that is missing, of another kind or without a column.
     `others` are names of columns in the file, and ours for them."""
-    check_suffix(source)
+    check_suffix(source, hint_of_name(source))
     try:
         check_bytes(source)
         table: CsvTable | ParquetTable = (CsvTable if source.suffix == ".csv" else ParquetTable)(

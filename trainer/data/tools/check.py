@@ -27,6 +27,7 @@ from trainer.data.tools.file_probe import (
     pool_of,
     root_hint,
 )
+from trainer.runlog.output import counted
 
 COLUMN, GOOD = "check", "ok"
 EXAMPLES = 3
@@ -66,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         document |= {"ok": made.rows - bad, "reasons": reasons, "examples": examples}
         print(json.dumps(document))
     else:
-        print(f"{args.out}: {made.rows:,} rows, {made.rows - bad:,} ok, {bad:,} not")
+        print(f"{args.out}: {counted(made.rows, 'row')}, {made.rows - bad:,} ok, {bad:,} not")
         for reason, count in reasons.most_common():
             print(f"{count:>8,}  {reason}")
             for path in examples[reason]:

@@ -21,6 +21,7 @@ from trainer.data.manifest.computed import NEVER, Cells, compute
 from trainer.data.manifest.left_out import add_options
 from trainer.data.manifest.rewrite import Rewrite, Rows, rewriting
 from trainer.data.video import helper_process
+from trainer.runlog.output import counted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,11 +38,11 @@ def run(args: argparse.Namespace) -> int:
     if args.verb == "convert":
         with rewriting(args, [args.source]) as made:
             made.write([Rows(made.add(args.source))])
-        return made.report(f"{made.rows:,} rows")
+        return made.report(counted(made.rows, "row"))
     with rewriting(args, [args.source], {}) as made:
         changed, empty = _clean(made, args.source, args.workers)
-    more = f", {empty:,} are empty" if empty else ""
-    return made.report(f"{made.rows:,} rows, {changed:,} captions changed{more}")
+    more = f", {empty:,} empty" if empty else ""
+    return made.report(f"{counted(made.rows, 'row')}, {counted(changed, 'caption')} changed{more}")
 
 
 def clean_texts(rows: Sequence[Cells]) -> list[Cells]:

@@ -23,6 +23,7 @@ from trainer.data.tools.file_probe import (
     pool_of,
     root_hint,
 )
+from trainer.runlog.output import counted
 
 MAX_UNREADABLE = 1000  # a mount that went away must not become a manifest without its clips
 SIZE = "file_size"
@@ -74,4 +75,4 @@ def run(args: argparse.Namespace) -> int:
         made.write([rows], [*dict.fromkeys([*COLUMNS, *added, *source.names])])
         if any(NOT_THERE in row.reason for row in made.wrong):
             made.notes.append(f"hint: {root_hint(args, folder)[2:]}")
-    return made.report(f"{made.rows:,} rows")
+    return made.report(counted(made.rows, "row"))

@@ -20,6 +20,7 @@ from trainer.data.manifest.left_out import add_options
 from trainer.data.manifest.manifest import ManifestError
 from trainer.data.manifest.rewrite import Columns, Rewrite, Rows, rewriting
 from trainer.data.manifest.sql import Source, unescaped
+from trainer.runlog.output import counted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
             _join(args, made)
         else:
             _append(args, made)
-    return made.report(f"{made.rows:,}{of} rows")
+    return made.report(f"{made.rows:,}{of} rows" if of else counted(made.rows, "row"))
 
 
 def _append(args: argparse.Namespace, made: Rewrite) -> None:
@@ -122,7 +123,7 @@ def _note_without_partner(made: Rewrite, first: Source, other: Source, on: str) 
     if without:
         made.notes.append(f"{name} has no row for {without:,} of them")
     if unused:
-        made.notes.append(f"{unused:,} rows of {name} have none here, left out")
+        made.notes.append(f"{counted(unused, 'row')} of {name} without one here, left out")
     if without and on == "path" and first.folder != other.folder:
         made.notes.append(
             f"relative paths of {name} start in {other.folder}; --root FOLDER: all start there"

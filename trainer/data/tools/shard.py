@@ -27,6 +27,7 @@ from trainer.data.manifest.row_check import RowCheck
 from trainer.data.manifest.shards import INDEX, SCHEMA, shard_folder, source_facts
 from trainer.data.manifest.sql import Source, unescaped
 from trainer.runlog.atomic_file import sync, write_synced
+from trainer.runlog.output import counted
 
 ROWS, GROUP_ROWS = 100_000, 1024
 
@@ -66,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
             raise ManifestError(f"{args.source} was changed while it was read")
         write_synced(folder / INDEX, json.dumps(index))
     shards = -(-made.rows // args.rows)
-    return made.report(f"{made.rows:,} rows in {shards:,} shard{'s' * (shards != 1)}")
+    return made.report(f"{counted(made.rows, 'row')} in {counted(shards, 'shard')}")
 
 
 def _training_rows(made: Rewrite, source: Source) -> NDArray[np.bool_]:

@@ -25,6 +25,7 @@ from trainer.data.manifest.manifest import MAX_WRONG_ROWS, Manifest, ManifestErr
 from trainer.data.manifest.read import read_manifest
 from trainer.data.plan.buckets import Buckets
 from trainer.data.plan.data_plan import BucketUse, Cursor, plan_for, uses
+from trainer.runlog.output import counted
 from trainer.runlog.progress import RowProgress
 
 SIZES_SHOWN = 12
@@ -177,7 +178,9 @@ def warnings_of(lines: Sequence[BucketUse], buckets: Buckets, epochs: Sequence[E
 
 def text(stats: Stats, world: int) -> str:
     """What is printed."""
-    lines = [f"{stats.rows:,} clips" + (f", {stats.left_out:,} left out" if stats.left_out else "")]
+    lines = [
+        counted(stats.rows, "clip") + (f", {stats.left_out:,} left out" if stats.left_out else "")
+    ]
     columns = ("least", "5 %", "25 %", "50 %", "75 %", "95 %", "most")
     lines.append(" " * 14 + "".join(f"{column:>12}" for column in columns))
     for name, quantiles in stats.spreads.items():

@@ -221,7 +221,7 @@ def test_full_disk_is_reported_and_finished_work_is_kept(probe, tmp_path, monkey
     assert not (tmp_path / "out.csv").exists()
     monkeypatch.setattr(os, "fsync", real)
     assert main(["probe", "good.csv", "out.csv"]) == 0
-    assert "64 rows are done already" in capsys.readouterr().err
+    assert "64 rows done already" in capsys.readouterr().err
     assert (tmp_path / "out.csv").read_bytes() == (tmp_path / "want.csv").read_bytes()
 
 

@@ -68,9 +68,7 @@ def test_wrong_row_is_left_out_and_listed_with_its_line(tmp_path, row, reason):
     assert list(manifest.paths) == ["m.mp4", "g.mp4"]
     assert [wrong.line for wrong in manifest.wrong] == [4]
     assert reason in manifest.wrong[0].reason
-    with pytest.raises(
-        ManifestError, match=r"1 rows had to be left out, 0 are allowed\n  line 4: "
-    ):
+    with pytest.raises(ManifestError, match=r"1 row had to be left out, 0 are allowed\n  line 4: "):
         read_manifest(path, max_wrong_rows=0)
 
 

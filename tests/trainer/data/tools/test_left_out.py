@@ -94,7 +94,7 @@ def test_merge_says_what_found_no_partner(
     words += ["--force", "--root", "."]
     assert main([*words, "--on", "path", "-q"]) == 0
     said = capsys.readouterr().err
-    assert "s.csv has no row for 2 of them\n2 rows of s.csv have none here, left out\n" in said
+    assert "s.csv has no row for 2 of them\n2 rows of s.csv without one here, left out\n" in said
     assert "t.csv" not in said
     scores = [(row["score"], row["note"]) for row in rows_of(tmp_path / "o.csv")]
     assert scores == [("0", "a"), ("", "b"), ("", "c"), ("3", "d")]

@@ -83,17 +83,77 @@ def test_data_set_is_known_by_its_name(clips, do):
     assert [text.split()[0] for text in read_manifest(clips / "m.csv").texts] == ["A", "line"]
 
 
-def test_table_without_files_is_named_with_what_makes_one_of_it(tmp_path, do, capsys):
-    source = tmp_path / "webvid.csv"
-    source.write_text(
-        "videoid,contentUrl,duration,page_dir,name\n7,https://x/7.mp4,PT6S,001_050,a man\n"
-    )
-    assert do("probe webvid.csv m.csv") == 2
-    hint = capsys.readouterr().err.partition("WebVid names no files; python -c ")[2]
-    program = shlex.split(hint.splitlines()[0])[0]
-    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
-    made = rows_of(tmp_path / "clips.csv")
-    assert [(row["path"], row["text"]) for row in made] == [("001_050/7.mp4", "a man")]
+WEBVID = "videoid,contentUrl,duration,page_dir,name\n7,https://x/7.mp4,PT6S,001_050,a man\n"
+VIDGEN = '[{"vid": "q-Scene-0005", "caption": "a man"}]'
+FETCHED = "key,status,caption,url\n000120007,success,a man,u\n000120008,failed_to_download,a,u\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "made"),
+    [
+        ("results 10M.csv", WEBVID, "001_050/7.mp4"),  # a blank, as in downloads of a browser
+        ("VidGen_1M's.json", VIDGEN, "q-Scene-0005.mp4"),
+        ("00012.csv", FETCHED, "00012/000120007.mp4"),
+    ],
+)
+def test_table_without_files_is_named_with_what_makes_one_of_it(
+    tmp_path, do, capsys, name, text, made
+):
+    (tmp_path / name).write_text(text)
+    source = name
+    while not source.endswith(".clips.csv"):
+        assert do("probe", source, "m.csv", "-q") == 2
+        hint = capsys.readouterr().err.partition("python -c ")[2]
+        assert hint, "nothing says what to do"
+        subprocess.run([sys.executable, "-c", shlex.split(hint)[0]], cwd=tmp_path, check=True)
+        source = str(next(tmp_path.glob("*.clips.csv"), tmp_path / f"{name[:-5]}.csv"))
+    assert [(row["path"], row["text"]) for row in rows_of(tmp_path / source)] == [(made, "a man")]
+
+
+@pytest.mark.parametrize(
+    ("header", "said"),
+    [
+        ("videoID,url,timestamp,caption,matching_score,desirable_filtering,shot_boundary_detection",
+         "pieces of videos on the web ('url', 'videoID', 'timestamp'), not files"),  # Panda-70M
+        ("YoutubeID,Start_timestamp,End_timestamp,Caption,Aesthetic_Score,UMT_Score",
+         "pieces of videos on the web ('YoutubeID', 'Start_timestamp')"),  # InternVid
+        ("id,content_loc,title", "its rows are videos on the web ('content_loc')"),  # Pexels
+        ("clip_id,file_path,short_caption,dense_caption", "path=file_path,text=dense_caption"),
+        ("Video Path,Caption", "'path=Video Path,text=Caption' takes its columns"),
+    ],
+)  # fmt: skip
+def test_tables_of_published_sets_are_told_what_they_lack(tmp_path, header, said):
+    source = tmp_path / "m.csv"
+    source.write_text(header + "\n" + ",".join("x" * len(header.split(","))) + "\n")
+    with pytest.raises(ManifestError) as caught:
+        read_manifest(source)
+    assert said in caught.value.full_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("panda70m_training_2m", "its rows are videos on the web, not files"),
+        ("InternVid-10M-FLT", "its rows are videos on the web, not files"),
+        ("webvid-10m", "names no files (page_dir/videoid.mp4)"),
+        ("VidGen-1M", "names no files (vid.mp4)"),
+        ("nobodys-set", "nor a data set known by name (openvid, miradata, open-sora-plan)"),
+    ],
+)
+def test_data_sets_whose_tables_name_no_files_are_known_as_such(clips, do, capsys, name, said):
+    with pytest.raises(SystemExit):
+        do(f"probe o.csv m.csv --columns {name}")
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("m.csv.gz", "gunzip"), ("train 2m.zip", "unzip"), ("m.tsv", "delim='"), ("m.jsonl", "json")],
+)
+def test_files_of_other_formats_are_said_to_be_made_csv(tmp_path, name, said):
+    with pytest.raises(ManifestError) as caught:
+        read_manifest(tmp_path / name)
+    assert said in str(caught.value.hint)
 
 
 @pytest.mark.parametrize("words", ["path", "path=", "path=video,path=caption", "=video"])

@@ -281,7 +281,7 @@ def test_clean_captions_uses_the_trainers_own_function(do, tmp_path, capsys):
         clean_caption("  A <b>dog</b>  runs &amp; BARKS "),
         clean_caption("fine"),
     ]
-    assert "captions changed" in capsys.readouterr().out
+    assert "2 rows, 1 caption changed" in capsys.readouterr().out
 
 
 def test_missing_library_is_named_with_what_to_do(do, tmp_path, monkeypatch, capsys):
