@@ -16,18 +16,44 @@ _ENDS = (
 )
 ENDS = tuple(_ENDS.split())
 # Short options that mean a password to one program and something else to others.
-SHORT = {"sshpass": "-p", "curl": "-u", "redis-cli": "-a", "docker": "-p", "podman": "-p"}
+SHORT = {
+    "sshpass": ("-p",),
+    "curl": ("-u",),
+    "redis-cli": ("-a",),
+    "docker": ("-p",),
+    "podman": ("-p",),
+    "ssh-keygen": ("-N", "-P"),
+    "zip": ("-P",),
+    "unzip": ("-P",),
+    "ldapsearch": ("-w",),
+}
 
 # Lengths have bounds, so that no text takes quadratic time.
 _VALUE = r"""\"(?:\\.|[^\"\\]){0,2000}\"|'(?:\\.|[^'\\]){0,2000}'|[^\s,;&)}\]]+"""
-_NAMED = r"([A-Za-z_][\w.-]{0,80})\\?[\"']?\]?\s{0,9}(?::=|[:=])\s{0,9}"
+_NAMED = r"([A-Za-z_][\w.-]{0,80})\\?[\"']?\]?\s{0,9}(?::=|=>|[:=])\s{0,9}"
 _OPTION = r"(?<![\w-])(--?[A-Za-z][\w.-]{0,80})\s{1,9}"
+# The end of a secret's name and a value without a sign between: `setenv WANDB_API_KEY 0a1b…`, rows
+# of a table. The value must look like one: other words follow such names in messages.
+_PAIR = (
+    r"(?i)(?P<kept>(?P<end>keys?|tokens?|secrets?|passwords?|passwd|passphrase|credentials?"
+    r"|cookies?|_pat|_pwd|_pass|_auth|_jwt)[\"'`]{0,2}"
+    r"(?:\s{1,40}|\s{0,9}(?:\||->)\s{0,9}|\s{1,9}(?:is|was|to|set\sto|is\sset\sto)\s{1,9})"
+    r"[\"'`]{0,2})(?P<value>[^\s\"'`,;:|()<>]{8,})"
+)
+_PAIR_ENDS = "key token secret passw passphrase credential cookie _p _auth _jwt".split()
+_PAIR_NAME = r"[A-Za-z][A-Za-z0-9_-]{0,80}\Z"
 _URL_USER = r"(?<=://)[^\s/\"']+(?=@)"
 # Tokens that begin with a prefix of their own, which is also the quick check for them.
 _TOKENS = """hf_ ghp_ gho_ ghs_ ghu_ ghr_ github_pat_ glpat- glrt- sk- sk_live_ sk_test_ rk_live_
 rk_test_ whsec_ nvapi- xoxa- xoxb- xoxe- xoxo- xoxp- xoxr- xoxs- xapp- wandb_v1_ AKIA ASIA AIza
 GOCSPX- npm_ pypi- dckr_pat_ ya29. hvs. SG. dop_v1_ shpat_ dapi lin_api_ AGE-SECRET-KEY-""".split()
 _SHAPE = r"\b(?:%s)[\w-]{12,}(?:\.[\w-]+){0,3}" % "|".join(map(re.escape, _TOKENS))
+# Programs that read a password from their input.
+_ASKING = (
+    r"(?:-stdin\b|--with-token\b|\b(?:ch)?passwd\b|\bsudo\s[^\n|]{0,80}-\w{0,4}S\b"
+    r"|\b(?:docker|podman|nerdctl|helm|skopeo|oras|hf|huggingface-cli|wandb|ngc|az|gh|npm|vault)"
+    r"\s(?:[^\n|]{0,80}\s)?login\b)"
+)
 # Secrets that are known by what is around them: (mark, expression); `kept` is shown.
 _SHAPES = (
     ("eyJ", r"\beyJ[\w-]{8,2000}\.[\w-]{1,2000}\.[\w-]+"),  # JSON web token
@@ -44,13 +70,34 @@ _SHAPES = (
     ("passw", r"(?P<kept>\blogin\s{1,9}\S{1,200}\s{1,9}passw(?:or)?d\s{1,9})\S+"),
     (
         "passw",
-        r"(?i)(?P<kept>\bpassw(?:or)?d\s{1,9}[\"']?)(?=[^\s\"']*[\d!@#$%^&*])[^\s\"',;:)]{4,}",
+        (
+            r"(?i)(?P<kept>(?<![^\W_])passw(?:or)?d\s{1,9}[\"']?)"
+            r"(?=[^\s\"']*[\d!@#$%^&*])[^\s\"',;:)]{4,}"
+        ),
     ),
+    (
+        "passphrase",
+        (
+            r"(?i)(?P<kept>(?<![^\W_])passphrase\s{1,9}(?:is\s{1,9})?[\"']?)"
+            r"(?=[^\s\"']*[\d!@#$%^&*-])[^\s\"',;:)]{4,}"
+        ),
+    ),
+    ("ssh-keygen", r"(?P<kept>\bssh-keygen\s(?:[^\n]{0,300}?\s)?-N\s{0,9})(?:%s)" % _VALUE),
+    ("ssh-keygen", r"(?P<kept>\bssh-keygen\s(?:[^\n]{0,300}?\s)?-P\s{0,9})(?:%s)" % _VALUE),
+    ("zip", r"(?P<kept>\b(?:un)?zip\s(?:[^\n]{0,200}?\s)?-P\s{0,9})(?:%s)" % _VALUE),
+    ("ldap", r"(?P<kept>\bldap\w{1,9}\s(?:[^\n]{0,200}?\s)?-w\s{0,9})(?:%s)" % _VALUE),
+    (
+        "|",
+        r"(?P<kept>\b(?:echo|printf)\s{1,9}(?:-[neE]{1,3}\s{1,9}"
+        r"|[\"']?%%s(?:\\n)?[\"']?\s{1,9})?)"
+        r"(?![\"']?\$)[^\n|]{1,200}?(?=\s{0,9}\|[^\n|]{0,200}%s)" % _ASKING,
+    ),
+    ("<<<", r"(?P<kept>%s[^\n|<]{0,200}<<<\s{0,9})(?![\"']?\$)(?:%s)" % (_ASKING, _VALUE)),
     ("sshpass", r"(?P<kept>\bsshpass\s{1,9}-p\s{0,9})(?:%s)" % _VALUE),
     (
         "login",
-        r"(?P<kept>\b(?:docker|podman|helm)\s[^\n]{0,80}\blogin\s[^\n]{0,200}?-p\s{0,9})(?:%s)"
-        % _VALUE,
+        r"(?P<kept>\b(?:docker|podman|helm)\s[^\n]{0,80}\blogin\s(?:[^\n]{0,200}?\s)?-p\s{0,9})"
+        r"(?:%s)" % _VALUE,
     ),
     ("-p", r"(?P<kept>\b(?:mysql|mariadb)[\w-]{0,12}\s(?:[^\n]{0,200}?\s)?-p)(?:%s)" % _VALUE),
     ("redis-cli", r"(?P<kept>\bredis-cli\s(?:[^\n]{0,200}?\s)?-a\s{0,9})(?:%s)" % _VALUE),
@@ -86,8 +133,9 @@ def hide(text: str) -> str:
         text = hide_keys(text)
     if any(mark in text for mark in _TOKENS):
         text = re.sub(_SHAPE, HIDDEN, text)
+    lower = text.lower()
     for mark, shape in _SHAPES:
-        if mark in text:
+        if mark in text or mark in lower:
             text = re.sub(shape, _keep_name, text)
     if len(text) >= 40:
         text = re.sub(_HEX, _keep_commit, text)
@@ -97,6 +145,8 @@ def hide(text: str) -> str:
         text = _hide_values(text, _NAMED)
     if "-" in text and len(text.split()) > 1:
         text = _hide_values(text, _OPTION)
+    if any(one in lower for one in _PAIR_ENDS):
+        text = re.sub(_PAIR, _keep_words, text)
     if "login" in text:
         text = re.sub(_LOGIN, r"\1 " + HIDDEN, text)
     return text
@@ -149,6 +199,20 @@ def _keep_name(found: re.Match[str]) -> str:
     return (found.groupdict().get("kept") or "") + HIDDEN
 
 
+def _keep_words(found: re.Match[str]) -> str:
+    """Of a name and what follows it without a sign: only the name, if the rest is a value."""
+    name = re.search(_PAIR_NAME, found.string[max(0, found.start() - 80) : found.end("end")])
+    if name is None or not _is_pair(name.group(), found.group("value")):
+        return found.group()
+    return found.group("kept") + HIDDEN
+
+
+def _is_pair(name: str, value: str) -> bool:
+    """Whether two words are a secret's name, as variables and options have it, and its value."""
+    is_compound = re.search(r"[_-]|[a-z][A-Z]", name) or name.isupper()
+    return bool(is_compound) and is_secret(name) and _is_random(value)
+
+
 def _keep_commit(found: re.Match[str]) -> str:
     before = found.string[max(0, found.start() - 40) : found.start()]
     return found.group() if re.search(_COMMIT, before) else HIDDEN
@@ -182,8 +246,9 @@ def _is_random(value: str) -> bool:
     """Whether a word looks like a key and not like the name of one: `token: X` is in messages."""
     word = value.strip("\"'")
     kinds = [bool(re.search(kind, word)) for kind in ("[a-z]", "[A-Z]", "[0-9]")]
-    is_long = len(word) >= 16 and kinds[2] and any(kinds[:2])
-    return re.fullmatch(r"[\w+=-]{8,}", word) is not None and (all(kinds) or is_long)
+    if re.fullmatch(r"[\w+=-]{8,}", word):
+        return all(kinds) or (len(word) >= 16 and kinds[2] and any(kinds[:2]))
+    return all(kinds) and re.fullmatch(r"[\w+=!@#$%^&*-][\w+=./!@#$%^&*-]{19,}", word) is not None
 
 
 def _end_of_group(text: str, begin: int) -> int:
@@ -203,7 +268,8 @@ def hide_words(words: list[str]) -> list[str]:
     for index, word in enumerate(words):
         name, equals, _ = word.partition("=")
         is_option = word.startswith("-") and len(word) > 1
-        if hide_next or (hide_rest and not is_option):
+        is_value = bool(index) and not is_option and _is_pair(words[index - 1], word)
+        if hide_next or is_value or (hide_rest and not is_option):
             shown.append(HIDDEN if word else word)
         elif equals and is_secret(name) and " " not in name:
             shown.append(name + "=" + HIDDEN)
@@ -211,7 +277,7 @@ def hide_words(words: list[str]) -> list[str]:
             shown.append(hide(word))
         if os.path.basename(word) in SHORT:
             program = os.path.basename(word)
-        hide_next = is_option and not equals and (is_secret(word) or word == SHORT.get(program))
+        hide_next = is_option and not equals and (is_secret(word) or word in SHORT.get(program, ()))
         is_login = word == "login" and index > 0 and words[index - 1].endswith("wandb")
         hide_rest = hide_rest or is_login
     return shown

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from clusterctl.payload import mask_secrets as rules
 from clusterctl.payload.mask_secrets import HIDDEN, hide, hide_words, is_secret
+from tests.patterns import QUICK, Found, slowest
 
 V = "V4lue-of-the-secret"
 NAMES = (
@@ -142,6 +143,13 @@ def test_any_text_is_taken(text: str) -> None:
         "Bearer ",
         "sk-a.",
         "123456789:A",
+        "API_KEY ",
+        "key token ",
+        "echo a|",
+        "echo ",
+        "docker login <<<",
+        "ssh-keygen -",
+        "passphrase ",
     ],
 )
 def test_long_text_does_not_take_long(piece: str) -> None:
@@ -164,6 +172,7 @@ def test_what_is_looked_for_first_leaves_nothing_out(text: str) -> None:
         wanted = re.sub(shape, rules._keep_name, wanted)
     wanted = re.sub(rules._HEADER, r"\1\2" + HIDDEN, wanted)
     wanted = rules._hide_values(rules._hide_values(wanted, rules._NAMED), rules._OPTION)
+    wanted = re.sub(rules._PAIR, rules._keep_words, wanted)
     assert hide(text) == re.sub(rules._LOGIN, r"\1 " + HIDDEN, wanted)
 
 
@@ -216,6 +225,31 @@ AROUND = {
     "curl": f"curl -s -u me:{WORD} https://host",
     "yaml": f"token: {WORD}",
     "yaml key": f"  key: '{WORD}'",
+    "passphrase": f"trying passphrase {WORD}",
+    "passphrase of words": "passphrase correct-horse-v3Xk9v3X",
+    "upper case": f"PASSWORD {WORD}",
+    "part of a name": "DB_PASSWORD v3Xk9v3X!",
+    "variable and value": f"setenv WANDB_API_KEY {WORD}",
+    "variable and a key of W&B": "setenv WANDB_API_KEY v3Xk9v3X0123456789abcdef",
+    "variable, quoted": f"setenv HF_TOKEN '{WORD}'",
+    "variable in a table": f"| HF_TOKEN        | {WORD} |",
+    "variable is": f"using MY_PAT: no, MY_PAT is {WORD}",
+    "arrow": f"WANDB_API_KEY -> {WORD}",
+    "hash rocket": f"'api_key' => '{WORD}'",
+    "aws configure": "aws configure set aws_secret_access_key wJalrXUtnFEMI/v3Xk9v3X/bPxRfiCYEX",
+    "ssh-keygen": f"ssh-keygen -t ed25519 -N {WORD} -f key",
+    "ssh-keygen, joined": f"ssh-keygen -N{WORD}",
+    "ssh-keygen, quoted": f"ssh-keygen -p -P \"{WORD}\" -N '{WORD} and' -f key",
+    "zip": f"zip -r -P {WORD} out.zip folder",
+    "ldap": f"ldapsearch -x -D cn=me -w {WORD}",
+    "openssl": f"openssl enc -aes256 -pass pass:{WORD} -in x",
+    "docker, by a pipe": f"echo {WORD} | docker login -u me --password-stdin host",
+    "docker, quoted": f"+ echo -n 'v3Xk9v3X {WORD}' | docker login --password-stdin",
+    "printf": f"printf '%s' {WORD} | gh auth login --with-token",
+    "sudo": f"echo {WORD} | sudo -S apt-get update",
+    "chpasswd": f"echo root:{WORD} | chpasswd",
+    "here": f"docker login --password-stdin <<< {WORD}",
+    "here, quoted": f"hf auth login <<<'{WORD}'",
     "nested": f'{{"credentials": {{"value": "{WORD}", "more": ["{WORD}"]}}}}',
     "nested in text": f"got credentials={{'user': 'me', 'value': '{WORD}'}} from host",
 }
@@ -238,6 +272,25 @@ def test_secrets_are_known_by_what_is_around_them(text: str) -> None:
     assert "v3Xk9v3X" not in shown
     assert "YVE3djNYazk" not in shown
     assert text.split()[0][:8] in shown  # what it was stays
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["ssh-keygen", "-q", "-N", WORD, "-f", "key"],
+        ["/usr/bin/ssh-keygen", "-p", "-P", WORD, "-N", WORD],
+        ["aws", "configure", "set", "aws_secret_access_key", f"{WORD}"],
+        ["bash", "-c", f"echo {WORD} | docker login --password-stdin"],
+    ],
+)
+def test_secrets_of_words_are_hidden(words: list[str]) -> None:
+    assert WORD not in " ".join(hide_words(words))
+    assert len(hide_words(words)) == len(words)
+
+
+@pytest.mark.parametrize("shape", [*dict.fromkeys(one for _, one in rules._SHAPES), rules._PAIR])
+def test_shapes_take_linear_time(shape: str) -> None:
+    assert not slowest(Found("here", shape, 0, frozenset({"sub"})), QUICK)
 
 
 def private_key(kind: str, lines: int = 20) -> list[str]:
@@ -277,6 +330,13 @@ def test_half_a_private_key_is_hidden() -> None:
         "docker run -p 8080:80 image", "no bearer token", "basic functionality works",
         "unexpected key: blocks.0.attn.qkv.weight", "key: 1", "the standard bearer failed",
         "SG.py is missing", "sig=", "-----BEGIN CERTIFICATE-----",
+        "Enter passphrase for key '/root/.ssh/id_ed25519': ", "passphrase is wrong",
+        "WANDB_API_KEY is not set", "HF_TOKEN environment variable", "the HF_TOKEN /root/.cache/token1",
+        "MY_SECRET missing in line 1234567890", "unexpected token transformer_blocks2",
+        "missing key layers.10.attention.wq.weight1", "ssh-keygen -R host01", "ssh-keygen -t ed25519 -f key1",
+        "echo step 12 | tee login.log", "echo hello1 | ssh login-01", "echo a | docker run -i image",
+        'echo "$TOKEN" | docker login --password-stdin', "KEY BINDING001 changed",
+        "unzip -q data-P1.zip", "loaded tokenizer T5Tokenizer1 from files",
     ],
 )  # fmt: skip
 def test_ordinary_words_stay(text: str) -> None:
