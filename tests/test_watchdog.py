@@ -7,6 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 CONFTEST = """
 from tests import watchdog
 watchdog.LATER_S, watchdog.END_S = 1.0, 20.0
@@ -48,6 +50,7 @@ def test_test_that_no_signal_ends_is_shown_and_ends(tmp_path: Path) -> None:
     assert seconds < 60
 
 
+@pytest.mark.slow
 def test_thread_behind_the_last_test_is_shown_and_ends(tmp_path: Path) -> None:
     seconds, done = run(tmp_path, LEFT_BEHIND)
     assert "1 passed" in done.stdout
@@ -57,6 +60,7 @@ def test_thread_behind_the_last_test_is_shown_and_ends(tmp_path: Path) -> None:
     assert seconds < 60
 
 
+@pytest.mark.slow
 def test_worker_that_is_ended_is_told_from_tests_that_failed(tmp_path: Path) -> None:
     (tmp_path / "test_two.py").write_text("def test_two():\n    assert True\n")
     seconds, done = run(

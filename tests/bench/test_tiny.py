@@ -21,6 +21,8 @@ MARK = "CLUSTERCTL_TEST_BENCH"
 SUPPORT = {"__init__", "forked", "simulated", "tiny", "watcher"}
 # One process runs these: each would start its own to fork ranks from, which takes 4 CPU s.
 FORKING = ("save", "tables", "model")
+# Those that take 10 s and more, of which FORKING share a start, run in a campaign.
+SLOW = (*FORKING, "decoder", "demo", "fanout", "features", "followed", "ras", "serve", "top")
 # What each prints, or names as not measured.
 ROWS = {
     "decoder": (
@@ -119,9 +121,7 @@ def forking(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, st
 
 
 @pytest.mark.timeout(LIMIT_S + 60)
-# The demo itself runs whole in tests/clusterctl/test_demo.py; its benchmark is two minutes more, that
-# of the model one, those of features and top half of one, those of serve and followed import torch.
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if name in ("demo", "features", "followed", "model", "save", "serve", "top") else []) for name in ROWS])  # fmt: skip
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in ROWS])  # fmt: skip
 def test_tiny_run_prints_all_rows(
     name: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

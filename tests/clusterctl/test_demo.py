@@ -112,6 +112,7 @@ def _assert_nothing_left(scratch: Path, before: list[str], deadline_s: float = 3
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_demo_trains_samples_and_scores(outputs: Path, tmp_path: Path) -> None:
     before = _left(tmp_path)

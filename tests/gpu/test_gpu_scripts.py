@@ -40,6 +40,7 @@ def _hangs(options: Options) -> dict[str, Any]:
     raise AssertionError
 
 
+@pytest.mark.slow
 def test_a_crash_a_hang_and_an_error_are_rows(tmp_path: Path) -> None:
     items = [Item("dies", _dies), Item("hangs", _hangs, (), 1.5), Item("fails", _fails)]
     items.append(Item("works", _works, (7,)))

@@ -149,6 +149,7 @@ def test_the_vae_gives_what_it_gave_when_it_passed_the_whole_folder() -> None:
     assert_close(adapter.vae_decode(vae, want["z"], 19), want["video"], 5e-5, 2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not (FULL / "check_parity.py").is_file(),
     reason="no full golden folder; name it in CLUSTERCTL_PARITY",

@@ -36,6 +36,7 @@ def wait_for(condition: Callable[[], Any], process: subprocess.Popen[bytes], lim
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_a_run_started_as_a_file_is_stopped_by_sigterm_and_leaves_a_checkpoint(
     tmp_path: Path,
 ) -> None:

@@ -72,6 +72,7 @@ PICTURES_AND_CLIPS = [(3, 1, 4, 6), (2, 3, 4, 4), (2, 7, 8, 8)]
 ALSO_SINGLE_CLIPS = [*PICTURES_AND_CLIPS, (1, 5, 6, 4)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "dtype", "grad_checkpoint", "world", "shapes"),
     [

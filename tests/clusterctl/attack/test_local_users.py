@@ -186,6 +186,7 @@ def play(loopback: Any, attack: Any, workspace: Path, rounds: int) -> None:
     assert report["runs"], "it has learnt no run id from command lines: it was no attack"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)  # 20 s where the machine has nothing else to do
 def test_tool_beside_an_attacker(loopback, attack, workspace: Path) -> None:
     play(loopback, attack, workspace, 1)

@@ -238,6 +238,7 @@ def test_a_whole_demo_runs_nothing(planted: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_programs_of_the_trainer_and_their_children_run_nothing(planted: Path) -> None:
     write_clip(planted / "good.mp4", 12)
     (planted / "clips.csv").write_text("path,text\ngood.mp4,a caption\n")

@@ -211,6 +211,7 @@ def test_over_real_ssh_the_bytes_are_the_same_and_no_process_is_left(
     assert left == []
 
 
+@pytest.mark.slow
 def test_nobody_is_lost_while_this_program_was_stopped(clips, tmp_path, want):
     """Ctrl-Z for longer than the silence that loses a node: what nodes said meanwhile is still to come."""
     from clusterctl.transport.loopback.nodes import LoopbackCluster

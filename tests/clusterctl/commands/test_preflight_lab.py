@@ -167,6 +167,7 @@ def test_blackholed_and_hung_node_are_named_within_the_deadline(module_lab) -> N
     assert report["seconds"] < 8.5
 
 
+@pytest.mark.slow
 def test_a_folder_of_runs_that_nodes_do_not_share_is_found_before_a_launch(nodes: Lab) -> None:
     runs, private = nodes.directory / "runs", nodes.directory / "private"
     runs.mkdir()

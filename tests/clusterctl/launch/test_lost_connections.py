@@ -96,6 +96,7 @@ def test_node_that_falls_silent_while_steps_go_on_is_connected_again(bench_on, l
     assert tagged(launch.plan.run_id) == []
 
 
+@pytest.mark.slow
 @pytest.mark.lab
 def test_head_that_reaches_no_node_ends_no_rank(bench_on, lab) -> None:
     nodes = lab(2)
@@ -156,6 +157,7 @@ def test_sshd_that_is_away_on_every_node_ends_no_rank(bench_on, lab) -> None:
     assert result.ok, result
 
 
+@pytest.mark.slow
 @pytest.mark.lab
 def test_only_node_is_lost_where_a_spare_answers(bench_on, lab) -> None:
     nodes = lab(2)

@@ -78,6 +78,7 @@ def test_a_link_in_place_of_the_folder_is_not_followed(folder: Path, tmp_path: P
     assert stopped.folders_of(THEIRS) == []
 
 
+@pytest.mark.slow
 @needs_root
 def test_marks_of_one_user_take_no_time_from_others(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

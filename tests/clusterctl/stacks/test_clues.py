@@ -147,6 +147,7 @@ def test_key_that_takes_for_ever_to_hash_is_refused() -> None:
         load_plain(b"\x80\x04}" + pairs + b"K\x02s.")
 
 
+@pytest.mark.slow
 def test_record_of_too_many_lists_is_refused() -> None:
     with pytest.raises(ValueError, match="more than 1048576 lists"):
         load_plain(b"\x80\x04(" + b"]" * ((1 << 20) + 1) + b"l.")

@@ -26,6 +26,7 @@ def size(dice: random.Random) -> tuple[int, int]:
     return per_node * dice.randint(2, 6 if per_node > 1 else 8), per_node
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", [False, True])
 def test_stopped_rank_is_named_or_nobody_is(text: bool) -> None:
     right, wrong = 0, []

@@ -131,6 +131,7 @@ def test_report_that_is_nested_without_end_is_refused(tmp_path: Path) -> None:
         read_report(path)
 
 
+@pytest.mark.slow
 def test_packed_report_is_unpacked_up_to_a_limit() -> None:
     def pack(text: bytes) -> str:
         return base64.b64encode(zlib.compress(text, 9)).decode()

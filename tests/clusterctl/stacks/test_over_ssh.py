@@ -104,6 +104,7 @@ def test_culprit_is_named_then_only_that_run_dies(nodes: Lab) -> None:
     assert (done.returncode, counts(nodes, "other")) == (0, [0, 0, 0])
 
 
+@pytest.mark.slow
 def test_node_without_sshd_is_not_confirmed_and_holds_up_nobody(nodes: Lab) -> None:
     for rank, node in enumerate(nodes.nodes):
         plant(node, rank, 3, "third", 1)

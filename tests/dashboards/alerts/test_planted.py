@@ -69,6 +69,7 @@ def test_ten_planted_incidents_make_ten_alerts_and_no_other() -> None:
     check(on_few_nodes(TEN, 3, 4), names(3), seed=0, gpus=4)
 
 
+@pytest.mark.slow
 def test_healthy_hour_makes_no_alert() -> None:
     assert fired(hour(nodes=3, gpus=4), names(3)) == []
 

@@ -213,6 +213,7 @@ def test_keys_that_no_watcher_has_are_refused_not_kept() -> None:
             after(json.dumps({"n": 1, "key": {name: "x"}}).encode())
 
 
+@pytest.mark.slow
 def test_what_a_node_says_is_kept_once_however_often_it_says_it() -> None:
     decoder = Decoder("n1")
     decoder.take(key(), 0.0)

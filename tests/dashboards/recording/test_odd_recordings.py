@@ -101,6 +101,7 @@ def campaign(directory: Path, count: int, seed: int) -> dict[str, int]:
     return ends
 
 
+@pytest.mark.slow
 def test_no_odd_recording_ends_in_a_traceback(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -241,6 +241,7 @@ def test_headless_chromium_shows_the_cluster_and_answers_keys(
     asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_a_killed_server_leaves_no_view(served: Served) -> None:
     """The last test of this file: it ends the server that all of them share."""
     import aiohttp

@@ -113,6 +113,7 @@ def test_an_encoder_that_failed_has_its_reason_and_no_share(
     assert capsys.readouterr().out.splitlines()[-1] == "32px:9 text: CUDA out of memory"
 
 
+@pytest.mark.slow
 def test_the_command_measures_encoders_in_their_own_processes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -33,6 +33,7 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_real_clips_score_high(samples: Path) -> None:
     scores = evaluate.summarize(evaluate.read_samples(samples, digits.prompts()))
     assert scores["videos"] == 40

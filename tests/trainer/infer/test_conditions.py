@@ -224,6 +224,7 @@ def test_a_length_that_is_no_whole_chunk_is_refused(small: tuple[Parts, Settings
         Sampler(chunked, replace(settings, height=4), CPU)
 
 
+@pytest.mark.slow
 def test_conditions_go_through_open_soras_vae_in_whole_chunks(
     small: tuple[Parts, Settings], tmp_path: Path
 ) -> None:

@@ -134,6 +134,7 @@ def test_other_words_are_refused(value: Any) -> None:
         GradCheckpoint.parse(value)
 
 
+@pytest.mark.slow
 def test_compiled_blocks_give_the_same_gradients() -> None:
     """Traced by torch's compiler, run without its code generator."""
     model = small_model()
@@ -144,6 +145,7 @@ def test_compiled_blocks_give_the_same_gradients() -> None:
         torch.testing.assert_close(got, exact, rtol=1e-4, atol=1e-5 * float(exact.abs().max()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recomputed", "counts", "limit"),
     [

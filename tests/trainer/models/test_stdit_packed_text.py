@@ -97,6 +97,7 @@ def test_guidance_repeats_the_masks_of_the_captions(request: pytest.FixtureReque
     torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("packs")
 def test_captions_of_other_lengths_compile_nothing_new() -> None:
     model = small_model(class_dropout_prob=0.0).double().train()

@@ -51,6 +51,7 @@ def test_noise_too_large_to_tell_costs_names_and_gives_no_wrong_ones() -> None:
     assert Training(64, 1, noise=0.3, slow=(5,), share=0.5).all_named(300) == {5}
 
 
+@pytest.mark.slow
 def test_slowness_that_moves_from_rank_to_rank_names_nobody() -> None:
     for moves in (20, 50):
         training = Training(16, 3, noise=0.02, moves=moves, share=0.1)

@@ -266,6 +266,7 @@ def test_average_of_a_checkpoint_is_what_was_measured(runs: Runs) -> None:
     assert any((model[name] != ema[name]).any() for name in ema)
 
 
+@pytest.mark.slow
 def test_rank_that_can_read_none_of_its_clips_does_not_end_the_run(engines: Runs) -> None:
     """Its engine gathers weights in a forward pass, so it must make as many as the others."""
     done = engines.done["one-bad"]

@@ -47,6 +47,7 @@ def test_ctrl_c_on_a_terminal_asks_and_a_second_one_stops_everything(user: User)
     assert tagged(run_id) == []
 
 
+@pytest.mark.slow
 def test_run_that_is_left_goes_on_and_another_view_stops_it(user: User) -> None:
     terminal = Terminal(user.start, *SHORT)
     run_id = user.run_id()
@@ -109,6 +110,7 @@ def test_supervisor_that_a_ctrl_c_ends_before_it_leaves_the_terminal_is_started_
             one.wait()
 
 
+@pytest.mark.slow
 def test_second_launch_of_a_job_is_refused_also_between_two_attempts(user: User) -> None:
     user.program("import os, sys, time\nprint('up', flush=True)\nos.kill(os.getpid(), 11)\n")
     again = (*SHORT[:-2], "--max-restarts", "5")
@@ -126,6 +128,7 @@ def test_second_launch_of_a_job_is_refused_also_between_two_attempts(user: User)
     assert first.wait(20) == 130
 
 
+@pytest.mark.slow
 def test_closed_terminal_leaves_the_run_which_status_and_runs_show(user: User) -> None:
     process = user.start(*SHORT)
     run_id = user.run_id()
@@ -246,6 +249,7 @@ def test_two_that_ask_at_once_take_neither_for_the_owner(tmp_path: Path) -> None
         assert owner.find(tmp_path) is None
 
 
+@pytest.mark.slow
 def test_two_views_that_stop_a_run_do_not_cut_its_save_short(user: User) -> None:
     saving, saved = user.directory / "saving", user.directory / "saved"
     user.program(
@@ -353,6 +357,7 @@ def test_attach_to_a_run_that_is_over_or_gone_is_one_sentence(user: User) -> Non
         assert err.startswith(f"error: {text}")
 
 
+@pytest.mark.slow
 def test_view_of_a_supervisor_that_is_stopped_says_so(user: User, monkeypatch, capsys) -> None:
     process = user.start(*SHORT)
     run_id = user.run_id()

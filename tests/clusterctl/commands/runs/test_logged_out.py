@@ -26,6 +26,7 @@ exec {python} -m tests.as_user {user} {base} {repo} -- {python} -m pytest -q -p 
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to become another user")
 def test_run_outlives_the_logout_of_its_user() -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # folders of pytest are root's alone

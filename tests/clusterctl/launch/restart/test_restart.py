@@ -112,6 +112,7 @@ def test_spare_takes_the_place_of_a_dead_node(bench_on, lab) -> None:
     assert [one["node"] for one in second["excluded"]] == ["node-1"]
 
 
+@pytest.mark.slow
 @pytest.mark.lab
 def test_run_goes_on_with_fewer_nodes_where_that_is_allowed(bench_on, lab) -> None:
     nodes = lab(2)
@@ -190,6 +191,7 @@ def test_run_waits_for_a_node_that_comes_back(
     assert tagged(plan.run_id) == []
 
 
+@pytest.mark.slow
 @pytest.mark.lab
 def test_run_ends_when_no_node_has_come_back_in_time(bench_on, lab) -> None:
     nodes = lab(2)

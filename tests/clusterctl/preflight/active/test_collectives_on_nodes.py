@@ -58,6 +58,7 @@ def test_good_nodes_sum_together(pool: SessionPool, lab: Lab) -> None:
     assert not isinstance(found.pair_bytes_s, Unknown)
 
 
+@pytest.mark.slow
 def test_devices_of_one_node_sum_alone(lab: Lab) -> None:
     """Two ranks on one node, as two GPUs are: there is no other node to sum with."""
     with gather(lab) as pool:

@@ -142,7 +142,7 @@ def wiped(out: Path) -> Path:
 
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("small_shards")
-@pytest.mark.parametrize("each", [3, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("each", [9, pytest.param(1, marks=pytest.mark.slow)])
 def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, each: int
 ) -> None:
@@ -168,6 +168,7 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(
     assert main(["features", str(out), "--check", "-q"]) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_shards")
 def test_ranks_make_the_shards_of_one_and_the_last_one_the_index(
     place: Place, tmp_path: Path

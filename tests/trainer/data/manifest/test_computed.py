@@ -43,11 +43,13 @@ def test_kill_at_any_point_gives_the_same_bytes_in_the_end(tmp_path):
     assert together >= 1
 
 
+@pytest.mark.slow
 def test_shards_that_are_killed_leave_nothing_half(tmp_path):
     alone, _ = killed_at_every_point(tmp_path, "shard", "a.csv", "o.shards", "--rows=60", "--force")
     assert alone >= 7
 
 
+@pytest.mark.slow
 def test_verb_that_is_killed_leaves_nothing_half(tmp_path):
     alone, _ = killed_at_every_point(
         tmp_path, "filter", "a.csv", "o.parquet", "--min-frames=50", "--force"

@@ -101,6 +101,7 @@ def test_every_good_row_of_any_csv_comes_through_as_it_was(do, tmp_path, pieces,
         )
 
 
+@pytest.mark.slow
 def test_many_rows_keep_their_order_and_their_lines(do, tmp_path, capsys):
     """More than DuckDB hands to one thread at a time."""
     rows = [(f"p{n}", "x, y\nz" if n % 7 == 0 else f"t{n % 5000}" * 40, n) for n in range(60_000)]
