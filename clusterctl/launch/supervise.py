@@ -101,6 +101,20 @@ class _Run:
         return bool(self.past.stopped)
 
     def run(self) -> RunResult:
+        try:
+            return self._run()
+        except Left:
+            self._settle()
+            raise
+
+    def _settle(self) -> None:
+        """What comes last is written, or the user hears that it is in no file."""
+        if why := self.journal.settle(ROOM_S):
+            text = f"files of {self.plan.run_dir} lack what came last ({why})"
+            self.state.add(telemetry.Event("lost", text, {}, time_s=time.time()))
+            self.on_update(self.state)
+
+    def _run(self) -> RunResult:
         past, taken = self.past, None
         self.on_update(self.state)  # views have something to show while a login is slow
         if past.phase != "new":
@@ -344,10 +358,7 @@ class _Run:
         if code == 0 and not_proved:
             code, reason = 1 if left else 3, "the run ended, but not everything is proved gone"
         self.journal.write("end", reason, exit_code=code, leftovers=left, unconfirmed=unconfirmed)
-        if why := self.journal.settle(ROOM_S):
-            text = f"files of {self.plan.run_dir} lack what came last ({why})"
-            self.state.add(telemetry.Event("lost", text, {}, time_s=time.time()))
-            self.on_update(self.state)
+        self._settle()
         facts = {**ended.facts, "cause": self.cause if code else None}
         attempts = self.plan.attempt
         return RunResult(

@@ -7,9 +7,11 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.clusterctl.launch.harness import command_line, tagged
+from tests.clusterctl.launch.harness import command_line, parent, tagged
 from tests.faults.cases.disks import newest
+from tests.faults.cases.machines import HOUR_S, head_clock_can_be_set
 from tests.faults.cases.nodes import reset_connections
+from tests.faults.cases.owners import GOES_DOWN_S
 from tests.faults.cases.ranks import decoders
 from tests.faults.fault import Fault
 from tests.faults.proof import step_of
@@ -117,6 +119,21 @@ def end_rank(one: Round, draw: Chance) -> None:
     kill([ranks[draw.choice(sorted(ranks))]] if ranks else [], signal.SIGSEGV)
 
 
+def tell_rank(one: Round, draw: Chance) -> None:
+    ranks = one.ranks
+    kill([ranks[draw.choice(sorted(ranks))]] if ranks else [], signal.SIGTERM)
+
+
+def tell_starter(one: Round, draw: Chance) -> None:
+    ranks = one.ranks
+    kill([parent(ranks[draw.choice(sorted(ranks))])] if ranks else [], signal.SIGTERM)
+
+
+def tell_agent(one: Round, draw: Chance) -> None:
+    ranks = one.ranks
+    kill([parent(parent(ranks[draw.choice(sorted(ranks))]))] if ranks else [], signal.SIGTERM)
+
+
 def stop_rank(one: Round, draw: Chance) -> None:
     ranks = one.ranks
     kill([ranks[draw.choice(sorted(ranks))]] if ranks else [], signal.SIGSTOP)
@@ -149,6 +166,14 @@ def kill_node(one: Round, draw: Chance) -> None:
     draw.choice(members(one)).die()
 
 
+def restart_node(one: Round, draw: Chance) -> None:
+    """As a machine goes down in order: SIGTERM to all of it, some seconds later it is gone."""
+    node = draw.choice(members(one))
+    kill([pid for pid in node.processes() if pid != node.pid], signal.SIGTERM)
+    wait(one, lambda: one.is_over, draw.uniform(0.0, GOES_DOWN_S))
+    node.die()
+
+
 def kill_arriving_spare(one: Round, draw: Chance) -> None:
     """A node dies, and so does the spare that takes its place, as soon as it is chosen."""
     count = len(one.events("attempt"))
@@ -175,10 +200,22 @@ def cut_node_off(one: Round, draw: Chance) -> None:
 
 
 def kill_supervisor(one: Round, draw: Chance) -> None:
+    end_supervisor(one, signal.SIGKILL)
+
+
+def tell_supervisor(one: Round, draw: Chance) -> None:
+    end_supervisor(one, signal.SIGTERM)
+
+
+def end_supervisor(one: Round, how: signal.Signals) -> None:
     try:
-        kill([one.supervisor], signal.SIGKILL)
+        kill([one.supervisor], how)
     except (OSError, ValueError):
         return  # it has just ended, or the next one begins
+
+
+def set_head_clock(one: Round, draw: Chance) -> None:
+    one.answers.set_clock(draw.choice((-24, -1, 1, 24)) * HOUR_S)
 
 
 def kill_view(one: Round, draw: Chance) -> None:
@@ -200,6 +237,9 @@ def damage_checkpoint(one: Round, draw: Chance) -> None:
 HARMS: dict[str, tuple[int, Callable[[Round, Chance], None]]] = {
     "rank killed": (3, kill_rank),
     "rank ended by SIGSEGV": (1, end_rank),
+    "rank told to end": (1, tell_rank),
+    "starter told to end": (1, tell_starter),
+    "agent told to end": (1, tell_agent),
     "rank stopped": (1, stop_rank),
     "all ranks killed": (1, kill_ranks),
     "starter killed": (2, kill_starter),
@@ -207,14 +247,17 @@ HARMS: dict[str, tuple[int, Callable[[Round, Chance], None]]] = {
     ERROR: (1, raise_error),
     "connections reset": (2, reset),
     "node dead": (2, kill_node),
+    "node goes down in order": (1, restart_node),
     "node and the spare for it dead": (1, kill_arriving_spare),
     "node frozen for a while": (1, freeze_node),
     "node cut off for a while": (2, cut_node_off),
     "supervisor killed": (4, kill_supervisor),
+    "supervisor told to end": (1, tell_supervisor),
     "view killed": (1, kill_view),
+    "clock of the head set": (1, set_head_clock),
     "checkpoint damaged": (1, damage_checkpoint),
 }
-COSTS = {"node dead": 1, "node and the spare for it dead": 2}
+COSTS = {"node dead": 1, "node goes down in order": 1, "node and the spare for it dead": 2}
 
 
 def drawn(seed: int) -> list[Drawn]:
@@ -252,4 +295,11 @@ def random_run(seed: int) -> Fault:
             HARMS[step.harm][1](one, draw)
 
     title = ", then ".join(map(str, plan))
-    return Fault("random", title, inject, cause=r"[\w-]*(, [\w-]+)*", setting=SETTING)
+    return Fault(
+        "random",
+        title,
+        inject,
+        cause=r"[\w-]*(, [\w-]+)*",
+        setting=SETTING,
+        prepare=head_clock_can_be_set,
+    )

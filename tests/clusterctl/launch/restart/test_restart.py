@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from clusterctl.exclude import change
 from clusterctl.exclude.entries import Exclusion
-from clusterctl.launch import positions
-from clusterctl.launch.journal import INCIDENTS_FILE
+from clusterctl.launch import leftovers, positions
+from clusterctl.launch.journal import EVENTS_FILE, INCIDENTS_FILE, Journal
 from clusterctl.launch.restart import cleaner, next_attempt
 from clusterctl.launch.restart.past import Past
+from clusterctl.launch.state import Left
 from clusterctl.ledger.entries import path_beside
 from clusterctl.ledger.file import read
+from clusterctl.remote.cluster import Cluster
+from clusterctl.transport.paramiko_backend import ParamikoTransport
 from tests.clusterctl.launch.harness import QUICK, read_lines, tagged, wait_until
+from trainer.runlog import run_files
 from trainer.runlog.telemetry import StepRecord
 
 SOON = replace(QUICK, silent_s=3.0)  # for a node that is lost
@@ -244,3 +251,33 @@ def test_full_disk_of_the_head_ends_no_run(bench) -> None:
     assert (result.exit_code, result.attempts) == (0, 2)
     errors = [event["text"] for event in launch.events() if event["event"] == "error"]
     assert errors[0].startswith("another supervisor would not know of this: [Errno 28]")
+
+
+def test_supervisor_that_leaves_waits_for_room_for_its_last_events(bench, monkeypatch) -> None:
+    """The disk of the head is full when a rank dies; the supervisor then gets SIGTERM."""
+    full, leave = threading.Event(), threading.Event()
+    real, settle = run_files.open_to_append, Journal.settle
+
+    def opened(path: Path) -> int:
+        if full.is_set() and path.name == EVENTS_FILE:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(path)
+
+    def room_comes(journal: Journal, within_s: float) -> str:
+        full.clear()
+        return settle(journal, within_s)
+
+    monkeypatch.setattr(run_files, "open_to_append", opened)
+    monkeypatch.setattr(Journal, "settle", room_comes)
+    plan = bench.plan(ONCE)
+    launch = bench.launch(plan, bench.rules(plan), leave=leave.is_set)
+    pids = launch.pids(2)
+    full.set()
+    os.kill(pids[1], signal.SIGKILL)
+    wait_until(lambda: launch.state.failure)
+    leave.set()
+    with pytest.raises(Left):
+        launch.result()
+    assert "failure" in [event["event"] for event in launch.events()]
+    cluster = Cluster(launch.plan.nodes, ParamikoTransport())
+    assert leftovers.prove_gone(launch.plan, cluster, is_over=True, is_asked=True) == ((), ())
