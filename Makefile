@@ -3,12 +3,13 @@
 
 py := .venv/bin/python
 tests ?= tests
+long ?= none# of the tests marked long; all, or K/N
 workers ?= 4# most tests wait for processes and networks; four share two cores without minding
 export OMP_NUM_THREADS ?= 1
 
 help:
 	@echo "make demo      two loopback nodes, a real training run, its videos and their score"
-	@echo "make test      lint and tests"
+	@echo "make test      lint and tests (long=all: also those over 1.5 CPU seconds)"
 	@echo "make test-pythons  all tests on one other Python, part of them on the rest"
 	@echo "make venv      only .venv (PYTHON=python3.12, LOCK=cpu|cuda|cuda12)"
 	@echo "make lint      ruff, mypy, import-linter, tests/lint.py"
@@ -48,7 +49,7 @@ format: venv
 # Bytecode is kept whatever the environment says: each worker loads all tests, in 9 CPU s instead of 17.
 test: export PYTHONDONTWRITEBYTECODE =
 test: lint
-	$(py) -m pytest -n $(workers) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(tests) || { [ $$? = 1 ] && \
+	$(py) -m pytest -n $(workers) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --long $(long) $(tests) || { [ $$? = 1 ] && \
 	  echo "failed beside other tests; once more, alone:" && \
 	  $(py) -m pytest --last-failed --last-failed-no-failures none --maxfail 6 $(tests); }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -40,6 +41,11 @@ hypothesis.settings.register_profile("quick", deadline=None, max_examples=30)
 hypothesis.settings.load_profile("quick")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    what = "of the tests marked long: all (default), none, or part K of N, counted from 0"
+    parser.addoption("--long", default="all", metavar="K/N", help=what)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Signals reach what tests start: a shell without job control and nohup begin programs that ignore them."""
     config.pluginmanager.register(watchdog)
@@ -51,7 +57,30 @@ def pytest_configure(config: pytest.Config) -> None:
             signal.signal(number, handler)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    leave_out_long(config, items)
+    deal(items)
+
+
+def leave_out_long(config: pytest.Config, items: list[pytest.Item]) -> None:
+    asked = config.getoption("--long")
+    if asked == "all":
+        return
+    part, _, parts = asked.partition("/")
+    if asked != "none" and not (part.isdigit() and parts.isdigit() and int(part) < int(parts)):
+        raise pytest.UsageError(f"--long {asked}: it is all, none, or K/N with K less than N")
+
+    def is_taken(item: pytest.Item) -> bool:
+        if item.get_closest_marker("long") is None:
+            return True
+        file = item.nodeid.partition("::")[0]  # tests of a file may share what takes long
+        return asked != "none" and zlib.crc32(file.encode()) % int(parts) == int(part)
+
+    config.hook.pytest_deselected(items=[item for item in items if not is_taken(item)])
+    items[:] = [item for item in items if is_taken(item)]
+
+
+def deal(items: list[pytest.Item]) -> None:
     """Files that compute, the longest first, are dealt evenly among those that mostly wait."""
     here = Path(__file__).parent
     paths = list(dict.fromkeys(item.path for item in items))

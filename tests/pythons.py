@@ -1,4 +1,4 @@
-"""Every Python that the README promises: `python -m tests.pythons [--only 3.12] [--whole 3.13|all] [--skip-demo]`.
+"""Every Python that the README promises: `python -m tests.pythons [--only 3.12] [--whole 3.13|all] [--long 1/2] [--skip-demo]`.
 
 One of them, another one for another commit, gets what both README commands do: all tests, and a short demo; as
 root, the demo runs as an ordinary user in a home with a space in its path. The others get the environment from the lock,
@@ -59,6 +59,8 @@ def main() -> int:
     choices = ("all", "none", *VERSIONS)
     what = "all tests on this one; default another one for each commit"
     parser.add_argument("--whole", choices=choices, metavar="VERSION", help=what)
+    what = "of the tests marked long, where all tests run: all (default), none, or part K of N"
+    parser.add_argument("--long", default="all", metavar="K/N", help=what)
     parser.add_argument("--skip-demo", action="store_true")
     args = parser.parse_args()
     whole = VERSIONS if args.whole == "all" else (args.whole or in_turn(),)
@@ -72,7 +74,7 @@ def main() -> int:
         # The environment of .venv is there; what takes longest begins before the others.
         versions.sort(key=lambda version: (version != OWN, version not in whole))
         trials = [
-            Trial(version, made.get(version), version in whole, args.skip_demo)
+            Trial(version, made.get(version), version in whole, args.long, args.skip_demo)
             for version in versions
         ]
         results = {one.version: tried.submit(one.result) for one in trials}
@@ -87,9 +89,9 @@ class Trial:
     """One version. What its programs print is shown when a step fails."""
 
     def __init__(
-        self, version: str, made: Future[None] | None, is_whole: bool, skip_demo: bool
+        self, version: str, made: Future[None] | None, is_whole: bool, long: str, skip_demo: bool
     ) -> None:
-        self.version, self._is_whole = version, is_whole
+        self.version, self._is_whole, self._long = version, is_whole, long
         self._made = made
         self._demo = [] if skip_demo else [("demo", self._run_demo)]
         self._output = ""  # of the step
@@ -134,7 +136,7 @@ class Trial:
         pytest = [self._python, "-m", "pytest", "-q", "-o", f"cache_dir={self._folder}/.pytest"]
         try:
             beside = ["-n", workers, "--dist", "loadfile", "--no-loadscope-reorder"]
-            self._run([*pytest, *beside, "--max-worker-restart", "0", *tests])
+            self._run([*pytest, *beside, "--max-worker-restart", "0", "--long", self._long, *tests])
         except Broken:
             self._say("failed beside other tests; once more, alone:", self._output)
             alone = ["--last-failed", "--last-failed-no-failures", "none", "--maxfail", "6"]

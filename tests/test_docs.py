@@ -36,6 +36,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_site_has_every_document_and_picture(site: Path) -> None:
     for source in (ROOT / "docs").rglob("*.*"):
         inside = source.relative_to(ROOT / "docs")

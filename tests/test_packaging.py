@@ -27,6 +27,7 @@ def wheel(tmp_path_factory) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_wheel_holds_exactly_the_four_packages(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         tops = {name.split("/")[0] for name in archive.namelist()}

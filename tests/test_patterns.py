@@ -23,6 +23,7 @@ AT_RUN_TIME = {
 }
 
 
+@pytest.mark.long
 def test_every_pattern_is_found() -> None:
     patterns, unknown = collect()
     assert len(patterns) > 200
@@ -30,6 +31,7 @@ def test_every_pattern_is_found() -> None:
     assert not new
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("pattern", "methods"),
     [(r"(a+)+$", "match"), (r"\d+ms", "search"), (r"EMA\b.* (?:is|are) nan", "search"),
@@ -41,6 +43,7 @@ def test_slow_pattern_is_noticed(pattern: str, methods: str) -> None:
     )
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_no_pattern_takes_more_than_linear_time() -> None:
     assert [slow for one in collect()[0] if (slow := slowest(one, QUICK))] == []

@@ -181,6 +181,7 @@ def test_settings_of_pip_reach_uv(checkout: Path) -> None:
     assert given["SSL_CERT_FILE"] == "/etc/own.pem"
 
 
+@pytest.mark.long
 def test_settings_in_pips_files_reach_uv(checkout: Path) -> None:
     (checkout / "pip.conf").write_text("[global]\nindex-url = https://index/simple\n")
     where = {"PYTHON": sys.executable, "PIP_CONFIG_FILE": str(checkout / "pip.conf")}

@@ -43,6 +43,7 @@ def run(folder: Path, code: str, *more: str) -> tuple[float, subprocess.Complete
     return time.monotonic() - began, done
 
 
+@pytest.mark.long
 def test_test_that_no_signal_ends_is_shown_and_ends(tmp_path: Path) -> None:
     seconds, done = run(tmp_path, STUCK)
     assert done.returncode == 1

@@ -120,6 +120,7 @@ def forking(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, st
     }
 
 
+@pytest.mark.long
 @pytest.mark.timeout(LIMIT_S + 60)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in ROWS])  # fmt: skip
 def test_tiny_run_prints_all_rows(

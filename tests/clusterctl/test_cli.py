@@ -147,6 +147,7 @@ def _in_shell(words: str, **more: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.long
 def test_reader_that_goes_away_ends_it_as_sigpipe_does(hostfile: Path) -> None:
     hostfile.write_text("n[1-20000]\n")
     done = _in_shell(f"nodes {hostfile} | head -c 20")
@@ -155,6 +156,7 @@ def test_reader_that_goes_away_ends_it_as_sigpipe_does(hostfile: Path) -> None:
     assert done.stdout.startswith("NODE")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("where", "why"), [(">/dev/full", "No space left on device"), (">&-", "Bad file descriptor")]
 )

@@ -68,6 +68,7 @@ def test_byte_order_mark_and_windows_lines(tmp_path: Path) -> None:
     assert names(read_hostfile(path)) == ["a", "b"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("text", "words"),
     [

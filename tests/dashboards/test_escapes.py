@@ -98,6 +98,7 @@ def read_until(child: subprocess.Popen[bytes], ours: int, words: bytes, deadline
     return data
 
 
+@pytest.mark.long
 def test_real_terminal_is_told_nothing_by_a_node(recording: Path) -> None:
     command = [sys.executable, "-m", "clusterctl", "top", "--replay", str(recording)]
     with terminal(*command) as (child, ours):

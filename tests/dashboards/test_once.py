@@ -166,6 +166,7 @@ def test_sources_exclude_each_other(
     assert f"{others} and --demo exclude each other" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_one_look_loads_neither_textual_nor_paramiko(tmp_path: Path) -> None:
     code = (
         "import sys; from clusterctl.cli import run; rc = run(['top', '--demo', '-q']); "

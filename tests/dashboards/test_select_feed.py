@@ -66,6 +66,7 @@ def test_a_number_that_no_run_has_is_told(
     assert "there is no run 3, here or in outputs/" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_week_without_a_step_is_one_stall_and_costs_seconds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -105,6 +106,7 @@ def test_clock_of_a_feed_goes_on_while_the_machine_sleeps(monkeypatch: pytest.Mo
     assert clock() - before == pytest.approx(3600.0, abs=5.0)
 
 
+@pytest.mark.long
 def test_plan_and_lines_of_a_run_may_hold_anything(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -54,6 +54,7 @@ def test_four_nodes_stand_within_three_seconds_and_are_apart(lab) -> None:
     assert a.exec(["cat", str(nodes.directory / "shared")]).stdout == "seen\n"
 
 
+@pytest.mark.long
 def test_nodes_reach_each_other_by_name(lab) -> None:
     nodes = lab(2)
     assert (

@@ -50,6 +50,7 @@ def test_video_with_captions_of_different_lengths() -> None:
     assert_close(out, tensors["out"], 1e-5, 1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["plain", "transform"])
 def test_sampling_with_guidance(name: str) -> None:
     model, tensors = load_case()
@@ -101,6 +102,7 @@ def test_captions_are_cleaned_as_by_upstream() -> None:
     assert [adapter.clean_text(row["text"]) for row in rows] == [row["cleaned"] for row in rows]
 
 
+@pytest.mark.long
 def test_masks_are_spread_as_upstreams() -> None:
     for kind, lengths in json.loads((GOLDEN / "mask_generator.json").read_text())["kinds"].items():
         for frames, want in lengths.items():

@@ -22,7 +22,7 @@ from trainer.runlog.telemetry import Event, StepRecord, read
 from trainer.weights import checkpoints
 from trainer.weights.load import read_weights
 
-pytestmark = pytest.mark.timeout(1300)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1300)]
 CHANCE = '{"16px": {8: (0.4, 4)}}'  # of 24 clips: epochs of 0 to 5 microbatches
 
 

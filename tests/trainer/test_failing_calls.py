@@ -10,6 +10,7 @@ import pytest
 from tests.trainer.failing_calls import campaign, report
 
 
+@pytest.mark.long
 @pytest.mark.timeout(4 * 3600)
 @pytest.mark.parametrize(
     ("engine", "trials"),

@@ -21,7 +21,7 @@ from trainer.runlog.telemetry import Event, StepRecord, read
 CLIPS = 96  # 24 microbatches an epoch: 12 steps of 2 ranks
 
 
-pytestmark = pytest.mark.timeout(1300)  # above what the ranks have
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1300)]  # above what the ranks have
 
 
 @dataclass(frozen=True)

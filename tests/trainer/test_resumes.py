@@ -34,6 +34,7 @@ ckpt_every = 0
 """
 
 
+@pytest.mark.long
 def test_100_random_resumes_of_1_to_16_simulated_ranks_lose_and_repeat_nothing() -> None:
     counts = campaign(100, seed=0)
     print(counts)

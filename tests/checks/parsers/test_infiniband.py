@@ -69,6 +69,7 @@ def test_peermem_gids_and_time_between_the_reads() -> None:
     assert len(fabric.ports[0].gids) == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "line",
     ["d/ports/{0}/counters/c{1}\t1\n", "d{1}/ports/1/state\t4: ACTIVE\n", "d/ports/{0}/gids/{1}\tfe80::1\n"],

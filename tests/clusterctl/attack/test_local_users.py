@@ -242,6 +242,7 @@ def place(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_own_folder_is_ours_or_not_used(place: Path, attack) -> None:
     report = race_for_the_own_folder(place, attack, 1000)
     assert report["counts"]["names"] > 0

@@ -178,6 +178,7 @@ def given_recording(path: Path, names: list[str]) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_a_given_run_and_recording_run_nothing_in_any_command(
     canary: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -202,6 +203,7 @@ def test_a_given_run_and_recording_run_nothing_in_any_command(
     assert time.process_time() - began_s < 60
 
 
+@pytest.mark.long
 def test_a_hostfile_and_options_run_nothing_in_any_command(
     canary: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -73,6 +73,7 @@ def ask(cluster: LocalCluster, *args: str) -> int:
 FAR = ("--limit", "5000")
 
 
+@pytest.mark.long
 @needs_faketime
 def test_shift_of_50_ms_is_measured_and_3_ms_is_no_alarm(
     nodes: LocalCluster, tmp_path: Path, capsys

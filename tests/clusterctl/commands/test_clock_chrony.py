@@ -59,6 +59,7 @@ def clusterctl(nodes: Lab, state: Path, *words: str) -> tuple[int, dict]:
     return done.returncode, json.loads(done.stdout)
 
 
+@pytest.mark.long
 def test_preflight_names_each_node_whose_time_is_wrong_and_no_other(
     nodes: Lab, tmp_path: Path
 ) -> None:
@@ -86,6 +87,7 @@ def test_preflight_names_each_node_whose_time_is_wrong_and_no_other(
     assert (code, report["good_nodes"]) == (1, [GOOD])
 
 
+@pytest.mark.long
 def test_clock_tells_chrony_of_each_node_apart(nodes: Lab, tmp_path: Path) -> None:
     code, document = clusterctl(nodes, tmp_path, "clock")
     good, ahead, silent, stepped, two = document["nodes"]

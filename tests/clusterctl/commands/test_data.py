@@ -94,6 +94,7 @@ def want(clips: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return alone.read_bytes()
 
 
+@pytest.mark.long
 def test_two_nodes_make_the_manifest_that_one_machine_makes(cluster, clips, tmp_path, want, capfd):
     code, out = probe(cluster, clips, tmp_path, "--workers", "1")
     assert code == 0
@@ -175,6 +176,7 @@ def test_clip_that_no_node_can_read_is_left_out(cluster, clips, tmp_path, want, 
     assert f"line 9: {clips}/clips/00007.mp4: No such file" in capfd.readouterr().err
 
 
+@pytest.mark.long
 def test_no_node_with_the_environment_says_what_to_do_and_keeps_what_is_done(
     cluster, clips, tmp_path, want, capfd
 ):
@@ -238,6 +240,7 @@ def test_nobody_is_lost_while_this_program_was_stopped(clips, tmp_path, want):
     assert out.read_bytes() == want
 
 
+@pytest.mark.long
 def test_interrupt_ends_everything_on_the_nodes(clips, tmp_path):
     from clusterctl.transport.loopback.nodes import LoopbackCluster
 

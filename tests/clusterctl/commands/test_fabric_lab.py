@@ -56,6 +56,7 @@ def test_fabric_folds_alike_nodes_and_names_the_one_with_a_port_down(
     assert "node-3  mlx5_4:1" in done.stdout  # -v: a line for each port
 
 
+@pytest.mark.long
 def test_errors_that_grew_since_the_last_look_are_told(nodes: Lab, tmp_path: Path) -> None:
     first = json.loads(ask(nodes, tmp_path, "fabric", "--growth", "0", "--json").stdout)
     assert not [flag for flag in first["nodes"][2]["flags"] if "symbol_error" in flag]
@@ -102,6 +103,7 @@ def test_launch_takes_the_environment_from_facts_and_the_users_word_over_it(
     assert not (tmp_path / "outputs").exists()
 
 
+@pytest.mark.long
 def test_clock_over_sshd_tells_the_shifted_node_from_the_others(nodes: Lab, tmp_path: Path) -> None:
     Shift(nodes, "node-2", 0.25)
     done = ask(nodes, tmp_path, "clock", "--json")

@@ -136,6 +136,7 @@ def start(folder: Path, *args: str, stdout=subprocess.PIPE, env=None) -> subproc
     )  # fmt: skip
 
 
+@pytest.mark.long
 def test_watch_into_a_pipe_is_blocks_until_interrupted(tmp_path: Path) -> None:
     process = start(tmp_path, "--interval", "0.5")
     try:
@@ -168,6 +169,7 @@ def test_watch_as_json_lines_for_a_while(tmp_path: Path) -> None:
     assert process.returncode == 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("color", [True, False])
 def test_watch_on_a_terminal_is_a_page_that_fits(tmp_path: Path, color: bool) -> None:
     page = watch_in_terminal(tmp_path, 24, 80, {} if color else {"NO_COLOR": "1"})

@@ -22,6 +22,7 @@ from tests.clusterctl.commands.user import SHORT, User
 from tests.clusterctl.launch.harness import ranks_of, tagged
 
 
+@pytest.mark.long
 def test_ctrl_c_in_a_script_stops_everything(user: User) -> None:
     process = user.start(*SHORT)
     run_id = user.run_id()
@@ -53,6 +54,7 @@ def test_failed_rank_is_told_with_its_last_lines_and_exit_code_1(user: User) -> 
     assert f"logs: {user.run_dir}/ranks/" in err
 
 
+@pytest.mark.long
 def test_json_is_one_document_however_it_ends(user: User) -> None:
     user.program("print('done')")
     code, out, _ = user.type(*SHORT, "--json")
@@ -90,6 +92,7 @@ def test_what_a_launch_writes_is_for_its_user_alone(user: User) -> None:
     assert [path for path in found if path.stat().st_mode & 0o077] == []
 
 
+@pytest.mark.long
 def test_what_a_launch_writes_can_be_shared_with_a_group(user: User) -> None:
     user.program(WRITES)
     group = grp.getgrgid(os.getgid()) if os.getuid() else grp.getgrall()[-1]
@@ -103,6 +106,7 @@ def test_what_a_launch_writes_can_be_shared_with_a_group(user: User) -> None:
     assert user.type(*SHORT, "--share", "no-such-group")[0] == 2
 
 
+@pytest.mark.long
 def test_overrides_reach_the_trainer_as_they_are(user: User) -> None:
     user.program("import json, sys; print(json.dumps(sys.argv[1:]))")
     words = ["--dataset.data-path", "a b;echo 'INJECTED'", "--lr", "1e-4"]
@@ -190,6 +194,7 @@ def test_busy_gpus_alone_are_asked_about(
     assert "alice python" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_dry_run_shows_the_plan_and_starts_nothing(user: User) -> None:
     secrets = {"WANDB_API_KEY": "wandb-0123456789", "FOO_TOKEN": "foo-0123456789"}
     for words in ((), ("--json",)):
@@ -202,6 +207,7 @@ def test_dry_run_shows_the_plan_and_starts_nothing(user: User) -> None:
     assert not user.outputs.exists()
 
 
+@pytest.mark.long
 def test_hostfile_with_comments_slots_user_and_alias(user: User) -> None:
     first, second = user.cluster.hostfile.read_text().splitlines()
     fields = dict(word.split("=", 1) for word in second.split()[1:])
@@ -218,6 +224,7 @@ def test_hostfile_with_comments_slots_user_and_alias(user: User) -> None:
     assert logs == ["node-1\n", "node-1\n", f"{fields['host']}\n"]
 
 
+@pytest.mark.long
 def test_node_may_be_an_alias_of_ssh_config(user: User) -> None:
     fields = dict(
         word.split("=", 1) for word in user.cluster.hostfile.read_text().split()[1:6] if "=" in word
@@ -238,6 +245,7 @@ def test_node_may_be_an_alias_of_ssh_config(user: User) -> None:
     assert (user.run_dir / "ranks" / "0.log").read_text() == "ran\n"
 
 
+@pytest.mark.long
 def test_wrong_usage_is_exit_2(user: User) -> None:
     code, _, err = user.type(*SHORT, hostfile=user.directory / "missing.txt")
     assert (code, "missing.txt" in err) == (2, True)
@@ -248,6 +256,7 @@ def test_wrong_usage_is_exit_2(user: User) -> None:
     assert not user.outputs.exists()
 
 
+@pytest.mark.long
 def test_secret_can_be_named_and_is_not_typed(user: User) -> None:
     user.program("import os; print(os.environ['MY_PAT'])")
     code, _, err = user.type(*SHORT, "--env", "MY_PAT", MY_PAT="pat-123456")
@@ -261,6 +270,7 @@ def test_secret_can_be_named_and_is_not_typed(user: User) -> None:
     assert (code, "your environment has no such variable" in err) == (2, True)
 
 
+@pytest.mark.long
 def test_unreachable_node_is_exit_3_and_nothing_is_started(user: User) -> None:
     hostfile = user.directory / "dead.txt"
     hostfile.write_text(
@@ -306,6 +316,7 @@ def test_words_of_another_program_alone_are_told_where_to_go(
     assert "own-program.md" in said
 
 
+@pytest.mark.long
 def test_line_of_a_tutorial_that_names_a_script_says_what_to_leave_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -118,6 +118,7 @@ def test_killed_head_leaves_nothing_running_on_the_nodes(nodes: Lab) -> None:
     assert wait_until(lambda: not any(running(node, "7332") for node in nodes.nodes))
 
 
+@pytest.mark.long
 def test_preflight_names_the_bad_nodes_and_writes_the_good_ones(nodes: Lab, tmp_path: Path) -> None:
     good = tmp_path / "good.txt"
     with socket.socket() as held:

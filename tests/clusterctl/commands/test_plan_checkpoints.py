@@ -58,6 +58,7 @@ def test_quiet_is_the_verdict_only(run: Run, capsys: pytest.CaptureFixture[str])
     assert out.count("\n") == 1
 
 
+@pytest.mark.long
 def test_a_config_is_planned_before_the_start(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -215,6 +215,7 @@ def test_driver_text_of_one_gpu_becomes_a_finding_with_its_number(
     assert "[reboot]" in out
 
 
+@pytest.mark.long
 def test_profile_that_was_recorded_knows_what_the_majority_does_not(
     nodes: LocalCluster, tmp_path: Path, capsys
 ) -> None:
@@ -296,6 +297,7 @@ def test_wandb_key_is_never_shown(nodes: LocalCluster, monkeypatch, capsys) -> N
     assert {one["verdict"] for one in wandb} == {"PASS", "SKIP"}
 
 
+@pytest.mark.long
 def test_failed_check_is_entered_once_and_a_node_with_many_faults_is_warned_of(
     nodes: LocalCluster, capsys
 ) -> None:

@@ -83,6 +83,7 @@ def test_healthy_nodes_have_no_finding(nodes: Lab, equipped: list[Equipment]) ->
     } <= passed
 
 
+@pytest.mark.long
 def test_thirteen_faults_at_once_are_all_named_and_nothing_else(
     nodes: Lab, equipped: list[Equipment], tmp_path: Path
 ) -> None:

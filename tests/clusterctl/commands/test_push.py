@@ -229,6 +229,7 @@ def test_disk_that_fills_in_mid_transfer_leaves_no_part(
     assert node.exec(["ls", "-A", "/tmp/small"]).stdout == "other\n"
 
 
+@pytest.mark.long
 @pytest.mark.lab
 def test_node_that_hangs_in_mid_transfer_is_given_up(
     lab, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch

@@ -219,6 +219,7 @@ def test_a_flood_of_any_bytes_comes_whole(nodes: LocalCluster, capsys) -> None:
         assert node["out"] == "\0" * 3_500_000
 
 
+@pytest.mark.long
 def test_what_is_cut_is_said(nodes: LocalCluster, capsys) -> None:
     text = "head -c 5000000 /dev/zero | tr '\\0' x; head -c 2000000 /dev/zero >&2; exit 3"
     assert cli.run(["run", text, str(nodes.hostfile), "--json", "-w", "n1"]) == 1
@@ -229,6 +230,7 @@ def test_what_is_cut_is_said(nodes: LocalCluster, capsys) -> None:
     assert "output cut" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_escapes_in_output_are_shown_not_obeyed(nodes: LocalCluster, capsys) -> None:
     text = r"printf 'a\033]52;c;cm0=\007\033[31mred\033[0m\tb\n'; printf 'e\033[2J\n' >&2"
     for more in ([], ["--no-fold"], ["--diff"], ["-v"]):

@@ -67,6 +67,7 @@ def test_higher_loss_from_a_step_on_is_found_there_and_exceeds(tmp_path: Path) -
     assert exit_code([found]) == 1
 
 
+@pytest.mark.long
 def test_small_lasting_difference_is_found_in_longer_windows(tmp_path: Path) -> None:
     worse = steps(4000, 2, loss=lambda _, value: value + 0.012)
     found = by_steps(

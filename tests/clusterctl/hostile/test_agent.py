@@ -81,6 +81,7 @@ def size_of(folder: Path) -> int:
 SLOW = pytest.mark.slow
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("message", "seconds"),
     [
@@ -146,6 +147,7 @@ def test_what_no_agent_says_loses_the_node_and_ends_the_run(bench, message, word
     assert tagged(plan.run_id) == []
 
 
+@pytest.mark.long
 def test_agents_are_kept_while_a_slow_node_is_waited_for(bench) -> None:  # noqa: F811
     """Nobody leaves for silence of the head: it asks after the first nodes while the last one dawdles."""
     plan = bench.plan("print('ran')", timing=replace(QUICK, lease_s=1.5, hello_s=10.0))

@@ -162,6 +162,7 @@ SOME = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", SOME)
 def test_no_command_fails_in_other_than_words(tmp_path: Path, kind: str) -> None:
     found = []
@@ -179,6 +180,7 @@ def test_no_command_fails_in_other_than_words(tmp_path: Path, kind: str) -> None
 
 
 # Pipes in a run directory are in tests/clusterctl/hostile/test_given_runs.py, too.
+@pytest.mark.long
 @pytest.mark.parametrize(
     "kind", [SOME[0], *(pytest.param(kind, marks=pytest.mark.slow) for kind in (*INSTEAD,))]
 )

@@ -224,6 +224,7 @@ def test_who_opens_a_file_is_noticed(tmp_path: Path, home: Path) -> None:
     assert str(home) in [one.rstrip("/") for one in opened]
 
 
+@pytest.mark.long
 def test_some_given_runs(tmp_path: Path, home: Path, work: Path) -> None:
     """Each kind in turn at each file, each command with some of them."""
     make(tmp_path / "whole", home, {}, ())

@@ -219,6 +219,7 @@ def test_gpu_memory_is_proved_free_by_a_list_that_names_others_or_by_no_gpu(
         assert exit_code([Ended(NodeJob(HERE), answer)]) == 0
 
 
+@pytest.mark.long
 def test_memory_of_unknown_size_counts_as_held(
     here: LocalCluster, tmp_path: Path, run_id: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

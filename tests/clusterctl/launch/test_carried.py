@@ -7,6 +7,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.clusterctl.launch.harness import WAIT, command_line, tagged, wait_until
 
 ODD = (
@@ -53,6 +55,7 @@ def test_only_named_kinds_of_the_heads_environment_are_passed(bench) -> None:
     }
 
 
+@pytest.mark.long
 def test_secrets_show_in_no_command_line_file_or_message(bench) -> None:
     secrets = {"WANDB_API_KEY": "wandb-0123456789", "HF_TOKEN": "hf-9876543210"}
     program = (

@@ -45,6 +45,7 @@ def root(found: Explanation) -> tuple[str, str | None, int | None]:
     return found.verdict.cause.name, found.verdict.cause.node, found.verdict.cause.rank
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("how", "name"), [("raise", "worker-exception"), ("open", "missing-file"), ("kill", "signal-9")]
 )

@@ -83,6 +83,7 @@ def _facts(plan: Any) -> list[dict[str, Any]]:
     return [event for event in events if event["event"] == "fact"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["unread", "stopped", "fact", "rank"])
 def test_what_a_node_repeats_is_on_record_a_few_times(tmp_path: Path, kind: str) -> None:
     """A hostile one sends 1,400 messages a second; a run of weeks has one journal."""

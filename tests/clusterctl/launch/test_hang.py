@@ -208,6 +208,7 @@ def judged(launch: Launch) -> tuple[RunResult, dict[str, Any]]:
     return result, incident
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_blocked_clip_of_a_real_job_is_named_then_everything_is_stopped(
     bench_on: Callable[..., Bench], loopback: Any

@@ -122,6 +122,7 @@ def test_short_name_is_not_a_file_of_the_current_folder(tmp_path: Path) -> None:
         resolve("./demo", [], workdir=tmp_path, env={})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("table", "said"),
     [

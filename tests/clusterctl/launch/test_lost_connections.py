@@ -43,6 +43,7 @@ def cut_connections(node) -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.lab
 def test_dropped_connections_cost_no_step_and_no_line(
@@ -74,6 +75,7 @@ def test_dropped_connections_cost_no_step_and_no_line(
     assert tagged(launch.plan.run_id) == []
 
 
+@pytest.mark.long
 @pytest.mark.lab
 def test_node_that_falls_silent_while_steps_go_on_is_connected_again(bench_on, lab) -> None:
     nodes = lab(3)
@@ -129,6 +131,7 @@ def test_head_that_reaches_no_node_ends_no_rank(bench_on, lab) -> None:
     assert tagged(launch.plan.run_id) == []
 
 
+@pytest.mark.long
 @pytest.mark.lab
 def test_sshd_that_is_away_on_every_node_ends_no_rank(bench_on, lab) -> None:
     """As while it is updated: its port refuses, and the steps cannot be heard for so long."""
@@ -175,6 +178,7 @@ def test_only_node_is_lost_where_a_spare_answers(bench_on, lab) -> None:
     assert result.ok, result
 
 
+@pytest.mark.long
 @pytest.mark.lab
 def test_stop_reaches_a_node_that_comes_back_meanwhile(bench_on, lab) -> None:
     nodes = lab(2)

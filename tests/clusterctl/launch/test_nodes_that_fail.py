@@ -98,6 +98,7 @@ def test_ctrl_c_does_not_wait_for_a_node_that_does_not_answer(bench) -> None:
     assert not list((launch.plan.run_dir / "ranks").glob("[0-9]*"))
 
 
+@pytest.mark.long
 @pytest.mark.lab
 def test_master_address_that_nodes_do_not_reach_is_replaced_or_named(bench_on, lab) -> None:
     nodes = lab(2)
@@ -114,6 +115,7 @@ def test_master_address_that_nodes_do_not_reach_is_replaced_or_named(bench_on, l
     assert (plan.run_dir / "ranks" / "1.log").read_text() == f"{nodes.nodes[0].address}\n"
 
 
+@pytest.mark.long
 @pytest.mark.lab
 def test_sshd_that_dies_under_a_run_ends_no_rank(bench_on, lab) -> None:
     nodes = lab(2)
@@ -147,6 +149,7 @@ def test_head_that_was_asleep_takes_no_node_for_silent(bench) -> None:
     assert (result.exit_code, result.reason) == (130, "stopped by the user")
 
 
+@pytest.mark.long
 @pytest.mark.lab
 def test_taken_master_port_is_passed_over_or_named(bench_on, lab) -> None:
     nodes = lab(2)
@@ -184,6 +187,7 @@ def _listener(pid: int, port: int):
     return Taken()
 
 
+@pytest.mark.long
 @pytest.mark.lab
 def test_cut_network_is_noticed_and_that_node_is_not_confirmed(bench_on, lab) -> None:
     nodes = lab(3)
@@ -205,6 +209,7 @@ def test_cut_network_is_noticed_and_that_node_is_not_confirmed(bench_on, lab) ->
     wait_until(lambda: not tagged(launch.plan.run_id), 10)
 
 
+@pytest.mark.long
 @pytest.mark.lab
 def test_frozen_node_is_noticed(bench_on, lab) -> None:
     nodes = lab(2)
@@ -249,6 +254,7 @@ def test_logs_and_telemetry_come_home_from_nodes_without_the_shared_directory(
     assert "hello from afar" in (plan.run_dir / "telemetry.jsonl").read_text()
 
 
+@pytest.mark.long
 @pytest.mark.lab
 def test_last_lines_of_a_killed_rank_come_from_a_node_without_the_shared_directory(
     bench_on, lab, tmp_path: Path

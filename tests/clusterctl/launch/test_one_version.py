@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 REPO = Path(__file__).parents[3]
 PROGRAM = """
 import sys
@@ -40,6 +42,7 @@ print("good")
 """
 
 
+@pytest.mark.long
 def test_what_is_needed_later_is_read_at_the_start(tmp_path: Path) -> None:
     for word in ("no", "keep"):
         for name in ("checks", "clusterctl", "trainer"):

@@ -294,6 +294,7 @@ def test_ranks_that_were_asked_to_stop_on_their_node_are_no_failure_of_theirs(be
     assert [one["data"]["exit_code"] for one in events if one["event"] == "failure"] == [130]
 
 
+@pytest.mark.long
 def test_head_that_has_lost_its_run_to_another_ends_nothing_of_it(bench, monkeypatch) -> None:
     """It slept between two attempts; its locks do not reach the machine of the other one."""
     launch = bench.launch(bench.plan(WAIT))

@@ -27,6 +27,7 @@ from tests.clusterctl.payload.local import LocalConnection
 DEAF = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + WAIT
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "how", [*(pytest.param(how, marks=pytest.mark.slow) for how in ("stdin", "stdout")), "killed"]
 )
@@ -412,6 +413,7 @@ def test_process_of_another_user_with_the_tags_of_a_run_is_no_part_of_it(
             os.killpg(other.pid, signal.SIGKILL)
 
 
+@pytest.mark.long
 def test_agent_of_another_version_hides_no_other_one(agent, tmp_path: Path) -> None:
     one, other = agent(), agent(run_dir=str(tmp_path / "other"))
     one.hear("hello")

@@ -175,6 +175,7 @@ def test_a_process_whose_last_turn_the_kernel_forgot_has_slept_at_most_as_long_a
         child.wait()
 
 
+@pytest.mark.long
 def test_of_a_log_that_is_too_long_the_end_is_kept_and_the_rest_is_not_called_good(
     tmp_path: Path,
 ) -> None:

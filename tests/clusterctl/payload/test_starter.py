@@ -377,6 +377,7 @@ def test_ranks_start_cold_where_the_starter_of_a_spare_cannot_serve(
     finish(one)
 
 
+@pytest.mark.long
 def test_starter_of_a_spare_stands_by_while_it_is_asked_to(tmp_path: Path, spare) -> None:
     (tmp_path / "go").touch()
     impatient = "import runpy, trainer.starter.serve as s; s.STANDBY_S = 1.5; runpy.run_module('trainer.starter', run_name='__main__')"  # fmt: skip

@@ -186,6 +186,7 @@ def test_lines_give_the_same_as_their_records() -> None:
         assert after_line(by_line, torn) is by_line
 
 
+@pytest.mark.long
 def test_many_steps_stay_small_and_going_back_far_is_nearly_exact() -> None:
     steps = Steps()
     for step in range(1, 40_001):

@@ -219,6 +219,7 @@ def test_nothing_from_outside_of_a_run_is_carried_to_a_node(
     assert data not in [path.read_bytes() for path in there]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("names", [("n1", "n2"), ("n1", "n1")], ids=["nodes", "servers"])
 def test_weights_that_two_send_to_one_home_at_once_arrive_whole(
     nodes: LoopbackCluster, tmp_path: Path, names: tuple[str, str], monkeypatch: pytest.MonkeyPatch

@@ -99,6 +99,7 @@ def test_no_preset_takes_the_name(tmp_path: Path) -> None:
         serve(run, presets=presets)
 
 
+@pytest.mark.long
 def test_losses_come_back_from_a_node_without_the_runs_folder(tmp_path: Path) -> None:
     python = stand_in.make(tmp_path)
     run = make_run(tmp_path / "far/007-run", (10,))

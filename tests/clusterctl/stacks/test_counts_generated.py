@@ -47,6 +47,7 @@ def test_stopped_rank_is_named_or_nobody_is(text: bool) -> None:
     assert right >= (45 if text else 60)
 
 
+@pytest.mark.long
 def test_rank_that_skips_or_repeats_a_call_is_named_or_nobody_is() -> None:
     right, wrong = 0, []
     for seed in range(80):

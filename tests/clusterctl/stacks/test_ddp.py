@@ -85,6 +85,7 @@ def test_one_rank_is_named_and_why(fault: str, rank: int, job: DdpJob, dump: Dum
     check(fault, rank, 3, code, document)
 
 
+@pytest.mark.long
 def test_rank_that_is_gone_is_named(job: DdpJob, dump: Dump) -> None:  # noqa: F811
     """The last test of this job."""
     hang(job, "dead", 2)

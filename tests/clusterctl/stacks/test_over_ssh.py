@@ -81,6 +81,7 @@ def counts(lab: Lab, run_id: str) -> list[int]:
     return [len(crew_of(node, run_id)) for node in lab.nodes]
 
 
+@pytest.mark.long
 def test_culprit_is_named_then_only_that_run_dies(nodes: Lab) -> None:
     for rank, node in enumerate(nodes.nodes):
         plant(node, rank, 3, "guilty", 2, *(["stuck", "1"] if rank == 1 else []))
@@ -148,6 +149,7 @@ def test_eight_nodes_of_seventeen_processes(lab) -> None:
     assert killed_s < 15
 
 
+@pytest.mark.long
 def test_a_reused_process_id_is_not_hit(nodes: Lab) -> None:
     """The kernel is made to give the id of a process that was shown to another one before the kill."""
     node = nodes.nodes[0]

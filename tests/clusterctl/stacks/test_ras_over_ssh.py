@@ -26,6 +26,7 @@ def serve(node: LabNode, text: str) -> None:
     wait_until(lambda: node.exec(["grep", "-q", "28028", "/tmp/ras-log"]).returncode == 0)
 
 
+@pytest.mark.long
 def test_rank_that_never_launched_is_named_over_ssh(module_lab) -> None:
     lab = module_lab(3)
     places = []

@@ -61,6 +61,7 @@ def test_old_heartbeat_makes_it_sure() -> None:
     assert "for 312 s" in verdict.sentence
 
 
+@pytest.mark.long
 def test_24_nodes_fit_a_small_screen() -> None:
     made = snapshot(*with_blocked_loader(), silent("node-025"))
     verdict = judge(made)

@@ -101,6 +101,7 @@ def decided(dump: Dump, *words: str) -> tuple[int, dict]:
     return code, document
 
 
+@pytest.mark.long
 def test_healthy_job_is_said_to_move(dump: Dump) -> None:
     code, document = decided(dump)
     assert (code, document["verdict"]["kind"], suspects(document)) == (0, "moving", [])
@@ -160,6 +161,7 @@ def test_long_save_is_waiting_and_no_fault(job: GlooJob, dump: Dump) -> None:
     assert "save_checkpoint" in document["verdict"]["sentence"]
 
 
+@pytest.mark.long
 def test_without_a_tag_the_pattern_finds_ranks_and_workers(job: GlooJob, dump: Dump) -> None:
     """As for a job that was started by torchrun or colossalai, not by us."""
     by = ("--match", f"python.*gloo_trainer\\.py {job.folder}")
@@ -210,6 +212,7 @@ def test_watching_ends_when_something_is_stuck(
     assert {line[0] for line in capsys.readouterr().out.splitlines()} == {"="}
 
 
+@pytest.mark.long
 def test_ranks_in_different_collectives_are_both_shown(job: GlooJob, dump: Dump) -> None:
     """The last test of this job: nothing brings these ranks together again."""
     job.order("extra-barrier 2")

@@ -255,6 +255,7 @@ def ssh_threads() -> list[str]:
     return [one.name for one in threading.enumerate() if type(one).__name__ == "PatchedTransport"]
 
 
+@pytest.mark.long
 def test_failed_connections_leave_no_thread_and_no_file(listener) -> None:
     hanging = listener(b"SSH-2.0-Stuck\r\n")
     files = open_files()

@@ -112,6 +112,7 @@ def test_a_certificate_tells_which_key_it_is_about(home: Path, kind: str) -> Non
     assert certified_blob(certificate) == public_blob(key)
 
 
+@pytest.mark.long
 def test_certificates_are_offered_beside_their_keys(home: Path) -> None:
     one, two = new_key(home / "one"), new_key(home / "two", "rsa")
     certify(home, one, two)
@@ -174,6 +175,7 @@ def test_sshd_lets_in_a_certificate(certified_node, home: Path, agent: Path, way
     transport.connect(Node("node"), Limits(), Progress()).close()
 
 
+@pytest.mark.long
 @pytest.mark.lab
 def test_sshd_refuses_the_key_without_its_certificate(certified_node, home: Path) -> None:
     _, key, base = certified_node

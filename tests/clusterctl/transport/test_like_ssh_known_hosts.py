@@ -127,6 +127,7 @@ def search(seeds: range, folder: Path, strange: list[str]) -> int:
     return found
 
 
+@pytest.mark.long
 def test_generated_files_are_searched_as_by_ssh_keygen(
     tmp_path: Path, strange_keys: list[str]
 ) -> None:
@@ -206,6 +207,7 @@ def log_in(seeds: range, folder: Path, machine: Machine, strange: list[str]) -> 
     )
 
 
+@pytest.mark.long
 @pytest.mark.lab
 def test_logins_are_accepted_and_refused_as_by_ssh(
     tmp_path: Path, machine: Machine, strange_keys: list[str]

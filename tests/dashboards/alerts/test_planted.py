@@ -65,6 +65,7 @@ def on_few_nodes(incidents: Sequence[Incident], count: int, gpus: int) -> list[I
     ]
 
 
+@pytest.mark.long
 def test_ten_planted_incidents_make_ten_alerts_and_no_other() -> None:
     check(on_few_nodes(TEN, 3, 4), names(3), seed=0, gpus=4)
 

@@ -39,6 +39,7 @@ def test_wrong_addresses(text: str) -> None:
         address(text)
 
 
+@pytest.mark.long
 def test_once_writes_the_file_whole_and_tells_of_silent_nodes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -75,6 +76,7 @@ def test_who_asks_and_says_nothing_keeps_nobody_waiting(tmp_path: Path) -> None:
             assert "clusterctl_build_info" in get(f"http://{where}/metrics")
 
 
+@pytest.mark.long
 def test_serves_on_this_machine_until_it_is_told_to_end(tmp_path: Path) -> None:
     with exporting(tmp_path) as (child, where):
         until(lambda: "clusterctl_gpu_power_watts{" in get(f"http://{where}/metrics"), WAIT_S)

@@ -82,6 +82,7 @@ def test_json_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (end["fired"], end["active"], end["exit_code"]) == (1, [], 1)
 
 
+@pytest.mark.long
 def test_recording_tells_the_night(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two sessions in one file; what the recording itself knew of alerts is not repeated."""
     path = tmp_path / "night.rec"
@@ -171,6 +172,7 @@ def test_hook_gets_the_alert_as_json_and_nothing_is_read_by_a_shell(
     assert fire["alert"]["id"] == "run.stalled"
 
 
+@pytest.mark.long
 def test_failure_of_the_hook_is_told_and_changes_nothing_else(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -251,6 +253,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.long
 def test_what_is_watched_can_be_recorded_and_told_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -282,6 +285,7 @@ def test_signals_end_it_cleanly(tmp_path: Path, number: int, code: int) -> None:
     assert err == "0 alerts, 0 still there\n"
 
 
+@pytest.mark.long
 def test_reader_that_leaves_ends_it(tmp_path: Path) -> None:
     """`clusterctl watch | head -1`."""
     line = f"{shlex.quote(sys.executable)} -m clusterctl watch --demo | head -1; echo ${{PIPESTATUS[0]}}"

@@ -25,6 +25,7 @@ from tests.dashboards.export.scraped import page, value
 from tests.dashboards.runs import record
 
 
+@pytest.mark.long
 def test_metrics_of_the_demo() -> None:
     samples = page(demo_state())
     node = "ml-64-node-001"

@@ -140,6 +140,7 @@ def test_job_tells_its_value_or_why_there_is_none() -> None:
     assert ended(Job(break_down, lambda job: None).start()).error.startswith("ZeroDivisionError")
 
 
+@pytest.mark.long
 def test_cancelled_job_ends_with_its_next_step_and_tells_nobody() -> None:
     told: list[Job[int]] = []
     began = threading.Event()

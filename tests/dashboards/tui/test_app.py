@@ -49,6 +49,7 @@ def grid(app: TopApp) -> GpuGrid:
     return app.screen.grid
 
 
+@pytest.mark.long
 def test_arrows_and_letters_move_through_nodes_and_gpus(demo: Callable[[], TopApp]) -> None:
     async def story(app: TopApp, pilot: Pilot[None]) -> None:
         assert grid(app).cursor == ("ml-64-node-001", 0)
@@ -143,6 +144,7 @@ def test_screens_help_and_quit(demo: Callable[[], TopApp]) -> None:
     play(demo(), story)
 
 
+@pytest.mark.long
 def test_mouse_selects_and_double_click_opens(demo: Callable[[], TopApp]) -> None:
     async def story(app: TopApp, pilot: Pilot[None]) -> None:
         await pilot.click("#grid", offset=(6 + 3 * 6, 2 + 3))
@@ -185,6 +187,7 @@ def test_palette_offers_what_the_keys_do(demo: Callable[[], TopApp]) -> None:
     play(demo(), story)
 
 
+@pytest.mark.long
 def test_every_line_is_exactly_as_wide_as_its_place(demo: Callable[[], TopApp]) -> None:
     async def story(app: TopApp, pilot: Pilot[None]) -> None:
         for size in ((60, 16), (81, 25), (120, 40), (200, 50)):
@@ -371,6 +374,7 @@ def test_steps_of_weeks_are_read_in_parts_between_which_keys_come_in() -> None:
     play(TopApp(feed), story)
 
 
+@pytest.mark.long
 def test_a_round_of_many_nodes_in_parts_ends_as_one_at_once(monkeypatch):
     monkeypatch.setattr("dashboards.tui.app.MANY_NODES", 5)
     feeds = [DemoFeed(clock=lambda: NOW, nodes=12, gpus=1) for _ in range(2)]

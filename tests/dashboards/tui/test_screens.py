@@ -241,6 +241,7 @@ def test_one_node_is_no_nodes() -> None:
     play(TopApp(feed), story)
 
 
+@pytest.mark.long
 def test_cursor_is_the_same_on_cluster_and_node(demo: Callable[[], TopApp]) -> None:
     async def story(app: TopApp, pilot: Pilot[None]) -> None:
         await pilot.press("j", "l", "l", "enter")

@@ -6,6 +6,7 @@ import asyncio
 import time
 from dataclasses import replace
 
+import pytest
 from textual.events import Key
 
 from dashboards.model.samples import NodeSample, Sample
@@ -35,6 +36,7 @@ def readings(second: int) -> list[Sample]:
     return samples
 
 
+@pytest.mark.long
 def test_tick_of_192_gpus_is_cheap() -> None:
     feed = FixedFeed(demo_state().nodes, [], NOW)
     app = TopApp(feed)

@@ -84,6 +84,7 @@ async def seen(url: str, words: bytes) -> None:
             data += message.data
 
 
+@pytest.mark.long
 def test_screens_come_over_the_socket_and_end_with_it(served: Served) -> None:
     async def story() -> None:
         opened = asyncio.create_task(seen(served.url, b"ml-64-node-"))
@@ -183,6 +184,7 @@ def test_beyond_loopback_names_are_checked_too(tmp_path: Path) -> None:
         one.close()
 
 
+@pytest.mark.long
 def test_page_imports_nothing_from_the_current_folder(tmp_path: Path) -> None:
     """Whoever may write there could else run a program as the user who opens a page."""
     pytest.importorskip("textual_serve")

@@ -104,6 +104,7 @@ def test_kill_while_saving_leaves_a_whole_one_and_the_next_save_works(
     assert not list(tmp_path.glob(".tmp-*"))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("trials", [10, pytest.param(200, marks=pytest.mark.slow)])
 def test_kill_at_random_moments_of_a_save_leaves_the_newest_whole(

@@ -292,6 +292,7 @@ def long_work_of_rank_0(folder: Path, rank: int, name: str) -> None:
     engine.close()
 
 
+@pytest.mark.long
 def test_ranks_wait_for_others_as_long_as_their_work_goes_on(tmp_path: Path) -> None:
     port, logs = free_port(), [tmp_path / f"{rank}.log" for rank in range(2)]
     processes = [

@@ -38,7 +38,7 @@ FOREACH_MAX = 10
 # Of Python, 0.1 to 0.3 us each: what a loop over all parameters calls, some twelve times
 PYTHON_MAX = 14 * PARAMETERS
 
-pytestmark = pytest.mark.timeout(200)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(200)]
 
 
 class Block(nn.Module):

@@ -15,7 +15,7 @@ from trainer.data.digits import main as render
 from trainer.runlog.telemetry import Event, StepRecord, read
 from trainer.weights import checkpoints
 
-pytestmark = pytest.mark.timeout(1300)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1300)]
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,7 @@ def judged_healthy(stage: str, curve: Curve, seed: int) -> float:
     return judged / STEPS
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stage", ["stage1", "stage3"])
 def test_no_step_of_a_healthy_stage_is_skipped_and_no_spike_is_seen(stage: str) -> None:
     assert judged_healthy(stage, Curve(), seed=0) > 0.5

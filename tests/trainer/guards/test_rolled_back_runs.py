@@ -52,6 +52,7 @@ def sampler(checkpoint: Path) -> Any:
     return json.loads((checkpoint / "sampler.json").read_text())
 
 
+@pytest.mark.long
 def test_a_spike_that_stays_goes_back_skips_its_data_and_a_resume_continues_exactly(
     tmp_path: Path,
 ) -> None:

@@ -166,6 +166,7 @@ def test_a_still_without_a_strategy_is_the_first_frame(
     assert levels(video[0], still[:16, :16]) <= 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["still.png", "clip.mp4"])
 def test_every_way_of_scaling_gives_a_reference_the_same_brightness(
     small: tuple[Parts, Settings], tmp_path: Path, name: str

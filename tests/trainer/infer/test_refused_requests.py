@@ -20,6 +20,7 @@ from trainer.models import memory
 from trainer.models.attention.table import Table
 
 
+@pytest.mark.long
 def test_expected_failures_are_one_sentence_and_write_nothing(
     run: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

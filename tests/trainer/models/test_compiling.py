@@ -32,6 +32,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return shared
 
 
+@pytest.mark.long
 def test_compiled_programs_are_kept_in_a_folder_of_this_user_alone(
     places: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

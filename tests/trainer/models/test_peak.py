@@ -161,6 +161,7 @@ def peak(**options: Any) -> Peak:
     return predicted_peak(model, 8, (15, 45, 80), state=State(**options), device="cuda")
 
 
+@pytest.mark.long
 def test_the_state_of_a_rank_is_its_share() -> None:
     """XL/2 in bf16: 1.2 billion weights are trained, with 16 bytes each beside the weights."""
     alone, many = peak(world=1), peak(world=192)
@@ -173,6 +174,7 @@ def test_the_state_of_a_rank_is_its_share() -> None:
     assert gathered.weights < 0.2 * many.weights
 
 
+@pytest.mark.long
 def test_activations_on_the_host_are_at_most_three_blocks() -> None:
     here, there = peak(world=192), peak(world=192, offload=True)
     assert there.kept < here.kept + 2 * 6e9

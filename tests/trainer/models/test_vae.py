@@ -42,6 +42,7 @@ def relative(got: Tensor, want: Tensor) -> float:
 # --- sizes and chunks --------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("frames", "latents"),
     [(1, 1), (4, 1), (5, 2), (16, 4), (17, 5), (18, 6), (20, 6), (21, 6), (34, 10), (35, 11), (51, 15), (102, 30), (204, 60), (408, 120)],

@@ -175,6 +175,7 @@ def _places(value: Any) -> Iterator[tuple[Any, Any]]:
         yield from _places(value[key])
 
 
+@pytest.mark.long
 def test_a_run_s_config_with_anything_changed_is_a_config_or_one_sentence(tmp_path: Path) -> None:
     draw, path = random.Random(1), tmp_path / "config.json"
     said: list[str] = []
@@ -224,6 +225,7 @@ def use(made: Made) -> None:
     assert min(features.text_channels, features.encoder_channels, features.max_tokens) > 0
 
 
+@pytest.mark.long
 def test_a_cache_whose_document_is_changed_is_used_or_one_sentence(made: Made) -> None:
     draw, cache = random.Random(2), made.cache
     path = cache / "features.json"

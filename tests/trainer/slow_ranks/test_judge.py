@@ -31,6 +31,7 @@ def test_of_two_ranks_the_slow_one_is_named() -> None:
     assert [named[0].rank for _, named in filter(None, found)] == [0] * 5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_mixed", [False, True])
 def test_an_hour_without_a_fault_names_nobody(is_mixed: bool) -> None:
     assert Training(16, 7, noise=0.04, is_mixed=is_mixed).all_named(HOUR) == set()

@@ -16,6 +16,7 @@ from trainer.runlog.telemetry import Event, read
 STEPS = 80
 
 
+@pytest.mark.long
 @pytest.mark.timeout(ranks.LIMIT_S + 60)
 def test_slow_ranks_are_named_with_their_phases(tmp_path: Path) -> None:
     render(["--out", str(tmp_path / "clips"), "--clips", "96", "--seed", "1"])

@@ -67,6 +67,7 @@ def silent_server() -> Iterator[int]:
             connection.close()
 
 
+@pytest.mark.long
 def test_offline_figures_lie_in_the_run_directory(tmp_path: Path) -> None:
     told: list[str] = []
     sink = sink_in(tmp_path, told, "offline")

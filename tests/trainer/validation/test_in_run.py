@@ -145,6 +145,7 @@ def engines(place: Place) -> Runs:
     return Runs(place.folder, dict(zip(pairs, done, strict=True)))
 
 
+@pytest.mark.long
 def test_training_is_the_same_with_and_without_it(runs: Runs) -> None:
     require_equal(runs, "off", "on")
 
@@ -203,6 +204,7 @@ def test_a_checkpoint_is_evaluated_as_in_its_run(runs: Runs) -> None:
         assert {key: one[key] for key in own} == own
 
 
+@pytest.mark.long
 def test_so_it_is_beside_the_run(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a sampler of `clusterctl serve --validate` measures it."""
     alone = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "MASTER_ADDR": "x", "MASTER_PORT": 1}

@@ -28,6 +28,7 @@ from tests.clusterctl.launch.harness import ranks_of, tagged, wait_until
 from tests.lab import Lab
 
 
+@pytest.mark.long
 def test_ctrl_c_on_a_terminal_asks_and_a_second_one_stops_everything(user: User) -> None:
     terminal = Terminal(user.start, *SHORT)
     run_id = user.run_id()
@@ -174,6 +175,7 @@ def test_closed_terminal_leaves_the_run_which_status_and_runs_show(user: User) -
     assert len(ranks_of(run_id)) == 2
 
 
+@pytest.mark.long
 def test_killed_supervisor_leaves_nothing_on_the_nodes_after_a_while(user: User) -> None:
     process = user.start(*SHORT, "--keep-for", "2s")
     run_id = user.run_id()
@@ -200,6 +202,7 @@ while not end.exists():
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shared", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_run_outlives_its_supervisor_and_another_takes_it_over(
     user: User, tmp_path: Path, shared: bool
@@ -233,6 +236,7 @@ def test_run_outlives_its_supervisor_and_another_takes_it_over(
     assert tagged(run_id) == []
 
 
+@pytest.mark.long
 def test_two_supervisors_of_one_run_are_refused(user: User) -> None:
     process = user.start(*SHORT)
     user.run_id()
@@ -282,6 +286,7 @@ def test_two_views_that_stop_a_run_do_not_cut_its_save_short(user: User) -> None
         link.close()
 
 
+@pytest.mark.long
 def test_detached_launch_returns_as_soon_as_the_run_has_begun(user: User) -> None:
     code, out, _ = user.type(*SHORT, "--detach", "--json")
     document = json.loads(out)
@@ -291,6 +296,7 @@ def test_detached_launch_returns_as_soon_as_the_run_has_begun(user: User) -> Non
     assert len(ranks_of(run_id)) == 2
 
 
+@pytest.mark.long
 def test_run_gets_a_new_supervisor_without_anybody_who_looks(user: User) -> None:
     """As after a reboot of its machine."""
     process = user.start(*SHORT)
@@ -344,6 +350,7 @@ def test_supervisor_that_cannot_take_a_view_takes_the_next(tmp_path: Path, monke
     one.end(RunResult(0, ""))
 
 
+@pytest.mark.long
 def test_attach_to_a_run_that_is_over_or_gone_is_one_sentence(user: User) -> None:
     user.program("print('done')")
     assert user.type(*SHORT)[0] == 0
@@ -384,6 +391,7 @@ def test_view_of_a_supervisor_that_is_stopped_says_so(user: User, monkeypatch, c
     assert not view.is_alive()
 
 
+@pytest.mark.long
 def test_kill_ends_a_run_for_good(user: User) -> None:
     """Its ranks die of SIGKILL, which otherwise is a reason to start them again."""
     user.program(

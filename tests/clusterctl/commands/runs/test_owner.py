@@ -53,6 +53,7 @@ def end_of(user: User) -> dict[str, Any]:
     return next(event for event in user.events() if event["event"] == "end")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("whom", "cause"),
     [
@@ -79,6 +80,7 @@ def test_sigterm_on_a_node_is_no_stop_by_the_user(
     assert tagged(run_id) == []
 
 
+@pytest.mark.long
 def test_signal_to_the_supervisor_leaves_the_run_to_the_next_one(user: User) -> None:
     """As in a reboot of its machine."""
     process = user.start(*SHORT)
@@ -98,6 +100,7 @@ def test_signal_to_the_supervisor_leaves_the_run_to_the_next_one(user: User) -> 
     assert attempts(user) == 1
 
 
+@pytest.mark.long
 def test_attach_all_finds_every_run_that_continues(user: User) -> None:
     """The newest one is a short test; the one of weeks has lost its supervisor."""
     user.start(*SHORT, "--detach").communicate(timeout=40)
@@ -134,6 +137,7 @@ def lifts(user: User) -> None:
     user.command(*words).communicate(timeout=40)
 
 
+@pytest.mark.long
 def test_run_that_waits_is_shown_as_such_and_not_as_good(user: User) -> None:
     run_id = start_that_waits(user)
     code, found = user.ask("status", str(user.run_dir))
@@ -155,6 +159,7 @@ def test_run_that_waits_is_shown_as_such_and_not_as_good(user: User) -> None:
     assert user.ask("kill", str(user.hosts), "--yes")[0] == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("command", "named"), [("stop", False), pytest.param("kill", True, marks=pytest.mark.slow)]
 )
@@ -222,6 +227,7 @@ def test_run_that_its_user_has_stopped_is_not_started_by_attach(user: User) -> N
     assert tagged(run_id) == []
 
 
+@pytest.mark.long
 def test_stop_of_a_run_that_nobody_knows_is_remembered_by_the_nodes(user: User) -> None:
     run_id = start_that_waits(user)
     code, found = user.ask("stop", str(user.hosts), "--run", "20260101-000000-000000", "--yes")

@@ -61,6 +61,7 @@ def test_killed_rank_is_followed_by_an_attempt_that_ends_well(bench) -> None:
     assert tagged(plan.run_id) == []
 
 
+@pytest.mark.long
 def test_root_that_comes_again_and_again_is_given_up(bench) -> None:
     program = "import os, time\ntime.sleep(0.3)\nos.kill(os.getpid(), 11)\n"
     plan = bench.plan(program)
@@ -98,6 +99,7 @@ def test_new_supervisor_knows_that_the_run_has_trained(bench) -> None:
     assert (incident["step"], incident["action"]) == (46, "starts it again as attempt 2")
 
 
+@pytest.mark.long
 @pytest.mark.lab
 def test_spare_takes_the_place_of_a_dead_node(bench_on, lab) -> None:
     nodes = lab(3)
@@ -176,6 +178,7 @@ def test_note_that_cannot_be_removed_does_not_keep_a_run_from_its_next_attempt(b
     assert any(str(note) in text for text in texts), texts
 
 
+@pytest.mark.long
 @pytest.mark.lab
 def test_run_waits_for_a_node_that_comes_back(
     bench_on, lab, monkeypatch: pytest.MonkeyPatch
@@ -212,6 +215,7 @@ def test_run_ends_when_no_node_has_come_back_in_time(bench_on, lab) -> None:
     assert "1 node can be used of the 2 that are needed (node-2: " in result.reason
 
 
+@pytest.mark.long
 @pytest.mark.lab
 def test_node_that_was_cut_off_is_cleaned_when_it_comes_back(
     bench_on, lab, monkeypatch: pytest.MonkeyPatch
@@ -240,6 +244,7 @@ def test_node_that_was_cut_off_is_cleaned_when_it_comes_back(
     assert (result.exit_code, result.unconfirmed, result.leftovers) == (0, (), ())
 
 
+@pytest.mark.long
 def test_full_disk_of_the_head_ends_no_run(bench) -> None:
     def fails(*_: object) -> None:
         raise OSError(28, "No space left on device")

@@ -82,6 +82,7 @@ def test_copies_of_a_sound_device_are_what_was_copied() -> None:
     assert (between["steps"], between["wrong"]) == (2, [])
 
 
+@pytest.mark.long
 def test_a_node_that_computes_and_copies_wrongly_is_named_with_the_flipped_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -48,6 +48,7 @@ def sum_up(pool: SessionPool, lab: Lab) -> Collectives:
     return try_links(pool, make_plan(lab), addresses(lab), {}, SHARE, lambda _: None)
 
 
+@pytest.mark.long
 def test_good_nodes_sum_together(pool: SessionPool, lab: Lab) -> None:
     found = sum_up(pool, lab)
     assert not found.bad_nodes

@@ -113,6 +113,7 @@ def test_without_an_interpreter_it_is_unknown_too(nodes: LocalCluster, capsys) -
     assert "/nowhere/python cannot be started: No such file or directory" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_two_names_of_one_machine_do_not_hold_the_port_for_each_other(
     nodes: LocalCluster, tmp_path: Path, capsys
 ) -> None:
@@ -139,6 +140,7 @@ def test_two_names_of_one_machine_do_not_hold_the_port_for_each_other(
     assert list(shared.iterdir()) == []
 
 
+@pytest.mark.long
 @pytest.mark.lab
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_test_leaves_no_process_no_port_and_no_file(

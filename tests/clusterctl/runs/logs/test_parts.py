@@ -32,6 +32,7 @@ def text(fd: int, part: Part | None) -> bytes | None:
     return None if part is None else os.pread(fd, part.end - part.begin, part.begin)
 
 
+@pytest.mark.long
 @given(TEXTS, st.booleans(), st.integers(0, 35), st.integers(1, 40))
 @settings(max_examples=300, deadline=None)
 def test_lines_are_those_of_split_whatever_the_blocks(

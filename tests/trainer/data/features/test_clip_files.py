@@ -41,6 +41,7 @@ def brightness(place: Place, out: Path) -> float:
     return float(found[0].float().mean())
 
 
+@pytest.mark.long
 def test_another_data_set_of_the_same_names_is_encoded_itself(
     sets: tuple[Place, Place], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -64,6 +65,7 @@ def test_another_data_set_of_the_same_names_is_encoded_itself(
         notes_of(cats, out)
 
 
+@pytest.mark.long
 def test_validation_of_clips_of_the_same_names_is_refused(
     sets: tuple[Place, Place], tmp_path: Path
 ) -> None:
@@ -85,6 +87,7 @@ def test_validation_of_clips_of_the_same_names_is_refused(
         validation_for(share, cast("Parts", None), Ranks(), other, features)
 
 
+@pytest.mark.long
 def test_a_data_set_that_moved_as_a_whole_keeps_its_features(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -140,6 +140,7 @@ def wiped(out: Path) -> Path:
     return out
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("small_shards")
 @pytest.mark.parametrize("each", [9, pytest.param(1, marks=pytest.mark.slow)])
@@ -188,6 +189,7 @@ def test_ranks_make_the_shards_of_one_and_the_last_one_the_index(
         assert encode_job.prepare(config, manifest, out, options) is None
 
 
+@pytest.mark.long
 def test_more_clips_and_other_buckets_are_added_and_nothing_is_made_twice(
     place: Place, tmp_path: Path
 ) -> None:
@@ -226,6 +228,7 @@ def test_a_job_that_was_left_for_other_buckets_keeps_what_it_made(
     assert len(keys) == len(set(keys))
 
 
+@pytest.mark.long
 def test_other_weights_settings_and_storage_are_refused_in_a_sentence(
     place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -313,6 +316,7 @@ def test_too_small_a_disk_is_said_before_the_work(
     assert "GB are needed" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_clip_that_was_mended_is_taken_with_retry_bad(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -330,6 +334,7 @@ def test_a_clip_that_was_mended_is_taken_with_retry_bad(
     assert Features(out).bad == {}
 
 
+@pytest.mark.long
 def test_a_shard_that_was_lost_is_made_again(
     place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

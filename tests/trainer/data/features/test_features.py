@@ -73,6 +73,7 @@ def windows_anew(task: Task, grid: Grid) -> torch.Tensor:
     return torch.stack(clips)
 
 
+@pytest.mark.long
 def test_a_cached_window_is_the_posterior_of_the_window_encoded_on_its_own(
     place: Place, cache: Path
 ) -> None:
@@ -131,6 +132,7 @@ def test_half_precision_is_as_near_as_it_says(place: Place, cache: Path) -> None
         assert bool(((one - two).abs() <= 2**-11 * one.abs() + 1e-7).all())
 
 
+@pytest.mark.long
 def test_a_sample_is_one_draw_of_the_whole_posterior(place: Place, cache: Path) -> None:
     out, again = place.folder / "sample", place.folder / "sample2"
     for folder in (out, again):

@@ -53,6 +53,7 @@ def is_far(folder: Path, path: str) -> bool:
     return (folder / "clips" / Path(path).name).is_symlink()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "opcode",
     [READ, *(pytest.param(code, marks=pytest.mark.slow) for code in (LOOKUP, OPEN, GETATTR))],
@@ -113,6 +114,7 @@ def test_many_processes_that_sleep_in_a_mount_are_said_to(mounted, monkeypatch):
     wait_for(nobody_is_left, 30)
 
 
+@pytest.mark.long
 def test_a_mount_with_all_clips_stops_the_run_with_the_list_in_time(tmp_path):
     folder = tmp_path / "set"
     digits.make(folder, clips=12, seed=3)

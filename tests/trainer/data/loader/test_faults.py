@@ -110,6 +110,7 @@ def broken(folder, tmp_path):
     return copy, rows, unusual
 
 
+@pytest.mark.long
 def test_whatever_is_wrong_with_a_clip_no_rank_misses_a_step(broken):
     copy, rows, unusual = broken
     plan = plan_of(copy)
@@ -136,6 +137,7 @@ def test_whatever_is_wrong_with_a_clip_no_rank_misses_a_step(broken):
     assert sum(reason is not None for reason in said.values()) >= len(KINDS) - 4
 
 
+@pytest.mark.long
 def test_a_clip_that_wants_too_much_memory_is_refused_and_the_process_goes_on(tmp_path):
     big = str(write_clip(tmp_path / "big.mp4", 3, 4096, 4096, **X264))
     small = str(write_clip(tmp_path / "small.mp4", 12, **X264))

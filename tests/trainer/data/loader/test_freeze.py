@@ -45,6 +45,7 @@ def every_round_is_whole(lines: list[str], count: int) -> None:
         assert line.split()[1:4] == ["12", "0", "True"], line  # two epochs of 6, none bad, no hang
 
 
+@pytest.mark.long
 def test_loader_beside_threaded_decoders_and_forks_gives_all_its_batches(made):
     every_round_is_whole(rank(made, "2", 170), 2)
 

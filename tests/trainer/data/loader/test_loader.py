@@ -139,6 +139,7 @@ def test_pixels_are_the_digit_that_the_caption_says(folder, resize, error):
             assert (pixels[0] / 255 - want).abs().mean() < error
 
 
+@pytest.mark.long
 def test_ranks_share_the_microbatches_whatever_their_number_and_their_workers(folder):
     plan = plan_of(folder)
     alone = epoch_of(plan)
@@ -150,6 +151,7 @@ def test_ranks_share_the_microbatches_whatever_their_number_and_their_workers(fo
         assert torch.equal(other.video, batch.video)
 
 
+@pytest.mark.long
 def test_epochs_follow_each_other_and_any_position_continues_bit_equal(folder):
     plan = plan_of(folder)
     loader = build_loader(plan, Cursor(), 0, 1, 0, FAST)
@@ -180,6 +182,7 @@ def test_position_counts_batches_given_out_not_those_decoded_ahead(folder):
     loader.close()
 
 
+@pytest.mark.long
 def test_windows_differ_by_epoch_but_not_by_run(folder):
     config = {"16px": {3: (1.0, 4)}}
     plan = plan_of(folder, config)
@@ -278,6 +281,7 @@ def decoders_of(pid: int) -> list[psutil.Process]:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", [signal.SIGSTOP, signal.SIGKILL])
 def test_decoder_that_stops_or_dies_costs_one_clip_and_no_step(folder, fault):
     options = replace(FAST, clip_timeout_s=1)
@@ -361,6 +365,7 @@ if sys.argv[2] == "stay":
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("end", ["killed", "leaves"])
 def test_no_process_outlives_a_rank(folder, end):
     what = "stay" if end == "killed" else "go"

@@ -39,6 +39,7 @@ def resize(csv: Path, rows: int) -> None:
     csv.write_text("\n".join([head, *changed]) + "\n")
 
 
+@pytest.mark.long
 def test_size_that_differs_from_the_file_is_told_once_and_trained_on(
     folder: Path,  # noqa: F811
     tmp_path: Path,

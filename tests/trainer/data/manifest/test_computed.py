@@ -37,6 +37,7 @@ def killed_at_every_point(tmp_path: Path, *words: str) -> tuple[int, int]:
     return int(alone), int(together)
 
 
+@pytest.mark.long
 def test_kill_at_any_point_gives_the_same_bytes_in_the_end(tmp_path):
     alone, together = killed_at_every_point(tmp_path, "probe", "a.csv", "o.csv")
     assert alone >= 15  # 2 flushes, 2 renames each, the result, its folder
@@ -112,6 +113,7 @@ def test_interrupted_query_ends_at_once_and_leaves_nothing(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["a.csv"]
 
 
+@pytest.mark.long
 def test_killed_probe_leaves_no_process_and_asks_only_for_the_rest(tmp_path):
     made = tmp_path / "set"
     digits.make(made, clips=80, seed=1)

@@ -185,6 +185,7 @@ def test_numbers_alone_are_those_of_the_manifest(folder, name):
             numbers.texts[0]
 
 
+@pytest.mark.long
 def test_stats_says_and_draws_what_is_there(folder, tmp_path, capsys):
     picture = tmp_path / "stats.png"
     config = tmp_path / "config.py"

@@ -61,6 +61,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("local_ranks", "times"), [([0, 1, 2, 3], 1), ([0, 1, 0, 1], 2), ([0], 1)])
 def test_ranks_of_a_machine_map_what_one_has_read(tmp_path, monkeypatch, reads, local_ranks, times):
     memory = tmp_path / "memory"

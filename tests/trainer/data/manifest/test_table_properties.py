@@ -55,6 +55,7 @@ def test_csv_and_parquet_keep_the_same_good_rows_and_list_the_others(tmp_path, r
 CAPTIONS = st.text(st.sampled_from('ab ,"'), max_size=6)
 
 
+@pytest.mark.long
 @settings(max_examples=200, deadline=None)
 @given(st.lists(CAPTIONS, min_size=1, max_size=8), st.integers(2, 4), st.integers(8, 60), st.data())
 def test_after_one_quote_too_many_or_too_few_every_line_is_a_row_or_is_named(

@@ -191,6 +191,7 @@ CONFIGS = st.dictionaries(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=40, deadline=None)
 @given(CONFIGS, st.integers(0, 2**40), st.integers(0, 9), st.sampled_from([1, 2, 3]))
 def test_vectorised_assignment_follows_the_written_semantics(config, seed, epoch, interval):

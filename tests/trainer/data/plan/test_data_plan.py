@@ -80,6 +80,7 @@ def test_microbatches_of_one_bucket_are_spread_over_the_epoch():
     assert changes == pytest.approx(1 - (shares**2).sum(), abs=0.1)
 
 
+@pytest.mark.long
 @settings(max_examples=30, deadline=None)
 @given(
     st.integers(0, 3),

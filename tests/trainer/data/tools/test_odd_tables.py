@@ -42,6 +42,7 @@ def test_any_csv_read_in_pieces_is_the_same(tmp_path, rows, step, ending):
     again.close()
 
 
+@pytest.mark.long
 @MANY
 @given(st.binary(max_size=300))
 def test_no_bytes_make_a_verb_fail_in_another_way(do, tmp_path, data):
@@ -82,6 +83,7 @@ PIECES = [b"a", b'"', b'""', b",", b"\n", b"\r\n", b"\r", b" ", b"#", b"\xff", b
           "\U0010ff80\U0010ffff".encode(), b'"x\ny",', b"a,b\n", b"c,\n", b'"q""r",s\n', b"d,e,\n"]  # fmt: skip
 
 
+@pytest.mark.long
 @settings(MANY, max_examples=60)
 @given(st.lists(st.sampled_from(PIECES), max_size=14), st.booleans())
 def test_every_good_row_of_any_csv_comes_through_as_it_was(do, tmp_path, pieces, has_mark):

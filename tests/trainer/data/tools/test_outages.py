@@ -62,6 +62,7 @@ ONE, BOTH = (
 )
 
 
+@pytest.mark.long
 @BOTH
 def test_a_short_outage_makes_no_clip_bad(mount, do, away, monkeypatch, verb):
     assert do(f"{verb} clips.csv want.csv --workers 2 -q") == 0
@@ -79,6 +80,7 @@ def test_a_short_outage_makes_no_clip_bad(mount, do, away, monkeypatch, verb):
     assert (mount.parent / "out.csv").read_bytes() == (mount.parent / "want.csv").read_bytes()
 
 
+@pytest.mark.long
 @ONE
 def test_a_long_outage_ends_the_command_and_the_same_one_goes_on(
     mount, do, away, monkeypatch, capsys, verb
@@ -96,6 +98,7 @@ def test_a_long_outage_ends_the_command_and_the_same_one_goes_on(
     assert (mount.parent / "out.csv").read_bytes() == (mount.parent / "want.csv").read_bytes()
 
 
+@pytest.mark.long
 @ONE
 def test_a_folder_that_was_not_there_is_asked_for_again(mount, do, capsys, verb):
     """A mount that was forgotten: nothing has been read, so nothing is waited for."""

@@ -19,6 +19,7 @@ def folder(tmp_path_factory) -> Path:
     return out
 
 
+@pytest.mark.long
 def test_probe_writes_what_the_files_say_in_the_order_of_the_rows(folder, tmp_path, capsys):
     want = read_manifest(folder / digits.MANIFEST)
     source = tmp_path / "clips.csv"

@@ -130,6 +130,7 @@ CONDITIONS = st.one_of(
 )
 
 
+@pytest.mark.long
 @MANY
 @given(CONDITIONS)
 def test_no_condition_fails_in_another_way(do, tmp_path, capsys, text):

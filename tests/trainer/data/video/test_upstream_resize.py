@@ -124,6 +124,7 @@ def test_rotation_is_applied_before_the_size_is_chosen(tmp_path):
     np.testing.assert_allclose(got, want, atol=1e-6)
 
 
+@pytest.mark.long
 def test_process_gives_float32_and_keeps_its_one_thread(clips):
     decoder = Decoder(clip_timeout_s=60, resize="torch")
     source, bucket = SIZES[0]
