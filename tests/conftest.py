@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import zlib
 from collections.abc import Callable, Iterator
@@ -32,6 +33,7 @@ LONGEST = (
     "trainer/data/features/test_encode",
 )
 AS_LONG_AS = 10  # files
+OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 # A deadline for each example says how busy the machine is, not whether the code is right.
@@ -93,6 +95,15 @@ def deal(items: list[pytest.Item]) -> None:
         sizes = [AS_LONG_AS if path in longest else 1 for path in group]
         places |= {path: sum(sizes[:n]) / sum(sizes) for n, path in enumerate(group)}
     items.sort(key=lambda item: places[item.path])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Iterator[None]:
+    """What a test starts later would take itself for a rank."""
+    left = yield
+    names = [name for name in OF_A_RANK if os.environ.pop(name, None) is not None]
+    assert not names, f"it leaves {', '.join(names)} in the environment"
+    return left
 
 
 def pytest_report_header() -> str:
