@@ -202,7 +202,10 @@ def test_cut_network_is_noticed_and_that_node_is_not_confirmed(bench_on, lab) ->
     result = launch.result()
     print(f"cut to notice {noticed_s:.1f} s, to the end {time.monotonic() - begun:.1f} s")
     assert result.exit_code == 3
-    said = ("it has sent nothing for 2 s", "it cannot be reached again: tcp: no answer on port 22 within 2 s")
+    said = (
+        "it has sent nothing for 2 s",
+        "it cannot be reached again: tcp: no answer on port 22 within 2 s",
+    )
     assert result.reason in [f"node-2 was lost: {why}" for why in said]  # whichever is known first
     assert result.leftovers == ()
     assert [line.split(":")[0] for line in result.unconfirmed] == ["node-2"]
