@@ -10,7 +10,8 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl.payload.files.private import replace_file
@@ -23,6 +24,7 @@ LONGEST = 4096
 MOST = 200  # values; each length costs a hash at every word of a log
 MOST_IN_ALL = 16 << 10  # characters of all lengths, which one word of a log costs
 MAX_BYTES = 64 << 10
+_SPACE = re.compile(r"\s")
 # A printed value begins at the begin of a line or behind one of these.
 _BEGIN = re.compile(r"(?:^|(?<=[^A-Za-z0-9]))(?=\S)", re.MULTILINE)
 
@@ -40,42 +42,74 @@ def write(run_dir: Path, values: Iterable[str]) -> None:
     long = [line for line in long if len(line) in sizes]
     if not long:
         return
-    kept = [{"characters": len(line), "sha256": _hash(salt, line)} for line in long]
+    kept = [
+        {"characters": len(line), "sha256": _hash(salt, line), "is_word": not _SPACE.search(line)}
+        for line in long
+    ]
     text = json.dumps({"schema": 1, "salt": salt, "values": kept}) + "\n"
     replace_file(str(run_dir / FILE), text.encode())
 
 
-def masker(run_dir: Path) -> Callable[[str], str]:
-    """What masks them in a text; that of a run without any leaves it as it is.
+@dataclass(frozen=True, slots=True)
+class Values:
+    """Finds them by their lengths and sums. Most are one word, so most words are too short to be one."""
+
+    salt: str
+    known: frozenset[str]
+    sizes: tuple[int, ...]  # the longest first
+    spaced: frozenset[int]  # those of sizes that may have spaces inside
+
+    def may_hold(self, text: str) -> bool:
+        """Whether a text is long enough, or one of its words where all values are words."""
+        if self.spaced and len(text) >= min(self.spaced):
+            return True
+        words = set(self.sizes) - self.spaced
+        return bool(words) and max(map(len, text.split()), default=0) >= min(words)
+
+    def mask(self, text: str) -> str:
+        """The text with *** in place of the values."""
+        kept, end = list[str](), 0
+        for word in re.finditer(r"\S+", text):
+            if not self.spaced and word.end() - word.start() < self.sizes[-1]:
+                continue
+            for begin in (one.start() for one in _BEGIN.finditer(text, word.start(), word.end())):
+                if begin < end:
+                    continue
+                for size in self.sizes:
+                    last = len(text) if size in self.spaced else word.end()
+                    if last - begin >= size and self._is_known(text[begin : begin + size]):
+                        kept += [text[end:begin], HIDDEN]
+                        end = begin + size
+                        break
+        return "".join(kept) + text[end:]
+
+    def _is_known(self, text: str) -> bool:
+        return _hash(self.salt, text) in self.known
+
+
+def masker(run_dir: Path) -> Values | None:
+    """What masks them in a text; None of a run without any.
 
     Raises OSError and ValueError where they cannot be read.
     """
     try:
         found = read_object(run_dir, FILE, MAX_BYTES)
     except FileNotFoundError:
-        return lambda text: text
+        return None
     try:
+        values = [
+            (str(one["sha256"]), int(one["characters"]), one.get("is_word") is True)
+            for one in found["values"]
+        ]
         salt = str(found["salt"])
-        known = {str(one["sha256"]) for one in found["values"]}
-        sizes = sorted({int(one["characters"]) for one in found["values"]}, reverse=True)
-    except (KeyError, TypeError, OverflowError) as error:
+    except (KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"{run_dir / FILE} is not complete") from error
+    sizes = sorted({size for _, size, _ in values}, reverse=True)
     if sizes and (sizes[-1] < SHORTEST or sum(sizes) > MOST_IN_ALL):  # of somebody else's making
         raise ValueError(f"{run_dir / FILE} has lengths that no launch writes")
-
-    def mask(text: str) -> str:
-        kept, end = [], 0
-        for begin in (one.start() for one in _BEGIN.finditer(text) if sizes):
-            if begin < end:
-                continue
-            for size in sizes:
-                if len(text) - begin >= size and _hash(salt, text[begin : begin + size]) in known:
-                    kept += [text[end:begin], HIDDEN]
-                    end = begin + size
-                    break
-        return "".join(kept) + text[end:]
-
-    return mask
+    spaced = frozenset(size for _, size, is_word in values if not is_word)
+    known = frozenset(sha256 for sha256, _, _ in values)
+    return Values(salt, known, tuple(sizes), spaced) if sizes else None
 
 
 def _hash(salt: str, text: str) -> str:

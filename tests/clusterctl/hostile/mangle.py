@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import copy
+import functools
 import json
 import random
 import threading
@@ -96,12 +97,17 @@ def _places(value: Any) -> Any:
             yield from _places(inner)
 
 
+@functools.cache  # it takes a second to make
+def _bomb() -> str:
+    packer = zlib.compressobj(9)  # piece by piece: what the test itself takes is measured, too
+    pieces = [packer.compress(b" " * (1 << 20)) for _ in range(200)]
+    return base64.b64encode(b"".join(pieces) + packer.flush()).decode()
+
+
 def _packed(rng: random.Random, text: str) -> str:
     """What is zipped inside is changed, or is a bomb."""
     if rng.random() < 0.2:
-        packer = zlib.compressobj(9)  # piece by piece: what the test itself takes is measured, too
-        pieces = [packer.compress(b" " * (1 << 20)) for _ in range(200)]
-        return base64.b64encode(b"".join(pieces) + packer.flush()).decode()
+        return _bomb()
     try:
         inner = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), 1 << 20)
         return base64.b64encode(zlib.compress(_in_tree(rng, inner))).decode()

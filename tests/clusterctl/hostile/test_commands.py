@@ -1,6 +1,6 @@
 """Every command beside a hostile node: one line about it, the truth about the others, and no traceback.
 
-Answers of real payloads are recorded once, then one of two nodes gives them mangled, again and again.
+Answers of real payloads are recorded once, then all nodes but one give them mangled, again and again.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import random
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +33,7 @@ from tests.clusterctl.jobs.trees import wait_until
 from tests.clusterctl.payload.local import LocalConnection
 
 RUN = "20260101-000000-hostile"
+EVILS = 4  # nodes of each conversation: a command costs as much as the answers of some
 TRAINER = "import signal, sys, time\nsignal.signal(15, lambda *_: sys.exit(0))\nprint('up', flush=True)\ntime.sleep(600)\n"  # fmt: skip
 
 
@@ -64,16 +66,24 @@ class Recorder(LocalConnection):
 
 @dataclass
 class Told:
-    """The node named `good` says what was recorded, the node named `evil` mangles it."""
+    """The node named `good` says what was recorded, the others mangle it."""
 
     said: dict[tuple[str, str], list[bytes]]
-    rng: random.Random = field(default_factory=lambda: random.Random(0))
+    seed: int = -1
+    asked: Counter[str] = field(default_factory=Counter)
+
+    def begin(self, seed: int) -> None:
+        self.seed = seed
+        self.asked.clear()
 
     def connect(self, node: Node, limits: Limits, progress: Progress) -> Telling:
         progress.enter("command")
-        return Telling(self, node.name == "evil")
+        if node.name == "good":
+            return Telling(self, None)
+        self.asked[node.name] += 1  # each has numbers of its own: they speak in threads
+        return Telling(self, random.Random(f"{self.seed} {node.name} {self.asked[node.name]}"))
 
-    def lines(self, stdin: bytes, is_evil: bool, orders: Orders) -> Iterator[bytes]:
+    def lines(self, stdin: bytes, rng: random.Random | None, orders: Orders) -> Iterator[bytes]:
         """What a payload says, line by line; one that was asked for the time says it."""
         yield MARK
         for line in self.said[key_of(stdin)]:
@@ -82,20 +92,20 @@ class Told:
                 # An answer to a question: with the number of the question, if it has one.
                 number = json.loads(orders.get()).get("id")
                 said = json.dumps({**json.loads(line), "id": number}).encode() + b"\n" if number else line  # fmt: skip
-            if is_evil:
-                said = mangle(self.rng, said)
+            if rng is not None:
+                said = mangle(rng, said)
             yield said
 
 
 class Telling:
-    def __init__(self, told: Told, is_evil: bool) -> None:
-        self._told, self._is_evil = told, is_evil
+    def __init__(self, told: Told, rng: random.Random | None) -> None:
+        self._told, self._rng = told, rng
 
     def stream(self, command: str, stdin: bytes) -> HostileStream:
         import queue
 
         orders: Orders = queue.SimpleQueue()
-        return HostileStream(self._told.lines(stdin, self._is_evil, orders), orders)
+        return HostileStream(self._told.lines(stdin, self._rng, orders), orders)
 
     def close(self) -> None: ...
 
@@ -153,12 +163,13 @@ def test_command_bears_a_hostile_node(name: str, times: int, job: None, tmp_path
     monkeypatch.setattr(Settings, "transport", lambda _: told)
     _, alone, _ = invoke([*words, "--json"])
     truth = TRUTH[name](json.loads(alone)) if name in TRUTH else None
-    hostfile.write_text("evil host=192.0.2.2\ngood host=192.0.2.1\n")
+    evils = [f"evil-{n} host=192.0.2.{n}\n" for n in range(2, 2 + EVILS)]
+    hostfile.write_text("".join([*evils, "good host=192.0.2.1\n"]))
     invoke(words)
     cost, number = Cost(name), 0
     codes: dict[int, int] = {}
     while cost.answers < times:
-        told.rng.seed(number)
+        told.begin(number)
         is_json = number % 2 == 0
         with cost.conversation(), nothing_done():
             code, out, err = invoke([*words, "--json"] if is_json else [*words, "-v"])

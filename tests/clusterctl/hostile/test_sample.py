@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from clusterctl.nodes import Node
 from clusterctl.output import Output
 from clusterctl.remote.cluster import Cluster
 from clusterctl.serve import sampler_pool, samplers, server
@@ -23,10 +24,11 @@ from clusterctl.serve.wanted import Choice
 from clusterctl.serve.work import SERVED
 from tests.clusterctl.hostile.campaign import WHOLE, repeat
 from tests.clusterctl.hostile.node import Orders, next_order
-from tests.clusterctl.hostile.test_streams import LIMITS, NODES, both
+from tests.clusterctl.hostile.test_streams import LIMITS, both
 from tests.clusterctl.serve import stand_in
 
-LIFE_S = 3.0
+LIFE_S, VIDEOS = 3.0, 12
+EVILS = tuple(f"evil-{number}" for number in range(12))  # each is left at its first bad answer
 FEW = [8, WHOLE]  # each takes a second or two of waiting
 
 
@@ -68,8 +70,10 @@ def _said(**answer: Any) -> dict[str, Any]:
 def test_sample(times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in ((samplers, "SILENT_S"), (sampler_pool, "ORDER_S"), (server, "VISIBLE_S")):
         monkeypatch.setattr(module, name, 0.5)
-    monkeypatch.setattr(server, "PAUSE_S", 0.05)
+    for name in ("PAUSE_S", "TICK_S", "OTHERS_S"):
+        monkeypatch.setattr(server, name, 0.05)
     numbers = itertools.count()
+    nodes = [Node(name) for name in ("good", *EVILS)]
 
     def work(rng: random.Random) -> None:
         run = stand_in.make_run(tmp_path / f"{next(numbers):03d}-run", (10,))
@@ -77,13 +81,13 @@ def test_sample(times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         source.start()
         source.close()
         preset = BUILT_IN["run"]
-        prompts = {"run": [f"prompt {n}" for n in range(5)]}
+        prompts = {"run": [f"prompt {n}" for n in range(VIDEOS)]}
         plan = Plan([Follow(source, [preset], prompts, {})], Choice(), "ema", once=True)
         until = time.monotonic() + LIFE_S
         server.serve(
             plan,
             lambda claims: Samplers(
-                Cluster(NODES, both(sample, rng), LIMITS),
+                Cluster(nodes, both(sample, rng, EVILS), LIMITS),
                 {"tokens": [("", one.id) for one in claims.values()]},
                 [one.folder for one in claims],
             ),
@@ -93,6 +97,6 @@ def test_sample(times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         )
         place = run / "samples/run/epoch0-global_step10"
         if (place / SERVED).exists():
-            assert len(list(place.glob("sample_*.mp4"))) == 5
+            assert len(list(place.glob("sample_*.mp4"))) == VIDEOS
 
     repeat(times, "sample", work, LIFE_S + 5.0)

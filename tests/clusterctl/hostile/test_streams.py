@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,6 +47,7 @@ from tests.clusterctl.hostile.node import (
     HostileConnection,
     HostileTransport,
     Orders,
+    Says,
     next_order,
 )
 from tests.clusterctl.launch.harness import Bench
@@ -65,22 +66,30 @@ class Nobody:
 
 
 def both(
-    answer: Callable[[str, dict[str, Any], Orders], Iterator[dict[str, Any]]], rng: random.Random
+    answer: Callable[[str, dict[str, Any], Orders], Iterator[dict[str, Any]]],
+    rng: random.Random,
+    evils: Sequence[str] = ("evil",),
 ) -> HostileTransport:
-    """`good` gives its answers as they are, of `evil` each line is mangled."""
+    """`good` gives its answers as they are, of each of `evils` half of the lines are mangled."""
 
     def good(verb: str, args: dict[str, Any], orders: Orders) -> Iterator[bytes]:
         yield MARK
         for message in answer(verb, args, orders):
             yield json.dumps(message).encode() + b"\n"
 
-    def evil(verb: str, args: dict[str, Any], orders: Orders) -> Iterator[bytes]:
-        yield MARK
-        for message in answer(verb, args, orders):
-            line = json.dumps(message).encode() + b"\n"
-            yield mangle(rng, line) if rng.random() < 0.5 else line
+    def evil(rng: random.Random) -> Says:
+        def says(verb: str, args: dict[str, Any], orders: Orders) -> Iterator[bytes]:
+            yield MARK
+            for message in answer(verb, args, orders):
+                line = json.dumps(message).encode() + b"\n"
+                yield mangle(rng, line) if rng.random() < 0.5 else line
 
-    return HostileTransport({"good": good, "evil": evil}, Nobody())
+        return says
+
+    # Of several each has numbers of its own: they speak in threads.
+    own = [rng] if len(evils) == 1 else [random.Random(rng.random()) for _ in evils]
+    bad = {name: evil(one) for name, one in zip(evils, own, strict=True)}
+    return HostileTransport({"good": good, **bad}, Nobody())
 
 
 def envelope(verb: str, **more: Any) -> dict[str, Any]:

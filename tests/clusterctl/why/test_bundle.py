@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
 
-from clusterctl.why.bundle import Bundle, collect
+from clusterctl.runs import hidden_values
+from clusterctl.why.bundle import Bundle, collect, lines, to_json
+from clusterctl.why.masked import Masker
 from tests.clusterctl.runs.attempts_of import Attempts
 
 SECRET = "-----BEGIN OPENSSH PRIVATE KEY-----"
@@ -22,6 +25,70 @@ def run_dir(tmp_path: Path) -> Path:
     home.mkdir()
     (home / "id_ed25519").write_text(SECRET)
     return run.write(tmp_path / "outputs" / "001-x")
+
+
+# What takes the masker longest: many names of secrets, many values, many words.
+COSTLY = {
+    "events.jsonl": b'{"event": "x", "text": "'
+    + b"key: Aa1 -p --token y mysql login " * 40
+    + b'"}\n',
+    "incidents.jsonl": b"[" + b'["key"],' * 500_000 + b"[]]\n",
+    "plan.json": b'{"key": [' + b'{"token":"x","a":["-p","key"]},' * 100_000 + b"1]}",
+    "config.json": b'["' + b"key=a" * 200_000 + b'"]',
+    "supervisor.log": b"-----BEGIN PRIVATE KEY-----\n" + b"api_key=" * 16_000,
+    "ranks/0.log": b"curl mysql -p redis-cli login passwd x Basic Bearer sig= eyJ\n",
+}
+
+
+def costly(run_dir: Path, size: int) -> None:
+    (run_dir / "ranks").mkdir()
+    for name, text in COSTLY.items():
+        (run_dir / name).write_bytes(text * (size // len(text)))
+    for rank in range(1, 40):
+        (run_dir / f"ranks/{rank}.log").hardlink_to(run_dir / "ranks/0.log")
+
+
+@pytest.mark.parametrize("is_given", [False, True], ids=["plain", "values"])
+def test_no_bundle_takes_long_and_what_was_not_looked_at_is_masked_and_told(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], is_given: bool
+) -> None:
+    costly(run_dir, 4 << 20)
+    if is_given:  # as somebody else would write it
+        values = [{"characters": size, "sha256": "0" * 64} for size in range(6, 180)]
+        document = {"schema": 1, "salt": "x", "values": values}
+        (run_dir / hidden_values.FILE).write_text(json.dumps(document))
+    begun_s = time.process_time()
+    bundle = collect(run_dir, {}, "", 0.0)
+    assert time.process_time() - begun_s < 4
+    whole = {one.name: one.whole for one in bundle.entries}
+    assert whole["ranks/39.log"] > 300
+    assert bundle.entries[-1].cut_bytes > 4_000_000
+    assert any("of these whole: they take long to look at" in line for line in lines(bundle))
+    assert to_json(bundle)["files"][-1]["lines_masked_whole"] == whole["ranks/39.log"]
+    assert set(texts(bundle)["ranks/39.log"].split()) == {"***"}
+
+
+def test_lines_without_a_secret_are_kept_when_no_time_is_left() -> None:
+    masker = Masker(None, 0.0)
+    steps, rest = "step 1, loss 0.5\n" * 8, "x\n" * 7
+    for line in ("api_key=Aa1", "\\u006bey", "see https://me:x@host"):
+        found = masker.mask("0.log", f"{steps}{line}\n{rest}{steps}")
+        assert found.text == steps + "***\n" * 8 + steps
+        assert (found.changed, found.whole) == (8, 8)
+
+
+def test_of_a_name_that_is_there_twice_neither_value_is_shown() -> None:
+    line = '{"token":"hf_aaaaaaaaaaaaaaaaaaaa","token":"","text":"x"}'
+    assert "hf_" not in Masker(None).mask("events.jsonl", line).text
+
+
+def test_of_many_logs_each_has_its_end(run_dir: Path) -> None:
+    (run_dir / "ranks").mkdir()
+    for rank in range(1000):
+        (run_dir / f"ranks/{rank}.log").write_bytes(b"a line\n" * 5000 + b"the end\n")
+    found = [text for name, text in texts(collect(run_dir, {}, "", 0.0)).items() if "rank" in name]
+    assert len(found) == 1000
+    assert all(text.endswith("\nthe end\n") and len(text) < 17_000 for text in found)
 
 
 def texts(bundle: Bundle) -> dict[str, str]:

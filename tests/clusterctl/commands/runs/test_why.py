@@ -139,11 +139,13 @@ def test_lengths_of_hidden_values_that_no_launch_writes_are_refused(
 ) -> None:
     """Of a given run they would cost a hash of each at every word of its logs."""
     hidden_values.write(run_dir, ["v" * size for size in range(6, 400)])
-    assert hidden_values.masker(run_dir)(f"is {'v' * 30}.") == "is ***."
+    values = hidden_values.masker(run_dir)
+    assert values
+    assert values.mask(f"is {'v' * 30}.") == "is ***."
     document = json.loads((run_dir / hidden_values.FILE).read_text())
     for sizes in ([1 << 14, 9], [-5], [0], [1e400], list(range(6, 1000))):
-        values = [{"characters": size, "sha256": "0" * 64} for size in sizes]
-        (run_dir / hidden_values.FILE).write_text(json.dumps({**document, "values": values}))
+        listed = [{"characters": size, "sha256": "0" * 64} for size in sizes]
+        (run_dir / hidden_values.FILE).write_text(json.dumps({**document, "values": listed}))
         assert command(["why", "3", "--bundle", str(tmp_path / "x.tar.gz")]) == 3
         assert "values of --env cannot be masked" in capsys.readouterr().err
     assert not (tmp_path / "x.tar.gz").exists()
