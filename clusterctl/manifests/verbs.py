@@ -164,7 +164,9 @@ class Spread:
         self, node: str, data: dict[str, Any], note: Callable[[str], None]
     ) -> list[dict[str, Any]]:
         """Read a node's message; returns the answers that count."""
-        if "ready" in data:
+        if "ready" in data and node in self._work.workers:  # what it was asked would be forgotten
+            self._lose(node, "it reported twice that it is ready", note)
+        elif "ready" in data:
             self._work.join(node, PER_PROCESS * int(data["workers"]))
         elif "failed" in data:
             self._lose(node, data["failed"], note)

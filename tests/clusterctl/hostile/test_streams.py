@@ -189,9 +189,32 @@ def test_data(times: int, monkeypatch) -> None:
                 facts = {"num_frames": 9, "height": 64, "width": 64, "fps": 8.0, "bytes": 1}
                 yield {"answers": [{"id": question["id"], **facts}]}
 
-    def work(rng: random.Random) -> None:
+    def spread(transport: HostileTransport) -> tuple[data.Outcome, list[str]]:
         notes: list[str] = []
-        outcome = data.Spread(job, Cluster(NODES, both(examine, rng), LIMITS)).run(notes.append)
+        return data.Spread(job, Cluster(NODES, transport, LIMITS)).run(notes.append), notes
+
+    begun = threading.Event()
+
+    def later(*given: Any) -> Iterator[bytes]:
+        yield MARK
+        begun.wait(4.0)
+        yield from (json.dumps(one).encode() + b"\n" for one in examine(*given))
+
+    def twice(verb: str, args: dict[str, Any], orders: Orders) -> Iterator[bytes]:
+        """Is ready once more when it has been asked: that would be forgotten."""
+        ready = json.dumps({"ready": True, "workers": 1}).encode() + b"\n"
+        yield from (MARK, ready)
+        while (order := next_order(orders)) is not None and "questions" not in order:
+            pass
+        begun.set()
+        yield ready
+
+    outcome, notes = spread(HostileTransport({"good": later, "evil": twice}, Nobody()))
+    assert outcome.lost == {"evil": "it reported twice that it is ready"}
+    assert (outcome.answered["good"], len(notes)) == (12, 1)
+
+    def work(rng: random.Random) -> None:
+        outcome, notes = spread(both(examine, rng))
         assert "good" not in outcome.lost
         assert outcome.answered["good"] > 0
         assert all(note.isprintable() for note in notes), notes
