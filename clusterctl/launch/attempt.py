@@ -210,6 +210,7 @@ class Attempt:
             lost = self.connections.lost(now)
             if lost is not None:
                 self.reports.fail_lost(*lost)
+            self.reports.check_heads(now)
             self.reports.check_deaths(now)
             if not self.connections.quiet:
                 self._check_steps(now)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from clusterctl.exclude.change import author
+from clusterctl.launch import another_head
 from clusterctl.launch.plan import LaunchPlan
 from clusterctl.launch.state import Left
 from clusterctl.printable import printable
@@ -40,12 +41,14 @@ def prove_gone(
 
     With `keep_standby`, what starts ranks stays for an attempt after this one. `is_over`: no other
     attempt follows, so what nodes know of the run is removed, too. Raises `Left` where another head
-    supervises the run, which then goes on, unless its owner has asked for its end (`is_asked`).
+    supervises the run, which then goes on, unless its owner has asked for its end (`is_asked`). A
+    node that says so alone is one of which nothing is proved.
     """
     args = {"run": plan.run_id, "kill": True, "grace_s": plan.timing.fail_grace_s}
     args["head"] = None if is_asked else this_head()
     args |= {"keep_standby": keep_standby, "run_dir": str(plan.run_dir) if is_over else None}
-    leftovers, unconfirmed, others = [], [], []
+    leftovers, unconfirmed = list[str](), list[str]()
+    heads, answered = dict[str, str](), list[str]()
     # By name: one machine may be several nodes, of which others train on.
     for result in cluster.ask("reap", lambda node: {**args, "node": node.name}, timeout_s=REAP_S):
         name = result.node.name
@@ -53,12 +56,18 @@ def prove_gone(
             until = f"{clock(plan.timing.lease_s)} after its last message from here"
             why = f"{result.unreachable.sentence()}; if its agent lives, it ends the ranks {until}"
             unconfirmed.append(f"{name}: {why}")
-        if result.value and result.value["supervised"] is not None:
-            others.append(f"{name} is supervised by {printable(result.value['supervised'])}")
-        for process in result.value["left"] if result.value else ():
+        if result.value is None:
+            continue
+        answered.append(name)
+        if result.value["supervised"] is not None:
+            heads[name] = result.value["supervised"]
+        for process in result.value["left"]:
             leftovers.append(leftover(name, process))
-    if others:
-        raise Left(others[0])
+    if heads and another_head.is_elsewhere(plan.run_dir, heads, answered):
+        name, head = next(iter(heads.items()))
+        raise Left(f"{name} is supervised by {printable(head)}")
+    for name, head in heads.items():
+        unconfirmed.append(f"{name}: {another_head.doubt(head)}; nothing was ended there")
     return tuple(leftovers), tuple(unconfirmed)
 
 

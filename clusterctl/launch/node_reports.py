@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from clusterctl.launch import deaths, journal
+from clusterctl.launch import another_head, deaths, journal
 from clusterctl.launch.causes.kinds import Evidence, Fact, Kind, Source
 from clusterctl.launch.end_cause import End
 from clusterctl.launch.hang import StepClock
@@ -57,18 +57,19 @@ class Reports:
         self.facts: list[Fact] = []  # of kernels and cgroups
         self.left: dict[str, str] = {}  # of each node, a process that its agent could not end
         self.said: set[tuple[str, str]] = set()  # what is on record of each node once
+        self.heads: dict[str, tuple[str, float]] = {}  # that nodes name: the words, and since when
         self.stopped = ""  # who has asked the ranks to save and end
         self.leaving: set[str] = set()  # nodes that go down, as they say themselves
         self.starter_ended_s = math.inf  # when a starter ended because of one of these
 
     def take(self, arrived: NodeMessage) -> None:
-        """Raises `RunFailed`, and `Left` where another supervisor has the node."""
+        """Raises `RunFailed`, and `Left` where another supervisor has the run."""
         name, message, share = arrived.node, arrived.data, self.shares[arrived.node]
         node = self.state.nodes[name]
         node.heard_s = time.monotonic()
         if message is None:
             if not node.is_over:
-                self.fail_lost(name, arrived.why)
+                self.fail_lost(name, self.heads[name][0] if name in self.heads else arrived.why)
             return
         if message["type"] not in (*PASSING, "supervised"):
             self.seen[name] += 1
@@ -125,9 +126,10 @@ class Reports:
             self.journal.write("lost", message["text"], node=name)
             raise RunFailed(3, f"{name} was lost: {message['text']}", in_order=True)
         elif kind == "supervised":
-            raise Left(f"{name} is supervised by {printable(message['head'])}")
+            self._named(name, message["head"])
         elif kind == "resumed":
             node.text = "running"
+            self.heads.pop(name, None)
         elif kind == "rank_ended":
             if rank in node.ended:
                 self.fail_lost(name, f"rank {rank} ended twice")
@@ -150,6 +152,23 @@ class Reports:
             node.is_over, node.text = True, "done" if node.code == 0 else "stopped"
             if message["left"]:
                 self.left[name] = leftover(name, message["left"][0])
+
+    def _named(self, name: str, head: str) -> None:
+        """A node says that another head has the run."""
+        doubt = another_head.doubt(head)
+        self.heads.setdefault(name, (doubt, time.monotonic()))
+        if self._is_new("supervised", name):
+            self.journal.write("supervised", doubt, node=name)
+        alive = [one for one, node in self.state.nodes.items() if not node.is_over]
+        if another_head.is_elsewhere(self.plan.run_dir, self.heads, alive):
+            raise Left(f"{name} is supervised by {printable(head)}")
+
+    def check_heads(self, now: float) -> None:
+        """Raise where a node is the only one that knows of another head."""
+        for name, (doubt, since_s) in self.heads.items():
+            is_over = self.state.nodes[name].is_over
+            if not is_over and now - since_s > another_head.BELIEVED_S:
+                self.fail_lost(name, doubt)
 
     def _is_new(self, kind: str, name: str) -> bool:
         """Whether a node says it for the first time: a node may say it without end."""

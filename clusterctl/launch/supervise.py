@@ -244,7 +244,7 @@ class _Run:
         """Record the incident, with what follows from it."""
         plan, judgement = self.plan, ended.judgement
         fenced = between.by_node(ended.leftovers, "there is still")
-        fenced |= between.by_node(ended.unconfirmed, "not reached,")
+        fenced |= between.by_node(ended.unconfirmed, "it is not proved clean:")
         self.past = replace(self.past, unproved={**self.past.unproved, **ended.lost, **fenced})
         if judgement is None:
             if plan.attempt == 1:  # nothing was started: preflight's word, not a fault of the run

@@ -93,8 +93,8 @@ def keep(run_dir: Path, lock: int, on_loss: Callable[[str], None]) -> None:
             time.sleep(BEAT_S)
             beat += 1
             with contextlib.suppress(OSError):  # a full disk, a server of files that is away
-                other = _read_file(run_dir)
-                if other is not None and (other.host, other.pid) != (own.host, own.pid):
+                other = _read_another(run_dir)
+                if other is not None:
                     on_loss(f"{other.text} has taken the run")
                     return
                 if not _is_still(run_dir, lock):
@@ -102,6 +102,14 @@ def keep(run_dir: Path, lock: int, on_loss: Callable[[str], None]) -> None:
                 _write(lock, own, beat)
 
     threading.Thread(target=work, name="owner", daemon=True).start()
+
+
+def another(run_dir: Path) -> Owner | None:
+    """Who has taken the run of this process; None where nobody has, or the file says nothing."""
+    try:
+        return _read_another(run_dir)
+    except OSError:
+        return None
 
 
 def give_back(run_dir: Path, lock: int) -> None:
@@ -198,6 +206,13 @@ def _read_file(run_dir: Path) -> Owner | None:
         return _read(found)
     finally:
         os.close(found)
+
+
+def _read_another(run_dir: Path) -> Owner | None:
+    """Raises OSError."""
+    found, own = _read_file(run_dir), _own()
+    is_own = found is None or (found.host, found.pid) == (own.host, own.pid)
+    return None if is_own else found
 
 
 def socket_path(run_id: str) -> Path:

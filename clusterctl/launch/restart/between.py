@@ -67,7 +67,7 @@ def look(
 def not_clean(plan: LaunchPlan, cluster: Cluster) -> Unfit:
     """End what is left of the run on these nodes; those that are not proved clean, and why."""
     leftovers, unconfirmed = prove_gone(plan, cluster)
-    return by_node(leftovers, "there is still") | by_node(unconfirmed, "not reached,")
+    return by_node(leftovers, "there is still") | by_node(unconfirmed, "it is not proved clean:")
 
 
 def by_node(lines: Iterable[str], why: str) -> Unfit:

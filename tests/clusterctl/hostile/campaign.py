@@ -71,7 +71,13 @@ class Cost:
         print(f"\n{text}, took {took_s:.0f} s{more}", flush=True)
 
 
-def repeat(answers: int, name: str, work: Callable[[random.Random], None], limit_s: float) -> None:
+def repeat(
+    answers: int,
+    name: str,
+    work: Callable[[random.Random], None],
+    limit_s: float,
+    most_mb: float = MOST_MB,
+) -> None:
     """Does `work` for one seed after the other: no exception, no growth, none slower than the limit."""
     work(random.Random(-1))
     cost, seed = Cost(name), 0
@@ -86,7 +92,7 @@ def repeat(answers: int, name: str, work: Callable[[random.Random], None], limit
         assert not set(out.getvalue()) & set("\x1b\x07\x9b\u202e\ud800"), f"seed {seed}"
         seed += 1
     cost.say()
-    cost.check(limit_s)
+    cost.check(limit_s, most_mb)
 
 
 def _memory_kb() -> int:

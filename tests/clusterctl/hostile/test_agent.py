@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from clusterctl.launch import another_head
 from clusterctl.launch.restart.rules import Rules
 from clusterctl.launch.supervise import supervise
 from clusterctl.remote.cluster import Cluster
@@ -145,6 +147,27 @@ def test_what_no_agent_says_loses_the_node_and_ends_the_run(bench, message, word
     assert words in result.reason
     assert result.reason.isprintable()
     assert tagged(plan.run_id) == []
+
+
+def test_node_that_alone_names_another_head_hides_no_rank(bench, monkeypatch) -> None:  # noqa: F811
+    """It is waited for that the run's file or the other nodes say so, too."""
+    monkeypatch.setattr(another_head, "BELIEVED_S", 1.0)
+    plan = bench.plan(WAIT)
+    pause = threading.Event()
+
+    def claims() -> Iterator[bytes]:
+        while not pause.wait(0.1):
+            yield line({"type": "supervised", "head": "ann@two, process 2"})
+
+    launch = HostileLaunch(plan, claims())
+    wait_until(lambda: tagged(plan.run_id), 15)
+    result = launch.result(60)
+    assert (result.exit_code, tagged(plan.run_id)) == (3, [])
+    assert result.reason.startswith("node-2 was lost: it says that ann@two, process 2 supervises")
+    assert [one["text"] for one in launch.events() if one["event"] == "supervised"] == [
+        result.reason.removeprefix("node-2 was lost: ")
+    ]
+    pause.set()
 
 
 @pytest.mark.long

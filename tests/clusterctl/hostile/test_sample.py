@@ -99,4 +99,4 @@ def test_sample(times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         if (place / SERVED).exists():
             assert len(list(place.glob("sample_*.mp4"))) == VIDEOS
 
-    repeat(times, "sample", work, LIFE_S + 5.0)
+    repeat(times, "sample", work, LIFE_S + 5.0, most_mb=20 * len(EVILS))

@@ -17,6 +17,7 @@ from checks.profile import Profile
 from clusterctl.errors import TransportError
 from clusterctl.launch import attempt
 from clusterctl.launch import supervise as supervising
+from clusterctl.launch.head import owner
 from clusterctl.launch.leftovers import prove_gone
 from clusterctl.launch.plan import LaunchPlan, Timing
 from clusterctl.launch.state import Left
@@ -107,10 +108,7 @@ def test_look_for_what_is_left_of_a_run(times: int, tmp_path: Path) -> None:
         yield envelope("reap", found=[LEFT], left=[LEFT], supervised=None)
 
     def work(rng: random.Random) -> None:
-        try:
-            leftovers, unconfirmed = prove_gone(plan, Cluster(plan.nodes, both(reap, rng), LIMITS))
-        except Left as left:  # it says that it has another head
-            leftovers, unconfirmed = _left(left), ()
+        leftovers, unconfirmed = prove_gone(plan, Cluster(plan.nodes, both(reap, rng), LIMITS))
         assert "good: pid 7 (python3, state D)" in leftovers
         assert all(words.isprintable() for words in [*leftovers, *unconfirmed])
         assert all(words.startswith("evil: ") for words in unconfirmed)
@@ -118,11 +116,36 @@ def test_look_for_what_is_left_of_a_run(times: int, tmp_path: Path) -> None:
     repeat(times, "reap", work, 5.0)
 
 
-def _left(left: Left) -> tuple[str, ...]:
-    """Only the node that says so is named; what is left of the good one is told the next time."""
-    assert str(left).startswith("evil is supervised by ")
-    assert str(left).isprintable()
-    return ("good: pid 7 (python3, state D)",)
+@pytest.mark.parametrize("names", ["nobody", "another"])
+def test_node_that_alone_says_that_it_has_another_head_is_not_proved_clean(
+    names: str, tmp_path: Path
+) -> None:
+    """The run's file, which a head writes before it speaks to any node, tells of a real one."""
+    plan = Bench(_Cluster(NODES, tmp_path), tmp_path).plan("pass", nodes=NODES)
+    owned = {"host": "two", "pid": 7, "since_s": 1e9}
+    if names == "another":
+        (plan.run_dir / owner.FILE).write_text(json.dumps(owned))
+
+    def good(*_: Any) -> Iterator[bytes]:
+        yield MARK + json.dumps(envelope("reap", found=[], left=[], supervised=None)).encode()
+
+    def evil(*_: Any) -> Iterator[bytes]:
+        yield MARK + json.dumps(envelope("reap", found=[], left=[], supervised="ann@two")).encode()
+
+    transport = HostileTransport({"good": good, "evil": evil}, Nobody())
+    cluster = Cluster(plan.nodes, transport, LIMITS)
+    if names == "another":
+        with pytest.raises(Left, match="evil is supervised by ann@two"):
+            prove_gone(plan, cluster)
+        return
+    leftovers, unconfirmed = prove_gone(plan, cluster)
+    assert leftovers == ()
+    doubt = (
+        "it says that ann@two supervises the run, which neither the run's file nor all nodes say"
+    )
+    assert unconfirmed == (f"evil: {doubt}; nothing was ended there",)
+    alone = Cluster([NODES[1]], transport, LIMITS)  # nobody else is asked
+    assert prove_gone(plan, alone)[1] == unconfirmed
 
 
 @pytest.mark.parametrize("times", TIMES)
@@ -320,16 +343,8 @@ def test_launch(times: int, tmp_path: Path, monkeypatch) -> None:
         nonlocal plan
         plan = bench.plan("pass", nodes=NODES, timing=timing)
         rules = replace(bench.rules(plan, max_restarts=rng.choice([0, 1])), patience_s=0.0)
-        try:
-            result = supervising.supervise(
-                plan,
-                Cluster(NODES, both(agent, rng), LIMITS),
-                on_update=lambda _: None,
-                rules=rules,
-            )
-        except Left as left:
-            _left(left)
-            return
+        cluster = Cluster(NODES, both(agent, rng), LIMITS)
+        result = supervising.supervise(plan, cluster, on_update=lambda _: None, rules=rules)
         assert result.exit_code in (0, 1, 3, 93, 130)
         words = [result.reason, *result.last_lines, *result.leftovers, *result.unconfirmed]
         assert all(line.isprintable() for line in words), words

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -15,9 +16,11 @@ from pathlib import Path
 import pytest
 
 from clusterctl.cli import run as command
-from clusterctl.launch.head import owner
+from clusterctl.launch.head import owner, supervisor
+from clusterctl.launch.state import Left
 from clusterctl.serve import claims
 from tests.clusterctl.launch.harness import wait_until
+from tests.clusterctl.launch.test_saved_run import saved
 
 HOLDS = """
 import sys, time
@@ -77,6 +80,23 @@ def test_supervisor_that_another_has_replaced_hears_of_it(
     (tmp_path / owner.FILE).write_text(json.dumps(other))
     assert elsewhere.stdout is not None
     assert "process 7 on second-head" in elsewhere.stdout.readline()
+
+
+def test_supervisor_that_leaves_ranks_to_others_does_not_end_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def leave(*_: object, **__: object) -> None:
+        raise Left("n1 is supervised by ann@two")
+
+    monkeypatch.setattr(supervisor, "supervise_here", leave)
+    for module, name in ((supervisor, "keep_code"), (supervisor, "leave_session")):
+        monkeypatch.setattr(module, name, lambda: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(os, "umask", lambda _: 0)
+    (tmp_path / "001-x").mkdir()
+    saved(tmp_path / "001-x").write()
+    assert supervisor.main(tmp_path / "001-x", "resume") == 3
+    assert "leaves (n1 is supervised by ann@two); the run goes on: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
