@@ -168,7 +168,7 @@ def _train(
 ) -> tuple[Path, int]:
     """Preflight, then launch, as `clusterctl launch demo HOSTFILE`; (run directory, steps)."""
     from clusterctl.hostfile import read_hostfile
-    from clusterctl.launch.head import owner, supervisor
+    from clusterctl.launch.head import supervisor
     from clusterctl.launch.inputs import resolve
     from clusterctl.launch.plan import Timing
     from clusterctl.launch.restart.rules import Rules
@@ -177,6 +177,7 @@ def _train(
     from clusterctl.launch.start import LaunchOptions, plan_launch, prepare
     from clusterctl.preflight.run import fix_lines, headline, table_rows
     from clusterctl.remote.cluster import Cluster
+    from clusterctl.runs import owner
     from clusterctl.transport.paramiko_backend import ParamikoTransport
 
     options = LaunchOptions(

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from clusterctl.exclude.change import author
-from clusterctl.launch import another_head
 from clusterctl.launch.plan import LaunchPlan
+from clusterctl.launch.reach import another_head
 from clusterctl.launch.state import Left
 from clusterctl.printable import printable
 from clusterctl.remote.cluster import Cluster

@@ -8,13 +8,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from clusterctl.launch import another_head, deaths, journal
+from clusterctl.launch import deaths, journal
 from clusterctl.launch.causes.kinds import Evidence, Fact, Kind, Source
 from clusterctl.launch.end_cause import End
 from clusterctl.launch.hang import StepClock
 from clusterctl.launch.leftovers import leftover
 from clusterctl.launch.plan import LaunchPlan
 from clusterctl.launch.positions import Notes
+from clusterctl.launch.reach import another_head
 from clusterctl.launch.state import Left, NodeState, RunFailed, RunState
 from clusterctl.nodes import fold
 from clusterctl.payload.launch.session import PASSING

@@ -144,7 +144,7 @@ def is_secret(name: str) -> bool:
 
 
 def may_hold(text: str) -> bool:
-    """Whether `hide` might find something in it: tens of times as fast, and most lines hold nothing."""
+    """Whether `hide` might find something: tens of times as fast, and most lines hold nothing."""
     for mark in _MARKS:
         if mark in text:
             return True

@@ -52,7 +52,7 @@ def write(run_dir: Path, values: Iterable[str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """Finds them by their lengths and sums. Most are one word, so most words are too short to be one."""
+    """Finds them by lengths and sums. Most are one word: most words are too short for that."""
 
     salt: str
     known: frozenset[str]

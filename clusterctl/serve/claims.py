@@ -24,9 +24,9 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from clusterctl.launch.head.owner import Owner, read_owner
 from clusterctl.payload.files.private import open_own
 from clusterctl.remote.node_threads import start_thread
+from clusterctl.runs.owner import Owner, read_owner
 from trainer.runlog.json_file import parse_object
 from trainer.runlog.run_files import Refused, opened_below
 

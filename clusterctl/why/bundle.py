@@ -79,8 +79,9 @@ def collect(folder: Path, answer: dict[str, Any], stacks: str, now_s: float) -> 
     for name, most in _names(folder, stacks):
         try:
             with opened_below(folder, name, owners) as (fd, status):
-                # Behind a file whose lines take long to look at there is room for the ends of others.
-                begin = max(0, status.st_size - (min(most, LATE_BYTES) if masker.is_late else most))
+                # Where lines take long to look at there is room for the ends of the others.
+                taken = min(most, LATE_BYTES) if masker.is_late else most
+                begin = max(0, status.st_size - taken)
                 data = os.pread(fd, status.st_size - begin, begin)
         except FileNotFoundError:
             continue

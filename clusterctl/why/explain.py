@@ -15,9 +15,9 @@ from checks.parsers.kernel_log import INTERESTING, read_events
 from clusterctl.errors import CouldNotFindOut, UsageError
 from clusterctl.launch.causes import signatures, texts
 from clusterctl.launch.causes.kinds import Cause, Kind, Source
-from clusterctl.launch.head import owner
 from clusterctl.nodes import counted
 from clusterctl.payload.mask_secrets import LineMask, hide
+from clusterctl.runs import owner
 from clusterctl.runs.attempts import DONE, FAILED, RUNNING, Attempt
 from clusterctl.runs.find import PLAN_FILE
 from clusterctl.runs.journal import USER_STOP

@@ -11,7 +11,7 @@ from typing import Any
 
 from clusterctl.errors import ClusterctlError, CouldNotFindOut, LaunchFailed, UsageError
 from clusterctl.launch import saved_run
-from clusterctl.launch.head import owner, supervisor, wire
+from clusterctl.launch.head import supervisor, wire
 from clusterctl.launch.head.attached import follow
 from clusterctl.launch.head.link import Link
 from clusterctl.launch.run_dir import write_layout
@@ -19,6 +19,7 @@ from clusterctl.launch.saved_run import SavedRun
 from clusterctl.launch.state import RunResult
 from clusterctl.nodes import counted
 from clusterctl.output import Output
+from clusterctl.runs import owner
 from clusterctl.signal_handlers import handled_by
 
 STATE_S = 10.0  # for the first word of a supervisor

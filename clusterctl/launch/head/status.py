@@ -11,13 +11,13 @@ from typing import Any
 
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.launch import saved_run
-from clusterctl.launch.head import owner, supervisor
+from clusterctl.launch.head import supervisor
 from clusterctl.launch.head.link import Link
 from clusterctl.launch.saved_run import SavedRun
 from clusterctl.launch.state import BETWEEN
 from clusterctl.nodes import counted, fold
 from clusterctl.remote.cluster import Cluster
-from clusterctl.runs import agents
+from clusterctl.runs import agents, owner
 from clusterctl.runs.attempts import Account, account
 from clusterctl.runs.find import EVENTS_FILE, INCIDENTS_FILE
 from clusterctl.runs.journal import (

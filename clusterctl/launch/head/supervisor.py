@@ -19,7 +19,6 @@ from typing import Any
 
 from clusterctl.errors import ClusterctlError, CouldNotFindOut
 from clusterctl.launch import journal, positions, saved_run
-from clusterctl.launch.head import owner
 from clusterctl.launch.head.attached import LOG
 from clusterctl.launch.head.detached import last_words, spawn
 from clusterctl.launch.head.link import Link
@@ -34,6 +33,7 @@ from clusterctl.nodes import Node
 from clusterctl.payload.launch import stopped
 from clusterctl.payload.launch.logout import leave_session
 from clusterctl.remote.cluster import Cluster
+from clusterctl.runs import owner
 from clusterctl.runs.journal import launcher_event
 from trainer.runlog import run_files, telemetry
 from trainer.runlog.own_modules import module_command

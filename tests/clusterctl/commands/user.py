@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from clusterctl.launch.head import owner
+from clusterctl.runs import owner
 from tests.clusterctl.launch.harness import PYTHON, REPO, read_lines, tagged, wait_until
 
 # Stands for the interpreter on the nodes: `trainer.train` is the test's program, the rest is real.

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.launch import another_head
+from clusterctl.launch.reach import another_head
 from clusterctl.launch.restart.rules import Rules
 from clusterctl.launch.supervise import supervise
 from clusterctl.remote.cluster import Cluster

@@ -17,7 +17,6 @@ from checks.profile import Profile
 from clusterctl.errors import TransportError
 from clusterctl.launch import attempt
 from clusterctl.launch import supervise as supervising
-from clusterctl.launch.head import owner
 from clusterctl.launch.leftovers import prove_gone
 from clusterctl.launch.plan import LaunchPlan, Timing
 from clusterctl.launch.state import Left
@@ -33,6 +32,7 @@ from clusterctl.remote.fanout import Fanout
 from clusterctl.remote.inbox import NodeMessage
 from clusterctl.remote.messages.verbs import read_line
 from clusterctl.remote.session_pool import SessionPool
+from clusterctl.runs import owner
 from clusterctl.transfer import push
 from clusterctl.transport import channels, fabric_library
 from clusterctl.transport.base import Limits

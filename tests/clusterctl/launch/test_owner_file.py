@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from clusterctl.cli import run as command
-from clusterctl.launch.head import owner, supervisor
+from clusterctl.launch.head import supervisor
 from clusterctl.launch.state import Left
+from clusterctl.runs import owner
 from clusterctl.serve import claims
 from tests.clusterctl.launch.harness import wait_until
 from tests.clusterctl.launch.test_saved_run import saved
@@ -25,7 +26,7 @@ from tests.clusterctl.launch.test_saved_run import saved
 HOLDS = """
 import sys, time
 from pathlib import Path
-from clusterctl.launch.head import owner
+from clusterctl.runs import owner
 owner.BEAT_S = 0.2
 run_dir = Path(sys.argv[1])
 lock = owner.take(run_dir)

@@ -18,7 +18,6 @@ from clusterctl.cli import run as command
 from clusterctl.errors import LaunchFailed, UsageError
 from clusterctl.launch import environment, saved_run
 from clusterctl.launch.causes.kinds import Cause, Evidence, Kind, Source
-from clusterctl.launch.head import owner
 from clusterctl.launch.head.session import _refuse_second
 from clusterctl.launch.plan import LaunchPlan, Timing, assign_ranks
 from clusterctl.launch.restart.budget import Failure
@@ -26,6 +25,7 @@ from clusterctl.launch.restart.past import Past
 from clusterctl.launch.restart.rules import Rules
 from clusterctl.launch.saved_run import SavedRun
 from clusterctl.nodes import Node
+from clusterctl.runs import owner
 from clusterctl.transport.base import Limits
 from tests.clusterctl.runs.attempts_of import Attempts
 

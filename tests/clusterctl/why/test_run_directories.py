@@ -12,10 +12,10 @@ import pytest
 
 from clusterctl.errors import UsageError
 from clusterctl.launch.causes.kinds import Cause, Evidence, Kind, Source
-from clusterctl.launch.head import owner
 from clusterctl.launch.incidents import Incident, record
 from clusterctl.launch.journal import Journal
 from clusterctl.launch.root_cause import Judgement
+from clusterctl.runs import owner
 from clusterctl.why.document import to_json
 from clusterctl.why.explain import Explanation, explain
 from clusterctl.why.show import lines

@@ -89,7 +89,7 @@ def second_is_refused(one: Round) -> None:
 
 SUPERVISE = """
 import pathlib, sys
-from clusterctl.launch.head import owner
+from clusterctl.runs import owner
 owner.take(pathlib.Path(sys.argv[1]))
 """
 

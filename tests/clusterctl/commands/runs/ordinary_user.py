@@ -7,8 +7,8 @@ import shutil
 import signal
 from pathlib import Path
 
-from clusterctl.launch.head import owner
 from clusterctl.launch.head.link import Link
+from clusterctl.runs import owner
 from tests.clusterctl.commands.user import SHORT, User
 from tests.clusterctl.launch.harness import ranks_of, tagged, wait_until
 

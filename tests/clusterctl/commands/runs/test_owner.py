@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from clusterctl.launch import saved_run
-from clusterctl.launch.head import owner
 from clusterctl.payload.launch import stopped
+from clusterctl.runs import owner
 from tests.clusterctl.commands.user import SHORT, User
 from tests.clusterctl.launch.harness import parent, ranks_of, tagged, wait_until
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from clusterctl.launch.head import owner
+from clusterctl.runs import owner
 from tests.clusterctl.commands.user import SHORT, User
 from tests.clusterctl.launch.harness import ranks_of, tagged, wait_until
 from tests.clusterctl.launch.test_lost_connections import cut_connections
