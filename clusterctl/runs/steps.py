@@ -98,6 +98,11 @@ def after_line(steps: Steps, line: bytes) -> Steps:
     return steps if record is None else after_record(steps, record)
 
 
+def only_starts(steps: Steps) -> Steps:
+    """Without times: they are counted from the next step on."""
+    return Steps(starts=steps.starts, is_rollback=steps.is_rollback)
+
+
 def _after(steps: Steps, event: Event) -> Steps:
     if event.name == "start":
         start = Start(event.time_s, event.step, is_rollback=steps.is_rollback)

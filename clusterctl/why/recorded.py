@@ -27,11 +27,11 @@ from clusterctl.runs.journal import (
     node_of,
     planned_nodes,
 )
-from clusterctl.runs.steps import Steps, after_record
+from clusterctl.runs.step_lines import StepsOfLines, lines_of_steps
 from trainer.runlog import run_files, slow_ranks
 from trainer.runlog.json_file import parse
 from trainer.runlog.slow_ranks import Spell
-from trainer.runlog.telemetry import FILE, Event, StepRecord, decode
+from trainer.runlog.telemetry import FILE, STEP_MARK, Event, decode
 
 MOST_BYTES = 64 << 20  # that are read of events.jsonl and incidents.jsonl each
 STEP_BYTES = 4 << 20  # of the end of telemetry.jsonl, of which steps are read
@@ -110,8 +110,9 @@ def read_recorded(run_dir: Path) -> Recorded:
         if event is not None:
             journal = after_incident(journal, event)
             incidents.append(_incident(_object(line)))
-    steps, slow = _steps(run_dir / FILE)
-    found = account(steps, journal)
+    trained, slow = _steps(run_dir / FILE)
+    steps = trained.steps
+    found = account(steps, journal, is_cut=trained.is_cut)
     begins = [one.time_s for one in journal.begins] or [0.0]
     numbers = [one.number for one in journal.begins] or [1]
     plan: Mapping[str, Any] = {}
@@ -150,28 +151,23 @@ def read_recorded(run_dir: Path) -> Recorded:
 def lines_of(path: Path, most: int = MOST_BYTES) -> Iterator[bytes]:
     """Lines of a plain file, of a very long one the last; none where it cannot be read."""
     with contextlib.suppress(OSError):
-        owners = {path.parent.stat().st_uid, os.getuid(), 0}
-        yield from run_files.lines(path, owners, most)
+        yield from run_files.lines(path, _owners(path), most)
 
 
-def _steps(path: Path) -> tuple[Steps, tuple[Spell, ...]]:
-    """Events of the whole file, steps of its end: a long run has hundreds of thousands."""
-    steps, slow = Steps(), tuple[Spell, ...]()
-    try:
-        size = path.stat().st_size
-    except OSError:
-        return steps, slow
-    at = max(0, size - MOST_BYTES)
-    for line in lines_of(path):
-        at += len(line) + 1
-        if at < size - STEP_BYTES and b'"kind":"step"' in line[:40]:
-            continue
-        record = decode(line)
-        if isinstance(record, StepRecord | Event):
-            steps = after_record(steps, record)
-        if isinstance(record, Event):
-            slow = slow_ranks.after(slow, record)
-    return steps, slow
+def _owners(path: Path) -> set[int]:
+    """Whose files count in a run directory. Raises `OSError`."""
+    return {path.parent.stat().st_uid, os.getuid(), 0}
+
+
+def _steps(path: Path) -> tuple[StepsOfLines, tuple[Spell, ...]]:
+    """Events of the whole file, steps of its end and those that starts began and ended with."""
+    found, slow = StepsOfLines(), tuple[Spell, ...]()
+    with contextlib.suppress(OSError):
+        for line, is_exact in lines_of_steps(path, STEP_BYTES, _owners(path)):
+            found.add(line, is_exact)
+            if not line.startswith(STEP_MARK) and isinstance(event := decode(line), Event):
+                slow = slow_ranks.after(slow, event)
+    return found, slow
 
 
 def _record(

@@ -27,7 +27,7 @@ from clusterctl.runs.journal import (
     incident_event,
     launcher_event,
 )
-from clusterctl.runs.steps import Steps, after_line
+from clusterctl.runs.step_lines import StepsOfLines, lines_of_steps, size_of
 from trainer.runlog import run_files, telemetry
 from trainer.runlog.progress import clock
 
@@ -272,7 +272,7 @@ def _without_supervisor(run: SavedRun, found: Account, last: tuple[str, ...]) ->
 
 def _files(run_dir: Path) -> tuple[Account, Journal, Saves, telemetry.StepRecord | None]:
     """Attempts and times by the files of the run directory; torn lines are left out."""
-    journal, steps = Journal(), Steps()
+    journal, found = Journal(), StepsOfLines()
     for line in _lines(run_dir / EVENTS_FILE):
         if (event := launcher_event(line)) is not None:
             journal = after_event(journal, event)
@@ -282,22 +282,27 @@ def _files(run_dir: Path) -> tuple[Account, Journal, Saves, telemetry.StepRecord
     saved = failed = step = b""
     path = run_dir / telemetry.FILE
     # Without a launcher's journal, its attempts are known by this file alone.
-    is_cut = bool(journal.begins) and _size(path) > LAST_BYTES
-    for line in _lines(path, LAST_BYTES if is_cut else 0):
-        steps = after_line(steps, line)
-        if line.startswith(_SAVED):
-            saved, failed = line, b""
-        elif line.startswith(_SAVE_FAILED):
-            failed = line
-        elif line.startswith(telemetry.STEP_MARK):
-            step = line
+    is_cut = bool(journal.begins) and size_of(path) > LAST_BYTES
+    with contextlib.suppress(OSError):
+        for line, is_exact in _end_of(path) if is_cut else lines_of_steps(path, LAST_BYTES):
+            found.add(line, is_exact)
+            if line.startswith(_SAVED):
+                saved, failed = line, b""
+            elif line.startswith(_SAVE_FAILED):
+                failed = line
+            elif line.startswith(telemetry.STEP_MARK):
+                step = line
     last = telemetry.decode(step)
     known = last if isinstance(last, telemetry.StepRecord) else None
     saves = Saves(_event(saved), _event(failed))
     if is_cut and (saves.last is None or known is None):  # not for so long
         newest = telemetry.newest(run_dir)
         known, saves = known or newest[0], replace(saves, last=saves.last or newest[1])
-    return account(steps, journal, is_cut=is_cut), journal, saves, known
+    return account(found.steps, journal, is_cut=is_cut or found.is_cut), journal, saves, known
+
+
+def _end_of(path: Path) -> Iterator[tuple[bytes, bool]]:
+    return ((line, True) for line in run_files.lines(path, last=LAST_BYTES))
 
 
 def _event(line: bytes) -> telemetry.Event | None:
@@ -305,12 +310,6 @@ def _event(line: bytes) -> telemetry.Event | None:
     return found if isinstance(found, telemetry.Event) else None
 
 
-def _lines(path: Path, last: int = 0) -> Iterator[bytes]:
+def _lines(path: Path) -> Iterator[bytes]:
     with contextlib.suppress(OSError):
-        yield from run_files.lines(path, last=last)
-
-
-def _size(path: Path) -> int:
-    with contextlib.suppress(OSError):
-        return path.lstat().st_size
-    return 0
+        yield from run_files.lines(path)

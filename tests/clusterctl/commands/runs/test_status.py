@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import resource
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,12 @@ import pytest
 
 from clusterctl.cli import run
 from clusterctl.launch.head import status
+from clusterctl.runs import step_lines, steps
+from clusterctl.why import recorded
 from tests.clusterctl.runs.attempts_of import three_attempts
-from tests.dashboards.runs import write_run
-from trainer.runlog.telemetry import FILE, Event, Writer, encode
+from tests.dashboards.runs import BEGAN, record, write_run
+from trainer.runlog.own_modules import module_command
+from trainer.runlog.telemetry import FILE, Event, StepRecord, Writer, encode
 
 FAILED = "the checkpoint could not be written: rank 0: it needs 12.4 GB"
 
@@ -109,3 +114,78 @@ def test_end_of_a_long_run_is_enough_and_it_says_since_when_it_counts(
     assert found["checkpoint"]["step"] == 10  # it was saved before the part that is read
     assert run(["status", str(run_dir)]) == 3
     assert "of the time since 20" in capsys.readouterr().out
+
+
+def trained(run_dir: Path, *starts: tuple[int, int]) -> list[Event | StepRecord]:
+    """Of a trainer that nobody launched: each start takes steps from one number to another."""
+    writer, records, now = Writer(run_dir), list[Event | StepRecord](), BEGAN
+    for number, (first, last) in enumerate(starts):
+        after = None if number == 0 else first - 1
+        records.append(Event("start", "", {}, after, now))
+        records += [record(step, time_s=now + step - first + 1) for step in range(first, last + 1)]
+        records.append(Event("validation", "earlier", {}, last, now + last - first + 2))
+        now += last - first + 60
+    for one in records:
+        writer.write(one)
+    writer.close()
+    return records
+
+
+def test_starts_of_a_long_run_without_a_launcher_are_all_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = tmp_path / "001-x"
+    run_dir.mkdir()
+    records = trained(run_dir, (1, 400), (301, 500), (451, 900))
+
+    def facts(command: str) -> dict[str, Any]:
+        assert run([command, str(run_dir), "--json"]) == 3
+        return dict(json.loads(capsys.readouterr().out))
+
+    whole, why = facts("status"), facts("why")
+    decoded: list[bytes] = []
+    plain = steps.after_line
+
+    def counting(value: steps.Steps, line: bytes) -> steps.Steps:
+        decoded.append(line)
+        return plain(value, line)
+
+    monkeypatch.setattr(step_lines, "after_line", counting)
+    tail = sum(len(encode(one)) + 1 for one in records[-100:])
+    monkeypatch.setattr(status, "LAST_BYTES", tail)
+    monkeypatch.setattr(recorded, "STEP_BYTES", tail)
+    found = facts("status")
+    assert len(decoded) < 120
+    same = ("attempt", "restarts", "step", "state")
+    assert {name: found[name] for name in same} == {name: whole[name] for name in same}
+    assert (found["attempt"], found["restarts"]) == (3, 2)
+    assert found["counted_from_s"] == pytest.approx(records[-100].time_s, abs=3)
+    assert whole["counted_from_s"] is None
+    now = facts("why")
+    assert [(one["first_step"], one["last_step"]) for one in now["attempts"]] == [
+        (1, 400), (301, 500), (451, 900)
+    ]  # fmt: skip
+    assert now["attempts"] == why["attempts"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["status", "why"])
+def test_a_million_steps_take_seconds_and_little_memory(tmp_path: Path, command: str) -> None:
+    run_dir = tmp_path / "001-x"
+    run_dir.mkdir()
+    trained(run_dir, (1, 1))
+    line = encode(record(12_345, time_s=BEGAN)).encode() + b"\n"
+    with (run_dir / FILE).open("ab") as file:
+        for begin in range(2, 1_000_001, 1000):
+            file.writelines(
+                line.replace(b'"step":12345,', b'"step":%d,' % step)
+                for step in range(begin, begin + 1000)
+            )
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    words = module_command("clusterctl", command, str(run_dir), "--json")
+    process = subprocess.run(words, capture_output=True, text=True)
+    now = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert process.returncode == 3, process.stderr
+    spent_s = now.ru_utime + now.ru_stime - before.ru_utime - before.ru_stime
+    assert spent_s < 8.0
+    assert now.ru_maxrss < 250_000  # kB
