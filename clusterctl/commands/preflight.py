@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from functools import partial
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from clusterctl.nodes import Node
     from clusterctl.remote.cluster import Cluster
 
+NOTES = 4  # lines behind the verdict
 STYLES = {"FAIL": "bad", "UNKNOWN": "warn", "WARN": "warn", "PASS": "good", "SKIP": "dim"}
 
 
@@ -220,11 +222,25 @@ def _show(output: Output, report: Report, chosen: Chosen) -> None:
         for kind, *cells in table_rows(report):
             rows.append([Cell(kind.value, STYLES[kind.value]), *cells])
     if not output.quiet:
+        fixes = fix_lines(report)
+        page = output.page()
+        if page is not None and _height(rows, fixes, page.columns) + NOTES >= page.lines:
+            rows, fixes = rows[::-1], fixes[::-1]  # the worst last: the first ones scroll off
         if rows or output.verbose:
             output.table(columns, rows)
-        for text in fix_lines(report):
+        for text in fixes:
             output.line(text)
     output.line(verdict, "good" if report.go else "bad")
+
+
+def _height(rows: Sequence[Sequence[str | Cell]], fixes: Sequence[str], columns: int) -> int:
+    """About how many lines of a terminal a table takes with its header, and what follows it."""
+    cells = [[len(cell.text if isinstance(cell, Cell) else cell) for cell in row] for row in rows]
+    before = sum(max(column) + 2 for column in zip(*(row[:-1] for row in cells), strict=True))
+    last = max(1, columns - before)  # columns of what is wrapped
+    texts = [(row[-1], last) for row in cells] + [(len(text), columns) for text in fixes]
+    lines = [max(1, math.ceil(length / width)) for length, width in texts]
+    return 1 + sum(lines)
 
 
 def _explain(output: Output, id: str | None) -> int:

@@ -140,14 +140,23 @@ def _ask_time(stream: PayloadStream) -> list[tuple[float, float, float]]:
     return samples
 
 
-def headline(report: Report) -> str:
-    """`GO: 80 checks on 24 nodes`, `NO-GO: 1 fail, 3 warn; drop n5 to go with 23 nodes (-x n5)`.
+MOST_NAMED = 3  # checks of one verdict in the headline
 
-    An UNKNOWN of an advisory check stops no launch, and is counted.
+
+def headline(report: Report) -> str:
+    """`GO: 80 checks on 24 nodes`, `NO-GO: 1 fail (clock.skew), 3 warn; drop n5 to go with 23 nodes
+    (-x n5)`.
+
+    An UNKNOWN of an advisory check stops no launch, and is counted. What bars a launch is named:
+    this line is the last, and a table of many findings has scrolled off.
     """
     counts = report.counts()
     kinds = (Verdict.FAIL, Verdict.UNKNOWN, Verdict.WARN)
-    words = ", ".join(f"{counts[kind]} {kind.value.lower()}" for kind in kinds if counts[kind])
+    words = ", ".join(
+        f"{counts[kind]} {kind.value.lower()}{'' if report.go else _barring(report, kind)}"
+        for kind in kinds
+        if counts[kind]
+    )
     if report.go:
         checks = counted(len({finding.id for finding in report.findings}), "check")
         where = counted(len(report.nodes), "node")
@@ -157,6 +166,18 @@ def headline(report: Report) -> str:
     if left and dropped:
         words += f"; drop {bad} to go with {counted(left, 'node')} (-x {bad})"
     return f"NO-GO: {words}"
+
+
+def _barring(report: Report, kind: Verdict) -> str:
+    """` (gpu.count, ssh.reachable and 2 more)`: checks of this verdict that stop a launch."""
+    found = [one.id for one in shown(report) if one.verdict is kind]
+    ids = list(
+        dict.fromkeys(id for id in found if kind is Verdict.FAIL or id not in report.advisory)
+    )
+    if kind is Verdict.WARN or not ids:
+        return ""
+    more = f" and {len(ids) - MOST_NAMED} more" if len(ids) > MOST_NAMED else ""
+    return f" ({', '.join(ids[:MOST_NAMED])}{more})"
 
 
 def shown(report: Report, everything: bool = False) -> list[Finding]:

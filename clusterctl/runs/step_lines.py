@@ -23,8 +23,9 @@ def size_of(path: Path) -> int:
 def lines_of_steps(
     path: Path, exact: int, owners: Collection[int] | None = None
 ) -> Iterator[tuple[bytes, bool]]:
-    """(line, whether it is in the last `exact` bytes). Before those, of all steps between two events
-    only the first and the last: they say what each start of the trainer did. Raises `OSError`."""
+    """(line, whether it is in the last `exact` bytes). Before those, of the steps between two
+    events only the first and the last, which say what each start of the trainer did. Raises
+    `OSError`."""
     size, first, held = size_of(path), True, b""
     at = max(0, size - MOST_BYTES)
     for line in run_files.lines(path, owners, MOST_BYTES):

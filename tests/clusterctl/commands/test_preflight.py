@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 import sys
@@ -13,12 +14,14 @@ import pytest
 import clusterctl.launch.inputs
 import clusterctl.preflight.run
 from checks.facts import LaunchNeeds
+from checks.finding import Finding, Report, Verdict
 from clusterctl import cli
 from clusterctl.hostfile import parse_hostfile, read_hostfile
 from clusterctl.launch.inputs import LaunchLine
 from clusterctl.ledger.entries import INCIDENT, Entry, path_beside
 from clusterctl.ledger.file import append, read
 from clusterctl.nodes import Node
+from clusterctl.output import Output
 from clusterctl.preflight.run import headline, run_preflight
 from clusterctl.remote.cluster import Cluster
 from tests.captures import fake_nvidia_smi as fake
@@ -77,7 +80,39 @@ def test_missing_gpu_is_no_go_with_the_node_to_leave_out_and_the_fix(
     assert lines[0].split() == ["VERDICT", "CHECK", "NODES", "EVIDENCE"]
     assert lines[1].startswith("FAIL gpu.count_majority n2 7 GPUs, most nodes have 8")
     assert any(line.startswith("fix n2: ") for line in lines)
-    assert lines[-1] == "NO-GO: 1 fail; drop n2 to go with 2 nodes (-x n2)"
+    assert lines[-1] == "NO-GO: 1 fail (gpu.count_majority); drop n2 to go with 2 nodes (-x n2)"
+
+
+@pytest.mark.parametrize("height", [9, 60])  # with nine findings it would be 24
+def test_what_bars_the_launch_is_among_the_last_lines_of_a_short_terminal(
+    nodes: LocalCluster, capsys, monkeypatch: pytest.MonkeyPatch, height: int
+) -> None:
+    equip(nodes, "n2", fake.h100(7))
+    warn = ["--severity=software.interpreter_exists=warn"]
+    monkeypatch.setattr(Output, "page", lambda self: os.terminal_size((80, height)))
+    assert preflight(nodes, "--python", "/nope/python", *warn) == 1
+    lines = capsys.readouterr().out.splitlines()
+    verdicts = [line.split()[0] for line in lines if line.startswith(("FAIL ", "WARN "))]
+    fixes = [line for line in lines if line.startswith("fix ")]
+    worst = -1 if height == 9 else 0
+    assert (verdicts[0], verdicts[-1])[worst] == "FAIL"
+    assert fixes[worst].startswith("fix n2: ")
+    assert lines[-1].startswith("NO-GO: 1 fail (gpu.count_majority), ")
+
+
+def test_active_tests_without_a_node_say_why(nodes: LocalCluster, capsys) -> None:
+    for name in ("n1", "n2", "n3"):
+        nodes.kill(name)
+    assert preflight(nodes, "--active", "--yes") == 3
+    said = capsys.readouterr().err
+    assert "active tests: no node to test\n  left out: n[1-3]: not reached\n" in said
+
+
+def test_more_checks_than_a_line_can_name_are_counted() -> None:
+    ids = ("gpu.count", "ib.state", "disk.free", "clock.offset", "ssh.port")
+    findings = [Finding(id, Verdict.FAIL, (f"n{n}",), evidence="x") for n, id in enumerate(ids)]
+    report = Report(("n0", "n1", "n2", "n3", "n4"), tuple(findings))
+    assert "5 fail (clock.offset, disk.free, gpu.count and 2 more)" in headline(report)
 
 
 def test_dead_node_is_no_go_and_exit_3(nodes: LocalCluster, capsys) -> None:
@@ -86,7 +121,7 @@ def test_dead_node_is_no_go_and_exit_3(nodes: LocalCluster, capsys) -> None:
     out = printed(capsys)
     assert "UNKNOWN ssh.reachable n3 no answer, phase banner: the server sent nothing" in out
     assert "hint n3: look at sshd" in out
-    assert out.endswith("NO-GO: 1 unknown; drop n3 to go with 2 nodes (-x n3)\n")
+    assert out.endswith("NO-GO: 1 unknown (ssh.reachable); drop n3 to go with 2 nodes (-x n3)\n")
 
 
 def test_missing_interpreter_fails_on_all_nodes_in_one_row(nodes: LocalCluster, capsys) -> None:
