@@ -7,10 +7,13 @@ sent only if the index of its folder names it, with byte ranges, which browsers 
 from __future__ import annotations
 
 import asyncio
+import mimetypes
+import os
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dashboards.gallery.contents import document
 from dashboards.gallery.page import page, read
@@ -52,16 +55,29 @@ def application(run_dirs: Sequence[Path], access: Access) -> web.Application:
                 files[place], tops[place] = folder.path / video.file, top
         return page(runs, document(runs, lambda path: f"videos/{numbers[path]}"), time.time())
 
-    def allowed(place: str) -> Path | None:
-        """The file, if it is one, and no part of its path leads out of its run's samples/."""
+    def opened(place: str) -> int | None:
+        """A descriptor of the file, if it is one and no part of its path leads out of its run."""
         path, top = files.get(place), tops.get(place)
         if path is None or top is None:
             return None
         try:
-            with opened_below(top, str(path.relative_to(top))):
-                return path
+            with opened_below(top, str(path.relative_to(top))) as (fd, _):
+                return os.dup(fd)
         except OSError:
             return None
+
+    class Opened(web.FileResponse):
+        """The file that was looked at, whatever has its name by now; closes the descriptor."""
+
+        def __init__(self, fd: int, headers: dict[str, str]) -> None:
+            super().__init__(f"/proc/self/fd/{fd}", headers=headers)
+            self._close = weakref.finalize(self, os.close, fd)
+
+        async def prepare(self, request: web.BaseRequest) -> Any:  # sends all of it
+            try:
+                return await super().prepare(request)
+            finally:
+                self._close()
 
     async def index(request: web.Request) -> web.Response:
         access.check(request)
@@ -70,11 +86,13 @@ def application(run_dirs: Sequence[Path], access: Access) -> web.Application:
 
     async def video(request: web.Request) -> web.StreamResponse:
         access.check(request)
-        path = await asyncio.to_thread(allowed, request.match_info["file"])
-        if path is None:
+        place = request.match_info["file"]
+        fd = await asyncio.to_thread(opened, place)
+        if fd is None:
             raise web.HTTPNotFound(text="the gallery has no such video\n")
         # A checkpoint's videos can be made again under their names: ask each time, send if changed.
-        return web.FileResponse(path, headers={"Cache-Control": "no-cache"})
+        kind = mimetypes.guess_type(place)[0] or "application/octet-stream"
+        return Opened(fd, {"Cache-Control": "no-cache", "Content-Type": kind})
 
     app = web.Application(middlewares=[access.middleware()])
     app.add_routes([web.get("/{word}/", index), web.get("/{word}/videos/{file:.+}", video)])

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
+import os
 import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from dashboards.gallery.web import application
+from dashboards.web.access import Access
 from tests.dashboards.gallery.test_page import put, two
 from trainer.runlog.own_modules import module_command
 
@@ -88,3 +93,47 @@ def test_page_and_videos_are_served_and_nothing_else(served: Served, tmp_path: P
         status, said = served.get(path)
         assert status == 403
         assert b"clusterctl gallery --web" in said
+
+
+@pytest.mark.parametrize("other", ["link", "pipe", "file"])
+def test_the_file_that_was_looked_at_is_sent_whatever_has_its_name_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    """Somebody who writes in the run changes a file after it was checked, before it is sent."""
+    aiohttp_web = pytest.importorskip("aiohttp.web")
+    put(tmp_path / "run", "a", 1, two("a cat", "a dog"))
+    (tmp_path / "secret").write_bytes(b"secret")
+    video = tmp_path / "run/samples/a/sample_0000.mp4"
+    prepare = aiohttp_web.FileResponse.prepare
+
+    async def late(self: Any, request: Any) -> Any:
+        video.unlink()
+        if other == "link":
+            video.symlink_to(tmp_path / "secret")
+        elif other == "pipe":
+            os.mkfifo(video)
+        else:
+            video.write_bytes(b"another")
+        return await prepare(self, request)
+
+    monkeypatch.setattr(aiohttp_web.FileResponse, "prepare", late)
+    found = asyncio.run(asked(tmp_path / "run", "videos/0/sample_0000.mp4"))
+    assert found == (200, b"video", "video/mp4", 0)
+
+
+async def asked(run: Path, place: str) -> tuple[int, bytes, str, int]:
+    """(status, body, type, descriptors of videos left open) of a request behind the page's."""
+    from aiohttp.test_utils import TestClient, TestServer
+
+    access = Access(("localhost",), "word", "clusterctl gallery --web")
+    async with TestClient(TestServer(application([run], access))) as client:
+        await (await client.get(f"/{access.word}/", headers={"Host": "localhost"})).read()
+        async with client.get(f"/{access.word}/{place}", headers={"Host": "localhost"}) as answer:
+            body = await answer.read()
+            kind = answer.headers["Content-Type"]
+            status = answer.status
+    links = []
+    for one in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # the one of this list
+            links.append(str(one.readlink()))
+    return status, body, kind, sum(".mp4" in link for link in links)
