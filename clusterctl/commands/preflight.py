@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from functools import partial
@@ -224,7 +223,7 @@ def _show(output: Output, report: Report, chosen: Chosen) -> None:
     if not output.quiet:
         fixes = fix_lines(report)
         page = output.page()
-        if page is not None and _height(rows, fixes, page.columns) + NOTES >= page.lines:
+        if rows and page is not None and _height(rows, fixes, page.columns) + NOTES >= page.lines:
             rows, fixes = rows[::-1], fixes[::-1]  # the worst last: the first ones scroll off
         if rows or output.verbose:
             output.table(columns, rows)
@@ -236,11 +235,10 @@ def _show(output: Output, report: Report, chosen: Chosen) -> None:
 def _height(rows: Sequence[Sequence[str | Cell]], fixes: Sequence[str], columns: int) -> int:
     """About how many lines of a terminal a table takes with its header, and what follows it."""
     cells = [[len(cell.text if isinstance(cell, Cell) else cell) for cell in row] for row in rows]
-    before = sum(max(column) + 2 for column in zip(*(row[:-1] for row in cells), strict=True))
+    before = sum(max(row[column] for row in cells) + 2 for column in range(len(cells[0]) - 1))
     last = max(1, columns - before)  # columns of what is wrapped
     texts = [(row[-1], last) for row in cells] + [(len(text), columns) for text in fixes]
-    lines = [max(1, math.ceil(length / width)) for length, width in texts]
-    return 1 + sum(lines)
+    return 1 + sum(max(1, -(-length // width)) for length, width in texts)
 
 
 def _explain(output: Output, id: str | None) -> int:
