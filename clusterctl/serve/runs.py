@@ -102,11 +102,11 @@ def _place(
         return _of_config(source, Path(own["prompts"]))
     data = config.get("dataset")
     path = data.get("data_path") if isinstance(data, dict) else None
-    beside = [Path(path).parent] if isinstance(path, str) else []
-    for folder in (source.folder, *beside):
-        with contextlib.suppress(OSError, ValueError):  # too long a name, or no name
-            if (folder / PROMPTS).is_file():
-                return folder / PROMPTS, folder
+    with contextlib.suppress(OSError, ValueError):  # too long a name, or no name
+        if (source.folder / PROMPTS).is_file():
+            return source.folder / PROMPTS, source.folder
+        if isinstance(path, str) and (beside := Path(path).parent / PROMPTS).is_file():
+            return _of_config(source, beside)
     text = f"there are no prompts for {source.name}, preset {preset.name}"
     raise UsageError(text, hint="--prompts FILE has one a line")
 
@@ -118,7 +118,7 @@ def _of_config(source: Source, place: Path) -> tuple[Path, Path]:
         for folder in (source.folder.resolve(), Path.cwd()):
             if found.is_relative_to(folder):
                 return found, folder
-    text = f"the config of {source.name} takes its prompts from {place}, which is outside of it"
+    text = f"{source.name} would take its prompts from {place}, which is outside of it"
     raise UsageError(f"{text} and of this folder", hint=f"--prompts {place} if that is meant")
 
 

@@ -196,7 +196,13 @@ def test_a_run_names_no_file_of_this_user_as_prompts(
     (run / "prompts.txt").symlink_to(secret)
     assert "it is a link: links are not followed" in says(None)
     (run / "prompts.txt").unlink()
-    assert "it is a link: links are not followed" in says(None, f"{run}/data/clips.csv")
+    for name in (f"{run}/data/clips.csv", f"{secret.parent}/clips.csv", "../mine/clips.csv"):
+        assert "which is outside of it" in says(None, name), name
+    (tmp_path / "here/prompts.txt").write_text("a dog\n")
+    given["config"]["sample"]["prompts"] = None
+    given["config"]["dataset"]["data_path"] = "clips.csv"  # of the folder that serve is started in
+    (run / "config.json").write_text(json.dumps(given))
+    assert serve(run, dry_run=True) == 0
     given["config"]["sample"]["prompts"] = f"{run}/inside.txt"
     (run / "config.json").write_text(json.dumps(given))
     assert serve(run, dry_run=True) == 0
