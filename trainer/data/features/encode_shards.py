@@ -22,6 +22,7 @@ from trainer.data.features.index import text_key
 from trainer.data.features.units import keys_of, segments
 from trainer.data.manifest.left_out import RESUME
 from trainer.data.video.decode import Window
+from trainer.data.video.other_size import OtherSizes, other_size
 from trainer.device import choose_device
 from trainer.engine.base import set_threads
 from trainer.engine.process_group import Rank
@@ -54,6 +55,8 @@ class Maker:
         self._device = choose_device(Rank.from_environment().local_rank)
         self._bad = 0
         self._progress = RowProgress(f"encode {out.name}", options.quiet)
+        rank = Rank.from_environment().rank
+        self._other_sizes = OtherSizes(rank, "encoded", self._progress.clear)
 
     def make(self, shards: Sequence[Shard]) -> None:
         """Write each. Raises FeaturesError above the limit of bad clips; what is done stays."""
@@ -97,13 +100,17 @@ class Maker:
                 self._write_latents(shards[place], held)
 
     def _encoded(self, maker: LatentMaker, unit: int, segments: Iterable[Decoded]) -> _Clip:
-        clip = _Clip(unit)
+        clip, manifest = _Clip(unit), self._work.manifest
+        row = int(self._work.units.rows[unit])
+        stated = int(manifest.height[row]), int(manifest.width[row])
         for segment, pixels, reply in segments:
             if reply.error:
                 return _Clip(unit, error=reply.error)
             if clip.file not in ((), reply.file):
                 return _Clip(unit, error="it was changed while it was read")
             clip.fps, clip.file = reply.fps, reply.file
+            if why := other_size(stated, reply.size):
+                self._other_sizes.tell(segment.path, why)
             for length in segment.lengths:
                 if maker.grid.count(length, pixels.shape[1]) == 0:
                     continue

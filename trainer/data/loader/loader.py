@@ -15,7 +15,7 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -23,16 +23,14 @@ from typing import Any
 import torch
 
 from trainer.config.keys import DatasetConfig
-from trainer.data.loader.microbatch import Bad, Batch, assemble
+from trainer.data.loader.microbatch import Batch, assemble
 from trainer.data.loader.task import Clip, Task, make_task
 from trainer.data.plan.buckets import Bucket, Ints
 from trainer.data.plan.data_plan import Cursor, DataPlan
 from trainer.data.video.decode import START_TIMEOUT_S, Decoder, DecoderBroken
+from trainer.data.video.other_size import OtherSizes
 from trainer.errors import ConfigError, TrainerError
-from trainer.runlog.output import LOG
 
-_SHOWN_SIZES = 5  # clips of each rank
-_ADVICE = "python -m trainer.data check lists such clips, probe makes a new manifest"
 _EMPTY = 100  # epochs without a step, one after another: chance leaves out one, hardly so many
 
 
@@ -138,7 +136,7 @@ class Loader:
         if not 0 <= self.rank < self.world:
             raise LoaderError(f"rank {self.rank} of {self.world}")
         self._left = self._batches(self.cursor)
-        self._resized: set[str] = set()  # clips of another size that were told
+        self._other_sizes = OtherSizes(self.rank, "trained on")
         self._workers: list[Worker] = []
         self._turns: Iterator[Worker] = iter(())
         self._ahead: Iterator[Task] = iter(())
@@ -163,25 +161,13 @@ class Loader:
                     raise LoaderError(f"rank {self.rank}: {error}", hint=error.hint) from None
                 raise
             self._ask(worker)
-            self._tell_sizes(batch.failures.resized)
+            for clip in batch.failures.resized:
+                self._other_sizes.tell(clip.path, clip.reason)
             self.cursor = self.cursor.after_step(self.world)
             self._left -= 1
             yield batch
         self.cursor = self.next_place() or self.cursor
         self._left = self._batches(self.cursor)
-
-    def _tell_sizes(self, resized: Sequence[Bad]) -> None:
-        """Of the first clips: the others are as wrong, or the whole manifest is."""
-        for clip in resized:
-            if clip.path in self._resized or len(self._resized) >= _SHOWN_SIZES:
-                continue
-            self._resized.add(clip.path)
-            told = (
-                f"it is trained on, scaled and cut to the bucket of the manifest's size ({_ADVICE})"
-            )
-            if len(self._resized) == _SHOWN_SIZES:
-                told += "; further ones are not told"
-            LOG.warning("warning: rank %d: %s: %s; %s", self.rank, clip.path, clip.reason, told)
 
     def next_place(self, epochs: int | None = None) -> Cursor | None:
         """Where the next step begins; None when no epoch before number `epochs` has one, by chance

@@ -21,6 +21,7 @@ from trainer.data.loader.task import Clip, Task
 from trainer.data.manifest.manifest import SUFFIXES
 from trainer.data.plan.buckets import Bucket
 from trainer.data.video.decode import IMAGE_FPS, Decoder, Window
+from trainer.data.video.other_size import other_size
 from trainer.data.video.outage import Outage
 from trainer.errors import TooManyBadSamples
 
@@ -218,7 +219,7 @@ class _Reading:
                 if waited and reply.storage_fails:
                     again.append(place)
                     continue
-                if why := _other_size(clip, reply.size):
+                if why := other_size(clip.size, reply.size):
                     self.failures.resized.append(Bad(clip.row, clip.path, why))
                 rates[place] = rate = frame_rate(clip, reply.fps, task)
                 if reply.error or not rate:
@@ -239,14 +240,6 @@ class _Reading:
         more = {"decode_s": self._decode_s, "decoder_bytes": self._decoder_bytes}
         at, fps = (task.epoch, task.index), torch.from_numpy(rates)
         return Batch.of(bucket, at, replacing.chosen, fps, video=video, **more)
-
-
-def _other_size(clip: Clip, size: Sequence[int]) -> str:
-    """How a file's height and width differ from what decided its bucket; "" where they do not."""
-    if not size or not clip.size or tuple(size) == clip.size:
-        return ""
-    found, stated = (f"{height}x{width}" for height, width in (size, clip.size))
-    return f"it is {found} (height x width), the manifest says {stated}"
 
 
 def frame_rate(clip: Clip, file_fps: float, task: Task) -> float:

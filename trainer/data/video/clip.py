@@ -61,7 +61,7 @@ class ClipFacts:
 
 class Read(NamedTuple):
     """What was seen of a file while a window was read: frames a second, 0 if unknown; height and
-    width after rotation, none of a still that upstream's resize has read."""
+    width after rotation."""
 
     fps: float
     size: tuple[int, ...] = ()
@@ -91,8 +91,7 @@ def read_window(path: str, window: Window, out_CTHW: NDArray[Any]) -> Read:
                 if max(window.frames, window.expected) > 1:
                     raise ClipError(f"has 1 frame, the manifest says {window.expected}")
                 with refusing():
-                    read_still(path, window, out_CTHW[:, 0])
-                return Read(0.0)
+                    return Read(0.0, read_still(path, window, out_CTHW[:, 0]))
         try:
             return _read_somehow(path, window, out_CTHW)
         except _Shorter as error:

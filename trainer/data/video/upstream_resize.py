@@ -47,8 +47,9 @@ def put_as_upstream(frame: Any, window: Window, out_CHW: NDArray[Any]) -> None:
     _normalise(scaled[:, top : top + window.height, left : left + window.width], out_CHW)
 
 
-def read_still(path: str, window: Window, out_CHW: NDArray[Any]) -> None:
-    """Scale and crop an image file into float32 [3, H, W]. Raises OSError for what is no image."""
+def read_still(path: str, window: Window, out_CHW: NDArray[Any]) -> tuple[int, int]:
+    """Scale and crop an image file into float32 [3, H, W]; returns its height and width as shown.
+    Raises OSError for what is no image."""
     from PIL import Image, ImageOps
 
     with Image.open(path) as file:
@@ -58,6 +59,7 @@ def read_still(path: str, window: Window, out_CHW: NDArray[Any]) -> None:
     top, left = round((tall - window.height) / 2), round((wide - window.width) / 2)
     pixels = pixels[top : top + window.height, left : left + window.width]
     _normalise(torch.from_numpy(pixels.transpose(2, 0, 1).copy()).float() / 255.0, out_CHW)
+    return image.height, image.width
 
 
 def _normalise(image_CHW: torch.Tensor, out_CHW: NDArray[Any]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.ports import free_port
 from tests.trainer.data.features.feature_caches import (
@@ -278,6 +279,28 @@ def test_keys_of_the_config_may_stand_anywhere(place: Place, tmp_path: Path) -> 
     assert main([*words, str(place.config_file), "--threads", "1", out, "-q"]) == 0
     key = Features(tmp_path / "cache").key
     assert (key["latents"]["max_frames"], key["frames"]["resize"]) == (40, "area")
+
+
+@pytest.mark.long
+def test_clips_of_another_size_than_the_manifest_says_are_told_once(
+    place: Place, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Clips of several buckets, and a still."""
+    rows = [(f"{place.folder}/{n}.mp4", "x", frames, 64, 80, 24) for n, frames in enumerate(FRAMES)]
+    Image.new("RGB", (40, 32)).save(tmp_path / "a.png")
+    right = (f"{place.folder}/2.mp4", "x", FRAMES[2], 32, 40, 24)
+    write_table(tmp_path / "m.csv", [rows[0], right, (f"{tmp_path}/a.png", "x", 1, 48, 40, "")])
+    words = ["--data-path", str(tmp_path / "m.csv"), "--workers", "1"]
+    words += ["--bucket-config", '{"16px": {17: (1.0, 1), 34: (1.0, 1), 1: (1.0, 1)}}']
+    assert place.encode(tmp_path / "cache", *words) == 0
+    said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("warning: ")]
+    assert sorted(line.partition(": it is ")[0].rpartition("/")[2] for line in said) == [
+        "0.mp4",
+        "a.png",
+    ]
+    for line in said:
+        assert "it is 32x40 (height x width), the manifest says " in line
+        assert "; it is encoded, scaled and cut to the bucket of the manifest's size (" in line
 
 
 def test_dry_run_says_how_much_and_writes_nothing(

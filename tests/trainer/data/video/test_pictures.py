@@ -29,7 +29,8 @@ def test_a_photo_is_read_as_its_exif_says(tmp_path: Path, orientation: int, resi
     assert (facts.height, facts.width) == shown.shape[:2]
     window = Window(0, 1, 1, facts.height, facts.width, 1, resize)
     out_CTHW = np.zeros((3, 1, facts.height, facts.width), window.dtype)
-    read_window(str(path), window, out_CTHW)
+    seen = read_window(str(path), window, out_CTHW)
+    assert tuple(seen.size) == shown.shape[:2]  # what decides whether the manifest is right
     read = out_CTHW[:, 0].transpose(1, 2, 0).astype(float)
     read = (read + 1) * 127.5 if resize == "torch" else read
     assert np.abs(read - shown).mean() < 15  # JPEG's colours at half size; others differ by 80
