@@ -1,7 +1,8 @@
 """An sftp session of which the node's answers take a bounded part of this machine's memory.
 
 paramiko takes packets of up to 16 MB, any number of answers to questions that nobody asked, lists
-of folders without end, and data ahead of time for a size that the node chooses.
+of folders without end, data ahead of time for a size that the node chooses, and reads as many
+attributes of a file as it says, four billion in an hour, whether they are there or not.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from clusterctl.transport.paramiko_import import paramiko
 MOST_PACKET = 1 << 20  # OpenSSH's longest is 256 kB
 SPARE = 2  # packets more than requests: the version, and the one that is read now
 OPENDIR, READDIR, CLOSE, READ = 11, 12, 4, 5
-STATUS, HANDLE, DATA, NAME = 101, 102, 103, 104
+STATUS, HANDLE, DATA, NAME, ATTRS = 101, 102, 103, 104, 105
+# What attributes have by their flags: bytes of size, owners, mode and times; then named ones.
+LENGTHS, EXTENDED = {1: 8, 2: 8, 4: 4, 8: 8}, 1 << 31
 REQUEST_BYTES = 1 << 15  # what every server answers at once
 AHEAD_BYTES = 2 << 20  # under way: they hide the way to another continent
 
@@ -45,6 +48,8 @@ class BoundedSftp(paramiko.SFTPClient):
                 name, long = told.get_text(), told.get_text()
                 if not name:
                     raise paramiko.SSHException("the sftp server lists a file without a name")
+                packet: Any = told.packet
+                _check_attributes(packet.getbuffer(), packet.tell())
                 entry = attributes(told, name, long)
                 found += [entry] if name not in (".", "..") else []
         return found
@@ -103,4 +108,15 @@ class BoundedSftp(paramiko.SFTPClient):
         data: bytes = read(size)
         if data[:1] == bytes([DATA]) and size > 9 + REQUEST_BYTES:  # 9: type, id, length
             raise paramiko.SSHException("the sftp server sends more than was asked for")
+        if data[:1] == bytes([ATTRS]):
+            _check_attributes(memoryview(data), 5)
         return (data[0], data[1:]) if data else (0, b"")
+
+
+def _check_attributes(data: memoryview, at: int) -> None:
+    """Raises where more named attributes are announced than there is room for."""
+    flags = int.from_bytes(data[at : at + 4], "big")
+    at += 4 + sum(length for flag, length in LENGTHS.items() if flags & flag)
+    count = int.from_bytes(data[at : at + 4], "big") if flags & EXTENDED else 0
+    if 8 * count > len(data):  # each has two lengths
+        raise paramiko.SSHException(f"the sftp server sent {count:,} attributes of a file")

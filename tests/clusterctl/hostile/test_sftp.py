@@ -112,6 +112,34 @@ def test_what_was_not_asked_ends_the_session(flood: bytes, words: str) -> None:
         session.stat("/x")
 
 
+@pytest.mark.parametrize("flags", [1 << 31, (1 << 31) | 15, (1 << 32) - 1])
+def test_a_file_with_four_billion_attributes_is_none(flags: int) -> None:
+    """paramiko would read as many, an hour long, of a packet that has none."""
+    sizes = {1: 8, 2: 8, 4: 4, 8: 8}
+    known = b"\0" * sum(size for flag, size in sizes.items() if flags & flag)
+    attributes = struct.pack(">I", flags) + known + struct.pack(">I", 0x302D6570)
+
+    def said(kind: int, number: int, body: bytes) -> bytes | None:
+        if kind == sftp.READDIR:
+            return sftp.answer(
+                sftp.NAME, number, struct.pack(">I", 1) + sftp.text(b"a") * 2 + attributes
+            )
+        is_asked = kind in (sftp.STAT, sftp.FSTAT)
+        attributes_of = sftp.answer(sftp.ATTRS, number, attributes)
+        return attributes_of if is_asked else sftp.honest(b"", [])(kind, number, body)
+
+    for work in (
+        lambda session: session.stat("/x"),
+        lambda session: session.open("/x").stat(),
+        lambda session: resume.entries(session, "/x", 5000),
+    ):
+        with (
+            sftp.serving(said) as session,
+            pytest.raises(SSHException, match="sent 808,281,456 attributes of a file"),
+        ):
+            work(session)
+
+
 @pytest.mark.parametrize(
     "entry",
     [
