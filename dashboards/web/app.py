@@ -19,7 +19,7 @@ from click.core import ParameterSource
 
 from clusterctl.errors import UsageError
 from dashboards.web.allowed_hosts import is_loopback, our_names
-from trainer.runlog.own_modules import module_command
+from trainer.runlog.own_modules import environment, module_command
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -35,8 +35,10 @@ def serve(arguments: Sequence[str], *, host: str, port: int, say: Callable[[str]
     def make(url: str, access: Access) -> web.Application:
         from dashboards.web.server import Server
 
-        # exec: the shell that textual-serve starts must not be between it and the view.
-        command = shlex.join(module_command("clusterctl", "top", *arguments))
+        # exec: the shell that textual-serve starts must not be between it and the view. It gets this
+        # process's environment, whose PYTHONPATH may have an empty part: the current folder.
+        path = f"PYTHONPATH={environment()['PYTHONPATH']}"
+        command = shlex.join(["env", path, *module_command("clusterctl", "top", *arguments)])
         return Server(f"exec {command}", url, access).make()
 
     return run(make, "clusterctl top --web", host=host, port=port, say=say)
