@@ -16,6 +16,7 @@ from trainer.runlog.own_modules import module_command
 
 __all__ = ["planted"]  # a fixture
 pytestmark = pytest.mark.slow
+CLIPS = 40  # a step of the demo's configuration takes 16 of each rank
 
 
 def test_served_views_run_nothing(planted: Path) -> None:  # noqa: F811
@@ -33,11 +34,14 @@ def test_launched_ranks_run_nothing_of_their_run_directory_and_workdir(
 ) -> None:
     """A whole launch over ssh, from the folder, with preflight, into a folder that others filled."""
     cluster = loopback(2)
-    write_clip(planted / "good.mp4", 12)
+    write_clip(planted / "0.mp4", 12)
+    for number in range(1, CLIPS):
+        (planted / f"{number}.mp4").hardlink_to(planted / "0.mp4")
     (planted / "outputs").mkdir()
     plant(planted / "outputs", tmp_path / "it-ran")
     (planted / "manifest.csv").write_text(
-        "path,text,num_frames,height,width,fps\n" + "good.mp4,a caption,12,64,64,8\n" * 8
+        "path,text,num_frames,height,width,fps\n"
+        + "".join(f"{number}.mp4,a caption,12,48,64,8\n" for number in range(CLIPS))
     )
     words = ("launch", "demo", "--yes", "--outputs", "outputs", "--device", "cpu", "--hostfile")
     more = ("--", "--dataset.data-path", planted / "manifest.csv", "--max-steps", "2")
