@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 CLIPS = 40  # a step of the demo's configuration takes 16 of each rank
 
 
-def test_served_views_run_nothing(planted: Path) -> None:  # noqa: F811
+def test_served_views_run_nothing(planted: Path) -> None:
     """Each page that is opened starts a process."""
     pytest.importorskip("textual_serve")
     with serving(planted, "top", "--demo") as url:
@@ -28,9 +28,7 @@ def test_served_views_run_nothing(planted: Path) -> None:  # noqa: F811
 
 @pytest.mark.timeout(600)
 def test_launched_ranks_run_nothing_of_their_run_directory_and_workdir(
-    planted: Path,  # noqa: F811
-    tmp_path: Path,
-    loopback: Callable[..., LoopbackCluster],
+    planted: Path, tmp_path: Path, loopback: Callable[..., LoopbackCluster]
 ) -> None:
     """A whole launch over ssh, from the folder, with preflight, into a folder that others filled."""
     cluster = loopback(2)
@@ -51,7 +49,7 @@ def test_launched_ranks_run_nothing_of_their_run_directory_and_workdir(
 
 
 @pytest.mark.timeout(900)
-def test_every_tool_for_manifests_runs_nothing(planted: Path) -> None:  # noqa: F811
+def test_every_tool_for_manifests_runs_nothing(planted: Path) -> None:
     write_clip(planted / "good.mp4", 12)
     (planted / "clips.csv").write_text("path,text\ngood.mp4,a caption\n")
     probed = run(module_command("trainer.data", "probe", "clips.csv", "m.csv"), planted)
