@@ -35,8 +35,8 @@ def serve(arguments: Sequence[str], *, host: str, port: int, say: Callable[[str]
     def make(url: str, access: Access) -> web.Application:
         from dashboards.web.server import Server
 
-        # exec: the shell that textual-serve starts must not be between it and the view. It gets this
-        # process's environment, whose PYTHONPATH may have an empty part: the current folder.
+        # exec: the shell that textual-serve starts must not be between it and the view. It has the
+        # environment of this process, whose PYTHONPATH may have an empty part: the current folder.
         path = f"PYTHONPATH={environment()['PYTHONPATH']}"
         command = shlex.join(["env", path, *module_command("clusterctl", "top", *arguments)])
         return Server(f"exec {command}", url, access).make()
