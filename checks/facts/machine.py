@@ -122,13 +122,16 @@ class TimeSource:
     """A server that a time daemon listens to."""
 
     address: str
-    state: str  # selected, combined, excluded, falseticker, unreachable, jittery, pps
+    # selected, combined, excluded, falseticker, unreachable, rejected (ntpq's blank, but it
+    # answers), not usable (chronyc's ?, but it answers), jittery, pps
+    state: str
     stratum: int
     poll_s: float
     reach: int  # eight bits, newest lowest: 255 is all of the last eight answers
     last_rx_s: Maybe[float]
     offset_s: Maybe[float]  # positive: this node is ahead of that server
     error_s: Maybe[float]
+    is_own_clock: bool = False  # ntpd's driver of the local clock, 127.127.1.x: it follows nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +151,7 @@ class Clock:
     boottime_s: Maybe[float] = NOT_ASKED
     moved_s: Maybe[float] = NOT_ASKED  # wall against boot time during the payload; below 0: back
     kernel_synced: Maybe[bool] = NOT_ASKED  # adjtimex without STA_UNSYNC
+    kernel_max_error_s: Maybe[float] = NOT_ASKED  # grows by 0.5 ms a second that nobody steers
     ntp_synchronized: Maybe[bool] = NOT_ASKED  # timedatectl
     tracking: Maybe[ChronyTracking] = NOT_ASKED
     sources: Maybe[tuple[TimeSource, ...]] = NOT_ASKED  # chronyc's, else ntpq's

@@ -36,9 +36,10 @@ STATES = {
     "~": "jittery",
 }
 """chronyc's marks; ntpq has others beside them."""
-_TALLY = STATES | {"o": "pps", "#": "excluded", ".": "excluded", " ": "unreachable"}
+_TALLY = STATES | {"o": "pps", "#": "excluded", ".": "excluded", " ": "rejected"}
+_OWN_CLOCK = re.compile(r"127\.127\.1\.\d{1,3}|LOCAL\(\d{1,3}\)")  # the second is ntpsec's name
 NEVER = 4294967295  # LastRx of a server that has not answered yet
-_NO_DAEMON = r"Request timed out|Connection refused|No association|command not found"
+_NO_DAEMON = r"Request timed out|Connection refused|command not found"
 STA_UNSYNC = 0x40
 
 
@@ -63,6 +64,7 @@ def parse_clock(
         boottime_s=boot_s,
         moved_s=parsed(get("began"), lambda text: _moved(text, now_s, boot_s)),
         kernel_synced=parsed(get("adjtimex"), read_adjtimex),
+        kernel_max_error_s=parsed(get("adjtimex"), read_max_error),
         ntp_synchronized=parsed(get("timedatectl"), read_timedatectl),
         tracking=then(_of_chronyc(get("chrony_tracking")), read_tracking),
         sources=sources,
@@ -131,6 +133,8 @@ def _source(cells: list[str]) -> TimeSource:
     state, poll_s = STATES.get(cells[1], cells[1]), 2.0 ** min(int(cells[4]), 30)
     last_rx, reach = int(cells[6]), int(cells[5], 8)
     seen: list[Maybe[float]] = [Unknown("it has never answered")] * 3
+    if state == "unreachable" and reach:
+        state = "not usable"
     if last_rx != NEVER:
         seen = [float(last_rx), finite(cells[7]), finite(cells[9])]
     return TimeSource(cells[2], state, int(cells[3]), poll_s, reach, *seen)
@@ -148,6 +152,8 @@ def read_peers(text: str) -> Maybe[tuple[TimeSource, ...]]:
     for line in text.splitlines():
         if re.search(_NO_DAEMON, line):
             return Unknown("no ntpd answers: " + line.strip(" *"))
+        if re.match(r"\W*No association", line):
+            return ()  # it answers that it has no server
     head, ruler, body = text.partition("\n====")
     if not ruler or "remote" not in head:
         return Unknown(f"ntpq: {unreadable(first_line(text))}")
@@ -169,7 +175,9 @@ def _peer(tally: str, cells: list[str]) -> TimeSource:
         # ntpq: plus means the server is ahead of us.
         seen = [_when(cells[4]), -offset_s, jitter_s]
     state = _TALLY[tally] if reach else "unreachable"
-    return TimeSource(cells[0], state, int(cells[2]), float(cells[5]), reach, *seen)
+    own = _OWN_CLOCK.fullmatch(cells[0]) is not None or cells[1] in (".LOCL.", ".LCL.")
+    is_own = own and cells[3] == "l"  # u: a server that serves its own clock
+    return TimeSource(cells[0], state, int(cells[2]), float(cells[5]), reach, *seen, is_own)
 
 
 def _when(text: str) -> Maybe[float]:
@@ -189,6 +197,12 @@ def read_adjtimex(text: str) -> Maybe[bool]:
     """`status=N maxerror=N esterror=N` of the census: whether the kernel's clock is steered."""
     match = re.search(r"\bstatus=(\d{1,9})\b", text)
     return Unknown("no status") if match is None else not int(match[1]) & STA_UNSYNC
+
+
+def read_max_error(text: str) -> Maybe[float]:
+    """The kernel's own bound on its error, in seconds; it counts microseconds."""
+    match = re.search(r"\bmaxerror=(\d{1,18})\b", text)
+    return Unknown("no maxerror") if match is None else int(match[1]) / 1e6
 
 
 def best_exchange(samples: Iterable[tuple[float, float, float]]) -> Maybe[Exchange]:

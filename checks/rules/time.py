@@ -1,4 +1,4 @@
-"""Clocks: near each other, steered by one daemon that follows a real source, never stepping.
+"""Clocks: near each other, steered by one daemon, never stepping.
 
 A peer's timers run on its own clock: a rendezvous store gives up too early, logs cannot be put in
 order, and a run that was lost every 30 minutes had one node whose clock jumped. None of the tools
@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from checks.compare import compare, each_node, majority
-from checks.facts import NOT_ASKED, ChronyTracking, Clock, Fleet, NodeFacts, Unknown, known
-from checks.finding import Finding, Lacks, Verdict, fail, need, passed, skip, unknown, warn
+from checks.facts import NOT_ASKED, Clock, Fleet, NodeFacts, Unknown, known
+from checks.finding import Finding, Lacks, fail, need, passed, skip, unknown, warn
 from checks.profile import Profile
 from checks.registry import Rule, check
 
@@ -28,7 +28,7 @@ def _need_two(fleet: Fleet) -> None:
         raise Lacks(skip("one machine: there is no second clock"))
 
 
-def _each_clock(judge: Callable[[NodeFacts, Clock, Profile], Finding]) -> Rule:
+def each_clock(judge: Callable[[NodeFacts, Clock, Profile], Finding]) -> Rule:
     """Turn a judge of one clock into a rule."""
 
     @functools.wraps(judge)
@@ -101,7 +101,7 @@ def ago(seconds: float) -> str:
 
 
 @check("time.step", "fleet", advisory=True)
-@_each_clock
+@each_clock
 def step(node: NodeFacts, clock: Clock, limits: Profile) -> Finding:
     """No clock is stepped while it runs.
 
@@ -121,7 +121,7 @@ def step(node: NodeFacts, clock: Clock, limits: Profile) -> Finding:
 
 
 @check("time.log_ahead", "fleet", advisory=True)
-@_each_clock
+@each_clock
 def log_ahead(_node: NodeFacts, clock: Clock, limits: Profile) -> Finding:
     """No log was written in the future.
 
@@ -139,88 +139,8 @@ def log_ahead(_node: NodeFacts, clock: Clock, limits: Profile) -> Finding:
     return passed("no log from the future")
 
 
-@check("time.sync", "fleet", advisory=True)
-@_each_clock
-def sync(_node: NodeFacts, clock: Clock, limits: Profile) -> Finding:
-    """Every clock is steered by a source that answers.
-
-    Why: chronyd with `local stratum` says `Leap status: Normal` while it follows nothing at all.
-    Bad: WARN last or RMS offset over 10 ms, reach not 377; FAIL not synchronised, own clock as
-        source, no selected source, root distance or offset over 100 ms
-    How: chronyc -c tracking and sources; without chronyd ntpq -pn, timedatectl, adjtimex
-    Fix: sudo systemctl enable --now chrony; chronyc sources; `server HEAD iburst` in chrony.conf
-    """
-    track = clock.tracking
-    if isinstance(track, Unknown):
-        return _judge_without_chrony(clock, track, limits)
-    listed = () if isinstance(clock.sources, Unknown) else clock.sources
-    chosen = [one for one in listed if one.state == "selected"]
-    limit_s, offset_s = limits.clock_root_distance_fail_s, track.offset_s
-    if track.is_local:
-        return fail("chronyd follows its own clock (reference 7F7F0101)")
-    if track.ref_id == "00000000" or not track.leap.startswith(("Normal", "Insert", "Delete")):
-        why = ", ".join(f"{one.address} {one.state}" for one in listed) or "it has no source"
-        return fail(f"chronyd is not synchronised: {why}", track.leap)
-    if isinstance(clock.sources, tuple) and not chosen:
-        return fail("chronyd has selected no source")
-    if abs(offset_s) > limit_s:
-        text = f"{offset_s:+.3f} s from its source {track.ref_name}{_stepped(track)}"
-        fix = "sudo chronyc makestep  (no job running)"
-        return fail(text, f"{offset_s:+.4f}", limit_s, fix=fix)
-    if track.root_distance_s > limit_s:
-        text = f"its source may be wrong by {track.root_distance_s:.3f} s (root distance)"
-        return fail(text, f"{track.root_distance_s:.4f}", limit_s, fix="name a nearer server")
-    worst_s = max(abs(offset_s), abs(track.last_offset_s), track.rms_offset_s)
-    if worst_s > limits.clock_offset_warn_s:
-        text = f"offsets up to {worst_s:.3f} s lately (RMS {track.rms_offset_s:.3f} s)"
-        return warn(text, f"{worst_s:.4f}", limits.clock_offset_warn_s)
-    if false := [one.address for one in listed if one.state == "falseticker"]:
-        return warn(f"{', '.join(false)} tells another time than the others")
-    if thin := [one for one in chosen if one.reach != 0o377]:
-        return warn(f"{thin[0].address} answers intermittently (reach {thin[0].reach:o})")
-    if isinstance(clock.sources, Unknown):
-        return unknown(f"follows {track.ref_name}, what its other sources say: {clock.sources}")
-    return passed(f"follows {track.ref_name}", f"{offset_s:+.6f}")
-
-
-def _stepped(track: ChronyTracking) -> str:
-    """The mean offset still shows a jump of the clock or its source; the last offset does not."""
-    if track.rms_offset_s < 20 * abs(track.last_offset_s) or track.rms_offset_s < 0.01:
-        return ""
-    return f"; one of them was stepped (RMS offset {track.rms_offset_s:.3f} s)"
-
-
-def _judge_without_chrony(clock: Clock, track: Unknown, limits: Profile) -> Finding:
-    """What other daemons report if chronyd does not; they do not replace a running chronyd."""
-    found = _judge_by_others(clock, limits)
-    absent = ("not found", "no chronyd answers", NOT_ASKED.reason)
-    runs = isinstance(clock.daemons, tuple) and "chronyd" in clock.daemons
-    if found.verdict is Verdict.PASS and (runs or not track.reason.startswith(absent)):
-        return unknown(f"{found.evidence}, but chronyd: {track}")
-    return found
-
-
-def _judge_by_others(clock: Clock, limits: Profile) -> Finding:
-    """ntpd, systemd-timesyncd, or at least what the kernel knows."""
-    if isinstance(clock.sources, tuple) and clock.sources:
-        chosen = [one for one in clock.sources if one.state in ("selected", "pps")]
-        if not chosen:
-            states = ", ".join(f"{one.address} {one.state}" for one in clock.sources)
-            return fail(f"ntpd has selected no source: {states}", fix="ntpq -pn")
-        offset_s, address = chosen[0].offset_s, chosen[0].address
-        if not isinstance(offset_s, Unknown) and abs(offset_s) > limits.clock_offset_warn_s:
-            return warn(f"{offset_s:+.3f} s from {address}", fix="ntpq -pn")
-        return passed(f"ntpd follows {address}")
-    for value, who in ((clock.ntp_synchronized, "systemd"), (clock.kernel_synced, "the kernel")):
-        if value is True:
-            return passed(f"{who} says it is synchronised")
-        if value is False:
-            return fail(f"{who} says it is not synchronised")
-    return unknown(f"status unavailable: {clock.kernel_synced}")
-
-
 @check("time.daemons", "fleet", advisory=True)
-@_each_clock
+@each_clock
 def daemons(_node: NodeFacts, clock: Clock, _limits: Profile) -> Finding:
     """One daemon steers the clock, not two.
 

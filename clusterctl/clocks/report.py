@@ -196,7 +196,9 @@ def steered_by(clock: Clock) -> str:
         return f"chrony: {track.ref_name or track.ref_id}, stratum {track.stratum}"
     if isinstance(clock.sources, tuple) and clock.sources:
         chosen = [one for one in clock.sources if one.state in ("selected", "pps")]
-        return f"ntpd: {chosen[0].address}" if chosen else "ntpd: nobody"
+        own = any(one.is_own_clock for one in chosen[:1])
+        who = "itself" if own else chosen[0].address if chosen else "nobody"
+        return f"ntpd: {who}"
     who = "daemons not known"
     if not isinstance(clock.daemons, Unknown):
         who = ", ".join(clock.daemons) or "no daemon seen"

@@ -120,3 +120,38 @@ def test_shortest_round_trip_counts_and_a_head_that_steps_back_does_not() -> Non
         pytest.approx(0.050), pytest.approx(0.001), 2,
     )  # fmt: skip
     assert isinstance(clock.best_exchange([]), Unknown)
+
+
+PEERS = (
+    "     remote           refid      st t when poll reach   delay   offset  jitter\n"
+    "==============================================================================\n"
+)
+
+
+def test_ntpq_tells_its_own_clock_from_a_server_that_serves_its_own() -> None:
+    rows = {
+        "*127.127.1.0     .LOCL.          10 l    2   64  377    0.000    0.000   0.001": True,
+        "*LOCAL(0)        .LOCL.           5 l    2   64  377    0.000    0.000   0.001": True,
+        "*127.127.1.1     LOCAL(1)        10 l    2   64  377    0.000    0.000   0.001": True,
+        "*10.0.0.1        127.127.1.0      9 u   49   64  377    0.242    0.100   1.049": False,
+        "*10.0.0.1        .LOCL.           1 u   49   64  377    0.242    0.100   1.049": False,
+        "*127.127.28.0    .GPS.            7 l   23   64  377    0.000    0.242  20.760": False,
+        "o127.127.22.0    .PPS.            0 l   23   64  377    0.000    0.242   0.760": False,
+    }
+    found = clock.read_peers(PEERS + "\n".join(rows))
+    assert not isinstance(found, Unknown)
+    assert [one.is_own_clock for one in found] == list(rows.values())
+
+
+def test_a_server_that_answers_and_is_not_taken_is_not_unreachable() -> None:
+    row = " 12.167.151.1    66.85.78.80      3 u    1   64    1   97.264  5602174   2.017"
+    (found,) = clock.read_peers(PEERS + row)  # type: ignore[misc]
+    assert (found.state, found.offset_s) == ("rejected", pytest.approx(-5602.174))
+    (found,) = clock.read_sources("^,?,10.0.0.1,2,6,1,21,0.1,2.5,0.001")  # type: ignore[misc]
+    assert found.state == "not usable"
+    assert clock.read_peers("No association ID's returned\n") == ()
+
+
+def test_the_kernels_bound_is_read_in_seconds() -> None:
+    assert clock.read_max_error("state=0 status=8193 maxerror=16000000 esterror=1") == 16.0
+    assert isinstance(clock.read_max_error("state=0 status=1"), Unknown)

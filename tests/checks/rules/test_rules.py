@@ -404,7 +404,7 @@ def test_a_silent_chronyd_is_not_made_good_by_the_kernel() -> None:
     assert (found["n1"].verdict, found["n2"].verdict) == (UNKNOWN, PASS)
     assert "chronyd: no end in 3 s" in found["n1"].evidence
     none = healthy.clock(
-        tracking=Unknown("not found: chronyc"), sources=Unknown("-"), daemons=("ntpd",)
+        tracking=Unknown("not found: chronyc"), sources=Unknown("-"), daemons=("systemd-timesyn",)
     )
     assert judge("time.sync", node("n1", clock=none), facts[1])["n1"].verdict is PASS
 

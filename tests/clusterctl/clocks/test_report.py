@@ -26,7 +26,7 @@ LIMITS = Profile()
 def node(name: str, offset_s: float = 0.0, error_s: float = 0.0001, **more) -> NodeFacts:
     clock = {
         "time_s": 1000.0, "boottime_s": 100.0, "moved_s": 0.0, "kernel_synced": True,
-        "daemons": ("ntpd",), "clocksource": "tsc", "log_ahead_s": -5.0,
+        "daemons": ("systemd-timesyn",), "clocksource": "tsc", "log_ahead_s": -5.0,
         "exchange": Exchange(offset_s, error_s, 12),
     }  # fmt: skip
     clock |= more.pop("clock", {})
