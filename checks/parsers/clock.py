@@ -38,6 +38,7 @@ STATES = {
 """chronyc's marks; ntpq has others beside them."""
 _TALLY = STATES | {"o": "pps", "#": "excluded", ".": "excluded", " ": "rejected"}
 _OWN_CLOCK = re.compile(r"127\.127\.1\.\d{1,3}|LOCAL\(\d{1,3}\)")  # the second is ntpsec's name
+_Sample = tuple[Maybe[float], Maybe[float], Maybe[float]]  # age, offset and error, in seconds
 NEVER = 4294967295  # LastRx of a server that has not answered yet
 _NO_DAEMON = r"Request timed out|Connection refused|command not found"
 STA_UNSYNC = 0x40
@@ -132,11 +133,12 @@ def read_sources(text: str) -> Maybe[tuple[TimeSource, ...]]:
 def _source(cells: list[str]) -> TimeSource:
     state, poll_s = STATES.get(cells[1], cells[1]), 2.0 ** min(int(cells[4]), 30)
     last_rx, reach = int(cells[6]), int(cells[5], 8)
-    seen: list[Maybe[float]] = [Unknown("it has never answered")] * 3
+    never = Unknown("it has never answered")
+    seen: _Sample = (never, never, never)
     if state == "unreachable" and reach:
         state = "not usable"
     if last_rx != NEVER:
-        seen = [float(last_rx), finite(cells[7]), finite(cells[9])]
+        seen = (float(last_rx), finite(cells[7]), finite(cells[9]))
     return TimeSource(cells[2], state, int(cells[3]), poll_s, reach, *seen)
 
 
@@ -170,14 +172,17 @@ def read_peers(text: str) -> Maybe[tuple[TimeSource, ...]]:
 
 def _peer(tally: str, cells: list[str]) -> TimeSource:
     reach, offset_s, jitter_s = int(cells[6], 8), float(cells[8]) / 1000, float(cells[9]) / 1000
-    seen: list[Maybe[float]] = [Unknown("it does not answer")] * 3
+    silent = Unknown("it does not answer")
+    seen: _Sample = (silent, silent, silent)
     if reach > 0 and math.isfinite(offset_s + jitter_s):
         # ntpq: plus means the server is ahead of us.
-        seen = [_when(cells[4]), -offset_s, jitter_s]
+        seen = (_when(cells[4]), -offset_s, jitter_s)
     state = _TALLY[tally] if reach else "unreachable"
     own = _OWN_CLOCK.fullmatch(cells[0]) is not None or cells[1] in (".LOCL.", ".LCL.")
     is_own = own and cells[3] == "l"  # u: a server that serves its own clock
-    return TimeSource(cells[0], state, int(cells[2]), float(cells[5]), reach, *seen, is_own)
+    return TimeSource(
+        cells[0], state, int(cells[2]), float(cells[5]), reach, *seen, is_own_clock=is_own
+    )
 
 
 def _when(text: str) -> Maybe[float]:

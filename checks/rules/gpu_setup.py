@@ -16,13 +16,12 @@ from checks.facts import (
     GpuHealth,
     Maybe,
     NodeFacts,
-    NvLinks,
     TorchGpus,
     Unknown,
     known,
 )
 from checks.facts.gpu import broken
-from checks.finding import Action, Finding, fail, need, passed, skip, unknown, warn
+from checks.finding import Action, Finding, fail, passed, skip, unknown, warn
 from checks.profile import Profile
 from checks.registry import check
 from checks.rules.gpu import by_driver, need_answer, silent_others
@@ -158,81 +157,6 @@ def pcie(fleet: Fleet) -> Iterator[Finding]:
         return first_unknown(now) or first_unknown(most) or unread(gen, best, load)
 
     return each_node(fleet, "gpus", lambda _node, gpus: per_gpu(gpus, judge, "all PCIe lanes"))
-
-
-@check("gpu.nvlink", "fleet", advisory=True)
-def nvlink(fleet: Fleet) -> Iterator[Finding]:
-    """All NVLinks are up.
-
-    Why: NCCL goes over PCIe where they are not, several times slower, without a message.
-    Bad: FAIL on any inactive link, fewer links than the majority's GPUs, a pair without NVLink;
-        WARN in virtual machines none of which has a link: the host assigns them
-    How: NVML link states or nvidia-smi nvlink -s, and topo -m
-    Fix: sudo systemctl restart nvidia-fabricmanager; reboot; service
-    """
-    best: dict[str, int] = defaultdict(int)  # links of a GPU, by model
-    models_with_links = set()
-    for _, gpu, links in (one for node in fleet.reached for one in _linked(node.gpus)):
-        count = links.active + len(links.inactive) if links else 0
-        best[str(gpu.name)] = max(best[str(gpu.name)], count)
-        models_with_links |= {gpu.name} if links and links.active else set()
-
-    def judge(_node: NodeFacts, gpus: GpuFacts) -> Finding:
-        need_answer(gpus, "links")
-        need(gpus.nvlinks)
-        if not any(best[str(gpu.name)] for gpu in gpus.gpus):
-            return skip("no GPU has NVLink")
-        off, few, silent = [], [], []
-        for label, gpu, links in _linked(gpus):
-            most = best[str(gpu.name)]
-            if links is None:
-                silent.append(label)
-            elif links.inactive:
-                numbers = ",".join(map(str, links.inactive))
-                every = -1 in links.inactive or not links.active
-                which = "all links are inactive" if every else f"link {numbers} inactive"
-                off.append(f"GPU {links.gpu}: {which}")
-            elif links.active < most:
-                few.append(f"GPU {links.gpu}: {links.active} links, others have {most}")
-        pairs = {} if isinstance(gpus.pairs, Unknown) else gpus.pairs
-        of_gpus = (pair for pair in pairs if pair.replace("-", "").isdecimal())
-        slow = [pair for pair in of_gpus if not pairs[pair].startswith("NV")]
-        evidence = [*off, *few]
-        if slow and not evidence:
-            evidence = [f"no NVLink between GPUs {', '.join(slow[:4])}"]
-        if (
-            evidence
-            and _is_virtual(gpus)
-            and models_with_links.isdisjoint(g.name for g in gpus.gpus)
-        ):
-            text = f"a virtual machine, and no GPU of this model has a link: {evidence[0]}"
-            return warn(text, fix="ask the owner of the host; --active measures without NVLink")
-        if evidence:
-            count = len(off) + len(few)
-            return fail("; ".join(evidence[:4]), count, 0, action=Action.REBOOT)
-        if silent:
-            stuck = {gpu.label(at) for at, gpu in enumerate(gpus.gpus) if gpu.broken}
-            lacks = by_driver if stuck.issuperset(silent) else unknown
-            return lacks(f"links of GPU {','.join(silent)} were not reported")
-        if others := silent_others(gpus):
-            return others
-        if isinstance(gpus.pairs, Unknown) and len(gpus.gpus) > 1:
-            return unknown(f"the links are up, topology: {gpus.pairs}")
-        return passed("all links are up")
-
-    return each_node(fleet, "gpus", judge)
-
-
-def _is_virtual(gpus: GpuFacts) -> bool:
-    return any(isinstance(gpu.health, GpuHealth) and gpu.health.is_virtual for gpu in gpus.gpus)
-
-
-def _linked(gpus: GpuFacts) -> Iterator[tuple[str, Gpu, NvLinks | None]]:
-    """Each GPU with its label and its links; None where those were not reported."""
-    links = {} if isinstance(gpus.nvlinks, Unknown) else {one.gpu: one for one in gpus.nvlinks}
-    for position, gpu in enumerate(gpus.gpus):
-        number = position if isinstance(gpu.index, Unknown) else gpu.index
-        yield gpu.label(position), gpu, links.get(number)
 
 
 @check("gpu.fabric", advisory=True)

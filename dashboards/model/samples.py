@@ -6,10 +6,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from checks.reference.nvlink_models import is_wired
 from clusterctl.node_name import NodeName
 from trainer.runlog.telemetry import Event, StepRecord
 
@@ -37,6 +38,14 @@ class Gpu:
     def memory(self) -> float | None:
         """Share of its memory that is used."""
         return share(self.memory_used_bytes, self.memory_total_bytes)
+
+    def lacks_nvlinks(self, equals: Iterable[Gpu]) -> bool:
+        """Links are off that its board wires, or that others of its model have up."""
+        if self.nvlinks is None or self.nvlinks[0] >= self.nvlinks[1]:
+            return False
+        same = (one for one in equals if one.name == self.name and one.nvlinks is not None)
+        most = max((one.nvlinks[0] for one in same if one.nvlinks), default=0)
+        return is_wired(self.name) or self.nvlinks[0] < most
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,8 +108,9 @@ def memory(context: RuleContext) -> Iterable[Breach]:
 
 
 def nvlink(context: RuleContext) -> Iterable[Breach]:
+    equals = [gpu for _, gpu in context.gpus]
     for unit, gpu in context.gpus:
-        if gpu.nvlinks is not None and gpu.nvlinks[0] < gpu.nvlinks[1]:
+        if gpu.nvlinks is not None and gpu.lacks_nvlinks(equals):
             active, present = gpu.nvlinks
             yield Breach(unit, f"{active} of {present} NVLinks active")
 
@@ -134,7 +135,7 @@ RULES = (
          "under half of the median power of GPUs in use, while that is over 35 % of the limit; where no run is known, and it computed before",
          suppressed_by=("gpu.throttle", "gpu.xid"), at_once=False),
     Rule("gpu.nvlink", FAIL, "Traffic between the GPUs of a node goes over fewer links, or over PCIe.",
-         nvlink, part_has("gpus", "nvlinks"), 10, 30, _PREFLIGHT, "fewer links active than present", suppressed_by=("gpu.xid",)),
+         nvlink, part_has("gpus", "nvlinks"), 10, 30, _PREFLIGHT, "fewer links active than the best GPU of the model; on a board (SXM, HGX) than are present", suppressed_by=("gpu.xid",)),
     Rule("gpu.memory", WARN, "The next larger bucket ends in out of memory.",
          memory, part_has("gpus", "memory"), 60, 60, "clusterctl gpus {hosts} {nodes}",
          "98.5 % in use (torch keeps what it once had: 95 % are usual)"),

@@ -162,7 +162,7 @@ class NodeGpus(NodePanel, Scrolled, can_focus=True):
                 cell = gauge(gpu.memory, 8, colors.ink(gpu.memory, hot=False), colors)
                 cell += words((f" {history.memory_text(gpu, 'G')}", colors.label))
             else:
-                text, style = self._cell(name, cells, gpu, own, odd, colors)
+                text, style = self._cell(name, cells, gpu, node, own, odd, colors)
                 cell = words((aligned(name, text, cells), style))
             line += [Segment(" ", colors.text), *fitted(cell, cells, colors.text)]
         room = min(120, self.content_size.width - width_of(line) - 3)
@@ -174,7 +174,14 @@ class NodeGpus(NodePanel, Scrolled, can_focus=True):
         return line
 
     def _cell(
-        self, name: str, cells: int, gpu: Gpu, own: Sequence[Process], odd: bool, colors: Palette
+        self,
+        name: str,
+        cells: int,
+        gpu: Gpu,
+        node: NodeState,
+        own: Sequence[Process],
+        odd: bool,
+        colors: Palette,
     ) -> tuple[str, Style]:
         if name == "power":
             return units.power(gpu.power_w), colors.alarm if odd else colors.strong
@@ -190,7 +197,7 @@ class NodeGpus(NodePanel, Scrolled, can_focus=True):
             return f"{gpu.ecc_errors:,}" + "!" * bad, colors.bad if bad else colors.label
         if name == "NVLink" and gpu.nvlinks is not None:
             active, present = gpu.nvlinks
-            bad = active < present
+            bad = gpu.lacks_nvlinks((node.sample and node.sample.gpus) or ())
             return f"{active}/{present}" + "!" * bad, colors.bad if bad else colors.label
         if name == "throttle":
             ink = colors.dim if gpu.throttle is None else colors.warn

@@ -473,3 +473,13 @@ def test_suggested_command_is_one_that_exists(
 def test_hostfile_of_a_feed() -> None:
     assert hostfile_of("my nodes.txt + outputs") == "my nodes.txt"
     assert hostfile_of("demo") == hostfile_of("replay") == hostfile_of("") == ""
+
+
+def test_links_that_no_bridge_of_a_model_uses_are_no_alert() -> None:
+    def pair(name: str, *up: int) -> State:
+        return cluster(gpus=tuple(gpu(n, name=name, nvlinks=(of, 18)) for n, of in enumerate(up)))
+
+    assert not breaches("gpu.nvlink", pair("NVIDIA H100 NVL", 12, 12))
+    assert set(breaches("gpu.nvlink", pair("NVIDIA H100 NVL", 11, 12))) == {GPU0}
+    assert not breaches("gpu.nvlink", pair("NVIDIA A100 80GB PCIe", 0, 0))
+    assert len(breaches("gpu.nvlink", pair("NVIDIA H100 80GB HBM3", 0, 0))) == 2
