@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
 from clusterctl.errors import HostfileError
@@ -70,8 +70,8 @@ def parse_hostfile(text: str, source: str = "hostfile") -> list[Node]:
             continue
         if foreign := why_foreign_line(words):
             raise HostfileError(f"{where}: {foreign.text}", hint=foreign.hint)
-        fields = _parse_fields(words[0], words[1:], where)
         names = expand(words[0], where)
+        fields = _parse_fields(words[0], words[1:], where)
         if len(names) > 1 and "host" in fields:
             many = f"host={fields['host']} cannot stand for {len(names)} nodes"
             raise HostfileError(f"{where}: {many}", hint="give each of them its own line")
@@ -91,17 +91,19 @@ def parse_hostfile(text: str, source: str = "hostfile") -> list[Node]:
     return nodes
 
 
-def _parse_fields(name: str, words: Iterable[str], where: str) -> dict[str, str]:
+def _parse_fields(name: str, words: Sequence[str], where: str) -> dict[str, str]:
     fields: dict[str, str] = {}
+    keys = {word.partition("=")[0] for word in words}
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or not key or not value:
             hint = f"keys: {', '.join(KEYS)}, or your own; comments start with #"
             raise HostfileError(f"{where}: {word!r} is not key=value", hint=hint)
-        if foreign := why_foreign_key(name, key, value):
+        if foreign := why_foreign_key(name, key, value, keys):
             raise HostfileError(f"{where}: {foreign.text}", hint=foreign.hint)
         if key in fields:
-            raise HostfileError(f"{where}: {key}= is given twice")
+            keep = " or ".join(f"{key}={one}" for one in dict.fromkeys((fields[key], value)))
+            raise HostfileError(f"{where}: {key}= is given twice", hint=f"keep one: {keep}")
         fields[key] = value
     return fields
 
@@ -142,10 +144,19 @@ def hostfile_line(node: Node) -> str:
     return " ".join(shlex.quote(word) for word in (node.name, *words))
 
 
+_NO_NUMBER = {
+    ("slots", True): "leave the line out: a node of a hostfile has at least one rank",
+    ("slots", False): "slots is the number of processes to start there; launch has one for all",
+    ("port", True): "leave port= out for that of ~/.ssh/config, or 22",
+    ("port", False): "write the number of the port, or leave port= out for 22",
+}
+
+
 def _number(fields: dict[str, str], key: str, low: int, high: int, where: str) -> int | None:
     value = fields.get(key)
     if value is None:
         return None
     if not (value.isascii() and value.isdigit() and low <= int(value) <= high):
-        raise HostfileError(f"{where}: {key}={value} is not a number from {low} to {high}")
+        text = f"{where}: {key}={value} is not a number from {low} to {high}"
+        raise HostfileError(text, hint=_NO_NUMBER[key, value == "0"])
     return int(value)

@@ -7,7 +7,7 @@ would make a node that does not exist, or connect to another port than the one t
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from clusterctl.node_name import is_ipv6, is_node_name
@@ -93,6 +93,9 @@ def _second_word(words: Sequence[str]) -> Foreign | None:
     """What a second word without `=` is, or one that stands alone."""
     first, second = words[:2]
     text = f"{second!r} is not key=value"
+    if first.lower() == "rank" and second[:1].isdigit() and any("=" in one for one in words):
+        hint = f"a hostfile names no ranks; write each node once, {LINE}, with slots=N for N ranks"
+        return Foreign(f"'{first} {second}' is a line of a rankfile of Open MPI", hint)
     if first.lower() in ("host", "hostname", "match") and "=" not in second:
         hint = "a hostfile names it alone: clusterctl reads ~/.ssh/config for the rest"
         return Foreign(f"{first} {second} is a line of ssh_config", hint)
@@ -125,8 +128,13 @@ def _second_word(words: Sequence[str]) -> Foreign | None:
     return None
 
 
-def why_foreign_key(name: str, key: str, value: str) -> Foreign | None:
-    """A key that is none, and would be a label while something else is meant."""
+def why_foreign_key(
+    name: str, key: str, value: str, others: Collection[str] = ()
+) -> Foreign | None:
+    """A key that is none, and would be a label while something else is meant.
+
+    `others` are all keys of the line.
+    """
     if key in (*KEYS, KNOWN_HOSTS):
         return None
     low = key.lower()
@@ -138,6 +146,11 @@ def why_foreign_key(name: str, key: str, value: str) -> Foreign | None:
         meant = next(fits, None)
     if meant is not None:
         text = f"{key}= is not a key of a hostfile"
+        if meant in others:
+            hint = f"leave it out, the line has {meant}=; or give a label of your own another name"
+            return Foreign(text, hint)
+        if meant == "host" and re.search(r"\[\d[^\[\]]*\]", value) and not is_ipv6(value[1:-1]):
+            return Foreign(text, f"give each node a line of its own, '{name} host=ADDRESS'")
         return Foreign(text, f"write {meant}={value}, or give a label of your own another name")
     if low.startswith("ansible_"):
         hint = f"keys: {', '.join(KEYS)}; ~/.ssh/config supplies the rest"

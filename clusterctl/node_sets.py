@@ -24,6 +24,9 @@ _BALANCED = re.compile(r"(?:[^\[\]]|\[[^\[\]]*\])*")
 _PART = re.compile(r"(?:\[[^\]]*\]|[^,\[])+")  # up to a comma outside brackets
 _BRACKETS = re.compile(r"\[([^\]]*)\]")
 _RANGE = re.compile(r"(\d+)\s*-\s*(\d+)(?:\s*/\s*(\d+))?")
+_OTHER_RANGE = re.compile(
+    r"(?<=[\[,])\s*(\d+)(?::|\.\.)(\d+)(?:(?::|\.\.)(\d+))?(?=\s*[,\]])", re.ASCII
+)
 _TOKEN = re.compile(r"[!&^]|(?:[^!&^\[]|\[[^\]]*\])+")  # an operator outside brackets, an operand
 _APPLY = {"!": "difference_update", "&": "intersection_update", "^": "symmetric_difference_update"}
 # A group source gets the name of a group as a word of a shell command (groups.conf, `map:`).
@@ -84,6 +87,9 @@ def _set_of(
         if written.startswith("@"):
             members = _members(written, text, where, source, depth)
             return NodeSet.fromlist(members, resolver=RESOLVER_NOGROUP)
+        if (fixed := _with_dashes(written)) != written:
+            why = f"{_short(written)} is not a node set: a range is written with a dash"
+            raise HostfileError(f"{where}: {why}", hint=f"write {_short(fixed)}")
         bare = _BRACKETS.sub("0", written)
         if why := why_bad_name(bare):
             raise HostfileError(f"{where}: {why}", hint=_set_hint(written))
@@ -98,8 +104,22 @@ def _set_of(
         for sign, written in zip(signs, others, strict=True):
             getattr(found, _APPLY[sign])(operand(written))
     except NodeSetException as error:
-        raise HostfileError(f"{where}: {_short(text)} is not a node set: {error}") from None
+        hint = "write a set as n[1-3,7]: numbers, the lower one first"
+        why = f"{where}: {_short(text)} is not a node set: {error}"
+        raise HostfileError(why, hint=hint) from None
     return found
+
+
+def _with_dashes(written: str) -> str:
+    """A set with the ranges of other tools as this one writes them: [1:30] and [1:30:2] of ansible,
+    [1..30] and [1..30..2] of shells, as [1-30] and [1-30/2].
+    """
+
+    return _BRACKETS.sub(lambda found: _OTHER_RANGE.sub(_dashes, found[0]), written)
+
+
+def _dashes(found: re.Match[str]) -> str:
+    return f"{found[1]}-{found[2]}" + (f"/{found[3]}" if found[3] else "")
 
 
 def _members(group: str, text: str, where: str, source: str | None, depth: int) -> Iterator[str]:
