@@ -50,7 +50,7 @@ class _Model:
         return len({one.node for one in same if one.place == place})
 
     def is_alike(self, links: NvLinks, place: int) -> bool:
-        """Whether these links are off by wiring: a dead link is off at its two ends, on one node."""
+        """Whether these links are off by wiring: those of a dead link are off on one node alone."""
         equal = sum(one.links.inactive == links.inactive for one in self.seen)
         return (
             links.active == links_of_bridge(self.name)
