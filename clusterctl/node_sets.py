@@ -88,8 +88,8 @@ def _set_of(
             members = _members(written, text, where, source, depth)
             return NodeSet.fromlist(members, resolver=RESOLVER_NOGROUP)
         if (fixed := _with_dashes(written)) != written:
-            why = f"{_short(written)} is not a node set: a range is written with a dash"
-            raise HostfileError(f"{where}: {why}", hint=f"write {_short(fixed)}")
+            dash = f"{_short(written)} is not a node set: a range is written with a dash"
+            raise HostfileError(f"{where}: {dash}", hint=f"write {_short(fixed)}")
         bare = _BRACKETS.sub("0", written)
         if why := why_bad_name(bare):
             raise HostfileError(f"{where}: {why}", hint=_set_hint(written))
