@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from itertools import dropwhile, takewhile
 
-from clusterctl.launch.causes import texts
+from clusterctl.launch.causes import prefixes, texts
 from clusterctl.why.rank_logs import Logs
 from clusterctl.why.recorded import RankEnd
 
@@ -21,7 +21,7 @@ _DETAIL = re.compile(
     r"Last error:|socketProgress|"
     r"\[\d[\d,]* bytes are left out here\]|.*(?:resource_tracker|destroy_process_group)"
 )
-_UNCAUGHT = re.compile(r"(?:\[default\d{1,9}\]:)?\[rank\d{1,9}\]: ")
+_UNCAUGHT = prefixes.OF_RANK
 _UNLOADING = "Exception ignored"  # printed while the interpreter ends
 # What torchrun writes once a rank has failed.
 _LAUNCHER = re.compile(r"closing signal SIG|failed \(exitcode|ChildFailedError")

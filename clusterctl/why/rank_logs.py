@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from clusterctl.launch.causes import texts
+from clusterctl.launch.causes import prefixes, texts
 from clusterctl.nodes import grouped
 from clusterctl.runs.logs.files import Chosen, LogFolder
 from clusterctl.runs.logs.parts import Part, attempt_part
@@ -27,7 +27,6 @@ MOST_FILES = 8192  # of a folder that no launcher has made
 DEEPEST = 4  # folders below it: torchrun writes RUN/attempt_0/RANK/stderr.log
 # The begin of an error that a program does not go on after, as a rule.
 _MARKS = (b"Traceback (most recent call last)", b"\nerror: ", b"CUDA error")
-_OF_RANK = re.compile(r"\[(?:default|rank)(\d{1,6})\]:? ?")
 _NAMED = re.compile(r"(?:rank|worker|gpu)?[_.-]?(\d{1,6})", re.IGNORECASE)
 _LOGS = (".log", ".txt", ".out", ".err")
 
@@ -95,8 +94,8 @@ def of_run(run_dir: Path, attempt: int, newest: int, nodes: Mapping[int, str]) -
 def of_folder(folder: Path) -> Logs:
     """Logs that somebody gives, of whatever program.
 
-    The rank is in the name (3.log, rank3.out, 3/stderr.log), else in marks at the begin of lines
-    (`[rank3]: `), of which one file may have many.
+    The rank is in the name (3.log, rank3.out, 3/stderr.log), else in what a launcher writes at the
+    begin of lines (`[rank3]: `, `[1,3]<stderr>:`, `node-1: `), of which one file may have many.
     """
     ranks: list[RankLog] = []
     unread: dict[str, str] = {}
@@ -111,9 +110,12 @@ def of_folder(folder: Path) -> Logs:
             continue
         budget -= searched
         number = _rank_of(path.relative_to(folder))
-        parts = {number: lines} if number is not None else _by_mark(lines)
-        for rank, own in parts.items():
-            ranks.append(RankLog(rank, "", name, tuple(own), status.st_size, status.st_mtime))
+        marked = prefixes.of_file(lines)
+        parts = _by_mark(marked)
+        if number is not None:
+            parts = {(number, ""): [one.text for one in marked]}
+        for (rank, node), own in parts.items():
+            ranks.append(RankLog(rank, node, name, tuple(own), status.st_size, status.st_mtime))
     return Logs(_merged(ranks), {}, unread)
 
 
@@ -132,6 +134,7 @@ def read_end(fd: int, part: Part, budget: int) -> tuple[tuple[str, ...], int]:
     at = max(data.rfind(mark) for mark in _MARKS)
     if at < 0:
         return lines, len(data)
+    at = data.rfind(b"\n", 0, at + 1) + 1  # with what a launcher wrote before it
     found = _lines(data[at : at + BEHIND].lstrip(b"\n"))
     left = len(data) - at - BEHIND
     note = (f"[{left:,} bytes are left out here]",) if left > 0 else ()
@@ -173,13 +176,11 @@ def _rank_of(path: Path) -> int | None:
     return int(found[1]) if found else None
 
 
-def _by_mark(lines: Sequence[str]) -> dict[int | None, list[str]]:
-    """The lines of each rank by their marks; of no rank where a line has none."""
-    found: dict[int | None, list[str]] = {}
+def _by_mark(lines: Sequence[prefixes.Line]) -> dict[tuple[int | None, str], list[str]]:
+    """The lines of each rank and host by their marks; of no rank where a line has none."""
+    found: dict[tuple[int | None, str], list[str]] = {}
     for line in lines:
-        mark = _OF_RANK.match(line)
-        rank = int(mark[1]) if mark else None
-        found.setdefault(rank, []).append(line)
+        found.setdefault((line.rank, line.source), []).append(line.text)
     return found
 
 

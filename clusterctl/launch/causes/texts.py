@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from clusterctl.launch.causes import signatures
+from clusterctl.launch.causes import prefixes, signatures
 from clusterctl.launch.causes.kinds import Kind
 
 
@@ -24,8 +24,6 @@ class Stated:
     is_last: bool = True  # nothing but its details stands below it: it may be why the rank ended
 
 
-# torch prints a rank's traceback with "[rank3]: " before each line, torchrun may add "[default3]:".
-_RANK_MARK = re.compile(r"(?:\[(?:default|rank)\d{1,9}\]:? ?){1,2}")
 # The trainer and most programs write "error: …"; the interpreter, C++ and CUDA the others.
 _STATED = re.compile(
     r"error: (?:rank (?P<rank>\d+): )?(?P<text>.+)|"
@@ -249,9 +247,8 @@ def is_raised(line: str) -> bool:
 
 
 def plain(line: str) -> str:
-    """Without the rank that torch writes before it."""
-    line = line[:LONGEST]
-    return _RANK_MARK.sub("", line, count=1) if line[:1] == "[" else line
+    """Without the rank that torch writes before it, and what a launcher does."""
+    return prefixes.plain(line[:LONGEST])
 
 
 def classify(text: str, rank: int | None = None) -> Stated:
