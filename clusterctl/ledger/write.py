@@ -12,7 +12,10 @@ NO_FAULT = ("user-stop", "unknown")  # classes that say nothing about a node
 PLANNED = ("node-stopped",)  # entered, and not counted against it
 # What people do, or the program: entered, and not counted. SIGKILL and SIGTERM somebody sends; what
 # the kernel ends for memory, and what goes wrong in start-up, has another class.
-OF_PEOPLE = ("signal-9", "signal-15", "signal-2", "oom-kernel", "port-taken", "worker-died")
+OF_PEOPLE = (
+    *("signal-9", "signal-15", "signal-2", "signal-1", "oom-kernel", "port-taken", "worker-died"),
+    "service-unreachable",
+)
 # Checks of what people install, mount, fill and run there.
 _SET_UP = ("software.", "shell.", "storage.", "gpu.busy", "host.same_machine", "host.limits")
 OF_LAUNCH = "launch."  # checks of what is to be launched

@@ -8,6 +8,7 @@ from datetime import datetime
 from itertools import dropwhile, takewhile
 
 from clusterctl.launch.causes import prefixes, texts
+from clusterctl.why import launcher_words
 from clusterctl.why.rank_logs import Logs
 from clusterctl.why.recorded import RankEnd
 
@@ -17,14 +18,14 @@ _DETAIL = re.compile(
     r"Compile with|Current thread|Thread 0x|Extension modules|Aborted|Traceback \(most|"
     r"During handling of the above|The above exception was|Original exception was:|"
     r"\[[EWIF]\d* |\[[EWIF] |wandb:|"
+    r"-{20,}|={20,}|-- Process \d+ terminated with|"
     r"\S+:\d+:\d+ \[\d+\] |\w*Warning|--- attempt|Search for `|CUDA error|nccl\w+: |"
     r"Last error:|socketProgress|"
     r"\[\d[\d,]* bytes are left out here\]|.*(?:resource_tracker|destroy_process_group)"
 )
 _UNCAUGHT = prefixes.OF_RANK
 _UNLOADING = "Exception ignored"  # printed while the interpreter ends
-# What torchrun writes once a rank has failed.
-_LAUNCHER = re.compile(r"closing signal SIG|failed \(exitcode|ChildFailedError")
+_SPAWNED = " terminated with the following error:"
 # Of faulthandler, which prints it before the signal ends the process.
 _FATAL = {
     "Segmentation fault": 11,
@@ -42,11 +43,11 @@ def end_of(lines: Sequence[str]) -> Sequence[str]:
     found = texts.find(lines)
     if found is None:
         return lines if texts.read(lines) is not None else ()
-    below = list(takewhile(lambda line: not line.startswith(_UNLOADING), lines[found.end :]))
+    below = list(takewhile(lambda line: not line.startswith(_UNLOADING), lines[found.done :]))
     if _UNCAUGHT.match(lines[found.at]):  # torch marks all lines of an error that nobody caught
         below = list(dropwhile(_UNCAUGHT.match, below))
     for line in map(texts.plain, below):
-        if not _DETAIL.match(line) and not texts.is_raised(line):
+        if not (_DETAIL.match(line) or texts.is_raised(line) or launcher_words.is_one(line)):
             return ()
     return lines[: _end_of_error(lines, found.at, found.end)]
 
@@ -56,7 +57,9 @@ def first_end_of(lines: Sequence[str]) -> Sequence[str]:
 
     The order in one file is that of time. What torchrun says itself is left out.
     """
-    at = next((index for index, line in enumerate(lines) if _LAUNCHER.search(line)), len(lines))
+    at = next(
+        (index for index, line in enumerate(lines) if launcher_words.is_one(line)), len(lines)
+    )
     begin, details = at, texts.details(lines)
     while begin and (begin - 1 in details or _is_of_error(lines[begin - 1])):
         begin -= 1
@@ -67,6 +70,13 @@ def first_end_of(lines: Sequence[str]) -> Sequence[str]:
             found = texts.read(lines[:end])
             if found is not None and not found.kind.is_consequence:
                 return lines[:end]
+    told = [index for index, line in enumerate(lines) if _SPAWNED in line]
+    if told and at <= told[-1]:  # torch.multiprocessing prints the traceback of its process below
+        below = [texts.plain(line) for line in lines[told[-1] + 1 :]]
+        cut = (index for index, line in enumerate(below) if launcher_words.is_one(line))
+        own = end_of(below[: next(cut, len(below))])
+        if own:
+            return own
     return end_of(lines[:at])
 
 

@@ -289,6 +289,10 @@ def _clues(logs: Logs, record: AttemptRecord, verdict: Verdict, at_s: float) -> 
     for clue in (*clues.watchdog(lines), *clues.network(lines)):
         if not said or clue.text.partition(": ")[2] not in said:
             yield clue.text
+    for log in logs.ranks:
+        for clue in clues.network([(0, list(log.lines))]) if log.rank is None else ():
+            if (text := clue.text.partition(": ")[2]) not in said:
+                yield f"{log.node or log.name}: {text}"
     others = [line for log in logs.ranks if log.rank is None for line in log.lines]
     others += [line for found in logs.starters.values() for line in found]
     for line in others:

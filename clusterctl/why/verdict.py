@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 
 from clusterctl.jobs.processes import fold_ranks
 from clusterctl.launch.causes import texts
-from clusterctl.launch.causes.kinds import Cause, Evidence, Kind, Source
+from clusterctl.launch.causes.kinds import Cause, Evidence, Fact, Kind, Source
 from clusterctl.launch.deaths import Death
 from clusterctl.launch.end_cause import End, judge_end
 from clusterctl.launch.root_cause import NOT_STATED
 from clusterctl.nodes import counted
+from clusterctl.why import launcher_words
 from clusterctl.why.endings import end_of, first_end_of, reported_ends, signal_of
 from clusterctl.why.rank_logs import Logs, RankLog
 from clusterctl.why.recorded import AttemptRecord, RankEnd
@@ -78,15 +79,17 @@ def _judged(record: AttemptRecord, logs: Logs, planned: int | None) -> Verdict:
     world = planned or _world_of(logs, record)
     ends = {one.rank: one for one in record.ends} or reported_ends(logs)
     deaths = _deaths(ends, logs)
+    facts = list(record.facts)
+    if not record.ends:
+        told, more = _told(logs, deaths)
+        deaths, facts = (deaths if ends else told), [*facts, *more]
     code, reason = record.failure or (1, "")
     lines: Sequence[str] = next(
         (lines for lines in logs.starters.values() if texts.read(lines)), ()
     )
-    if not (deaths or record.lost or record.facts or lines or record.failure):
+    if not (deaths or record.lost or facts or lines or record.failure):
         return Verdict(why_not=_nothing(logs, record))
-    end = End(
-        code, reason, deaths, record.lost, lines, record.nodes, record.facts, record.stopped_s
-    )
+    end = End(code, reason, deaths, record.lost, lines, record.nodes, facts, record.stopped_s)
     judgement = judge_end(end)
     root, victims = judgement.root, tuple(map(_without_mark, judgement.consequences))
     if (
@@ -104,7 +107,8 @@ def _judged(record: AttemptRecord, logs: Logs, planned: int | None) -> Verdict:
         why = f"{NOT_STATED}: all blame another one{_left(ends, logs, world)}"
         return Verdict(why_not=why, victims=every, victim_count=len(every))
     if root.kind == Kind.UNKNOWN and judgement.death is not None and not record.ends:
-        how = f"torchrun saw rank {root.rank} end first ({judgement.death.how})"
+        how = judgement.death.how
+        how = f"torchrun saw rank {root.rank} end first ({how})" if " saw " not in how else how
         every = (_without_mark(root), *victims)
         why = f"no log says why: {how}, which may be a victim"
         return Verdict(why_not=why, victims=every, victim_count=len(every))
@@ -168,6 +172,26 @@ def _deaths(ends: Mapping[int, RankEnd], logs: Logs) -> list[Death]:
         if lines:
             found.append(Death(log.node, rank, signal_of(lines), NOT_SEEN, lines, NEVER))
     return found
+
+
+def _told(logs: Logs, deaths: list[Death]) -> tuple[list[Death], list[Fact]]:
+    """Deaths with those that launchers tell, and facts. Where a rank states an error of its own,
+    only the kernel's kills count beside it."""
+    words = [(log, launcher_words.read(log.lines)) for log in logs.ranks]
+    facts = [fact for _, said in words for fact in said.kills]
+    if any(one.states_own_error for one in deaths):
+        return deaths, facts
+    found: list[Death] = []
+    for log, said in words:
+        for end in said.ends:
+            own = log.rank if end.is_of_log else None
+            rank = end.rank if end.rank is not None else own
+            lines = next((one.tail for one in deaths if one.rank == rank), ())
+            number = NO_RANK if rank is None else rank
+            found.append(Death(end.node or log.node, number, end.code, end.how, lines, NEVER))
+    told = {one.rank for one in found} - {NO_RANK}
+    kept = [one for one in deaths if one.rank not in told]
+    return [*kept, *found], facts + [fact for _, said in words for fact in said.stops]
 
 
 def _only_silent(

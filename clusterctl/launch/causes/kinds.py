@@ -71,6 +71,7 @@ class Kind(str, Enum):
     MISSING_FILE = "missing-file", "a file or folder is not there", "deterministic"
     DIVERGED = "diverged", "loss, gradients or weights are not finite", "deterministic"
     ENVIRONMENT = "environment", "a package or library is missing, or does not fit", "deterministic"
+    SERVICE = "service-unreachable", "a service outside of the run, as W&B, did not answer"
     PORT_TAKEN = "port-taken", "another program has the port where ranks meet"
     CLOCK_STEP = "clock-step", "a clock was set while the run went on", "node"
     USER_STOP = "user-stop", "Ctrl-C, `clusterctl stop` or `clusterctl kill`"

@@ -57,11 +57,11 @@ _SURE = re.compile(
 MOST = 5  # of them one after the other
 
 # These may stand before any sentence, so that a file has to have them before most of its lines.
-_TASK = re.compile(r" {0,6}(?P<task>\d{1,6}): ?")  # srun --label
+_TASK = re.compile(r"^ {0,6}(?P<task>\d{1,6}): ?")  # srun --label
 _HOST = re.compile(
-    r"(?P<host>[A-Za-z0-9][\w.-]{0,100}): (?=.)|(?P<bare>[A-Za-z0-9][\w.-]{0,100}): ?$"
+    r"^(?P<host>[A-Za-z0-9][\w.-]{0,100}): (?=.)|^(?P<bare>[A-Za-z0-9][\w.-]{0,100}): ?$"
 )
-_SERVICE = re.compile(r"(?P<service>[A-Za-z0-9][\w.-]{0,100}) {1,40}\| ?")  # Docker Compose
+_SERVICE = re.compile(r"^(?P<service>[A-Za-z0-9][\w.-]{0,100}) {1,40}\| ?")  # Docker Compose
 _LEADS = (_TASK, _SERVICE, _HOST)
 # What only a program that is run by something prints, and no program before its own words.
 _INSIDE = re.compile(

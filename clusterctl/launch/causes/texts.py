@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from clusterctl.launch.causes import prefixes, signatures
+from clusterctl.launch.causes import nccl_lines, prefixes, signatures
 from clusterctl.launch.causes.kinds import Kind
 
 
@@ -27,7 +27,9 @@ class Stated:
 # The trainer and most programs write "error: …"; the interpreter, C++ and CUDA the others.
 _STATED = re.compile(
     r"error: (?:rank (?P<rank>\d+): )?(?P<text>.+)|"
-    r"(?P<fatal>(?:Fatal Python error|terminate called after throwing|CUDA error).*)"
+    r"(?P<fatal>(?:Fatal Python error|terminate called after throwing|CUDA error).*)|"
+    # nccl-tests: host: Test CUDA failure common.cu:1030 'system not yet initialized'
+    r"(?:\S{1,100}: )?(?P<test>(?:Test )?(?:CUDA|NCCL|Cuda) failure \S{1,100}:\d{1,6} '.*)"
 )
 _WHAT = re.compile(r"  what\(\):\s+(?P<text>.+)")  # the line below "terminate called …"
 # The last line of a Python traceback: a class name, often with its module, and its str().
@@ -85,6 +87,12 @@ class Found(NamedTuple):
     end: int
     text: str  # without its prefix
     rank: int | None = None  # that it names
+    last: int = -1  # where the last error of its chain stands
+
+    @property
+    def done(self) -> int:
+        """The line after all that belongs to it, with the errors that handling it brought."""
+        return max(self.end, self.last + 1)
 
 
 def find(lines: Sequence[str]) -> Found | None:
@@ -93,7 +101,8 @@ def find(lines: Sequence[str]) -> Found | None:
     for index in range(len(lines) - 1, -1, -1):
         stated = _STATED.match(lines[index])
         if stated:
-            text, last = (stated["text"] or stated["fatal"]).strip(), index
+            text = (stated["text"] or stated["fatal"] or stated["test"]).strip()
+            last = index
             below = _WHAT.match(lines[index + 1]) if index + 1 < len(lines) else None
             if stated["fatal"] and below:
                 text, last = f"{text}: {below['text']}", index + 1
@@ -101,12 +110,13 @@ def find(lines: Sequence[str]) -> Found | None:
             rank = int(stated["rank"]) if stated["rank"] else None
             return Found(index, end, _with_detail(text, lines[last + 1 : end]), rank)
     raised = _raised(lines)
-    return None if raised is None else _found_at(lines, raised)
+    return None if raised is None else _found_at(lines, *raised)
 
 
-def _found_at(lines: Sequence[str], index: int) -> Found:
+def _found_at(lines: Sequence[str], index: int, last: int = -1) -> Found:
     end = detail_end(lines, index)
-    return Found(index, end, _with_detail(lines[index].strip(), lines[index + 1 : end]))
+    text = _with_detail(lines[index].strip(), lines[index + 1 : end])
+    return Found(index, end, text, last=last)
 
 
 def detail_end(lines: Sequence[str], index: int) -> int:
@@ -142,8 +152,8 @@ def details(lines: Sequence[str]) -> set[int]:
     return found
 
 
-def _raised(lines: Sequence[str]) -> int | None:
-    """Where the last traceback ends that is not printed while Python ends.
+def _raised(lines: Sequence[str]) -> tuple[int, int] | None:
+    """Where the last traceback ends that is not printed while Python ends, and its chain.
 
     Of a chain ("During handling of the above exception …") it is the last error, but the first
     where that is the rank's own and the last is about a peer, or where memory, disk or device
@@ -165,8 +175,9 @@ def _raised(lines: Sequence[str]) -> int | None:
     first, last = chain[0], chain[-1]
     cause, result = (classify(_found_at(lines, index).text).kind for index in (first, last))
     if result.is_consequence and not cause.is_consequence:
-        return first
-    return first if cause in _OF_MACHINE and result in _VAGUE else last
+        return first, last
+    is_first = cause in _OF_MACHINE and result in (*_VAGUE, Kind.STORAGE)
+    return (first if is_first else last), last
 
 
 def _is_nccl(lines: Sequence[str], index: int) -> bool:
@@ -189,8 +200,8 @@ def read(lines: Sequence[str]) -> Stated | None:
     if found is not None and is_abort:
         # What Python raised just before is why C++ aborts.
         raised = _raised(plain := _plain(lines)[: found.at])
-        if raised is not None and raised >= found.at - BEFORE_ABORT:
-            stated = classify(_found_at(plain, raised).text)
+        if raised is not None and raised[1] >= found.at - BEFORE_ABORT:
+            stated = classify(_found_at(plain, *raised).text)
             if not stated.kind.is_consequence:
                 return stated
     if barks and (found is None or is_abort):
@@ -198,14 +209,24 @@ def read(lines: Sequence[str]) -> Stated | None:
         hit = WATCHDOG.search(lines[told[-1]])
         return Stated(Kind.NCCL_WATCHDOG, hit[0] if hit else lines[told[-1]])
     if found is None:
-        return None
-    index, end, text, rank = found
+        return _of_threads(lines)
+    index, text, rank = found.at, found.text, found.rank
     if classify(text).kind == Kind.PEER_LOST and _is_of_loader(_plain(lines[:index])):
         return Stated(Kind.WORKER_DIED, text)
-    is_last = end - 1 >= len(lines) - FEW_LINES or is_stated(lines[index])
+    is_last = found.done - 1 >= len(lines) - FEW_LINES or is_stated(lines[index])
     stated = replace(classify(text, rank), is_last=is_last)
     is_refused = stated.kind == Kind.WORKER_EXCEPTION and not stated.detail and hint(lines, index)
     return replace(stated, kind=Kind.REFUSED) if is_refused else stated
+
+
+def _of_threads(lines: Sequence[str]) -> Stated | None:
+    """What NCCL or a rank's own threads say, where the program has no word of its own."""
+    if warned := nccl_lines.given_up(lines):
+        if signatures.find(warned.text) is None and warned.result:
+            return classify(f"{warned.text} ({warned.result})")
+        return classify(warned.text)
+    gone = nccl_lines.store_gone(lines)
+    return Stated(Kind.PEER_LOST, gone) if gone else None
 
 
 def hint_at(lines: Sequence[str], index: int) -> int | None:

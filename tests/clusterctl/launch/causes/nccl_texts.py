@@ -34,7 +34,7 @@ LAST_ERRORS: dict[str, str] = {
     "Cuda failure 700 'an illegal memory access was encountered'": "illegal-access",
     "Cuda failure 'unspecified launch failure'": "illegal-access",
     "Failed to bind NVLink SHARP (NVLS) Multicast memory of size 2097152 : CUDA error 401 'the operation cannot be performed in the present state'.": "nvls",
-    "transport/nvls.cc:257 NCCL WARN Cuda failure 1 'invalid argument'": "cuda-usage",
+    "transport/nvls.cc:257 NCCL WARN Cuda failure 1 'invalid argument'": "nvls",
     "Error while creating shared memory segment /dev/shm/nccl-XyZ123 (size 33030528)": "nccl-shm",
     "Error: failed to extend /dev/shm/nccl-XyZ123 to 33030532 bytes, error: No space left on device (28)": "nccl-shm",
     "Error while attaching to shared memory segment /dev/shm/nccl-XyZ123 (size 9637888)": "nccl-shm",
