@@ -20,8 +20,10 @@ _XID = re.compile(
     r"NVRM: Xid \((?:PCI:)?([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2})[^)]{0,40}\): "
     r"(\d{1,4})\b"
 )
+_PCI = r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}(?:\.\d)?"
 _SXID = re.compile(r"SXid \(PCI:([0-9A-Fa-f:.]{4,20})\): (\d{1,6})\b", re.IGNORECASE)
 _ADDRESS = re.compile(r"NVRM: The NVIDIA GPU ([0-9A-Fa-f:.]{4,20})")
+_OWN_ADDRESS = re.compile(rf"NVRM: GPU (?:at PCI:)?({_PCI})\b")  # of the line itself
 LONGEST = 2000  # characters of a line that are searched
 MOST_LINES = 2000  # the newest; the payload sends no more (payload/collect/kernel_log.py)
 
@@ -43,6 +45,12 @@ _KINDS: tuple[tuple[str, re.Pattern[str], bool], ...] = tuple(
     for kind, pattern, has_subject in (
         ("fell-off-bus", r"(?:NVRM|GPU).{0,200}fallen off the bus", False),
         ("probe-failed", r"NVRM: The NVIDIA probe routine failed for \d+ device", False),
+        ("init-failed", rf"NVRM: (?:GPU (?:at PCI:)?({_PCI})[:,]? )?(?:RmInitAdapter failed|rm_init_adapter failed)", True),
+        ("init-failed", rf"nvidia(?:: probe of ({_PCI})| ({_PCI}): probe with driver nvidia) failed with error", True),
+        ("init-failed", r"NVRM: None of the NVIDIA (?:devices|GPUs|graphics adapters) (?:was|were) initialized", False),
+        ("init-failed", r"NVRM: .{0,80}(?:Cannot initialize GSP firmware RM|failed to wait for GFW.?[Bb])", False),
+        ("gsp-timeout", r"NVRM: (?:(GPU\d{1,3}) |GPU at PCI:[^ ]{4,20} )?.{0,80}(?:[Hh]eartbeat timed out|GSP (?:RPC )?[Tt]imeout|waiting for RPC (?:response )?from (?:GPU\d{1,3} )?GSP|GSP-CrashCat|GPU is probably locked)", True),
+        ("driver-mismatch", r"NVRM: API mismatch", False),
         ("oom", r"Out of memory: Kill(?:ed)? process (\d+)", True),
         ("oom", r"oom-kill:constraint=|oom_reaper: reaped process", False),
         ("memory", r"EDAC (\w{2,8}): \d{1,9} UE ", True),
@@ -74,7 +82,7 @@ _KINDS: tuple[tuple[str, re.Pattern[str], bool], ...] = tuple(
 START_S = 60.0  # of a machine's start: a log that begins there has lost nothing
 
 INTERESTING = (
-    r"NVRM|SXid|fallen off|Out of memory|oom-kill|oom_reaper|ardware |Machine check|lockup|LOCKUP"
+    r"NVRM|nvidia: probe of|driver nvidia failed|SXid|fallen off|Out of memory|oom-kill|oom_reaper|ardware |Machine check|lockup|LOCKUP"
     r"|blocked for more|read-only|nvme|I/O error|medium error|not responding|arrier"
     r"|ink (?:is |status definitely )?(?:[Dd]own|DOWN|[Uu]p|UP|ACTIVE)\b|peermem|segfault"
     r"|PCIe B|PCIe bandwidth|AER: |DPC: |Slot\(|EDAC|Memory failure|WATCHDOG|health|atal error"
@@ -148,7 +156,10 @@ def _classify(line: str, address: str) -> tuple[str, str, int | None] | None:
     for kind, pattern, has_subject in _KINDS:
         if match := pattern.search(line):
             named = next(filter(None, match.groups()), "") if has_subject else ""
-            return kind, address if kind == "fell-off-bus" else named.lower(), None
+            if kind == "fell-off-bus":
+                own = _OWN_ADDRESS.search(line)
+                named = own[1] if own else address
+            return kind, named.lower(), None
     return None
 
 

@@ -17,6 +17,7 @@ from checks.facts import (
     known,
 )
 from checks.finding import Action, Finding, Verdict, fail, need, passed, skip, unknown, warn
+from checks.parsers.gpu_health import bus_key
 from checks.profile import Profile
 from checks.reference.xid_codes import worst
 from checks.registry import check
@@ -92,20 +93,57 @@ _FIXES = {
 }
 
 
-@check("gpu.fell_off", advisory=True)
-def fell_off(kernel_log: KernelLog, gpus: GpuFacts) -> Finding:
-    """No GPU has fallen off the bus.
+_DEAD = {
+    "fell-off-bus": ("has fallen off the bus", ""),
+    "probe-failed": ("has fallen off the bus", ""),
+    "init-failed": (
+        "was not initialised by the driver",
+        "reinstall the driver if it was updated (its firmware has to fit); power cycle the node",
+    ),
+    "gsp-timeout": (
+        "has firmware (GSP) that did not answer",
+        "power cycle the node; if it comes back, another driver version or service",
+    ),
+}
 
-    Bad: FAIL on the words, also without a number
-    How: `fallen off the bus` in the kernel's log, which may be three lines without any Xid
+
+@check("gpu.fell_off", advisory=True)
+def fell_off(kernel_log: KernelLog, gpus: GpuFacts) -> Iterator[Finding]:
+    """No GPU has fallen off the bus, failed to start, or has firmware that is silent.
+
+    Bad: FAIL on the words, also without a number; older than 24 h, or where every GPU that is
+        named answers again, WARN for a failed start or silent firmware
+    How: `fallen off the bus`, which may be three lines without any Xid, `RmInitAdapter failed`,
+        failed probes, and `heartbeat timed out` or a timeout of GSP in the kernel's log
     Fix: power cycle the node; if it comes back, service
     """
-    lost = [one for one in kernel_log.events if one.kind in ("fell-off-bus", "probe-failed")]
+    lost: dict[str, list[KernelEvent]] = {}  # by what is said of them
+    for one in kernel_log.events:
+        if one.kind in _DEAD:
+            lost.setdefault(_DEAD[one.kind][0], []).append(one)
     if not lost:
-        return no_gpu(gpus) or nothing_logged(kernel_log, "no GPU fell off the bus")
-    names = sorted({one.subject for one in lost if one.subject})
-    which = f"GPU {', '.join(names)} has" if names else "a GPU has"
-    return fail(f"{which} fallen off the bus", len(names) or 1, 0, action=Action.REBOOT)
+        yield no_gpu(gpus) or nothing_logged(kernel_log, "no GPU fell off the bus")
+    alive = {_slot(bus_id) for bus_id in known(g.bus_id for g in gpus.gpus if not g.broken)}
+    for said, events in lost.items():
+        # A GPU has the address, and GSP's lines the number, that the driver gives it.
+        names = sorted({one.subject.removeprefix("gpu") for one in events if one.subject})
+        which = f"GPU {', '.join(names)}" if names else "a GPU"
+        kind, age_s = events[-1].kind, events[-1].age_s
+        age = "" if isinstance(age_s, Unknown) else f", {duration(max(0.0, age_s))} ago"
+        is_back = bool(names) and alive.issuperset(map(_slot, names))
+        text, fix = f"{which} {said}", _DEAD[kind][1] or None
+        if kind in ("fell-off-bus", "probe-failed"):
+            yield fail(text, len(names) or 1, 0, action=Action.REBOOT)
+        elif is_back or not events[-1].is_recent:
+            text += f"{age}; {'it answers now' if is_back else 'nothing since'}"
+            yield warn(text, len(names) or 1, 0, fix=fix, action=Action.REBOOT)
+        else:
+            yield fail(f"{text}{age}", len(names) or 1, 0, fix=fix, action=Action.REBOOT)
+
+
+def _slot(address: str) -> str:
+    """The address of a GPU without its function: 0000:0a:00."""
+    return bus_key(address).partition(".")[0]
 
 
 @check("gpu.sxid", advisory=True)
@@ -193,6 +231,11 @@ _FAULTS = {
     "nfs": (warn, "NFS server does not answer", Action.NONE),
     "nvlink": (warn, "the driver could not set up an NVLink", Action.NONE),
     "nccl-crash": (warn, "NCCL crashed", Action.NONE),
+    "driver-mismatch": (
+        warn,
+        "a program's driver library is not of the kernel module's version (reboot after an update)",
+        Action.NONE,
+    ),
 }
 
 
@@ -200,8 +243,8 @@ _FAULTS = {
 def kernel_log_faults(kernel_log: KernelLog) -> Iterable[Finding]:
     """The kernel has logged no fault of memory, PCIe, network cards, disks or file systems.
 
-    Bad: WARN OOM, lockup, hung task, silent NFS server, trouble of a network card or of NVLink,
-        PCIe error that is not fatal in 24 h; FAIL machine check, uncorrected memory error, fatal
+    Bad: WARN OOM, lockup, hung task, silent NFS server, trouble of a network card or of NVLink, a
+        library of another driver version than the kernel module, PCIe error that is not fatal in 24 h; FAIL machine check, uncorrected memory error, fatal
         PCIe error, failed network card, read-only, disk
     How: dmesg, else journalctl -k; where this user may not read either, UNKNOWN (--sudo tries)
     Fix: dmesg | tail -50; the line names what: memory, disk, server

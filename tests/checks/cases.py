@@ -145,6 +145,7 @@ CASES: dict[str, list[Case]] = {
         bad("uncorrected memory", FAIL, kernel_log=log("[ 5.000000] EDAC MC3: 1 UE memory read error on CPU_SrcID#1")),
         bad("a network card failed", FAIL, kernel_log=log("[ 5.000000] mlx5_core 0000:1a:00.0: poll_health:823:(pid 0): device's health compromised - reached miss count")),
         bad("NVLink was not set up", WARN, kernel_log=log("[ 5.000000] NVRM: knvlinkDiscoverPostRxDetLinks_GH100: Getting peer0's postRxDetLinkMask failed!")),
+        bad("an old library of the driver", WARN, kernel_log=log("[ 5.000000] NVRM: API mismatch: the client has the version 570.148.08, but")),
         bad("a queue of a card stands", WARN, kernel_log=log("[ 5.000000] NETDEV WATCHDOG: ens1 (mlx5_core): transmit queue 3 timed out")),
         bad("out of memory", WARN, kernel_log=log("[ 5.000000] Out of memory: Killed process 123 (python)")),
     ],
@@ -246,7 +247,12 @@ CASES: dict[str, list[Case]] = {
         bad("three days ago", WARN, kernel_log=log("[ 5.000000] NVRM: Xid (PCI:0000:44:00): 79, GPU has fallen off", 3 * 86400.0)),
         bad("no right to read", UNKNOWN, kernel_log=Unknown("Operation not permitted")),
     ],
-    "gpu.fell_off": [bad("without a number, as recorded", FAIL, kernel_log=log(recorded("dmesg/fallen-off-bus-no-xid.txt"), 2000.0))],
+    "gpu.fell_off": [
+        bad("without a number, as recorded", FAIL, kernel_log=log(recorded("dmesg/fallen-off-bus-no-xid.txt"), 2000.0)),
+        bad("not initialised", FAIL, kernel_log=log("[ 5.000000] NVRM: GPU 0000:fe:00.0: RmInitAdapter failed! (0x22:0x56:894)")),
+        bad("firmware is silent", FAIL, kernel_log=log("[ 5.000000] NVRM: GPU6 _kgspRpcRecvPoll: GSP RM heartbeat timed out")),
+        bad("was silent three days ago", WARN, kernel_log=log("[ 5.000000] NVRM: GPU6 _kgspRpcRecvPoll: GSP RM heartbeat timed out", 3 * 86400.0)),
+    ],
     "gpu.sxid": [bad("non-fatal, as recorded", WARN, kernel_log=log(recorded("dmesg/xid-lines.txt"), 2400000.0))],
     "ib.ports": [
         bad("down", FAIL, fabric=h.fabric(h.port(0), h.port(1, state="DOWN", phys_state="Polling"))),

@@ -24,6 +24,7 @@ from checks.facts import (
     Unreached,
 )
 from checks.finding import Action, Finding, Verdict
+from checks.parsers.kernel_log import read_events
 from checks.parsers.nvidia_smi import parse_gpus
 from checks.profile import Profile
 from checks.runner import run_checks
@@ -467,3 +468,14 @@ def test_a_model_that_is_missing_is_downloaded_by_its_name() -> None:
         found = judge("launch.files", node("n1", files={path: gone}), launch=needs(files=(path,)))
         want = f"hf download hpcai-tech/OpenSora-VAE-v1.2{more} on the node"
         assert (found["n1"].fix or "").startswith(want), found
+
+
+def test_a_gpu_that_failed_to_start_and_answers_now_is_a_warning() -> None:
+    bus_id = str(healthy.gpu_facts().gpus[2].bus_id)
+    said = {}
+    for address in (bus_id, "0000:fe:00.0"):
+        line = f"[ 5.000000] NVRM: GPU {address}: RmInitAdapter failed! (0x22:0x56:894)"
+        log = KernelLog(read_events(line, 3600.0, Unknown("-")), 900)
+        found = judge("gpu.fell_off", healthy.full("n1", kernel_log=log))["n1"]
+        said[address] = (found.verdict, "it answers now" in found.evidence)
+    assert said == {bus_id: (WARN, True), "0000:fe:00.0": (FAIL, False)}
