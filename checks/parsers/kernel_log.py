@@ -82,7 +82,8 @@ _KINDS: tuple[tuple[str, re.Pattern[str], bool], ...] = tuple(
 START_S = 60.0  # of a machine's start: a log that begins there has lost nothing
 
 INTERESTING = (
-    r"NVRM|nvidia: probe of|driver nvidia failed|SXid|fallen off|Out of memory|oom-kill|oom_reaper|ardware |Machine check|lockup|LOCKUP"
+    r"NVRM|nvidia: probe of|driver nvidia failed|SXid|fallen off|Out of memory|oom-kill|oom_reaper"
+    r"|ardware |Machine check|lockup|LOCKUP"
     r"|blocked for more|read-only|nvme|I/O error|medium error|not responding|arrier"
     r"|ink (?:is |status definitely )?(?:[Dd]own|DOWN|[Uu]p|UP|ACTIVE)\b|peermem|segfault"
     r"|PCIe B|PCIe bandwidth|AER: |DPC: |Slot\(|EDAC|Memory failure|WATCHDOG|health|atal error"

@@ -244,8 +244,9 @@ def kernel_log_faults(kernel_log: KernelLog) -> Iterable[Finding]:
     """The kernel has logged no fault of memory, PCIe, network cards, disks or file systems.
 
     Bad: WARN OOM, lockup, hung task, silent NFS server, trouble of a network card or of NVLink, a
-        library of another driver version than the kernel module, PCIe error that is not fatal in 24 h; FAIL machine check, uncorrected memory error, fatal
-        PCIe error, failed network card, read-only, disk
+        library of another driver version than the kernel module, PCIe error that is not fatal in
+        24 h; FAIL machine check, uncorrected memory error, fatal PCIe error, failed network card,
+        read-only, disk
     How: dmesg, else journalctl -k; where this user may not read either, UNKNOWN (--sudo tries)
     Fix: dmesg | tail -50; the line names what: memory, disk, server
     """
