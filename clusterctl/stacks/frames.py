@@ -33,7 +33,8 @@ class Frame:
     @property
     def is_library(self) -> bool:
         """Of Python or of an installed package that training code uses."""
-        return self.is_standard or bool(_LIBRARIES.match(self.path))
+        is_native = _NATIVE.search(self.path) is not None
+        return self.is_standard or is_native or bool(_LIBRARIES.match(self.path))
 
     def __str__(self) -> str:
         return f"{self.function} {self.path.rsplit('/', 1)[-1]}:{self.line}"
@@ -79,6 +80,7 @@ class Stack:
         return " <- ".join(short[:limit] + ["…"] * (len(short) > limit))
 
 
+_NATIVE = re.compile(r"\.so(?:\.[\d.]{0,20})?$|\.(?:c|cc|cpp|cu|h|hpp)$")
 _LIBRARIES = re.compile(
     r"^(torch|torchvision|colossalai|numpy|av|PIL|multiprocessing|threading|selectors|urllib3|"
     r"requests|wandb|tqdm|safetensors|transformers|diffusers|accelerate|deepspeed|einops|pandas|"

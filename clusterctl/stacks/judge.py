@@ -99,22 +99,36 @@ def _undecided(snapshot: JobSnapshot) -> Verdict:
         evidence = wording.evidence(trainers[:4], trainers[:2])
         next_steps = ["the line above shows what they wait for", *again]
         return Verdict(VerdictKind.UNKNOWN, text, low, [], evidence, next_steps)
+    few = _elsewhere(trainers)
     place = first.where(limit=2)
     if all(p.progress == Progress.SPINNING for p in trainers):
         who = f"all {count} {ranks} compute" if count > 1 else f"{wording.names(trainers)} computes"
         text = f"{who} in {place}: a long step, or an endless one."
         evidence = wording.evidence([first], [first])
         return Verdict(VerdictKind.BUSY, text, low, [], evidence, again)
-    evidence = wording.evidence(trainers[:4], trainers[:2])
-    next_steps = wording.next_for(first)
+    shown = [*few[:3], *(p for p in trainers if p not in few)]
+    evidence = wording.evidence(shown[:4], shown[:2])
+    next_steps = wording.next_for(shown[0])
     if count > 1:  # no suspects when all would be
         places = f"{wording.UNSHOWN}: {wording.places(trainers)}{wording.age(first)}"
-        text = f"all {count} {ranks} are stuck, {places}."
+        others = f"the other {count - len(few)}"
+        odd = f"{wording.names(few)} ({few[0].node}) elsewhere than {others}, " if few else ""
+        text = f"all {count} {ranks} are stuck, {odd}{places}."
         next_steps.append("--interval 30, and the ranks' own logs")
         return Verdict(VerdictKind.HANG, text, low, [], evidence, next_steps)
     text = f"{wording.names(trainers)} ({first.node}) is stuck in {place}{wording.age(first)}."
     suspects = [Suspect.of(first, first.progress)]
     return Verdict(VerdictKind.HANG, text, Confidence.MEDIUM, suspects, evidence, next_steps)
+
+
+def _elsewhere(trainers: Sequence[Proc]) -> list[Proc]:
+    """The few that stand in another place than nearly all; none where there is no such crowd.
+
+    They are where to look, and no suspects: with NCCL a rank stops wherever its queue is full.
+    """
+    crowd = max(grouped((p.stack.coarse, p) for p in trainers).values(), key=len)
+    is_most = MOST * len(trainers) <= len(crowd) < len(trainers)
+    return [p for p in trainers if p not in crowd] if is_most else []
 
 
 def _no_rank(snapshot: JobSnapshot) -> Verdict:

@@ -99,6 +99,10 @@ TABLE: tuple[Site, ...] = (
     Site(Kind.COLLECTIVE, "_pre_forward", r"torch/nn/parallel/distributed\.py$", anywhere=False),
     Site(Kind.DEVICE, "synchronize|wait_event|wait_stream|query", r"torch/(cuda|xpu|npu|accelerator)"),
     Site(Kind.DEVICE, "", r"torch/_tensor_str\.py$"),
+    # frames of C and C++ (py-spy --native)
+    Site(Kind.COLLECTIVE, r"gloo::.*|c10d::(ProcessGroup|Work|Reducer|symmetric_memory).*|p?nccl(Group|All|Reduce|Broadcast|Bcast|Send|Recv|Comm).*|P?MPI_(?!Init|Finalize).*|ucp_worker_\w+", ""),
+    Site(Kind.RENDEZVOUS, r"c10d::\w*Store::.*|P?MPI_(Init|Finalize)\w*", ""),
+    Site(Kind.DEVICE, r"(cu|cuda|hip)(Stream|Device|Ctx|Event)Synchronize\w*|(cu|cuda|hip)Memcpy\w*|c10::cuda::.*synchronize.*|at::native::_local_scalar_dense\w*.*", ""),
     # what is in C++ below the user's line: work.wait(), [x.wait() for x in …], store.get(…)
     Site(Kind.RENDEZVOUS, source=r"\b\w*store\w*\.(get|multi_get|wait|barrier)\(", anywhere=False),
     Site(Kind.COLLECTIVE, source=r"\.wait\(|\bwait_tensor\b", anywhere=False),
@@ -122,6 +126,7 @@ TABLE: tuple[Site, ...] = (
     Site(Kind.LOG, "create_connection|getaddrinfo", r"^socket\.py$"),
     # only as innermost frame: Python inside of a backward pass (hooks, recomputation) counts itself
     Site(Kind.BACKWARD, "_engine_run_backward", r"torch/autograd/graph\.py$", anywhere=False),
+    Site(Kind.BACKWARD, "backward|grad", r"torch/autograd/__init__\.py$", anywhere=False),  # < 2.3
     Site(Kind.DEVICE, source=_DEVICE_LINE, anywhere=False),
     Site(Kind.GC, source=r"\bgc\.collect\(", anywhere=False),
 )  # fmt: skip

@@ -157,6 +157,40 @@ def test_nobody_is_accused_where_all_stand_and_no_stack_tells() -> None:
     verdict = judge(snapshot(*job(4, {0: {"stack": other}}, stack=FORWARD)))
     assert (verdict.kind, verdict.confidence, named(verdict)) == ("hang", "low", [])
     assert "ranks 1-3 in forward model.py:40 <- main; rank 0 in lookup cache.py:7" in verdict.sentence  # fmt: skip
+    assert "all 4 ranks are stuck, rank 0 (node-0) elsewhere than the other 3" in verdict.sentence
+    assert verdict.evidence[0].startswith("rank 0")
+
+
+def test_ranks_of_which_half_stand_elsewhere_are_not_told_apart() -> None:
+    other = [("lookup", "/home/me/job/cache.py", "cache.py", 7), *FORWARD[1:]]
+    odd = {rank: {"stack": other} for rank in (0, 1)}
+    assert "elsewhere" not in judge(snapshot(*job(4, odd, stack=FORWARD))).sentence
+
+
+def test_backward_of_old_torch_waits_as_the_new_one_does() -> None:
+    """Before 2.3 the call into C++ is in autograd itself."""
+    old = [("backward", f"{TORCH}/autograd/__init__.py", "torch/autograd/__init__.py", 266), *BACKWARD[1:]]  # fmt: skip
+    verdict = judge(snapshot(*job(8, {3: {"stack": FORWARD}}, stack=old)))
+    assert (verdict.kind, named(verdict)) == ("hang", [(3, "trainer")])
+    assert "7 ranks wait in backward" in verdict.sentence
+
+
+@pytest.mark.parametrize(
+    ("function", "library"),
+    [
+        ("gloo::transport::tcp::UnboundBuffer::waitRecv", "libtorch_cpu.so"),
+        ("c10d::ProcessGroupNCCL::WorkNCCL::synchronize", "libtorch_cuda.so"),
+        ("c10d::TCPStore::get", "libtorch_cpu.so"),
+        ("ncclGroupEnd", "libnccl.so.2"),
+        ("cudaStreamSynchronize", "libcudart.so.12"),
+        ("MPI_Allreduce", "libmpi.so.40"),
+    ],
+)
+def test_wait_in_c_is_known_by_its_frames(function: str, library: str) -> None:
+    frames = [("0x7fa2d1487d71", "/lib/libc.so.6", "libc.so.6", 0), (function, f"/lib/{library}", library, 0), *FORWARD[1:]]  # fmt: skip
+    verdict = judge(snapshot(*job(4, {2: {"stack": FORWARD}}, stack=frames)))
+    assert (verdict.kind, named(verdict)) == ("hang", [(2, "trainer")])
+    assert f"3 ranks wait in {function}" in verdict.sentence
 
 
 def test_rank_alone_that_stands_is_named() -> None:
