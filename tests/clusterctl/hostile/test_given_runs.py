@@ -20,6 +20,7 @@ import pytest
 from clusterctl import cli
 from clusterctl.launch import saved_run
 from clusterctl.nodes import Node
+from clusterctl.serve.server import PAUSE_S
 from tests.clusterctl.hostile.audit import nothing_done
 from tests.clusterctl.hostile.forked import Ended, ended, import_everything, own_memory_mb
 from tests.clusterctl.hostile.opened import opened_in
@@ -51,6 +52,8 @@ IMPORTS_TORCH, IMPORT_S = (
     ("plan-checkpoints",),
     130,
 )  # where a checkpoint's own sizes cannot be read
+# A batch that has failed is tried again, once, after a pause; the sampler is started anew.
+PAUSES_S = {"serve": 2 * PAUSE_S}
 SECRET = "a secret of the victim"
 
 
@@ -179,7 +182,8 @@ def check(
         assert "Traceback" not in found.said, about
         assert found.cpu_s < limit_s, f"{found.cpu_s:.1f} s: {about}"
         # Beside other programs it takes its CPU time a few times over.
-        assert found.wall_s < limit_s + 5 * found.cpu_s, f"{found.wall_s:.1f} s: {about}"
+        wait_s = limit_s + 5 * found.cpu_s + PAUSES_S.get(words[0], 0.0)
+        assert found.wall_s < wait_s, f"{found.wall_s:.1f} s: {about}"
         assert found.memory_mb < own_memory_mb() + MOST_MB, about
         assert SECRET not in found.said, about
         assert not opened, f"{opened}: {about}"
