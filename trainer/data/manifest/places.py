@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import posixpath
 from collections.abc import Iterable
 from functools import lru_cache
@@ -12,7 +13,8 @@ _FOLDERS_KEPT = 1 << 16
 
 def folder_of(manifest: Path) -> Path:
     """Where the relative paths of a manifest start: in its folder, links followed."""
-    return manifest.resolve().parent
+    # Path.resolve() raises RuntimeError for a link to itself.
+    return Path(os.path.realpath(manifest)).parent
 
 
 def normal(path: str) -> str:

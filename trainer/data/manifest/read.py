@@ -19,6 +19,7 @@ from trainer.data.manifest.manifest import (
     ManifestError,
     WrongRow,
 )
+from trainer.data.manifest.places import folder_of
 from trainer.data.manifest.row_check import Column, RowCheck
 from trainer.data.manifest.table_io import CsvTable, ParquetTable, open_table
 from trainer.data.manifest.texts import Packer, Unread
@@ -79,7 +80,7 @@ def read_manifest(
     paths, texts = (p.texts() if with_texts else Unread(count) for p in packers.values())
     return Manifest(
         source=source,
-        root=Path(root) if root is not None else source.resolve().parent,
+        root=Path(root) if root is not None else folder_of(source),
         paths=paths,
         texts=texts,
         wrong=tuple(wrong),

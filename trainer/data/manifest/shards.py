@@ -22,6 +22,7 @@ from trainer.data.manifest.manifest import (
     ManifestError,
     WrongRow,
 )
+from trainer.data.manifest.places import folder_of
 from trainer.data.manifest.row_check import RowCheck
 from trainer.data.manifest.table_io import first_line
 from trainer.data.manifest.texts import Texts
@@ -64,7 +65,7 @@ def source_facts(source: Path) -> dict[str, Any]:
 def _sources(folder: Path, index: Mapping[str, Any]) -> list[Path]:
     """Where the file may be that the shards in a folder were made of."""
     if "source" in index:
-        return [folder.resolve().parent / str(index["source"])]
+        return [folder_of(folder) / str(index["source"])]
     return [folder.with_suffix(suffix) for suffix in SUFFIXES]  # made before it was kept
 
 
@@ -125,7 +126,7 @@ def read_shards(folder: Path, root: Path | str | None = None) -> Manifest:
         raise ManifestError(f"{folder} is damaged: row {wrong[0]}")
     return Manifest(
         source=folder,
-        root=Path(root) if root is not None else folder.resolve().parent,
+        root=Path(root) if root is not None else folder_of(folder),
         paths=ShardTexts(reader, "path"),
         texts=ShardTexts(reader, "text"),
         **arrays,

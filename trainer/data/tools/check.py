@@ -15,6 +15,7 @@ from pathlib import Path
 
 from trainer.data.manifest.computed import compute
 from trainer.data.manifest.left_out import add_options
+from trainer.data.manifest.places import folder_of
 from trainer.data.manifest.rewrite import Rewrite, Rows, rewriting
 from trainer.data.manifest.row_check import floats
 from trainer.data.manifest.sql import unescaped
@@ -52,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         def cells_of(row: Cells, answer: Answer) -> Cells:
             return [verdict(dict(zip(inputs, row, strict=True)), answer), ""]
 
-        folder = args.root or args.source.resolve().parent
+        folder = args.root or folder_of(args.source)
         made.hint += root_hint(args, folder)
         ask = asking(pool, "check", folder, 1, cells_of)
         rows = compute(made, source, inputs, [COLUMN], ask, 64, ahead)

@@ -12,6 +12,7 @@ from trainer.data.manifest.columns import DATASETS, parse_names
 from trainer.data.manifest.computed import compute
 from trainer.data.manifest.left_out import add_options
 from trainer.data.manifest.manifest import COLUMNS, PROBED
+from trainer.data.manifest.places import folder_of
 from trainer.data.manifest.rewrite import rewriting
 from trainer.data.tools.file_probe import (
     NOT_THERE,
@@ -52,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     arguments = {"root": str(args.root or ""), "file_size": args.file_size}
     arguments |= {"columns": args.columns} if args.columns else {}
 
-    folder = args.root or args.source.resolve().parent
+    folder = args.root or folder_of(args.source)
 
     def cells_of(row: Cells, answer: Answer) -> Cells:
         if "error" in answer:
