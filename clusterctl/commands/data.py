@@ -7,6 +7,7 @@ the others. The manifest is read and written here, in its order, and an interrup
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from clusterctl.settings import (
 TIMEOUT_S = {"probe": 30.0, "check": 120.0}
 NAMES = {"probe": "probed", "check": "checked"}
 TABLES = (".csv", ".parquet")
+OTHER_TABLES = (".json", ".jsonl", ".ndjson", ".tsv")  # the trainer has a command for each
 COUNT = click.IntRange(0)
 PYTHON = "Of the training environment on the nodes. Default: the one that runs this."
 WORKERS = "Processes on each node. Default: one for each core."
@@ -46,6 +48,11 @@ def _in_order(values: dict[str, Any]) -> None:
         first, second = values["manifest"], values["hostfile"] = second, first
     if first.suffix not in TABLES:
         hint = "a manifest is .csv or .parquet: clusterctl data probe clips.csv nodes.txt"
+        named = (path for path in (first, second) if path and path.suffix.lower() in OTHER_TABLES)
+        if other := next(named, None):
+            first = other
+            tool = f"python -m trainer.data probe {shlex.quote(str(other))} clips.csv"
+            hint = f"a manifest is .csv or .parquet: {tool} says how to make a csv of it"
         raise UsageError(f"{first} is not a manifest", hint=hint)
 
 

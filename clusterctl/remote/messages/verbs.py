@@ -193,7 +193,7 @@ _STACKS = either(
 _CLIP_FACTS = {
     **dict.fromkeys(("error", "gone"), text()),
     **dict.fromkeys(("storage_fails", "again"), flag),
-    **dict.fromkeys(("num_frames", "bytes", "memory_bytes"), _size),
+    **dict.fromkeys(("num_frames", "bytes", "memory_bytes", "video_streams"), _size),
     **dict.fromkeys(("height", "width"), whole(0, 1 << 20)),
     "fps": maybe(number(0, 1e9)),
     "cpu_s": SECONDS,

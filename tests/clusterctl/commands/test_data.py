@@ -284,3 +284,11 @@ def _is_ours(pid: str, word: str) -> bool:
         return word in Path(f"/proc/{pid}/cmdline").read_text()
     except OSError:
         return False
+
+
+@pytest.mark.parametrize("words", [["a.json", "nodes.txt"], ["nodes.txt", "a.jsonl"]])
+def test_a_table_of_another_kind_has_the_way_to_a_csv(words, capsys):
+    assert run(["data", "probe", *words]) == 2
+    said = capsys.readouterr().err
+    assert f"{next(word for word in words if '.json' in word)} is not a manifest" in said
+    assert "says how to make a csv of it" in said

@@ -9,7 +9,7 @@ from argparse import ArgumentTypeError
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from trainer.data.manifest.manifest import PROBED, ManifestError
+from trainer.data.manifest.manifest import PROBED, SUFFIXES, ManifestError
 
 _MADE_BY = dict.fromkeys(PROBED, "probe") | {"file_size": "probe --file-size", "check": "check"}
 # Names that published data sets have for ours.
@@ -204,10 +204,13 @@ def _in_quotes(text: str, special: str) -> str:
 
 def hint_of_name(source: Path) -> str | None:
     """What makes a manifest of a file of another kind; None if none is known."""
+    kind = source.suffix.lower()
+    if kind in SUFFIXES and kind != source.suffix:
+        return f"name it {kind}"
     if source.suffix in _PACKED:
         return f"{_PACKED[source.suffix]} {shlex.quote(str(source))}"
-    if source.suffix in _OTHER_FORMATS:
-        query = _OTHER_FORMATS[source.suffix]
+    if kind in _OTHER_FORMATS:
+        query = _OTHER_FORMATS[kind]
         return f"{_command(query, source, source.with_suffix('.csv'))} makes a csv of it"
     return None
 

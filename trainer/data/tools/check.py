@@ -23,6 +23,7 @@ from trainer.data.tools.file_probe import (
     NOT_THERE,
     Answer,
     Cells,
+    SeveralVideos,
     add_pool_options,
     asking,
     pool_of,
@@ -50,7 +51,10 @@ def run(args: argparse.Namespace) -> int:
         source = made.add(args.source, ("path",))
         inputs = [name for name in ("path", *_COMPARED) if name in source.names]
 
+        several = SeveralVideos()
+
         def cells_of(row: Cells, answer: Answer) -> Cells:
+            several.see(row[inputs.index("path")], answer)
             return [verdict(dict(zip(inputs, row, strict=True)), answer), ""]
 
         folder = args.root or folder_of(args.source)
@@ -58,6 +62,7 @@ def run(args: argparse.Namespace) -> int:
         ask = asking(pool, "check", folder, 1, cells_of)
         rows = compute(made, source, inputs, [COLUMN], ask, 64, ahead)
         names = [*(name for name in source.names if name != COLUMN), COLUMN]
+        made.notes += several.notes()
         made.write([rows], names)
         reasons, examples = _reasons(made, rows)
         if NOT_THERE in reasons:

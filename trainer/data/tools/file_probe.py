@@ -176,6 +176,24 @@ def located(folder: Path, path: str) -> str:
     return path if path[:1] == "/" else f"{folder}/{path}"
 
 
+class SeveralVideos:
+    """Files with more than one video stream: only the first of them is read; one note says so."""
+
+    def __init__(self) -> None:
+        self.count, self.first = 0, ""
+
+    def see(self, path: str, answer: Answer) -> None:
+        if answer.get("video_streams", 1) > 1:
+            self.count, self.first = self.count + 1, self.first or path
+
+    def notes(self) -> list[str]:
+        if not self.count:
+            return []
+        has = "file has" if self.count == 1 else "files have"
+        text = f"note: {self.count:,} {has} more than one video stream, such as {self.first}"
+        return [f"{text}: the first is read, the others are not"]
+
+
 def root_hint(args: argparse.Namespace, folder: Path) -> str:
     """What to say where files are not there."""
     if args.root:

@@ -18,6 +18,7 @@ from trainer.data.tools.file_probe import (
     NOT_THERE,
     Answer,
     Cells,
+    SeveralVideos,
     add_pool_options,
     asking,
     located,
@@ -55,7 +56,10 @@ def run(args: argparse.Namespace) -> int:
 
     folder = args.root or folder_of(args.source)
 
+    several = SeveralVideos()
+
     def cells_of(row: Cells, answer: Answer) -> Cells:
+        several.see(row[0], answer)
         if "error" in answer:
             return [*[""] * len(added), f"{located(folder, row[0])}: {answer['error']}"]
         height, width, fps = answer["height"], answer["width"], answer["fps"]
@@ -73,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
         made.hint += root_hint(args, folder)
         ask = asking(pool, "probe", folder, len(added), cells_of)
         rows = compute(made, source, ["path"], added, ask, 64, ahead)
+        made.notes += several.notes()
         made.write([rows], [*dict.fromkeys([*COLUMNS, *added, *source.names])])
         if any(NOT_THERE in row.reason for row in made.wrong):
             made.notes.append(f"hint: {root_hint(args, folder)[2:]}")

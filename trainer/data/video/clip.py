@@ -27,6 +27,7 @@ from trainer.data.video.container import (
     check_regular,
     decodable,
     index_of,
+    moving,
     opened,
     refusing,
 )
@@ -57,6 +58,7 @@ class ClipFacts:
     width: int
     fps: float
     bytes: int
+    video_streams: int = 1  # of which the first is read
 
 
 class Read(NamedTuple):
@@ -141,7 +143,8 @@ def probe(path: str) -> ClipFacts:
                 first = next(iter(packet.decode()), None)
             elif index is not None:
                 break
-        return _facts(path, stream, packets if index is None else index.shown, first)
+        found = packets if index is None else index.shown
+        return _facts(path, container, stream, found, first)
 
 
 def check(path: str) -> ClipFacts:
@@ -153,14 +156,15 @@ def check(path: str) -> ClipFacts:
                 raise ClipError(f"frame {frames} is damaged")
             first = first or frame
             frames += 1
-        return _facts(path, stream, frames, first)
+        return _facts(path, container, stream, frames, first)
 
 
-def _facts(path: str, stream: Any, frames: int, first: Any) -> ClipFacts:
+def _facts(path: str, container: Any, stream: Any, frames: int, first: Any) -> ClipFacts:
     if first is None:
         raise ClipError("no frame")
     fps = float(stream.average_rate or 0)
-    return ClipFacts(frames, *_shown_size(first), fps, check_regular(path).st_size)
+    size, streams = check_regular(path).st_size, len(moving(container))
+    return ClipFacts(frames, *_shown_size(first), fps, size, streams)
 
 
 def _shown_size(frame: Any) -> tuple[int, int]:

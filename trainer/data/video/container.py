@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import av
 import numpy as np
+from av.stream import Disposition
 from numpy.typing import NDArray
 
 # libavformat looks in the streams' first frames for what an mp4's header says already: 15 of the
@@ -82,11 +83,17 @@ def opened(path: str, quick: bool = False) -> Iterator[tuple[Any, Any]]:
             raise ClipError("no video stream")
         if len(container.streams.video) > 1 and is_tiled(path):
             raise ClipError("a picture in tiles, of which only one would be read: save it as one")
-        stream = container.streams.video[0]
+        stream = moving(container)[0]
         stream.codec_context.thread_type = "NONE"
         stream.codec_context.thread_count = 1
         with refusing(DamagedWindow):
             yield container, stream
+
+
+def moving(container: Any) -> list[Any]:
+    """The video streams of a file; a cover is one only where there is nothing else."""
+    streams = list(container.streams.video)
+    return [one for one in streams if not one.disposition & Disposition.attached_pic] or streams
 
 
 def is_tiled(path: str) -> bool:

@@ -148,7 +148,14 @@ def test_data_sets_whose_tables_name_no_files_are_known_as_such(clips, do, capsy
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("m.csv.gz", "gunzip"), ("train 2m.zip", "unzip"), ("m.tsv", "delim='"), ("m.jsonl", "json")],
+    [
+        ("m.csv.gz", "gunzip"),
+        ("train 2m.zip", "unzip"),
+        ("m.tsv", "delim='"),
+        ("m.jsonl", "json"),
+        ("m.JSON", "json"),
+        ("m.CSV", "name it .csv"),
+    ],
 )
 def test_files_of_other_formats_are_said_to_be_made_csv(tmp_path, name, said):
     with pytest.raises(ManifestError) as caught:

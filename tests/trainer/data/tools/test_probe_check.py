@@ -6,15 +6,19 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
+import av
 import numpy as np
 import pytest
+from av.stream import Disposition
 
 from tests.trainer.data.clips import write_clip
 from tests.trainer.data.tables import rows_of
 from trainer.data.__main__ import main
 from trainer.data.manifest.read import read_manifest
 from trainer.data.tools.file_probe import ElsewherePool
+from trainer.data.video.container import moving
 from trainer.data.video.decode import Decoder, DecoderBroken
 
 PLAIN = {"codec": "libx264", "preset": "ultrafast", "threads": "1"}
@@ -106,6 +110,39 @@ def test_check_writes_the_reason_into_a_column_and_keeps_every_row(clips, tmp_pa
     good = tmp_path / "good.csv"
     assert main(["filter", str(out), str(good), "--checked", "-q"]) == 0
     assert list(read_manifest(good, clips).paths) == ["turned.mp4", "vfr.mp4"]
+
+
+def test_files_with_two_video_streams_are_noted_once(tmp_path, capsys):
+    write_clip(tmp_path / "plain.mp4", 5, **PLAIN)
+    with av.open(str(tmp_path / "two.mp4"), "w") as container:
+        streams = [container.add_stream("libx264", rate=24) for _ in range(2)]
+        for stream, side in zip(streams, (64, 32), strict=True):
+            stream.width, stream.height, stream.pix_fmt = side, side, "yuv420p"
+        for stream, side in zip(streams, (64, 32), strict=True):
+            frame = av.VideoFrame.from_ndarray(np.zeros((side * 3 // 2, side), np.uint8), "yuv420p")
+            container.mux(stream.encode(frame))
+            container.mux(stream.encode(None))
+    (tmp_path / "copy.mp4").write_bytes((tmp_path / "two.mp4").read_bytes())
+    rows = "path,text\nplain.mp4,a\ntwo.mp4,b\ncopy.mp4,c\n"
+    (tmp_path / "clips.csv").write_text(rows)
+    source, out = tmp_path / "m.csv", tmp_path / "c.csv"
+    note = "note: 2 files have more than one video stream, such as two.mp4: the first is read"
+    for verb, has, makes in (("probe", tmp_path / "clips.csv", source), ("check", source, out)):
+        assert main([verb, str(has), str(makes), "--workers", "1"]) == 0
+        assert capsys.readouterr().err.count(note) == 1
+    assert [row["height"] for row in rows_of(source)] == ["48", "64", "64"]
+
+
+@pytest.mark.parametrize("cover_is", ["picture", "film"])
+def test_a_cover_is_not_read_for_the_film(cover_is):
+    class Stream:
+        def __init__(self, disposition: Disposition) -> None:
+            self.disposition = disposition
+
+    cover, film = Stream(Disposition.attached_pic), Stream(Disposition.default)
+    streams = [cover, film] if cover_is == "picture" else [cover]
+    container = SimpleNamespace(streams=SimpleNamespace(video=streams))
+    assert moving(container) == ([film] if cover_is == "picture" else [cover])
 
 
 @pytest.fixture
