@@ -18,6 +18,9 @@ _DETAIL = re.compile(
     r"Compile with|Current thread|Thread 0x|Extension modules|Aborted|Traceback \(most|"
     r"During handling of the above|The above exception was|Original exception was:|"
     r"\[[EWIF]\d* |\[[EWIF] |wandb:|"
+    # Ray, below its errors.
+    r"The actor is dead because|Memory on the node|Refer to the documentation|Top \d+ memory users|"
+    r"PID\s+MEM|\d{1,9}\t\d|Ray killed this worker|"
     r"-{20,}|={20,}|-- Process \d+ terminated with|"
     r"\S+:\d+:\d+ \[\d+\] |\w*Warning|--- attempt|Search for `|CUDA error|nccl\w+: |"
     r"Last error:|socketProgress|"

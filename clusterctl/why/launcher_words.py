@@ -47,7 +47,9 @@ _LINE = re.compile(
     r"MPI communication peer process|BAD TERMINATION OF ONE|srun: (?:error|Job step aborted)|"
     r"slurmstepd: error|exits with return code|CalledProcessError: Command|"
     r"Job '\S{1,100}' failed|Job entrypoint command failed|Process(?:Exited|Raised)Exception|"
-    r"exited with code \d|command terminated with exit code|OOMKilled"
+    r"exited with code \d|command terminated with exit code|OOMKilled|"
+    r"killed due to memory pressure|"
+    r"systemd\[\d{1,9}\]: \S{1,200}: (?:Main process exited|.{0,60}killed by the OOM killer)"
 )
 # Its parts are searched one by one, the cheap ones first.
 _TORCHRUN = re.compile(
@@ -72,7 +74,8 @@ _SRUN = re.compile(
 )
 _KILL = re.compile(
     r"slurmstepd: error: (?:Detected \d{1,9} oom[-_]kill|.{0,120}exceeded .{0,20}memory limit)|"
-    r"srun: error: \S{1,253}: tasks? \S{1,200}: Out Of Memory|\bOOMKilled\b"
+    r"srun: error: \S{1,253}: tasks? \S{1,200}: Out Of Memory|\bOOMKilled\b|"
+    r"killed by the OOM killer|killed due to memory pressure"
 )
 _SLURM_STOP = re.compile(
     r"slurmstepd: error: \*\*\* (?P<what>\w{1,8}) \S{1,60} ON (?P<node>\S{1,253}) CANCELLED AT "
@@ -80,7 +83,8 @@ _SLURM_STOP = re.compile(
 )
 _DEATH = re.compile(r"Received (?:Signals\.)?(?P<signal>\d{1,3}|SIG[A-Z]{2,6}) death signal")
 _RETURNED = re.compile(
-    r"exits with return code = (?P<code>-?\d{1,3})|died with <Signals\.(?P<name>SIG[A-Z0-9]{2,7})|"
+    r"exits with return code = (?P<code>-?\d{1,3})|code=(?:killed|dumped), status=\d{1,3}/"
+    r"(?P<unit>[A-Z0-9]{2,7})|died with <Signals\.(?P<name>SIG[A-Z0-9]{2,7})|"
     r"[Pp]rocess (?P<child>\d{1,6}) terminated with (?:signal (?P<by>SIG[A-Z0-9]{2,7})|"
     r"exit code (?P<exit>\d{1,3}))|(?:exited with code|terminated with exit code) (?P<c>\d{1,3})"
 )
@@ -203,6 +207,7 @@ def _returned(line: str) -> Told | None:
     if found is None:
         return None
     name, code = found["name"] or found["by"], found["code"] or found["exit"] or found["c"]
+    name = f"SIG{found['unit']}" if found["unit"] else name
     if name is not None:
         number = _number(name)
         return _told("its launcher", _child(found["child"]), -number) if number else None

@@ -6,6 +6,7 @@ logger, Determined, milabench. Every pattern is anchored, and its parts are boun
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -37,7 +38,8 @@ _TIME = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?
 # Each names itself: it is taken off wherever it stands.
 _SURE = re.compile(
     # mpirun --tag-output and --timestamp-output, and Open MPI 5.
-    rf"(?:{_DAY} ?)?\[(?:[\w.@-]{{1,100}}@)?\d{{1,6}},(?P<mpi>\d{{1,6}})\]<std(?:out|err)> ?: ?|"
+    rf"(?:{_DAY} ?)?\[(?:[\w.@-]{{1,100}}@)?\d{{1,6}},(?P<mpi>\d{{1,6}})\]<std(?:out|err)>:"
+    r"(?: (?=\S| {2}))?|"
     # docker logs -t, kubectl logs --timestamps, a container runtime's own files.
     r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d) (?:std(?:out|err) [FP] )?|"
     # Determined: [time] container [rank=3] || text.
@@ -49,6 +51,12 @@ _SURE = re.compile(
     # torch's logger of errors, one line of a traceback each.
     r"E\d{4} \d\d:\d\d:\d\d\.\d{1,9} \d{1,9} (?:[\w.-]{1,60}/){0,12}[\w.-]{1,60}\.py:\d{1,6}\] ?"
     r"(?:\[\d{1,6}/\d{1,6}\] ?)?|"
+    # journald; a line of the kernel is read as such.
+    r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d (?P<host>[\w.-]{1,250}) (?!kernel:|systemd)"
+    r"[\w./@-]{1,60}(?:\[\d{1,9}\])?: |"
+    # A time before what no program writes behind one of its own.
+    rf"\[?{_TIME}\]?:? (?=\[rank\d|\[default\d|Traceback \(| {{2,20}}\S|terminate called|"
+    r"[A-Za-z_][\w.]{0,100}(?:Error|Exception|Interrupt)(?:: |$))|"
     r"\[pod/(?P<pod>[\w.-]{1,250})/[\w.-]{1,63}\] |"  # kubectl logs --prefix
     r"(?:[\w.-]{1,200} )?\[std(?:err|out)\] |"  # milabench
     r"\[\d{1,9}\] (?=\[|Traceback| {2}|\w)|"  # number of a line or of a process
@@ -62,7 +70,10 @@ _HOST = re.compile(
     r"^(?P<host>[A-Za-z0-9][\w.-]{0,100}): (?=.)|^(?P<bare>[A-Za-z0-9][\w.-]{0,100}): ?$"
 )
 _SERVICE = re.compile(r"^(?P<service>[A-Za-z0-9][\w.-]{0,100}) {1,40}\| ?")  # Docker Compose
-_LEADS = (_TASK, _SERVICE, _HOST)
+_STERN = re.compile(  # pod and container
+    r"^(?P<pod>[a-z0-9][a-z0-9-]{0,200}-[a-z0-9]{1,10}) [a-z0-9][a-z0-9-]{0,62} (?=.)"
+)
+_LEADS = (_TASK, _SERVICE, _HOST, _STERN)
 # What only a program that is run by something prints, and no program before its own words.
 _INSIDE = re.compile(
     r'Traceback \(most recent| {2}File "|\[rank\d|frame #\d|terminate called|'
@@ -87,6 +98,8 @@ def plain(line: str) -> str:
 def bare(line: str) -> Line:
     """Without all but torch's mark, which tells an error that nobody caught; its rank is taken."""
     rank, source = None, ""
+    if line.startswith('{"log":'):
+        line = _of_docker(line)
     if "\x1b" in line:
         line = _COLOUR.sub("", line)
     for _ in range(MOST):
@@ -95,13 +108,22 @@ def bare(line: str) -> Line:
             break
         told = found["mpi"] or found["det"] or found["vllm"] or found["rank"]
         rank = int(told) if told is not None and rank is None else rank
-        source = source or found["pod"] or ""
+        source = source or found["pod"] or found["host"] or ""
         line = line[found.end() :]
     if rank is None:
         mark = OF_RANK.match(line) or _OF_ROLE.match(line)
         mark = mark or (_OF_GROUP.search(line) if "ProcessGroup" in line else None)
         rank = int(next(filter(None, mark.groups()))) if mark else None
     return Line(line, rank, source)
+
+
+def _of_docker(line: str) -> str:
+    """The text of a line in Docker's own files."""
+    try:
+        text = json.loads(line)["log"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return line
+    return text.rstrip("\n") if isinstance(text, str) else line
 
 
 def of_file(lines: Sequence[str]) -> list[Line]:

@@ -148,7 +148,7 @@ def find(text: str) -> Signature | None:
 
 # What a class means where no text says more, and what to do; by the name with its number first.
 ADVICE: dict[str, tuple[str, str]] = {
-    "oom-kernel": ("the kernel ended the process because memory was used up", "fewer loader workers or a smaller cache, a larger memory limit, or fewer ranks a node"),
+    "oom-kernel": ("the kernel, or a guard that says so, ended the process because memory was used up", "fewer loader workers or a smaller cache, a larger memory limit, or fewer ranks a node"),
     "signal-9": ("somebody or something sent SIGKILL: a person, a memory guard, a batch system", "dmesg of the node, and the log of the batch system; the kernel's own kills are oom-kernel"),
     "signal-11": ("the program used a wrong address: a library in C or CUDA, rarely memory that is broken", "repeat with PYTHONFAULTHANDLER=1; if one node alone has it, leave it out"),
     "signal-7": ("a mapped file or /dev/shm could not be read or written", "df -h /dev/shm on the node; check the file system"),

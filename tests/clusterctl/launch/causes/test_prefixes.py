@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,10 @@ PREFIXES = {
     "vLLM with rank": ("(VllmWorker rank=3 pid=77) ", 3, None),
     "elastic": ("E1106 17:14:53.310000 213 torch/distributed/elastic/api.py:732] ", None, None),
     "milabench": ("dinov2.gpu-07.nolog [stderr] ", None, None),
+    "journald": ("Jan 05 10:00:00 gpu-07 python[1234]: ", None, "gpu-07"),
+    "time": ("2024-01-01 10:00:00 ", None, None),
+    "time with rank": ("[2024-01-01 10:00:00] [rank3]: ", 3, None),
+    "stern": ("trainer-7c9f8d-abcde main ", None, "trainer-7c9f8d-abcde"),
     "number": ("[80746] [rank3]:", 3, None),
     "own": ("Rank 3: ", 3, None),
 }
@@ -81,6 +86,8 @@ def test_ranks_that_write_in_turn_are_told_apart(tmp_path: Path) -> None:
         "NCCL error in: x",
         "[E1123 09:14:02.9 ProcessGroupNCCL.cpp:607] [Rank 3] Watchdog caught collective",
         "(3, 4) is no shape",
+        "2023-07-01 16:41:05,669 - ERROR: Exception occurred: x",
+        "Jan 05 10:00:00 gpu-07 kernel: NVRM: Xid (PCI:0000:3b:00): 79, pid=7",
         "17%|###  | 30/174 [4:02:24<19:23:34]",
     ],
 )
@@ -100,6 +107,18 @@ def test_words_of_a_program_are_no_prefix(line: str) -> None:
 )
 def test_words_that_most_lines_begin_with_are_no_host(lines: list[str]) -> None:
     assert [(one.rank, one.source) for one in of_file(lines)] == [(None, "")] * len(lines)
+
+
+def test_files_of_docker_are_read(tmp_path: Path) -> None:
+    lines = [json.dumps({"log": f"{line}\n", "stream": "stderr"}) for line in TRACE]
+    (tmp_path / "job.log").write_text("\n".join([*lines, '{"log": 3}', '{"log": "cut']))
+    assert [one.text for one in of_file(lines)] == list(TRACE)
+    assert of_file(['{"log": 3}', '{"log": "cut'])[1].text == '{"log": "cut'
+
+
+def test_indent_of_a_line_is_kept() -> None:
+    for mark in ("[1,3]<stderr>:", "[prterun-n1-77@1,3]<stderr>: ", "[1,3]<stderr>: "):
+        assert bare(f"{mark}  hint: look").text == "  hint: look"
 
 
 def test_rank_of_a_watchdog_is_in_its_text() -> None:
