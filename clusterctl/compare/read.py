@@ -6,7 +6,6 @@ lines are parsed by the hundred, so that reading it takes two seconds and 30 MB.
 
 from __future__ import annotations
 
-import json
 import math
 import struct
 from array import array
@@ -31,6 +30,7 @@ from clusterctl.runs.steps import ENDINGS, Steps, after_record
 from clusterctl.why.recorded import lines_of
 from trainer.runlog import run_files
 from trainer.runlog.gpu_peaks import peak_flops
+from trainer.runlog.json_file import decoded
 from trainer.runlog.telemetry import FILE, PHASES, Event, StepRecord, decode
 from trainer.runlog.validation import FILE as VALIDATION
 from trainer.runlog.validation import Point, Points
@@ -240,7 +240,7 @@ def _batches(lines: Iterable[bytes]) -> Iterator[list[bytes]]:
 def _parsed(lines: Sequence[bytes]) -> list[Any]:
     """What each line holds, None for a torn one. One call for all is a third faster."""
     try:
-        found = json.loads(b"[" + b",".join(lines) + b"]")
+        found = decoded(b"[" + b",".join(lines) + b"]")
         if len(found) == len(lines):
             return list(found)
     except (ValueError, RecursionError):
@@ -250,7 +250,7 @@ def _parsed(lines: Sequence[bytes]) -> list[Any]:
 
 def _one(line: bytes) -> Any:
     try:
-        return json.loads(line)
+        return decoded(line)
     except (ValueError, RecursionError):
         return None
 

@@ -63,7 +63,7 @@ def _readings(sent: Mapping[str, Any] | None) -> Maybe[tuple[tuple[GpuLoad, ...]
     try:
         rows = json.loads(sent["out"])
         return tuple(tuple(_load(*row) for row in reading[:MOST_GPUS]) for reading in rows[:2])
-    except (ValueError, TypeError, RecursionError):
+    except (ValueError, TypeError, OverflowError, RecursionError):
         return Unknown("the readings of the GPUs cannot be read")
 
 

@@ -135,6 +135,7 @@ class RunDirFeed:
         self._thread = threading.Thread(target=self._follow, name="run-dir", daemon=True)
         self._open: Path | None = None
         self._why_not = ""  # of the last RunRead
+        self._is_broken = False  # by an error of our own: some of its records are lost
         self._age_s = 0.0  # of records that lay there
         self._alive_s = time.monotonic()
         self._tails: list[tuple[Tail, str]] = []
@@ -192,7 +193,13 @@ class RunDirFeed:
         except OSError as error:
             yield from self._unread(f"{error.filename or self._path}: {error.strerror or error}")
             return
-        if self._why_not:
+        except Exception as error:  # noqa: BLE001 - thread boundary: said, never the end of it
+            self._is_broken = True
+            what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            where = self._open or self._path
+            yield from self._unread(f"{where}: clusterctl failed while it read it ({what})")
+            return
+        if self._why_not and not self._is_broken:
             self._why_not = ""
             yield RunRead(self.now())
 
@@ -212,11 +219,13 @@ class RunDirFeed:
         if run_dir != self._open:
             self._open = run_dir
             self._tails = [(Tail(run_dir / name, read), source) for name, source, read in FILES]
-            self._why_not = ""  # of what was known before it was opened
+            self._why_not, self._is_broken = "", False  # of what was known before it was opened
             yield opened(run_dir, now_s)
             yield from self._unread(READING)
             # Existing records are as old as their file, new ones as this poll.
             self._age_s = _age_s(run_dir / FILE)
+        if self._is_broken:
+            return
         at_s = now_s - self._age_s
         for tail, source in self._tails:  # not by time: clocks of rank 0's node and the head differ
             yield from (as_sample(record, at_s, source) for record in tail.records())

@@ -90,11 +90,10 @@ class StreamReader:
                 continue
             try:
                 data = stream.channel.read_some(PIECE)
+                if len(data) == PIECE:
+                    self._is_ready(key)  # more may wait, for which there is no second call
+                if data:
+                    self._take(key, data, wall_s, None)
             except Exception as error:  # noqa: BLE001 - stream boundary: it ends the stream
                 self.remove(key)
                 self._take(key, b"", wall_s, error)
-                continue
-            if data:
-                if len(data) == PIECE:
-                    self._is_ready(key)  # more may wait, for which there is no second call
-                self._take(key, data, wall_s, None)

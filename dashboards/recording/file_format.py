@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from clusterctl.errors import UsageError
 from clusterctl.payload.files.private import open_own
+from trainer.runlog.json_file import decoded
 
 BEGIN, DEEP, KEY = KEYS = ("begin", "deep", "key")
 """BEGIN and DEEP hold the run as well; a session begins at BEGIN."""
@@ -142,7 +143,7 @@ def from_json(text: bytes) -> Any:
     if text.count(b"[") + text.count(b"{") > MAX_PARTS:
         raise ValueError("a text of too many parts")
     try:
-        return json.loads(text)
+        return decoded(text)
     except RecursionError:
         raise ValueError("a text that is nested too deeply") from None
 

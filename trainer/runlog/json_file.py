@@ -11,13 +11,14 @@ from typing import Any
 
 MAX_BYTES = 256 << 20  # features.json of 10 million bad clips, the longest of ours, is near it
 MAX_DEPTH = 100
+MAX_DIGITS = 300  # of a whole number: a longer one has no float
 
 
 def parse(text: str | bytes) -> Any:
     """What a text says. Raises ValueError in words for no JSON, no UTF-8 and deep nesting."""
     deep = ValueError(f"it is nested more than {MAX_DEPTH} levels deep")
     try:
-        found = json.loads(text)
+        found = decoded(text)
     except RecursionError:
         raise deep from None
     level = [found]
@@ -28,6 +29,23 @@ def parse(text: str | bytes) -> Any:
         if not level:
             return found
     raise deep
+
+
+def decoded(text: str | bytes) -> Any:
+    """As `json.loads`, but each number is one that Python can calculate with. Raises ValueError,
+    RecursionError."""
+    if isinstance(text, bytes):
+        text = text.decode(json.detect_encoding(text), "surrogatepass")
+    return _DECODER.decode(text)
+
+
+def _whole(digits: str) -> int:
+    if len(digits.lstrip("-")) > MAX_DIGITS:
+        raise ValueError(f"a number in it has more than {MAX_DIGITS} digits")
+    return int(digits)
+
+
+_DECODER = json.JSONDecoder(parse_int=_whole)
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from typing import Any
 
 from trainer.runlog import run_files
 from trainer.runlog.figures import StepRecord as StepRecord
+from trainer.runlog.json_file import decoded
 
 FILE = "telemetry.jsonl"
 LARGEST = 1 << 53  # a step, and a time in seconds
@@ -49,7 +50,7 @@ def encode(record: Record) -> str:
 def decode(line: str | bytes) -> Record | None:
     """The record of a line; None for a torn line or a kind that this version does not know."""
     try:
-        data = json.loads(line)
+        data = decoded(line)
         kind = _KINDS[data.pop("kind")]
         if not data.keys() <= (known := _FIELDS[kind]):  # of a later version
             data = {key: value for key, value in data.items() if key in known}

@@ -55,7 +55,7 @@ def least(agent):
         try:
             beat = json.loads(read_bytes(path) or b"")
             beats.append((int(beat["step"]), str(beat["phase"])[:40]))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             continue
     step, phase = min(beats, default=(None, None))
     return {"step": step, "phase": phase}

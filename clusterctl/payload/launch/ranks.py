@@ -303,6 +303,6 @@ class Ranks:
                 beat = json.loads(read_bytes("%s/%d.json" % (self.beats, rank)) or b"")
                 age_s = round(time.monotonic() - beat["mono_s"], 2)
                 found[str(rank)] = {"step": beat["step"], "phase": beat["phase"], "age_s": age_s}
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
                 continue
         return found

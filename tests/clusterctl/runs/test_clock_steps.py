@@ -67,3 +67,13 @@ def test_another_supervisor_on_a_machine_with_another_clock_moves_nothing() -> N
         assert event is not None
         journal = after_event(journal, event)
     assert [one.time_s - 1.79e9 for one in journal.begins] == [0.0, 58.0]
+
+
+@pytest.mark.parametrize("number", [10**400, -(10**309)])
+def test_a_line_with_a_number_without_a_float_is_left_out(tmp_path: Path, number: int) -> None:
+    good = run_with(0.0)
+    bad = [json.dumps(json.loads(line) | {"mono_s": number}) for line in good]
+    assert [launcher_event(line) for line in bad] == [None] * len(good)
+    (tmp_path / "events.jsonl").write_text("\n".join([*bad, *good]) + "\n")
+    assert read_status(tmp_path).state == "ended"
+    assert explain(tmp_path, None, 1.79e9 + 7200).state == "failed"

@@ -233,3 +233,22 @@ def test_demo_is_the_same_for_the_same_clock_and_goes_on_with_it() -> None:
     now[0] += 3
     later = feeds[0].drain()
     assert 3 * 16 <= len(later) <= 3 * 18 + 4
+
+
+def test_any_error_of_the_reading_thread_is_said_at_once_and_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = write_run(tmp_path / "001-x", steps=3)
+
+    def fails(record: object, at_s: float, source: str) -> Sample:
+        raise ArithmeticError("no\nsuch number")
+
+    monkeypatch.setattr("dashboards.feeds.run_dir.as_sample", fails)
+    feed = RunDirFeed(run_dir, clock=lambda: 50.0, interval_s=0.01)
+    feed.start()
+    until(feed.settled)
+    monkeypatch.undo()
+    why = f"{run_dir}: clusterctl failed while it read it (ArithmeticError: no such number)"
+    assert feed.drain()[-1] == RunRead(50.0, why)
+    feed.close()
+    assert feed.poll() == []

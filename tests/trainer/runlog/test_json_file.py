@@ -31,6 +31,7 @@ from trainer.errors import ConfigError, TrainerError
 from trainer.infer.prompts import parse_prompts
 from trainer.runlog.atomic_file import sha256_of
 from trainer.runlog.json_file import MAX_DEPTH, parse, read_object
+from trainer.runlog.telemetry import decode
 from trainer.weights.contents import inspect
 from trainer.weights.load import read_weights
 
@@ -310,3 +311,12 @@ def test_a_config_file_that_python_cannot_parse_is_one_sentence(tmp_path: Path, 
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"deep\.py"):
         configuration.load(path)
+
+
+@pytest.mark.parametrize("sign", ["", "-"])
+def test_a_number_without_a_float_is_no_json(sign: str) -> None:
+    for digits in (301, 309, 400, 5000):
+        with pytest.raises(ValueError, match="digits"):
+            parse(f'[{{"mono_s": {sign}{"9" * digits}}}]')
+        assert decode(f'{{"kind": "event", "name": "x", "time_s": {sign}{"9" * digits}}}') is None
+    assert float(parse(f"{sign}{'9' * 300}".encode())) == pytest.approx(float(f"{sign}1e300"))
