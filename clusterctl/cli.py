@@ -188,6 +188,8 @@ def _fault_of_process(error: OSError) -> tuple[str, str, int]:
     if error.errno == errno.EMFILE:
         hint = "each node needs one: raise the limit (ulimit -n), or name fewer nodes (-w)"
         return "this process may open no more files", hint, 3
+    if error.errno == errno.ENAMETOOLONG:
+        return f"no file has a name so long: {error.filename}", "look for a missing space", 2
     try:
         os.getcwd()  # noqa: PTH109
     except OSError:

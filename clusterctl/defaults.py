@@ -67,8 +67,10 @@ def load_defaults(
             hint = f"did you mean [{near[0]}]?" if near else "a table has the name of a command"
             text = f"{path.absolute()}: no command is called {strange}"
             raise UsageError(text, hint=hint)
+        _refuse_no_tables(path, data, commands, load)
         common = {_plain(key): data[key] for key in data if key not in tables}
-        given = {_plain(key): value for key, value in data.get(name, {}).items()}
+        table = data[name] if name in tables else {}
+        given = {_plain(key): value for key, value in table.items()}
         if not common.keys() <= known.keys():  # only now: 0.1 s of imports
             everything = {key for other in commands for key in options(load(other))}
             _refuse_unknown(path, "", common, everything)
@@ -83,6 +85,20 @@ def load_defaults(
             _refuse_value(f"{path}: {key} = {given[key]!r}", known[key], value)
             chosen[str(known[key].name)] = value
     return chosen
+
+
+def _refuse_no_tables(
+    path: Path, data: dict[str, Any], commands: Sequence[str], load: Callable[[str], click.Command]
+) -> None:
+    """`status = 1`, `[[gpus]]`: the name of a command with what is no table. `nodes` and others are
+    names of options as well."""
+    for key, value in data.items():
+        if isinstance(value, dict) or key not in commands:
+            continue
+        is_tables = isinstance(value, list) and any(isinstance(one, dict) for one in value)
+        if is_tables or not any(_plain(key) in options(load(other)) for other in commands):
+            text = f"{path.absolute()}: {key} is the name of a command, and here it is no table"
+            raise UsageError(text, hint=f"write [{key}], and its options below")
 
 
 def options(command: click.Command) -> dict[str, click.Option]:
@@ -155,3 +171,9 @@ def parse_toml(text: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    except tomllib.TOMLDecodeError:
+        raise
+    except ValueError as error:  # int() refuses it, with advice for programmers
+        if "limit" not in str(error):
+            raise
+        raise ValueError("it holds a number of thousands of digits") from None

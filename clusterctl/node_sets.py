@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 MAX_NODES = 100_000  # n[1-1000000000] must not fill the memory
 MAX_DIGITS = 18
+LONGEST = 100_000  # characters of a set; 10,000 single numbers have 60,000
 MOST_NESTED = 8  # groups within groups
 _BALANCED = re.compile(r"(?:[^\[\]]|\[[^\[\]]*\])*")
 _PART = re.compile(r"(?:\[[^\]]*\]|[^,\[])+")  # up to a comma outside brackets
@@ -41,6 +42,11 @@ def expand(text: str, where: str = "node set") -> list[str]:
     """
     if not any(mark in text for mark in "[],") and not text.startswith("@"):
         return [text]
+    if len(text) > LONGEST:
+        hint = "write ranges as n[1-3,7]"
+        raise HostfileError(
+            f"{where}: {_short(text)} has more than {LONGEST:,} characters", hint=hint
+        )
     names: dict[str, None] = {}
     for user, part in _parts(text, where):
         # One part at a time: NodeSet sorts, we keep the order in which the user wrote the parts.

@@ -21,6 +21,7 @@ from clusterctl.output import Output
 from clusterctl.param_types import Duration
 from clusterctl.remote.fanout import WIDTH
 from clusterctl.transport.base import Limits
+from trainer.runlog.run_files import WAIT_S
 
 if TYPE_CHECKING:
     from clusterctl.exclude.leave_out import Chosen
@@ -45,7 +46,10 @@ class Settings:
 
     def nodes(self) -> list[Node]:
         """The chosen nodes in the hostfile's order. Raises `HostfileError`."""
-        return select(read_hostfile(self.hostfile), self.only, self.without)
+        return select(self._all_nodes(), self.only, self.without)
+
+    def _all_nodes(self) -> list[Node]:
+        return read_hostfile(self.hostfile, min(WAIT_S, self.limits.run_s or WAIT_S))
 
     def transport(self) -> Transport:
         """The ssh backend; imports paramiko."""

@@ -73,9 +73,10 @@ def read_profile(path: Path | None, severity: Mapping[str, str]) -> Profile:
     data: dict[str, Any] = {}
     if path is not None:
         from clusterctl.defaults import parse_toml
+        from trainer.runlog.run_files import read_chosen
 
         try:
-            data = parse_toml(path.read_text(encoding="utf-8"))
+            data = parse_toml(read_chosen(path).decode())
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
             raise UsageError(f"{path} cannot be read: {why}") from None

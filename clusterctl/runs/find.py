@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import errno
 import os
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from clusterctl.errors import CouldNotFindOut, UsageError
 from trainer.runlog.telemetry import FILE
 
 OUTPUTS = Path("outputs")
+LONGEST_NUMBER = 18  # digits; Python refuses to read thousands of them
 EVENTS_FILE, INCIDENTS_FILE, PLAN_FILE = "events.jsonl", "incidents.jsonl", "plan.json"
 
 
@@ -33,6 +35,8 @@ def find_run(name: str | None, outputs: Path = OUTPUTS) -> Path:
     try:
         return _find(name, outputs)
     except OSError as error:
+        if name is not None and error.errno == errno.ENAMETOOLONG:
+            raise _no_run(name, outputs) from None
         raise CouldNotFindOut(
             why_closed(error), hint="ask its owner, or name another run"
         ) from None
@@ -47,17 +51,21 @@ def _find(name: str | None, outputs: Path) -> Path:
     named = outputs / name
     if Path(name).name == name and named.is_dir():
         return named
-    if name.isascii() and name.isdigit():
+    if name.isascii() and name.isdigit() and len(name) <= LONGEST_NUMBER:
         found = sorted(outputs.glob(f"{int(name):03d}-*"))
         if len(found) > 1:
             names = " and ".join(path.name for path in found)
             raise UsageError(f"two runs have the number {name}: {names}", hint="give the name")
         if found:
             return found[0]
+    raise _no_run(name, outputs)
+
+
+def _no_run(name: str, outputs: Path) -> UsageError:
     known = [path.name for path in runs_by_time(outputs)]
     near = difflib.get_close_matches(name, known, 1) or known[:1]
     hint = f"did you mean {near[0]}?" if near else f"there is no run in {outputs}/"
-    raise UsageError(f"there is no run {name}, here or in {outputs}/", hint=hint)
+    return UsageError(f"there is no run {name}, here or in {outputs}/", hint=hint)
 
 
 def is_run(folder: Path) -> bool:

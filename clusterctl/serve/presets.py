@@ -5,19 +5,14 @@ from __future__ import annotations
 import difflib
 import os
 import stat
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from clusterctl.defaults import parse_toml
 from clusterctl.errors import UsageError
 from clusterctl.payload.files.ownership import changed_by_others
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 RUN = "run"  # the run's own `sample` section
 FILE = Path("presets.toml")
@@ -105,7 +100,7 @@ def read_presets(path: Path | None) -> dict[str, Preset]:
             data = file.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
             raise UsageError(f"{path} has more than {MAX_BYTES:,} bytes")
-        tables = tomllib.loads(data.decode())
+        tables = parse_toml(data.decode())
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:  # no UTF-8, or no TOML
@@ -137,7 +132,8 @@ def _preset(path: Path, name: str, table: Any) -> Preset:
             raise UsageError(f"{where} {key} = {value!r} is not [height, width] in pixels")
     sample = {key: value for key, value in table.items() if key in SAMPLE}
     prompts = table.get("prompts")
-    place = None if prompts is None else path.parent / Path(prompts).expanduser()
+    # Path's own raises for ~nobody.
+    place = None if prompts is None else path.parent / os.path.expanduser(prompts)  # noqa: PTH111
     upscale = table.get("upscale")
     if upscale is not None and upscale < 1:
         raise UsageError(f"{where} upscale = {upscale} is not a whole number from 1 on")

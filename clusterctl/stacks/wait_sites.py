@@ -201,9 +201,10 @@ def pauses(stack: Stack) -> bool:
 def read_sites(path: Path) -> list[Site]:
     """A user's table. Raises `UsageError` with the file and the mistake."""
     from clusterctl.defaults import parse_toml
+    from trainer.runlog.run_files import read_chosen
 
     try:
-        tables = parse_toml(path.read_text(encoding="utf-8")).get("site", [])
+        tables = parse_toml(read_chosen(path).decode()).get("site", [])
         return [_read_site(table) for table in tables]
     except (OSError, ValueError, TypeError, AttributeError, re.error) as error:
         reason = error.strerror if isinstance(error, OSError) else error

@@ -44,7 +44,7 @@ class Plan:
 
 def make_plan(source: Path, dest: str) -> Plan:
     """`dest` is the full name, or a folder when it ends in /. Raises `UsageError`."""
-    source = source.expanduser().absolute()
+    source = Path(os.path.expanduser(source)).absolute()  # noqa: PTH111 - Path's raises for ~nobody
     if dest.endswith("/"):
         dest += source.name
     if dest in ("", ".", "..", "~") or dest.endswith(("/.", "/..")):

@@ -67,7 +67,7 @@ class Identities:
         offer = Offer()
         agent_keys, problem = self._agent(config.identity_agent)
         offer.problems += [problem] if problem else []
-        files = [Path(explicit).expanduser()] if explicit else []
+        files = [Path(os.path.expanduser(explicit))] if explicit else []  # noqa: PTH111
         files += [Path(name) for name in config.identity_files or ()]
         if not files and config.identity_files is None:
             files = [Path.home() / ".ssh" / name for name in DEFAULT_NAMES]

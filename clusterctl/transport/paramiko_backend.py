@@ -77,7 +77,7 @@ class ParamikoTransport:
         if KNOWN_HOSTS in labels:
             # Only the file made for these nodes counts: an entry elsewhere for the same address and
             # port may be of another host (loopback ports are reused).
-            own = Path(labels[KNOWN_HOSTS]).expanduser()
+            own = Path(os.path.expanduser(labels[KNOWN_HOSTS]))  # noqa: PTH111
             paths = [own]
         else:
             # The file that --accept-new writes; the user's own files are only read.

@@ -13,6 +13,7 @@ import click
 
 from clusterctl.output import Output
 from clusterctl.param_types import Duration
+from clusterctl.runs.find import LONGEST_NUMBER
 from clusterctl.settings import FILE, PATH, flag, line_output_options, option
 
 NUMBERS = "Numbers of runs below --outputs: --expnums 656 657."
@@ -48,7 +49,9 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[int, ...]:
         words = str(value).replace(",", " ").split()
-        if not words or not all(word.isascii() and word.isdigit() for word in words):
+        if not words or not all(
+            word.isascii() and word.isdigit() and len(word) <= LONGEST_NUMBER for word in words
+        ):
             self.fail(f"{value!r} is not a number of a run", param, ctx)
         return tuple(map(int, words))
 

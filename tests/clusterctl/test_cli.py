@@ -247,3 +247,25 @@ def test_current_folder_that_has_been_removed_is_one_sentence(
     err = capsys.readouterr().err
     assert err == "error: the current folder has been removed\n  hint: cd to another one\n"
     assert cli.run(["nodes", str(hostfile)]) == 0
+
+
+def test_command_longer_than_a_file_name_is_run(capsys, tmp_path: Path) -> None:
+    hosts = tmp_path / "nodes.txt"
+    hosts.write_text("n1 host=127.0.0.1 port=1\n")
+    assert cli.run(["run", f"true {'a' * 300}", str(hosts), "--connect-timeout", "1"]) == 3
+    said = capsys.readouterr().err
+    assert "too long" not in said
+    assert "did not answer" in said
+
+
+@pytest.mark.parametrize("verb", ["status", "logs", "why", "attach", "report", "gallery"])
+@pytest.mark.parametrize(
+    "name", ["a" * 300, "9" * 5000, "outputs/" + "b" * 5000], ids=["name", "number", "path"]
+)
+def test_run_of_a_name_that_no_file_has_is_usage(
+    capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.run([verb, name]) == 2
+    said = capsys.readouterr().err
+    assert "there is no run" in said

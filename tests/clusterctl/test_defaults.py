@@ -210,3 +210,34 @@ def test_what_is_no_file_is_not_waited_for(here: Path, capsys) -> None:
     (here / "clusterctl.toml").unlink()
     (here / "clusterctl.toml").mkdir()
     assert cli.run(["nodes"]) == 0
+
+
+@pytest.mark.parametrize("verb", ["status", "gpus"])
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("status = 1", "status"), ("[[status]]", "status"), ("[[gpus]]", "gpus"),
+        ("status = []", "status"), ("[[nodes]]\nonly = 1", "nodes"), ('push = "x"', "push"),
+    ],
+)  # fmt: skip
+def test_command_that_is_no_table_is_refused(
+    here: Path, capsys, verb: str, text: str, key: str
+) -> None:
+    (here / "clusterctl.toml").write_text(f"{text}\n")
+    said = refusal(capsys, verb)
+    assert f"{key} is the name of a command" in said
+    assert f"write [{key}]" in said
+
+
+@pytest.mark.parametrize("text", ["gpus = []", "gpus = 1", 'nodes = "x"'])
+def test_option_with_the_name_of_its_command_is_a_sentence(here: Path, capsys, text: str) -> None:
+    (here / "clusterctl.toml").write_text(f"{text}\n")
+    assert cli.run([text.split()[0], "--help"]) in (0, 2)
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_number_of_thousands_of_digits_is_a_sentence(here: Path, capsys) -> None:
+    (here / "clusterctl.toml").write_text(f"fanout = {'9' * 5000}\n")
+    said = refusal(capsys, "nodes")
+    assert "it holds a number of thousands of digits" in said
+    assert "sys." not in said

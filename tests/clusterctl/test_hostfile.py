@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import HostfileError
-from clusterctl.hostfile import parse_hostfile
+from clusterctl.hostfile import parse_hostfile, read_hostfile
 from clusterctl.nodes import select
 
 
@@ -171,3 +172,70 @@ def test_groups_are_asked_by_name_and_their_answer_is_data(
     assert words in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "PWNED").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("n1 known_hosts=/a\0b", "NUL"),
+        ("n1 identity=/a\0b", "NUL"),
+        ("n\0", "NUL"),
+        ("n1 known_hosts=~nosuchuser/x", "no home folder ~nosuchuser"),
+        ("n1 identity=~nosuchuser/x", "no home folder ~nosuchuser"),
+        (f"n1 port={'9' * 5000}", "is not a number from 1 to 65535"),
+        (f"n1 slots={'9' * 5000}", "is not a number from 1 to 1024"),
+        ("n" * 10_000_000, "has more than 100,000 characters"),
+        (f"n[{'1,' * 2_000_000}1]", "has more than 100,000 characters"),
+        ("[" * 500_000, "has more than 100,000 characters"),
+        ("[" * 99_000, "do not match"),
+        (f"n[{'1,' * 49_000}1", "do not match"),
+    ],
+    ids=range(12),
+)
+def test_value_or_line_that_nobody_writes_is_a_sentence(line: str, why: str) -> None:
+    assert why in refused(line)
+
+
+def test_set_of_a_user_has_a_longest_size() -> None:
+    with pytest.raises(HostfileError, match="more than 100,000 characters"):
+        select(parse_hostfile("n1"), "n1," * 50_000, None)
+
+
+def test_words_are_those_of_a_shell() -> None:
+    (node,) = parse_hostfile("n1\t user=a  rack='a b' # a comment\r\n")
+    assert (node.name, node.user, node.labels) == ("n1", "a", (("rack", "a b"),))
+
+
+@pytest.mark.parametrize("place", ["/dev/zero", "/dev/full", "/dev/tty", "."])
+def test_hostfile_that_is_a_device_is_refused_unread(place: str) -> None:
+    with pytest.raises(HostfileError, match=r"no plain file|cannot be read"):
+        read_hostfile(Path(place))
+
+
+def test_pipe_as_hostfile_is_read_to_its_end_and_waited_for_no_longer(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(HostfileError, match=r"its writer has not ended it within 0\.1 s"):
+        read_hostfile(pipe, 0.1)
+    program = "for name in b a; do echo $name; sleep 0.05; done"
+    command = f"{sys.executable} -m clusterctl nodes --json <({program})"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert [one["name"] for one in json.loads(done.stdout)["nodes"]] == ["b", "a"], done.stderr
+
+
+def test_pipe_that_does_not_end_is_given_up(tmp_path: Path) -> None:
+    for command in ("yes n", "exec sleep 60"):
+        writer = subprocess.Popen(["sh", "-c", command], stdout=subprocess.PIPE)
+        assert writer.stdout is not None
+        with pytest.raises(HostfileError, match=r"more than 16,777,216 bytes|has not ended it"):
+            read_hostfile(Path(f"/dev/fd/{writer.stdout.fileno()}"), 0.2)
+        writer.kill()
+        writer.wait()
+        writer.stdout.close()
+
+
+def test_hostfile_that_is_too_large_is_refused_unread(tmp_path: Path) -> None:
+    with (tmp_path / "nodes.txt").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(HostfileError, match="more than 16,777,216 bytes"):
+        read_hostfile(tmp_path / "nodes.txt")

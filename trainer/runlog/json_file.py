@@ -21,6 +21,10 @@ def parse(text: str | bytes) -> Any:
         found = decoded(text)
     except RecursionError:
         raise deep from None
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise
+    except ValueError:  # int() refuses it, with advice for programmers
+        raise ValueError("it holds a number of thousands of digits") from None
     level = [found]
     for _ in range(MAX_DEPTH):
         nested = [value for value in level if isinstance(value, (dict, list))]

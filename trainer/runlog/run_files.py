@@ -2,7 +2,8 @@
 or a folder into which others write.
 
 Only plain files are read: no link is followed, no device is opened and no pipe is waited for. Lines
-and objects of JSON have a longest size. Every reader of a run directory opens its files here.
+and objects of JSON have a longest size. Every reader of a run directory opens its files here. Files
+that a user names are read with `read_chosen`: there a link or a pipe is the user's own choice.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import select
 import stat
+import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,7 @@ from trainer.runlog.json_file import parse_object
 PIECE_BYTES = 1 << 20  # of a file, which may be of weeks
 LONGEST_LINE = 1 << 20  # bytes; an event with the names of 4,096 nodes has a tenth of it
 MOST_BYTES = 16 << 20  # of a file that is read whole; the plan of 1,000 nodes has 0.3 MB
+WAIT_S = 10.0  # for the writer of a pipe that a user names
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -115,6 +119,43 @@ def read_bytes(folder: Path, name: str, most: int = MOST_BYTES) -> bytes:
         while len(data) <= most and (piece := os.read(fd, most + 1 - len(data))):
             data += piece
         return data
+
+
+def read_chosen(path: Path, most: int = MOST_BYTES, wait_s: float = WAIT_S) -> bytes:
+    """All of a file that a user named: links are followed, and a pipe, as of `<(program)`, is read
+    until its writer closes it. Raises `OSError`, `Refused` for a device, a larger file, and a pipe
+    that is open after `wait_s`."""
+    mode = path.stat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):  # before it is opened
+        raise Refused(path, _kind(mode))
+    end = time.monotonic() + wait_s
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        found = os.fstat(fd)
+        if found.st_size > most:
+            raise Refused(path, f"it has more than {most:,} bytes")
+        poll, data = select.poll(), bytearray()
+        poll.register(fd, select.POLLIN)
+        while True:
+            try:
+                piece = os.read(fd, PIECE_BYTES)
+                is_waiting = not piece and not data and stat.S_ISFIFO(found.st_mode)
+            except BlockingIOError:
+                piece, is_waiting = b"", True
+            data += piece
+            if len(data) > most:
+                raise Refused(path, f"it has more than {most:,} bytes")
+            if not piece and not is_waiting:
+                return bytes(data)
+            left_s = end - time.monotonic()
+            ready = poll.poll(max(0.0, left_s) * 1000) if is_waiting else []
+            is_late = left_s <= 0 and not stat.S_ISREG(found.st_mode)
+            if is_late or (is_waiting and not ready):
+                raise Refused(path, f"its writer has not ended it within {wait_s:g} s")
+            if is_waiting and ready[0][1] & select.POLLHUP and not ready[0][1] & select.POLLIN:
+                return bytes(data)  # its writer has come and gone
+    finally:
+        os.close(fd)
 
 
 def read_object(folder: Path, name: str, most: int = MOST_BYTES) -> dict[str, Any]:

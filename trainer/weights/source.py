@@ -54,7 +54,7 @@ class Source:
 
 def find_source(place: str | os.PathLike[str]) -> Source:
     """The weights at a path or hub id; a run is its newest checkpoint. Raises CheckpointError."""
-    path = Path(place).expanduser()
+    path = Path(os.path.expanduser(place))  # noqa: PTH111 - Path's own raises for ~nobody
     if path.is_file():
         if path.name.endswith(".index.json"):
             return _indexed(path)
@@ -68,7 +68,7 @@ def find_source(place: str | os.PathLike[str]) -> Source:
 
 def is_on_hub(place: str | os.PathLike[str]) -> bool:
     """Whether `find_source` fetches it from the hub, or takes it from the hub's cache."""
-    path = Path(place).expanduser()
+    path = Path(os.path.expanduser(place))  # noqa: PTH111
     looks_like_a_path = str(place).endswith(SUFFIXES) or path.parent.is_dir() or path.exists()
     return HUB_ID.fullmatch(str(place)) is not None and not looks_like_a_path
 

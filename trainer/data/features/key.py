@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -143,7 +144,7 @@ def _local(place: str | None) -> Path | None:
     """The path itself, or a hub id's copy on this machine; nothing is downloaded."""
     if place is None:
         return None
-    path = Path(place).expanduser()
+    path = Path(os.path.expanduser(place))  # noqa: PTH111 - Path's own raises for ~nobody
     if path.exists():
         return path
     try:
