@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import itertools
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -32,7 +33,7 @@ CALLS = ("compile", "search", "match", "fullmatch", "split", "findall", "findite
 # Characters, and CPU seconds that they may take; the short ones tell what would take minutes.
 QUICK = ((300, 0.003), (2_000, 0.01))
 WHOLE = (*QUICK, (10_000, 0.05), (100_000, 0.5))
-MOST_WORDS = 4
+MOST_WORDS, MOST_NAMED = 4, 8
 # What is repeated, alone and behind each literal of a pattern.
 UNITS = (
     "a", "A1_", "0", " ", "\t", "\n", ":", ".", "-", "=", ",", "/", "\\", '"', "'", "[", "(", "{",
@@ -157,6 +158,9 @@ def attacks(pattern: str | bytes, flags: int) -> list[str]:
         found += [f"\0{joint.join(words)}", f"{first}\0{joint.join(rest)}"]
         found += [f"{first}\0{joint.join(rest[:-1])}"]  # never to its end
         found += [f"{first}{joint}{joint.join(rest[:-1])}\0{joint.join(rest[-1:])}"]
+    named = [word for word in words if word.isalpha() and 2 < len(word) < 20][:MOST_NAMED]
+    for one, other in itertools.permutations(named, 2):  # many begins before many half ends
+        found += [f"\0{f'{one} ' * 40}{joint}{f'{other} -' * 33}" for joint in ("", "|")]
     return list(dict.fromkeys(one for one in found if one.partition("\0")[2]))
 
 

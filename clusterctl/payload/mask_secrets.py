@@ -50,12 +50,21 @@ _TOKENS = """hf_ ghp_ gho_ ghs_ ghu_ ghr_ github_pat_ glpat- glrt- sk- sk_live_ 
 rk_test_ whsec_ nvapi- xoxa- xoxb- xoxe- xoxo- xoxp- xoxr- xoxs- xapp- wandb_v1_ AKIA ASIA AIza
 GOCSPX- npm_ pypi- dckr_pat_ ya29. hvs. SG. dop_v1_ shpat_ dapi lin_api_ AGE-SECRET-KEY-""".split()
 _SHAPE = r"\b(?:%s)[\w-]{12,}(?:\.[\w-]+){0,3}" % "|".join(map(re.escape, _TOKENS))
-# Programs that read a password from their input.
-_ASKING = (
-    r"(?:-stdin\b|--with-token\b|\b(?:ch)?passwd\b|\bsudo\s[^\n|]{0,80}-\w{0,4}S\b"
-    r"|\b(?:docker|podman|nerdctl|helm|skopeo|oras|hf|huggingface-cli|wandb|ngc|az|gh|npm|vault)"
-    r"\s(?:[^\n|]{0,80}\s)?login\b)"
+# Programs that read a password from their input; in a part of a command line without pipes.
+_ASKING = r"-stdin\b|--with-token\b|\b(?:ch)?passwd\b"
+_ASKING_WITH = (  # (program, what of it asks)
+    (r"\bsudo\s", r"-\w{0,4}S\b"),
+    (
+        (
+            r"\b(?:docker|podman|nerdctl|helm|skopeo|oras|hf|huggingface-cli|wandb|ngc|az|gh|npm"
+            r"|vault)\s"
+        ),
+        r"(?<=\s)login\b",
+    ),
 )
+_SAYING = r"\b(?:echo|printf)\s{1,9}(?:-[neE]{1,3}\s{1,9}|[\"']?%s(?:\\n)?[\"']?\s{1,9})?"
+_VARIABLE = r"[\"']?\$"
+_NEAR = 230  # characters of a part that are looked at
 # Secrets that are known by what is around them: (mark, expression); `kept` is shown.
 _SHAPES = (
     ("eyJ", r"\beyJ[\w-]{8,2000}\.[\w-]{1,2000}\.[\w-]+"),  # JSON web token
@@ -84,27 +93,20 @@ _SHAPES = (
             r"(?=[^\s\"']*[\d!@#$%^&*-])[^\s\"',;:)]{4,}"
         ),
     ),
-    ("ssh-keygen", r"(?P<kept>\bssh-keygen\s(?:[^\n]{0,300}?\s)?-N\s{0,9})(?:%s)" % _VALUE),
-    ("ssh-keygen", r"(?P<kept>\bssh-keygen\s(?:[^\n]{0,300}?\s)?-P\s{0,9})(?:%s)" % _VALUE),
-    ("zip", r"(?P<kept>\b(?:un)?zip\s(?:[^\n]{0,200}?\s)?-P\s{0,9})(?:%s)" % _VALUE),
-    ("ldap", r"(?P<kept>\bldap\w{1,9}\s(?:[^\n]{0,200}?\s)?-w\s{0,9})(?:%s)" % _VALUE),
-    (
-        "|",
-        r"(?P<kept>\b(?:echo|printf)\s{1,9}(?:-[neE]{1,3}\s{1,9}"
-        r"|[\"']?%%s(?:\\n)?[\"']?\s{1,9})?)"
-        r"(?![\"']?\$)[^\n|]{1,200}?(?=\s{0,9}\|[^\n|]{0,200}%s)" % _ASKING,
-    ),
-    ("<<<", r"(?P<kept>%s[^\n|<]{0,200}<<<\s{0,9})(?![\"']?\$)(?:%s)" % (_ASKING, _VALUE)),
     ("sshpass", r"(?P<kept>\bsshpass\s{1,9}-p\s{0,9})(?:%s)" % _VALUE),
-    (
-        "login",
-        r"(?P<kept>\b(?:docker|podman|helm)\s[^\n]{0,80}\blogin\s(?:[^\n]{0,200}?\s)?-p\s{0,9})"
-        r"(?:%s)" % _VALUE,
-    ),
-    ("-p", r"(?P<kept>\b(?:mysql|mariadb)[\w-]{0,12}\s(?:[^\n]{0,200}?\s)?-p)(?:%s)" % _VALUE),
-    ("redis-cli", r"(?P<kept>\bredis-cli\s(?:[^\n]{0,200}?\s)?-a\s{0,9})(?:%s)" % _VALUE),
-    ("curl", r"(?P<kept>\bcurl\s(?:[^\n]{0,300}?\s)?(?:-u|--user)\s{0,9})(?:%s)" % _VALUE),
 )
+# Options that are followed by a secret: (mark, program, option, what may be between, characters).
+_PROGRAMS = (
+    ("ssh-keygen", r"\bssh-keygen\s", r"(?<=\s)-N", r"\s{0,9}", 300),
+    ("ssh-keygen", r"\bssh-keygen\s", r"(?<=\s)-P", r"\s{0,9}", 300),
+    ("zip", r"\b(?:un)?zip\s", r"(?<=\s)-P", r"\s{0,9}", 200),
+    ("ldap", r"\bldap\w{1,9}\s", r"(?<=\s)-w", r"\s{0,9}", 200),
+    ("login", r"\blogin\s", r"(?<=\s)-p", r"\s{0,9}", 200),
+    ("-p", r"\b(?:mysql|mariadb)[\w-]{0,12}\s", r"(?<=\s)-p", "", 200),
+    ("redis-cli", r"\bredis-cli\s", r"(?<=\s)-a", r"\s{0,9}", 200),
+    ("curl", r"\bcurl\s", r"(?<=\s)(?:-u|--user)", r"\s{0,9}", 300),
+)
+_LOGIN_OF = r"\b(?:docker|podman|helm)\s"
 # A key of W&B has the form of a commit: one that is named as such, or part of a path, stays.
 _HEX = r"(?<![\w/+-])[0-9a-f]{40}(?![\w/])"
 _COMMIT = (
@@ -125,9 +127,9 @@ _BASES = tuple(
     if not any(other in word and other != word for other in (*WORDS, *ENDS))
 )
 _MARKS = (*_TOKENS, *(mark for mark, _ in _SHAPES if mark != mark.lower()), "PRIVATE KEY")
-_PIPES = ("|", "<<<")  # into a program that asks, which other marks and words tell
 _LOWER_MARKS = (
-    *(mark for mark, _ in _SHAPES if mark == mark.lower() and mark not in _PIPES),
+    *(mark for mark, _ in _SHAPES if mark == mark.lower()),
+    *(mark for mark, *_ in _PROGRAMS),
     *(mark for mark in SHORT if mark != "unzip"),
     *("://", "login", "-stdin", "sudo"),
 )
@@ -184,6 +186,10 @@ def hide(text: str) -> str:
     for mark, shape in _SHAPES:
         if mark in text or mark in lower:
             text = re.sub(shape, _keep_name, text)
+    text = _hide_input(text)
+    for mark, program, option, gap, most in _PROGRAMS:
+        if mark in lower:
+            text = _hide_options(text, program, option, gap, most)
     if _may_have_hex(text):
         text = re.sub(_HEX, _keep_commit, text)
     if _may_name(text):
@@ -241,6 +247,82 @@ def hide_keys(text: str) -> str:
 
 def _hide_lines(text: str) -> str:
     return re.sub(r"[^\n]+", HIDDEN, text)
+
+
+def _hide_input(text: str) -> str:
+    """Without what is piped into a program that asks for a password, or given by `<<<`.
+
+    No part of a text is looked at twice, so that it takes linear time.
+    """
+    if "|" in text and ("echo" in text or "printf" in text):
+        parts = re.split(r"([|\n])", text)
+        for at in range(0, len(parts) - 2, 2):
+            if parts[at] and parts[at + 1] == "|" and parts[at + 2]:
+                parts[at] = _hide_said(parts[at], parts[at + 2][:_NEAR])
+        text = "".join(parts)
+    if "<<<" not in text:
+        return text
+    kept, end, seen = [], 0, 0
+    may_ask = re.compile(r"-stdin|-with-token|passwd|sudo|login")
+    value = re.compile(r"(?!%s)(?:%s)" % (_VARIABLE, _VALUE))
+    for found in re.finditer(r"<<<\s{0,9}", text):
+        if found.start() < end:
+            continue
+        before = text[max(seen, found.start() - _NEAR) : found.start()]
+        seen = found.end()
+        if not may_ask.search(before) or not _asks(re.split(r"[\n|<]", before)[-1]):
+            continue
+        given = value.match(text, found.end())
+        if given is not None:
+            kept.append(text[end : found.end()] + HIDDEN)
+            end = seen = given.end()
+    return "".join(kept) + text[end:]
+
+
+def _hide_said(part: str, reader: str) -> str:
+    """What `echo` says to a reader that asks for it."""
+    tail = part[-_NEAR:]
+    for found in re.finditer(_SAYING, tail):
+        said = tail[found.end() :]
+        if said.strip() and not re.match(_VARIABLE, said):
+            blank = said[len(said.rstrip()) :]
+            return part[: len(part) - len(said)] + HIDDEN + blank if _asks(reader) else part
+    return part
+
+
+def _asks(part: str) -> bool:
+    if re.search(_ASKING, part):
+        return True
+    for program, option in _ASKING_WITH:
+        found = re.search(program, part)
+        if found is not None and re.compile(option).search(part, found.end()):
+            return True
+    return False
+
+
+def _hide_options(text: str, program: str, option: str, gap: str, most: int) -> str:
+    """Without the value of an option that is at most so many characters behind its program."""
+    kept, end, looked = [], 0, 0
+    asked, value = re.compile(option), re.compile("%s(%s)" % (gap, _VALUE))
+    for found in re.finditer(program, text):
+        if found.end() < end or (program == r"\blogin\s" and not _is_login(text, found.start())):
+            continue
+        begin = found.end()
+        limit = text.find("\n", begin, begin + most)
+        limit = min(len(text), begin + most) if limit < 0 else limit
+        for one in asked.finditer(text, max(begin, looked), limit):
+            given = value.match(text, one.end())
+            if given is not None:
+                kept.append(text[end : given.start(1)] + HIDDEN)
+                end = given.end()
+                break
+        looked = max(looked, end, limit - 6)  # an option that ends behind the limit
+    return "".join(kept) + text[end:]
+
+
+def _is_login(text: str, at: int) -> bool:
+    before = text[max(0, at - 90) : at].rpartition("\n")[2]
+    return re.search(_LOGIN_OF, before) is not None
 
 
 def _keep_name(found: re.Match[str]) -> str:
