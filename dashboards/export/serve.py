@@ -148,6 +148,17 @@ class Request(WSGIRequestHandler):
         pass
 
 
+class Server(ThreadingWSGIServer):
+    """A thread for each request: a client that sends nothing keeps no other waiting."""
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Nothing of a client that hangs up or sends nothing; one line of an error of ours."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            print(f"a request failed ({what})", file=sys.stderr, flush=True)
+
+
 def make_server(host: str, port: int, registry: CollectorRegistry) -> WSGIServer:
     """A bound server of the metrics that answers to this machine's names. Raises `OSError`."""
     metrics, names = make_wsgi_app(registry), our_names(host)
@@ -159,8 +170,7 @@ def make_server(host: str, port: int, registry: CollectorRegistry) -> WSGIServer
         return [FOREIGN.encode()]
 
     family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-    # A thread for each request: a client that sends nothing keeps no other waiting.
-    kind = type("Server", (ThreadingWSGIServer,), {"address_family": family})
+    kind = type("Server", (Server,), {"address_family": family})
     server: WSGIServer = simple_server(host, port, answer, kind, Request)
     return server
 

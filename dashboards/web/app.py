@@ -8,6 +8,7 @@ checked, so that a page of another site cannot reach it.
 from __future__ import annotations
 
 import contextlib
+import logging
 import secrets
 import shlex
 import socket
@@ -72,9 +73,21 @@ def run(
     say(f"{url}  (Ctrl-C ends it; anyone with this address can open it)")
     if not is_loopback(host):
         say("warning: nothing is encrypted: who can listen on the network learns this address")
+    logging.getLogger("aiohttp.server").addFilter(_said)
     with contextlib.suppress(KeyboardInterrupt):
         web.run_app(app, sock=listener, print=None, shutdown_timeout=2.0, access_log=None)
     return 0
+
+
+def _said(record: logging.LogRecord) -> bool:
+    """Nothing of a request that is none, which got its answer; one line of an error of ours."""
+    from aiohttp.http_exceptions import HttpProcessingError
+
+    error = record.exc_info[1] if record.exc_info else None
+    if error is not None:
+        what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        record.msg, record.args, record.exc_info = "a request failed (%s)", (what,), None
+    return not isinstance(error, HttpProcessingError | OSError)
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -7,6 +7,7 @@ import contextlib
 import http.client
 import os
 import re
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -137,3 +138,13 @@ async def asked(run: Path, place: str) -> tuple[int, bytes, str, int]:
         with contextlib.suppress(OSError):  # the one of this list
             links.append(str(one.readlink()))
     return status, body, kind, sum(".mp4" in link for link in links)
+
+
+def test_what_is_no_request_gets_an_answer_and_no_traceback(served: Served) -> None:
+    for line in (b"GET /%s/\xff HTTP/1.1", b"\0\xff", b"GET / HTTP/1.1\r\nA\0: b"):
+        with socket.create_connection(("127.0.0.1", served.port), PATIENCE_S) as client:
+            client.sendall(line.replace(b"%s", served.word.encode()) + b"\r\n\r\n")
+            assert b" 400 " in client.recv(100)
+    served.process.terminate()
+    assert served.process.stderr is not None
+    assert served.process.stderr.read() == ""
