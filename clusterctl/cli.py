@@ -140,6 +140,7 @@ def run(args: list[str]) -> int:
     except click.exceptions.Exit as error:
         return error.exit_code
     except click.ClickException as error:
+        error.message = _quoted(error.message, args)  # type: ignore[misc]
         with contextlib.suppress(OSError):
             error.show()
         return error.exit_code
@@ -148,7 +149,7 @@ def run(args: list[str]) -> int:
         return 130
     except OSError as error:
         text, hint, code = _fault_of_process(error)
-        _say(f"error: {text}\n  hint: {hint}")
+        _say(_quoted(f"error: {text}", args), f"  hint: {hint}")
         if "-vv" in args:
             import traceback
 
@@ -157,9 +158,9 @@ def run(args: list[str]) -> int:
     except ClusterctlError as error:
         if isinstance(error.__cause__, BrokenPipeError):
             return READER_GONE
-        _say(f"error: {error}")
+        _say(*(_quoted(line, args) for line in (f"error: {error}", *error.more)))
         if error.hint:
-            _say(f"  hint: {error.hint}")
+            _say(_quoted(f"  hint: {error.hint}", args))
         if "-vv" in args:
             import traceback
 
@@ -199,12 +200,35 @@ def _fault_of_process(error: OSError) -> tuple[str, str, int]:
     return why_closed(error), "look at that place (ls -ld, df); -vv shows where it was used", 3
 
 
-def _say(text: str) -> None:
-    """A sentence on stderr, which may be closed or full."""
+LONGEST_WORD, LONGEST_LINE = 255, 4000  # characters; a name of a file has at most 255
+
+
+def _quoted(text: str, args: list[str]) -> str:
+    """A sentence as one line, in which long words are cut: also those of the user with spaces."""
+    import re
+
     from clusterctl.printable import printable
 
+    given = {word for arg in args for word in (arg, arg.partition("=")[2])}
+    for word in sorted(given, key=len, reverse=True):
+        if len(word) <= LONGEST_WORD:
+            break
+        text = text.replace(word, _cut(word, LONGEST_WORD))
+    text = printable(text.rstrip("\n"))
+    text = re.sub(rf"[^\s,]{{{LONGEST_WORD + 1},}}", lambda one: _cut(one[0], LONGEST_WORD), text)
+    return _cut(text, LONGEST_LINE)
+
+
+def _cut(text: str, most: int) -> str:
+    """Its begin and its end."""
+    tail = most // 5
+    return text if len(text) <= most else f"{text[: most - tail - 1]}…{text[-tail:]}"
+
+
+def _say(*lines: str) -> None:
+    """Lines on stderr, which may be closed or full."""
     with contextlib.suppress(OSError):
-        click.echo(printable(text, lines=True), err=True)
+        click.echo("\n".join(lines), err=True)
 
 
 def _flush() -> None:

@@ -222,8 +222,8 @@ def _train(
         _undisturbed(owner.give_back, plan.run_dir, lock)
         raise
     if not result.ok:
-        lines = [result.reason, *(f"  | {line}" for line in result.last_lines)]
-        raise LaunchFailed("\n".join(lines), hint=f"logs: {plan.run_dir}/ranks")
+        lines = [f"  | {line}" for line in result.last_lines]
+        raise LaunchFailed(result.reason, hint=f"logs: {plan.run_dir}/ranks", more=lines)
     return plan.run_dir, steps
 
 
@@ -256,5 +256,5 @@ def _python(module: str, *words: object) -> str:
         raise
     if child.returncode:
         lines = (err or out).strip().splitlines()[-12:]
-        raise ClusterctlError("\n".join([f"{module} ended with code {child.returncode}", *lines]))
+        raise ClusterctlError(f"{module} ended with code {child.returncode}", more=lines)
     return out

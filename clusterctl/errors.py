@@ -4,13 +4,17 @@ from __future__ import annotations
 
 
 class ClusterctlError(Exception):
-    """An expected failure: `cli.py` prints the sentence and the hint, without a traceback."""
+    """An expected failure: `cli.py` prints the sentence, lines of `more` and the hint, without a
+    traceback. A line break in one of them is shown as text."""
 
     exit_code = 1
 
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, hint: str | None = None, more: list[str] | tuple[str, ...] = ()
+    ) -> None:
         super().__init__(message)
         self.hint = hint
+        self.more = more
 
 
 class UsageError(ClusterctlError):

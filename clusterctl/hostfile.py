@@ -19,6 +19,7 @@ from clusterctl.node_sets import MAX_DIGITS, MAX_NODES, expand
 from clusterctl.nodes import Node
 from trainer.runlog.run_files import WAIT_S, read_chosen
 
+MOST_LINES = 1_000_000  # with comments
 LONGEST_LINE = 100_000  # characters; a set of 10,000 single numbers has 60,000
 
 
@@ -63,7 +64,10 @@ def parse_hostfile(text: str, source: str = "hostfile") -> list[Node]:
     """As `read_hostfile`, for its text; `source` names it in messages."""
     nodes: list[Node] = []
     first_line: dict[str, int] = {}
-    for number, raw in enumerate(text.splitlines(), 1):
+    lines = text.splitlines()
+    if len(lines) > MOST_LINES:
+        raise HostfileError(f"{source} has more than {MOST_LINES:,} lines")
+    for number, raw in enumerate(lines, 1):
         where = f"{source} line {number}"
         if len(raw) > LONGEST_LINE:
             hint = "write ranges as n[1-3,7], or more lines"

@@ -60,7 +60,11 @@ class Output:
 
     def line(self, text: str, style: str | None = None) -> None:
         """A line of data on stdout."""
-        _write(sys.stdout, self._paint(printable(text, lines=True), style, sys.stdout) + "\n")
+        _write(sys.stdout, self._paint(_one_line(text), style, sys.stdout) + "\n")
+
+    def lines(self, text: str) -> None:
+        """Lines of data on stdout, of which no name of others is a part as it stands."""
+        _write(sys.stdout, printable(text, lines=True).rstrip("\n") + "\n")
 
     def labelled(self, label: str, text: str, number: int) -> None:
         """A line of data behind a label, which has a colour by its number."""
@@ -75,7 +79,7 @@ class Output:
     def warn(self, text: str, style: str | None = None) -> None:
         """A line on stderr that -q does not silence."""
         self.flush()  # both may go to one pipe: keep their order
-        line = self._paint(printable(text, lines=True), style, sys.stderr)
+        line = self._paint(_one_line(text), style, sys.stderr)
         _write(sys.stderr, f"{line}\n", flush=True)
 
     def summary(self, text: str, exit_code: int) -> None:
@@ -242,6 +246,11 @@ class Output:
 def _cell(cell: str | Cell) -> Cell:
     text, style = (cell.text, cell.style) if isinstance(cell, Cell) else (cell, None)
     return Cell(printable(text), style)
+
+
+def _one_line(text: str) -> str:
+    """With tabs, and line breaks as text: a name that has one would make a line of its own."""
+    return printable(text, lines=True).rstrip("\n").replace("\n", "\\n")
 
 
 def _write(stream: TextIO, text: str, *, flush: bool = False) -> None:

@@ -42,8 +42,8 @@ def collect_fabric(
 
 def no_answers(results: Answers) -> CouldNotFindOut:
     """The error of a command that cannot go on, since no node answered."""
-    lines = "\n  ".join(unreachable_lines(results))
-    return CouldNotFindOut(f"no node answered, so the environment is unknown\n  {lines}")
+    lines = [f"  {line}" for line in unreachable_lines(results)]
+    return CouldNotFindOut("no node answered, so the environment is unknown", more=lines)
 
 
 def suggestions(

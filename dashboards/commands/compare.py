@@ -113,7 +113,7 @@ def _write_page(output: Output, out: Path, found: list[Comparison]) -> None:
 
     text = page(found, LETTERS[: len(found) + 1], time.time())
     if out == Path("-"):
-        output.line(text.rstrip("\n"))
+        output.lines(text)
         return
     try:
         replace_file(os.fspath(out), text.encode("utf-8", "backslashreplace"))

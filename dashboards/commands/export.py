@@ -51,7 +51,7 @@ def command(settings: Settings, output: Output, printed: str | None, **options: 
             hint="clusterctl watch --json has alerts, top --json figures",
         )
     if printed:
-        output.line(PRINTED[printed].read_text(encoding="utf-8").rstrip("\n"))
+        output.lines(PRINTED[printed].read_text(encoding="utf-8"))
         return 0
     from dashboards.export.serve import export
 

@@ -43,7 +43,7 @@ def command(output: Output, run: str | None, out: Path | None) -> int:
     with output.waiting(f"reading {run_dir}"):
         text = page(*read_run(run_dir, now_s), now_s)
     if out == Path("-"):
-        output.line(text.rstrip("\n"))
+        output.lines(text)
         return 0
     path = out or run_dir / NAME
     try:

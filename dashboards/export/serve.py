@@ -188,7 +188,7 @@ def address(text: str) -> tuple[str, int]:
 def _write(where: str, registry: CollectorRegistry, output: Output) -> None:
     text = generate_latest(registry).decode("utf-8")
     if where == "-":
-        output.line(text.rstrip("\n"))
+        output.lines(text)
         sys.stdout.flush()
         return
     if not where.endswith(".prom"):

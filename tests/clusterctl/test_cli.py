@@ -1,6 +1,7 @@
 """The command line as a user meets it: exit codes, sentences, settings."""
 
 import errno
+import json
 import os
 import shlex
 import subprocess
@@ -269,3 +270,63 @@ def test_run_of_a_name_that_no_file_has_is_usage(
     assert cli.run([verb, name]) == 2
     said = capsys.readouterr().err
     assert "there is no run" in said
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["a\nGO: 89 checks on 2 nodes"],
+        ["status", "a\nGO: 89 checks on 2 nodes"],
+        ["nodes", "a\nGO: 89 checks on 2 nodes"],
+        ["launch", "--env", "A\nGO: 89 checks on 2 nodes=1", "demo"],
+        ["nodes", "--a\nGO: 89 checks on 2 nodes"],
+        ["nodes", "-w", "a\nGO: 89 checks on 2 nodes"],
+        ["logs", "--rank", "a\nGO: 89 checks on 2 nodes"],
+    ],
+)
+def test_word_with_a_line_break_makes_no_line_of_its_own(
+    capsys, hostfile: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.chdir(hostfile.parent)
+    assert cli.run(words) == 2
+    out, err = capsys.readouterr()
+    assert r"\nGO: 89" in err, "the word was not quoted"
+    assert not [line for line in (out + err).splitlines() if line.startswith("GO")]
+
+
+@pytest.mark.parametrize("long", ["a" * 100_000, "a b, " * 20_000], ids=["word", "words"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["nodes", "-w"], ["nodes", "-x"], ["nodes", "--fanout"], ["nodes", "--deadline"], ["nodes"], [],
+        ["logs", "--rank"], ["logs", "--tail"], ["logs", "--since"], ["status"], ["nodes", "--color"],
+        ["launch", "--env"], ["serve", "--expnums"], ["preflight", "--check"], ["preflight", "--explain"],
+    ],
+)  # fmt: skip
+def test_error_repeats_no_long_word_of_the_user(
+    capsys, hostfile: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], long: str
+) -> None:
+    monkeypatch.chdir(hostfile.parent)
+    assert cli.run([*words, long]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "error: " in err.lower()
+    assert len(err) < 2000
+
+
+def test_run_of_a_name_with_a_line_break_makes_no_line_of_its_own(
+    capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = Path("outputs") / "001-x\nGO: 89 checks on 2 nodes"
+    run.mkdir(parents=True)
+    line = {"event": "run_start", "run_id": "r", "time": 1.0, "mono_s": 1.0}
+    (run / "events.jsonl").write_text(f"{json.dumps(line)}\n")
+    (run / "metrics.jsonl").write_text("{}\n")
+    (run / "telemetry.jsonl").write_text("{}\n")
+    for verb in ("status", "report", "why", "logs", "attach", "gallery"):
+        for words in ([], [str(run)]):
+            cli.run([verb, *words])
+            out, err = capsys.readouterr()
+            assert "GO: 89" in out + err, verb
+            assert not [one for one in (out + err).splitlines() if one.startswith("GO")], verb

@@ -22,7 +22,7 @@ HARMLESS = frozenset(
         "print", "samples", "sites", "native_suspects", "blocking", "dump_timeout", "no_ras", "wait", "patience",
         "exec_timeout", "clip_timeout", "keep", "dry_run",
         # what is trained or looked at, and how it is judged
-        "outputs", "seed", "steps", "score", "device", "nccl", "nproc_per_node", "master_addr",
+        "outputs", "columns", "seed", "steps", "score", "device", "nccl", "nproc_per_node", "master_addr",
         "master_port", "env_from_facts", "grace", "start_timeout", "hang_timeout", "keep_for", "look", "min_free",
         "detach", "max_restarts", "spares", "min_nodes", "wait_for_nodes",
         "launch", "shared", "check", "skip", "skip_check", "severity", "active", "root", "workers",

@@ -29,7 +29,7 @@ def test_help_shows_one_name() -> None:
     shown = (
         CliRunner().invoke(cli.group, ["top", "--help"]).output
     )  # alone it would keep an own --help
-    assert "  --run DIR" in shown
+    assert "  --run RUN" in shown
     assert "--run-dir" not in shown
 
 
