@@ -109,6 +109,19 @@ class Gpu:
             return broken(*own)
         return broken(*own, health.persistence, health.compute_mode, health.ecc, health.pcie_width)
 
+    @property
+    def figures(self) -> dict[str, Maybe[float]]:
+        """What each card has, by its word."""
+        return {
+            "index": self.index,
+            "power": self.power_w,
+            "power limit": self.power_limit_w,
+            "memory": self.memory_used_bytes,
+            "memory in all": self.memory_total_bytes,
+            "use": self.utilization_percent,
+            "temperature": self.temperature_c,
+        }
+
     def label(self, position: int) -> str:
         """The driver's number; the position in the list where the driver gives none."""
         return str(position if isinstance(self.index, Unknown) else self.index)

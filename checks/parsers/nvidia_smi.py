@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from checks.facts import (
@@ -17,6 +19,7 @@ from checks.facts import (
     Maybe,
     Section,
     Unknown,
+    known,
     or_none,
     then,
 )
@@ -46,6 +49,15 @@ GPU_FIELDS = {
     "temperature_c": ("number", "temperature.gpu", "temperature"),
 }
 """Fields of Gpu: the method of Values that reads them, their names in nvidia-smi and NVML."""
+_RANGES = {  # of cards that are and that come; outside of them a driver says what cannot be
+    "index": (0, 1023),
+    "power_w": (0, 10_000),
+    "power_limit_w": (1, 10_000),
+    "memory_used_bytes": (0, 1 << 44),
+    "memory_total_bytes": (1 << 20, 1 << 44),
+    "utilization_percent": (0, 100),
+    "temperature_c": (-60, 200),
+}
 _NO_PROCESSES = re.compile(r"no running (compute )?processes found", re.IGNORECASE)
 _WARNING = re.compile(
     r"warning:", re.IGNORECASE
@@ -66,7 +78,7 @@ def parse_gpus(
         failed: GpuState = "hung" if query.state == "timeout" else "unreadable"
         return GpuFacts(failed, f"nvidia-smi: {query.why_not}")
     rows, strange = _table(query.out, "index")
-    gpus = tuple(_gpu(row) for row in rows)
+    gpus = with_own_index([_gpu(row) for row in rows])
     told = [*strange, *_lines(query.err)]
     warnings = tuple(line for line in told if gpus and _WARNING.match(line))
     others = [line for line in told if line not in warnings]
@@ -91,8 +103,34 @@ def parse_gpus(
 
 def _gpu(row: Mapping[str, str]) -> Gpu:
     get = Values(row, "no such column")
-    values = {field: getattr(get, method)(name) for field, (method, name, _) in GPU_FIELDS.items()}
-    return Gpu(**values)
+    return Gpu(**gpu_values(get, {field: name for field, (_, name, _) in GPU_FIELDS.items()}))
+
+
+def gpu_values(get: Values, names: Mapping[str, str]) -> dict[str, Any]:
+    """The fields of a Gpu, each under its name; what cannot be is Unknown."""
+    methods = {field: method for field, (method, _, _) in GPU_FIELDS.items()}
+    return {field: plausible(field, getattr(get, methods[field])(names[field])) for field in names}
+
+
+def with_own_index(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
+    """The same; an index that several have is that of none, and each card has one."""
+    counts = Counter(known(gpu.index for gpu in gpus))
+
+    def own(index: Maybe[int]) -> Maybe[int]:
+        if isinstance(index, Unknown):
+            return Unknown(index.reason)
+        count = counts[index]
+        return index if count == 1 else Unknown(f"{index} is that of {count} GPUs")
+
+    return tuple(replace(gpu, index=own(gpu.index)) for gpu in gpus)
+
+
+def plausible(field: str, value: Any) -> Any:
+    """A value of a field of Gpu, Unknown where no card has it: -100 W, no memory at all."""
+    low, high = _RANGES.get(field, (0, 0))
+    if field not in _RANGES or isinstance(value, Unknown) or low <= value <= high:
+        return value
+    return Unknown(f"{value:g} cannot be true")
 
 
 def _lines(text: str) -> list[str]:
@@ -212,7 +250,7 @@ def parse_processes(
         return Unknown(f"exit {query.rc}: {output[0][:200]}" if output else f"exit {query.rc}")
     if not rows and not text.lstrip().startswith("gpu_uuid, "):
         return () if _NO_PROCESSES.search(text) else unreadable(text)
-    known = parse_owners(owners)
+    by_pid = parse_owners(owners)
     found = []
     for row in rows:
         pid = parse_quantity(row.get("pid", ""))
@@ -220,7 +258,7 @@ def parse_processes(
             return Unknown(f"a process without a number: {pid}")
         used = row.get("used_gpu_memory", row.get("used_memory", ""))
         used_bytes = then(parse_quantity(used), int)
-        owner, name = known.get(int(pid), Owner()), row.get("process_name", "")
+        owner, name = by_pid.get(int(pid), Owner()), row.get("process_name", "")
         found.append(GpuProcess(int(pid), row.get("gpu_uuid", ""), used_bytes, name, *owner))
     return tuple(found)
 

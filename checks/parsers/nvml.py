@@ -21,7 +21,14 @@ from checks.facts import (
     then,
 )
 from checks.parsers.gpu_health import HEALTH_FIELDS
-from checks.parsers.nvidia_smi import GPU_FIELDS, Owner, Values, parse_owners
+from checks.parsers.nvidia_smi import (
+    GPU_FIELDS,
+    Owner,
+    Values,
+    gpu_values,
+    parse_owners,
+    with_own_index,
+)
 from checks.parsers.section import text_of, unreadable
 
 _NAMES = {"sram_threshold_exceeded": "sram_threshold", "power_default_w": "power_default_mw"}
@@ -57,7 +64,7 @@ def parse_nvml(section: Section | None, owners: Section | None = None) -> GpuFac
     return GpuFacts(
         "partial" if lost else "ok",
         "\n".join(lost),
-        tuple(_gpu({**common, **row}) for row in here),
+        with_own_index([_gpu({**common, **row}) for row in here]),
         _processes(here, owners),
         nvlinks=_links(rows),
     )
@@ -91,7 +98,7 @@ def _gpu(row: Mapping[str, Any]) -> Gpu:
     health["fabric_health"] = then(mask, lambda bits: fabric_health(bits, or_none(summary) or 0))
     throttle = then(get.whole("throttle"), _reasons)
     return Gpu(
-        **{field: getattr(get, method)(name) for field, (method, _, name) in GPU_FIELDS.items()},
+        **gpu_values(get, {field: name for field, (_, _, name) in GPU_FIELDS.items()}),
         health=GpuHealth(throttle=throttle, margin_c=get.number("margin_c"), **health),
     )
 

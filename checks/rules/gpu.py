@@ -69,7 +69,8 @@ def driver(gpus: GpuFacts) -> Finding:
 
     Bad: FAIL if it does not answer for a GPU that PCI shows, or says that a GPU is lost or
         requires a reset;
-        WARN on a warning of nvidia-smi, as of a damaged InfoROM; UNKNOWN if it hangs
+        WARN on a warning of nvidia-smi, as of a damaged InfoROM; UNKNOWN if it hangs, or says
+        of a GPU what cannot be read or be true
     How: NVML in a child, else nvidia-smi, with a deadline
     Fix: dmesg | grep -i nvrm; a driver that was updated under a running kernel needs a reboot
     """
@@ -84,7 +85,13 @@ def driver(gpus: GpuFacts) -> Finding:
     if gpus.state == "ok" and gpus.warnings:
         return warn(f"{answers}, and: {gpus.warnings[0]}", fix="nvidia-smi; service")
     if gpus.state == "ok":
-        return passed(answers)
+        odd = [
+            f"{word} of GPU {gpu.label(at)}: {value}"
+            for at, gpu in enumerate(gpus.gpus)
+            for word, value in gpu.figures.items()
+            if isinstance(value, Unknown) and not value.is_absence
+        ]
+        return unknown(f"{answers}, but the {odd[0]}") if odd else passed(answers)
     if gpus.state in ("hung", "unreadable"):
         return unknown(gpus.summary, fix="dmesg | grep -i -e xid -e nvrm")
     if gpus.state == "failed":

@@ -171,7 +171,7 @@ def _counted(
     flags += [] if idle is None else [idle_words(idle, len(gpus))]
     flags += _unreadable(gpus) + _held(facts, limits)
     flags += [f"processes: {processes}"] if isinstance(processes, Unknown) else []
-    values = [processes, *(value for gpu in gpus for value in (gpu.power_w, gpu.memory_used_bytes))]
+    values = [processes, *(value for gpu in gpus for value in gpu.figures.values())]
     if verdict == "good" and unread(*values) is not None:
         verdict = "unknown"
     return GpuRow(
@@ -198,9 +198,14 @@ def _memory_share(gpus: Sequence[Gpu]) -> float | None:
 def _unreadable(gpus: Sequence[Gpu]) -> list[str]:
     """`power [N/A] on GPU 3`: a mean must not hide that a value is missing."""
     flags = []
-    for field, word in (("power_w", "power"), ("memory_used_bytes", "memory")):
-        values = [(getattr(gpu, field), gpu.label(at)) for at, gpu in enumerate(gpus)]
-        reasons = grouped((why.reason, name) for why, name in values if isinstance(why, Unknown))
+    for word in gpus[0].figures if gpus else ():
+        values = [(gpu.figures[word], gpu.label(at)) for at, gpu in enumerate(gpus)]
+        is_told = word in ("power", "memory")  # even if the card has no such thing
+        reasons = grouped(
+            (why.reason, name)
+            for why, name in values
+            if isinstance(why, Unknown) and (is_told or not why.is_absence)
+        )
         for reason, labels in reasons.items():
             which = "all GPUs" if len(labels) == len(gpus) else f"GPU {','.join(labels)}"
             flags.append(f"{word} {reason} on {which}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from checks.facts import THROTTLE_REASONS, or_none
-from checks.parsers.nvidia_smi import parse_quantity, read_rows
+from checks.parsers.nvidia_smi import GPU_FIELDS, parse_quantity, plausible, read_rows
 from clusterctl.errors import TransportError
 from clusterctl.payload.watching.columns import CARD, DISK, GPU, LINK, PROCESS, RATES, XID
 from clusterctl.payload.watching.gpus import SMI_QUERY
@@ -17,6 +17,7 @@ from clusterctl.remote.messages.verbs import read_line
 from dashboards.model.samples import Disk, Gpu, Link, NodeSample, Process, Xid
 
 SMI_COLUMNS = SMI_QUERY.split(",")
+_FIELDS = {column: field for field, (_, column, _) in GPU_FIELDS.items()}
 MIB = 2**20
 GPUS, LINKS, XIDS, ROWS = 64, 64, 50, 256  # more than a node has; the rest is dropped
 AGES_S = 10.0  # ages of processes are brought up to date this often
@@ -264,7 +265,10 @@ def parse_csv(text: str) -> tuple[Gpu, ...] | None:
     for cells in read_rows(text, SMI_COLUMNS):
         if not cells["index"].isdigit():
             continue
-        values = [or_none(parse_quantity(cells[name])) for name in SMI_COLUMNS[2:]]
+        values = [
+            or_none(plausible(_FIELDS.get(name, name), parse_quantity(cells[name])))
+            for name in SMI_COLUMNS[2:]
+        ]
         power_w, limit_w, util, used, total, degrees, mhz = values
         is_lost = all(value is None for value in (power_w, util, used, degrees))
         util = None if util is None else util / 100
@@ -272,6 +276,8 @@ def parse_csv(text: str) -> tuple[Gpu, ...] | None:
         error = cells["power.draw"].strip("[]") if is_lost else ""
         index, name = int(cells["index"]), cells["name"]
         gpus.append(Gpu(index, name, power_w, limit_w, util, used, total, degrees, mhz, error))
+    if len({gpu.index for gpu in gpus}) < len(gpus):
+        return None  # which is which is not known
     return tuple(gpus) or None
 
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checks.facts import GpuFacts, Section, Unknown
+from checks.facts import GpuFacts, NodeFacts, Section, Unknown
+from checks.finding import Verdict
 from checks.parsers.nvidia_smi import count_on_pci, parse_gpus, parse_processes, parse_quantity
+from checks.profile import Profile
+from checks.rules.gpu import driver
+from clusterctl.gpus.summary import take_census
 from tests.captures.fake_nvidia_smi import HEADER, capture, h100
 from tests.checks.sections import FAILED, HUNG, NO_TOOL, ended, gpus, lacking
 
@@ -157,3 +162,46 @@ def test_any_text_gives_facts(out: str, apps: str, owners: str, state) -> None:
     assert isinstance(facts, GpuFacts)
     if facts.state == "ok":
         assert facts.gpus
+
+
+@pytest.mark.parametrize(
+    ("field", "was", "said"),
+    [
+        ("power_w", "100.89 W", "-100.89 W"), ("power_w", "100.89 W", "99999999999999999100 W"),
+        ("power_limit_w", "700.00 W", "-700 W"), ("power_limit_w", "700.00 W", "0 W"),
+        ("memory_used_bytes", "1 MiB", "-1 MiB"), ("memory_total_bytes", "81559 MiB", "0 MiB"),
+        ("memory_total_bytes", "81559 MiB", "-5 MiB"), ("memory_total_bytes", "81559 MiB", "9999999999999 MiB"),
+        ("temperature_c", ", 30\n", ", 1e20\n"), ("temperature_c", ", 30\n", ", 100000000000000000000\n"),
+        ("utilization_percent", "0 %", "101 %"), ("utilization_percent", "0 %", "-1 %"),
+    ],
+)  # fmt: skip
+def test_values_that_no_card_has_are_unknown_and_never_good(
+    field: str, was: str, said: str
+) -> None:
+    text = re.sub(r", \d+$", ", 30", h100(2), flags=re.MULTILINE)
+    text = re.sub(r"100\.\d\d W|\d{2,3}\.\d\d W(?=, 700)", "100.89 W", text)
+    assert text.count(was) == 2
+    facts = parse_gpus(ended(text.replace(was, said)), ended(capture("no-processes.apps.csv")))
+    assert facts.count == 2
+    for gpu in facts.gpus:
+        value = getattr(gpu, field)
+        assert isinstance(value, Unknown)
+        assert not value.is_absence
+    node = NodeFacts("n1", gpus=facts)
+    row = take_census([node], Profile()).rows[0]
+    assert row.verdict == "unknown"
+    assert re.search("cannot be (true|read)|cannot read", row.flags[0])
+    found = driver(facts)
+    assert (found.verdict, "cannot" in found.evidence) == (Verdict.UNKNOWN, True)
+
+
+@pytest.mark.parametrize("index", ["0", "[N/A]", "-1", "x"])
+def test_an_index_that_is_none_or_that_of_several_is_told(index: str) -> None:
+    text = re.sub(r"(?m)^\d+,", f"{index},", h100(3))
+    facts = parse_gpus(ended(text), ended(capture("no-processes.apps.csv")))
+    assert facts.count == 3
+    assert all(isinstance(gpu.index, Unknown) and not gpu.index.is_absence for gpu in facts.gpus)
+    node = NodeFacts("n1", gpus=facts)
+    row = take_census([node], Profile()).rows[0]
+    assert (row.verdict, row.flags[0].startswith("index ")) == ("unknown", True)
+    assert driver(facts).verdict is Verdict.UNKNOWN
