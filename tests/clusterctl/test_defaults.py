@@ -28,7 +28,7 @@ HARMLESS = frozenset(
         "launch", "shared", "check", "skip", "skip_check", "severity", "active", "root", "workers",
         "follow", "rank", "node", "since", "attempt", "tail", "logs",
         "max_wrong_rows", "command", "reason", "mtbf", "save_stall", "step_time", "ranks",
-        "max_loss_increase", "max_slowdown", "history", "nodes",
+        "max_loss_increase", "max_slowdown", "history", "nodes", "columns",
         "preset", "weights", "expnums", "last_step", "every", "only_first_of_epoch", "compute_only",
         "validate", "no_videos",
     )

@@ -134,7 +134,7 @@ def test_nothing_to_look_at_is_a_usage_error(tmp_path: Path) -> None:
 def test_folder_without_a_run_is_a_usage_error(tmp_path: Path) -> None:
     done = top(tmp_path, "--run", str(tmp_path))
     assert done.returncode == 2
-    assert "holds no run" in done.stderr
+    assert f"there is no run in {tmp_path}" in done.stderr
 
 
 def test_unknown_theme_is_a_usage_error_without_screens_too(

@@ -7,11 +7,11 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 
-PROGRAM = """#!{python} -IS
-import json, os, sys, threading, time
+PROGRAM = """import json, os, sys, threading, time
 FOLDER, DELAY_S, FAIL = {folder!r}, {delay_s!r}, {fail!r}
 def say(**message):
     os.write(1, json.dumps(message).encode() + b"\\n")
@@ -85,9 +85,11 @@ def make(
     folder: Path, delay_s: float = 0.0, fail: dict[str, tuple[str, str]] | None = None
 ) -> Path:
     """The program; `fail` has (sentence, kind) of orders that fail."""
-    facts = {"python": sys.executable, "folder": str(folder), "delay_s": delay_s}
-    path = folder / "python"
-    path.write_text(PROGRAM.format(fail=fail or {}, **facts))
+    program, path = folder / "stand_in.py", folder / "python"
+    program.write_text(PROGRAM.format(fail=fail or {}, folder=str(folder), delay_s=delay_s))
+    # A first line that names an interpreter bears no space in its path.
+    words = shlex.join([sys.executable, "-IS", str(program)])
+    path.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
     path.chmod(0o755)
     return path
 

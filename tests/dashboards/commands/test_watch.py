@@ -134,7 +134,7 @@ def test_what_counts(
         (["--demo", "--exec", "no-such-program-here x"], "no program is called"),
         (["--demo", "--exec", "'"], "--exec"),
         (["--demo", "--once", "--exec", ""], "--exec needs a command"),
-        (["--replay", "nowhere"], "holds no run"),
+        (["--replay", "nowhere"], "there is no run nowhere"),
     ],
 )
 def test_wrong_usage(
