@@ -15,6 +15,7 @@ import pytest
 from clusterctl.transport.loopback.nodes import LoopbackCluster
 from tests import watchdog
 from tests.lab import Lab, why_not
+from tests.rank_variables import OF_A_RANK
 
 Cluster = Lab | LoopbackCluster
 
@@ -33,7 +34,6 @@ LONGEST = (
     "trainer/data/features/test_encode",
 )
 AS_LONG_AS = 10  # files
-OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 # A deadline for each example says how busy the machine is, not whether the code is right.

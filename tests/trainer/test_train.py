@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.rank_variables import OF_A_RANK
 from tests.trainer.ranks import REPO, TINY
 from trainer import build_run as assemble
 from trainer import train
@@ -90,6 +91,15 @@ def test_a_wrong_key_is_one_sentence_and_exit_code_2(capfd: pytest.CaptureFixtur
     assert "Traceback" not in said
 
 
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a rank alone sets in the environment is gone afterwards."""
+    for name in OF_A_RANK:
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+
+
+@pytest.mark.usefixtures("alone")
 def test_a_run_without_its_data_or_checkpoint_leaves_no_run_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,10 +18,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from clusterctl.launch.head import attached, owner, supervisor, views
+from clusterctl.launch.head import attached, supervisor, views
 from clusterctl.launch.head.link import Link
 from clusterctl.launch.state import RunResult
 from clusterctl.output import Output
+from clusterctl.runs import owner
 from clusterctl.seal import seal_of
 from tests.clusterctl.commands.user import QUESTION, SHORT, Terminal, User
 from tests.clusterctl.launch.harness import ranks_of, tagged, wait_until
