@@ -13,6 +13,7 @@ from typing import Any
 from clusterctl.defaults import parse_toml
 from clusterctl.errors import UsageError
 from clusterctl.payload.files.ownership import changed_by_others
+from trainer.runlog.run_files import read_open
 
 RUN = "run"  # the run's own `sample` section
 FILE = Path("presets.toml")
@@ -96,10 +97,7 @@ def read_presets(path: Path | None) -> dict[str, Preset]:
             if why and not is_own_choice:  # its prompts name files; their lines become captions
                 hint = "--presets FILE names one that you trust"
                 raise UsageError(f"{path.absolute()} {why}, so it is not used", hint=hint)
-            os.set_blocking(file.fileno(), True)  # --presets may name a pipe
-            data = file.read(MAX_BYTES + 1)
-        if len(data) > MAX_BYTES:
-            raise UsageError(f"{path} has more than {MAX_BYTES:,} bytes")
+            data = read_open(file.fileno(), path, MAX_BYTES)  # --presets may name a pipe
         tables = parse_toml(data.decode())
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None

@@ -18,6 +18,9 @@ from clusterctl.stacks.clues import Clue
 from clusterctl.stacks.model import JobSnapshot, Proc
 from clusterctl.stacks.report import to_json
 from clusterctl.stacks.verdict import Verdict
+from trainer.runlog.json_file import MAX_BYTES
+from trainer.runlog.json_file import parse as parse_json
+from trainer.runlog.run_files import read_chosen
 
 
 def write_folder(
@@ -118,8 +121,8 @@ def read_report(path: Path) -> dict[str, Any]:
     """A --json file or the report of an --out folder. Raises `UsageError`."""
     file = path / "report.json" if path.is_dir() else path
     try:
-        document = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        document = parse_json(read_chosen(file, MAX_BYTES))
+    except (OSError, ValueError) as error:
         raise UsageError(f"{file}: {error}") from None
     if not isinstance(document, dict) or "nodes" not in document or "classes" not in document:
         raise UsageError(f"{file} is not a report of dump-stacks")

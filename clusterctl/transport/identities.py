@@ -137,6 +137,8 @@ class Identities:
 
 def _load(path: Path) -> paramiko.PKey | str:
     try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            return f"{path} is no plain file"
         key = paramiko.PKey.from_path(path)
     except FileNotFoundError:
         return f"{path} does not exist"

@@ -5,6 +5,9 @@ from __future__ import annotations
 import base64
 from pathlib import Path
 
+from trainer.runlog.run_files import read_chosen
+
+MOST_BYTES = 1 << 20  # of a key, which has some thousands
 CERTIFICATE = "-cert-v01@openssh.com"
 # Strings that make the key, behind its type.
 PARTS = {
@@ -59,14 +62,14 @@ def public_blob(path: Path) -> bytes | None:
     """
     for file in (path, Path(f"{path}.pub")):
         try:
-            words = file.read_text(encoding="utf-8").split()
+            words = read_chosen(file, MOST_BYTES, wait_s=0).decode().split()
             blob = base64.b64decode(words[1], validate=True)
             if key_type(blob) == words[0]:
                 return blob
         except (OSError, ValueError, IndexError):
             continue
     try:
-        lines = path.read_text(encoding="ascii").strip().splitlines()
+        lines = read_chosen(path, MOST_BYTES, wait_s=0).decode("ascii").strip().splitlines()
         if lines[0] != "-----BEGIN OPENSSH PRIVATE KEY-----":
             return None
         rest = base64.b64decode("".join(lines[1:-1])).removeprefix(_MAGIC)

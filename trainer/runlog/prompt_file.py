@@ -5,10 +5,14 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+from trainer.runlog.run_files import read_chosen
+
+MOST_BYTES = 256 << 20  # a million long prompts
+
 
 def prompt_lines(path: Path) -> list[str]:
     """Without spaces at their ends; a blank line is "". Raises OSError and UnicodeDecodeError."""
-    return lines_of(path.read_bytes())
+    return lines_of(read_chosen(path, MOST_BYTES))
 
 
 def lines_of(data: bytes) -> list[str]:

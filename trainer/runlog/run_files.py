@@ -128,34 +128,39 @@ def read_chosen(path: Path, most: int = MOST_BYTES, wait_s: float = WAIT_S) -> b
     mode = path.stat().st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):  # before it is opened
         raise Refused(path, _kind(mode))
-    end = time.monotonic() + wait_s
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
-        found = os.fstat(fd)
-        if found.st_size > most:
-            raise Refused(path, f"it has more than {most:,} bytes")
-        poll, data = select.poll(), bytearray()
-        poll.register(fd, select.POLLIN)
-        while True:
-            try:
-                piece = os.read(fd, PIECE_BYTES)
-                is_waiting = not piece and not data and stat.S_ISFIFO(found.st_mode)
-            except BlockingIOError:
-                piece, is_waiting = b"", True
-            data += piece
-            if len(data) > most:
-                raise Refused(path, f"it has more than {most:,} bytes")
-            if not piece and not is_waiting:
-                return bytes(data)
-            left_s = end - time.monotonic()
-            ready = poll.poll(max(0.0, left_s) * 1000) if is_waiting else []
-            is_late = left_s <= 0 and not stat.S_ISREG(found.st_mode)
-            if is_late or (is_waiting and not ready):
-                raise Refused(path, f"its writer has not ended it within {wait_s:g} s")
-            if is_waiting and ready[0][1] & select.POLLHUP and not ready[0][1] & select.POLLIN:
-                return bytes(data)  # its writer has come and gone
+        return read_open(fd, path, most, wait_s)
     finally:
         os.close(fd)
+
+
+def read_open(fd: int, path: Path, most: int = MOST_BYTES, wait_s: float = WAIT_S) -> bytes:
+    """As `read_chosen`, of a descriptor that does not block."""
+    end = time.monotonic() + wait_s
+    found = os.fstat(fd)
+    if found.st_size > most:
+        raise Refused(path, f"it has more than {most:,} bytes")
+    poll, data = select.poll(), bytearray()
+    poll.register(fd, select.POLLIN)
+    while True:
+        try:
+            piece = os.read(fd, PIECE_BYTES)
+            is_waiting = not piece and not data and stat.S_ISFIFO(found.st_mode)
+        except BlockingIOError:
+            piece, is_waiting = b"", True
+        data += piece
+        if len(data) > most:
+            raise Refused(path, f"it has more than {most:,} bytes")
+        if not piece and not is_waiting:
+            return bytes(data)
+        left_s = end - time.monotonic()
+        ready = poll.poll(max(0.0, left_s) * 1000) if is_waiting else []
+        is_late = left_s <= 0 and not stat.S_ISREG(found.st_mode)
+        if is_late or (is_waiting and not ready):
+            raise Refused(path, f"its writer has not ended it within {wait_s:g} s")
+        if is_waiting and ready[0][1] & select.POLLHUP and not ready[0][1] & select.POLLIN:
+            return bytes(data)  # its writer has come and gone
 
 
 def read_object(folder: Path, name: str, most: int = MOST_BYTES) -> dict[str, Any]:

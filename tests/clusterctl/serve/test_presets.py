@@ -103,3 +103,15 @@ def test_presets_of_the_current_folder_that_are_a_pipe_are_not_waited_for(
     os.mkfifo(tmp_path / "presets.toml")
     with pytest.raises(UsageError, match="is no plain file, so it is not used"):
         read_presets(None)
+
+
+@pytest.mark.parametrize("text", ["a=" + "[" * 5000, "a=" + "{a=" * 3000, "a=" + "9" * 5000])
+def test_deep_or_endless_presets_are_one_sentence(tmp_path: Path, text: str) -> None:
+    (tmp_path / "p.toml").write_text(text)
+    with pytest.raises(UsageError, match=r"nested too deeply|thousands of digits"):
+        read_presets(tmp_path / "p.toml")
+
+
+def test_prompts_of_an_unknown_home_are_a_path_that_does_not_exist(tmp_path: Path) -> None:
+    (tmp_path / "p.toml").write_text('[a]\nprompts = "~nosuchuser/x"\n')
+    assert read_presets(tmp_path / "p.toml")["a"].prompts == tmp_path / "~nosuchuser/x"

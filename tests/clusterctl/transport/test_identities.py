@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 from clusterctl.errors import TransportError
 from clusterctl.nodes import Node
 from clusterctl.transport.base import Limits, Progress
-from clusterctl.transport.identities import Identities
+from clusterctl.transport.identities import Identities, _load
 from clusterctl.transport.paramiko_backend import ParamikoTransport
 from clusterctl.transport.public_keys import certified_blob, public_blob
 from clusterctl.transport.ssh_config.read import SshConfig
@@ -185,3 +186,11 @@ def test_sshd_refuses_the_key_without_its_certificate(certified_node, home: Path
     with pytest.raises(TransportError, match="refused for user root") as caught:
         ParamikoTransport(config=SshConfig([config])).connect(Node("node"), Limits(), Progress())
     assert caught.value.phase == "auth"
+
+
+@pytest.mark.parametrize("place", ["pipe", "/dev/zero"])
+def test_key_that_is_a_pipe_or_a_device_is_not_waited_for(tmp_path: Path, place: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    path = tmp_path / place
+    assert public_blob(path) is None
+    assert _load(path) == f"{path} is no plain file"

@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 
 from trainer.runlog import run_files
-from trainer.runlog.run_files import LONGEST_LINE, Lines, Refused, lines, opened, opened_below
+from trainer.runlog.run_files import (
+    LONGEST_LINE,
+    Lines,
+    Refused,
+    lines,
+    opened,
+    opened_below,
+    read_chosen,
+)
 
 
 @pytest.fixture
@@ -98,3 +106,22 @@ def test_nothing_is_added_where_a_link_leads_or_nobody_reads(odd: Path, name: st
         run_files.open_to_append(odd / name)
     assert (odd / "plain").read_bytes() == before
     assert not (odd / "missing").exists()
+
+
+def test_chosen_file_may_be_a_link_or_a_pipe_and_has_a_longest_size(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"text")
+    (tmp_path / "link").symlink_to("a")
+    assert read_chosen(tmp_path / "link", 4) == b"text"
+    with pytest.raises(Refused, match="more than 3 bytes"):
+        read_chosen(tmp_path / "a", 3)
+    for place in (Path("/dev/zero"), tmp_path):
+        with pytest.raises(Refused, match="no plain file"):
+            read_chosen(place)
+    reader, writer = os.pipe()
+    os.write(writer, b"begin ")
+    with pytest.raises(Refused, match=r"has not ended it within 0\.05 s"):
+        read_chosen(Path(f"/dev/fd/{reader}"), wait_s=0.05)
+    os.write(writer, b"end")
+    os.close(writer)
+    assert read_chosen(Path(f"/dev/fd/{reader}")) == b"end"
+    os.close(reader)
