@@ -12,7 +12,8 @@ HIDDEN = "***"
 _WORDS = "PWD PASS SSHPASS PGPASS DBPASS PAT AUTH AUTHORIZATION JWT BEARER SIGNATURE KEYS TOKENS"
 WORDS = (_WORDS + " COOKIES").split()
 _ENDS = (
-    "KEY TOKEN SECRET SECRETS PASSWORD PASSWORDS PASSWD PASSPHRASE CREDENTIAL CREDENTIALS COOKIE"
+    "KEY TOKEN SECRET SECRETS PASSWORD PASSWORDS PASSWD PASSPHRASE PASSCODE CREDENTIAL CREDENTIALS"
+    " COOKIE"
 )
 ENDS = tuple(_ENDS.split())
 # Short options that mean a password to one program and something else to others.
@@ -30,6 +31,17 @@ SHORT = {
 
 # Lengths have bounds, so that no text takes quadratic time.
 _VALUE = r"""\"(?:\\.|[^\"\\]){0,2000}\"|'(?:\\.|[^'\\]){0,2000}'|[^\s,;&)}\]]+"""
+# What a value is in: b'…', SecretStr("…"); what belongs to it behind its first word or quotes.
+_IN = r"(?:[bBrRuUfF]{1,2}|[A-Za-z_][\w.]{0,60}\(\s{0,3})(?=[\"'])"
+_MORE = r"(?:[,;&)}\]]{1,3}[\w!@#$%^*+~.?/-]{1,200}(?![\w!@#$%^*+~.?/-]|\s{0,3}[=:(\[\"']))+"
+_QUOTED_MORE = (
+    r"(?:\s{0,9}(?:\"(?:\\.|[^\"\\]){0,2000}\"|'(?:\\.|[^'\\]){0,2000}')(?!\s{0,9}[:=])"
+    r"|[\w@#$%^*!+/-]{1,200})+"
+)
+_WORDS_MORE = r"(?:[ \t]{1,9}[^\s\"'{}\[\]()=,;:|<>]{1,100}){1,40}(?=[ \t]{0,9}(?:\r?\n|\r?$))"
+_SPOKEN = ("password", "passphrase", "passwd", "passcode")  # said in words, to the line's end
+_BLOCK = r"[>|][+-]?\d?[+-]?[ \t]{0,9}(?=\r?\n|\r?$)"  # of YAML: the lines below are the value
+_BLOCK_LINES = 50
 # A name is a word, without what is no letter before it; each word is looked at from its begin only.
 _LONGEST, _FIRST = 81, frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz_")
 _NAMED = r"(?<![\w.-])([\w.-]+)\\?[\"']?\]?\s{0,9}(?::=|=>|[:=])\s{0,9}"
@@ -42,9 +54,10 @@ _PAIR = (
     r"(?:\s{1,40}|\s{0,9}(?:\||->)\s{0,9}|\s{1,9}(?:is|was|to|set\sto|is\sset\sto)\s{1,9})"
     r"[\"'`]{0,2})(?P<value>[^\s\"'`,;:|()<>]{8,})"
 )
+_VARIABLES = ("_PWD", "_PASSWORD", "_PASSWD", "_PASS", "_PASSPHRASE", "_PASSCODE")
 _PAIR_ENDS = "key token secret passw passphrase credential cookie _p _auth _jwt".split()
 _PAIR_NAME = r"[A-Za-z][A-Za-z0-9_-]{0,80}\Z"
-_URL_USER = r"(?<=://)[^\s/\"']+(?=@)"
+_URL_USER = r"(?<=://)(?:[^\s/\"']+(?=@)|[^\s/\"'@:]{0,100}:(?!\d{1,5}/)[^\s\"'@:]{1,100}(?=@))"
 # Tokens that begin with a prefix of their own, which is also the quick check for them.
 _TOKENS = """hf_ ghp_ gho_ ghs_ ghu_ ghr_ github_pat_ glpat- glrt- sk- sk_live_ sk_test_ rk_live_
 rk_test_ whsec_ nvapi- xoxa- xoxb- xoxe- xoxo- xoxp- xoxr- xoxs- xapp- wandb_v1_ AKIA ASIA AIza
@@ -92,6 +105,10 @@ _SHAPES = (
             r"(?i)(?P<kept>(?<![^\W_])passphrase\s{1,9}(?:is\s{1,9})?[\"']?)"
             r"(?=[^\s\"']*[\d!@#$%^&*-])[^\s\"',;:)]{4,}"
         ),
+    ),
+    *(
+        (mark, r"(?i)(?P<kept>(?<![A-Za-z0-9])pin[\"']?\s?[:=]\s{0,3}[\"']?)\d{4,12}(?!\w)")
+        for mark in ("pin=", "pin:", "pin =", "pin :", 'pin":', "pin':")
     ),
     ("sshpass", r"(?P<kept>\bsshpass\s{1,9}-p\s{0,9})(?:%s)" % _VALUE),
 )
@@ -211,12 +228,22 @@ class LineMask:
 
     def __init__(self) -> None:
         self._left = 0  # lines that may still be the key's
+        self._below, self._indent = 0, 0  # lines that may still be of a block of YAML
 
     def hide(self, line: str) -> str:
         if self._left and "-----END " not in line:
             self._left -= 1
             return HIDDEN
         self._left = 0
+        if self._below:
+            indent = len(line) - len(line.lstrip(" \t"))
+            self._below = self._below - 1 if indent > self._indent or not line.strip() else 0
+            if self._below and line.strip():
+                return line[:indent] + HIDDEN
+        if line.rstrip().endswith((">", "|", ">-", "|-")):
+            begins = re.match(r"([ \t-]{0,200})[\"']?([\w.-]{1,81})[\"']?: {1,9}[>|]-?\s*$", line)
+            if begins is not None and is_secret(begins.group(2)):
+                self._below, self._indent = _BLOCK_LINES, len(begins.group(1))
         if "PRIVATE KEY" in line and "-----END " not in line and re.search(_KEY_BEGIN, line):
             self._left = _KEY_LINES
         return hide(line)
@@ -339,6 +366,8 @@ def _keep_words(found: re.Match[str]) -> str:
 
 def _is_pair(name: str, value: str) -> bool:
     """Whether two words are a secret's name, as variables and options have it, and its value."""
+    if name.isupper() and name.endswith(_VARIABLES) and re.search(r"\d", value):
+        return bool(re.search(r"[A-Za-z]", value))
     is_compound = re.search(r"[_-]|[a-z][A-Z]", name) or name.isupper()
     return bool(is_compound) and is_secret(name) and _is_random(value)
 
@@ -359,20 +388,59 @@ def _hide_values(text: str, names: str) -> str:
         if found.start() < end or not is_secret(name):
             continue
         is_word = name.lower() in _MESSAGES or name.endswith(("Error", "Exception"))
-        value = re.compile(_VALUE).match(text, found.end())
+        within = re.compile(_IN).match(text, found.end())
+        begin = found.end() if within is None else within.end()
+        value = re.compile(_VALUE).match(text, begin)
         if value is None:
             continue
         if is_word and ":" in found.group() and not _is_random(value.group()):
             continue
+        kept.append(text[end:begin])
         if value.group()[0] in "{[":  # what it holds is secret, too
-            kept.append(text[end : found.end()])
-            end = _end_of_group(text, found.end())
             kept.append(HIDDEN)
+            end = _end_of_group(text, begin)
             continue
         quote = value.group()[0] if value.group()[0] in "\"'" else ""
-        kept.append(text[end : found.end()] + quote + HIDDEN + quote)
+        kept.append(quote + HIDDEN + quote)
         end = value.end()
+        if names is _NAMED:
+            end = _end_of_value(text, found, value, quote)
+            kept.append("\n" * text.count("\n", value.end(), end))  # as many lines as before
     return "".join(kept) + text[end:]
+
+
+def _end_of_value(text: str, name: re.Match[str], value: re.Match[str], quote: str) -> int:
+    """Where all that belongs to a value ends, of which the first word or quotes are known."""
+    end, before = value.end(), text[name.start() - 1 : name.start()]
+    is_said = ":" in name.group()
+    if quote:
+        more = re.compile(_QUOTED_MORE).match(text, end)
+        return end if more is None else more.end()
+    if before in ("'", '"') and is_said and before not in name.group():  # "X-Api-Key: a b"
+        closing = re.compile(r"[^\"'\n]{0,300}(?=[\"'])").match(text, end)
+        if closing is not None and text[closing.end()] == before:
+            return closing.end()
+    if is_said and value.group()[0] in ">|" and re.fullmatch(_BLOCK, text[value.start() : end]):
+        return _end_of_block(text, name.start(), end)
+    more = re.compile(_MORE).match(text, end)
+    end = end if more is None else more.end()
+    if is_said and name.group(1).lower().endswith(_SPOKEN):
+        more = re.compile(_WORDS_MORE).match(text, end)
+        end = end if more is None else more.end()
+    return end
+
+
+def _end_of_block(text: str, name: int, end: int) -> int:
+    """Behind the lines below that are further in than the line of the name."""
+    line = text.rfind("\n", max(0, name - 200), name) + 1
+    own = len(re.compile(r"[ \t-]{0,200}").match(text, line).group())  # type: ignore[union-attr]
+    below = re.compile(r"\r?\n(?:[ \t]{%d,200}[^\n]{0,4000}|[ \t]{0,9}(?=\r?\n))" % (own + 1))
+    for _ in range(_BLOCK_LINES):
+        found = below.match(text, end)
+        if found is None:
+            break
+        end = found.end()
+    return end
 
 
 def _is_random(value: str) -> bool:

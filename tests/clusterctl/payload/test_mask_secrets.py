@@ -273,6 +273,21 @@ AROUND = {
     "chpasswd": f"echo root:{WORD} | chpasswd",
     "here": f"docker login --password-stdin <<< {WORD}",
     "here, quoted": f"hf auth login <<<'{WORD}'",
+    "comma in it": "DB_PASSWORD=hunter,v3Xk9v3X",
+    "semicolon in it": "DB_PASSWORD=hunter;v3Xk9v3X",
+    "brackets in it": "DB_PASSWORD=(hunter)v3Xk9v3X",
+    "bytes": "password=b'my v3Xk9v3X phrase'",
+    "an object": 'password=SecretStr("two v3Xk9v3X")',
+    "said in words": "My password: correct horse v3Xk9v3X staple v3Xk9v3X",
+    "block of yaml": "env:\n  PASSWORD: >\n    v3Xk9v3X\n\n    and v3Xk9v3X\n  b: 1",
+    "block of yaml, as it stands": "env:\n- PASSWORD: |-\n    v3Xk9v3X",
+    "header with a blank": 'curl -H "X-Api-Key: abc v3Xk9v3X" https://host',
+    "header, one quote": "curl -H 'X-Api-Key: abc v3Xk9v3X' https://host",
+    "two texts": 'HF_TOKEN = "abc" "def v3Xk9v3X"',
+    "text and word": 'DB_PASSWORD="abc"v3Xk9v3X',
+    "url, slash": "postgres://u:ab/v3Xk9v3X@host/db",
+    "variable of a password": "MYSQL_PWD v3Xk9v3X",
+    "passcode": "passcode=v3Xk9v3X",
     "nested": f'{{"credentials": {{"value": "{WORD}", "more": ["{WORD}"]}}}}',
     "nested in text": f"got credentials={{'user': 'me', 'value': '{WORD}'}} from host",
 }
@@ -359,8 +374,29 @@ def test_half_a_private_key_is_hidden() -> None:
         "missing key layers.10.attention.wq.weight1", "ssh-keygen -R host01", "ssh-keygen -t ed25519 -f key1",
         "echo step 12 | tee login.log", "echo hello1 | ssh login-01", "echo a | docker run -i image",
         'echo "$TOKEN" | docker login --password-stdin', "KEY BINDING001 changed",
+        "pin_memory=12345, pin = memory", "pinned: 1234567", "http://host:8080/models/a@b", "MYSQL_PWD is not set",
+        "PASSWORDS lengths 1234567890",
         "unzip -q data-P1.zip", "loaded tokenizer T5Tokenizer1 from files",
     ],
 )  # fmt: skip
 def test_ordinary_words_stay(text: str) -> None:
     assert hide(text) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["pin=123456", "PIN: 1234", '{"pin": "123456789"}', "my pin = 0042"]
+)
+def test_a_pin_is_a_number(text: str) -> None:
+    assert re.search(r"\d", hide(text)) is None
+
+
+@pytest.mark.parametrize("begin", ["PASSWORD: >", "DB_PASSWORD: |", "'api_key':  |-"])
+def test_lines_below_a_name_in_yaml_are_hidden(begin: str) -> None:
+    lines = [f"  {begin}", "    first one", "", "      second", "  after: 1", "    stays"]
+    mask = rules.LineMask()
+    hidden = [mask.hide(line) for line in lines]
+    assert hidden[1:] == ["    ***", "", "      ***", "  after: 1", "    stays"]
+    whole = hide("\n".join(lines))
+    assert ("first" in whole, "second" in whole) == (False, False)
+    assert whole.endswith("\n  after: 1\n    stays")
+    assert whole.count("\n") == len(lines) - 1
