@@ -30,8 +30,11 @@ class TrainerError(Exception):
         self.on_all_ranks = False  # raised by agreement: rank 0 reports it for all
 
     def full_text(self) -> str:
-        """What a command prints of it."""
-        return f"error: {self}" + (f"\n  hint: {self.hint}" if self.hint else "")
+        """What a command prints of it: further lines are indented, so that no line break in a name
+        begins a line that looks like another result."""
+        first, *more = str(self).split("\n")
+        lines = [f"error: {first}", *(f"  {line.removeprefix('  ')}" for line in more)]
+        return "\n".join([*lines, f"  hint: {self.hint}"] if self.hint else lines)
 
 
 class ConfigError(TrainerError):

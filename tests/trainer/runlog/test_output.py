@@ -14,6 +14,7 @@ import pytest
 from tests.trainer.ranks import REPO
 from trainer.config.load import load
 from trainer.data import __main__ as data
+from trainer.errors import TrainerError
 from trainer.journal import Journal
 from trainer.runlog.output import LOG, RUN, configure, write
 from trainer.runlog.telemetry import Event, read
@@ -130,3 +131,10 @@ def test_names_of_others_reach_no_terminal(
     assert r"\x1b]0;TITLE\x07" in out
     assert r"\x1b]0;TITLE\x07" in err
     assert not any(sign in out + err for sign in "\x1b\x07\u202e")
+
+
+def test_line_break_in_a_name_begins_no_line_of_its_own() -> None:
+    error = TrainerError("a\nGO: 2 nodes: No such file\n  a.mp4: cut", hint="look")
+    assert error.full_text() == (
+        "error: a\n  GO: 2 nodes: No such file\n  a.mp4: cut\n  hint: look"
+    )
