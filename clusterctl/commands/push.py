@@ -6,6 +6,7 @@ already is left alone.
 
 from __future__ import annotations
 
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from clusterctl.nodes import Node, counted, fold, grouped
 from clusterctl.output import Output, clock, unreachable_json
 from clusterctl.remote.fanout import Fanout, NodeResult, in_order
 from clusterctl.settings import PATH, YES, Settings, cluster_command, flag
+from clusterctl.signal_handlers import handled_by
 from clusterctl.transport.base import Progress
 
 
@@ -64,7 +66,14 @@ def command(
         sweep = Fanout(nodes, work, deadline_s=deadline_s, width=width)
         started = time.monotonic()
         line = push.progress_line(parcel, len(nodes), started)
-        results = in_order(nodes, output.sweep(sweep, len(nodes), line))
+        ending = (signal.SIGTERM, signal.SIGHUP)
+        try:
+            with handled_by(signal.default_int_handler, ending):
+                results = in_order(nodes, output.sweep(sweep, len(nodes), line))
+        except KeyboardInterrupt:
+            with handled_by(signal.SIG_IGN, ending):
+                parcel.end()
+            raise
     if output.json:
         output.document("push", dry_run=False, **about, nodes=[_json(one) for one in results])
     else:

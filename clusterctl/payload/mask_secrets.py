@@ -38,7 +38,7 @@ _QUOTED_MORE = (
     r"(?:\s{0,9}(?:\"(?:\\.|[^\"\\]){0,2000}\"|'(?:\\.|[^'\\]){0,2000}')(?!\s{0,9}[:=])"
     r"|[\w@#$%^*!+/-]{1,200})+"
 )
-_WORDS_MORE = r"(?:[ \t]{1,9}[^\s\"'{}\[\]()=,;:|<>]{1,100}){1,40}(?=[ \t]{0,9}(?:\r?\n|\r?$))"
+_NO_WORDS = frozenset("\"'{}[]()=,;:|<>")  # not in a password that is said in words
 _SPOKEN = ("password", "passphrase", "passwd", "passcode")  # said in words, to the line's end
 _BLOCK = r"[>|][+-]?\d?[+-]?[ \t]{0,9}(?=\r?\n|\r?$)"  # of YAML: the lines below are the value
 _BLOCK_LINES = 50
@@ -417,16 +417,18 @@ def _end_of_value(text: str, name: re.Match[str], value: re.Match[str], quote: s
         more = re.compile(_QUOTED_MORE).match(text, end)
         return end if more is None else more.end()
     if before in ("'", '"') and is_said and before not in name.group():  # "X-Api-Key: a b"
-        closing = re.compile(r"[^\"'\n]{0,300}(?=[\"'])").match(text, end)
-        if closing is not None and text[closing.end()] == before:
-            return closing.end()
+        inside, closing, _ = text[end : end + 300].partition("\n")[0].partition(before)
+        if closing:
+            return end + len(inside)
     if is_said and value.group()[0] in ">|" and re.fullmatch(_BLOCK, text[value.start() : end]):
         return _end_of_block(text, name.start(), end)
     more = re.compile(_MORE).match(text, end)
     end = end if more is None else more.end()
     if is_said and name.group(1).lower().endswith(_SPOKEN):
-        more = re.compile(_WORDS_MORE).match(text, end)
-        end = end if more is None else more.end()
+        rest, line_end, _ = text[end : end + 400].partition("\n")
+        is_whole = bool(line_end) or end + 400 >= len(text)
+        if is_whole and rest[:1] in (" ", "\t") and _NO_WORDS.isdisjoint(rest):
+            end += len(rest.rstrip())
     return end
 
 

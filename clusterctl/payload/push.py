@@ -4,18 +4,21 @@ The data themselves come by sftp into a file beside the destination. Nothing at 
 changes before all of them are there and their checksum fits; then one rename changes it.
 """
 
+import contextlib
 import ctypes
+import fcntl
 import hashlib
 import os
 import shutil
 import stat
 import tarfile
-import time
 
 from clusterctl.payload.files.ownership import refuse_made_by_others
 from clusterctl.payload.prelude import ARGS, finish
 
-STALE_S = 86400  # parts of a push that was killed so long ago are removed by the next one
+# Parts of a push that was killed are removed by the next one: by a lock it is known whether one is
+# unpacked, and the head gives up a transfer that stalls for 20 s. What cannot be locked: later.
+ABANDONED_S, STALE_S = 120, 86400
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 
 
@@ -40,12 +43,7 @@ def prepare():
         return {"error": "%s is a %s on the node" % (dest, "file" if folder else "folder")}
     os.makedirs(parent, exist_ok=True)
     prefix = ".%s.clusterctl-" % name
-    for name in os.listdir(parent):
-        if name.startswith(prefix):
-            found = os.lstat(os.path.join(parent, name))
-            # What others give such a name is not touched.
-            if found.st_uid == os.getuid() and time.time() - found.st_mtime > STALE_S:
-                remove(os.path.join(parent, name))
+    clean(parent, prefix)
     part = os.path.join(parent, prefix + ARGS["token"])
     there = os.path.lexists(dest)
     if there and not folder and is_same(dest):
@@ -58,6 +56,48 @@ def prepare():
     # Private from the start: what is pushed may be a secret, and sftp would open it to all.
     os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     return {"part": part, "dest": dest, "there": there, "same": False}
+
+
+def clean(parent, prefix):
+    """Remove what a push left that was killed, and nothing of one that goes on."""
+    names = [name for name in os.listdir(parent) if name.startswith(prefix)]
+    if not names:
+        return
+    mark = os.path.join(parent, prefix + ARGS["token"])
+    try:
+        os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        now_s = os.lstat(mark).st_mtime  # by the clock of the file system, which gave the others
+        os.unlink(mark)
+    except OSError:
+        return  # a folder in which this user can remove nothing either
+    for name in sorted(names, key=len, reverse=True):  # a part tells of the folders made of it
+        path = os.path.join(parent, name)
+        part = os.path.join(parent, prefix + name[len(prefix) :].split(".")[0])
+        try:
+            found = os.lstat(path)
+            age_s = now_s - found.st_mtime
+            # What others give such a name is not touched.
+            if found.st_uid != os.getuid() or age_s <= ABANDONED_S:
+                continue
+            if age_s > STALE_S or is_idle(part):
+                remove(path)
+        except FileNotFoundError:
+            continue  # its push has just ended
+
+
+def is_idle(part):
+    """Whether no push unpacks this part, which is in a lock's words; False where there is none."""
+    try:
+        lock = os.open(part, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(lock)
+    return True
 
 
 def is_same(dest):
@@ -75,7 +115,10 @@ def drop():
 def install():
     part, dest = ARGS["part"], ARGS["dest"]
     fresh = "%s.%s" % (part, os.urandom(8).hex())  # others can see `part` and take names like it
+    lock = os.open(part, os.O_RDWR | os.O_NOFOLLOW)
     try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if digest(part) != ARGS["sha256"]:
             return {"error": "what arrived is not what was sent (checksum)"}
         if not ARGS["folder"]:
@@ -95,6 +138,7 @@ def install():
     finally:
         remove(fresh)  # the old folder, by now
         remove(part)
+        os.close(lock)
 
 
 def exchange(fresh, dest):

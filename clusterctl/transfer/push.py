@@ -21,6 +21,7 @@ from clusterctl.remote import payload
 from clusterctl.remote.cluster import Cluster
 from clusterctl.transport.base import Progress
 
+END_S = 5.0  # for nodes to remove their parts of a push that is interrupted
 STALL_S = 20.0  # without an acknowledgement, after which a node is given up
 SLOWEST_BYTES_S = 2e6  # that the head can send, for the deadline of all nodes
 BULK_WIDTH = 16  # more transfers at once share the same wire, and one interpreter
@@ -81,6 +82,15 @@ class Parcel:
     size: int
     sha256: str
     sent: dict[str, int] = field(default_factory=dict)  # node name: bytes sent, for progress
+    under_way: set[str] = field(default_factory=set)  # nodes that hold a part of it
+    is_ended: bool = False
+
+    def end(self) -> None:
+        """No node gets more of it; waits a moment until each has removed its part."""
+        self.is_ended = True
+        until_s = time.monotonic() + END_S
+        while self.under_way and time.monotonic() < until_s:
+            time.sleep(0.05)
 
 
 @contextmanager
@@ -125,6 +135,8 @@ class _Counted(io.FileIO):
         self._parcel, self._name = parcel, name
 
     def read(self, size: int | None = -1) -> bytes:
+        if self._parcel.is_ended:
+            raise InterruptedError("the push was interrupted")
         data: bytes = super().read(-1 if size is None else size) or b""
         self._parcel.sent[self._name] = self._parcel.sent.get(self._name, 0) + len(data)
         return data
@@ -159,6 +171,7 @@ def deliver(parcel: Parcel, cluster: Cluster, node: Node, progress: Progress) ->
             return Delivery("failed", error=str(place["error"]))
         if place["same"]:
             return Delivery("same")
+        parcel.under_way.add(node.name)
         progress.enter("command")
         try:
             with _Counted(parcel, node.name) as file:
@@ -175,6 +188,7 @@ def deliver(parcel: Parcel, cluster: Cluster, node: Node, progress: Progress) ->
             return Delivery("failed", parcel.size, str(done["error"]))
         return Delivery("replaced" if place["there"] else "new", parcel.size)
     finally:
+        parcel.under_way.discard(node.name)
         connection.close()
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import io
 import os
 import tarfile
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from clusterctl.remote import payload as ship
+from clusterctl.transfer.push import _Counted, make_plan, packed
 from tests.clusterctl.payload.local import LocalConnection
 
 NOBODY = 65534
@@ -90,3 +94,51 @@ def test_data_do_not_go_where_another_user_leads_them(open_to_all: Path, tmp_pat
     for dest in (open_to_all / "link" / "file", open_to_all / "link" / "deeper" / "file"):
         assert "open to all" in ask("prepare", dest, b"data")["error"]
     assert not (victim / "deeper").exists()
+
+
+def test_parts_of_a_killed_push_go_and_those_of_one_that_goes_on_stay(open_to_all: Path) -> None:
+    dest, old_s = open_to_all / "big.bin", time.time() - 200
+
+    def part(token: str, *, is_old: bool) -> Path:
+        path = open_to_all / f".big.bin.clusterctl-{token}"
+        path.write_bytes(b"half")
+        if is_old:
+            os.utime(path, (old_s, old_s))
+        return path
+
+    killed, sends = part("00", is_old=True), part("11", is_old=False)
+    unpacks, other = part("22", is_old=True), open_to_all / ".big.bin.clusterctl"
+    half = open_to_all / ".big.bin.clusterctl-00.aa"  # of the killed one: it had begun to unpack
+    beside = open_to_all / ".big.bin.clusterctl-22.bb"
+    for folder in (half, beside):
+        folder.mkdir()
+        os.utime(folder, (old_s, old_s))
+    other.write_bytes(b"of the user")
+    os.utime(other, (old_s, old_s))
+    with unpacks.open("r+b") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        mine = Path(ask("prepare", dest, b"data")["part"])
+    assert {path for path in (killed, sends, unpacks, other, beside) if path.exists()} == {
+        sends, unpacks, other, beside,
+    }  # fmt: skip
+    ask("prepare", dest, b"data", token="33")
+    assert not any(path.exists() for path in (killed, half, unpacks))
+    assert (mine.exists(), sends.exists()) == (True, True)
+
+
+def test_an_interrupted_push_sends_no_more_and_waits_for_its_parts(tmp_path: Path) -> None:
+    source = tmp_path / "a"
+    source.write_bytes(b"data")
+    with packed(make_plan(source, "/x")) as parcel, _Counted(parcel, "n1") as file:
+        assert file.read(2) == b"da"
+        parcel.under_way.add("n1")
+        ends = threading.Thread(target=parcel.end)
+        ends.start()
+        while not parcel.is_ended:
+            time.sleep(0.001)
+        with pytest.raises(InterruptedError):
+            file.read(2)
+        assert ends.is_alive()
+        parcel.under_way.discard("n1")
+        ends.join(5)
+        assert not ends.is_alive()
