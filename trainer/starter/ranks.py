@@ -42,15 +42,18 @@ class Ranks:
         parent = os.getpid()
         self.failed_s = self.kill_s = None
         for local_rank in range(command.slots):
+            # Until it is a rank, it would answer a signal as the starter does: end the others.
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
             pid = os.fork()
             if not pid:
                 try:
                     leave()
-                    return _become(command, local_rank, parent)
+                    return _become(command, local_rank, parent, mask)
                 except BaseException:  # noqa: BLE001 - the end of a process
                     traceback.print_exc()
                     os._exit(1)
             self.alive[pid] = command.first_rank + local_rank
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         return None
 
     def reap(self) -> list[tuple[int, int, int]]:
@@ -90,8 +93,10 @@ class Ranks:
             os.kill(pid, number)
 
 
-def _become(command: Command, local_rank: int, parent: int) -> Program:
-    """Make this forked process a rank."""
+def _become(
+    command: Command, local_rank: int, parent: int, mask: set[int | signal.Signals]
+) -> Program:
+    """Make this forked process a rank; `mask` are the signals that it then waits with."""
     os.setsid()
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -99,6 +104,7 @@ def _become(command: Command, local_rank: int, parent: int) -> Program:
     for number in (*SIGNALS, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     variables = command.variables(local_rank)
     _open_files(variables["RANK"], variables.get("CLUSTERCTL_ATTEMPT", "1"))
     os.environ.pop(visible.ROOM, None)
