@@ -265,6 +265,7 @@ def test_probe_gives_facts_or_a_reason(decoder, clips, tmp_path):
         "width": 64,
         "fps": 24.0,
         "bytes": Path(clips[0]).stat().st_size,
+        "video_streams": 1,
         "cpu_s": 0,
         "memory_bytes": 0,
     }
