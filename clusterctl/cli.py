@@ -140,7 +140,8 @@ def run(args: list[str]) -> int:
     except click.exceptions.Exit as error:
         return error.exit_code
     except click.ClickException as error:
-        error.message = _quoted(error.message, args)  # type: ignore[misc]
+        if not isinstance(error, click.exceptions.NoArgsIsHelpError):  # whose message is the help
+            error.message = _quoted(error.message, args)  # type: ignore[misc]
         with contextlib.suppress(OSError):
             error.show()
         return error.exit_code

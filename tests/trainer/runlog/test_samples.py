@@ -57,7 +57,7 @@ def test_values_of_other_kinds_are_unknown_and_names_stay_in_the_folder(tmp_path
         5,
         None,
     ]
-    document = {"schema": 1, "step": 1.5, "fps": 10**400, "width": None, "later": [], "videos": [row, *({"file": name} for name in names), "text"]}  # fmt: skip
+    document = {"schema": 1, "step": 1.5, "fps": "x", "width": None, "later": [], "videos": [row, *({"file": name} for name in names), "text"]}  # fmt: skip
     (tmp_path / INDEX).write_text(json.dumps(document))
     found = samples.read(tmp_path)
     assert found == Samples("", None, None, "", "", "", 0.0, 0, 0, 0, (Video("a.mp4", "", 0, 0, 0),))  # fmt: skip
