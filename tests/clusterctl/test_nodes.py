@@ -98,7 +98,7 @@ def test_byte_order_mark_and_windows_lines(tmp_path: Path) -> None:
         ("n[0-9999]-[0-9999]\n", "names more than 100,000 nodes"),
         ("n[1-60000],m[1-60000]\n", "names more than 100,000 nodes"),
         (f"n[1-{'9' * 5000}]\n", "names more than 100,000 nodes"),
-        ("n[1-60000]\nm[1-60000]\n", "line 2: this line makes more than 100,000 nodes"),
+        ("n[1-60000]\nm[1-60000]\n", "line 2: up to here there are more than 100,000 nodes"),
         (
             "a host='$(touch x)'\n",
             "line 1: host name '$(touch x)' contains '$', which a shell could interpret",
@@ -182,7 +182,7 @@ def test_missing_and_unreadable_files_say_what_to_do(tmp_path: Path) -> None:
     assert "nodes.txt.example" in (caught.value.hint or "")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00a")
     for path, why in (
-        (tmp_path, "Is a directory"),
+        (tmp_path, "it is a folder, no plain file"),
         (tmp_path / "binary", "it is not text in UTF-8"),
     ):
         with pytest.raises(HostfileError, match=f"cannot be read: {why}"):
