@@ -44,7 +44,11 @@ class Ranks:
         for local_rank in range(command.slots):
             # Until it is a rank, it would answer a signal as the starter does: end the others.
             mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-            pid = os.fork()
+            try:
+                pid = os.fork()
+            except OSError:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+                raise
             if not pid:
                 try:
                     leave()
