@@ -139,5 +139,5 @@ def test_readme_and_make_agree_on_the_two_commands() -> None:
     for target in ("demo", "test"):
         assert f"make {target}" in readme
         assert re.search(rf"^{target}:", makefile, re.M)
-    assert "make test\n" in (ROOT / ".ci/run").read_text()
+    assert "\nmake test long=" in (ROOT / ".ci/run").read_text()
     assert "make test-pythons" in (ROOT / ".ci/run").read_text()

@@ -142,6 +142,7 @@ def test_a_driver_whose_version_cannot_be_read_is_not_taken_for_none(checkout: P
     assert "error: an NVIDIA driver is loaded, and its version cannot be read" in done.stderr
 
 
+@pytest.mark.long
 def test_lock_that_is_given_wins_and_another_one_installs_again(checkout: Path) -> None:
     (checkout / "version").write_text(CLOSED.format("570.86.15"))
     (checkout / "setup.cfg").write_text("")
@@ -206,6 +207,7 @@ def test_an_environment_that_cannot_import_torch_is_not_finished(checkout: Path)
     assert not (checkout / ".venv/.complete").exists()
 
 
+@pytest.mark.long
 def test_finished_environment_is_left_alone_and_another_python_makes_it_again(
     checkout: Path, tmp_path: Path
 ) -> None:

@@ -88,6 +88,7 @@ SECTIONS = (
 )  # fmt: skip
 
 
+@pytest.mark.long
 def test_any_sections_give_findings_and_no_fault_of_a_check() -> None:
     random_ = random.Random(5)
     texts = [recorded(name)[:3000] for name in FILES]

@@ -172,6 +172,7 @@ def test_output_that_cannot_be_written_is_one_sentence(
         assert done.returncode == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", ["2>/dev/full", "2>&-", "<&- 2>&-"])
 def test_lost_stderr_ends_nothing(hostfile: Path, where: str) -> None:
     done = _in_shell(f"nodes {hostfile} {where}")
@@ -199,6 +200,7 @@ def test_nothing_of_a_file_is_obeyed_by_the_terminal(tmp_path: Path, capsys) -> 
     assert r"\x1b]0;owned" in shown.err
 
 
+@pytest.mark.long
 def test_piped_output_has_no_escape_codes(hostfile: Path) -> None:
     assert "\x1b" not in _run("nodes", str(hostfile)).stdout
     assert "\x1b" in _run("nodes", str(hostfile), "--color", "always").stdout

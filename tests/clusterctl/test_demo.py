@@ -202,6 +202,7 @@ def test_programs_of_the_demo_are_started_without_hooks_that_lose_ctrl_c() -> No
     assert forks == []
 
 
+@pytest.mark.long
 def test_demo_that_is_killed_leaves_no_process(outputs: Path, tmp_path: Path) -> None:
     before = _left(tmp_path)
     demo = Demo(outputs, tmp_path, "--steps", "5000")

@@ -228,6 +228,7 @@ NAMES = st.lists(
 )
 
 
+@pytest.mark.long
 @given(NAMES)
 def test_fold_and_expand_are_inverse_as_sets(some: list[str]) -> None:
     assert set(expand(fold(some))) == set(some)

@@ -133,6 +133,7 @@ def play(app: TopApp, story) -> None:  # type: ignore[no-untyped-def]
     asyncio.run(act())
 
 
+@pytest.mark.long
 def test_every_panel_and_title_shows_what_it_cannot_print() -> None:
     app = TopApp(FixedFeed(names(4), [], NOW))
     app.state = state()

@@ -106,6 +106,7 @@ def top(cwd: Path, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=60)
 
 
+@pytest.mark.long
 def test_replay_without_a_terminal_prints_the_end_of_the_run(tmp_path: Path) -> None:
     run_dir = write_run(tmp_path / "outputs" / "001-STDiT3-demo", steps=900)
     done = top(tmp_path, "--replay", str(run_dir))
@@ -115,6 +116,7 @@ def test_replay_without_a_terminal_prints_the_end_of_the_run(tmp_path: Path) -> 
     assert "\x1b" not in done.stdout
 
 
+@pytest.mark.long
 def test_newest_run_below_outputs_is_found_without_a_hostfile(tmp_path: Path) -> None:
     write_run(tmp_path / "outputs" / "001-STDiT3-demo", steps=900)
     done = top(tmp_path, "--once", "--json")
@@ -125,6 +127,7 @@ def test_newest_run_below_outputs_is_found_without_a_hostfile(tmp_path: Path) ->
     assert "no hostfile" in done.stderr
 
 
+@pytest.mark.long
 def test_nothing_to_look_at_is_a_usage_error(tmp_path: Path) -> None:
     done = top(tmp_path)
     assert done.returncode == 2

@@ -34,6 +34,7 @@ def wait_for(condition, timeout_s: float = 8.0) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.long
 def test_four_nodes_stand_within_three_seconds_and_are_apart(lab) -> None:
     started = time.monotonic()
     nodes = lab(4)

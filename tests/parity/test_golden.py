@@ -40,6 +40,7 @@ def assert_close(got: Tensor, want: Tensor, atol: float, rtol: float) -> None:
     assert error <= atol + rtol * float(want.abs().max())
 
 
+@pytest.mark.long
 def test_video_with_captions_of_different_lengths() -> None:
     model, tensors = load_case()
     inputs = part(tensors, "in.")

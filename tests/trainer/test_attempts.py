@@ -72,6 +72,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_steps_that_count_are_each_there_once(run_dir: Path) -> None:
     written = [one.step for one in read(run_dir) if isinstance(one, StepRecord)]
     assert sorted(written) != written

@@ -67,6 +67,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return Runs(dict(zip(asked, ranks.train(list(asked.values()), 2, folder / "p"), strict=True)), folder)  # fmt: skip
 
 
+@pytest.mark.long
 def test_each_bad_clip_is_replaced_and_listed_and_every_step_is_taken_by_all(runs: Runs) -> None:
     assert [rank.code for rank in runs.done["some"]] == [0, 0], runs.done["some"][0].err
     assert [len(rank.rows) for rank in runs.done["some"]] == [4, 4]

@@ -50,6 +50,7 @@ def measured(step: int, model: float, ema: float | None = None) -> telemetry.Eve
     return telemetry.Event("validation", "", data | ({"ema": {"loss": ema}} if ema else {}), step)
 
 
+@pytest.mark.long
 def test_losses_of_clips_that_are_not_trained_on_are_drawn_with_those_of_their_average(
     tmp_path: Path,
 ) -> None:

@@ -99,6 +99,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("alone")
 def test_a_run_without_its_data_or_checkpoint_leaves_no_run_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -125,6 +126,7 @@ def test_a_run_without_its_data_or_checkpoint_leaves_no_run_directory(
     assert [path.name for path in tmp_path.iterdir()] == ["clips.csv"]
 
 
+@pytest.mark.long
 def test_dry_run_says_what_would_be_done_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -153,6 +153,7 @@ def _needed_in(id: str, case: Case) -> set[str]:
     return alone or paths
 
 
+@pytest.mark.long
 def test_what_a_check_needs_is_derived_from_its_bad_cases() -> None:
     assert needed("gpu.ecc_mode") == {".gpus.gpus.health.ecc"}
     assert needed("time.skew") == {".clock.exchange.offset_s", ".clock.exchange.error_s"}

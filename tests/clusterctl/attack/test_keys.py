@@ -160,6 +160,7 @@ def offered(server: Server, *keys: str) -> set[str]:
     return {key for key in keys if key in server.heard()}
 
 
+@pytest.mark.long
 def test_a_node_is_offered_what_ssh_would_offer_and_never_the_agent(
     home: Path,
     agent: Spied,

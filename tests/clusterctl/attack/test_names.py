@@ -76,6 +76,7 @@ def names_or_sentence(read: Any, text: str) -> list[str]:
         return [] if len(str(error)) < 400 or len(text) > 1000 else pytest.fail(str(error))
 
 
+@pytest.mark.long
 def test_sets_and_hostfiles_run_nothing(canary: Path) -> None:
     for name in hostile_names(canary):
         began_s = time.process_time()

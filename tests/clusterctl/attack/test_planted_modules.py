@@ -216,6 +216,7 @@ def serving(planted: Path, *words: object) -> Iterator[str]:
             process.communicate()
 
 
+@pytest.mark.long
 def test_served_gallery_runs_nothing(planted: Path, tmp_path: Path) -> None:
     pytest.importorskip("aiohttp")
     run_dir = stand_in.make_run(planted / "001-run", (10,))

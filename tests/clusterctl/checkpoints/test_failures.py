@@ -16,6 +16,7 @@ def found(run: Run, after_s: float = 0.0) -> FailureRecord:
     return failures_of([read_run(run.path)], run.at_s + after_s)
 
 
+@pytest.mark.long
 def test_failures_and_their_times_are_measured(tmp_path: Path) -> None:
     record = found(failing_run(tmp_path / "001-x"))
     assert len(record.failures) == 4

@@ -31,6 +31,7 @@ def plan(run: Run, free: int = 10**12, **stated: float | int) -> Plan:
     return make_plan(read(run, free), Stated(**stated), run.at_s)  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_all_is_measured_on_a_run_that_has_failed_often_enough(tmp_path: Path) -> None:
     found = plan(failing_run(tmp_path / "001-x"))
     values = {name: figure.value for name, figure in found.figures.items()}
@@ -56,6 +57,7 @@ def test_with_too_few_failures_the_assumption_counts_as_one_and_is_named(tmp_pat
     assert "1 in 24 h is added" in figure.why
 
 
+@pytest.mark.long
 def test_more_ranks_fail_more_often(tmp_path: Path) -> None:
     run = failing_run(tmp_path / "001-x")
     few = plan(run, ranks=2).figures["mtbf_s"].value
@@ -63,6 +65,7 @@ def test_more_ranks_fail_more_often(tmp_path: Path) -> None:
     assert few == pytest.approx(4 * (many or 0))
 
 
+@pytest.mark.long
 def test_runs_beside_it_count_if_asked(tmp_path: Path) -> None:
     run = Run(tmp_path / "002-x")
     run.start()
@@ -76,6 +79,7 @@ def test_runs_beside_it_count_if_asked(tmp_path: Path) -> None:
     assert all_of_them.figures["mtbf_s"].source == "measured"
 
 
+@pytest.mark.long
 def test_what_is_stated_replaces_what_is_on_record(tmp_path: Path) -> None:
     run = failing_run(tmp_path / "001-x")
     found = plan(run, mtbf_s=7200.0, stall_s=4.0, step_s=3.0)
@@ -132,6 +136,7 @@ def test_a_finished_run_needs_nothing_more(tmp_path: Path) -> None:
     assert about(found).endswith("finished, step 300 of 300, 2 ranks")
 
 
+@pytest.mark.long
 def test_free_space_that_is_unknown_is_never_enough(tmp_path: Path) -> None:
     run = failing_run(tmp_path / "001-x")
     subject = replace(read(run), space=None, space_why="/data: Stale file handle")

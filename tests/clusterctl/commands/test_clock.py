@@ -98,6 +98,7 @@ def test_shift_of_50_ms_is_measured_and_3_ms_is_no_alarm(
     assert (document["widest"]["ahead"], document["exit_code"]) == ("n2", 1)
 
 
+@pytest.mark.long
 def test_good_clocks_fold_and_are_exit_0(nodes: LocalCluster, capsys) -> None:
     assert ask(nodes, "--pairs", *FAR) == 0
     out, err = capsys.readouterr()
@@ -115,6 +116,7 @@ def test_unreachable_node_is_unknown_and_exit_3(nodes: LocalCluster, capsys) -> 
     assert "error: 1 of 3 nodes did not answer" in err
 
 
+@pytest.mark.long
 def test_step_back_between_two_runs_is_caught_by_the_record(
     nodes: LocalCluster, tmp_path: Path, capsys
 ) -> None:
@@ -172,6 +174,7 @@ def test_node_that_stops_answering_is_unknown_and_delays_nobody(
     assert "no answer to a question for the time in 0.5 s" in rows[0]["flags"][0]
 
 
+@pytest.mark.long
 def test_quiet_is_one_line(nodes: LocalCluster, capsys) -> None:
     assert ask(nodes, "-q", *FAR) == 0
     out, err = capsys.readouterr()

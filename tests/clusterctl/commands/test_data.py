@@ -131,6 +131,7 @@ def test_columns_of_other_names_are_taken_on_nodes_too(cluster, clips, tmp_path,
     assert "--columns is for probe" in capfd.readouterr().err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["dies", "no module"])
 def test_part_of_a_lost_node_goes_to_the_other(cluster, clips, tmp_path, want, how, capfd):
     code, out = probe(cluster, clips, tmp_path, "--python", second(tmp_path, how))
@@ -153,6 +154,7 @@ def test_silent_node_is_lost_after_its_time(cluster, clips, tmp_path, want, monk
     assert "node-2 is lost: nothing heard of it for 8 s" in capfd.readouterr().err
 
 
+@pytest.mark.long
 def test_unreachable_node_is_told_and_the_rest_is_done(cluster, clips, tmp_path, want, capfd):
     cluster.kill("node-1")
     code, out = probe(cluster, clips, tmp_path, "--python", fake(tmp_path))
@@ -161,6 +163,7 @@ def test_unreachable_node_is_told_and_the_rest_is_done(cluster, clips, tmp_path,
     assert "node-1 is lost: banner: the server sent nothing" in capfd.readouterr().err
 
 
+@pytest.mark.long
 def test_missing_mount_of_one_node_makes_no_clip_bad(cluster, clips, tmp_path, want, capfd):
     code, out = probe(cluster, clips, tmp_path, "--python", second(tmp_path, "no mount"))
     assert out.read_bytes() == want
@@ -168,6 +171,7 @@ def test_missing_mount_of_one_node_makes_no_clip_bad(cluster, clips, tmp_path, w
     assert "node-2 is lost: it cannot read files that other nodes can" in capfd.readouterr().err
 
 
+@pytest.mark.long
 def test_clip_that_no_node_can_read_is_left_out(cluster, clips, tmp_path, want, capfd):
     python = fake(tmp_path, node_1="one", node_2="one")
     code, out = probe(cluster, clips, tmp_path, "--python", python)

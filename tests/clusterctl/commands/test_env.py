@@ -34,6 +34,7 @@ def evaluated(text: str, name: str) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_lines_are_safe_to_eval_whatever_a_node_calls_its_interface(
     nodes: LocalCluster, monkeypatch, capsys, tmp_path: Path
 ) -> None:
@@ -47,6 +48,7 @@ def test_lines_are_safe_to_eval_whatever_a_node_calls_its_interface(
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.long
 def test_real_nodes_of_this_machine(nodes: LocalCluster, capsys) -> None:
     assert ask(nodes, "--device", "cpu") == 0
     out = capsys.readouterr().out
@@ -65,6 +67,7 @@ def test_what_is_left_out_is_no_line_for_the_shell_but_a_reason(
     assert "# NCCL_P2P_LEVEL is left out: one GPU a node" in err
 
 
+@pytest.mark.long
 def test_nodes_that_disagree_are_named_also_under_quiet(
     nodes: LocalCluster, monkeypatch, capsys
 ) -> None:
@@ -96,6 +99,7 @@ def test_no_answer_at_all_is_exit_3_and_prints_nothing_to_eval(nodes: LocalClust
     assert "no node answered" in err
 
 
+@pytest.mark.long
 def test_json_has_values_and_reasons(nodes: LocalCluster, monkeypatch, capsys) -> None:
     suggests(monkeypatch, Suggestion("A", "1", "why"), Suggestion("B", None, "not here"))
     assert ask(nodes, "--json") == 0

@@ -38,6 +38,7 @@ def ask(nodes: Lab, state: Path, *args: str) -> subprocess.CompletedProcess[str]
     )  # fmt: skip
 
 
+@pytest.mark.long
 def test_fabric_folds_alike_nodes_and_names_the_one_with_a_port_down(
     nodes: Lab, tmp_path: Path
 ) -> None:
@@ -69,6 +70,7 @@ def test_errors_that_grew_since_the_last_look_are_told(nodes: Lab, tmp_path: Pat
     assert not [flag for flag in second["nodes"][0]["flags"] if "symbol_error" in flag]
 
 
+@pytest.mark.long
 def test_env_gives_the_shell_the_ports_and_the_interface(nodes: Lab, tmp_path: Path) -> None:
     done = ask(nodes, tmp_path, "env")
     assert done.returncode == 1, done.stderr  # node-3 disagrees
@@ -83,6 +85,7 @@ def test_env_gives_the_shell_the_ports_and_the_interface(nodes: Lab, tmp_path: P
     assert "node-3: there it would be" in done.stderr
 
 
+@pytest.mark.long
 def test_launch_takes_the_environment_from_facts_and_the_users_word_over_it(
     nodes: Lab, tmp_path: Path
 ) -> None:

@@ -77,6 +77,7 @@ def test_unreadable_power_is_shown_and_the_row_is_kept(nodes: LocalCluster, caps
     assert " ".join(rows(capsys)["n3"]).startswith("8 0 601 W 86 0% 0% 31 C power [N/A] on GPU 3")
 
 
+@pytest.mark.long
 def test_what_a_card_should_tell_and_does_not_is_exit_3(nodes: LocalCluster, capsys) -> None:
     equip(nodes, "n3", fake.h100(8).replace("85.48 W", "[Unknown Error]"))
     assert show(nodes) == 3
@@ -140,6 +141,7 @@ def test_fault_weighs_more_than_a_dead_node(nodes: LocalCluster) -> None:
     assert show(nodes) == 1
 
 
+@pytest.mark.long
 @needs_no_driver
 def test_no_nvidia_smi_anywhere_is_a_fact_and_exit_0(nodes: LocalCluster, capsys) -> None:
     for name in nodes.nodes:
@@ -190,6 +192,7 @@ def test_quiet_is_the_summary_alone(nodes: LocalCluster, capsys) -> None:
     assert capsys.readouterr() == ("3 nodes, 24 GPUs, 2.06 kW\n", "")
 
 
+@pytest.mark.long
 def test_no_colour_codes_in_a_pipe(nodes: LocalCluster, capsys, monkeypatch) -> None:
     equip(nodes, "n3", fake.h100(7))
     show(nodes)

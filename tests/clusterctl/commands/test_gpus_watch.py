@@ -107,6 +107,7 @@ def test_memory_that_no_process_holds_is_flagged(nodes: LocalCluster, capsys) ->
     assert "GPU 0 holds 70 GiB, GPU 1 holds 70 GiB and 6 more, and no process is listed" in out
 
 
+@pytest.mark.long
 def test_profile_knows_what_the_majority_does_not(nodes: LocalCluster, tmp_path, capsys) -> None:
     for name in nodes.nodes:
         equip(nodes, name, fake.h100(7))
@@ -159,6 +160,7 @@ def test_watch_into_a_pipe_is_blocks_until_interrupted(tmp_path: Path) -> None:
     assert "no answer: banner: the server sent nothing" in block
 
 
+@pytest.mark.long
 def test_watch_as_json_lines_for_a_while(tmp_path: Path) -> None:
     process = start(tmp_path, "--json", "--interval", "0.5", "--for", "0.8")
     out, err = process.communicate(timeout=120)

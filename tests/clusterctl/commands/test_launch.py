@@ -34,6 +34,7 @@ def test_ctrl_c_in_a_script_stops_everything(user: User) -> None:
     assert tagged(run_id) == []
 
 
+@pytest.mark.long
 def test_sigterm_ends_only_the_view(user: User) -> None:
     """All processes of a machine get it when it goes down: the run's owner has said nothing."""
     process = user.start(*SHORT)
@@ -46,6 +47,7 @@ def test_sigterm_ends_only_the_view(user: User) -> None:
     assert len(ranks_of(run_id)) == 2
 
 
+@pytest.mark.long
 def test_failed_rank_is_told_with_its_last_lines_and_exit_code_1(user: User) -> None:
     user.program("import sys\nprint('out of cheese', flush=True)\nsys.exit(7)\n")
     code, _, err = user.type(*SHORT, "--nproc_per_node", "1", "-w", "node-2")
@@ -82,6 +84,7 @@ print("done")
 """
 
 
+@pytest.mark.long
 def test_what_a_launch_writes_is_for_its_user_alone(user: User) -> None:
     user.program(WRITES)
     code, _, err = user.type(*SHORT, preexec_fn=lambda: os.umask(0o022))
@@ -148,6 +151,7 @@ def test_words_of_the_trainer_are_told_from_ours(
     assert json.loads(capsys.readouterr().out)["plan"]["program"][3:] == ["-w", "--yes"]
 
 
+@pytest.mark.long
 def test_key_that_the_trainer_has_not_is_refused_before_anything_is_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -284,6 +288,7 @@ def test_unreachable_node_is_exit_3_and_nothing_is_started(user: User) -> None:
     assert not list(user.outputs.glob("*/ranks/*.log"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("words", "text"),
     [

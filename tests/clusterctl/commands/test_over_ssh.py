@@ -65,6 +65,7 @@ def test_run_folds_equal_answers_of_real_nodes(nodes: Lab) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.long
 def test_gpus_of_real_nodes(nodes: Lab) -> None:
     done = clusterctl(nodes, "gpus", "--command-timeout", "3")
     lines = done.stdout.splitlines()
@@ -75,6 +76,7 @@ def test_gpus_of_real_nodes(nodes: Lab) -> None:
     assert not running(nodes.nodes[3], "600"), "the hung tool was left behind"
 
 
+@pytest.mark.long
 def test_dead_node_is_told_apart_and_nobody_waits_for_it(nodes: Lab) -> None:
     node = nodes.nodes[1]
     node.freeze()
@@ -90,6 +92,7 @@ def test_dead_node_is_told_apart_and_nobody_waits_for_it(nodes: Lab) -> None:
     assert seconds < 8
 
 
+@pytest.mark.long
 def test_interrupt_leaves_nothing_running_on_the_nodes(nodes: Lab) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "clusterctl", "run", "sleep 7331", str(nodes.hostfile)],
@@ -106,6 +109,7 @@ def test_interrupt_leaves_nothing_running_on_the_nodes(nodes: Lab) -> None:
     assert wait_until(lambda: not any(running(node, "7331") for node in nodes.nodes))
 
 
+@pytest.mark.long
 def test_killed_head_leaves_nothing_running_on_the_nodes(nodes: Lab) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "clusterctl", "run", "trap '' HUP TERM; sleep 7332; sleep 7332",

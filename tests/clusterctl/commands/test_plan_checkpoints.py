@@ -31,6 +31,7 @@ def test_a_run_is_planned_from_what_is_on_record(
     assert "\x1b" not in out
 
 
+@pytest.mark.long
 def test_a_number_below_outputs_is_a_run(
     run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -41,6 +42,7 @@ def test_a_number_below_outputs_is_a_run(
     assert "there is no run 7" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_json_has_the_same_verdict(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     code = run_command(["plan-checkpoints", str(run.path), "--json", "--mtbf", "2"])
     told = json.loads(capsys.readouterr().out)
@@ -51,6 +53,7 @@ def test_json_has_the_same_verdict(run: Run, capsys: pytest.CaptureFixture[str])
     assert told["failures"]["count"] == 4
 
 
+@pytest.mark.long
 def test_quiet_is_the_verdict_only(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["plan-checkpoints", str(run.path), "-q"]) == 0
     out = capsys.readouterr().out
@@ -93,6 +96,7 @@ def test_wrong_usage_is_one_sentence(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_run_is_read_without_torch(run: Run) -> None:
     program = (
         "import sys; from clusterctl.cli import run; "

@@ -63,6 +63,7 @@ def printed(capsys) -> str:
     return re.sub(r"[ ]+", " ", capsys.readouterr().out)
 
 
+@pytest.mark.long
 def test_good_fleet_is_go_and_one_line(nodes: LocalCluster, capsys) -> None:
     assert preflight(nodes, "-q") == 0
     out, err = capsys.readouterr()
@@ -71,6 +72,7 @@ def test_good_fleet_is_go_and_one_line(nodes: LocalCluster, capsys) -> None:
     assert err == ""
 
 
+@pytest.mark.long
 def test_missing_gpu_is_no_go_with_the_node_to_leave_out_and_the_fix(
     nodes: LocalCluster, capsys
 ) -> None:
@@ -124,6 +126,7 @@ def test_dead_node_is_no_go_and_exit_3(nodes: LocalCluster, capsys) -> None:
     assert out.endswith("NO-GO: 1 unknown (ssh.reachable); drop n3 to go with 2 nodes (-x n3)\n")
 
 
+@pytest.mark.long
 def test_missing_interpreter_fails_on_all_nodes_in_one_row(nodes: LocalCluster, capsys) -> None:
     assert preflight(nodes, "--python", "/nope/python") == 1
     lines = capsys.readouterr().out.splitlines()
@@ -133,6 +136,7 @@ def test_missing_interpreter_fails_on_all_nodes_in_one_row(nodes: LocalCluster, 
     assert lines[-1].startswith("NO-GO: 1 fail")
 
 
+@pytest.mark.long
 def test_bare_nodes_go_where_no_training_environment_is_named(
     nodes: LocalCluster, capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,6 +149,7 @@ def test_bare_nodes_go_where_no_training_environment_is_named(
     assert "software.interpreter_exists" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_busy_gpus_stop_a_launch_on_gpus(nodes: LocalCluster, capsys) -> None:
     equip(nodes, "n1", fake.h100(8, busy=True), fake.capture("h100-sxm-x8.apps.csv"))
     assert preflight(nodes) == 1
@@ -153,6 +158,7 @@ def test_busy_gpus_stop_a_launch_on_gpus(nodes: LocalCluster, capsys) -> None:
     assert "WARN gpu.busy n1" in printed(capsys)
 
 
+@pytest.mark.long
 def test_port_in_use_fails_on_the_master(nodes: LocalCluster, capsys) -> None:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
@@ -163,6 +169,7 @@ def test_port_in_use_fails_on_the_master(nodes: LocalCluster, capsys) -> None:
     assert f"FAIL launch.port_free n1 port {port}: Address already in use" in out
 
 
+@pytest.mark.long
 def test_noise_is_a_warning_and_still_go(nodes: LocalCluster, capsys) -> None:
     nodes.nodes["n2"].shell = "echo Welcome; "
     assert preflight(nodes) == 0
@@ -171,6 +178,7 @@ def test_noise_is_a_warning_and_still_go(nodes: LocalCluster, capsys) -> None:
     assert ", 1 warn\n" in out
 
 
+@pytest.mark.long
 def test_verbose_shows_what_passed(nodes: LocalCluster, capsys) -> None:
     assert preflight(nodes, "-v") == 0
     out = printed(capsys)
@@ -193,6 +201,7 @@ def test_json_report(nodes: LocalCluster, capsys) -> None:
     assert document["checks"][0]["id"] == "ssh.reachable"
 
 
+@pytest.mark.long
 def test_write_good_is_a_hostfile_with_every_key(
     nodes: LocalCluster, tmp_path: Path, capsys
 ) -> None:
@@ -210,6 +219,7 @@ def test_unknown_check_is_exit_2_with_the_nearest_name(nodes: LocalCluster, caps
     assert "did you mean gpu.driver?" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_library_reports_results_as_they_arrive(nodes: LocalCluster) -> None:
     nodes.kill("n2")
     hosts = [Node("n1", host="127.0.0.1"), Node("n2"), Node("n3", host="127.0.0.1")]
@@ -233,6 +243,7 @@ def test_library_reports_results_as_they_arrive(nodes: LocalCluster) -> None:
     assert report.seconds > 0
 
 
+@pytest.mark.long
 def test_driver_text_of_one_gpu_becomes_a_finding_with_its_number(
     nodes: LocalCluster, capsys
 ) -> None:
@@ -265,6 +276,7 @@ def test_profile_that_was_recorded_knows_what_the_majority_does_not(
     assert "FAIL gpu.count_majority n[1-3] 7 GPUs" in printed(capsys)
 
 
+@pytest.mark.long
 def test_severity_silences_and_softens(nodes: LocalCluster, capsys) -> None:
     equip(nodes, "n2", fake.h100(7))
     assert preflight(nodes, "--severity", "gpu.count_majority=warn") == 0
@@ -298,6 +310,7 @@ def test_explain_and_list_ask_no_node(capsys) -> None:
     assert "did you mean time.sync?" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_shared_folder_is_proved_by_a_token_that_is_removed_again(
     nodes: LocalCluster, tmp_path: Path, capsys
 ) -> None:
@@ -310,6 +323,7 @@ def test_shared_folder_is_proved_by_a_token_that_is_removed_again(
     assert not list(shared.iterdir())
 
 
+@pytest.mark.long
 def test_launch_line_finds_the_file_that_is_missing_and_a_hca_that_is_not_there(
     nodes: LocalCluster, tmp_path: Path, capsys
 ) -> None:
@@ -321,6 +335,7 @@ def test_launch_line_finds_the_file_that_is_missing_and_a_hca_that_is_not_there(
     assert preflight(nodes, "--launch", "--lr 1") == 2
 
 
+@pytest.mark.long
 def test_wandb_key_is_never_shown(nodes: LocalCluster, monkeypatch, capsys) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "secret-of-mine")
     line = LaunchLine("", {"wandb": True})  # as the trainer would resolve it, seconds later
@@ -355,6 +370,7 @@ def test_failed_check_is_entered_once_and_a_node_with_many_faults_is_warned_of(
     assert read(path).entries[-1].state == "passed"
 
 
+@pytest.mark.long
 def test_history_that_cannot_be_written_is_a_warning_and_no_verdict(
     nodes: LocalCluster, capsys
 ) -> None:

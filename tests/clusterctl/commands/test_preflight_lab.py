@@ -67,6 +67,7 @@ def found(report: dict) -> dict[tuple[str, str], set[str]]:
     return rows
 
 
+@pytest.mark.long
 def test_healthy_nodes_have_no_finding(nodes: Lab, equipped: list[Equipment]) -> None:
     report = preflight(nodes, nodes.hostfile)
     assert found(report) == {}

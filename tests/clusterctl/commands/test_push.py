@@ -172,6 +172,7 @@ def test_sources_that_are_none(tmp_path: Path) -> None:
                 push.make_plan(path, "/x")
 
 
+@pytest.mark.long
 @pytest.mark.lab
 def test_all_nodes_get_it_and_a_dead_one_is_named(lab, source: Path, capsys) -> None:
     nodes = lab(4)

@@ -29,6 +29,7 @@ def run(cluster: LocalCluster, *args: str) -> int:
     return cli.run(["run", *args, str(cluster.hostfile)])
 
 
+@pytest.mark.long
 def test_equal_outputs_are_folded_under_one_header(nodes: LocalCluster, capsys) -> None:
     assert run(nodes, "echo hello; echo world") == 0
     out, err = capsys.readouterr()
@@ -36,11 +37,13 @@ def test_equal_outputs_are_folded_under_one_header(nodes: LocalCluster, capsys) 
     assert err == ""
 
 
+@pytest.mark.long
 def test_groups_stand_in_hostfile_order(nodes: LocalCluster, capsys) -> None:
     assert run(nodes, 'case $NODE in n1|n3) echo odd;; *) echo "$NODE";; esac') == 0
     assert capsys.readouterr().out == "== n2\nn2\n== n[1,3] (2 nodes)\nodd\n== n10\nn10\n"
 
 
+@pytest.mark.long
 def test_error_texts_are_folded_apart_from_the_output(nodes: LocalCluster, capsys) -> None:
     assert run(nodes, "echo $NODE; echo oops >&2") == 0
     out, err = capsys.readouterr()
@@ -48,6 +51,7 @@ def test_error_texts_are_folded_apart_from_the_output(nodes: LocalCluster, capsy
     assert err == "n[1-3,10]: oops\n"
 
 
+@pytest.mark.long
 def test_diff_shows_the_majority_and_what_differs(nodes: LocalCluster, capsys) -> None:
     assert run(nodes, "--diff", "echo a; [ $NODE = n1 ] && echo odd || echo b; echo c") == 0
     assert capsys.readouterr().out.splitlines() == [
@@ -56,6 +60,7 @@ def test_diff_shows_the_majority_and_what_differs(nodes: LocalCluster, capsys) -
     ]  # fmt: skip
 
 
+@pytest.mark.long
 def test_diff_of_equal_output_with_another_exit_says_so(nodes: LocalCluster, capsys) -> None:
     assert run(nodes, "--diff", "echo a; [ $NODE != n1 ]") == 1
     assert capsys.readouterr().out.splitlines()[-3:] == [
@@ -63,6 +68,7 @@ def test_diff_of_equal_output_with_another_exit_says_so(nodes: LocalCluster, cap
     ]  # fmt: skip
 
 
+@pytest.mark.long
 def test_no_fold_prefixes_each_line_in_hostfile_order(nodes: LocalCluster, capsys) -> None:
     assert run(nodes, "--no-fold", "echo x; echo oops >&2") == 0
     out, err = capsys.readouterr()
@@ -70,6 +76,7 @@ def test_no_fold_prefixes_each_line_in_hostfile_order(nodes: LocalCluster, capsy
     assert err.splitlines() == [f"{name}: oops" for name in NAMES]
 
 
+@pytest.mark.long
 def test_failed_command_is_exit_1_and_named(nodes: LocalCluster, capsys) -> None:
     assert run(nodes, "[ $NODE != n10 ] || { echo broken >&2; exit 7; }") == 1
     out, err = capsys.readouterr()
@@ -78,6 +85,7 @@ def test_failed_command_is_exit_1_and_named(nodes: LocalCluster, capsys) -> None
     assert "3 of 4 nodes ok; n10: exit 7" in err
 
 
+@pytest.mark.long
 def test_dead_node_is_exit_3_and_hides_nobody(nodes: LocalCluster, capsys) -> None:
     nodes.kill("n1")
     assert run(nodes, "echo x") == 3
@@ -89,6 +97,7 @@ def test_dead_node_is_exit_3_and_hides_nobody(nodes: LocalCluster, capsys) -> No
     assert "hint: look at sshd" in err
 
 
+@pytest.mark.long
 def test_failure_weighs_more_than_a_dead_node(nodes: LocalCluster) -> None:
     nodes.kill("n1")
     assert run(nodes, "[ $NODE != n10 ]") == 1
@@ -127,6 +136,7 @@ def interrupt_when_waiting_for(monkeypatch: pytest.MonkeyPatch, count: int) -> N
     monkeypatch.setattr(Fanout, "__init__", made)
 
 
+@pytest.mark.long
 def test_ctrl_c_shows_the_answers_that_are_there(
     nodes: LocalCluster, one_waits: str, capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,6 +149,7 @@ def test_ctrl_c_shows_the_answers_that_are_there(
     assert err.endswith("interrupted\n")
 
 
+@pytest.mark.long
 def test_ctrl_c_with_json_is_one_document_of_all_nodes(
     nodes: LocalCluster, one_waits: str, capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,6 +187,7 @@ def test_lines_end_at_newlines_only(nodes: LocalCluster, capsys) -> None:
     assert capsys.readouterr().out == "n1: 10%\\r20%\nn1: \nn1: \\x0c\n"
 
 
+@pytest.mark.long
 def test_json_has_every_node_in_order(nodes: LocalCluster, capsys) -> None:
     nodes.kill("n1")
     assert run(nodes, "--json", "echo $NODE; [ $NODE != n3 ]") == 1
@@ -188,6 +200,7 @@ def test_json_has_every_node_in_order(nodes: LocalCluster, capsys) -> None:
     assert by_name["n1"]["unreachable"]["phase"] == "banner"
 
 
+@pytest.mark.long
 def test_quiet_is_one_line(nodes: LocalCluster, capsys) -> None:
     assert run(nodes, "-q", "[ $NODE != n3 ]") == 1
     assert capsys.readouterr() == ("3 of 4 nodes ok; n3: exit 1\n", "")
@@ -201,6 +214,7 @@ def test_very_verbose_shows_the_phases_of_each_node(nodes: LocalCluster, capsys)
     assert re.fullmatch(r"n2: resolve \d\.\d{3}, tcp \d\.\d{3}, command \d\.\d{3} s", lines[0])
 
 
+@pytest.mark.long
 def test_verbose_shows_timings_and_the_shells_noise(nodes: LocalCluster, capsys) -> None:
     nodes.nodes["n1"].shell = "echo Welcome; "
     assert run(nodes, "-v", "echo x") == 0

@@ -41,6 +41,7 @@ def test_same_run_is_bit_equal_and_keeps_every_limit(tmp_path: Path) -> None:
     assert found.has_equal_batches
 
 
+@pytest.mark.long
 def test_noise_alone_is_no_difference_and_does_not_part(tmp_path: Path) -> None:
     parted, a = 0, read(write(tmp_path / "a", steps(1200, 1)))
     for seed in range(2, 6):
@@ -55,6 +56,7 @@ def test_noise_alone_is_no_difference_and_does_not_part(tmp_path: Path) -> None:
     assert parted == 0
 
 
+@pytest.mark.long
 def test_higher_loss_from_a_step_on_is_found_there_and_exceeds(tmp_path: Path) -> None:
     worse = steps(2000, 2, loss=lambda step, value: value * (1.2 if step > 800 else 1.0))
     found = made(tmp_path, steps(2000, 1), worse)
@@ -108,6 +110,7 @@ def test_bit_equal_up_to_a_step(tmp_path: Path) -> None:
     assert found.judged.parts is None  # far below 0.1 % of the loss
 
 
+@pytest.mark.long
 def test_other_order_of_buckets_is_compared_bucket_by_bucket(tmp_path: Path) -> None:
     found = made(tmp_path, steps(1500, 1, order=1), steps(1500, 2, order=2))
     assert not found.steps.is_paired

@@ -149,6 +149,7 @@ def invoke(words: list[str]) -> tuple[int, str, str]:
     return code, out.getvalue(), err.getvalue()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("times", TIMES)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_command_bears_a_hostile_node(name: str, times: int, job: None, tmp_path: Path, monkeypatch) -> None:  # fmt: skip

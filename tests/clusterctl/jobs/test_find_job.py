@@ -53,6 +53,7 @@ ODD_ENVIRONMENTS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("odd", ODD_ENVIRONMENTS, ids=lambda odd: " ".join(odd))
 def test_odd_environment_of_any_process_does_not_hide_the_node(
     tmp_path: Path, run_id: str, odd: dict[str, str]
@@ -143,6 +144,7 @@ def test_what_holds_a_gpu_for_the_machine_is_no_job(tmp_path: Path) -> None:
         child.wait()
 
 
+@pytest.mark.long
 def test_roles_and_ranks_are_told(tmp_path: Path, run_id: str) -> None:
     script = tmp_path / "roles.py"
     script.write_text(

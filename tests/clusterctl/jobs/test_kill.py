@@ -74,6 +74,7 @@ def one_round(directory: Path, seed: int) -> None:
         assert third.alive() == third.keys, seed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [11, 12, 13])
 def test_random_trees_die_whole_and_alone(tmp_path: Path, seed: int) -> None:
     one_round(tmp_path, seed)
@@ -94,6 +95,7 @@ def test_an_id_that_now_belongs_to_another_process_is_not_hit(tmp_path: Path) ->
         assert other.alive() == other.keys
 
 
+@pytest.mark.long
 def test_what_forks_while_it_is_ended_is_ended_too(tmp_path: Path) -> None:
     """Each SIGTERM begets a child in a session of its own; only SIGKILL and sweeps end that."""
     script = tmp_path / "hydra.py"
@@ -116,6 +118,7 @@ def test_what_forks_while_it_is_ended_is_ended_too(tmp_path: Path) -> None:
     child.communicate()
 
 
+@pytest.mark.long
 def test_command_asks_and_needs_yes_without_a_terminal(
     here: LocalCluster, tmp_path: Path, run_id: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -126,6 +129,7 @@ def test_command_asks_and_needs_yes_without_a_terminal(
         assert "--yes" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_command_ends_the_run_and_says_so(
     here: LocalCluster, tmp_path: Path, run_id: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -137,6 +141,7 @@ def test_command_ends_the_run_and_says_so(
     assert run(["kill", "--run", run_id, str(here.hostfile), "--yes"]) == 0
 
 
+@pytest.mark.long
 def test_unreachable_node_is_not_confirmed(
     here: LocalCluster, tmp_path: Path, run_id: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -151,6 +156,7 @@ def test_unreachable_node_is_not_confirmed(
     assert "NOT CONFIRMED: lost: tcp" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_two_runs_are_not_guessed_between(
     here: LocalCluster, tmp_path: Path, run_id: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -290,6 +296,7 @@ def freeze(cage: Path, pid: int) -> None:
     wait_until(lambda: (cage / "freezer.state").read_text() == "FROZEN\n")
 
 
+@pytest.mark.long
 def test_frozen_process_is_reported_and_ends_after_the_thaw(
     tmp_path: Path, run_id: str, cage: Path
 ) -> None:

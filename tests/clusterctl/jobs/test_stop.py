@@ -71,6 +71,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalCluster:
     return patch(monkeypatch, cluster)
 
 
+@pytest.mark.long
 def test_ranks_save_and_end(
     here: LocalCluster,
     start: Start,
@@ -97,6 +98,7 @@ def test_nobody_is_asked_when_one_would_die_of_it(
     assert [rank.poll() for rank in ranks] == [None, None]
 
 
+@pytest.mark.long
 def test_what_does_not_end_is_told_and_lives(
     here: LocalCluster, start: Start, run_id: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -107,6 +109,7 @@ def test_what_does_not_end_is_told_and_lives(
     assert rank.poll() is None
 
 
+@pytest.mark.long
 def test_silent_node_is_not_confirmed(
     here: LocalCluster, start: Start, run_id: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

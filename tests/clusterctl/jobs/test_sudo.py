@@ -32,6 +32,7 @@ def with_sudo(folder: Path, body: str) -> LocalConnection:
     return LocalConnection({"PATH": f"{folder}:{os.environ['PATH']}"})
 
 
+@pytest.mark.long
 def test_processes_of_who_logged_in_are_meant(
     here: LocalCluster, tmp_path: Path, run_id: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -80,11 +80,13 @@ def test_secrets_stay_out_of_the_environment_that_is_kept(monkeypatch: pytest.Mo
     assert kept["WANDB_API_KEY"]
 
 
+@pytest.mark.long
 def test_wandb_is_asked_for_in_words(tmp_path: Path) -> None:
     assert resolve("demo", ["--wandb", "online"], workdir=tmp_path, env={}).reads["wandb"]
     assert not resolve("demo", ["--wandb", "offline"], workdir=tmp_path, env={}).reads["wandb"]
 
 
+@pytest.mark.long
 def test_trainer_resolves_the_config(tmp_path: Path) -> None:
     found = resolve("demo", ["--dataset.data-path", "x.csv"], workdir=tmp_path, env={})
     data = (str(tmp_path / "x.csv"),)

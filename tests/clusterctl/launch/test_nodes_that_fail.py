@@ -231,6 +231,7 @@ def test_frozen_node_is_noticed(bench_on, lab) -> None:
     wait_until(lambda: not tagged(launch.plan.run_id), 10)
 
 
+@pytest.mark.long
 @pytest.mark.lab
 def test_logs_and_telemetry_come_home_from_nodes_without_the_shared_directory(
     bench_on, lab, tmp_path: Path

@@ -234,6 +234,7 @@ def test_killed_agent_ends_the_run_and_nothing_is_left(bench) -> None:
     assert tagged(launch.plan.run_id) == []
 
 
+@pytest.mark.long
 def test_run_without_a_first_step_ends_at_the_deadline(bench) -> None:
     timing = Timing(start_s=1.5, fail_grace_s=1.0)
     program = (
@@ -262,6 +263,7 @@ def test_stopped_processes_are_ended_too(bench) -> None:
     assert tagged(launch.plan.run_id) == []
 
 
+@pytest.mark.long
 def test_ranks_that_were_asked_to_stop_on_their_node_are_no_failure_of_theirs(bench) -> None:
     program = (
         "import os, signal, sys, time\n"

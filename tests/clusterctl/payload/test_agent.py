@@ -50,6 +50,7 @@ def test_ranks_train_on_without_a_head_and_end_after_the_lease(
     wait_until(lambda: not Path(f"/proc/{mine}").exists())
 
 
+@pytest.mark.long
 def test_ranks_end_when_the_head_is_silent_for_the_lease_and_the_pipe_is_full(
     agent, tmp_path: Path
 ) -> None:
@@ -62,6 +63,7 @@ def test_ranks_end_when_the_head_is_silent_for_the_lease_and_the_pipe_is_full(
     wait_until(lambda: not agents_of(one.run_id), 15)
 
 
+@pytest.mark.long
 def test_agent_whose_head_has_gone_before_it_was_heard_ends(agent, tmp_path: Path) -> None:
     """A Ctrl-C while nodes are being connected."""
     holder = agent(job="the-same")
@@ -88,6 +90,7 @@ def test_ranks_end_with_a_killed_agent(agent, tmp_path: Path) -> None:
     assert one.process.wait(5) == 0  # what ssh has started ends with it
 
 
+@pytest.mark.long
 def test_signals_to_the_agent_stop_its_ranks(agent, tmp_path: Path) -> None:
     one = agent()
     one.start(DEAF, tmp_path)
@@ -171,6 +174,7 @@ def test_nobody_without_the_word_of_the_run_is_a_head(agent, tmp_path: Path) -> 
     assert ranks_of(one.run_id) == {0: pid}
 
 
+@pytest.mark.long
 def test_agent_that_is_gone_is_told_to_a_head_that_comes_back(agent, tmp_path: Path) -> None:
     one = agent()
     one.hear("hello")
@@ -229,6 +233,7 @@ def test_run_directory_of_another_run_is_not_written_into(agent, tmp_path: Path)
     assert "is not the head's and holds run earlier" in agent().hear("failed")["text"]
 
 
+@pytest.mark.long
 def test_job_is_free_again_when_its_agent_has_gone(agent, tmp_path: Path) -> None:
     first = agent(job="one-at-a-time")
     assert first.hear("hello")["same_job"] == []
@@ -336,6 +341,7 @@ def test_what_ranks_write_is_for_their_user_alone(agent, tmp_path: Path) -> None
     assert [path for path in found if path.stat().st_mode & 0o077] == []
 
 
+@pytest.mark.long
 def test_what_ranks_write_can_be_read_by_a_group(agent, tmp_path: Path) -> None:
     mine = grp.getgrgid(os.getgid())
     one = agent(group=mine.gr_name)
@@ -365,6 +371,7 @@ def test_run_directory_that_another_user_has_laid_out_is_refused(agent, tmp_path
     assert victim.read_text() == "precious"
 
 
+@pytest.mark.long
 def test_program_that_another_user_has_put_in_place_is_refused(agent, tmp_path: Path) -> None:
     if os.getuid() != 0:
         pytest.skip("needs root to make another user's files")
@@ -378,6 +385,7 @@ def test_program_that_another_user_has_put_in_place_is_refused(agent, tmp_path: 
         assert f"{tmp_path}/venv belongs to user 65534" in text
 
 
+@pytest.mark.long
 def test_workdir_into_which_all_may_put_files_is_refused(agent, tmp_path: Path) -> None:
     """On a node, too: what runs there looks for modules and settings beside it."""
     (tmp_path / "work").mkdir()

@@ -84,6 +84,7 @@ def test_same_bytes_in_a_file_of_another_user_are_not_the_same_file(open_to_all:
     assert "belongs to user 65534" in ask("prepare", dest, b"data")["error"]
 
 
+@pytest.mark.long
 @needs_root
 def test_data_do_not_go_where_another_user_leads_them(open_to_all: Path, tmp_path: Path) -> None:
     victim = tmp_path / "victim"

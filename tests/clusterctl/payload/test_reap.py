@@ -106,6 +106,7 @@ def test_files_of_killed_agents_and_starters_are_removed_and_those_of_others_sta
         path.with_suffix(".pid").unlink()
 
 
+@pytest.mark.long
 def test_run_that_another_head_supervises_is_ended_for_its_owner_alone(
     agent: Callable[..., Agent], tmp_path: Path
 ) -> None:
@@ -127,6 +128,7 @@ def test_run_that_another_head_supervises_is_ended_for_its_owner_alone(
     assert reap(one.run_id, head="ann@two, process 2")["left"] == []
 
 
+@pytest.mark.long
 def test_owner_ends_a_run_whoever_supervises_it(
     agent: Callable[..., Agent], tmp_path: Path
 ) -> None:

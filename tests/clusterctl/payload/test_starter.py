@@ -93,6 +93,7 @@ def test_next_attempt_is_started_by_the_same_process(agent, tmp_path: Path) -> N
     assert standbys(first.run_id) == tagged(first.run_id) == [first.starter]
 
 
+@pytest.mark.long
 def test_next_attempt_reports_its_own_lines_alone(agent, tmp_path: Path) -> None:
     first = failed_attempt(agent, tmp_path)
     second = agent(run=first.run_id)
@@ -104,6 +105,7 @@ def test_next_attempt_reports_its_own_lines_alone(agent, tmp_path: Path) -> None
     assert (second.run_dir / "ranks" / "0.log").read_text() == "up\nagain\n"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("why", ["killed", "stopped", "environment", "preload", "interpreter"])
 def test_next_attempt_starts_cold_where_the_starter_cannot_serve(
     agent, tmp_path: Path, why: str
@@ -129,6 +131,7 @@ def test_next_attempt_starts_cold_where_the_starter_cannot_serve(
     assert sorted(tagged(first.run_id)) == sorted([pid, second.starter])
 
 
+@pytest.mark.long
 def test_next_attempt_runs_the_code_that_is_there_then(agent, tmp_path: Path) -> None:
     """On every node: one that has no starter imports it, too."""
     (tmp_path / "own.py").write_text("CODE = 'old'\n")
@@ -157,6 +160,7 @@ def test_run_that_ends_well_leaves_no_starter(agent, tmp_path: Path) -> None:
     assert standbys(one.run_id) == tagged(one.run_id) == []
 
 
+@pytest.mark.long
 def test_starter_of_a_lost_head_ends_with_its_agent(agent, tmp_path: Path) -> None:
     one = agent(lease_s=4.0)
     one.start(FAILS, tmp_path)
@@ -174,6 +178,7 @@ def test_starter_ends_by_itself_when_nobody_comes(agent, tmp_path: Path) -> None
     wait_until(lambda: not tagged(one.run_id))
 
 
+@pytest.mark.long
 def test_peers_of_a_failed_rank_end_without_a_head(agent, tmp_path: Path) -> None:
     go = tmp_path / "go"
     program = (
@@ -203,6 +208,7 @@ def test_starter_that_dies_is_reported_and_its_ranks_end(agent, tmp_path: Path) 
     assert tagged(one.run_id) == []
 
 
+@pytest.mark.long
 def test_starter_that_dies_in_a_later_attempt_is_reported(agent, tmp_path: Path) -> None:
     first = failed_attempt(agent, tmp_path)
     second = agent(run=first.run_id)
@@ -213,6 +219,7 @@ def test_starter_that_dies_in_a_later_attempt_is_reported(agent, tmp_path: Path)
     assert tagged(first.run_id) == []
 
 
+@pytest.mark.long
 def test_warm_ranks_end_with_a_killed_agent(agent, tmp_path: Path) -> None:
     first = failed_attempt(agent, tmp_path)
     second = agent(run=first.run_id)
@@ -222,6 +229,7 @@ def test_warm_ranks_end_with_a_killed_agent(agent, tmp_path: Path) -> None:
     wait_until(lambda: not tagged(first.run_id))
 
 
+@pytest.mark.long
 def test_what_warm_ranks_leave_behind_is_found_without_a_tag(agent, tmp_path: Path) -> None:
     first = failed_attempt(agent, tmp_path)
     second = agent(run=first.run_id)
@@ -248,6 +256,7 @@ def _pids() -> list[int]:
     return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
 
 
+@pytest.mark.long
 def test_starter_that_stands_by_is_no_running_job(agent, tmp_path: Path) -> None:
     first = failed_attempt(agent, tmp_path, job="the-job")
     second = agent(job="the-job", run_dir=str(tmp_path / "second"))
@@ -256,6 +265,7 @@ def test_starter_that_stands_by_is_no_running_job(agent, tmp_path: Path) -> None
     second.send(op="stop", grace_s=0)
 
 
+@pytest.mark.long
 def test_starter_that_still_imports_is_a_running_job(agent, tmp_path: Path) -> None:
     go = tmp_path / "go"
     wait = f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.02)\n"
@@ -271,6 +281,7 @@ def test_starter_that_still_imports_is_a_running_job(agent, tmp_path: Path) -> N
     assert standbys(first.run_id) == [starter]
 
 
+@pytest.mark.long
 def test_reap_leaves_the_starter_alone_where_it_is_asked_to(agent, tmp_path: Path) -> None:
     first = failed_attempt(agent, tmp_path)
     answer = reap(first.run_id, keep_standby=True)
@@ -338,6 +349,7 @@ def spare(tmp_path: Path):
     reap(run)
 
 
+@pytest.mark.long
 def test_spare_imports_before_its_agent_comes(agent, tmp_path: Path, spare) -> None:
     run = spare["run"]
     assert warm(spare) is None
@@ -356,6 +368,7 @@ def test_spare_imports_before_its_agent_comes(agent, tmp_path: Path, spare) -> N
     finish(one)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("why", ["dies", "environment"])
 def test_ranks_start_cold_where_the_starter_of_a_spare_cannot_serve(
     agent, tmp_path: Path, spare, why: str

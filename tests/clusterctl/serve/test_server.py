@@ -52,6 +52,7 @@ def test_a_video_that_is_missing_is_made_again_and_no_other(tmp_path: Path) -> N
     assert set(again) <= {"sample_0003.mp4", "contact_sheet.png", "index.json"}
 
 
+@pytest.mark.long
 def test_a_run_without_checkpoints_is_waited_for_and_once_ends_with_3(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -72,6 +73,7 @@ def test_a_run_without_checkpoints_is_waited_for_and_once_ends_with_3(
     assert not list((run / "samples/.serve").iterdir())
 
 
+@pytest.mark.long
 def test_a_checkpoint_that_is_deleted_meanwhile_is_skipped_and_said(tmp_path: Path) -> None:
     python = stand_in.make(tmp_path, delay_s=0.5)
     run = stand_in.make_run(tmp_path / "001-run", (10, 20))
@@ -123,6 +125,7 @@ def test_options_choose_checkpoints(tmp_path: Path) -> None:
     assert list(videos(run)) == ["epoch0-global_step20", "epoch1-global_step40"]
 
 
+@pytest.mark.long
 def test_runs_are_named_by_number_name_or_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,6 +260,7 @@ def test_a_server_that_outlives_the_terminal_is_listed_and_stopped(tmp_path: Pat
     wait_for(lambda: not _processes(tmp_path), 20.0)
 
 
+@pytest.mark.long
 def test_two_servers_share_the_work(tmp_path: Path) -> None:
     python = stand_in.make(tmp_path, delay_s=0.05)
     run = stand_in.make_run(tmp_path / "001-run", (10, 20, 30), prompts=8)
@@ -283,6 +287,7 @@ def test_what_w_and_b_cannot_take_is_one_sentence_and_the_videos_stay(
     assert videos(run)["epoch0-global_step20"] == WHOLE
 
 
+@pytest.mark.long
 def test_gpus_that_nobody_uses_get_a_sampler_each(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,6 +59,7 @@ def test_no_videos_needs_no_prompts(tmp_path: Path) -> None:
         serve(run, no_videos=True)
 
 
+@pytest.mark.long
 def test_another_checkpoint_of_the_same_name_is_measured_again(tmp_path: Path) -> None:
     python = stand_in.make(tmp_path)
     run = make_run(tmp_path / "001-run", (10,))
@@ -72,6 +73,7 @@ def test_another_checkpoint_of_the_same_name_is_measured_again(tmp_path: Path) -
     assert stamp.startswith(str(manifest.stat().st_mtime_ns))
 
 
+@pytest.mark.long
 def test_two_servers_measure_each_checkpoint_once(tmp_path: Path) -> None:
     python = stand_in.make(tmp_path, delay_s=0.1)
     run = make_run(tmp_path / "001-run", tuple(range(10, 70, 10)))

@@ -97,6 +97,7 @@ def fake_py_spy(folder: Path, text: str) -> str:
     return str(path)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/usr/bin/python3").exists(), reason="no python3 of the system")
 def test_py_spy_is_carried_and_leaves_nothing(start: Start, run_id: str, tmp_path: Path) -> None:
     start(python="/usr/bin/python3")
@@ -172,6 +173,7 @@ def test_dump_that_is_cut_off_leaves_its_target_running(
     wait_until(lambda: state(child.pid, start_of(child.pid)) == "S")
 
 
+@pytest.mark.long
 def test_native_frames_of_a_suspect_are_had_without_leaving_it_stopped(
     start: Start, run_id: str, tmp_path: Path
 ) -> None:

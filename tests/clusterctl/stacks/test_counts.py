@@ -256,6 +256,7 @@ def test_report_has_the_counts() -> None:
     assert [(one["rank"], one["use"], one["power_w"]) for one in found["gpus"]] == [(rank, "spins", 118.0) for rank in range(4)]  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("write", [as_json, lambda comms: as_text(comms, 4)])
 def test_answer_with_thousands_of_communicators_is_judged_in_time(write: Any) -> None:
     pair = places(4, 2)

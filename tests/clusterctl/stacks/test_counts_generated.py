@@ -72,6 +72,7 @@ def test_rank_that_skips_or_repeats_a_call_is_named_or_nobody_is() -> None:
     assert wrong == []
 
 
+@pytest.mark.long
 def test_broken_link_accuses_nobody() -> None:
     for seed in range(60):
         dice = random.Random(2000 + seed)
@@ -106,6 +107,7 @@ def test_counts_that_move_are_no_hang_whatever_their_difference(seed: int, text:
     assert "no hang" in found.sentence
 
 
+@pytest.mark.long
 def test_healthy_job_that_is_caught_in_the_same_lines_twice_is_no_hang() -> None:
     for seed in range(20):
         dice = random.Random(3000 + seed)

@@ -73,6 +73,7 @@ def check(fault: str, rank: int, world: int, code: int, document: dict) -> None:
     assert f"{world - 1} rank{'s wait' if world > 2 else ' waits'} in backward" in verdict["sentence"], verdict  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fault", "rank"), [("block", 1), ("block", 2), ("save", 2), ("stop", 0), ("compute", 1), ("device", 0)]
 )  # fmt: skip

@@ -83,6 +83,7 @@ def only(snapshot: JobSnapshot) -> Proc:
     return proc
 
 
+@pytest.mark.long
 @needs_root
 @pytest.mark.parametrize("by", ["VIRTUAL_ENV", "CONDA_PREFIX", "PATH", "argv"])
 def test_file_of_another_user_is_not_run(by: str, start: Start, run_id: str, mark: Path, tmp_path: Path) -> None:  # fmt: skip
@@ -111,6 +112,7 @@ def test_link_of_another_user_to_a_program_of_root_is_not_followed(
     assert not mark.exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("loose", ["bin/py-spy", "bin", ""])
 def test_file_that_others_may_replace_is_not_run(loose: str, start: Start, run_id: str, mark: Path, tmp_path: Path) -> None:  # fmt: skip
     folder = tmp_path / "loose"

@@ -182,6 +182,7 @@ def look(tmp_path: Path, port: int, **env: str) -> Diagnosis:
     return diagnose(Cluster([node], transport), pick, options, sites=sites)
 
 
+@pytest.mark.long
 def test_rank_that_never_launched_is_named_where_all_stacks_agree(
     tmp_path: Path, ranks: list[int]
 ) -> None:
@@ -194,6 +195,7 @@ def test_rank_that_never_launched_is_named_where_all_stacks_agree(
     assert "rank 2 (here) never launched AllReduce number 100 of communicator 0x27a0 (4 ranks)" in verdict.sentence  # fmt: skip
 
 
+@pytest.mark.long
 def test_gpus_are_read_beside_the_stacks(tmp_path: Path, ranks: list[int]) -> None:
     folder = tmp_path / "library"
     folder.mkdir()
@@ -204,6 +206,7 @@ def test_gpus_are_read_beside_the_stacks(tmp_path: Path, ranks: list[int]) -> No
     assert "NCCL RAS answers on no node" in found.verdict.sentence
 
 
+@pytest.mark.long
 def test_dead_ras_holds_up_the_stacks_for_a_bounded_time(tmp_path: Path, ranks: list[int]) -> None:
     begun = time.monotonic()
     with RasServer("", behaviour="dead") as server:

@@ -74,6 +74,7 @@ def test_24_nodes_fit_a_small_screen() -> None:
     assert "ranks 0-63,65-191" in text
 
 
+@pytest.mark.long
 def test_merging_192_times_17_stacks_is_quick() -> None:
     results = [node.result() for node in with_blocked_loader()]
     spent = []

@@ -108,6 +108,7 @@ def test_healthy_job_is_said_to_move(dump: Dump) -> None:
     assert document["verdict"]["confidence"] == "high"
 
 
+@pytest.mark.long
 def test_blocked_getitem_is_found_below_the_rank_that_waits_for_data(job: GlooJob, dump: Dump) -> None:  # fmt: skip
     job.block(1)
     try:
@@ -123,6 +124,7 @@ def test_blocked_getitem_is_found_below_the_rank_that_waits_for_data(job: GlooJo
     assert "2 ranks wait in all_reduce" in document["verdict"]["sentence"]
 
 
+@pytest.mark.long
 def test_stopped_worker_is_found_and_not_woken(job: GlooJob, dump: Dump) -> None:
     worker = job.workers(2)[1]
     os.kill(worker, signal.SIGSTOP)
@@ -137,6 +139,7 @@ def test_stopped_worker_is_found_and_not_woken(job: GlooJob, dump: Dump) -> None
     assert "stopped by a signal" in document["verdict"]["sentence"]
 
 
+@pytest.mark.long
 def test_rank_in_a_long_c_call_that_holds_the_gil(job: GlooJob, dump: Dump) -> None:
     with fault(job, "gil", 1, "forward"):
         code, document = dump()
@@ -144,6 +147,7 @@ def test_rank_in_a_long_c_call_that_holds_the_gil(job: GlooJob, dump: Dump) -> N
     assert document["verdict"]["suspects"][0]["site"].startswith("hold_gil gloo_trainer.py")
 
 
+@pytest.mark.long
 def test_rank_that_spins(job: GlooJob, dump: Dump) -> None:
     with fault(job, "spin", 0, "forward"):
         _, document = dump(interval_s=1.5)
@@ -153,6 +157,7 @@ def test_rank_that_spins(job: GlooJob, dump: Dump) -> None:
     assert "spin_for_ever" in document["verdict"]["sentence"]
 
 
+@pytest.mark.long
 def test_long_save_is_waiting_and_no_fault(job: GlooJob, dump: Dump) -> None:
     with fault(job, "checkpoint", 0, "checkpoint"):
         code, document = dump()
@@ -170,6 +175,7 @@ def test_without_a_tag_the_pattern_finds_ranks_and_workers(job: GlooJob, dump: D
     assert sorted(roles) == ["loader"] * 6 + ["trainer"] * 3
 
 
+@pytest.mark.long
 def test_silent_node_of_a_moving_job_is_no_hang(nodes: dict, dump: Dump) -> None:
     nodes["n2"] = TransportError("tcp", "connection refused")
     code, document = decided(dump)
@@ -178,6 +184,7 @@ def test_silent_node_of_a_moving_job_is_no_hang(nodes: dict, dump: Dump) -> None
     assert "all 2 " in document["verdict"]["sentence"]
 
 
+@pytest.mark.long
 def test_silent_node_of_a_hanging_job_is_the_first_suspect(job: GlooJob, nodes: dict, dump: Dump) -> None:  # fmt: skip
     with fault(job, "gil", 1, "forward"):
         nodes["n2"] = TransportError("tcp", "connection refused")
@@ -186,6 +193,7 @@ def test_silent_node_of_a_hanging_job_is_the_first_suspect(job: GlooJob, nodes: 
     assert [s["node"] for s in document["verdict"]["suspects"]] == ["n2"]
 
 
+@pytest.mark.long
 def test_watching_ends_when_something_is_stuck(
     job: GlooJob, dump: Dump, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

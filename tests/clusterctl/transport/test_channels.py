@@ -169,6 +169,7 @@ def test_stderr_of_a_stream_keeps_its_end_only(connection: ParamikoConnection) -
     stream.close()
 
 
+@pytest.mark.long
 def test_flood_that_nobody_reads_stays_on_the_node(connection: ParamikoConnection) -> None:
     gc.collect()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -231,6 +232,7 @@ def test_lost_connection_is_told_from_an_end(node: LoopbackCluster) -> None:
         assert caught.value.phase == "channel"
 
 
+@pytest.mark.long
 def test_two_hundred_connections_leave_no_thread_and_no_file(node: LoopbackCluster) -> None:
     connect(node).close()
     # Only our own: other fixtures' threads may come and go.

@@ -360,6 +360,7 @@ def test_agent_that_is_not_there_is_only_mentioned_when_it_was_needed(
     assert "agent at" in str(failure(node_of(good, identity=None)))
 
 
+@pytest.mark.long
 def test_keys_are_read_once_for_many_nodes(good: LoopbackCluster, tmp_path: Path) -> None:
     copy = tmp_path / "key"
     copy.write_bytes(good.identity.read_bytes())

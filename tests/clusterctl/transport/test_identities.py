@@ -157,6 +157,7 @@ WAYS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.lab
 @pytest.mark.parametrize("way", WAYS)
 def test_sshd_lets_in_a_certificate(certified_node, home: Path, agent: Path, way: str) -> None:

@@ -251,6 +251,7 @@ def test_jump_hosts_one_and_chained(lab, home: Path, jump: str) -> None:
         assert run(connection, "cat", bytes(3 << 20), 10).out == bytes(3 << 20)
 
 
+@pytest.mark.long
 def test_many_nodes_share_one_connection_to_the_gate(lab, home: Path) -> None:
     nodes = lab(2)
     inner = through(nodes, home, "node-1", 1)

@@ -184,6 +184,7 @@ def test_exit_codes_that_came_before_the_supervisor_was_killed_count(tmp_path: P
     assert named(found) == ("xid-79", "n2", None)
 
 
+@pytest.mark.long
 def test_many_ranks_that_follow_are_one_line(tmp_path: Path) -> None:
     run_dir = failed_once(tmp_path / "001-x", world_size=192)
     bark = "[Rank 7] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4, OpType=ALLREDUCE, Timeout(ms)=600000)"  # fmt: skip

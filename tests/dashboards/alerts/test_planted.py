@@ -84,6 +84,7 @@ MORE = (
 )
 
 
+@pytest.mark.long
 def test_other_kinds_make_one_alert_each() -> None:
     found = fired(hour(MORE, nodes=3, seconds=300), names(3))
     assert [(id, node[-1]) for _, id, node in found] == [

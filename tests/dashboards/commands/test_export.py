@@ -55,6 +55,7 @@ def test_once_writes_the_file_whole_and_tells_of_silent_nodes(
     assert "there is no folder" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_page_of_another_site_cannot_read_the_metrics(tmp_path: Path) -> None:
     """Its own name may point to this machine; the request then says that name."""
     with exporting(tmp_path) as (_, where):
@@ -68,6 +69,7 @@ def test_page_of_another_site_cannot_read_the_metrics(tmp_path: Path) -> None:
             assert "its own name" in refused.value.read().decode()
 
 
+@pytest.mark.long
 def test_who_asks_and_says_nothing_keeps_nobody_waiting(tmp_path: Path) -> None:
     with exporting(tmp_path) as (_, where):
         host, port = where.split(":")

@@ -44,6 +44,7 @@ def json_lines(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
+@pytest.mark.long
 def test_stalled_run_is_a_line_with_a_command_and_its_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -65,6 +66,7 @@ def test_healthy_run_says_nothing_and_is_good(
     assert capsys.readouterr().out == "0 alerts, 0 still there\n"
 
 
+@pytest.mark.long
 def test_json_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["watch", "--json", "--replay", str(stalled_run(tmp_path))]) == 1
     fire, clear, end = json_lines(capsys.readouterr().out)
@@ -157,6 +159,7 @@ def test_without_hostfile_and_run_it_says_what_is_missing(
     assert "nodes.txt does not exist" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_hook_gets_the_alert_as_json_and_nothing_is_read_by_a_shell(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -212,6 +215,7 @@ def test_hook_that_ends_by_a_signal_without_a_name_does_not_end_the_hook() -> No
     hook.close()
 
 
+@pytest.mark.long
 def test_hook_hears_of_every_alert_while_stdout_is_a_full_disk(tmp_path: Path) -> None:
     heard = tmp_path / "heard"
     hook = f"sh -c 'cat >> {heard}'"
@@ -307,6 +311,7 @@ def test_reader_that_leaves_ends_it(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.long
 def test_node_that_is_gone_is_exit_code_3_and_the_others_are_watched(
     loopback: Callable[..., LoopbackCluster],
     capsys: pytest.CaptureFixture[str],

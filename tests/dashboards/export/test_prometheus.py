@@ -170,6 +170,7 @@ tests:
 """
 
 
+@pytest.mark.long
 @needs_prometheus
 def test_promtool_finds_the_rules_right_and_those_of_long_memory_fire(tmp_path: Path) -> None:
     file = RULES_FILE

@@ -224,6 +224,7 @@ def test_several_feeds_are_one() -> None:
     assert second.closed
 
 
+@pytest.mark.long
 def test_demo_is_the_same_for_the_same_clock_and_goes_on_with_it() -> None:
     now = [1000000.0]
     feeds = [DemoFeed(clock=lambda: now[0], nodes=18, gpus=1) for _ in range(2)]

@@ -2,9 +2,12 @@ from __future__ import annotations
 
 import gc
 
+import pytest
+
 from dashboards.feeds.gc_tuning import SELDOM, collecting_rarely
 
 
+@pytest.mark.long
 def test_collector_is_as_before_afterwards() -> None:
     before = gc.get_threshold()
     with collecting_rarely():

@@ -61,6 +61,7 @@ def children_of(token: str) -> list[int]:
     return found
 
 
+@pytest.mark.long
 def test_nodes_are_watched_and_closing_leaves_no_watcher(
     loopback: Callable[..., LoopbackCluster],
 ) -> None:
@@ -81,6 +82,7 @@ def test_nodes_are_watched_and_closing_leaves_no_watcher(
     until(lambda: not children_of("by-test-ssh-feed"), 10)
 
 
+@pytest.mark.long
 def test_watcher_that_is_killed_is_started_again(loopback: Callable[..., LoopbackCluster]) -> None:
     cluster = loopback(1, env={"WATCHED": "by-test-restart"})
     with watching(read_hostfile(cluster.hostfile), ParamikoTransport()) as (_, look):
@@ -236,6 +238,7 @@ def test_flood_of_a_real_process_is_hung_up_and_the_others_stay_on_time() -> Non
         until(lambda: look()["good"].at_s > seen, 30)
 
 
+@pytest.mark.long
 def test_node_that_freezes_is_an_alarm_and_back_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a whole machine: its ssh server does not answer either while it stands still."""
     monkeypatch.setattr("dashboards.feeds.ssh.SILENT_S", 1.0)
@@ -253,6 +256,7 @@ def test_node_that_freezes_is_an_alarm_and_back_at_once(monkeypatch: pytest.Monk
         assert transport.running["a"].process is frozen  # the same stream goes on
 
 
+@pytest.mark.long
 def test_frozen_watcher_is_replaced_and_never_two_remain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dashboards.feeds.ssh.SILENT_S", 1.0)
     transport = Pipes()

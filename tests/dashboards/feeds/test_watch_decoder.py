@@ -195,6 +195,7 @@ json_values = st.recursive(
 )  # fmt: skip
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(
     said=st.dictionaries(st.sampled_from([*KEY, "csv", "gpu_error", "xlog", "g2"]), json_values),

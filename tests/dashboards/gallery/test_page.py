@@ -157,6 +157,7 @@ def test_figures_are_those_of_the_videos_that_are_there(tmp_path: Path) -> None:
     assert preset["columns"][0]["figures"] == {}
 
 
+@pytest.mark.long
 def test_a_reader_sees_the_old_page_or_the_new_one(tmp_path: Path) -> None:
     put(tmp_path, "a", 1, two("a cat", "a dog"))
     page = write_gallery([tmp_path]).path

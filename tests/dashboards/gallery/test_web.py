@@ -65,6 +65,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
     one.close()
 
 
+@pytest.mark.long
 def test_page_and_videos_are_served_and_nothing_else(served: Served, tmp_path: Path) -> None:
     home = f"/{served.word}/"
     folder = tmp_path / "run" / "samples" / "a"

@@ -97,6 +97,7 @@ def test_pipe_is_no_recording(tmp_path: Path) -> None:
         sources.replayed(tmp_path / "pipe")
 
 
+@pytest.mark.long
 def test_damaged_row_is_left_out(recording: Path, tmp_path: Path) -> None:
     path = shutil.copy(recording, tmp_path / "damaged")
     damage_row(path, ROUND, 42)

@@ -19,6 +19,7 @@ from tests.dashboards.recording.player import Player, folded, same, sessions, ti
 from tests.dashboards.simulated_hour import hour
 
 
+@pytest.mark.long
 def test_played_at_its_own_speed_it_is_what_was_seen(recording: Path) -> None:
     player = Player(recording)
     player.tick(0.0)
@@ -105,6 +106,7 @@ def killed(path: Path) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_killed_writer_loses_nothing_that_it_took(tmp_path: Path) -> None:
     path = killed(tmp_path / "night")
     assert all(stat.S_IMODE(p.stat().st_mode) == 0o600 for p in tmp_path.iterdir())
@@ -123,6 +125,7 @@ def test_torn_copy_is_refused_in_one_sentence(recording: Path, tmp_path: Path, p
         sources.replayed(torn)
 
 
+@pytest.mark.long
 def test_killed_writer_is_followed_by_another(tmp_path: Path) -> None:
     path = killed(tmp_path / "again")
     later = BEGIN_S + 1000
@@ -136,6 +139,7 @@ def test_killed_writer_is_followed_by_another(tmp_path: Path) -> None:
     same(player.tick(), folded(61))
 
 
+@pytest.mark.long
 def test_sessions_follow_each_other_when_played(recording: Path, tmp_path: Path) -> None:
     path = tmp_path / "two"
     path.write_bytes(recording.read_bytes())

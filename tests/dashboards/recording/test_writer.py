@@ -18,6 +18,7 @@ from tests.dashboards.recording.player import INCIDENTS, Player, folded, rounds,
 from tests.dashboards.simulated_hour import hour
 
 
+@pytest.mark.long
 def test_long_recording_keeps_its_newest_part_in_bounded_space(tmp_path: Path) -> None:
     path = tmp_path / "long"
     limit = 1 << 16

@@ -61,6 +61,7 @@ def test_labels_of_curves_that_end_together_lie_apart() -> None:
     assert abs(heights[0] - heights[1]) >= 12
 
 
+@pytest.mark.long
 def test_command_gives_codes_for_a_pipeline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -38,6 +38,7 @@ def dialog(app: TopApp) -> str:
     return str(app.screen.query_one("#dialog-text", Static).render())
 
 
+@pytest.mark.long
 def test_kill_names_what_it_ends_and_cancel_is_the_default() -> None:
     feed = one_node()
     actions = Remembering(list(feed.nodes))
@@ -62,6 +63,7 @@ def test_kill_names_what_it_ends_and_cancel_is_the_default() -> None:
     play(TopApp(feed, actions=actions), story, (80, 24))
 
 
+@pytest.mark.long
 def test_kill_on_the_node_screen_means_that_node() -> None:
     feed = one_node()
 
@@ -76,6 +78,7 @@ def test_kill_on_the_node_screen_means_that_node() -> None:
     play(TopApp(feed, actions=DemoActions(list(feed.nodes))), story)
 
 
+@pytest.mark.long
 def test_readonly_removes_kill_from_keys_and_palette() -> None:
     feed = one_node()
 
@@ -90,6 +93,7 @@ def test_readonly_removes_kill_from_keys_and_palette() -> None:
     play(TopApp(feed, actions=DemoActions(list(feed.nodes)), readonly=True), story)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("feed", "why"),
     [(ReplayFeed, "this is a replay"), (None, "this view is read-only: --no-readonly allows it")],
@@ -104,6 +108,7 @@ def test_readonly_view_says_why(feed: type[ReplayFeed] | None, why: str, tmp_pat
     play(TopApp(shown_feed, readonly=True), story)
 
 
+@pytest.mark.long
 def test_actions_mean_the_marked_nodes(demo: Callable[[], TopApp]) -> None:
     async def story(app: TopApp, pilot: Pilot[None]) -> None:
         await pilot.press("j", "space", "space", "j", "e")

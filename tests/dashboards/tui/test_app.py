@@ -64,6 +64,7 @@ def test_arrows_and_letters_move_through_nodes_and_gpus(demo: Callable[[], TopAp
     play(demo(), story)
 
 
+@pytest.mark.long
 def test_edge_of_a_node_leads_into_the_next_column(demo: Callable[[], TopApp]) -> None:
     async def story(app: TopApp, pilot: Pilot[None]) -> None:
         await pilot.press(*["l"] * 8)
@@ -97,6 +98,7 @@ def test_sort_by_state_brings_trouble_to_the_top(demo: Callable[[], TopApp]) -> 
     play(demo(), story)
 
 
+@pytest.mark.long
 def test_filter_takes_names_and_marks_and_escape_drops_it(demo: Callable[[], TopApp]) -> None:
     async def story(app: TopApp, pilot: Pilot[None]) -> None:
         await pilot.press("slash", "0", "1", "7", "comma", "x")
@@ -118,6 +120,7 @@ def test_filter_that_matches_nothing_says_so(demo: Callable[[], TopApp]) -> None
     play(demo(), story)
 
 
+@pytest.mark.long
 def test_enter_opens_the_node_and_escape_comes_back(demo: Callable[[], TopApp]) -> None:
     async def story(app: TopApp, pilot: Pilot[None]) -> None:
         await pilot.press("j", "j", "j", "enter")
@@ -129,6 +132,7 @@ def test_enter_opens_the_node_and_escape_comes_back(demo: Callable[[], TopApp]) 
     play(demo(), story)
 
 
+@pytest.mark.long
 def test_screens_help_and_quit(demo: Callable[[], TopApp]) -> None:
     async def story(app: TopApp, pilot: Pilot[None]) -> None:
         await pilot.press("3")
@@ -155,6 +159,7 @@ def test_mouse_selects_and_double_click_opens(demo: Callable[[], TopApp]) -> Non
     play(demo(), story)
 
 
+@pytest.mark.long
 def test_keys_below_can_be_clicked(demo: Callable[[], TopApp]) -> None:
     async def story(app: TopApp, pilot: Pilot[None]) -> None:
         await pilot.click("#keys", offset=(20, 0))
@@ -208,6 +213,7 @@ def test_every_line_is_exactly_as_wide_as_its_place(demo: Callable[[], TopApp]) 
     play(demo(), story)
 
 
+@pytest.mark.long
 def test_below_the_smallest_size_one_line_says_so(demo: Callable[[], TopApp]) -> None:
     async def story(app: TopApp, pilot: Pilot[None]) -> None:
         seen = [widget.id for widget in app.screen.children if widget.display]
@@ -220,6 +226,7 @@ def test_below_the_smallest_size_one_line_says_so(demo: Callable[[], TopApp]) ->
     play(demo(), story, (59, 15))
 
 
+@pytest.mark.long
 def test_machines_without_gpus_get_cards_and_their_own_metrics() -> None:
     async def story(app: TopApp, pilot: Pilot[None]) -> None:
         assert isinstance(grid(app), NodeCards)
@@ -235,6 +242,7 @@ def test_machines_without_gpus_get_cards_and_their_own_metrics() -> None:
     play(TopApp(cpu_cluster(NOW)), story, (80, 24))
 
 
+@pytest.mark.long
 def test_click_on_any_line_of_a_card_selects_its_node() -> None:
     async def story(app: TopApp, pilot: Pilot[None]) -> None:
         cards = grid(app)
@@ -275,6 +283,7 @@ def test_state_changes_while_it_runs_reach_the_screen() -> None:
     play(TopApp(feed), story, (80, 24))
 
 
+@pytest.mark.long
 def test_app_without_nodes_and_without_run_says_what_to_do() -> None:
     async def story(app: TopApp, pilot: Pilot[None]) -> None:
         assert "no nodes are watched" in shown(app, "#cards")

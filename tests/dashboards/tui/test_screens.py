@@ -97,6 +97,7 @@ def one_node() -> FixedFeed:
     return FixedFeed(["n1", "n2"], [sample, Tick(NOW)], NOW)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [(80, 24), (160, 50)])
 def test_node_shows_all_that_is_known_of_it(size: tuple[int, int]) -> None:
     async def story(app: TopApp, pilot: Pilot[None]) -> None:
@@ -206,6 +207,7 @@ def test_run_that_cannot_be_read_says_so_in_place_of_its_state() -> None:
     play(TopApp(FixedFeed([], [*run, Tick(NOW)], NOW)), story, (80, 24))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [(80, 24), (200, 50)])
 def test_run_counts_every_node_that_it_has_no_line_for(size: tuple[int, int]) -> None:
     names = [f"n{number:02d}" for number in range(60)]
@@ -225,6 +227,7 @@ def test_run_counts_every_node_that_it_has_no_line_for(size: tuple[int, int]) ->
     play(TopApp(feed), story, size)
 
 
+@pytest.mark.long
 def test_one_node_is_no_nodes() -> None:
     gpu = Gpu(index=0, power_w=300.0)
     run = RunOpened("outputs/001", "001", NOW, ("n1",), (1,))
@@ -252,6 +255,7 @@ def test_cursor_is_the_same_on_cluster_and_node(demo: Callable[[], TopApp]) -> N
     play(demo(), story)
 
 
+@pytest.mark.long
 def test_alert_is_acknowledged_muted_and_opened(demo: Callable[[], TopApp]) -> None:
     async def story(app: TopApp, pilot: Pilot[None]) -> None:
         before = len(unheard(app.state))
@@ -285,6 +289,7 @@ def test_no_alerts_is_said() -> None:
     play(TopApp(FixedFeed([], [], NOW)), story, (80, 24))
 
 
+@pytest.mark.long
 def test_stacks_name_the_suspect_and_open_in_full(
     demo: Callable[[], TopApp], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -320,6 +325,7 @@ def test_stacks_name_the_suspect_and_open_in_full(
     play(demo(), story)
 
 
+@pytest.mark.long
 def test_look_at_stacks_can_be_cancelled() -> None:
     class Slow(DemoActions):
         def diagnose(self, run: RunState | None, nodes: Sequence[str], watch: Watch):  # type: ignore[no-untyped-def]
@@ -353,6 +359,7 @@ def test_stacks_of_a_replay_say_why_there_are_none() -> None:
     play(TopApp(one_node(), actions=Actions()), story, (80, 24))
 
 
+@pytest.mark.long
 def test_usage_lists_who_holds_gpus_by_job_user_and_node(demo: Callable[[], TopApp]) -> None:
     async def story(app: TopApp, pilot: Pilot[None]) -> None:
         await pilot.press("u")
@@ -371,6 +378,7 @@ def test_usage_lists_who_holds_gpus_by_job_user_and_node(demo: Callable[[], TopA
     play(demo(), story)
 
 
+@pytest.mark.long
 def test_log_of_the_rank_under_the_cursor_is_followed_and_searched(
     demo: Callable[[], TopApp],
 ) -> None:
@@ -451,6 +459,7 @@ def test_what_logs_hold_cannot_move_the_terminal() -> None:
     assert [ink(line) for line in ("CUDA error: x", "UserWarning: y", "step 3")] == ["bad", "warn", "text"]  # fmt: skip
 
 
+@pytest.mark.long
 def test_outliers_stand_out_and_sort_first(demo: Callable[[], TopApp]) -> None:
     async def story(app: TopApp, pilot: Pilot[None]) -> None:
         await pilot.press("o")
@@ -464,6 +473,7 @@ def test_outliers_stand_out_and_sort_first(demo: Callable[[], TopApp]) -> None:
     play(demo(), story)
 
 
+@pytest.mark.long
 def test_replay_keys_work_on_every_screen_and_the_bar_can_be_clicked(tmp_path: Path) -> None:
     now = [0.0]
     feed = ReplayFeed(write_run(tmp_path / "001-x", steps=300), clock=lambda: now[0])
@@ -505,6 +515,7 @@ def test_live_views_have_no_replay_bar(demo: Callable[[], TopApp]) -> None:
     play(demo(), story)
 
 
+@pytest.mark.long
 def test_copy_goes_to_the_clipboard(demo: Callable[[], TopApp]) -> None:
     async def story(app: TopApp, pilot: Pilot[None]) -> None:
         await pilot.press("j", "e")

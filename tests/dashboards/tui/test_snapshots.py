@@ -57,6 +57,7 @@ def pressing(*keys: str) -> Callable[[Pilot[Any]], Any]:
 CURSOR_ON_ODD = ("j", "j", "j", "l", "l", "l")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "size", "keys"),
     [
@@ -89,6 +90,7 @@ def test_machines_without_gpus(snap_compare: Compare) -> None:
     assert snap_compare(TopApp(cpu_cluster(NOW)), terminal_size=(80, 24))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [(80, 24), (200, 50)], ids=lambda size: "x".join(map(str, size)))
 def test_run_that_was_restarted(
     size: tuple[int, int], snap_compare: Compare, tmp_path: Path
@@ -99,6 +101,7 @@ def test_run_that_was_restarted(
     assert snap_compare(TopApp(fixed), terminal_size=size, run_before=pressing("3"))
 
 
+@pytest.mark.long
 def test_a_slow_rank_is_in_the_figures_of_the_run_and_in_the_alerts() -> None:
     def slow_cluster() -> TopApp:
         feed = cpu_cluster(NOW)
@@ -119,6 +122,7 @@ def test_no_color(
     assert snap_compare(demo(), terminal_size=(80, 24), run_before=pressing("j"))
 
 
+@pytest.mark.long
 def test_colour_blind_theme(snap_compare: Compare, demo: Callable[[], TopApp]) -> None:
     app = demo()
     app.theme = "clusterctl-blue-orange"
@@ -134,6 +138,7 @@ def picture(app: TopApp, size: tuple[int, int], keys: tuple[str, ...]) -> str:
     return re.sub(r"terminal-\d+-", "terminal-", asyncio.run(take()))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "height", "keys"),
     [

@@ -71,6 +71,7 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
     one.tmux("kill-server")
 
 
+@pytest.mark.long
 def test_keys_work_and_the_terminal_is_left_clean(terminal: Terminal) -> None:
     terminal.start("--demo")
     text = terminal.wait_for("power x10 W")
@@ -122,6 +123,7 @@ def assert_whole(screen: str, width: int, height: int) -> None:
         assert line.count("╭") == line.count("╮"), line
 
 
+@pytest.mark.long
 def test_no_screen_is_broken_at_any_size(terminal: Terminal) -> None:
     terminal.start("--demo", size=(200, 50))
     terminal.wait_for("power")
@@ -155,6 +157,7 @@ def is_whole(screen: str, width: int, height: int) -> bool:
     return any(len(line) == width for line in lines) and "1 Cluster" in lines[-1]
 
 
+@pytest.mark.long
 def test_without_colour_not_one_colour_code_is_sent(terminal: Terminal) -> None:
     terminal.start("--demo", env="NO_COLOR=1")
     terminal.wait_for("power x10 W")
@@ -166,6 +169,7 @@ def test_without_colour_not_one_colour_code_is_sent(terminal: Terminal) -> None:
     terminal.assert_clean()
 
 
+@pytest.mark.long
 def test_sixteen_colours_are_enough(terminal: Terminal) -> None:
     terminal.start("--demo", env="env -u COLORTERM TERM=xterm-color")
     terminal.wait_for("power x10 W")

@@ -169,6 +169,7 @@ def test_names_of_this_machine_and_addresses_are_ours_and_no_others() -> None:
     assert is_foreign("localhost:8000", "http://localhost:8001", local)
 
 
+@pytest.mark.long
 def test_beyond_loopback_names_are_checked_too(tmp_path: Path) -> None:
     pytest.importorskip("textual_serve")
     one = Served(tmp_path, "--host", "0.0.0.0")
@@ -205,6 +206,7 @@ def test_options_go_on_to_each_page() -> None:
     assert page_arguments(context) == words.split()
 
 
+@pytest.mark.long
 def test_web_excludes_once(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "clusterctl", "top", "--demo", "--web", "--once"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)

@@ -137,6 +137,7 @@ def test_the_first_step_is_told_apart() -> None:
     assert run_trial(SPEC, print).first_s > 0
 
 
+@pytest.mark.long
 def test_compiled_blocks_are_counted_by_kind() -> None:
     trainee = Trainee(SPEC, CPU)
     assert trainee.compiled_blocks() == {"spatial": 0, "temporal": 0}

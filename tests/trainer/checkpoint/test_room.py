@@ -91,6 +91,7 @@ def test_a_folder_that_is_gone_is_left_to_the_save(tmp_path: Path) -> None:
     assert Room(tmp_path / "gone", SIZE, Rules(100)).look_ahead(100, 1000) is None
 
 
+@pytest.mark.long
 def test_a_checkpoint_has_18_bytes_a_trained_weight_in_bf16() -> None:
     size = predicted_size(load("stage1"))
     assert 1.1e9 < size.trained < size.parameters < 1.3e9  # the caption embedder is frozen

@@ -254,6 +254,7 @@ def test_the_resolved_config_can_be_read_back(tmp_path: Path) -> None:
     assert again.vae.scale == (1.0, 2.0)
 
 
+@pytest.mark.long
 def test_show_prints_the_config_and_errors_have_exit_code_2(tmp_path: Path) -> None:
     path = write(tmp_path, "c.py", "lr = 2e-4")
     command = [sys.executable, "-m", "trainer.config", "show", str(path)]

@@ -20,6 +20,7 @@ from trainer.weights import __main__ as weights
 from trainer.weights.load import read_weights
 
 
+@pytest.mark.long
 def test_every_prompt_becomes_a_video_and_a_place_on_the_sheet(
     run: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -34,6 +35,7 @@ def test_every_prompt_becomes_a_video_and_a_place_on_the_sheet(
     assert all(video.shape == (8, 64, 64, 3) for video in videos(tmp_path))
 
 
+@pytest.mark.long
 def test_the_index_says_what_the_folder_holds_and_parts_of_a_list_are_joined(
     run: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -57,6 +59,7 @@ def test_the_index_says_what_the_folder_holds_and_parts_of_a_list_are_joined(
     assert samples.read(tmp_path / "out") == both
 
 
+@pytest.mark.long
 def test_a_video_depends_on_the_seed_and_its_place_but_not_on_the_batch(
     run: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -85,6 +88,7 @@ def test_a_run_directory_stands_for_its_newest_checkpoint(
     assert len(videos(tmp_path)) == 3
 
 
+@pytest.mark.long
 def test_weights_from_elsewhere_use_the_text_encoder_of_the_run_named(
     run: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -112,6 +116,7 @@ def test_weights_from_elsewhere_use_the_text_encoder_of_the_run_named(
         assert np.array_equal(one, other)
 
 
+@pytest.mark.long
 def test_ema_is_the_default_and_the_weights_themselves_a_flag(
     run: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -131,6 +136,7 @@ def test_a_run_goes_on_from_its_own_size_when_flags_say_so(
     assert videos(tmp_path)[0].shape == (4, 24, 32, 3)
 
 
+@pytest.mark.long
 def test_samples_of_a_prompt_differ_and_the_first_is_what_one_sample_gives(
     run: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -191,6 +197,7 @@ def test_weights_of_another_program_are_read_and_the_missing_ema_is_said(
     assert "has no EMA; using the weights themselves" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_negative_prompt_changes_the_video_and_needs_guidance(
     run: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

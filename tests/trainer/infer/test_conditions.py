@@ -137,6 +137,7 @@ def clip(tmp_path: Path) -> tuple[Path, np.ndarray]:
     return path, frames
 
 
+@pytest.mark.long
 def test_a_reference_becomes_the_frames_it_is_given_as(
     small: tuple[Parts, Settings], clip: tuple[Path, np.ndarray]
 ) -> None:
@@ -261,6 +262,7 @@ def test_conditions_go_through_open_soras_vae_in_whole_chunks(
     assert not torch.allclose(second[:, :, 5:], first[:, :, 5:], atol=1e-2)
 
 
+@pytest.mark.long
 def test_a_reference_counted_from_the_end_is_read_from_there(
     small: tuple[Parts, Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,6 +36,7 @@ def test_expected_failures_are_one_sentence_and_write_nothing(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.long
 def test_a_folder_that_cannot_be_written_is_said_before_or_with_what_stays(
     run: tuple[Path, Path],
     tmp_path: Path,
@@ -68,6 +69,7 @@ def test_a_folder_that_cannot_be_written_is_said_before_or_with_what_stays(
     assert "already made: 1 of 3 videos" in capsys.readouterr().err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", ["positions", "dtype", "table"])
 def test_request_with_other_numerics_is_another_request(
     number: str, run: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -159,6 +161,7 @@ def test_the_size_must_be_said_somewhere(run: tuple[Path, Path]) -> None:
         settings_of(config)
 
 
+@pytest.mark.long
 def test_a_checkpoint_without_its_end_is_refused(
     run: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

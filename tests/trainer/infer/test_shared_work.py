@@ -19,6 +19,7 @@ from trainer.infer import files
 from trainer.weights.load import read_weights
 
 
+@pytest.mark.long
 def test_ranks_share_the_prompts_and_make_the_same_videos_as_one(
     run: tuple[Path, Path],
     tmp_path: Path,
@@ -68,6 +69,7 @@ def test_a_rank_without_a_world_is_refused(
     assert "start with torchrun" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_finished_videos_are_skipped_half_ones_made_anew_and_others_refused(
     run: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -96,6 +98,7 @@ def test_finished_videos_are_skipped_half_ones_made_anew_and_others_refused(
     assert not list((tmp_path / "out").glob(".*"))
 
 
+@pytest.mark.long
 def test_a_part_of_the_prompts_gives_the_videos_they_have_in_the_whole(
     run: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -122,6 +125,7 @@ def test_shards_are_read_through_their_index_and_a_missing_one_is_named(tmp_path
         read_weights(tmp_path)
 
 
+@pytest.mark.long
 def test_a_second_request_into_the_folder_never_replaces_the_firsts_videos(
     run: tuple[Path, Path],
     tmp_path: Path,

@@ -82,6 +82,7 @@ def test_a_list_that_is_no_good_is_refused(
         read_suite(tmp_path / "missing.json")
 
 
+@pytest.mark.long
 def test_videos_are_made_once_and_nothing_else_lies_beside_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -59,6 +59,7 @@ def ask(models: Models, op: str, run: Path, place: Path, **more: Any) -> list[Ma
     return said
 
 
+@pytest.mark.long
 def test_it_makes_the_files_of_the_command_and_none_twice(run: Path, tmp_path: Path) -> None:
     models = Models(torch.device("cpu"), checked=True)
     place = tmp_path / "warm"

@@ -120,6 +120,7 @@ def as_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "to_packed_text", to_packed_text)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("as_on_cuda")
 @pytest.mark.parametrize("frozen", [True, False])
 @pytest.mark.parametrize(

@@ -89,6 +89,7 @@ def test_published_sizes() -> None:
 # --- memory ------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_what_fits_at_once_changes_nothing_but_rounding() -> None:
     video = clip(21, 16, 24, batch=2)
     noises = (torch.randn(42, 4, 2, 3), torch.randn(2, 4, 6, 2, 3))

@@ -124,6 +124,7 @@ def test_odd_json_is_one_sentence_wherever_it_stands(
         assert len(said) < 1000
 
 
+@pytest.mark.long
 def test_depth_has_a_limit_and_data_of_any_width_has_none() -> None:
     for opening, closing in (("[", "]"), ('{"a":', "}")):
         whole = MAX_DEPTH - 1
@@ -265,6 +266,7 @@ def test_a_shard_s_name_is_that_of_a_file_beside_the_document(made: Made, name: 
         path.write_text(whole)
 
 
+@pytest.mark.long
 def test_an_index_whose_numbers_are_changed_is_used_or_one_sentence(made: Made) -> None:
     """With the hash of the changed file in the document, as somebody who wants harm would have it."""
     rng, cache = np.random.default_rng(3), made.cache

@@ -111,6 +111,7 @@ def test_a_level_that_does_not_exist_is_wrong_usage(
     assert "'loud' is not one of debug, info, warning, error" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_names_of_others_reach_no_terminal(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -47,6 +47,7 @@ def test_hours_without_a_fault_name_nobody(ranks: int, noise: float) -> None:
             assert training.all_named(HOUR) == set(), (seed, is_mixed)
 
 
+@pytest.mark.long
 def test_noise_too_large_to_tell_costs_names_and_gives_no_wrong_ones() -> None:
     assert Training(64, 1, noise=0.3).all_named(1000) == set()
     assert Training(64, 1, noise=0.3, slow=(5,), share=0.5).all_named(300) == {5}
@@ -81,6 +82,7 @@ def test_a_loader_that_is_late_at_every_fourth_step_is_named_by_its_phase() -> N
     assert [(one.rank, one.phase) for one in found[1]] == [(3, "data")]
 
 
+@pytest.mark.long
 def test_ranks_that_always_differ_a_little_are_not_named_and_one_far_off_is() -> None:
     training = Training(64, 6, noise=0.01, differ=0.015)
     assert training.all_named(800) == set()
@@ -88,6 +90,7 @@ def test_ranks_that_always_differ_a_little_are_not_named_and_one_far_off_is() ->
     assert 9 in slow.all_named(START + 100)
 
 
+@pytest.mark.long
 def test_several_microbatches_a_step_are_compared_by_their_buckets() -> None:
     training = Training(16, 8, noise=0.02, is_mixed=True, each=4, slow=(2,))
     assert training.all_named(START + 150) == {2}

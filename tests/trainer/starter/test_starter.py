@@ -77,6 +77,7 @@ print(json.dumps([sys.argv, __name__, {name: os.environ[name] for name in names}
 """
 
 
+@pytest.mark.long
 def test_ranks_have_their_numbers_and_their_arguments(starters: Starters) -> None:
     program = starters.write(SAY)
     words = ["--nnodes", "3", "--node_rank", "2", "--nproc_per_node", "2", "--master_addr", "n1"]
@@ -166,6 +167,7 @@ def test_module_that_was_imported_before_is_run_without_a_warning(starters: Star
     )  # fmt: skip
 
 
+@pytest.mark.long
 def test_imports_are_shared_and_random_numbers_are_not(starters: Starters) -> None:
     starters.write("import os\nHOME = os.getpid()\n", "shared.py")
     program = starters.write(
@@ -210,6 +212,7 @@ def _has_ended(pid: int) -> bool:
         return True
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signal_lets_ranks_save_and_end(starters: Starters, number: signal.Signals) -> None:
     program = starters.write(
@@ -225,6 +228,7 @@ def test_signal_lets_ranks_save_and_end(starters: Starters, number: signal.Signa
     assert (process.returncode, out) == (128 + number, "saved\nsaved\n")
 
 
+@pytest.mark.long
 def test_peers_of_a_failed_rank_are_ended_after_a_while(starters: Starters) -> None:
     program = starters.write(
         "import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(3)\ntime.sleep(60)\n"
@@ -246,6 +250,7 @@ def test_rank_that_cannot_use_what_was_imported_starts_afresh(starters: Starters
     assert (code, out) == (0, f"{[program, 'x']} True 0\n")
 
 
+@pytest.mark.long
 def test_cuda_is_not_asked_where_no_driver_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch asks CUDA where NVML does not answer, and then no rank can be forked."""
     seen = []

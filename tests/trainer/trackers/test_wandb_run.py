@@ -133,6 +133,7 @@ def test_a_run_that_began_offline_is_not_asked_of_the_server(
     assert (second["id"], second["resume"]) == (first["id"], "allow")
 
 
+@pytest.mark.long
 def test_offline_starts_of_a_directory_are_one_run(tmp_path: Path) -> None:
     for _ in range(2):
         sink = sink_in(tmp_path, [], "offline")

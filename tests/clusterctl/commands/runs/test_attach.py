@@ -69,6 +69,7 @@ def test_run_that_is_left_goes_on_and_another_view_stops_it(user: User) -> None:
     assert tagged(run_id) == []
 
 
+@pytest.mark.long
 def test_ctrl_c_while_the_supervisor_starts_stops_it_too(user: User) -> None:
     """It would go on alone, and begin a run that nobody asked for any more."""
     user.program("import time\nprint('up', flush=True)\ntime.sleep(60)\n")

@@ -133,6 +133,7 @@ def test_run_or_log_that_is_not_there_is_said(run_dir: Path, capsys) -> None:
     assert "two runs have the number 3" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_192_logs_of_100_mb_open_within_a_second(tmp_path: Path) -> None:
     """Read from the end. The files have holes, so reading one whole would cost time, not space."""
     run_dir = write_run(tmp_path / "001-large", steps=5)
@@ -319,6 +320,7 @@ def test_logs_without_the_launchers_journal_say_so(run_dir: Path, capsys) -> Non
     )
 
 
+@pytest.mark.long
 @pytest.mark.timeout(2 * WAIT_S)
 def test_follow_ends_with_ctrl_c_and_with_its_reader(run_dir: Path, follow) -> None:
     logs = follow("--rank", "0", "--tail", "1")

@@ -129,6 +129,7 @@ def make(run_dir: Path, step: int, **sizes: int) -> None:
     (folder / "manifest.json").write_text(json.dumps({"files": files}))
 
 
+@pytest.mark.long
 def test_space_is_judged_by_the_next_checkpoint(tmp_path: Path) -> None:
     assert listed(tmp_path / "none")["complete"] == []
     make(tmp_path, 10, model_a=1)

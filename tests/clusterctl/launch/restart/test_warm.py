@@ -60,6 +60,7 @@ def test_first_spare_stands_by_until_the_run_ends(bench, monkeypatch: pytest.Mon
     assert tagged(plan.run_id) == []
 
 
+@pytest.mark.long
 def test_nothing_stands_by_where_nothing_is_restarted(bench) -> None:
     first, *spares = bench.nodes
     plan = bench.plan("pass", nodes=[first])

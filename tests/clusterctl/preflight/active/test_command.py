@@ -35,6 +35,7 @@ def preflight(cluster: LocalCluster, *args: str) -> int:
     return cli.run(["preflight", *plain, *args, str(cluster.hostfile)])
 
 
+@pytest.mark.long
 def test_without_a_terminal_nothing_is_tested_unless_yes_is_said(
     nodes: LocalCluster, capsys
 ) -> None:
@@ -45,6 +46,7 @@ def test_without_a_terminal_nothing_is_tested_unless_yes_is_said(
     assert "--yes answers yes" in err
 
 
+@pytest.mark.long
 def test_dry_run_says_the_plan_and_tests_nothing(nodes: LocalCluster, capsys) -> None:
     assert preflight(nodes, "--active", "--dry-run", "--json") == 0
     out, err = capsys.readouterr()
@@ -73,6 +75,7 @@ def test_busy_gpus_are_refused(nodes: LocalCluster, capsys) -> None:
     assert "-x n2" in err
 
 
+@pytest.mark.long
 def test_an_environment_without_torch_is_unknown_with_the_reason(
     nodes: LocalCluster, capsys
 ) -> None:
@@ -105,6 +108,7 @@ def test_one_device_alone_has_nothing_to_sum_and_needs_no_torch(
     assert "one node with one device has none to sum with" in out + err
 
 
+@pytest.mark.long
 def test_without_an_interpreter_it_is_unknown_too(nodes: LocalCluster, capsys) -> None:
     args = ["--active", "--yes", "--check", "active.allreduce", "--python", "/nowhere/python"]
     assert (

@@ -67,6 +67,7 @@ def test_one_bad_node_is_named_and_nobody_else(drawn: tuple[int, int]) -> None:
     assert found.rounds <= most_rounds(count)
 
 
+@pytest.mark.long
 @given(
     st.integers(3, 1000).flatmap(
         lambda n: st.tuples(st.just(n), st.lists(st.integers(0, n - 1), min_size=2, max_size=2, unique=True))

@@ -90,6 +90,7 @@ def test_the_longest_line_of_the_widest_text_costs_no_more_than_64_mib() -> None
     assert peak + len(line) < 64 * MIB
 
 
+@pytest.mark.long
 def test_output_of_a_command_costs_no_more_than_64_mib() -> None:
     part = 16  # of the most: counting memory makes it slow
     sizes = (SHELL_BYTES // part, SHELL_BYTES // part // 4)

@@ -48,6 +48,7 @@ def pid_in(path: Path) -> int:
     return int(path.read_text())
 
 
+@pytest.mark.long
 def test_nodes_are_processes_of_their_own_with_private_files(loopback) -> None:
     cluster = loopback(2, env={"COLOUR": "blue"})
     assert cluster.directory.stat().st_mode & 0o777 == 0o700
@@ -74,6 +75,7 @@ def test_only_127_0_0_1_listens(loopback) -> None:
     assert [one.laddr.ip for one in listening] == ["127.0.0.1"]
 
 
+@pytest.mark.long
 def test_stop_leaves_no_process_port_or_key(loopback, tmp_path: Path) -> None:
     cluster = loopback(2)
     with closing(connect(cluster)) as connection:
@@ -109,6 +111,7 @@ def test_node_that_was_killed_leaves_nothing_either(loopback, tmp_path: Path) ->
     wait_for(lambda: not running(pid))
 
 
+@pytest.mark.long
 def test_client_that_goes_away_ends_its_command(loopback, tmp_path: Path) -> None:
     cluster = loopback(1)
     connection = connect(cluster)
@@ -204,6 +207,7 @@ def test_node_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.Mon
     assert not (tmp_path / "nodes").exists()
 
 
+@pytest.mark.long
 def test_mark_tells_clusters_apart(loopback) -> None:
     marks = set()
     for cluster in (loopback(1), loopback(1)):

@@ -316,6 +316,7 @@ def campaign(
     return counts
 
 
+@pytest.mark.long
 def test_generated_configurations_are_resolved_as_by_ssh(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

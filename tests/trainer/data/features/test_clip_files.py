@@ -113,6 +113,7 @@ def test_a_data_set_that_moved_as_a_whole_keeps_its_features(
     capsys.readouterr()
 
 
+@pytest.mark.long
 def test_latents_from_before_are_read_and_said_to_be_unknown(
     sets: tuple[Place, Place],
     tmp_path: Path,

@@ -213,6 +213,7 @@ def test_more_clips_and_other_buckets_are_added_and_nothing_is_made_twice(
     assert len(open_cache(out).clips) == 2 * 7  # two sizes each; one path stands twice
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("small_shards")
 def test_a_job_that_was_left_for_other_buckets_keeps_what_it_made(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -313,6 +314,7 @@ def test_dry_run_says_how_much_and_writes_nothing(
     assert not (tmp_path / "cache").exists()
 
 
+@pytest.mark.long
 def test_what_is_predicted_is_what_is_written(place: Place, tmp_path: Path) -> None:
     out = tmp_path / "cache"
     options = Options("exact", "F32")

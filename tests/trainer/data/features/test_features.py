@@ -120,6 +120,7 @@ def test_captions_are_the_encoders_up_to_padding(place: Place, cache: Path) -> N
     shards.close()
 
 
+@pytest.mark.long
 def test_half_precision_is_as_near_as_it_says(place: Place, cache: Path) -> None:
     out = place.folder / "half"
     assert place.encode(out) == 0
@@ -152,6 +153,7 @@ def test_a_sample_is_one_draw_of_the_whole_posterior(place: Place, cache: Path) 
     assert 0.8 < float(spread.std()) < 1.3  # noise of the frames widens it a little
 
 
+@pytest.mark.long
 def test_batches_of_pixels_are_those_of_the_loader_bit_by_bit(tmp_path: Path) -> None:
     """Every frame is a chunk where pixels are the latents, so windows do not move either."""
     place = make_place(tmp_path, identity=True)
@@ -217,6 +219,7 @@ def test_segments_hold_every_chunk_whole_and_once(limit: int) -> None:
     assert seen == {17: [0, 1, 2], 3: [0, 1, 2, 3]}
 
 
+@pytest.mark.long
 def test_a_window_beyond_the_frames_that_are_there_is_counted_around(place: Place) -> None:
     grid = Grid(17, 4, 8, 4)
     assert [grid.window(start, 1, 34, 70) for start in (0, 16, 17, 36, 51, 68)] == [
@@ -387,6 +390,7 @@ def test_bucket_of_which_no_clip_was_encoded_takes_those_of_another(
     assert {clip.reason for clip in batch.bad} == {"noise"}
 
 
+@pytest.mark.long
 def test_a_clip_that_could_not_be_encoded_is_replaced_by_the_plans_next(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

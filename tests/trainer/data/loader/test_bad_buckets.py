@@ -46,6 +46,7 @@ def all_batches(plan: DataPlan, world: int, known: dict[str, str] | None = None)
     return [found[index] for index in sorted(found)]
 
 
+@pytest.mark.long
 def test_bucket_without_a_clip_takes_those_of_the_nearest_one_on_any_number_of_ranks(plan):
     epoch = plan.epoch(0)
     bad_cell = int(epoch.cells[0])
@@ -69,6 +70,7 @@ def test_bucket_without_a_clip_takes_those_of_the_nearest_one_on_any_number_of_r
         assert torch.equal(one.video, other.video)
 
 
+@pytest.mark.long
 def test_clip_that_is_left_alone_in_its_bucket_fills_the_microbatch(plan):
     epoch = plan.epoch(0)
     cell = int(epoch.cells[0])
@@ -90,6 +92,7 @@ def test_no_clip_of_any_bucket_ends_with_the_list(plan):
     assert len(paths) == len(set(paths))  # each once, also one that is its own spare
 
 
+@pytest.mark.long
 def test_clip_that_is_known_to_be_bad_is_replaced_without_being_tried(plan):
     rows = plan.epoch(0)[0].rows.tolist()
     path = plan.manifest.locate(rows[0])
@@ -101,6 +104,7 @@ def test_clip_that_is_known_to_be_bad_is_replaced_without_being_tried(plan):
     assert not known[0].failures.lasting
 
 
+@pytest.mark.long
 def test_clip_whose_folder_is_not_on_this_node_is_tried_again(plan):
     """Another node may have it, and all ranks share what is known."""
     rows = plan.epoch(0)[0].rows.tolist()
@@ -116,6 +120,7 @@ def test_clip_whose_folder_is_not_on_this_node_is_tried_again(plan):
     assert list(all_batches(plan, 1)[0].failures.lasting) == [str(moved)]  # the file alone
 
 
+@pytest.mark.long
 def test_windows_of_a_clip_that_was_cut_are_moved_to_what_is_there(tmp_path):
     """As upstream does; else the clip would be lost to the run."""
     plan = plan_of_one(tmp_path, frames=72)

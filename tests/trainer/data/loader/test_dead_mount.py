@@ -81,6 +81,7 @@ def test_clips_of_a_mount_that_hangs_are_replaced_and_the_run_goes_on(mounted, o
     wait_for(nobody_is_left, 30)  # those that could not be killed went, too
 
 
+@pytest.mark.long
 def test_a_process_that_cannot_be_killed_is_left_behind(mounted):
     folder, mount = mounted
     path = next(path for path in sorted((folder / "clips").iterdir()) if path.is_symlink())

@@ -153,6 +153,7 @@ def test_a_clip_that_wants_too_much_memory_is_refused_and_the_process_goes_on(tm
     roomy.close()
 
 
+@pytest.mark.long
 def test_shared_memory_is_that_of_a_few_clips_whatever_the_batch(tmp_path):
     path = str(write_clip(tmp_path / "a.mp4", 12, **X264))
     decoder, window = Decoder(clip_timeout_s=60), Window(2, 4, 1, 240, 320, 12)

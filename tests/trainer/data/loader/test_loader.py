@@ -74,6 +74,7 @@ def test_a_signal_handler_that_takes_long_ends_no_limit(monkeypatch) -> None:
         worker.close()
 
 
+@pytest.mark.long
 def test_batch_holds_what_the_model_needs(folder):
     plan = plan_of(folder)
     batches = epoch_of(plan)
@@ -107,6 +108,7 @@ def test_the_batch_to_come_is_told_before_it_comes(folder, rank):
     assert [index for (_, index), _ in given] == [2 + rank, 4 + rank, 6 + rank, 8 + rank]
 
 
+@pytest.mark.long
 def test_the_buckets_of_a_step_are_told_of_all_ranks(folder):
     config = {"16px": {4: (1.0, 2), 8: ((1.0, 0.5), 2)}}
     told, given = [], []
@@ -128,6 +130,7 @@ def test_the_buckets_of_a_step_are_told_of_all_ranks(folder):
     assert len(set(given)) > 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("resize", "error"), [("bilinear", 0.04), ("area", 0.001)])
 def test_pixels_are_the_digit_that_the_caption_says(folder, resize, error):
     images, _ = digits.scans("train")
@@ -170,6 +173,7 @@ def test_epochs_follow_each_other_and_any_position_continues_bit_equal(folder):
             assert torch.equal(pixels, want)
 
 
+@pytest.mark.long
 def test_position_counts_batches_given_out_not_those_decoded_ahead(folder):
     loader = build_loader(plan_of(folder), Cursor(0, 2), 0, 2, 0, FAST)
     for given, _ in enumerate(loader, start=1):
@@ -213,6 +217,7 @@ def damage(plan: DataPlan, row: int, kind: str) -> None:
         path.write_bytes(os.urandom(3000))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [0, 1])
 def test_bad_clips_are_replaced_by_the_next_of_their_bucket_and_reported(broken, workers):
     plan = plan_of(broken)
@@ -243,6 +248,7 @@ def test_bad_clips_are_replaced_by_the_next_of_their_bucket_and_reported(broken,
     assert first[0].text == [plan.manifest.texts[row] for row in first[0].rows]
 
 
+@pytest.mark.long
 def test_microbatch_of_only_bad_clips_is_filled(broken):
     plan = plan_of(broken)
     rows = plan.epoch(0)[3].rows.tolist()
@@ -302,6 +308,7 @@ def test_decoder_that_stops_or_dies_costs_one_clip_and_no_step(folder, fault):
     assert not decoders_of(os.getpid())
 
 
+@pytest.mark.long
 def test_batch_that_takes_too_long_stops_the_run_with_the_list(folder):
     options = replace(FAST, clip_timeout_s=1.5, batch_timeout_s=1)
     loader = build_loader(plan_of(folder), Cursor(), 0, 1, 1, options)
@@ -326,6 +333,7 @@ def test_a_worker_that_ended_without_a_word_is_noticed_at_once(folder, monkeypat
     loader.close()
 
 
+@pytest.mark.long
 def test_closing_does_not_wait_for_a_late_clip(folder):
     loader = build_loader(plan_of(folder), Cursor(), 0, 1, 1, FAST)
     next(iter(loader))

@@ -67,6 +67,7 @@ def across_an_outage(mount: Path, decoder: Watched, read: Callable[[], Any]) -> 
     return one
 
 
+@pytest.mark.long
 def test_clips_of_a_mount_that_was_away_are_those_of_an_undisturbed_batch(
     folder: Path, decoder: Watched
 ) -> None:
@@ -97,6 +98,7 @@ def test_clip_of_a_mount_that_was_away_is_encoded(folder: Path, decoder: Watched
     pool.close()
 
 
+@pytest.mark.long
 def test_clip_that_is_not_there_is_replaced_at_once(folder: Path, decoder: Watched) -> None:
     plan = plan_of(folder)
     task = make_task(plan, 0, 0)
@@ -119,6 +121,7 @@ def test_storage_that_stays_away_ends_the_batch_within_its_time(
     assert decoder.tries > 3
 
 
+@pytest.mark.long
 def test_path_that_is_wrong_from_the_start_is_told_at_once(folder: Path, decoder: Watched) -> None:
     task = make_task(plan_of(folder), 0, 0)
     shutil.rmtree(folder.parent)

@@ -25,6 +25,7 @@ def manifest(tmp_path: Path) -> Manifest:
     return read_shards(tmp_path / "m.shards")
 
 
+@pytest.mark.long
 def test_texts_of_a_microbatch_are_read_by_its_worker_each_row_group_once(
     manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,6 +72,7 @@ def test_kill_at_any_point_of_every_verb(tmp_path, words):
     killed_at_every_point(tmp_path, *words)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["o.csv", "o.parquet"])
 def test_full_disk_is_reported_and_leaves_nothing(tmp_path, name):
     """A limit on the size of files fails the write as a full disk does."""
@@ -92,6 +93,7 @@ def test_full_disk_is_reported_and_leaves_nothing(tmp_path, name):
     assert [path.name for path in tmp_path.iterdir()] == ["a.csv"]
 
 
+@pytest.mark.long
 def test_interrupted_query_ends_at_once_and_leaves_nothing(tmp_path):
     write_table(tmp_path / "a.csv", 10)
     forever = "(SELECT count(*) FROM range(1000000000) a, range(1000000) b) > num_frames"
@@ -229,6 +231,7 @@ def test_full_disk_is_reported_and_finished_work_is_kept(probe, tmp_path, monkey
     assert (tmp_path / "out.csv").read_bytes() == (tmp_path / "want.csv").read_bytes()
 
 
+@pytest.mark.long
 def test_lost_answers_or_damaged_state_begin_anew(probe, tmp_path):
     out, work = tmp_path / "out.csv", tmp_path / ".out.csv.work"
     for damage in (
@@ -277,6 +280,7 @@ def test_what_is_there_is_replaced_only_when_told_to(tmp_path, capsys):
     assert "cannot be written at the same time" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_interrupt_says_how_to_go_on_and_ends_at_once(tmp_path):
     """Ctrl-C in a terminal reaches every process of the group."""
     made = tmp_path / "set"

@@ -25,6 +25,7 @@ NUMBERS = st.integers(-2, 400)
 ROWS = st.lists(st.tuples(TEXTS, TEXTS, NUMBERS, NUMBERS, NUMBERS), min_size=1, max_size=12)
 
 
+@pytest.mark.long
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

@@ -9,6 +9,7 @@ from trainer.data.plan.balance import Balance, balanced, classes, idle
 from trainer.errors import ConfigError
 
 
+@pytest.mark.long
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.integers(0, 5), max_size=120),

@@ -85,6 +85,7 @@ def test_world_size_and_place_of_the_files_may_change():
     assert restore(moved, take(plan, Cursor(1, 12), 12), NOTHING).cursor == Cursor(1, 12)
 
 
+@pytest.mark.long
 @settings(max_examples=100, deadline=None)
 @given(
     st.recursive(

@@ -68,6 +68,7 @@ def test_every_verb_that_writes_elsewhere_names_the_same_files(sets, do, line):
     assert files(sets / line.split()[-3 if "--" in line else -1]) == own(sets, "cats", "0", "c2")
 
 
+@pytest.mark.long
 def test_probe_and_check_in_another_folder(sets, do):
     write_clip(sets / "cats" / "clips" / "0.mp4", 9, threads="1")
     (sets / "cats" / "m.csv").write_text("path,text\nclips/0.mp4,x\n")

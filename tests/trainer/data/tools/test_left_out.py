@@ -100,6 +100,7 @@ def test_merge_says_what_found_no_partner(
     assert scores == [("0", "a"), ("", "b"), ("", "c"), ("3", "d")]
 
 
+@pytest.mark.long
 def test_captions_that_reach_the_limit_of_tokens_are_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

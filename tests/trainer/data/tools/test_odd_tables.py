@@ -210,6 +210,7 @@ STARTING = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ODD_COLUMNS)
 def test_columns_of_any_type_give_rows_or_one_sentence(do, tmp_path, capsys, kind):
     pq.write_table(pa.table({**ODD_COLUMNS[kind], **NUMBERS}), tmp_path / "a.parquet")

@@ -117,6 +117,7 @@ def test_a_folder_that_was_not_there_is_asked_for_again(mount, do, capsys, verb)
     assert (mount.parent / "out.csv").read_bytes() == (mount.parent / "want.csv").read_bytes()
 
 
+@pytest.mark.long
 def test_a_clip_that_is_not_there_is_a_result_of_check_without_a_limit(mount, do):
     for number in range(1, CLIPS):
         (mount / f"{number}.mp4").unlink()

@@ -50,6 +50,7 @@ def clips(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_probe_tells_length_size_and_rate_as_they_are_shown(clips, tmp_path, capsys):
     out = tmp_path / "out.csv"
     words = ["probe", str(clips / "clips.csv"), str(out), "--workers", "2", "--file-size", "-q"]
@@ -83,6 +84,7 @@ def test_probe_tells_length_size_and_rate_as_they_are_shown(clips, tmp_path, cap
         assert line in said
 
 
+@pytest.mark.long
 def test_check_writes_the_reason_into_a_column_and_keeps_every_row(clips, tmp_path, capsys):
     source, out = tmp_path / "m.csv", tmp_path / "out.csv"
     words = ["probe", str(clips / "clips.csv"), str(source), "--root", str(clips)]
@@ -152,6 +154,7 @@ def decoder() -> Iterator[Decoder]:
     decoder.close()
 
 
+@pytest.mark.long
 def test_late_clip_is_given_up_and_its_process_replaced(clips, decoder):
     """A process that sleeps (here: stopped) is what a dead mount looks like from outside."""
     question = {"what": "probe", "path": str(clips / "good.mp4")}
@@ -168,6 +171,7 @@ def test_late_clip_is_given_up_and_its_process_replaced(clips, decoder):
     assert decoder.ask(question)["num_frames"] == 12
 
 
+@pytest.mark.long
 def test_too_many_unreadable_clips_stop_the_probe_and_keep_what_is_done(clips, tmp_path, capsys):
     out = tmp_path / "out.csv"
     words = [

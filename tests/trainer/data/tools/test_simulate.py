@@ -30,6 +30,7 @@ def config(tmp_path):
     return path
 
 
+@pytest.mark.long
 def test_window_of_16_steps_idles_a_hundredth_where_random_order_idles_an_eighth(config):
     random, eight, sixteen = simulate(
         stand_in(1_000_000, mira=False), load(str(config)), 192, [8, 16]

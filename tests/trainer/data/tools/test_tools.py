@@ -39,6 +39,7 @@ def test_probe_writes_what_the_files_say_in_the_order_of_the_rows(folder, tmp_pa
     assert "out.csv: 20 rows" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_probe_leaves_out_what_it_cannot_read_and_says_so(tmp_path, capsys):
     write_clip(tmp_path / "a.mkv", 12, codec="libx264", preset="ultrafast", threads="1")
     (tmp_path / "b.mp4").write_text("no video")

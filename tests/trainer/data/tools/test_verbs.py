@@ -142,6 +142,7 @@ def test_no_condition_fails_in_another_way(do, tmp_path, capsys, text):
     assert len(printed.err.splitlines()) <= 2
 
 
+@pytest.mark.long
 def test_sql_conditions_choose_rows(do, tmp_path):
     (tmp_path / "a.csv").write_text(
         "path,text,Vmaf,num_frames,c0\na,x dog,0.5,7,p\nb,,,9,q\nc,it's,5,30,r\n"
@@ -211,6 +212,7 @@ def test_sets_of_rows_keep_the_order_of_the_first(do, tmp_path):
         ]
 
 
+@pytest.mark.long
 @settings(MANY, max_examples=10)
 @given(st.lists(st.integers(0, 9), max_size=40), st.lists(st.integers(0, 9), max_size=40))
 def test_sets_equal_pythons_own(do, tmp_path, mine, others):
@@ -243,6 +245,7 @@ def test_merge_puts_tables_behind_each_other(do, tmp_path, capsys):
     assert (last["path"], last["num_frames"], last["lang"]) == ("x", "", "en")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 def test_merge_on_a_column_puts_tables_side_by_side(do, tmp_path, suffix, capsys):
     write_table(tmp_path / "a.csv", 10)
@@ -274,6 +277,7 @@ def test_merge_on_a_column_puts_tables_side_by_side(do, tmp_path, suffix, capsys
     assert "path 'x' is in line 2 and in line 4" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_clean_captions_uses_the_trainers_own_function(do, tmp_path, capsys):
     (tmp_path / "a.csv").write_text('path,text\na,"  A <b>dog</b>  runs &amp; BARKS "\nb,fine\n')
     assert do("clean-captions a.csv o.csv --workers 1") == 0

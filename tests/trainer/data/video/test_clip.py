@@ -81,6 +81,7 @@ def test_a_title_that_is_not_utf8_refuses_no_clip(tmp_path):
     assert np.abs(pixels.astype(int) - 90).max() < 8
 
 
+@pytest.mark.long
 def test_too_old_a_pyav_is_one_sentence_where_clips_are_read(tmp_path):
     (tmp_path / "sitecustomize.py").write_text("import av; av.__version__ = '16.1.0'\n")
     write_clip(tmp_path / "a.mp4", 4, **X264)

@@ -51,6 +51,7 @@ def is_gone(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.long
 def test_every_clip_gets_its_own_pixels_or_reason(decoder, clips, tmp_path):
     asked = [
         (clips[0], WINDOW),
@@ -74,6 +75,7 @@ def test_every_clip_gets_its_own_pixels_or_reason(decoder, clips, tmp_path):
     assert decoder.decode([], SHAPE)[1] == []
 
 
+@pytest.mark.long
 def test_only_the_clip_that_is_late_is_refused_and_the_process_replaced(clips):
     decoder = Decoder(clip_timeout_s=0.5)
     decoder.decode([(clips[0], WINDOW)], SHAPE)
@@ -91,6 +93,7 @@ def test_only_the_clip_that_is_late_is_refused_and_the_process_replaced(clips):
     decoder.close()
 
 
+@pytest.mark.long
 def test_process_that_died_between_batches_costs_no_clip(decoder, clips):
     decoder.decode([(clips[0], WINDOW)], SHAPE)
     first = decoder.process.pid
@@ -129,6 +132,7 @@ def has_request(pid: int) -> bool:
     return waiting[0] > 0
 
 
+@pytest.mark.long
 def test_clip_whose_process_was_killed_by_somebody_is_read_once_more(decoder, clips):
     decoder.decode([(clips[0], WINDOW)], SHAPE)
     killer = kill_busy(decoder, 1)
@@ -139,6 +143,7 @@ def test_clip_whose_process_was_killed_by_somebody_is_read_once_more(decoder, cl
     assert decoder.replaced == 1
 
 
+@pytest.mark.long
 def test_clip_that_ends_two_processes_is_refused_alone(clips, tmp_path, monkeypatch):
     deadly = tmp_path / "deadly.mp4"
     deadly.write_bytes(Path(clips[0]).read_bytes())
@@ -163,6 +168,7 @@ def test_clip_that_ends_two_processes_is_refused_alone(clips, tmp_path, monkeypa
     decoder.close()
 
 
+@pytest.mark.long
 def test_facts_of_a_clip_are_asked_once_more_where_the_process_was_killed(decoder, clips):
     decoder.decode([(clips[0], WINDOW)], SHAPE)
     killer = kill_busy(decoder, 1)

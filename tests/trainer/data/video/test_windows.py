@@ -55,6 +55,7 @@ def clips(tmp_path_factory) -> dict[str, Path]:
     return made
 
 
+@pytest.mark.long
 @given(
     st.integers(0, FRAMES - 1),
     st.integers(1, 12),
@@ -82,6 +83,7 @@ def test_any_window_of_any_codec_holds_exactly_its_frames(
         assert frame_numbers(out) == wanted
 
 
+@pytest.mark.long
 @given(
     st.lists(st.integers(1, 400), min_size=1, max_size=60),
     st.integers(1, 60),
@@ -241,6 +243,7 @@ def test_a_manifest_that_states_too_many_frames_is_the_same_for_all_containers(t
             wrong()
 
 
+@pytest.mark.long
 def test_frames_before_the_first_keyframe_are_not_counted(tmp_path):
     """A recording that begins between two keyframes."""
     whole = write_clip(tmp_path / "a.ts", 60, g="20", bf="0", threads="1", preset="ultrafast")
