@@ -50,13 +50,13 @@ def xid(kernel_log: KernelLog, gpus: GpuFacts, limits: Profile) -> Iterator[Find
     How: lines `NVRM: Xid (PCI:…): N` since boot, also with a MIG instance in them
     Fix: what the number wants: restart the program, reset the GPU, reboot, service
     """
-    if (without := no_gpu(gpus)) and not kernel_log.events:
-        yield without
-        return
     seen: dict[tuple[str, int], list[KernelEvent]] = {}
     for event in kernel_log.events:
         if event.kind == "xid" and event.xid is not None:
             seen.setdefault((event.subject, event.xid), []).append(event)
+    if not seen and (without := no_gpu(gpus)):
+        yield without
+        return
     graded = {key: worst(key[1], [one.line for one in found]) for key, found in seen.items()}
     bad = {key: found for key, found in graded.items() if found[0].verdict is not Verdict.PASS}
     for (gpu, number), (found, at) in bad.items():
@@ -194,13 +194,17 @@ def flaps(kernel_log: KernelLog, node: NodeFacts, limits: Profile) -> Finding:
             return warn(text, times, 0, fix=f"cable and transceiver of {name}")
     if isinstance(node.fabric, Unknown) and node.fabric != NOT_ASKED:
         return unknown(f"which interfaces are those of cards: {node.fabric}")
-    if isinstance(node.fabric, Fabric) and not ports:
+    return _no_card(node) or nothing_logged(kernel_log, "no link was lost", 86400, " in 24 h")
+
+
+def _no_card(node: NodeFacts) -> Finding | None:
+    if isinstance(node.fabric, Fabric) and not node.fabric.ports:
         return skip("no InfiniBand or RoCE card")
-    return nothing_logged(kernel_log, "no link was lost", 86400, " in 24 h")
+    return None
 
 
 @check("ib.pcie_limited", advisory=True)
-def pcie_limited(kernel_log: KernelLog) -> Finding:
+def pcie_limited(kernel_log: KernelLog, node: NodeFacts) -> Finding:
     """Network cards have all their PCIe lanes.
 
     Why: A 400 Gb/s card on eight lanes carries half, and its port still says 400.
@@ -210,7 +214,8 @@ def pcie_limited(kernel_log: KernelLog) -> Finding:
     """
     slow = [one for one in kernel_log.events if one.kind == "pcie-slow" and "mlx" in one.line]
     if not slow:
-        return nothing_logged(kernel_log, "the kernel complains of no slow slot")
+        good = "the kernel complains of no slow slot"
+        return _no_card(node) or nothing_logged(kernel_log, good)
     cards = sorted({event.subject for event in slow})
     text = f"{', '.join(cards)}: {slow[-1].line.partition(': ')[2][:110]}"
     return warn(text, len(cards), 0, action=Action.SERVICE)

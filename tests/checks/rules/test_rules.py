@@ -448,8 +448,15 @@ def test_short_kernel_log_names_how_far_it_reaches_and_no_other_time() -> None:
         "ib.flaps", healthy.full("n1", kernel_log=dataclasses.replace(log, reaches_s=9e4))
     )
     assert (found["n1"].verdict, found["n1"].evidence) == (PASS, "no link was lost in 24 h")
-    without = healthy.full("n1", kernel_log=log, fabric=Fabric())
-    assert judge("ib.flaps", without)["n1"].verdict is SKIP
+
+
+def test_a_short_kernel_log_is_no_question_about_hardware_that_is_not_there() -> None:
+    other = read_events("[ 5.000000] Out of memory: Killed process 7 (python)", 1000.0, 1.8e9)
+    log, gpus_none = KernelLog(other, 900, 3700.0), GpuFacts("no-tool", "no nvidia-smi")
+    without = healthy.full("n1", kernel_log=log, fabric=Fabric(), gpus=gpus_none)
+    for id in ("gpu.xid", "gpu.fell_off", "gpu.sxid", "ib.flaps", "ib.pcie_limited"):
+        assert judge(id, without)["n1"].verdict is SKIP, id
+        assert judge(id, healthy.full("n1", kernel_log=log))["n1"].verdict is UNKNOWN, id
 
 
 def test_missing_file_is_pushed_only_from_a_machine_that_has_it() -> None:
