@@ -10,6 +10,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -150,7 +151,20 @@ def run_demo(
 
 
 def _second_terminal(hostfile: Path) -> str:
-    return f"in a second terminal: clusterctl gpus {hostfile}, clusterctl status"
+    clusterctl = typed_command()
+    return f"in a second terminal: {clusterctl} gpus {hostfile}, {clusterctl} status"
+
+
+def typed_command() -> str:
+    """What starts this program from this shell: its name, or its path where the name does not."""
+    started, found = Path(sys.argv[0]), shutil.which("clusterctl")
+    if found is not None and (started.name != "clusterctl" or started.samefile(found)):
+        return "clusterctl"
+    if started.name != "clusterctl":  # python -m clusterctl
+        return f"{shlex.quote(sys.executable)} -m clusterctl"
+    return shlex.quote(
+        os.path.relpath(started) if started.is_relative_to(Path.cwd()) else str(started)
+    )
 
 
 def _undisturbed(cleanup: Callable[..., object], *args: Any, **options: Any) -> None:

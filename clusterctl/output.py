@@ -95,32 +95,35 @@ class Output:
         width: int | None = None,
     ) -> None:
         """Aligned columns; `right` are numbers. With `width` lines are cut there, for a page; else
-        the last column is wrapped where a terminal ends, and a table that is longer than it has the
-        names of its columns below the rows, too."""
+        texts are wrapped in their columns where a terminal ends, the last one first, and a table
+        that is longer than it has the names of its columns below the rows, too."""
         lines = [[Cell(name, "bold") for name in columns]]
         lines += [[_cell(cell) for cell in row] for row in rows]
         widths = [max(len(cell.text) for cell in column) for column in zip(*lines, strict=True)]
         page = self.page() if width is None else None
-        if page is not None and len(lines) >= page.lines:
-            lines.append(lines[0])  # the first one scrolls off
+        if page is not None:
+            texts = [at for at in range(1, len(columns)) if columns[at] not in right]
+            widths = _fitted(widths, texts, page.columns)
+            if len(lines) >= page.lines:
+                lines.append(lines[0])  # the first one scrolls off
         for line in lines:
-            parts, start = [], 0
+            cells: list[list[str]] = []  # lines of each
+            start = 0
             for name, cell, wide in zip(columns, line, widths, strict=True):
-                gap = wide - len(cell.text)
-                indent = gap if name in right else 0
-                text = cell.text if width is None else _cut(cell.text, width - start - indent)
-                parts.append(
-                    " " * indent + self._paint(text, cell.style, sys.stdout) + " " * (gap - indent)
-                )
+                whole = [cell.text] if len(cell.text) <= wide else _wrapped(cell.text, wide)
+                indent = wide - len(whole[0]) if name in right else 0
+                if width is not None:
+                    whole = [_cut(cell.text, width - start - indent)]
+                cells.append([" " * indent + text for text in whole])
                 start += wide + 2
-            rest: list[str] = []
-            if page is not None and start - 2 > page.columns:
-                start -= wide + 2
-                first, *rest = _wrapped(cell.text, max(page.columns - start, MIN_WRAPPED))
-                parts[-1] = self._paint(first, cell.style, sys.stdout)
-            _write(sys.stdout, "  ".join(parts).rstrip() + "\n")
-            for text in rest:
-                _write(sys.stdout, " " * start + self._paint(text, cell.style, sys.stdout) + "\n")
+            for at in range(max(map(len, cells))):
+                parts = []
+                for cell, texts_of_cell, wide in zip(line, cells, widths, strict=True):
+                    text = texts_of_cell[at] if at < len(texts_of_cell) else ""
+                    bare = text.lstrip(" ")
+                    painted = self._paint(bare, cell.style, sys.stdout) if bare else ""
+                    parts.append(text[: len(text) - len(bare)] + painted + " " * (wide - len(text)))
+                _write(sys.stdout, "  ".join(parts).rstrip() + "\n")
 
     def node_table(
         self,
@@ -246,6 +249,24 @@ class Output:
 def _cell(cell: str | Cell) -> Cell:
     text, style = (cell.text, cell.style) if isinstance(cell, Cell) else (cell, None)
     return Cell(printable(text), style)
+
+
+def _fitted(widths: Sequence[int], texts: Sequence[int], columns: int) -> list[int]:
+    """Widths whose sum fits into `columns`: the last column gives first, then the widest of the
+    columns `texts`; where not even that is enough, the terminal may break the lines."""
+    fitted, last = list(widths), len(widths) - 1
+    over = sum(fitted) + 2 * last - columns
+    if last and (give := min(over, fitted[last] - MIN_WRAPPED)) > 0:
+        fitted[last] -= give
+        over -= give
+    narrower = list(fitted)
+    while over > 0:
+        widest = max((at for at in texts if at != last), key=narrower.__getitem__, default=None)
+        if widest is None or narrower[widest] <= MIN_WRAPPED // 2:
+            return fitted
+        narrower[widest] -= 1
+        over -= 1
+    return narrower
 
 
 def _one_line(text: str) -> str:

@@ -49,6 +49,7 @@ class Clocks:
     head_flags: tuple[str, ...]
     limit_s: float
     findings: tuple[Finding, ...] = ()
+    one_machine: bool = False  # what steers its clock is not judged
 
     @property
     def exit_code(self) -> int:
@@ -74,6 +75,8 @@ class Clocks:
         for verdict in ("bad", "unknown"):
             names = [row.node for row in self.rows if row.verdict == verdict]
             words += [f"{verdict}: {fold(names)}"] if names else []
+        if self.one_machine:
+            words.append("all on one machine: what steers its clock is not judged")
         return "; ".join([*words, *self.head_flags])
 
 
@@ -124,7 +127,8 @@ def judge(
     distance and steps are measured all the same.
     """
     head = NodeFacts(HEAD, machine=_machine(head_boot_id))
-    report = run_checks(Fleet((*nodes, head)), limits, only=RULES)
+    fleet = Fleet((*nodes, head))
+    report = run_checks(fleet, limits, only=RULES)
     found = report.bad_by_node()
     trips = known(clock.exchange for clock in known(node.clock for node in nodes))
     middle_s = middle_clock([trip.offset_s for trip in trips])
@@ -142,6 +146,7 @@ def judge(
         head_flags=tuple(head_flags),
         limit_s=limits.clock_skew_warn_s,
         findings=tuple(one for one in report.findings if one.nodes != (HEAD,)),
+        one_machine=fleet.one_machine,
     )
 
 
@@ -247,7 +252,10 @@ def cells(rows: Sequence[ClockRow]) -> list[str]:
     """Offset, error, step, steered by, sources, flags; of several rows the range and the worst."""
     offsets = sorted(known(row.offset_s for row in rows))
     errors, moves = known(row.error_s for row in rows), known(row.moved_s for row in rows)
-    offset = " to ".join(dict.fromkeys(map(signed, offsets[:1] + offsets[-1:]))) or "-"
+    ends = list(dict.fromkeys(map(signed, offsets[:1] + offsets[-1:])))
+    if len({end.partition(" ")[2] for end in ends}) == 1:  # -0.02 to +0.01 ms
+        ends[:-1] = [end.partition(" ")[0] for end in ends[:-1]]
+    offset = " to ".join(ends) or "-"
     error = span(max(errors)) if errors else "-"
     moved = signed(max(moves, key=abs)) if moves else "-"
     first = rows[0]

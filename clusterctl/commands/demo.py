@@ -56,7 +56,7 @@ def command(output: Output, outputs: Path, **options: Any) -> int:
 
 
 def _show(output: Output, result: DemoResult, seconds: float, *, keep: bool) -> None:
-    from clusterctl.demo import DIGIT_FLOOR, DIRECTION_FLOOR
+    from clusterctl.demo import DIGIT_FLOOR, DIRECTION_FLOOR, typed_command
 
     took = f"{clock(seconds)}, {clock(result.train_seconds)} of it training"
     output.line(f"done in {took}", "bold")
@@ -77,7 +77,8 @@ def _show(output: Output, result: DemoResult, seconds: float, *, keep: bool) -> 
     output.line(f"  loss curves         {result.loss_curve}")
     output.line(f"  gallery             {result.gallery}")
     output.line("next")
-    output.line(f"  clusterctl top --replay {result.run_dir}")
+    clusterctl = typed_command()
+    output.line(f"  {clusterctl} top --replay {result.run_dir}")
     if not keep:
-        output.line("  clusterctl demo --keep      # keeps the nodes up for a second terminal")
-    output.line("  clusterctl preflight nodes.txt      # your own machines, one name a line")
+        output.line(f"  {clusterctl} demo --keep      # keeps the nodes up for a second terminal")
+    output.line(f"  {clusterctl} preflight nodes.txt      # your own machines, one name a line")

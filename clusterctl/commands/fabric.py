@@ -39,12 +39,13 @@ def command(
     """With -v each port has a line. Exit code 1 when a port is down that is up elsewhere, errors
     grow or nodes disagree, 3 when a node or something about it could not be found out.
     """
-    from clusterctl.fabric.collect import collect_fabric, suggestions
+    from clusterctl.fabric.collect import collect_fabric, suggestions, without_hardware
     from clusterctl.fabric.report import report_fabric, to_document
 
     cluster = settings.cluster(output.sweep)
     facts, results = collect_fabric(cluster, growth_s=growth_s, sudo=sudo, memory=not no_memory)
-    suggested = [one for one in suggestions(cluster.nodes, facts, "cuda") if one.name in SHOWN]
+    device = "cpu" if without_hardware(facts) else "cuda"
+    suggested = [one for one in suggestions(cluster.nodes, facts, device) if one.name in SHOWN]
     report = report_fabric(facts, suggested)
     if output.json:
         output.document("fabric", **to_document(report, facts))

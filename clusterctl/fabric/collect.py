@@ -6,9 +6,11 @@ import ipaddress
 import socket
 from collections.abc import Sequence
 
-from checks.facts import Fleet, LaunchNeeds, NodeFacts
+from checks.facts import Fabric, Fleet, LaunchNeeds, NodeFacts
+from checks.finding import Verdict
 from checks.nccl.recommend import Suggestion, suggest
 from checks.parsers.kernel_log import INTERESTING
+from checks.rules.gpu import no_gpu
 from clusterctl.errors import CouldNotFindOut, TransportError
 from clusterctl.nodes import Node
 from clusterctl.output import unreachable_lines
@@ -57,6 +59,18 @@ def suggestions(
     # The fleet computes on the chosen device, whatever GPUs there are.
     needs = LaunchNeeds("", 0, slots, "cuda" if chosen == "cuda" else "cpu", "", 0)
     return suggest(Fleet(tuple(facts), needs), slots=slots, addresses=addresses_of(nodes))
+
+
+def without_hardware(facts: Sequence[NodeFacts]) -> bool:
+    """No node has a GPU or a card, and that is known: NCCL has no work there."""
+    return all(
+        node.unreached is None
+        and isinstance(node.fabric, Fabric)
+        and not node.fabric.ports
+        and (without := no_gpu(node.gpus)) is not None
+        and without.verdict is Verdict.SKIP
+        for node in facts
+    )
 
 
 def addresses_of(nodes: Sequence[Node]) -> dict[str, str]:

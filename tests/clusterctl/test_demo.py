@@ -296,6 +296,29 @@ def test_the_end_shows_scores_and_losses_of_held_out_scans(monkeypatch, capsys) 
     assert last == {"step": 630, "model": 1 / 631, "ema": None, "clips": 32}
 
 
+def test_the_next_commands_are_those_that_this_shell_finds(monkeypatch, tmp_path) -> None:
+    from clusterctl.demo import typed_command
+
+    ours = tmp_path / "my env" / "bin" / "clusterctl"
+    ours.parent.mkdir(parents=True)
+    ours.write_text("#!/bin/sh\n")
+    ours.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(ours)])
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert typed_command() == "'my env/bin/clusterctl'"  # make demo of a bare checkout
+    monkeypatch.setenv("PATH", str(ours.parent))
+    assert typed_command() == "clusterctl"
+    (other := tmp_path / "other").mkdir()
+    (other / "clusterctl").symlink_to("/bin/true")
+    monkeypatch.setenv("PATH", str(other))
+    assert typed_command() == "'my env/bin/clusterctl'"
+    monkeypatch.setattr(sys, "argv", ["/opt/clusterctl/clusterctl/__main__.py"])
+    assert typed_command() == "clusterctl"
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert typed_command() == f"{sys.executable} -m clusterctl"
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("try_number", range(20))

@@ -55,6 +55,25 @@ def test_last_column_is_wrapped_between_words_where_a_terminal_ends(
     assert len(capsys.readouterr().out.splitlines()) == 2
 
 
+def test_a_text_between_numbers_is_wrapped_in_its_column_where_a_terminal_ends(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Output, "page", lambda self: os.terminal_size((64, 24)))
+    columns = ["NODE", "OFFSET", "STEERED BY", "SOURCES", "FLAGS"]
+    row = ["demo-[1-2]", "-0.02 ms to +0.00 ms", "no daemon seen; not synchronised", "-", ""]
+    Output(color="never").table(columns, [row], ["OFFSET"])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 64
+    at = lines[0].index("STEERED BY")
+    told = [line[at : lines[0].index("SOURCES")].strip() for line in lines[1:]]
+    assert " ".join(told) == row[2]
+    assert {line[:at].strip() for line in lines[2:]} == {""}
+    # Where even that does not fit, each row stays one line, which the terminal breaks.
+    monkeypatch.setattr(Output, "page", lambda self: os.terminal_size((40, 24)))
+    Output(color="never").table(columns, [row], ["OFFSET"])
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
 def first_contact(node: Node, address: str) -> NodeResult[None]:
     hint = (
         f"run it once with --accept-new, or: ssh-keyscan -t ed25519 {address} >> ~/.ssh/known_hosts"

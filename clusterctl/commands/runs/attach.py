@@ -30,8 +30,9 @@ def command(output: Output, run: str | None, detach: bool, every: bool) -> int:
 
     RUN is a run directory, its number or its name below outputs/. Default: the newest.
 
-    Ctrl-C asks whether to detach or to stop it. Where the run's supervisor has gone, with its
-    machine or by a signal, a new one takes the run over from its agents: nothing is started twice.
+    Ctrl-C asks whether to detach or to stop it; in a script it ends only this command. Where the
+    run's supervisor has gone, with its machine or by a signal, a new one takes the run over from
+    its agents: nothing is started twice.
     """
     from clusterctl.launch.head.session import attach, attach_all
     from clusterctl.runs.find import OUTPUTS, find_run

@@ -2,7 +2,7 @@
 
 The supervisor is a process of its own, so closing the terminal ends only the view, and so does
 SIGTERM, which every process gets when a machine goes down. On a terminal Ctrl-C asks; in a script,
-where nobody can answer, it stops the run.
+where nobody can answer, it stops the run of a launch, and ends an attach that only looks.
 """
 
 from __future__ import annotations
@@ -33,18 +33,24 @@ QUESTION = "[d]etach (it trains on), [s]top (it saves), [c]ancel (keep watching)
 STOPPING = "stopping on all nodes; once more to kill at once"
 
 
-def follow(link: Link, run_dir: Path, output: Output, signals: list[int]) -> RunResult | None:
+def follow(
+    link: Link, run_dir: Path, output: Output, signals: list[int], *, started_it: bool
+) -> RunResult | None:
     """Show the run until it ends, or until the user detaches: then None.
 
-    `signals` are those of this process, to which the caller's handler adds. Raises
-    `CouldNotFindOut` when its supervisor ends without a result.
+    `signals` are those of this process, to which the caller's handler adds; `started_it` where this
+    process is the run's launch. Raises `CouldNotFindOut` when its supervisor ends without a result,
+    `KeyboardInterrupt` at a Ctrl-C that ends only the view.
     """
-    return _View(link, run_dir, output, signals).run()
+    return _View(link, run_dir, output, signals, started_it).run()
 
 
 class _View:
-    def __init__(self, link: Link, run_dir: Path, output: Output, signals: list[int]) -> None:
+    def __init__(
+        self, link: Link, run_dir: Path, output: Output, signals: list[int], started_it: bool
+    ) -> None:
         self._link, self._run_dir, self._output = link, run_dir, output
+        self._started_it = started_it
         self._progress, self._state = Progress(output), RunState()
         self._signals = signals
         self._stops = 0
@@ -95,7 +101,11 @@ class _View:
         if number == signal.SIGTERM:
             hint = f"clusterctl attach {self._run_dir} shows it, clusterctl stop ends it"
             raise CouldNotFindOut("ended by SIGTERM; the run goes on", hint=hint)
-        is_asked = number == signal.SIGINT and not self._stops and sys.stdin.isatty()
+        can_answer = sys.stdin is not None and sys.stdin.isatty()
+        if not (can_answer or self._started_it):
+            self._output.warn("the run goes on; clusterctl stop ends it")
+            raise KeyboardInterrupt
+        is_asked = number == signal.SIGINT and not self._stops and can_answer
         answer = self._ask() if is_asked else "s"
         if answer == "s":
             self._stops += 1

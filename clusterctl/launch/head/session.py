@@ -175,7 +175,7 @@ def connect(run: SavedRun) -> Link:
 def _watch(run: SavedRun, link: Link, output: Output, command: str, signals: list[int]) -> int:
     run_dir = run.plan.run_dir
     about = {"run_id": run.plan.run_id, "run_dir": str(run_dir)}
-    result = follow(link, run_dir, output, signals)
+    result = follow(link, run_dir, output, signals, started_it=command == "launch")
     if result is None:
         _say_detached(output, command, about)
         return 0

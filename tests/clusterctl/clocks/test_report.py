@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 
@@ -145,7 +146,7 @@ def test_good_nodes_fold_with_the_range_of_their_offsets() -> None:
     clocks = judge([node("n1", -0.001), node("n2", 0.002), node("n3", 0.05)], LIMITS)
     groups = folded(clocks)
     assert [names for names, _ in groups] == ["n[1-2]", "n3"]
-    assert cells(groups[0][1])[:3] == ["-1.00 ms to +2.00 ms ", "0.10 ms", "+0.00 ms"]
+    assert cells(groups[0][1])[:3] == ["-1.00 to +2.00 ms ", "0.10 ms", "+0.00 ms"]
 
 
 def test_middle_is_a_clock_that_exists_and_prefers_the_head() -> None:
@@ -311,3 +312,11 @@ def test_step_of_the_heads_own_clock_is_an_alarm(capsys) -> None:
     screen.draw({})
     assert capsys.readouterr().err.count("ALARM this machine: the clock moved back 1.000 s") == 1
     assert isinstance(Alarm("n", -1.0).words(), str)
+
+
+def test_one_machine_of_two_names_is_told_because_nobody_judges_its_source() -> None:
+    two = [node("n1"), node("n2")]
+    assert "one machine" not in judge(two, LIMITS).summary()
+    same = [dataclasses.replace(one, machine=two[0].machine) for one in two]
+    told = judge(same, LIMITS, head_boot_id="boot-n1").summary()
+    assert told.endswith("all on one machine: what steers its clock is not judged")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from checks.facts import Fabric, KernelLog, NodeFacts, Unknown, Unreached
+from checks.facts import Fabric, GpuFacts, KernelLog, NodeFacts, Unknown, Unreached
 from checks.nccl.recommend import Suggestion
-from clusterctl.fabric.collect import addresses_of
+from clusterctl.fabric.collect import addresses_of, without_hardware
 from clusterctl.fabric.report import (
     port_lines,
     report_fabric,
@@ -113,3 +113,14 @@ def test_addresses_are_resolved_where_they_can_be() -> None:
     assert found["a"] == "10.0.0.1"
     assert found["b"] in ("127.0.0.1", "::1")
     assert "c" not in found
+
+
+def test_a_fleet_without_gpu_and_card_is_one_only_where_both_are_known() -> None:
+    bare = {"fabric": Fabric(), "gpus": GpuFacts("none", on_pci=0)}
+    assert without_hardware([full("n1", **bare), full("n2", **bare)])
+    for other in (
+        {"gpus": full("n2").gpus},
+        {"fabric": fabric()},
+        {"fabric": Unknown("no answer")},
+    ):
+        assert not without_hardware([full("n1", **bare), full("n2", **{**bare, **other})])

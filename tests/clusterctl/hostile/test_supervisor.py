@@ -61,7 +61,7 @@ def test_views(times: int, tmp_path: Path) -> None:
             thread.start()
             output = Output()
             try:
-                result = follow(Link(path), tmp_path, output, [])
+                result = follow(Link(path), tmp_path, output, [], started_it=False)
             except CouldNotFindOut as error:
                 output.warn(f"error: {error}")
             else:

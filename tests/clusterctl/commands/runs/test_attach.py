@@ -40,6 +40,14 @@ def test_ctrl_c_on_a_terminal_asks_and_a_second_one_stops_everything(user: User)
     terminal.shown = ""
     terminal.wait_for("node-[1-2] running")
     assert len(ranks_of(run_id)) == 2
+    script = user.command("attach", str(user.run_dir))  # nobody can answer there
+    assert script.stderr is not None
+    while "node-[1-2] running" not in script.stderr.readline():
+        assert script.poll() is None
+    script.send_signal(signal.SIGINT)
+    _, err = script.communicate(timeout=20)
+    assert (script.returncode, len(ranks_of(run_id))) == (130, 2)
+    assert "the run goes on; clusterctl stop ends it" in err
     terminal.type(b"\x03")
     terminal.wait_for(QUESTION)
     terminal.type(b"\x03")
