@@ -19,6 +19,7 @@ LABEL = 10
 SHOWN_ATTEMPTS = 12
 SHOWN_CHANGES = 12
 SHOWN_SLOW = 6
+QUOTED_LINES = 5  # of one line of a log
 Line = tuple[str, str | None]  # (text, style)
 _GOOD = {
     ENDED_WELL: "nothing is wrong",
@@ -52,7 +53,7 @@ def lines(found: Explanation, *, is_quiet: bool = False) -> Iterator[Line]:
     if found.context:
         yield from _labelled("log", found.log)
         for line in found.context:
-            yield f"  | {printable(line.expandtabs())}"[:WIDTH], "dim"
+            yield from _quoted(line)
     if found.victims:
         yield from _labelled("cascade", _followed(found))
     for index, clue in enumerate(found.clues):
@@ -99,7 +100,10 @@ def _needs_signature(cause: Cause | None) -> bool:
 def _followed(found: Explanation) -> str:
     assert found.verdict is not None
     parts = ", ".join(f"{count} {how}" for how, count in found.victims.items())
-    number = counted(found.verdict.victim_count, "rank")
+    unnamed = sum(one.rank is None for one in found.verdict.victims)
+    number = counted(found.verdict.victim_count - unnamed, "rank")
+    if unnamed:
+        number += f" and {counted(unnamed, 'log')} that names no rank"
     blaming = sum(one.kind.is_consequence for one in found.verdict.victims)
     how = "followed"
     if found.verdict.cause is None:
@@ -157,6 +161,17 @@ def _labelled(label: str, text: str, style: str | None = None) -> Iterator[Line]
     wrapped = textwrap.wrap(printable(text), WIDTH - LABEL, break_on_hyphens=False) or [""]
     for index, line in enumerate(wrapped):
         yield f"{'' if index else label:<{LABEL}}{line}", style
+
+
+def _quoted(line: str) -> Iterator[Line]:
+    """A line of a log, whole as far as that takes a few lines: its end may be the proof."""
+    text = printable(line.expandtabs())
+    parts = textwrap.wrap(
+        text, WIDTH - 4, drop_whitespace=False, break_on_hyphens=False, max_lines=QUOTED_LINES,
+        placeholder=" ...",
+    ) or [""]  # fmt: skip
+    for index, part in enumerate(parts):
+        yield f"  {'|' if index == 0 else ' '} {part}".rstrip(), "dim"
 
 
 def _ranks(ranks: Sequence[int]) -> str:
