@@ -104,7 +104,7 @@ def command(
     words += [] if most_wrong is None else ["--max-wrong-rows", str(most_wrong)]
     words += ["--force"] if options["force"] else []
     words += ["--quiet"] if output.quiet else []
-    words += ["--json"] if output.json and verb == "check" else []
+    words += ["--json"] if output.json else []
     job = Job(verb, words, python, options["workers"], timeout_s)
     outcome = Spread(job, cluster).run(lambda text: output.warn(text, "warn"))
     if output.json:
@@ -113,7 +113,7 @@ def command(
             {"node": n, "answered": count, "lost": lost.get(n), "mistakes": mistakes.get(n, [])}
             for n, count in outcome.answered.items()
         ]
-        report = json.loads(outcome.out) if verb == "check" and outcome.out else None
+        report = json.loads(outcome.out) if outcome.out else None
         about = {"verb": verb, "out": target, "report": report, "exit_code": outcome.exit_code}
         output.document("data", **about, nodes=documents)
     else:

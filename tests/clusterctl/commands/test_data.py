@@ -113,6 +113,15 @@ def test_two_nodes_make_the_manifest_that_one_machine_makes(cluster, clips, tmp_
     assert document["report"]["ok"] == 69
     assert document["report"]["reasons"] == {"No such file or directory": 1}
     assert sum(node["answered"] for node in document["nodes"]) == 71  # the bad one by both
+    (clips / "clips/00003.mp4").rename(clips / "away.mp4")
+    try:
+        code, _ = probe(cluster, clips, tmp_path, "--workers", "1", "--json", "--force")
+    finally:
+        (clips / "away.mp4").rename(clips / "clips/00003.mp4")
+    report = json.loads(capfd.readouterr().out)["report"]
+    assert (code, report["command"], report["rows"], len(report["left_out"])) == (1, "probe", 69, 1)
+    assert report["left_out"][0]["line"] == 5
+    assert "No such file" in report["left_out"][0]["reason"]
 
 
 def test_columns_of_other_names_are_taken_on_nodes_too(cluster, clips, tmp_path, want, capfd):

@@ -89,6 +89,12 @@ class Rewrite:
         print(f"{self.out}: {text}")
         return self.end()
 
+    def document(self, command: str) -> dict[str, Any]:
+        """What was made and what was left out, for --json."""
+        left_out = [{"line": row.line, "reason": row.reason} for row in self.wrong]
+        made = {"out": str(self.out), "rows": self.rows, "left_out": left_out}
+        return {"schema": 1, "command": command, **made}
+
     def end(self) -> int:
         """Print notes and what was left out; returns the exit code, 1 if rows were."""
         for note in self.notes:

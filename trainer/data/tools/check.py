@@ -69,9 +69,8 @@ def run(args: argparse.Namespace) -> int:
             made.notes.append(f"hint: {root_hint(args, folder)[2:]}")
     bad = sum(reasons.values())
     if args.json:
-        document = {"schema": 1, "command": "check", "out": str(args.out), "rows": made.rows}
-        document |= {"ok": made.rows - bad, "reasons": reasons, "examples": examples}
-        print(json.dumps(document))
+        judged = {"ok": made.rows - bad, "reasons": reasons, "examples": examples}
+        print(json.dumps(made.document("check") | judged))
     else:
         print(f"{args.out}: {counted(made.rows, 'row')}, {made.rows - bad:,} ok, {bad:,} not")
         for reason, count in reasons.most_common():

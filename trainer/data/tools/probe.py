@@ -6,6 +6,7 @@ python -m trainer.data probe clips.csv manifest.csv --workers 32
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 from trainer.data.manifest.columns import DATASETS, parse_names
@@ -44,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--file-size", action="store_true", help="also a column file_size, in bytes"
     )
+    parser.add_argument("--json", action="store_true", help="the report as one JSON document")
     add_pool_options(parser, 30.0)
     add_options(parser, MAX_UNREADABLE)
 
@@ -81,4 +83,7 @@ def run(args: argparse.Namespace) -> int:
         made.write([rows], [*dict.fromkeys([*COLUMNS, *added, *source.names])])
         if any(NOT_THERE in row.reason for row in made.wrong):
             made.notes.append(f"hint: {root_hint(args, folder)[2:]}")
+    if args.json:
+        print(json.dumps(made.document("probe")))
+        return made.end()
     return made.report(counted(made.rows, "row"))
