@@ -145,6 +145,8 @@ def _row(
     if facts.state in ("none", "no-tool"):
         flag = "no nvidia-smi" if facts.state == "no-tool" else "no GPU"
         on_pci = or_none(facts.on_pci) or 0
+        if facts.state == "no-tool" and facts.on_pci == 0:
+            flag += ", and no NVIDIA device on PCI"
         if on_pci:
             flag += f", but {on_pci} NVIDIA devices on PCI"
         if facts.is_pci_unread:

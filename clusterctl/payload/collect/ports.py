@@ -1,10 +1,24 @@
 """Whether a port of this node is free, and who listens there if it is not."""
 
+import time
+
 from clusterctl.payload.proc_files import all_pids, open_links, read_text, read_word
+
+AGAIN, PAUSE_S = 5, 0.1  # a census of this machine under its other name holds it for a moment
 
 
 def try_port(port):
     """`free`, or who listens there: a rendezvous store binds all addresses with SO_REUSEADDR."""
+    for _ in range(AGAIN):
+        told = try_once(port)
+        if told == "free":
+            break
+        time.sleep(PAUSE_S)
+    return told
+
+
+def try_once(port):
+    """As `try_port`, at this moment."""
     import socket
 
     for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):

@@ -93,8 +93,8 @@ def failed(context: RuleContext) -> Iterable[Breach]:
 
 
 def restarted(context: RuleContext) -> Iterable[Breach]:
-    """Each restart is an alert of its own for some minutes, with its cause."""
-    run = context.run
+    """Each restart is an alert of its own for some minutes, with its cause, while the run goes on."""
+    run = context.running
     for restart in run.journal.restarts if run else ():
         age_s = context.now_s - restart.time_s
         if run is not None and age_s <= context.limits.restarted_s:

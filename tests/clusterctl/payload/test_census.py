@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ from checks.parsers.census import parse_census
 from checks.parsers.kernel_log import INTERESTING
 from checks.runner import run_checks
 from clusterctl.payload.collect import clock as collect_clock
+from clusterctl.payload.collect import ports
 from clusterctl.payload.collect import processes as collect_processes
 from clusterctl.remote import payload as ship
 from clusterctl.remote.cluster import Cluster
@@ -237,3 +239,19 @@ def test_processes_that_may_not_be_seen_are_not_called_absent(tmp_path: Path) ->
     assert isinstance(facts.clock.daemons, Unknown)
     found = run_checks(Fleet((facts,)), only=["host.blocked", "host.zombies"]).findings
     assert {one.verdict for one in found} == {Verdict.UNKNOWN}
+
+
+def test_a_port_that_a_census_under_another_name_holds_for_a_moment_is_free(monkeypatch) -> None:
+    """One machine of two names is asked twice at the same time."""
+    with socket.socket() as listener:
+        listener.bind(("0.0.0.0", 0))
+        listener.listen(1)
+        port = listener.getsockname()[1]
+        monkeypatch.setattr(ports.time, "sleep", lambda _: listener.close())
+        assert ports.try_once(port).startswith("Address already in use by pid ")
+        assert ports.try_port(port) == "free"
+    with socket.socket() as listener:
+        listener.bind(("0.0.0.0", 0))
+        listener.listen(1)
+        monkeypatch.setattr(ports.time, "sleep", lambda _: None)
+        assert f"by pid {os.getpid()}" in ports.try_port(listener.getsockname()[1])

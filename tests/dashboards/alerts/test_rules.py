@@ -345,6 +345,9 @@ def test_slow_ranks_are_an_alert_until_the_trainer_takes_it_back() -> None:
 
 def test_restart_is_an_alert_for_ten_minutes_and_no_stall_until_the_start_takes_too_long() -> None:
     assert breaches("run.restarted", restarted(age_s=601)) == {}
+    ended = restarted(age_s=60)
+    done = EventSample(Event("done", "", {}, 300, ended.now_s), ended.now_s, "journal")
+    assert breaches("run.restarted", fold(ended, [done, Tick(ended.now_s)])) == {}
     assert breaches("run.stalled", restarted(age_s=800)) == {}
     assert "no step since the restart for 16 min" in breaches("run.stalled", restarted(age_s=980))[RUN].text  # fmt: skip
 
