@@ -143,6 +143,7 @@ class LaunchNeeds:
     env: Mapping[str, str] = field(default_factory=dict)  # of the ranks, as far as it is decided
     files: tuple[str, ...] = ()  # data, checkpoint, model cache: there and of one size everywhere
     on_head: tuple[str, ...] = ()  # those of them that are on the machine that asks
+    near: Mapping[str, str] = field(default_factory=dict)  # of others a path here of a like name
     at_first: tuple[str, ...] = ()  # files that nobody reads once the run has a checkpoint
     wandb: bool = False  # the run reports to Weights & Biases
 

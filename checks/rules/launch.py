@@ -116,6 +116,8 @@ def _judge_file(path: str, seen: FileSeen, fleet: Fleet) -> Finding:
         model = name.removeprefix("models--").replace("--", "/")
         cache = "" if folder == "~/.cache/huggingface/hub" else f" --cache-dir {folder}"
         fix = f"hf download {model}{cache} on the node, or on this machine and push {path}"
+    if fleet.launch is not None and path in fleet.launch.near:
+        fix = f"did you mean {fleet.launch.near[path]}? Or {fix}"
     if fleet.launch is not None and path in fleet.launch.on_head:
         fix = f"clusterctl push {path} {path.rpartition('/')[0]}/ nodes.txt, or mount its folder"
     if not seen.exists:

@@ -55,14 +55,14 @@ def figure_lines(plan: Plan) -> Iterator[str]:
 
 
 def interval_lines(plan: Plan) -> Iterator[str]:
-    """T* in time and in steps, and what share of time is kept now and with it."""
+    """The best one in time and in steps, and what share of time is kept now and with it."""
     every, best_s = plan.subject.settings.rules.ckpt_every, span(plan.costs.best_s)
     limit = ", the time that a save takes" if plan.costs.is_limited_by_writing else ""
     if plan.best is None or plan.best_steps is None:
-        yield from _wrapped(f"{'interval':<{LABEL}}", f"T* {best_s}{limit}; in steps: unknown")
+        yield from _wrapped(f"{'interval':<{LABEL}}", f"best {best_s}{limit}; in steps: unknown")
         return
     is_now = "only at the end" if not every else f"{every:,}"
-    text = f"T* {best_s}{limit}: ckpt_every = {plan.best_steps} (now {is_now})"
+    text = f"best {best_s}{limit}: ckpt_every = {plan.best_steps} (now {is_now})"
     if plan.is_one_save_enough:
         text += "; what is left of the run is shorter, so its last save is enough"
     yield from _wrapped(f"{'interval':<{LABEL}}", text)
@@ -75,12 +75,12 @@ def interval_lines(plan: Plan) -> Iterator[str]:
 
 
 def table_rows(plan: Plan) -> list[list[str | Cell]]:
-    """Intervals around T*: share of time lost to saves and to failures, and disk that is needed."""
+    """Intervals around the best one: share of time lost to saves and to failures, and disk that is needed."""
     return [_row(plan, row) for row in plan.rows]
 
 
 def _row(plan: Plan, row: Row) -> list[str | Cell]:
-    marks = ["T*"] if row.ckpt_every == plan.best_steps else []
+    marks = ["best"] if row.ckpt_every == plan.best_steps else []
     marks += ["now"] if row.ckpt_every == plan.subject.settings.rules.ckpt_every else []
     more = row.more_peak_bytes
     disk = "unknown" if more is None else size(more) if more else "none"

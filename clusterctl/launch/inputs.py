@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
+import itertools
 import json
 import os
 import shlex
@@ -19,13 +21,14 @@ from trainer.runlog.own_modules import environment as own_environment
 from trainer.runlog.own_modules import module_command
 
 SHOW_TIMEOUT_S = 60.0
+MOST_NAMES = 10_000  # of a folder in which a name is looked for
 _HUB = ("HF_HOME", "HF_HUB_CACHE")
 KEPT = ("NCCL_", "GLOO_", "CUDA_", "TORCH_DISTRIBUTED_DEBUG", *_HUB, "WANDB_MODE")
 
 
 class LaunchLine(NamedTuple):
     model: str  # its type
-    reads: dict[str, Any]  # files, on_head, at_first and wandb of LaunchNeeds
+    reads: dict[str, Any]  # files, on_head, near, at_first and wandb of LaunchNeeds
     has_data: bool = True  # a manifest is named
 
 
@@ -71,8 +74,22 @@ def resolve(
     # Path's own raise where a folder may not be searched, or for ~nobody.
     here = [one for one in files if os.path.exists(os.path.expanduser(one))]  # noqa: PTH110, PTH111
     begun = tuple(one for one in files if one not in always)
-    reads = {"files": files, "on_head": tuple(here), "at_first": begun, "wandb": wandb}
+    near = {one: found for one in files if one not in here and (found := _near(Path(one)))}
+    reads = {"files": files, "on_head": tuple(here), "near": near}
+    reads |= {"at_first": begun, "wandb": wandb}
     return LaunchLine(model, reads, bool(_text(data, "dataset", "data_path")))
+
+
+def _near(path: Path) -> str:
+    """What the user may have meant: the one of its folder that begins so (a run's number), or the
+    most alike; else nothing."""
+    try:
+        names = [one.name for one in itertools.islice(path.parent.iterdir(), MOST_NAMES)]
+    except OSError:
+        return ""
+    begins = [name for name in names if name.startswith(f"{path.name}-")]
+    found = begins if len(begins) == 1 else difflib.get_close_matches(path.name, names, 1)
+    return str(path.with_name(found[0])) if found else ""
 
 
 def refuse_untrainable(

@@ -254,9 +254,9 @@ def _plan(data: dict[str, Any]) -> LaunchPlan:
 def _rules(data: dict[str, Any]) -> Rules:
     needs, file = data["needs"], data["exclude_file"]
     if needs is not None:
-        needs = LaunchNeeds(
-            **{**needs, **{name: tuple(needs[name]) for name in ("files", "on_head", "at_first")}}
-        )
+        lists = {name: tuple(needs[name]) for name in ("files", "on_head", "at_first")}
+        near = {str(path): str(other) for path, other in needs.get("near", {}).items()}
+        needs = LaunchNeeds(**{**needs, **lists, "near": near})
     groups = {name: tuple(map(_node, data[name])) for name in ("nodes", "spares")}
     accepted = tuple((str(check), str(node)) for check, node in data["accepted"])
     more = {"needs": needs, "exclude_file": file and Path(file), "accepted": accepted}

@@ -466,6 +466,9 @@ def test_missing_file_is_pushed_only_from_a_machine_that_has_it() -> None:
     assert (found.verdict, found.fix) == (FAIL, f"make {path} there, or mount its folder")
     found = judge("launch.files", bare, launch=needs(files=(path,), on_head=(path,)))["n1"]
     assert found.fix == f"clusterctl push {path} /data/ nodes.txt, or mount its folder"
+    like = needs(files=(path,), near={path: "/data/clip.csv"})
+    found = judge("launch.files", bare, launch=like)["n1"]
+    assert (found.fix or "").startswith("did you mean /data/clip.csv? Or make ")
 
 
 def test_a_model_that_is_missing_is_downloaded_by_its_name() -> None:

@@ -147,14 +147,19 @@ def test_no_nvidia_smi_anywhere_is_a_fact_and_exit_0(nodes: LocalCluster, capsys
     for name in nodes.nodes:
         nodes.nodes[name] = LocalConnection()
     assert show(nodes) == 0
-    assert " ".join(rows(capsys)["n[1-3]"]) == "0 - - - - - - no nvidia-smi, and no NVIDIA device on PCI"
+    assert (
+        " ".join(rows(capsys)["n[1-3]"])
+        == "0 - - - - - - no nvidia-smi, and no NVIDIA device on PCI"
+    )
 
 
 @needs_no_driver
 def test_no_nvidia_smi_on_some_nodes_is_exit_1(nodes: LocalCluster, capsys) -> None:
     nodes.nodes["n2"] = LocalConnection()
     assert show(nodes) == 1
-    assert " ".join(rows(capsys)["n2"]) == "0! - - - - - - no nvidia-smi, and no NVIDIA device on PCI"
+    assert (
+        " ".join(rows(capsys)["n2"]) == "0! - - - - - - no nvidia-smi, and no NVIDIA device on PCI"
+    )
 
 
 def test_no_gpu_on_some_nodes_is_exit_1(nodes: LocalCluster, capsys) -> None:

@@ -24,7 +24,7 @@ def test_a_run_is_planned_from_what_is_on_record(
 ) -> None:
     assert run_command(["plan-checkpoints", str(run.path)]) == 0
     out, err = capsys.readouterr()
-    assert "T* 30 s: ckpt_every = 15 (now 100)" in out
+    assert "best 30 s: ckpt_every = 15 (now 100)" in out
     assert "measured: median of 4 saves" in out
     assert "the checkpoints fit" in err
     assert max(map(len, out.replace(str(run.path), "RUN").splitlines())) <= 80
@@ -37,7 +37,7 @@ def test_a_number_below_outputs_is_a_run(
 ) -> None:
     monkeypatch.chdir(run.path.parents[1])
     assert run_command(["plan-checkpoints", "1"]) == 0
-    assert "T* 30 s: ckpt_every = 15 (now 100)" in capsys.readouterr().out
+    assert "best 30 s: ckpt_every = 15 (now 100)" in capsys.readouterr().out
     assert run_command(["plan-checkpoints", "7"]) == 2
     assert "there is no run 7" in capsys.readouterr().err
 

@@ -90,8 +90,15 @@ def test_wandb_is_asked_for_in_words(tmp_path: Path) -> None:
 def test_trainer_resolves_the_config(tmp_path: Path) -> None:
     found = resolve("demo", ["--dataset.data-path", "x.csv"], workdir=tmp_path, env={})
     data = (str(tmp_path / "x.csv"),)
-    reads = {"files": data, "on_head": (), "at_first": (), "wandb": False}
+    reads = {"files": data, "on_head": (), "near": {}, "at_first": (), "wandb": False}
     assert found == ("STDiT3", reads, True)
+    (tmp_path / "x1.csv").touch()
+    found = resolve("demo", ["--dataset.data-path", "x.csv"], workdir=tmp_path, env={})
+    assert found.reads["near"] == {data[0]: str(tmp_path / "x1.csv")}
+    (tmp_path / "009-STDiT3-demo").mkdir()
+    (tmp_path / "019-STDiT3-demo").mkdir()
+    found = resolve("demo", ["--load", "009"], workdir=tmp_path, env={})
+    assert found.reads["near"] == {str(tmp_path / "009"): str(tmp_path / "009-STDiT3-demo")}
     (tmp_path / "x.csv").touch()
     found = resolve("demo", ["--dataset.data-path", "x.csv"], workdir=tmp_path, env={})
     assert found.reads["on_head"] == data
