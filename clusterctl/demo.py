@@ -161,7 +161,8 @@ def typed_command() -> str:
     if found is not None and (started.name != "clusterctl" or started.samefile(found)):
         return "clusterctl"
     if started.name != "clusterctl":  # python -m clusterctl
-        return f"{shlex.quote(sys.executable)} -m clusterctl"
+        python = shlex.quote(sys.executable)
+        return f"{python} -m clusterctl"
     return shlex.quote(
         os.path.relpath(started) if started.is_relative_to(Path.cwd()) else str(started)
     )

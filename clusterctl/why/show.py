@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from clusterctl.jobs.processes import fold_ranks
 from clusterctl.launch.causes.kinds import Cause, Kind
@@ -166,10 +167,9 @@ def _labelled(label: str, text: str, style: str | None = None) -> Iterator[Line]
 def _quoted(line: str) -> Iterator[Line]:
     """A line of a log, whole as far as that takes a few lines: its end may be the proof."""
     text = printable(line.expandtabs())
-    parts = textwrap.wrap(
-        text, WIDTH - 4, drop_whitespace=False, break_on_hyphens=False, max_lines=QUOTED_LINES,
-        placeholder=" ...",
-    ) or [""]  # fmt: skip
+    whole: dict[str, Any] = {"drop_whitespace": False, "break_on_hyphens": False}
+    whole |= {"max_lines": QUOTED_LINES, "placeholder": " ..."}
+    parts = textwrap.wrap(text, WIDTH - 4, **whole) or [""]
     for index, part in enumerate(parts):
         yield f"  {'|' if index == 0 else ' '} {part}".rstrip(), "dim"
 
