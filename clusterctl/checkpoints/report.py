@@ -75,7 +75,7 @@ def interval_lines(plan: Plan) -> Iterator[str]:
 
 
 def table_rows(plan: Plan) -> list[list[str | Cell]]:
-    """Intervals around the best one: share of time lost to saves and to failures, and needed disk."""
+    """Intervals around the best one: share of time lost to saves and failures, and needed disk."""
     return [_row(plan, row) for row in plan.rows]
 
 

@@ -93,7 +93,7 @@ def failed(context: RuleContext) -> Iterable[Breach]:
 
 
 def restarted(context: RuleContext) -> Iterable[Breach]:
-    """Each restart of a run that goes on is an alert of its own for some minutes, with its cause."""
+    """Each restart of a run that goes on is an alert of its own for minutes, with its cause."""
     run = context.running
     for restart in run.journal.restarts if run else ():
         age_s = context.now_s - restart.time_s
