@@ -75,7 +75,7 @@ def resolve(
     here = [one for one in files if os.path.exists(os.path.expanduser(one))]  # noqa: PTH110, PTH111
     begun = tuple(one for one in files if one not in always)
     near = {one: found for one in files if one not in here and (found := _near(Path(one)))}
-    reads = {"files": files, "on_head": tuple(here), "near": near}
+    reads: dict[str, Any] = {"files": files, "on_head": tuple(here), "near": near}
     reads |= {"at_first": begun, "wandb": wandb}
     return LaunchLine(model, reads, bool(_text(data, "dataset", "data_path")))
 
