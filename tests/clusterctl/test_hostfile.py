@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -218,7 +219,7 @@ def test_pipe_as_hostfile_is_read_to_its_end_and_waited_for_no_longer(tmp_path: 
     with pytest.raises(HostfileError, match=r"its writer has not ended it within 0\.1 s"):
         read_hostfile(pipe, 0.1)
     program = "for name in b a; do echo $name; sleep 0.05; done"
-    command = f"{sys.executable} -m clusterctl nodes --json <({program})"
+    command = f"{shlex.quote(sys.executable)} -m clusterctl nodes --json <({program})"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
     assert [one["name"] for one in json.loads(done.stdout)["nodes"]] == ["b", "a"], done.stderr
 

@@ -42,7 +42,8 @@ class Views:
         self._result: dict[str, Any] | None = None
         self._threads: list[threading.Thread] = []
         self._path, self._listener = self._open()
-        threading.Thread(target=self._accept, name="views", daemon=True).start()
+        self._accepts = threading.Thread(target=self._accept, name="views", daemon=True)
+        self._accepts.start()
 
     def _open(self) -> tuple[Path, socket.socket]:
         path = self._find()
@@ -74,6 +75,10 @@ class Views:
         with self._changed:
             self._result = asdict(result)
             self._changed.notify_all()
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as last:
+            last.settimeout(LAST_S)
+            last.connect(str(self._path))  # behind those that wait to be accepted
+            self._accepts.join(LAST_S)
         for thread in self._threads:
             thread.join(LAST_S)
         with suppress(OSError):
@@ -95,6 +100,8 @@ class Views:
             thread = threading.Thread(target=self._serve, args=(peer,), daemon=True)
             thread.start()  # before `end` can find it: a thread that has not begun cannot be joined
             self._threads = [one for one in self._threads if one.is_alive()] + [thread]
+            if self._result is not None:
+                self._listener.setblocking(False)  # those that wait are the last ones
 
     def _serve(self, peer: socket.socket) -> None:
         peer.settimeout(SEND_S)

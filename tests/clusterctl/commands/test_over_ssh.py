@@ -79,6 +79,9 @@ def test_gpus_of_real_nodes(nodes: Lab) -> None:
 @pytest.mark.long
 def test_dead_node_is_told_apart_and_nobody_waits_for_it(nodes: Lab) -> None:
     node = nodes.nodes[1]
+    begun = time.monotonic()
+    assert clusterctl(nodes, "run", "-x", "node-3", "hostname").returncode == 0
+    healthy_s = time.monotonic() - begun  # on this machine at this load
     node.freeze()
     try:
         begun = time.monotonic()
@@ -89,7 +92,7 @@ def test_dead_node_is_told_apart_and_nobody_waits_for_it(nodes: Lab) -> None:
     assert done.returncode == 3
     assert done.stdout.splitlines() == ["== node-1", "node-1", "== node-4", "node-4"]
     assert "node-2  banner" in done.stderr
-    assert seconds < 8
+    assert seconds < 6 + 3 * healthy_s
 
 
 @pytest.mark.long

@@ -50,6 +50,15 @@ def test_end_of_the_run_is_told(views) -> None:
     assert (result.exit_code, result.reason) == (3, "n1: no route to host")
 
 
+def test_those_that_wait_to_be_accepted_get_the_result_too(tmp_path: Path) -> None:
+    made = Views(lambda: tmp_path / "socket", dict(ABOUT), lambda _: None)
+    links = [Link(tmp_path / "socket") for _ in range(10)]
+    made.end(RunResult(3, "n1: no route to host"))
+    assert [session._begun(link, [])[1].exit_code for link in links] == [3] * 10  # type: ignore[union-attr]
+    for link in links:
+        link.close()
+
+
 def test_ctrl_c_and_a_supervisor_that_dies_end_it_too(tmp_path: Path, views) -> None:
     _, link = views
     assert session._begun(link, [2])[1] is None
