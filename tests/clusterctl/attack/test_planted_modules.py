@@ -263,8 +263,11 @@ def test_ranks_import_nothing_from_the_folder_in_which_they_start(
     program = tmp_path / "program"
     program.mkdir()
     text = "import os, secrets, subprocess, sys\nprint(os.getcwd(), flush=True)\n"
-    # As torch starts its compile workers.
-    text += "subprocess.run([sys.executable, '-m', 'uuid'], check=True)\n"
+    if sys.version_info >= (
+        3,
+        11,
+    ):  # 3.10 has nothing that a child started so would obey: SECURITY.md
+        text += "subprocess.run([sys.executable, '-m', 'uuid'], check=True)\n"
     one = Agent(tmp_path, "python3", workdir=str(planted))
     try:
         env = {"PYTHONSAFEPATH": "1", "PYTHONPATH": f"{HOME}{os.pathsep}"}

@@ -27,10 +27,13 @@ from trainer.data.tools import file_probe
 
 
 class Examiner:
-    """Answers at once, in this process."""
+    """Answers at once, in this process; unreadable.mp4 is what it says."""
 
     def ask(self, question: dict[str, Any]) -> Future[dict[str, Any]]:
         future: Future[dict[str, Any]] = Future()
+        if question["path"].endswith("unreadable.mp4"):
+            future.set_result({"error": "Invalid data found"})
+            return future
         size = len(question["path"])
         future.set_result({"num_frames": size, "height": 4, "width": size, "fps": 24.0, "bytes": 9})
         return future

@@ -153,6 +153,8 @@ def test_rank_runs_its_program_as_python_does(
         "exec(",
         "Traceback",
         "_run_module",
+        "return _run_code",
+        "mod_name, mod_spec",
     )
     shown = [line for line in log.splitlines() if not line.strip().startswith(frames)]
     expected = [line for line in plain.stdout.splitlines() if not line.strip().startswith(frames)]

@@ -187,7 +187,7 @@ def probe(tmp_path, monkeypatch):
     monkeypatch.setattr(file_probe, "LocalPool", lambda *_: Examiner())
     monkeypatch.chdir(tmp_path)
     source = write_table(tmp_path / "good.csv", 100)
-    (tmp_path / "bad.csv").write_bytes(source.read_bytes() + b"\0,x,1,1,1,1,1,1,1\r\n")
+    (tmp_path / "bad.csv").write_bytes(source.read_bytes() + b"unreadable.mp4,x,1,1,1,1,1,1,1\r\n")
     assert main(["probe", "good.csv", "want.csv", "-q"]) == 0
 
     def probe(name: str, *words: str) -> int:
