@@ -251,7 +251,9 @@ def test_score_is_shown_before_the_nodes_wait_for_a_second_terminal(
         def wait(self) -> None:
             said = capsys.readouterr()
             assert "digit accuracy      0.95" in said.out
-            assert f"in a second terminal: clusterctl gpus {Cluster.hostfile}" in said.err
+            assert (
+                f"in a second terminal: {demo.typed_command()} gpus {Cluster.hostfile}" in said.err
+            )
             waited.append(1)
             raise KeyboardInterrupt
 

@@ -17,6 +17,7 @@ RULES = tuple(
         (r"\b\d\d:\d\d:\d\d\b", "TIME"),
         (r"\b(?:\d+ h )?(?:\d+ min )?\d+ min(?: \d+ s)?\b|\b\d+ h \d+ min\b", "# min"),
         (r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)? ?(?:s|ms|us|µs)\b(?!/)", "# s"),
+        (r"(?<![\w.])[-+]\d+\.\d+(?: s| ms)? to # s", "# s to # s"),
         (r"\b[\d,]+(?:\.\d+)? (clips|rows|rank-steps)/s\b", r"# \1/s"),
         (r"\bpid \d+", "pid #"),
         (r"((?:\bport|--master_port)) 29[5-9]\d\d\b", r"\1 #"),
