@@ -6,6 +6,7 @@ logger, Determined, milabench. Every pattern is anchored, and its parts are boun
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections import Counter
@@ -92,7 +93,19 @@ _DIGITS = re.compile(r"\d+")
 
 def plain(line: str) -> str:
     """A line without what stands before a rank's own words, as far as one line tells."""
-    return RANK_MARK.sub("", bare(line).text, count=1)
+    return _kept(line) if len(line) <= KEPT_LENGTH else _plain(line)
+
+
+def _plain(line: str) -> str:
+    text = bare(line).text
+    if "]:" in text or "[rank" in text or "[default" in text:
+        return RANK_MARK.sub("", text, count=1)
+    return text
+
+
+# A log is looked at several times in a row.
+KEPT, KEPT_LENGTH = 1 << 14, 400
+_kept = functools.lru_cache(KEPT)(_plain)
 
 
 def bare(line: str) -> Line:

@@ -9,6 +9,7 @@ tests/captures/why, whose origin tests/captures/README.md tells. A class that is
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 
@@ -136,7 +137,11 @@ NAMED = {one.name: one for one in SIGNATURES}
 
 def find(text: str) -> Signature | None:
     """That of an error; None for one that no signature knows."""
-    text = text[:LONGEST]
+    return _find(text[:LONGEST])
+
+
+@functools.lru_cache(1024)  # the ranks that follow all say the same
+def _find(text: str) -> Signature | None:
     by_cuda = cuda_errors.find(text)
     if by_cuda is not None and by_cuda.signature != GENERAL:
         return NAMED[by_cuda.signature]

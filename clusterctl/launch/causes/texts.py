@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import signal
 from collections.abc import Sequence
@@ -37,6 +38,13 @@ _ENDINGS = "Error|Exception|Interrupt|Exit|Timeout|Failure|Expired"
 _RAISED = re.compile(rf"(?P<type>(?:\w+\.)*\w*(?:{_ENDINGS}))(?:: .*)?")
 FEW_LINES = 5  # below a traceback of a rank that ends by it: warnings of libraries that unload
 WATCHDOG = re.compile(signatures.WATCHDOG, re.IGNORECASE)
+_OF_WATCHDOG = (
+    "watchdog",
+    "timed out",
+    "timeout",
+    "process down",
+    "dump",
+)  # one is in each of them
 # The watchdog tells an error of this rank: `… terminated with exception: CUDA error: …`.
 _OWN_ERROR = re.compile(
     r"watchdog thread terminated with exception: (?:\[[^\]]{0,200}\] )?(?:CUDA|NCCL) error.*",
@@ -77,7 +85,7 @@ def _cut(lines: Sequence[str]) -> list[str]:
 
 
 def _plain(lines: Sequence[str]) -> list[str]:
-    return list(map(plain, lines))
+    return [prefixes.plain(line[:LONGEST]) for line in lines]
 
 
 class Found(NamedTuple):
@@ -187,10 +195,14 @@ def _is_nccl(lines: Sequence[str], index: int) -> bool:
 
 def read(lines: Sequence[str]) -> Stated | None:
     """What a log states about its rank's end; None where no line states an error."""
-    lines = _cut(lines)
+    return _read(tuple(_cut(lines)))
+
+
+@functools.lru_cache(256)  # of one log that is asked for several times
+def _read(lines: tuple[str, ...]) -> Stated | None:
     found = find(lines)
     # NCCL's watchdog ends the process by an exception in C++, whose text may be cut.
-    barks = [index for index, line in enumerate(lines) if WATCHDOG.search(line)]
+    barks = _barks(lines)
     is_abort = found is not None and found.text.startswith(_ABORT)
     if found is None or is_abort:
         for index in barks:
@@ -217,6 +229,14 @@ def read(lines: Sequence[str]) -> Stated | None:
     stated = replace(classify(text, rank), is_last=is_last)
     is_refused = stated.kind == Kind.WORKER_EXCEPTION and not stated.detail and hint(lines, index)
     return replace(stated, kind=Kind.REFUSED) if is_refused else stated
+
+
+def _barks(lines: Sequence[str]) -> list[int]:
+    """Where NCCL's watchdog says that it gives up; most logs have none of its words."""
+    text = "\n".join(lines).lower()
+    if not any(word in text for word in _OF_WATCHDOG):
+        return []
+    return [index for index, line in enumerate(lines) if WATCHDOG.search(line)]
 
 
 def _of_threads(lines: Sequence[str]) -> Stated | None:
