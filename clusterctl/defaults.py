@@ -132,8 +132,11 @@ def _refuse_value(where: str, option: click.Option, value: Any) -> None:
         is_many = option.multiple or option.nargs != 1
         if isinstance(value, dict) or isinstance(value, list) != is_many:
             raise TypeError
+        if isinstance(value, float) and isinstance(option.type, click.types.IntParamType):
+            raise TypeError  # 3.7 would count as 3
         option.process_value(context, value)
-    except (click.BadParameter, TypeError, AttributeError):  # the last two: click, of a table
+    except (click.BadParameter, TypeError, AttributeError, ArithmeticError):
+        # The others: click, of a table, and of a number without end.
         words = ["true or false"] if option.is_flag else option.get_help_record(context) or ()
         raise UsageError(
             f"{where} is no value of {option.opts[-1]}", hint="  ".join(words)

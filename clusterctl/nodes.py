@@ -126,18 +126,19 @@ def is_loopback(node: Node) -> bool:
 
 
 def select(
-    nodes: Sequence[Node], only: str | None = None, without: str | None = None
+    nodes: Sequence[Node], only: str | None = None, without: str | None = None, option: str = "-w"
 ) -> list[Node]:
-    """Nodes kept by `-w only` and `-x without`. Raises `HostfileError`, also when none is left."""
+    """Nodes kept by `-w only` (or another `option`) and `-x without`. Raises `HostfileError`, also
+    when none is left."""
     known = {node.name for node in nodes}
     kept = list(nodes)
-    for flag, text in (("-w", only), ("-x", without)):
+    for flag, text in ((option, only), ("-x", without)):
         if not text:
             continue
         names = set(expand(text, flag))
         if strangers := names - known:
             raise _strangers(flag, text, sorted(strangers), known)
-        kept = [node for node in kept if (node.name in names) == (flag == "-w")]
+        kept = [node for node in kept if (node.name in names) == (flag != "-x")]
     if not kept:
         raise HostfileError("-w and -x leave no node")
     return kept

@@ -7,6 +7,7 @@ JSON escapes it by itself.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -55,7 +56,11 @@ class Output:
 
     def document(self, command: str, **data: Any) -> None:
         """The one JSON document of a command, on stdout; a stream has one a line."""
-        text = json.dumps({"schema": 1, "command": command, **data}, default=str)
+        whole = {"schema": 1, "command": command, **data}
+        try:
+            text = json.dumps(whole, default=str, allow_nan=False)
+        except ValueError:  # a number of a file of others: JSON has none that is not finite
+            text = json.dumps(_finite(json.loads(json.dumps(whole, default=str))))
         _write(sys.stdout, f"{text}\n", flush=True)  # the reader of a stream gets it at once
 
     def line(self, text: str, style: str | None = None) -> None:
@@ -244,6 +249,15 @@ class Output:
         if os.environ.get("FORCE_COLOR"):
             return True
         return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def _finite(value: Any) -> Any:
+    """With null for what is no number or has no end."""
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _cell(cell: str | Cell) -> Cell:

@@ -54,7 +54,9 @@ def command(
     runs = runs_to_end(jobs, pick, waiting)
     if ranks:
         refuse_without_handler(jobs)
-    if not dry_run and (ranks or any(job.processes for job in jobs) or waiting):
+    # Of somebody's own program before its ranks are there: nobody of them can save.
+    others = 0 if ranks or runs else sum(len(job.processes) for job in jobs)
+    if not dry_run and (ranks or runs or waiting):
         nodes = sum(bool(trainers(job)) for job in jobs)
         what = f"Ask {counted(ranks, 'rank')} on {counted(nodes, 'node')} to save and end?"
         what = what if ranks else f"Stop run {', '.join(runs)}, none of whose ranks is there yet?"
@@ -65,7 +67,7 @@ def command(
     left, saved, unmarked = left_lines(answers), saved_paths(answers), unmarked_lines(answers)
     silent = any(one.unreachable for one in [*results, *answers])
     is_sure = not silent and not unmarked and all(proved for _, proved in over)
-    code = 1 if left else 0 if is_sure else 3
+    code = 1 if left or others else 0 if is_sure else 3
     if output.json:
         by_node = {answer.node: answer.value for answer in answers}
         documents = [
@@ -82,7 +84,11 @@ def command(
             "stop", dry_run=dry_run, exit_code=code, saved=saved, nodes=documents, **more
         )
         return code
-    if not ranks and not waiting:
+    if others and not waiting:
+        text = f"{counted(others, 'process')} found, and no rank that could save: nothing was sent"
+        output.warn(text, "bad")
+        output.warn("  hint: clusterctl kill with the same options ends what was found")
+    elif not ranks and not waiting:
         output.note(nothing_found(jobs, pick, answers))
     elif ranks and not dry_run and not left:
         with_ranks = {job.node for job in jobs if trainers(job)}

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from clusterctl.errors import CouldNotFindOut
 from clusterctl.manifests.work_queue import Worker, WorkQueue
 from clusterctl.remote.cluster import Cluster
 from clusterctl.remote.inbox import Inbox, NodeMessage
@@ -246,7 +247,12 @@ class Table:
         self._answers.put(None)
 
     def wait(self) -> int:
-        code = self._process.wait(END_S)
+        try:
+            code = self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            text = f"the program that reads and writes the manifest did not end in {END_S:g} s"
+            hint = "is its disk or mount hanging? The same command continues from what is written"
+            raise CouldNotFindOut(text, hint=hint) from None
         self._reader.join(END_S)
         return code
 

@@ -112,7 +112,9 @@ def of_folder(folder: Path) -> Logs:
         number = _rank_of(path.relative_to(folder))
         marked = prefixes.of_file(lines)
         parts = _by_mark(marked)
-        if number is not None:
+        told = {rank for rank, _ in parts if rank is not None}
+        # A bare number may be that of a process or a job, where the lines name other ranks.
+        if number is not None and (not told or number in told):
             parts = {(number, ""): [one.text for one in marked]}
         for (rank, node), own in parts.items():
             ranks.append(RankLog(rank, node, name, tuple(own), status.st_size, status.st_mtime))

@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import sqlite3
+import stat
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable
@@ -36,6 +37,7 @@ PAGE_BYTES = 2048  # larger pages leave more of themselves empty: 4096 takes 30 
 LEAST_ROW_BYTES = 16
 
 SQLITE_MAGIC = b"SQLite format 3\0"
+BESIDE = ("-wal", "-shm", "-journal")  # files of SQLite's own
 OLD_MAGIC = b"clusterctl recording 1\n"
 APPLICATION_ID = 0x63746C72  # "ctlr"
 SCHEMA = {
@@ -85,6 +87,10 @@ def _check_schema(db: sqlite3.Connection, path: Path) -> None:
 def open_read_only(path: Path) -> sqlite3.Connection:
     """Raises `OSError`, `UsageError` as `check_is_recording`."""
     check_is_recording(path)
+    for ending in BESIDE:  # SQLite opens them, and would wait for the writer of a pipe
+        with contextlib.suppress(FileNotFoundError):
+            if not stat.S_ISREG(os.lstat(f"{path}{ending}").st_mode):
+                raise UsageError(f"{path}{ending} is no plain file, so {path.name} is not read")
     try:
         db = _connect(path, "ro")
         _check_schema(db, path)
@@ -177,7 +183,7 @@ class Appender:
         self.path, self._limit = path, limit_bytes
         self._packers: defaultdict[str, Any] = defaultdict(lambda: zlib.compressobj(LEVEL))
         os.close(open_own(str(path), os.O_RDWR | os.O_CREAT))
-        for ending in ("-wal", "-shm", "-journal"):  # SQLite would write into those of other users
+        for ending in BESIDE:  # SQLite would write into those of other users
             if os.path.lexists(f"{path}{ending}"):
                 os.close(open_own(f"{path}{ending}", os.O_RDWR))
         if path.stat().st_size:

@@ -45,7 +45,10 @@ def is_ours(host: str, names: Collection[str]) -> bool:
 
 def is_foreign(host: str, origin: str | None, names: Collection[str]) -> bool:
     """Whether a request was sent by a page of another site, or under a name that is not ours."""
-    return not is_ours(host, names) or (origin is not None and urlsplit(origin).netloc != host)
+    try:
+        return not is_ours(host, names) or (origin is not None and urlsplit(origin).netloc != host)
+    except ValueError:  # http://[::
+        return True
 
 
 def _qualified_name() -> set[str]:

@@ -186,6 +186,8 @@ def test_slips_are_refused_with_a_sentence(here: Path, capsys, text: str, senten
             '[nodes]\nfold = "maybe"',
             "fold = 'maybe' is no value of --fold\n  hint: true or false\n",
         ),
+        ("fanout = inf", "fanout = inf is no value of --fanout"),
+        ("fanout = 3.7", "fanout = 3.7 is no value of --fanout"),
         ('connect-timeout = "soon"', "connect_timeout = 'soon' is no value of --connect-timeout"),
     ],
 )

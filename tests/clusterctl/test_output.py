@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -117,3 +119,12 @@ def test_columns_of_a_table_longer_than_the_terminal_are_named_below_it_too(
     assert lines.count("NODE  GPUS") == headers
     assert len(lines) == rows + headers
     assert lines[-1] == ("NODE  GPUS" if headers == 2 else f"n{rows - 1}    8")
+
+
+def test_a_document_has_null_for_what_json_has_no_number(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Figures of a run directory that somebody else wrote may overflow."""
+    Output(json=True).document("x", a=[1.5, float("inf")], b={"c": float("nan")}, d=Path("/x"))
+    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert found == {"schema": 1, "command": "x", "a": [1.5, None], "b": {"c": None}, "d": "/x"}

@@ -112,13 +112,15 @@ class _View:
             self._link.send("stop" if self._stops == 1 else "kill")
             if self._stops == 1:
                 with suppress(OSError, RuntimeError):  # a terminal that has gone
-                    self._output.warn(f"\n{STOPPING}")
+                    self._output.warn("")
+                    self._output.warn(STOPPING)
         return answer == "d"
 
     def _ask(self) -> str:
         """One of d, s, c. Ctrl-C once more is s; where the run ends meanwhile, c."""
         self._progress.close()
-        self._output.warn(f"\n{QUESTION} ", "warn")
+        self._output.warn("")
+        self._output.warn(f"{QUESTION} ", "warn")
         with _key_by_key():
             while not self._link.ended:
                 if self._signals:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import selectors
 import socket
 import time
@@ -14,6 +16,7 @@ from clusterctl.errors import CouldNotFindOut
 from trainer.runlog.json_file import parse
 
 LINE_BYTES = 16 << 20
+CONNECT_S = 5.0
 
 
 def _message(line: bytes) -> dict[str, Any]:
@@ -27,18 +30,30 @@ class Link:
     """Messages of a supervisor; `ended` once it has gone."""
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError where nobody listens."""
+        """Raises OSError where nobody listens, or takes no connection within `CONNECT_S`."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.setblocking(False)
         try:
-            self._socket.connect(str(path))
+            self._connect(str(path))
         except OSError:
             self._socket.close()
             raise
-        self._socket.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._socket, selectors.EVENT_READ)
         self._rest = b""
         self.ended = False
+
+    def _connect(self, path: str) -> None:
+        """A supervisor that is stopped takes none, and its queue of them becomes full."""
+        deadline = time.monotonic() + CONNECT_S
+        while True:
+            try:
+                self._socket.connect(path)
+                return
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)) from None
+            time.sleep(0.05)
 
     def take(self, timeout_s: float) -> list[dict[str, Any]]:
         """What has arrived, after `timeout_s` at the latest. Raises `CouldNotFindOut` for what no

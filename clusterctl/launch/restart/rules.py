@@ -47,7 +47,7 @@ def part_spares(
     """
     if wanted is None:
         return list(chosen), []
-    spares = select(list(every), wanted, None)
+    spares = select(list(every), wanted, option="--spares")
     names, usable = {node.name for node in spares}, {node.name for node in chosen}
     if named is not None and (both := sorted(names & usable)):
         hint = "a spare waits until a node fails; name it in one of the two"

@@ -120,3 +120,25 @@ def test_silent_node_is_not_confirmed(
     document = json.loads(capsys.readouterr().out)
     assert document["nodes"][0]["answer"]["left"] == []
     assert document["nodes"][1]["unreachable"]["phase"] == "tcp"
+
+
+def test_launchers_that_wait_for_each_other_are_told_and_nothing_is_sent(
+    here: LocalCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """torchrun before its rendezvous has no rank yet."""
+    (tmp_path / "torchrun").write_text("import time\nprint(1, flush=True)\ntime.sleep(60)\n")
+    argv = [PYTHON, "-I", "-S", str(tmp_path / "torchrun"), "--rdzv-endpoint", "n1:29500", "x.py"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        try:
+            match = f"{tmp_path}/torchrun --rdzv-endpoint"
+            words = ["stop", str(here.hostfile), "--match", match, "--yes", "--wait", "1"]
+            assert run(words) == 1
+            said = capsys.readouterr().err
+            assert "1 process found, and no rank that could save: nothing was sent" in said
+            assert "hint: clusterctl kill" in said
+            assert "nothing found" not in said
+            assert child.poll() is None
+        finally:
+            child.kill()

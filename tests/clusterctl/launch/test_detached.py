@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import CouldNotFindOut
+from clusterctl.launch.head import link as link_module
 from clusterctl.launch.head import session
 from clusterctl.launch.head.link import Link
 from clusterctl.launch.head.views import Views
@@ -70,3 +71,20 @@ def test_ctrl_c_and_a_supervisor_that_dies_end_it_too(tmp_path: Path, views) -> 
     with pytest.raises(CouldNotFindOut, match="the supervisor"):
         session._begun(other, [])
     other.close()
+
+
+def test_supervisor_that_takes_no_connection_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is stopped: those that asked before fill its queue."""
+    monkeypatch.setattr(link_module, "CONNECT_S", 0.2)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "stopped"))
+        listener.listen(1)
+        before = [socket.socket(socket.AF_UNIX) for _ in range(2)]  # one more than its queue takes
+        for one in before:
+            one.connect(str(tmp_path / "stopped"))
+        with pytest.raises(TimeoutError, match="Connection timed out"):
+            Link(tmp_path / "stopped")
+        for one in before:
+            one.close()

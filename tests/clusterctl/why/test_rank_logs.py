@@ -87,3 +87,9 @@ def test_each_attempt_has_its_part(tmp_path: Path) -> None:
 def test_odd_bytes_are_no_error(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "0.log").write_bytes(data)
     assert [end_of(log.lines) for log in of_folder(tmp_path).ranks] in ([()], [])
+
+
+def test_number_of_a_process_is_no_rank_where_the_lines_name_other_ones(tmp_path: Path) -> None:
+    one, other = "[rank0]: up\n[rank0]: ValueError: x\n", "[rank1]: up\n"
+    write(tmp_path, **{"12345": one, "12346": other, "7": "[rank7]: up\n", "8": "up\n"})
+    assert [log.rank for log in of_folder(tmp_path).ranks] == [0, 1, 7, 8]

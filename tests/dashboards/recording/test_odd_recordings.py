@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from pathlib import Path
 
@@ -119,3 +120,16 @@ def test_campaign_of_odd_recordings(
     ends = campaign(tmp_path, 200, seed)
     with capsys.disabled():
         print(f"\nodd recordings, seed {seed}: {ends}")
+
+
+@pytest.mark.parametrize("ending", ["-journal", "-wal", "-shm"])
+def test_a_pipe_beside_a_recording_is_not_waited_for(tmp_path: Path, ending: str) -> None:
+    """SQLite opens these files itself, and no signal of Python's gets through."""
+    path = tmp_path / "a.rec"
+    odd_recordings.good(path)
+    assert watched(path) > 0
+    for beside in tmp_path.glob("a.rec-*"):
+        beside.unlink()
+    os.mkfifo(f"{path}{ending}")
+    with pytest.raises(UsageError, match=f"a.rec{ending} is no plain file"):
+        watched(path)

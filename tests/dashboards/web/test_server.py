@@ -163,6 +163,7 @@ def test_names_of_this_machine_and_addresses_are_ours_and_no_others() -> None:
             assert is_foreign(host, None, names), host
     assert not is_foreign(f"{socket.gethostname()}:8000", None, anywhere)
     assert not is_foreign("head.example:8000", None, our_names("head.example"))
+    assert is_foreign("localhost:8000", "http://[::", local)  # no address at all
     assert is_foreign("head.example:8000", None, local)
     assert not is_foreign("localhost:8000", "http://localhost:8000", local)
     assert is_foreign("10.0.0.5:8000", "http://10.0.0.6:8000", anywhere)

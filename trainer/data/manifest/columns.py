@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import re
 import shlex
+import stat
 from argparse import ArgumentTypeError
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -98,6 +99,8 @@ _FILE = re.compile(r".+\.(mp4|mov|m4v|avi|mkv|webm|ts|gif|jpe?g|png|webp)", re.I
 
 def check_bytes(source: Path) -> None:
     """Raise ManifestError for a file that is none of ours by its first bytes; OSError."""
+    if not stat.S_ISREG(mode := source.stat().st_mode) and not stat.S_ISDIR(mode):
+        raise ManifestError(f"{source} is a pipe or a device, and a manifest is a plain file")
     with source.open("rb") as file:
         head = file.read(256)
     if head.startswith(_LFS):

@@ -54,6 +54,7 @@ def test_ctrl_c_on_a_terminal_asks_and_a_second_one_stops_everything(user: User)
     terminal.wait_for("stopping on all nodes; once more to kill at once")
     terminal.wait_for("nothing of it is left running on 2 nodes")
     assert terminal.process.wait(20) == 130
+    assert "\\n" not in terminal.shown
     assert tagged(run_id) == []
 
 

@@ -1,6 +1,7 @@
 """Tables as other people publish them: what they are is said, and their columns can be named."""
 
 import csv
+import os
 import shlex
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 
 from tests.trainer.data.clips import write_clip
 from tests.trainer.data.tables import rows_of
+from trainer.data.__main__ import main
 from trainer.data.manifest.manifest import ManifestError
 from trainer.data.manifest.read import read_manifest
 
@@ -207,3 +209,15 @@ def test_more_wrong_rows_can_be_allowed_for_a_run(tmp_path, do, capsys):
     )
     assert do("simulate m.csv c.py --ranks 1") == 1
     assert "left out 150 rows" in capsys.readouterr().err
+
+
+def test_a_pipe_as_manifest_is_refused_and_not_waited_for(tmp_path, capsys):
+    os.mkfifo(tmp_path / "a.csv")
+    os.mkfifo(tmp_path / "a.parquet")
+    for name in ("a.csv", "a.parquet"):
+        for verb in (["probe"], ["check"], ["filter", "--min-frames", "2"]):
+            words = [verb[0], str(tmp_path / name), str(tmp_path / "o.csv"), *verb[1:]]
+            assert main(words) == 2
+            assert (
+                "is a pipe or a device, and a manifest is a plain file" in capsys.readouterr().err
+            )
