@@ -110,7 +110,7 @@ def _names(folder: Path, stacks: str) -> Iterator[tuple[str, int]]:
     if not ranks and not os.path.lexists(folder / "plan.json"):
         from clusterctl.why.rank_logs import below
 
-        logs = [str(path.relative_to(folder)) for path in below(folder)]
+        logs = [str(path.relative_to(folder)) for path in below(folder, {})]
         yield from ((name, _share(logs)) for name in logs)
     if is_folder_of_stacks(stacks):
         inner = sorted(_inside(folder, stacks))[:MOST_STACKS]

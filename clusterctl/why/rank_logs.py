@@ -19,10 +19,12 @@ from clusterctl.runs.logs.parts import Part, attempt_part
 from trainer.runlog.run_files import opened
 
 NEAR = 1 << 16  # bytes at the end of a log that are read
+NEAR_LINES = 1000  # and of them at most
 FAR = 8 << 20  # bytes before the end that are searched where these state nothing
 BEHIND = 1 << 14  # bytes read from where such an error stands
 FAR_ALL = 2 << 30  # bytes searched in all logs together
 LONGEST = 2000  # characters of a line
+MERGED = 4 << 20  # bytes that are read of files of several ranks, of all together
 MOST_FILES = 8192  # of a folder that no launcher has made
 DEEPEST = 4  # folders below it: torchrun writes RUN/attempt_0/RANK/stderr.log
 # The begin of an error that a program does not go on after, as a rule.
@@ -99,20 +101,30 @@ def of_folder(folder: Path) -> Logs:
     """
     ranks: list[RankLog] = []
     unread: dict[str, str] = {}
-    owners, budget = {folder.stat().st_uid, os.getuid(), 0}, FAR_ALL
-    for path in below(folder):
+    owners, budget, merged = {folder.stat().st_uid, os.getuid(), 0}, FAR_ALL, MERGED
+    for path in below(folder, unread):
         name = str(path.relative_to(folder))
         try:
             with opened(path, owners) as (fd, status):
                 lines, searched = read_end(fd, Part(0, status.st_size), budget)
+                marked = prefixes.of_file(lines)
+                if len(_ranks_in(marked)) > 1 and status.st_size > NEAR:
+                    # An error at its end may be of another rank than the first one.
+                    taken = min(status.st_size, max(NEAR, merged))
+                    merged -= taken
+                    begin = status.st_size - taken
+                    marked = prefixes.of_file(
+                        _lines(_read(fd, Part(begin, status.st_size)), is_cut=begin > 0)
+                    )
+                    if begin:
+                        unread[name] = f"its first {begin:,} bytes (lines of several ranks)"
         except OSError as error:
             unread[name] = str(error)
             continue
         budget -= searched
         number = _rank_of(path.relative_to(folder))
-        marked = prefixes.of_file(lines)
         parts = _by_mark(marked)
-        told = {rank for rank, _ in parts if rank is not None}
+        told = _ranks_in(marked)
         # A bare number may be that of a process or a job, where the lines name other ranks.
         if number is not None and (not told or number in told):
             parts = {(number, ""): [one.text for one in marked]}
@@ -127,7 +139,12 @@ def read_end(fd: int, part: Part, budget: int) -> tuple[tuple[str, ...], int]:
     What was found there comes first, then a line that says how much is left out.
     """
     near = Part(max(part.begin, part.end - NEAR), part.end)
-    lines = _lines(_read(fd, near), is_cut=near.begin > part.begin)
+    data, is_cut = _read(fd, near), near.begin > part.begin
+    first, *kept = data.rsplit(b"\n", NEAR_LINES + 1)
+    if len(kept) > NEAR_LINES and first:  # what stands before is searched like the rest
+        data, is_cut = b"\n".join(kept), False
+        near = Part(near.end - len(data), near.end)
+    lines = _lines(data, is_cut=is_cut)
     stated = texts.read(lines)
     if near.begin == part.begin or (stated is not None and not stated.kind.is_consequence):
         return lines, 0
@@ -152,22 +169,33 @@ def _lines(data: bytes, *, is_cut: bool = False) -> tuple[str, ...]:
     return tuple(line[:LONGEST] for line in (lines[1:] if is_cut else lines))
 
 
-def below(folder: Path) -> Iterator[Path]:
+def below(folder: Path, left_out: dict[str, str]) -> Iterator[Path]:
     """Files with the name of a log, no links, in order of their names.
 
-    Of the attempts of torchrun (`attempt_0/`) only the last.
+    Of the attempts of torchrun (`attempt_0/`) only the last. `left_out` gets the places that were
+    not looked at, and why.
     """
+
+    def refused(error: OSError) -> None:
+        left_out[os.path.relpath(error.filename or folder, folder)] = str(error.strerror)
+
     count = 0
-    for place, folders, files in os.walk(folder):
+    for place, folders, files in os.walk(folder, onerror=refused):
         depth = len(Path(place).relative_to(folder).parts)
         tries = [int(one[8:]) for one in folders if re.fullmatch(r"attempt_\d{1,6}", one)]
         if tries:
             folders[:] = [f"attempt_{max(tries)}"]
-        folders[:] = sorted(folders) if depth < DEEPEST else []
+        if folders and depth >= DEEPEST:
+            left_out[os.path.relpath(place, folder)] = f"folders more than {DEEPEST} levels down"
+            folders.clear()
+        folders.sort()
         for name in sorted(files):
-            if name.endswith(_LOGS) and count < MOST_FILES:
+            if name.endswith(_LOGS):
                 count += 1
-                yield Path(place) / name
+                if count <= MOST_FILES:
+                    yield Path(place) / name
+    if count > MOST_FILES:
+        left_out["more logs"] = f"{MOST_FILES:,} of {count:,} are read"
 
 
 def _rank_of(path: Path) -> int | None:
@@ -176,6 +204,10 @@ def _rank_of(path: Path) -> int | None:
         stem = path.parent.name
     found = _NAMED.fullmatch(stem)
     return int(found[1]) if found else None
+
+
+def _ranks_in(lines: Sequence[prefixes.Line]) -> set[int]:
+    return {line.rank for line in lines if line.rank is not None}
 
 
 def _by_mark(lines: Sequence[prefixes.Line]) -> dict[tuple[int | None, str], list[str]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.runs.logs.parts import Part
+from clusterctl.why import rank_logs
 from clusterctl.why.endings import end_of
 from clusterctl.why.rank_logs import FAR, NEAR, of_folder, of_run, read_end
 
@@ -93,3 +94,39 @@ def test_number_of_a_process_is_no_rank_where_the_lines_name_other_ones(tmp_path
     one, other = "[rank0]: up\n[rank0]: ValueError: x\n", "[rank1]: up\n"
     write(tmp_path, **{"12345": one, "12346": other, "7": "[rank7]: up\n", "8": "up\n"})
     assert [log.rank for log in of_folder(tmp_path).ranks] == [0, 1, 7, 8]
+
+
+def test_the_first_error_of_a_file_of_many_ranks_is_found_behind_many_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = "[rank7]: ValueError: the first\n"
+    others = "".join(f"[rank{n % 7}]: RuntimeError: gave up after {n}\n" for n in range(3000))
+    write(tmp_path, job=first + others)
+    assert (tmp_path / "job.log").stat().st_size > NEAR
+    found = of_folder(tmp_path)
+    assert [log.rank for log in found.ranks] == [*range(8)]
+    assert found.ranks[7].lines == ("[rank7]: ValueError: the first",)
+    assert found.unread == {}
+    monkeypatch.setattr(rank_logs, "MERGED", NEAR)
+    found = of_folder(tmp_path)
+    assert [log.rank for log in found.ranks] == [*range(7)]
+    assert found.unread["job.log"].endswith("bytes (lines of several ranks)")
+
+
+def test_what_is_not_looked_at_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, **{f"{n:02}": "up\n" for n in range(12)}, a__b__c__d__e__f="up\n")
+    monkeypatch.setattr(rank_logs, "MOST_FILES", 10)
+    found = of_folder(tmp_path)
+    assert len(found.ranks) == 10
+    assert found.unread == {
+        "a/b/c/d": "folders more than 4 levels down", "more logs": "10 of 12 are read",
+    }  # fmt: skip
+
+
+def test_an_error_before_many_short_lines_is_found(tmp_path: Path) -> None:
+    (tmp_path / "job.log").write_text(
+        "Traceback (most recent call last):\nValueError: x\n" + "up\n" * 3 * rank_logs.NEAR_LINES
+    )
+    (log,) = of_folder(tmp_path).ranks
+    assert log.lines[:2] == ("Traceback (most recent call last):", "ValueError: x")
+    assert len(log.lines) < 6 * rank_logs.NEAR_LINES
