@@ -252,7 +252,7 @@ class Output:
 
 
 def _finite(value: Any) -> Any:
-    """With null for what is no number or has no end."""
+    """With null for NaN and infinity, which JSON does not have."""
     if isinstance(value, dict):
         return {key: _finite(one) for key, one in value.items()}
     if isinstance(value, list):
