@@ -127,10 +127,10 @@ def _opened(path: Path, flags: int, mode: int = 0o644) -> Iterator[int | None]:
 
 
 def _lines(descriptor: int, path: Path) -> Iterator[bytes]:
-    """Lines that are not empty; of a file that somebody made longer, the last 16 MiB."""
+    """Lines that are not empty; of a file that somebody made longer, the last 5 MiB."""
     for left in reversed(range(TRIES)):
         size = os.fstat(descriptor).st_size
-        begin = max(0, size - 4 * MAX_BYTES)
+        begin = max(0, size - MAX_BYTES - (1 << 20))
         try:
             data = os.pread(descriptor, size - begin, begin)
         except OSError as error:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from trainer.runlog.telemetry import Event, Record, StepRecord, decode
+from trainer.runlog.telemetry import LARGEST, Event, Record, StepRecord, decode
 
 EXACT = 128  # steps that are kept one by one, at least: most checkpoints are no further back
 MOST = 1000  # starts and pauses that are kept; the oldest are dropped
@@ -93,7 +93,9 @@ def after_line(steps: Steps, line: bytes) -> Steps:
     time = _TIME.match(line, line.rfind(b',"time_s":', found.end() - 1)) if found else None
     if found is not None and time is not None and line.endswith((b"}", b"}\n")):
         with suppress(ValueError):
-            return _after_step(steps, int(found[1]), float(found[2]), float(time[1]))
+            step_s, time_s = float(found[2]), float(time[1])
+            if 0 <= step_s < LARGEST and abs(time_s) < LARGEST:
+                return _after_step(steps, int(found[1]), step_s, time_s)
     record = decode(line)
     return steps if record is None else after_record(steps, record)
 

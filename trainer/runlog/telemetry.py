@@ -67,6 +67,7 @@ def _is_possible(record: Record) -> bool:
             type(record.step) is int
             and abs(record.step) < LARGEST
             and type(record.step_s) in (float, int)
+            and 0 <= record.step_s < LARGEST
             and type(record.time_s) in (float, int)
             and not abs(record.time_s) >= LARGEST
         )

@@ -172,8 +172,8 @@ def test_lines_give_the_same_as_their_records() -> None:
     trap = 'bucket",\\"step_s":9,"time_s":7,'
     odd = [
         record(1, step_s=1e-7, time_s=BEGAN),
-        replace(record(2, step_s=float("nan"), time_s=BEGAN + 2), bucket=trap),
-        record(3, step_s=2.5e16, time_s=0.0),
+        replace(record(2, step_s=0.25, loss=float("nan"), time_s=BEGAN + 2), bucket=trap),
+        record(3, step_s=2.5e15, time_s=0.0),
         Event("checkpoint", 'x","step_s":3,"time_s":4}', {"kind": "step"}, 3, BEGAN + 3),
     ]
     for records in (three_attempts().telemetry, odd):
@@ -181,7 +181,7 @@ def test_lines_give_the_same_as_their_records() -> None:
         for one in records:
             by_record = after_record(by_record, one)
             by_line = after_line(by_line, encode(one).encode() + b"\n")
-            assert repr(by_line) == repr(by_record)  # NaN is not equal to itself
+            assert repr(by_line) == repr(by_record)
     for torn in (b"", b'{"kind":"step","step":4,', encode(odd[2]).encode()[:-9], b"\xff\n"):
         assert after_line(by_line, torn) is by_line
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import tracemalloc
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clusterctl.runs import steps
 from tests.trainer.small_disk import small_disk
 from trainer.runlog.telemetry import (
     CurrentClip,
@@ -204,3 +206,14 @@ def test_file_of_weeks_is_read_piece_by_piece(
         tracemalloc.stop()
     assert (tmp_path / "telemetry.jsonl").stat().st_size > 1 << 20 > 4 * peak_bytes
     assert tail.poll() == []
+
+
+@pytest.mark.parametrize("step_s", ["-1.5", "1e308", "NaN", "Infinity", "-Infinity"])
+def test_a_step_that_takes_no_possible_time_is_no_record(step_s: str) -> None:
+    """Anybody may have written the line: figures of it would be shown as those of the run."""
+    good = encode(STEP)
+    line = re.sub(r'"step_s":[^,]+', f'"step_s":{step_s}', good)
+    assert decode(good) is not None
+    assert decode(line) is None
+    assert steps.after_line(steps.Steps(), line.encode()) == steps.Steps()
+    assert steps.after_line(steps.Steps(), good.encode()).last is not None
