@@ -4,6 +4,7 @@ import ctypes
 import json
 import os
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -318,7 +319,7 @@ def test_the_next_commands_are_those_that_this_shell_finds(monkeypatch, tmp_path
     monkeypatch.setattr(sys, "argv", ["/opt/clusterctl/clusterctl/__main__.py"])
     assert typed_command() == "clusterctl"
     monkeypatch.setenv("PATH", "/nonexistent")
-    assert typed_command() == f"{sys.executable} -m clusterctl"
+    assert typed_command() == f"{shlex.quote(sys.executable)} -m clusterctl"
 
 
 @pytest.mark.slow

@@ -134,6 +134,7 @@ def test_kernels_under_tritons_interpreter() -> None:
         assert max(errors) < (2e-6 if case.startswith("fp32") else 2e-3), (case, errors)
 
 
+@pytest.mark.slow
 def test_kernels_compile_for_cards_that_are_not_here() -> None:
     """Shared memory of a block of threads is 163 kB on an A100, 227 kB on an H100, 99 kB on an L40."""
     pytest.importorskip("triton")

@@ -8,6 +8,7 @@ from typing import cast
 
 import pytest
 
+from tests.rank_variables import OF_A_RANK
 from tests.trainer.data.clips import write_clip
 from tests.trainer.data.features.feature_caches import FRAMES, Place, make_place, open_cache
 from trainer.components import Parts
@@ -67,10 +68,13 @@ def test_another_data_set_of_the_same_names_is_encoded_itself(
 
 @pytest.mark.long
 def test_validation_of_clips_of_the_same_names_is_refused(
-    sets: tuple[Place, Place], tmp_path: Path
+    sets: tuple[Place, Place], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another folder's clips count as others in every respect but the name under which features
     are kept: the latents of clips that are trained on would be measured."""
+    for name in OF_A_RANK:  # which this process gets as the only rank
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
     (cats, dogs), out = sets, tmp_path / "cache"
     assert cats.encode(out) == 0
     wanted = ["--validation.every", "1", "--validation.data-path", str(dogs.table)]
