@@ -108,7 +108,8 @@ def of_folder(folder: Path) -> Logs:
             with opened(path, owners) as (fd, status):
                 lines, searched = read_end(fd, Part(0, status.st_size), budget)
                 marked = prefixes.of_file(lines)
-                if len(_ranks_in(marked)) > 1 and status.st_size > NEAR:
+                is_cut = status.st_size > NEAR or len(lines) >= NEAR_LINES
+                if is_cut and not searched and len(_ranks_in(marked)) > 1:
                     # An error at its end may be of another rank than the first one.
                     taken = min(status.st_size, max(NEAR, merged))
                     merged -= taken

@@ -107,6 +107,10 @@ def test_the_first_error_of_a_file_of_many_ranks_is_found_behind_many_of_others(
     assert [log.rank for log in found.ranks] == [*range(8)]
     assert found.ranks[7].lines == ("[rank7]: ValueError: the first",)
     assert found.unread == {}
+    write(tmp_path / "short", job="[rank7]: KeyError: 1\n" + "[rank0]: KeyError: 2\n" * 1500)
+    assert (tmp_path / "short/job.log").stat().st_size < NEAR
+    assert [log.rank for log in of_folder(tmp_path / "short").ranks] == [0, 7]
+    (tmp_path / "short/job.log").unlink()
     monkeypatch.setattr(rank_logs, "MERGED", NEAR)
     found = of_folder(tmp_path)
     assert [log.rank for log in found.ranks] == [*range(7)]
