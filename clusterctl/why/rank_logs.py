@@ -109,7 +109,8 @@ def of_folder(folder: Path) -> Logs:
                 lines, searched = read_end(fd, Part(0, status.st_size), budget)
                 marked = prefixes.of_file(lines)
                 is_cut = status.st_size > NEAR or len(lines) >= NEAR_LINES
-                if is_cut and not searched and len(_ranks_in(marked)) > 1:
+                number, named = _rank_of(path.relative_to(folder)), len(_ranks_in(marked))
+                if is_cut and not searched and named > (0 if number is None else 1):
                     # An error at its end may be of another rank than the first one.
                     taken = min(status.st_size, max(NEAR, merged))
                     merged -= taken
@@ -123,7 +124,6 @@ def of_folder(folder: Path) -> Logs:
             unread[name] = str(error)
             continue
         budget -= searched
-        number = _rank_of(path.relative_to(folder))
         parts = _by_mark(marked)
         told = _ranks_in(marked)
         # A bare number may be that of a process or a job, where the lines name other ranks.
