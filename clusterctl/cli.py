@@ -145,8 +145,10 @@ def run(args: list[str]) -> int:
         with contextlib.suppress(OSError):
             error.show()
         return error.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        _say("interrupted")
+    except (click.Abort, KeyboardInterrupt) as error:
+        cause = error.__cause__  # which click makes an Abort
+        said = str(cause if isinstance(cause, KeyboardInterrupt) else error)
+        _say("; ".join(["interrupted", *([said] if said else [])]))
         return 130
     except OSError as error:
         text, hint, code = _fault_of_process(error)

@@ -41,7 +41,7 @@ class Duration(Number):
                 parts = re.findall(r"(\d+(?:\.\d+)?)([smhd])", words)
                 value = sum(float(number) * _UNITS[unit] for number, unit in parts)
             elif not re.fullmatch(r"-?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", words):
-                wanted = "a valid duration: 90 (seconds), 10m, 1h30m"
+                wanted = "a valid duration: 90 (seconds), 10m, 1h30m, 2d"
                 self.fail(f"{value!r} is not {wanted}", param, ctx)
         return super().convert(value, param, ctx)
 

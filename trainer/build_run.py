@@ -51,7 +51,9 @@ from trainer.weights.load import load_into, load_weights, read_checkpoint, read_
 _SHARED_WAIT_S = 10.0
 _SHOWN_ROWS = 5
 _CAPTIONS_SEEN = 50  # evenly spread, to see whether they are clean
-_LOSS_WEIGHTING = "each microbatch counts once, whatever the number of its clips, as upstream"
+_LOSS_WEIGHTING = (
+    "the loss weights all microbatches alike, whatever their number of clips, as upstream"
+)
 
 
 def assemble(

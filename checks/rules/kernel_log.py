@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from math import inf
+from textwrap import shorten
 
 from checks.facts import (
     NOT_ASKED,
@@ -217,7 +218,9 @@ def pcie_limited(kernel_log: KernelLog, node: NodeFacts) -> Finding:
         good = "the kernel complains of no slow slot"
         return _no_card(node) or nothing_logged(kernel_log, good)
     cards = sorted({event.subject for event in slow})
-    text = f"{', '.join(cards)}: {slow[-1].line.partition(': ')[2][:110]}"
+    text = (
+        f"{', '.join(cards)}: {shorten(slow[-1].line.partition(': ')[2], 110, placeholder=' ...')}"
+    )
     return warn(text, len(cards), 0, action=Action.SERVICE)
 
 
@@ -264,4 +267,9 @@ def kernel_log_faults(kernel_log: KernelLog) -> Iterable[Finding]:
     for kind, found in lines.items():
         bad, what, action = _FAULTS[kind]
         count = f" {len(found)} times" if len(found) > 1 else ""
-        yield bad(f"{what}{count}: {found[-1][:100]}", len(found), 0, action=action)
+        yield bad(
+            f"{what}{count}: {shorten(found[-1], 120, placeholder=' ...')}",
+            len(found),
+            0,
+            action=action,
+        )

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from clusterctl.checkpoints.plan import Plan, Row
+from clusterctl.nodes import counted
 from clusterctl.output import Cell
 from trainer.runlog.progress import clock
 
 WIDTH, LABEL = 80, 16  # columns
 MOST_TOLD = 5  # of checkpoints that are not counted
-COLUMNS = ("EVERY", "INTERVAL", "SAVES", "FAILURES", "ETTR", "DISK", "")
+COLUMNS = ("EVERY", "INTERVAL", "SAVES", "FAILURES", "ETTR", "MORE DISK", "")
 RIGHT = COLUMNS[:-1]
 NAMES = {
     "save_stall_s": "save stall",
@@ -104,7 +105,8 @@ def disk_lines(plan: Plan) -> Iterator[str]:
     if one is not None:
         parts = f"model {size(one.model_bytes)}, ema {size(one.ema_bytes)}, "
         parts += f"optimizer {size(one.optimizer_bytes)}"
-        text = f"{size(one.total_bytes)} ({parts}), {plan.subject.size_source}"
+        text = f"{size(one.total_bytes)} ({parts}), {plan.subject.size_source}; "
+        text += f"{size(one.extra_bytes)} beside it while it is written"
     yield from _wrapped(f"{'one checkpoint':<{LABEL}}", text)
     if out := plan.subject.left_out:
         more = f"; and {len(out) - MOST_TOLD} more" if len(out) > MOST_TOLD else ""
@@ -116,15 +118,20 @@ def disk_lines(plan: Plan) -> Iterator[str]:
     elif not need.saves:
         yield f"{'disk':<{LABEL}}no further save; {size(need.end_bytes)} are held"
     else:
-        length = "" if plan.steps_total else ", however long the run is"
-        peak = f"at step {need.peak_step:,}" if plan.steps_total else "at its fullest"
-        text = f"{size(need.more_peak_bytes)} more {peak}; at the end {size(need.end_bytes)} "
-        text += f"in {need.kept:,} checkpoint{'s' if need.kept != 1 else ''}{length}"
+        then = "at the end" if plan.steps_total else "later, however long the run is"
+        peak = f"the save of step {need.peak_step:,}" if plan.steps_total else "a save"
+        text = f"{size(need.more_peak_bytes)} more while {peak} is written; "
+        text += f"held: {_held(len(plan.subject.checkpoints), plan.disk.held_bytes)} now, "
+        text += f"{_held(need.kept, need.end_bytes)} {then}"
         yield from _wrapped(f"{'disk':<{LABEL}}", text)
     free = f"unknown: {plan.subject.space_why}"
     if space is not None:
         free = f"{size(space.free_bytes)} of {size(space.total_bytes)} in {space.folder}"
     yield from _wrapped(f"{'free':<{LABEL}}", free)
+
+
+def _held(count: int, total_bytes: int) -> str:
+    return f"{size(total_bytes)} in {counted(count, 'checkpoint')}" if count else "none"
 
 
 def retention(plan: Plan) -> str:

@@ -24,6 +24,7 @@ from clusterctl.settings import PATH, GroupedCommand, Settings, cluster_command,
 if TYPE_CHECKING:
     from clusterctl.launch.inputs import LaunchLine
     from clusterctl.launch.plan import LaunchPlan
+    from clusterctl.launch.saved_run import SavedRun
     from clusterctl.launch.start import LaunchOptions, Prepared
     from clusterctl.remote.cluster import Cluster
 
@@ -137,26 +138,35 @@ _launch_options = with_options(
   clusterctl launch stage1.py nodes.txt --nccl h100-ib --lr 1e-4 --dry-run
   clusterctl launch stage1.py nodes.txt --spares 'n[23-24]' --detach""",
 )
-def command(
-    settings: Settings,
-    output: Output,
-    skip_preflight: bool,
-    yes: bool,
-    dry_run: bool,
-    detach: bool,
-    max_restarts: int | None,
-    spares: str | None,
-    min_nodes: int | None,
-    patience_s: float,
-    **options: Any,
-) -> int:
+def command(settings: Settings, output: Output, detach: bool, **options: Any) -> int:
     """Every option that is not listed here goes to the trainer: --dataset.data-path X, --lr 1e-4;
     they come last, and everything after -- is the trainer's.
     A run that fails is started again from its newest checkpoint. It goes on when this terminal is
     closed; Ctrl-C asks what to do, twice stops in order (the trainer saves), once more at once.
     """
-    from clusterctl.exclude.entries import path_beside
     from clusterctl.launch.head.session import begin
+
+    try:
+        saved = _saved_run(settings, output, **options)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("nothing was started") from None
+    return saved if isinstance(saved, int) else begin(saved, output, detach=detach)
+
+
+def _saved_run(
+    settings: Settings,
+    output: Output,
+    skip_preflight: bool,
+    yes: bool,
+    dry_run: bool,
+    max_restarts: int | None,
+    spares: str | None,
+    min_nodes: int | None,
+    patience_s: float,
+    **options: Any,
+) -> SavedRun | int:
+    """What a supervisor begins with; the exit code where nothing is to be started."""
+    from clusterctl.exclude.entries import path_beside
     from clusterctl.launch.inputs import kept_environment, refuse_untrainable, resolve
     from clusterctl.launch.plan import Timing
     from clusterctl.launch.restart.rules import Rules, check_nodes, part_spares
@@ -237,8 +247,7 @@ def command(
         patience_s,
         _accepted(prepared, [*plan.nodes, *waiting] if yes else ()),
     )
-    saved = SavedRun(plan, rules, settings.limits, settings.width, settings.accept_new)
-    return begin(saved, output, detach=detach)
+    return SavedRun(plan, rules, settings.limits, settings.width, settings.accept_new)
 
 
 def _look_at_spares(

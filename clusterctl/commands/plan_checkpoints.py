@@ -6,6 +6,7 @@ between failures. What a run has on record is measured; everything else is named
 
 from __future__ import annotations
 
+import difflib
 import time
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,10 @@ def command(
     from clusterctl.checkpoints.plan import Stated, make_plan
 
     if run_or_config is not None and run_or_config.startswith("-"):
-        raise UsageError(f"No such option: {run_or_config}; options for the trainer follow CONFIG")
+        names = [name for one in command.params for name in one.opts if name.startswith("-")]
+        near = difflib.get_close_matches(run_or_config.partition("=")[0], names, 1)
+        hint = f"did you mean {near[0]}?" if near else "options for the trainer follow CONFIG"
+        raise UsageError(f"no option {run_or_config}", hint=hint)
     subject = read_subject(run_or_config, outputs, overrides, all_runs=all_runs)
     mtbf_h = options.pop("mtbf_h")
     stated = Stated(mtbf_s=None if mtbf_h is None else mtbf_h * 3600, **options)

@@ -169,7 +169,9 @@ def change_lines(found: Comparison) -> Iterator[Line]:
     if left > 0:
         yield from labelled("", f"and {counted(left, 'other change')} (--json has all)")
     if changes.not_recorded:
-        yield from labelled("", f"not recorded: {', '.join(changes.not_recorded)}", "dim")
+        yield from labelled(
+            "", f"not compared, as runs do not record it: {', '.join(changes.not_recorded)}", "dim"
+        )
 
 
 def verdict_lines(found: Comparison, letter: str) -> Iterator[Line]:

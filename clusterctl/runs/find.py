@@ -63,8 +63,12 @@ def _find(name: str | None, outputs: Path) -> Path:
 
 def _no_run(name: str, outputs: Path) -> UsageError:
     known = [path.name for path in runs_by_time(outputs)]
-    near = difflib.get_close_matches(name, known, 1) or known[:1]
-    hint = f"did you mean {near[0]}?" if near else f"there is no run in {outputs}/"
+    near = difflib.get_close_matches(name, known, 1)
+    hint = f"there is no run in {outputs}/"
+    if known:
+        hint = f"the newest is {known[0]}; clusterctl runs lists all"
+    if near:
+        hint = f"did you mean {near[0]}?"
     return UsageError(f"there is no run {name}, here or in {outputs}/", hint=hint)
 
 

@@ -52,6 +52,7 @@ class Verdict:
     entry: Entry | None = None
     types: tuple[str, ...] = ()  # those on record, where the key is not
     authority: Entry | None = None  # a @cert-authority line that covers the host
+    unread: str = ""  # a file that may hold the key and cannot be read, and why
 
 
 def lookup_name(host: str, port: int) -> str:
@@ -73,10 +74,16 @@ class File:
         self.patterns: list[Entry] = []  # wildcards and negations
         self.hashed: dict[str, list[Entry]] = {}  # by key
         self._hashed_names: dict[str, list[Entry]] = {}
+        data, self.unread = b"", ""
         try:
-            data = b"" if path.is_fifo() else path.read_bytes()  # a pipe is not waited for
-        except OSError:  # every key is unknown
-            data = b""
+            if path.is_fifo():
+                self.unread = f"{path} is a pipe"  # which is not waited for
+            else:
+                data = path.read_bytes()
+        except FileNotFoundError:
+            pass  # every key is unknown
+        except OSError as error:
+            self.unread = f"{path} cannot be read ({error.strerror})"
         text = data.decode(errors="surrogateescape")
         for number, line in enumerate(text.split("\n"), 1):
             entry = parse_line(line, path, number)
@@ -188,7 +195,8 @@ class KnownHosts:
         authority = next((e for e in others if e.marker == "cert-authority"), None)
         plain = [entry for entry in others if not entry.marker]
         if not plain:
-            return Verdict("unknown", authority=authority)
+            unread = next((file.unread for file in files if file.unread), "")
+            return Verdict("unknown", authority=authority, unread=unread)
         entry = min(plain, key=lambda entry: entry.key_type != key_type)
         return Verdict("changed", entry, _types(others), authority)
 

@@ -61,7 +61,7 @@ def verify(transport: PatchedTransport, target: Target, progress: Progress, type
     verdict = target.known.check(name, port, key_type, text)
     if verdict.state == "changed" and types is not None and set(verdict.types) != set(types):
         raise OtherTypes(verdict.types)
-    if verdict.state == "unknown" and target.accept_to is not None:
+    if verdict.state == "unknown" and target.accept_to is not None and not verdict.unread:
         progress.notes.append(f"hostkey: accepted {key_type} {fingerprint(text)}")
         if not target.record:
             return
@@ -91,6 +91,10 @@ def _refused_key(target: Target, verdict: Verdict, key_type: str, text: str) -> 
     elif verdict.authority is not None:
         message = f"{verdict.authority.where}: this backend cannot check a @cert-authority"
         hint = "run once with --accept-new to record the host key itself"
+    elif verdict.unread:
+        message = f"cannot tell whether the host key ({key_type}) is known: {verdict.unread}"
+        keys = "UserKnownHostsFile or GlobalKnownHostsFile in ~/.ssh/config"
+        hint = f"make that file readable, or leave it out: {keys}"
     else:
         message = f"unknown host key ({key_type})"
         hint = "on first contact run the same command once with --accept-new"

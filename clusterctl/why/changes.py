@@ -7,8 +7,9 @@ Python, variables and command. What is not recorded is said.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,8 +116,14 @@ def between(before: Path, now: Path, since: str = "") -> Changes:
         old, new = configs
         rows.append(("code", _commit(old.get("commit")), _commit(new.get("commit"))))
         rows.append(("Python", _text(old.get("python")), _text(new.get("python"))))
-        flat = [dict(_flat(one.get("config"), "")) for one in configs]
-        rows += _differing("config ", *flat)
+        old_keys, new_keys = (dict(_flat(one.get("config"), "")) for one in configs)
+        workdirs = [_text(one.get("workdir")) for one in plans]
+        new_keys |= {
+            key: value
+            for key, value in old_keys.items()
+            if key in new_keys and _is_one_path([value, new_keys[key]], workdirs)
+        }
+        rows += _differing("config ", old_keys, new_keys)
     recorded = configs if all(configs) else plans
     given = [_variables(one.get("environment")) for one in recorded]
     own = [_own_paths(*each) for each in zip((before, now), plans, strict=True)]
@@ -146,7 +153,17 @@ def _flat(value: Any, name: str) -> Iterator[tuple[str, str]]:
         for key, item in value.items():
             yield from _flat(item, f"{name}.{key}" if name else str(key))
     else:
-        yield name, HIDDEN if is_secret(name.rpartition(".")[2]) else _text(value)
+        text = "None" if value is None else _text(value)  # as a config says it
+        yield name, HIDDEN if is_secret(name.rpartition(".")[2]) else text
+
+
+def _is_one_path(values: Sequence[str], workdirs: Sequence[str]) -> bool:
+    """Whether one is absolute and the other one leads to the same place from its workdir."""
+    if len({value.startswith("/") for value in values}) == 1:
+        return False
+    both = zip(workdirs, values, strict=True)
+    full = [text if text.startswith("/") else f"{workdir}/{text}" for workdir, text in both]
+    return os.path.normpath(full[0]) == os.path.normpath(full[1])
 
 
 def _variables(value: Any) -> dict[str, str]:

@@ -127,7 +127,7 @@ def explain_logs(folder: Path) -> Explanation:
     state = NOT_KNOWN if verdict.cause is None else ENDED_BADLY
     ranks = {one.rank for one in logs.ranks if one.rank is not None}
     text = counted(len({one.name for one in logs.ranks}), "log")
-    text += f" of {counted(len(ranks), 'rank')}" if ranks else " that name no rank"
+    text += f" of {counted(len(ranks), 'rank')}" if ranks else " of unknown ranks"
     return _told(folder, state, text, (), 1, verdict, logs, record, 0.0)
 
 

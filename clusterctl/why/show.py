@@ -102,9 +102,11 @@ def _followed(found: Explanation) -> str:
     assert found.verdict is not None
     parts = ", ".join(f"{count} {how}" for how, count in found.victims.items())
     unnamed = sum(one.rank is None for one in found.verdict.victims)
-    number = counted(found.verdict.victim_count - unnamed, "rank")
-    if unnamed:
-        number += f" and {counted(unnamed, 'log')} that names no rank"
+    ranks = found.verdict.victim_count - unnamed
+    logs = f"{counted(unnamed, 'log')} of an unknown rank"
+    number = " and ".join(
+        [*([counted(ranks, "rank")] if ranks else []), *([logs] if unnamed else [])]
+    )
     blaming = sum(one.kind.is_consequence for one in found.verdict.victims)
     how = "followed"
     if found.verdict.cause is None:
@@ -142,7 +144,9 @@ def _changes(found: Explanation) -> Iterator[Line]:
     if left > 0:
         yield from _labelled("", f"and {counted(left, 'other change')} (--json has all)")
     if changes.not_recorded:
-        yield from _labelled("", f"not recorded: {', '.join(changes.not_recorded)}", "dim")
+        yield from _labelled(
+            "", f"not compared, as runs do not record it: {', '.join(changes.not_recorded)}", "dim"
+        )
 
 
 def _slow(found: Explanation) -> Iterator[Line]:

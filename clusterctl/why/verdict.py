@@ -244,7 +244,7 @@ def _nothing(logs: Logs, record: AttemptRecord) -> str:
     if not logs.ranks:
         why = f" ({next(iter(logs.unread.values()))})" if logs.unread else ""
         return f"there is no log of a rank{why}, and no launcher recorded how it ended"
-    number = counted(len({log.rank for log in logs.ranks}), "log")
+    number = counted(len({log.name for log in logs.ranks}), "log")
     return f"none of {number} ends with an error, and nothing says how the ranks ended"
 
 

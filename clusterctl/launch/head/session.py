@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,7 @@ def _begun(link: Link, signals: list[int]) -> tuple[dict[str, Any], RunResult | 
     return about or {}, None
 
 
-@contextmanager
+@contextlib.contextmanager
 def _noted() -> Iterator[list[int]]:
     """Signals for the view to answer, also those that come before it: at a Ctrl-C the supervisor
     that is being started would go on alone."""
@@ -135,8 +135,8 @@ def attach_all(outputs: Path, output: Output) -> int:
             facts |= {"run_id": run.plan.run_id, "over": run.over or None}
             was = owner.find(run_dir)
             if was is None or was.is_here:
-                link = connect(run)
-                link.close()
+                with contextlib.closing(connect(run)) as link:
+                    link.about(STATE_S)  # one that is stopped takes the connection and says nothing
             text = f"it is supervised by {was.text}" if was else "it has a supervisor again"
             style = None if was else "good"
             if facts["over"]:

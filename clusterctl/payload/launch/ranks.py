@@ -26,6 +26,7 @@ LAST_BYTES = 1 << 20  # of telemetry at once, and of each rank's log when all is
 READ_S = 0.2  # for files; a storage that stalls is read aside, while beats go on
 TAIL_S = 5.0  # for the last lines of a log, of all that end meanwhile
 LAST_READ_S = 60.0  # for what files have when all is over
+ALONE = "no supervisor was heard for %s (--keep-for): its ranks were told to save and end"
 END = {"op": "end"}  # the head has gone, or a signal asks the agent to end
 
 
@@ -110,7 +111,10 @@ class Ranks:
                 self.stop(ARGS["grace_s"])  # a machine that goes down leaves time to save
             elif now - heard_s > ARGS["lease_s"]:
                 self.keeps_starter = False
-                self.stop(ARGS["grace_s"])  # nobody has come back: they save and end
+                lease_s = ARGS["lease_s"]
+                span = "%g h" % (lease_s / 3600) if lease_s >= 3600 else "%g s" % lease_s
+                self.emit({"type": "leaving", "text": ALONE % span})
+                self.stop(ARGS["grace_s"])
             elif self.failed_s is not None and not self.head.is_connected:
                 if now - self.failed_s > PEERS_S:
                     self.stop(ARGS["fail_grace_s"])

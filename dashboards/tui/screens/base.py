@@ -36,7 +36,8 @@ TABS: Sequence[Key] = tuple(
     (key, title, f"app.switch_mode('{title.lower()}')") for key, title, _ in MAIN_SCREENS
 )
 HELP: Key = ("?", "help", "app.help")
-ALWAYS: Sequence[Key] = (("q", "quit", "app.quit"), ("w", "picture", "app.picture"))
+QUIT: Key = ("q", "quit", "app.quit")
+PICTURE: Key = ("w", "picture", "app.picture")
 BACK = ("escape", "app.switch_mode('cluster')")
 Commands = Iterable[tuple[str, str, str]]  # (title, help, action)
 
@@ -113,7 +114,7 @@ class TopScreen(Screen[None]):
         yield bar
         yield from self.body()
         yield ReplayBar(self.top.replay, id="replay")
-        keys = (HELP, *self._keys(), *ALWAYS)
+        keys = (HELP, QUIT, *self._keys(), PICTURE)
         yield KeyBar(TABS if self.TAB else (), self.TAB, keys, id="keys")
         yield Static("", id="too-small", markup=False)
 

@@ -12,7 +12,7 @@ import pytest
 from clusterctl.checkpoints.figures import MTBF_S
 from clusterctl.checkpoints.on_disk import FreeSpace, checkpoints_in, free_space
 from clusterctl.checkpoints.plan import Plan, Stated, make_plan
-from clusterctl.checkpoints.report import about, document, verdict
+from clusterctl.checkpoints.report import about, disk_lines, document, verdict
 from clusterctl.checkpoints.subject import Subject, read_subject
 from clusterctl.cli import run as cli
 from clusterctl.errors import UsageError
@@ -109,6 +109,10 @@ def test_a_run_needs_room_for_what_it_has_yet_to_save(tmp_path: Path) -> None:
     assert (need.saves, need.kept) == (7, 8)  # of 1,000 steps
     assert need.more_peak_bytes == 7 * EACH + EXTRA
     assert need.end_bytes == 8 * EACH
+    told = " ".join(" ".join(disk_lines(plan(run))).split())
+    assert "; 69.1 MB beside it while it is written retention" in told
+    assert "132.1 MB more while the save of step 1,000 is written; " in told
+    assert "held: 9.0 MB in 1 checkpoint now, 72.0 MB in 8 checkpoints at the end" in told
 
 
 def test_what_does_not_fit_is_exit_code_1_with_what_would_fit(tmp_path: Path) -> None:
@@ -240,3 +244,8 @@ def test_a_config_that_is_damaged_is_named(tmp_path: Path, text: str) -> None:
     (run.path / "config.json").write_text(text)
     with pytest.raises(UsageError, match=r"config\.json is not a run's config"):
         read_subject(str(run.path), None, (), all_runs=False)
+
+
+def test_a_wrong_option_names_the_one_that_is_like_it(capsys) -> None:
+    assert cli(["plan-checkpoints", "--step-tme", "3"]) == 2
+    assert "no option --step-tme\n  hint: did you mean --step-time?" in capsys.readouterr().err

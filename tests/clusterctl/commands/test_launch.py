@@ -331,3 +331,10 @@ def test_line_of_a_tutorial_that_names_a_script_says_what_to_leave_out(
     said = capsys.readouterr().err
     assert "launch starts the trainer itself and takes one CONFIG" in said
     assert "leave out scripts/train.py: clusterctl launch configs/stage1.py HOSTFILE" in said
+
+
+def test_ctrl_c_before_anything_is_started_says_so(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(launch, "read_hostfile", lambda _: signal.raise_signal(signal.SIGINT))
+    (tmp_path / "nodes.txt").write_text("localhost\n")
+    assert cli.run(["launch", "demo", str(tmp_path / "nodes.txt")]) == 130
+    assert capsys.readouterr().err.endswith("interrupted; nothing was started\n")

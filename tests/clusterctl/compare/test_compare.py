@@ -269,6 +269,16 @@ def test_what_differs_in_config_is_told(tmp_path: Path) -> None:
     assert ("config lr", "0.0001", "0.0002") in found.changes.changes
 
 
+def test_a_path_that_is_written_in_another_way_has_not_changed(tmp_path: Path) -> None:
+    words = (("a", "/data/x/clips.csv", None), ("b", "../x/clips.csv", "held.csv"))
+    for name, clips, held_out in words:
+        run_dir = write(tmp_path / name, steps(20, 1))
+        write_config(run_dir, clips=clips, held_out=held_out)
+        (run_dir / "plan.json").write_text(json.dumps({"workdir": "/data/y"}))
+    changes = compare(read(tmp_path / "a"), read(tmp_path / "b"), Limits()).changes.changes
+    assert changes == (("config held_out", "None", "held.csv"),)
+
+
 def test_steps_that_are_missing_make_clips_unknown(tmp_path: Path) -> None:
     a = read(write(tmp_path / "a", steps(100, 1)))
     b = read(write(tmp_path / "b", [one for one in steps(100, 1) if one.step != 50]))

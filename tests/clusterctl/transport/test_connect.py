@@ -174,6 +174,19 @@ def test_accept_new_writes_our_own_file_once(good: LoopbackCluster) -> None:
     assert (config_folder() / "known_hosts").read_text() == text
 
 
+@pytest.mark.parametrize("accept_new", [False, True])
+def test_a_key_is_neither_unknown_nor_accepted_where_a_file_cannot_be_read(
+    good: LoopbackCluster, home: Path, accept_new: bool
+) -> None:
+    """It may say there that the key has changed or is revoked."""
+    (home / ".ssh" / "known_hosts").mkdir(parents=True)
+    error = failure(node_of(good, known_hosts=None), accept_new=accept_new)
+    why = f"{home}/.ssh/known_hosts cannot be read (Is a directory)"
+    assert error.phase == "hostkey"
+    assert f"cannot tell whether the host key (ssh-ed25519) is known: {why}" in str(error)
+    assert not (config_folder() / "known_hosts").exists()
+
+
 def test_accept_new_writes_to_a_home_without_locks(
     good: LoopbackCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

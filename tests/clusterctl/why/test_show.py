@@ -27,4 +27,4 @@ def test_a_long_line_of_a_log_is_shown_to_its_end_and_a_log_of_no_rank_is_no_ran
     at = next(index for index, text in enumerate(shown) if text.startswith("  | RuntimeError"))
     assert " ".join(text[4:] for text in shown[at : at + 3]).startswith(told)
     assert sum("xxx" in text for text in shown) < 10
-    assert "cascade   1 rank and 1 log that names no rank followed" in "\n".join(shown)
+    assert "cascade   1 rank and 1 log of an unknown rank followed" in "\n".join(shown)

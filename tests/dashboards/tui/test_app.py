@@ -137,6 +137,7 @@ def test_screens_help_and_quit(demo: Callable[[], TopApp]) -> None:
     async def story(app: TopApp, pilot: Pilot[None]) -> None:
         await pilot.press("3")
         assert isinstance(app.screen, RunScreen)
+        assert " ? help  q quit " in shown(app, "#keys")
         assert "rank 27 (004/3)" in shown(app, "#figures")
         await pilot.press("question_mark")
         assert isinstance(app.screen, HelpScreen)

@@ -76,8 +76,10 @@ class EpochPlan:
         return {
             "in no bucket of this epoch": clips - in_buckets - self.held_out,
             "kept for validation": self.held_out,
-            "fill no microbatch": in_buckets - int(self.sizes.sum()),
-            "fill no step": int(self.sizes[len(self) - (len(self) - consumed) % each :].sum()),
+            "too few for a microbatch": in_buckets - int(self.sizes.sum()),
+            "too few for a step": int(
+                self.sizes[len(self) - (len(self) - consumed) % each :].sum()
+            ),
         }
 
     @cached_property

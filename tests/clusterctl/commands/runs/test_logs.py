@@ -122,6 +122,8 @@ def test_links_pipes_and_files_of_others_are_not_read(run_dir: Path, tmp_path: P
 
 def test_run_or_log_that_is_not_there_is_said(run_dir: Path, capsys) -> None:
     assert command(["logs", "4"]) == 2
+    assert "hint: the newest is 003-STDiT3-XL-2; clusterctl runs lists" in capsys.readouterr().err
+    assert command(["logs", "003-STDiT3-XL"]) == 2
     assert "did you mean 003-STDiT3-XL-2?" in capsys.readouterr().err
     assert command(["logs", "--rank", "7"]) == 3
     assert command(["logs", "--rank", "0,7"]) == 3

@@ -113,6 +113,11 @@ def test_attach_all_finds_every_run_that_continues(user: User) -> None:
     code, found = user.ask("attach", "--all", str(user.outputs))
     assert (code, [one["run_id"] for one in found["runs"]]) == (0, [run_id])
     assert owner.find(user.run_dir) is not None
+    supervisor = owner.find(user.run_dir).pid
+    os.kill(supervisor, signal.SIGSTOP)
+    code, found = user.ask("attach", "--all", str(user.outputs))
+    os.kill(supervisor, signal.SIGCONT)
+    assert (code, found["runs"][0]["why"]) == (3, "the supervisor says nothing within 10 s")
     assert user.command("attach", "--all", str(user.run_dir)).wait(40) == 2
     user.ask("kill", str(user.cluster.hostfile), "--run", run_id, "--yes")
 

@@ -59,8 +59,12 @@ def test_every_clip_that_an_epoch_does_without_is_counted_by_its_reason(each):
     assert trained + sum(left.values()) == len(plan.manifest)
     cells = plan.buckets.assign(plan.manifest, 1, 0)
     assert left["in no bucket of this epoch"] == (cells < 0).sum() > 0
-    assert left["fill no microbatch"] == sum(use.left_out for use in uses(epoch, plan.buckets)) > 0
-    assert bool(left["fill no step"]) == bool(len(epoch) % each)
+    assert (
+        left["too few for a microbatch"]
+        == sum(use.left_out for use in uses(epoch, plan.buckets))
+        > 0
+    )
+    assert bool(left["too few for a step"]) == bool(len(epoch) % each)
 
 
 def test_clips_that_a_resume_on_more_ranks_still_trains_are_not_counted_as_left_out():
@@ -68,9 +72,9 @@ def test_clips_that_a_resume_on_more_ranks_still_trains_are_not_counted_as_left_
     epoch = plan.epoch(0)
     consumed = len(epoch) % 2 + 3  # by one rank; two trained all the others
     assert (len(epoch) - consumed) % 2 == 1
-    left = epoch.left_out(len(plan.manifest), 2, consumed)["fill no step"]
+    left = epoch.left_out(len(plan.manifest), 2, consumed)["too few for a step"]
     assert left == len(epoch[len(epoch) - 1].rows)
-    assert epoch.left_out(len(plan.manifest), 2, consumed + 1)["fill no step"] == 0
+    assert epoch.left_out(len(plan.manifest), 2, consumed + 1)["too few for a step"] == 0
 
 
 def test_microbatches_of_one_bucket_are_spread_over_the_epoch():
