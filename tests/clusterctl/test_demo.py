@@ -193,6 +193,7 @@ def test_ctrl_c_leaves_nothing(moment: str, outputs: Path, tmp_path: Path) -> No
     _assert_nothing_left(tmp_path, before)
 
 
+@pytest.mark.long
 def test_programs_of_the_demo_are_started_without_hooks_that_lose_ctrl_c() -> None:
     """KeyboardInterrupt in a hook of a fork is printed and forgotten: up to half of those sent then."""
     from clusterctl import demo

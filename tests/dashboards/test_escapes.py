@@ -169,6 +169,7 @@ def test_notes_and_the_clipboard_hold_text_and_no_markup() -> None:
     play(app, story)
 
 
+@pytest.mark.long
 def test_palette_shows_names_of_nodes_as_they_are() -> None:
     """The plan of a run is a file, and whoever wrote it named the nodes."""
     app = TopApp(FixedFeed(("n1[/x]",), [], NOW), first="node", actions=Actions())

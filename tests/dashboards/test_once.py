@@ -134,6 +134,7 @@ def test_nothing_to_look_at_is_a_usage_error(tmp_path: Path) -> None:
     assert "nodes.txt does not exist" in done.stderr
 
 
+@pytest.mark.long
 def test_folder_without_a_run_is_a_usage_error(tmp_path: Path) -> None:
     done = top(tmp_path, "--run", str(tmp_path))
     assert done.returncode == 2

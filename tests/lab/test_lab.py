@@ -107,6 +107,7 @@ def test_freeze_and_thaw(lab) -> None:
     wait_for(lambda: tick() != before)
 
 
+@pytest.mark.long
 def test_nothing_is_left_after_stop(lab) -> None:
     nodes = lab(3)
     # Deaf and in a session of its own: the kernel ends it with process 1.

@@ -88,6 +88,7 @@ def test_learning_rates() -> None:
         assert got == pytest.approx(case["lr"], abs=1e-10, rel=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["STDiT3-XL/2", "STDiT3-3B/2"])
 def test_published_sizes_have_upstreams_number_of_keys_and_parameters(name: str) -> None:
     shapes = adapter.state_dict_shapes(name)
@@ -145,6 +146,7 @@ def vae_of_the_regression() -> tuple[Tensor, Any]:
     return torch.randn(1, 3, 19, 16, 16, generator=generator), vae
 
 
+@pytest.mark.long
 def test_the_vae_gives_what_it_gave_when_it_passed_the_whole_folder() -> None:
     video, vae = vae_of_the_regression()
     want = load_file(GOLDEN / "vae_regression.safetensors")

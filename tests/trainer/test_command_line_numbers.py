@@ -34,6 +34,7 @@ def test_what_is_not_finite(text: str) -> None:
         finite(text)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "words",
     [

@@ -103,6 +103,7 @@ TEXTS = st.one_of(
 SECTIONS = st.one_of(TEXTS.map(raw), TEXTS.map(lambda text: raw(text, "timeout", None, text)))
 
 
+@pytest.mark.long
 @settings(max_examples=40, deadline=None)
 @given(st.dictionaries(NAMES, SECTIONS, max_size=6))
 def test_any_text_gives_facts(sections) -> None:

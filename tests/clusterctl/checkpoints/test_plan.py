@@ -227,6 +227,7 @@ def test_free_space_is_that_of_the_nearest_folder_that_exists(tmp_path: Path) ->
     assert 0 < space.free_bytes <= space.total_bytes
 
 
+@pytest.mark.long
 def test_the_newest_run_of_a_folder_is_found(tmp_path: Path) -> None:
     run = failing_run(tmp_path / "001-x", times=1)
     assert read_subject(str(tmp_path), None, (), all_runs=False).name == str(run.path)

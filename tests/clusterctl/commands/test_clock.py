@@ -108,6 +108,7 @@ def test_good_clocks_fold_and_are_exit_0(nodes: LocalCluster, capsys) -> None:
     assert err.startswith("3 clocks; widest apart")
 
 
+@pytest.mark.long
 def test_unreachable_node_is_unknown_and_exit_3(nodes: LocalCluster, capsys) -> None:
     nodes.kill("n2")
     assert ask(nodes) == 3
@@ -130,11 +131,13 @@ def test_step_back_between_two_runs_is_caught_by_the_record(
     assert ask(nodes, *FAR) == 0  # said once: the record is of the new clock
 
 
+@pytest.mark.long
 def test_nothing_is_remembered_when_not_wanted(nodes: LocalCluster) -> None:
     assert ask(nodes, "--no-memory", *FAR) == 0
     assert not list(Path(os.environ["XDG_STATE_HOME"]).glob("**/*.json"))
 
 
+@pytest.mark.long
 def test_chrony_of_each_node_is_shown_with_its_sources(
     nodes: LocalCluster, tmp_path: Path, capsys
 ) -> None:
@@ -152,6 +155,7 @@ def test_chrony_of_each_node_is_shown_with_its_sources(
     assert "falseticker, stratum" in err
 
 
+@pytest.mark.long
 def test_hanging_chronyc_is_bounded_and_the_clock_is_measured_all_the_same(
     nodes: LocalCluster, tmp_path: Path, capsys
 ) -> None:
@@ -162,6 +166,7 @@ def test_hanging_chronyc_is_bounded_and_the_clock_is_measured_all_the_same(
     assert "no end in 3 s" in hung["clock"]["unknown"]["tracking"]
 
 
+@pytest.mark.long
 def test_node_that_stops_answering_is_unknown_and_delays_nobody(
     nodes: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:

@@ -57,6 +57,7 @@ def test_real_nodes_of_this_machine(nodes: LocalCluster, capsys) -> None:
     assert all(line.startswith("export ") for line in out.splitlines())
 
 
+@pytest.mark.long
 def test_what_is_left_out_is_no_line_for_the_shell_but_a_reason(
     nodes: LocalCluster, monkeypatch, capsys
 ) -> None:

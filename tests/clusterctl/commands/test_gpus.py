@@ -89,6 +89,7 @@ def test_what_a_card_should_tell_and_does_not_is_exit_3(nodes: LocalCluster, cap
     assert "processes: cannot read 'NVIDIA-SMI cannot say'" in " ".join(rows(capsys)["n3"])
 
 
+@pytest.mark.long
 def test_broken_driver_shows_its_text_and_exit_1(nodes: LocalCluster, capsys) -> None:
     equip(nodes, "n3", fake.capture("driver-failed.txt"), rc=9)
     assert show(nodes) == 1
@@ -153,6 +154,7 @@ def test_no_nvidia_smi_anywhere_is_a_fact_and_exit_0(nodes: LocalCluster, capsys
     )
 
 
+@pytest.mark.long
 @needs_no_driver
 def test_no_nvidia_smi_on_some_nodes_is_exit_1(nodes: LocalCluster, capsys) -> None:
     nodes.nodes["n2"] = LocalConnection()

@@ -57,6 +57,7 @@ def running(node: LabNode, word: str) -> list[int]:
     return found
 
 
+@pytest.mark.long
 def test_run_folds_equal_answers_of_real_nodes(nodes: Lab) -> None:
     done = clusterctl(nodes, "run", "echo hello; hostname | grep -q node-3 && echo odd; true")
     assert done.returncode == 0

@@ -19,6 +19,7 @@ def run(tmp_path: Path) -> Run:
     return failing_run(tmp_path / "outputs" / "001-STDiT3-demo", began_s=time.time() - 4000)
 
 
+@pytest.mark.long
 def test_a_run_is_planned_from_what_is_on_record(
     run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -76,6 +77,7 @@ def test_a_config_is_planned_before_the_start(
     assert code == (0 if told["disk"]["fits"] else 1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -117,6 +117,7 @@ def test_more_checks_than_a_line_can_name_are_counted() -> None:
     assert "5 fail (clock.offset, disk.free, gpu.count and 2 more)" in headline(report)
 
 
+@pytest.mark.long
 def test_dead_node_is_no_go_and_exit_3(nodes: LocalCluster, capsys) -> None:
     nodes.kill("n3")
     assert preflight(nodes) == 3
@@ -187,6 +188,7 @@ def test_verbose_shows_what_passed(nodes: LocalCluster, capsys) -> None:
     assert "PASS gpu.nvlink" in out
 
 
+@pytest.mark.long
 def test_json_report(nodes: LocalCluster, capsys) -> None:
     nodes.kill("n3")
     code = preflight(nodes, "--json")
@@ -287,6 +289,7 @@ def test_severity_silences_and_softens(nodes: LocalCluster, capsys) -> None:
     assert preflight(nodes, "--severity", "gpu.driver=loud") == 2
 
 
+@pytest.mark.long
 def test_junit_has_a_suite_for_each_node(nodes: LocalCluster, tmp_path: Path, capsys) -> None:
     import xml.etree.ElementTree as xml
 

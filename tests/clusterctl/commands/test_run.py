@@ -206,6 +206,7 @@ def test_quiet_is_one_line(nodes: LocalCluster, capsys) -> None:
     assert capsys.readouterr() == ("3 of 4 nodes ok; n3: exit 1\n", "")
 
 
+@pytest.mark.long
 def test_very_verbose_shows_the_phases_of_each_node(nodes: LocalCluster, capsys) -> None:
     nodes.kill("n1")
     run(nodes, "-vv", "true")
@@ -223,6 +224,7 @@ def test_verbose_shows_timings_and_the_shells_noise(nodes: LocalCluster, capsys)
     assert "n1: the shell says at its start: Welcome" in err
 
 
+@pytest.mark.long
 def test_a_flood_of_any_bytes_comes_whole(nodes: LocalCluster, capsys) -> None:
     assert (
         cli.run(["run", "head -c 3500000 /dev/zero", str(nodes.hostfile), "--json", "-w", "n1"])

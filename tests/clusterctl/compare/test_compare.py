@@ -210,6 +210,7 @@ def test_restarted_run_counts_each_step_once(tmp_path: Path) -> None:
     assert [one.cause for one in found.journal.incidents] == ["signal-9", "hang-data"]
 
 
+@pytest.mark.long
 def test_steps_that_count_are_those_of_telemetry_whatever_was_written(tmp_path: Path) -> None:
     noise = random.Random(5)
     for _ in range(60):

@@ -74,6 +74,7 @@ def test_pattern_takes_whole_trees_also_spawned_workers_and_orphans(tmp_path: Pa
         assert {row["program"] for row in answer["rows"]} >= {f"{Path(PYTHON).name} train.py"}
 
 
+@pytest.mark.long
 def test_who_only_speaks_of_the_program_is_no_part_of_it(tmp_path: Path) -> None:
     pattern = f"python.*{tmp_path.name}-train\\.py"
     named = f"python {tmp_path.name}-train.py"

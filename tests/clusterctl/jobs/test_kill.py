@@ -211,6 +211,7 @@ def test_gpu_memory_that_nvidia_smi_does_not_tell_is_not_confirmed(
     assert exit_code(ended) == 3
 
 
+@pytest.mark.long
 def test_gpu_memory_is_proved_free_by_a_list_that_names_others_or_by_no_gpu(
     tmp_path: Path, run_id: str
 ) -> None:
@@ -349,6 +350,7 @@ def test_bad_patterns_and_signals_are_refused(here: LocalCluster, capsys: pytest
         assert run(["kill", hostfile, *words, "--yes"]) == 2
 
 
+@pytest.mark.long
 def test_all_runs_are_taken_only_on_request(
     here: LocalCluster, tmp_path: Path, run_id: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -60,6 +60,7 @@ def test_model_cache_follows_the_environment(tmp_path: Path) -> None:
     assert files_of(config, tmp_path, {}) == ([str(tmp_path / "org" / "vae")], [])
 
 
+@pytest.mark.long
 def test_weights_to_begin_with_are_known_from_what_every_attempt_reads(tmp_path: Path) -> None:
     words = ["--model.from_pretrained", "/w", "--load", "/old", "--dataset.data-path", "/c.csv"]
     found = resolve("demo", words, workdir=tmp_path, env={}).reads
@@ -124,6 +125,7 @@ def test_no_run_starts_in_a_folder_that_is_open_to_all(tmp_path: Path) -> None:
         resolve("demo", [], workdir=tmp_path / "open", env={})
 
 
+@pytest.mark.long
 def test_short_name_is_not_a_file_of_the_current_folder(tmp_path: Path) -> None:
     (tmp_path / "demo").write_text("raise SystemExit('it ran')\n")
     assert resolve("demo", [], workdir=tmp_path, env={}).model
@@ -150,6 +152,7 @@ def test_data_that_every_rank_would_refuse_is_refused_here(
     assert caught.value.hint or "trainer.data probe" in str(caught.value)
 
 
+@pytest.mark.long
 def test_run_without_data_is_refused_and_data_elsewhere_are_left_to_the_nodes(
     tmp_path: Path,
 ) -> None:

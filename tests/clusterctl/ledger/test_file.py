@@ -106,6 +106,7 @@ def writers(path: Path, names: str, most: int) -> None:
         assert one.returncode == 0
 
 
+@pytest.mark.long
 def test_processes_that_write_at_once_lose_nothing(path: Path) -> None:
     writers(path, "abc", file.MAX_BYTES)
     found = read(path)
@@ -116,6 +117,7 @@ def test_processes_that_write_at_once_lose_nothing(path: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
+@pytest.mark.long
 def test_shortening_beside_other_writers_loses_only_what_is_oldest(path: Path) -> None:
     writers(path, "ab", 4000)
     found = read(path)
@@ -173,6 +175,7 @@ def test_lock_that_is_not_given_back_is_a_sentence(
     assert not path.exists()
 
 
+@pytest.mark.long
 def test_full_disk_is_said_and_the_next_line_is_whole(path: Path) -> None:
     """/dev/full cannot stand in: it is no plain file. A limit on the size of files can."""
     code = (

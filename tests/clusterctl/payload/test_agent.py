@@ -155,6 +155,7 @@ for number in range(20000):
     wait_until(lambda: not agents_of(one.run_id))
 
 
+@pytest.mark.long
 def test_newer_head_replaces_an_older_one(agent, tmp_path: Path) -> None:
     one = agent()
     one.start(WAIT, tmp_path)
@@ -168,6 +169,7 @@ def test_newer_head_replaces_an_older_one(agent, tmp_path: Path) -> None:
     one.hear("gone")
 
 
+@pytest.mark.long
 def test_nobody_without_the_word_of_the_run_is_a_head(agent, tmp_path: Path) -> None:
     one = agent()
     pid = one.start(WAIT, tmp_path)
@@ -205,6 +207,7 @@ def test_stop_order_ends_with_gone(agent, tmp_path: Path) -> None:
     assert not Path(beats).exists()
 
 
+@pytest.mark.long
 def test_hello_names_the_same_job_that_runs_already(agent, tmp_path: Path) -> None:
     first = agent(job="this-job")
     first.start(WAIT, tmp_path)

@@ -35,6 +35,7 @@ def asked_for_topology(tmp_path: Path) -> str:
     return f'echo "$*" >> {tmp_path}/asked; /bin/cat {TOPOLOGY}'
 
 
+@pytest.mark.long
 def test_reserved_memory_is_not_used_and_a_threshold_is_asked_for(tmp_path: Path) -> None:
     first, second, _ = gpus(tmp_path, "exit 1").gpus
     assert (first.memory_used_bytes, first.memory_total_bytes) == (71 * GIB, 80 * GIB)
@@ -45,6 +46,7 @@ def test_reserved_memory_is_not_used_and_a_threshold_is_asked_for(tmp_path: Path
     assert first.health.virtualization == "Pass-Through"
 
 
+@pytest.mark.long
 def test_an_older_driver_is_asked_in_its_own_way(tmp_path: Path) -> None:
     first, *_ = gpus(tmp_path, "exit 1", is_old=True).gpus
     assert first.memory_used_bytes == 71 * GIB + (530 << 20)
@@ -54,6 +56,7 @@ def test_an_older_driver_is_asked_in_its_own_way(tmp_path: Path) -> None:
     assert lack.is_absence
 
 
+@pytest.mark.long
 def test_topology_is_asked_for_beside_nvml_and_nothing_else_is(tmp_path: Path) -> None:
     found = gpus(tmp_path, asked_for_topology(tmp_path))
     assert not isinstance(found.pairs, Unknown)

@@ -103,6 +103,7 @@ def test_marks_of_one_user_take_no_time_from_others(
     assert json.loads((good / stopped.IN_RUN_DIR).read_text())["run"] == "ours"
 
 
+@pytest.mark.long
 @needs_root
 def test_waiting_runs_of_another_user_fit_into_the_answer(folder: Path) -> None:
     good = {

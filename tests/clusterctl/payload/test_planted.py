@@ -36,6 +36,7 @@ def script(path: Path, marker: Path) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_interpreter_is_not_asked(planted: Path, tmp_path: Path) -> None:
     python = script(planted / "python", tmp_path / "it-ran")
     args = {"python": str(python)}

@@ -49,6 +49,7 @@ def archive() -> bytes:
     return kept.getvalue()
 
 
+@pytest.mark.long
 def test_folder_is_not_unpacked_into_what_another_has_put_there(open_to_all: Path) -> None:
     data, dest = archive(), open_to_all / "data"
     part = Path(ask("prepare", dest, data, folder=True)["part"])
@@ -74,6 +75,7 @@ def test_names_that_another_user_takes_do_not_keep_data_away(open_to_all: Path) 
     assert (open_to_all / ".file.clusterctl-2").exists()  # not ours to remove
 
 
+@pytest.mark.long
 @needs_root
 def test_same_bytes_in_a_file_of_another_user_are_not_the_same_file(open_to_all: Path) -> None:
     dest = open_to_all / "file"

@@ -72,6 +72,7 @@ def test_looking_ends_nothing(start: Start, run_id: str) -> None:
     assert child.poll() is None
 
 
+@pytest.mark.long
 def test_stopped_process_is_woken_for_its_sigterm(start: Start, run_id: str) -> None:
     child = start("")
     child.send_signal(signal.SIGSTOP)

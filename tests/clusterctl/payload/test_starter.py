@@ -73,6 +73,7 @@ def test_end_of_each_rank_is_exact(agent, tmp_path: Path, end: str, code: int, h
     assert finish(one)["code"] == 1
 
 
+@pytest.mark.long
 @on_the_oldest_too
 def test_next_attempt_is_started_by_the_same_process(agent, tmp_path: Path) -> None:
     first = failed_attempt(agent, tmp_path)
@@ -170,6 +171,7 @@ def test_starter_of_a_lost_head_ends_with_its_agent(agent, tmp_path: Path) -> No
     wait_until(lambda: not tagged(one.run_id))
 
 
+@pytest.mark.long
 def test_starter_ends_by_itself_when_nobody_comes(agent, tmp_path: Path) -> None:
     impatient = "import runpy, trainer.starter.serve as s; s.STANDBY_S = 0.5; runpy.run_module('trainer.starter', run_name='__main__')"  # fmt: skip
     one = agent()
@@ -298,6 +300,7 @@ def test_reap_leaves_the_starter_alone_where_it_is_asked_to(agent, tmp_path: Pat
     assert tagged(first.run_id) == answer["left"] == []
 
 
+@pytest.mark.long
 def test_tools_see_ranks_as_programs_of_their_own(agent, tmp_path: Path) -> None:
     one = agent(slots=2, first_rank=4)
     loader = (
@@ -404,6 +407,7 @@ def test_starter_of_a_spare_stands_by_while_it_is_asked_to(tmp_path: Path, spare
     wait_until(lambda: not tagged(spare["run"]))
 
 
+@pytest.mark.long
 def test_spare_that_cannot_start_says_why(spare) -> None:
     assert "No such file" in warm({**spare, "argv": ["/nowhere/python", "x.py"]})
     assert standbys(spare["run"]) == []

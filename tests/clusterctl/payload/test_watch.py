@@ -152,6 +152,7 @@ def test_watcher_ends_when_stdin_closes_with_the_tool_it_follows(tmp_path: Path)
         time.sleep(0.02)
 
 
+@pytest.mark.long
 def test_second_watcher_of_a_session_and_node_ends_the_first(tmp_path: Path) -> None:
     session = uuid.uuid4().hex
     env = tools_only(tmp_path / "bin")
@@ -261,6 +262,7 @@ def stand_in(tmp_path: Path, pid: int) -> dict[str, str]:
     return {**env, "LD_LIBRARY_PATH": str(tmp_path)}
 
 
+@pytest.mark.long
 def test_nvml_comes_along_as_source_and_is_preferred(tmp_path: Path) -> None:
     """The shipped pynvml talks to a library of NVML's names that is compiled here."""
     env = dict(os.environ, CLUSTERCTL_RUN="run-7", RANK="24")

@@ -89,6 +89,7 @@ def test_payload_is_python_38(verb: str) -> None:
         ast.parse(text, name, feature_version=(3, 8))
 
 
+@pytest.mark.long
 @needs_python38
 @pytest.mark.parametrize("verb", VERBS)
 def test_payload_compiles_on_a_real_python_38(verb: str) -> None:

@@ -200,6 +200,7 @@ def test_many_steps_stay_small_and_going_back_far_is_nearly_exact() -> None:
     assert steps.last[0] == 12_001
 
 
+@pytest.mark.long
 def test_thousands_of_restarts_stay_bounded() -> None:
     journal, steps = Journal(), Steps()
     for number in range(1, 3001):

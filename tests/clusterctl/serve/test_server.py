@@ -21,6 +21,7 @@ FIVE = [f"sample_{number:04d}.mp4" for number in range(5)]
 WHOLE = ["contact_sheet.png", *FIVE]
 
 
+@pytest.mark.long
 def test_every_checkpoint_gets_its_videos_once_the_newest_first(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -40,6 +41,7 @@ def test_every_checkpoint_gets_its_videos_once_the_newest_first(
     assert "5 videos" in capfd.readouterr().out
 
 
+@pytest.mark.long
 def test_a_video_that_is_missing_is_made_again_and_no_other(tmp_path: Path) -> None:
     python = stand_in.make(tmp_path)
     run = stand_in.make_run(tmp_path / "001-run", (10,))
@@ -114,6 +116,7 @@ def test_a_sampler_that_dies_is_started_again_and_its_batch_given_up_after_three
     assert "epoch0-global_step10 run: the sampler was killed by signal 9" in said
 
 
+@pytest.mark.long
 def test_options_choose_checkpoints(tmp_path: Path) -> None:
     python = stand_in.make(tmp_path)
     run = stand_in.make_run(tmp_path / "001-run", (5, 10, 20, 30))
@@ -275,6 +278,7 @@ def test_two_servers_share_the_work(tmp_path: Path) -> None:
     assert threading.active_count() < 50
 
 
+@pytest.mark.long
 def test_what_w_and_b_cannot_take_is_one_sentence_and_the_videos_stay(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

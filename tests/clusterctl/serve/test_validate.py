@@ -29,6 +29,7 @@ def losses(run: Path) -> dict[int, float]:
     return {point.step: point.model for point in validation.final_points(events)}
 
 
+@pytest.mark.long
 def test_losses_of_each_checkpoint_are_measured_once(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

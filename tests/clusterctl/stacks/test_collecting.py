@@ -110,6 +110,7 @@ def test_py_spy_is_carried_and_leaves_nothing(start: Start, run_id: str, tmp_pat
     assert list(temp.iterdir()) == []
 
 
+@pytest.mark.long
 def test_stopped_process_is_read_and_left_as_it_was(start: Start, run_id: str) -> None:
     child = start()
     os.kill(child.pid, signal.SIGSTOP)
@@ -139,6 +140,7 @@ def test_hanging_py_spy_costs_its_limit_and_no_more(start: Start, run_id: str, t
     assert "no end in 0.3 s" in proc.error
 
 
+@pytest.mark.long
 def test_where_ptrace_is_refused_the_trainer_tells_its_stacks_itself(
     start: Start, run_id: str, tmp_path: Path
 ) -> None:
@@ -210,6 +212,7 @@ def kernel_log(
 XID = "NVRM: Xid (PCI:0000:44:00): 79, GPU has fallen off the bus"
 
 
+@pytest.mark.long
 def test_end_of_a_long_kernel_log_is_read_and_the_cut_is_told(start: Start, run_id: str, tmp_path: Path) -> None:  # fmt: skip
     start()
     uptime_s = time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -271,6 +274,7 @@ def test_heartbeat_of_another_format_is_none(beat: dict[str, object], tmp_path: 
     assert heartbeat(one, 5, 0) is None
 
 
+@pytest.mark.long
 def test_looks_between_the_first_and_the_last_are_short(start: Start, run_id: str) -> None:
     child = start()
     view = look(run_id, samples=5, interval_s=0.1)

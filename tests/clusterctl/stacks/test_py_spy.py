@@ -98,6 +98,7 @@ def test_file_of_another_user_is_not_run(by: str, start: Start, run_id: str, mar
     assert proc.how == "py-spy", proc.error  # the head's own was carried instead
 
 
+@pytest.mark.long
 @needs_root
 def test_link_of_another_user_to_a_program_of_root_is_not_followed(
     start: Start, run_id: str, mark: Path, tmp_path: Path
@@ -123,6 +124,7 @@ def test_file_that_others_may_replace_is_not_run(loose: str, start: Start, run_i
     assert not mark.exists()
 
 
+@pytest.mark.long
 def test_own_file_of_the_job_is_run(start: Start, run_id: str, mark: Path, tmp_path: Path) -> None:
     start(VIRTUAL_ENV=str(plant(tmp_path / "env", mark).parents[1]))
     assert only(look(run_id)).error == "py-spy printed no JSON"
@@ -143,6 +145,7 @@ def test_report_says_which_py_spy_was_passed_over_and_why(
     assert "--py-spy PATH" in line
 
 
+@pytest.mark.long
 @needs_root
 def test_name_of_a_carried_one_that_another_user_has_taken_meanwhile_is_not_run(
     start: Start, run_id: str, mark: Path, tmp_path: Path
@@ -175,6 +178,7 @@ def mount(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
         yield mount
 
 
+@pytest.mark.long
 @needs_root
 @pytest.mark.parametrize("options", ["noexec", "ro"])
 def test_carried_one_runs_where_the_temporary_folder_cannot_hold_programs(

@@ -44,6 +44,7 @@ def with_blocked_loader(nodes: int = 24, ranks: int = 8, loaders: int = 16) -> l
     return made
 
 
+@pytest.mark.long
 def test_blocked_loader_among_192_ranks() -> None:
     verdict = judge(snapshot(*with_blocked_loader()))
     # Seen for 2 s, and there is no heartbeat: it may be slow.

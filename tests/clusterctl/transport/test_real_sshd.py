@@ -81,6 +81,7 @@ def wait_until_gone(node: LabNode, pattern: str) -> None:
         assert time.monotonic() < deadline, f"{pattern} still runs"
 
 
+@pytest.mark.long
 def test_sshd_that_is_down_refuses(lab) -> None:
     nodes = lab(3)
     nodes.nodes[1].kill_sshd()
@@ -89,6 +90,7 @@ def test_sshd_that_is_down_refuses(lab) -> None:
     assert ask_all(nodes).value is not None
 
 
+@pytest.mark.long
 def test_vanished_network_is_a_tcp_timeout(lab) -> None:
     nodes = lab(3)
     nodes.nodes[1].drop_network()
@@ -97,6 +99,7 @@ def test_vanished_network_is_a_tcp_timeout(lab) -> None:
     assert ask_all(nodes).value is not None
 
 
+@pytest.mark.long
 def test_frozen_machine_answers_tcp_and_no_banner(lab) -> None:
     nodes = lab(3)
     nodes.nodes[1].freeze()
@@ -105,6 +108,7 @@ def test_frozen_machine_answers_tcp_and_no_banner(lab) -> None:
     assert ask_all(nodes).value is not None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("harm", ["die", "freeze", "drop_network"])
 def test_node_lost_in_mid_command_is_a_command_failure(lab, harm: str) -> None:
     nodes = lab(3)
@@ -167,6 +171,7 @@ def test_host_on_record_with_another_type_of_key_is_asked_for_that(lab, hide: bo
     assert progress.notes == (["hostkey: requested again with ecdsa-sha2-nistp256"] if hide else [])
 
 
+@pytest.mark.long
 def test_connection_outlives_its_keys(lab) -> None:
     """In one of weeks they are replaced, where sshd's RekeyLimit asks for it every hour."""
     nodes = lab(1)
@@ -240,6 +245,7 @@ def through(lab: Lab, home: Path, jump: str, number: int) -> Node:
     return Node("inner")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("jump", ["node-1", "root@node-1:22,node-2"])
 def test_jump_hosts_one_and_chained(lab, home: Path, jump: str) -> None:
     nodes = lab(3)
@@ -296,6 +302,7 @@ def test_jump_loop_is_an_error(home: Path) -> None:
         ParamikoTransport().connect(Node("a"), LIMITS, Progress())
 
 
+@pytest.mark.long
 def test_proxy_command_is_used_and_ended(lab, home: Path) -> None:
     nodes = lab(1)
     relay = home / "relay.py"

@@ -109,6 +109,7 @@ def test_recording_tells_the_night(tmp_path: Path, capsys: pytest.CaptureFixture
     assert run(["watch", "--replay", str(tmp_path / "none")]) == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "code"),
     [
@@ -271,6 +272,7 @@ def test_what_is_watched_can_be_recorded_and_told_again(
     assert run(["watch", "--once", "--demo", "--record", str(path)]) == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
 def test_signals_end_it_cleanly(tmp_path: Path, number: int, code: int) -> None:
     run_dir = write_run(tmp_path / "003-model")

@@ -269,6 +269,7 @@ def test_frozen_watcher_is_replaced_and_never_two_remain(monkeypatch: pytest.Mon
         until(lambda: frozen.poll() is not None, 30)
 
 
+@pytest.mark.long
 def test_node_that_was_gone_is_asked_again_soon() -> None:
     transport = Pipes(refused={"a"})
     with watching([Node("a")], transport) as (_, look):  # type: ignore[arg-type]

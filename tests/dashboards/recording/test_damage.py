@@ -150,6 +150,7 @@ def test_damaged_key_falls_back_to_the_one_before(recording: Path, tmp_path: Pat
     assert len(player.state.nodes) == 4
 
 
+@pytest.mark.long
 def test_history_that_another_version_laid_out_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -151,6 +151,7 @@ def test_sessions_follow_each_other_when_played(recording: Path, tmp_path: Path)
     assert len(player.state.nodes[names(4)[0]].history) == 40
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("moved_s", [-3600.0, -20.0, 600.0])
 def test_every_session_is_told_once_whatever_its_clock_said(tmp_path: Path, moved_s: float) -> None:
     """After the clock was set back a later session begins before an earlier one."""
@@ -162,6 +163,7 @@ def test_every_session_is_told_once_whatever_its_clock_said(tmp_path: Path, move
     assert len(times) < 3 * 42 + 3
 
 
+@pytest.mark.long
 def test_replay_finds_each_session_also_where_the_clock_was_set_back(tmp_path: Path) -> None:
     player = Player(sessions(tmp_path / "night", BEGIN_S, BEGIN_S - 20, BEGIN_S - 3600))
     assert (player.feed.first_s, player.feed.last_s) == (BEGIN_S - 3600, BEGIN_S + 39)

@@ -75,6 +75,7 @@ def test_edge_of_a_node_leads_into_the_next_column(demo: Callable[[], TopApp]) -
     play(demo(), story, (80, 24))
 
 
+@pytest.mark.long
 def test_metric_goes_round_and_charts_follow(demo: Callable[[], TopApp]) -> None:
     async def story(app: TopApp, pilot: Pilot[None]) -> None:
         seen = []
@@ -88,6 +89,7 @@ def test_metric_goes_round_and_charts_follow(demo: Callable[[], TopApp]) -> None
     play(demo(), story)
 
 
+@pytest.mark.long
 def test_sort_by_state_brings_trouble_to_the_top(demo: Callable[[], TopApp]) -> None:
     async def story(app: TopApp, pilot: Pilot[None]) -> None:
         await pilot.press("s", "s")
@@ -111,6 +113,7 @@ def test_filter_takes_names_and_marks_and_escape_drops_it(demo: Callable[[], Top
     play(demo(), story)
 
 
+@pytest.mark.long
 def test_filter_that_matches_nothing_says_so(demo: Callable[[], TopApp]) -> None:
     async def story(app: TopApp, pilot: Pilot[None]) -> None:
         await pilot.press("slash", "q", "q", "enter", "j", "enter")
@@ -169,6 +172,7 @@ def test_keys_below_can_be_clicked(demo: Callable[[], TopApp]) -> None:
     play(demo(), story)
 
 
+@pytest.mark.long
 def test_screenshot_is_written_here(
     demo: Callable[[], TopApp], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,6 +186,7 @@ def test_screenshot_is_written_here(
     play(demo(), story)
 
 
+@pytest.mark.long
 def test_palette_offers_what_the_keys_do(demo: Callable[[], TopApp]) -> None:
     async def story(app: TopApp, pilot: Pilot[None]) -> None:
         titles = {command.title for command in app.get_system_commands(app.screen)}
@@ -294,6 +299,7 @@ def test_app_without_nodes_and_without_run_says_what_to_do() -> None:
     play(TopApp(FixedFeed([], [], NOW)), story, (80, 24))
 
 
+@pytest.mark.long
 def test_replay_keys_pause_and_seek(tmp_path: Path) -> None:
     now = [0.0]
     feed = ReplayFeed(write_run(tmp_path / "001-x", steps=300), clock=lambda: now[0])
@@ -315,6 +321,7 @@ def test_replay_keys_pause_and_seek(tmp_path: Path) -> None:
     play(TopApp(feed, first="run"), story, (80, 24))
 
 
+@pytest.mark.long
 def test_feed_is_closed_when_the_app_ends() -> None:
     feed = cpu_cluster(NOW)
 
@@ -335,6 +342,7 @@ def test_grid_never_lays_out_more_than_there_is_room_for(nodes: int, gpus: int, 
     assert gpus * shape.cell + 3 + 2 <= shape.block
 
 
+@pytest.mark.long
 def test_numbers_of_three_digits_neither_touch_nor_hide_a_mark() -> None:
     names = [f"n{number:02d}" for number in range(24)]
     odd = Gpu(3, util=1.0, power_w=1000.0, temperature_c=101.0)
@@ -369,6 +377,7 @@ def test_cards_give_way_to_lines_when_there_are_many(nodes: int, cards: bool) ->
     assert (lay_out_cards(nodes, 78, 20) is not None) == cards
 
 
+@pytest.mark.long
 def test_steps_of_weeks_are_read_in_parts_between_which_keys_come_in() -> None:
     feed = FixedFeed((), [opened(Path("001-x"), NOW)], NOW)
 

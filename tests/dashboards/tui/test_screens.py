@@ -136,6 +136,7 @@ def node_text(app: TopApp) -> str:
     return "\n".join(shown(app, f"#{panel.id}") for panel in panels if panel.display)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [(80, 24), (200, 50)])
 def test_nothing_is_said_of_a_node_that_never_answered(size: tuple[int, int]) -> None:
     refused = NodeDown("n1", NOW, "tcp", "connection refused")
@@ -152,6 +153,7 @@ def test_nothing_is_said_of_a_node_that_never_answered(size: tuple[int, int]) ->
     play(TopApp(feed), story, size)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [(80, 24), (200, 50)])
 def test_old_readings_of_a_node_that_fell_silent_are_not_shown_as_its_own(
     size: tuple[int, int],
@@ -169,6 +171,7 @@ def test_old_readings_of_a_node_that_fell_silent_are_not_shown_as_its_own(
     play(TopApp(feed), story, size)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [(80, 24), (200, 50)])
 def test_what_a_node_could_not_read_is_said(size: tuple[int, int]) -> None:
     gpu = Gpu(index=0, power_w=300.0)
@@ -197,6 +200,7 @@ def test_node_of_a_run_that_is_not_watched_is_not_ok() -> None:
     play(TopApp(FixedFeed([], [opened, Tick(NOW)], NOW)), story, (80, 24))
 
 
+@pytest.mark.long
 def test_run_that_cannot_be_read_says_so_in_place_of_its_state() -> None:
     run = [RunOpened("outputs/001", "001", NOW), RunRead(NOW, "telemetry.jsonl: Stale file handle")]
 
@@ -280,6 +284,7 @@ def test_alert_is_acknowledged_muted_and_opened(demo: Callable[[], TopApp]) -> N
     play(demo(), story)
 
 
+@pytest.mark.long
 def test_no_alerts_is_said() -> None:
     async def story(app: TopApp, pilot: Pilot[None]) -> None:
         await pilot.press("4", "j", "a", "m", "enter", "e")
@@ -351,6 +356,7 @@ def test_look_at_stacks_can_be_cancelled() -> None:
     play(TopApp(feed, actions=Slow(list(feed.nodes))), story)
 
 
+@pytest.mark.long
 def test_stacks_of_a_replay_say_why_there_are_none() -> None:
     async def story(app: TopApp, pilot: Pilot[None]) -> None:
         await pilot.press("5", "enter")
@@ -405,6 +411,7 @@ def test_log_of_the_rank_under_the_cursor_is_followed_and_searched(
     play(demo(), story)
 
 
+@pytest.mark.long
 def test_long_lines_of_a_log_are_shown_to_their_end(tmp_path: Path) -> None:
     run_dir = write_run(tmp_path / "001-x")
     (run_dir / "ranks").mkdir()
@@ -507,6 +514,7 @@ def test_replay_keys_work_on_every_screen_and_the_bar_can_be_clicked(tmp_path: P
     play(TopApp(feed, first="run"), story, (80, 24))
 
 
+@pytest.mark.long
 def test_live_views_have_no_replay_bar(demo: Callable[[], TopApp]) -> None:
     async def story(app: TopApp, pilot: Pilot[None]) -> None:
         await pilot.press("space", "left_square_bracket", "plus")

@@ -86,6 +86,7 @@ def test_screen(
     assert snap_compare(demo(), terminal_size=size, run_before=pressing(*keys))
 
 
+@pytest.mark.long
 def test_machines_without_gpus(snap_compare: Compare) -> None:
     assert snap_compare(TopApp(cpu_cluster(NOW)), terminal_size=(80, 24))
 
@@ -115,6 +116,7 @@ def test_a_slow_rank_is_in_the_figures_of_the_run_and_in_the_alerts() -> None:
     assert "its GPU runs at 1410 MHz" in alerts
 
 
+@pytest.mark.long
 def test_no_color(
     snap_compare: Compare, demo: Callable[[], TopApp], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -179,6 +179,7 @@ def test_sixteen_colours_are_enough(terminal: Terminal) -> None:
     terminal.assert_clean()
 
 
+@pytest.mark.long
 def test_replay_begins_with_the_run_and_sigterm_leaves_the_terminal_clean(
     terminal: Terminal,
 ) -> None:

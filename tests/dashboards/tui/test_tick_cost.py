@@ -61,6 +61,7 @@ def test_tick_of_192_gpus_is_cheap() -> None:
     assert min(costs) < LIMIT_S
 
 
+@pytest.mark.long
 def test_key_is_answered_at_once() -> None:
     """Over 192 GPUs: the cursor moves, the grid and the chart of the GPU are painted again."""
     app = TopApp(FixedFeed(demo_state().nodes, [], NOW))

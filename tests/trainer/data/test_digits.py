@@ -67,6 +67,7 @@ def test_box_moves_one_pixel_a_frame_and_stays_on_the_canvas(direction):
         digits.trajectory(direction, 10)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("split", "manifest"), [("train", digits.MANIFEST), ("held_out", digits.HELD_OUT)]
 )
@@ -88,6 +89,7 @@ def test_a_clip_of_each_caption_is_held_out_and_not_in_the_training_data(folder)
     assert not {row["path"] for row in held_out} & {row["path"] for row in rows_of(folder)}
 
 
+@pytest.mark.long
 def test_same_parameters_are_reused_and_others_replace_the_folder(tmp_path):
     out = tmp_path / "set"
     assert digits.make(out, clips=2, seed=3)

@@ -142,6 +142,7 @@ def test_the_saved_masters_are_whole_at_any_world_size(ranks: Ranks, world: int)
     assert found.facts["steps"]["0.weight"] == 4
 
 
+@pytest.mark.long
 @given(
     rows=st.integers(1, 12), width=st.integers(1, 4), before=st.integers(1, 9),
     after=st.integers(1, 9), by_rows=st.booleans(),

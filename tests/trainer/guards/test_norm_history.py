@@ -70,6 +70,7 @@ def test_210000_steps_of_seven_healthy_stages_without_a_skip_or_a_spike(
     assert judged_healthy(stage, curve, seed=1) > 0.5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stage", ["stage1", "stage2", "stage3"])
 def test_of_a_stage_with_absurd_norms_these_are_skipped(stage: str) -> None:
     """Every 100th is 1,000 times as large. Where kinds had norms far apart the limit is above even

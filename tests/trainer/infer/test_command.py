@@ -162,6 +162,7 @@ def test_a_dry_run_says_what_would_be_made_and_makes_nothing(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.long
 def test_one_frame_is_a_png_that_is_skipped_too(
     run: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -173,6 +174,7 @@ def test_one_frame_is_a_png_that_is_skipped_too(
     assert "already made: 3 of 3 videos" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_run_directory_is_config_and_checkpoint(
     run: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -136,6 +136,7 @@ def test_200_steps_in_bf16_follow_fp32_within_1_percent() -> None:
     assert (rough / exact - 1).abs().mean() < 0.01
 
 
+@pytest.mark.long
 def test_10_steps_in_bf16_follow_fp32_within_1_percent() -> None:
     exact, rough = losses(torch.float32, 10), losses(torch.bfloat16, 10)
     assert (rough / exact - 1).abs().mean() < 0.01

@@ -127,6 +127,7 @@ def test_a_large_frame_goes_in_strips_by_itself() -> None:
     assert relative(small.decode(want, 1), large.decode(want, 1)) < 1e-5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("budget", [1 << 40, 2_000_000])  # at once, and in strips
 def test_channels_last_gives_the_same_numbers(budget: int) -> None:
     """Weights and images both: 1e-5 of the largest value."""
@@ -225,6 +226,7 @@ def test_chance_comes_from_the_generator_alone(vae: OpenSoraVAE) -> None:
     assert vae.encode(video).equal(first)  # without one, torch's own
 
 
+@pytest.mark.long
 def test_the_same_noise_whatever_fits_into_memory() -> None:
     video = clip(18, batch=2)
     latents = [

@@ -187,6 +187,7 @@ def test_newest_step_and_checkpoint_are_read_without_the_other_lines(tmp_path: P
     assert newest(tmp_path) == (STEP, second)
 
 
+@pytest.mark.long
 def test_file_of_weeks_is_read_piece_by_piece(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,6 +26,7 @@ def test_five_percent_are_named_within_100_steps(ranks: int, is_mixed: bool) -> 
         assert one.share == pytest.approx(0.05, abs=0.015)
 
 
+@pytest.mark.long
 def test_of_two_ranks_the_slow_one_is_named() -> None:
     found = [Training(2, seed, noise=0.015, slow=(0,)).first(START + 100) for seed in range(5)]
     assert [named[0].rank for _, named in filter(None, found)] == [0] * 5

@@ -35,6 +35,7 @@ def test_a_reading_lasts_two_steps_within_limits(step_s: float, seconds: float) 
     assert reading.seconds_of(step_s) == seconds
 
 
+@pytest.mark.long
 def test_a_process_that_shares_its_processor_waits_for_it() -> None:
     """More processes that never wait than processors: it is seen in what the decoders wait."""
     words = [sys.executable, "-c", "while True: pass"]

@@ -38,6 +38,7 @@ def test_older_name_alone_stays() -> None:
     assert set(variables) == set(OLDER_OF.values())
 
 
+@pytest.mark.long
 def test_rank_starts_without_what_its_torch_warns_of() -> None:
     say = "import os; print(*sorted(name for name in os.environ if name in os.environ['NAMES'].split()))"
     command = [sys.executable, "-m", "trainer.starter", "--nproc_per_node", "1"]

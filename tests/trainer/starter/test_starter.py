@@ -127,6 +127,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("as_module", [False, True])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_rank_runs_its_program_as_python_does(
@@ -183,6 +184,7 @@ def test_imports_are_shared_and_random_numbers_are_not(starters: Starters) -> No
     assert [len(column) for column in columns] == [1, 2, 2, 2]
 
 
+@pytest.mark.long
 def test_tools_see_command_and_variables_of_a_rank(starters: Starters) -> None:
     program = starters.write("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)\n")
     process = starters.start(program, "--lr", "1", PLAIN="here")
@@ -195,6 +197,7 @@ def test_tools_see_command_and_variables_of_a_rank(starters: Starters) -> None:
     assert b"RANK=0" not in Path(f"/proc/{process.pid}/environ").read_bytes()
 
 
+@pytest.mark.long
 def test_ranks_end_with_a_killed_starter(starters: Starters) -> None:
     program = starters.write(
         "import os, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -241,6 +244,7 @@ def test_peers_of_a_failed_rank_are_ended_after_a_while(starters: Starters) -> N
     assert 4.5 < time.monotonic() - begun < 30
 
 
+@pytest.mark.long
 def test_rank_that_cannot_use_what_was_imported_starts_afresh(starters: Starters) -> None:
     """As with CUDA, which a module has started: torch says so in the forked process."""
     fake = "import os, types\nHOME = os.getpid()\ncuda = types.SimpleNamespace(_is_in_bad_fork=lambda: os.getpid() != HOME)\n"

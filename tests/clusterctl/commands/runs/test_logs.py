@@ -338,6 +338,7 @@ def test_follow_ends_with_ctrl_c_and_with_its_reader(run_dir: Path, follow) -> N
     assert gone.process.returncode == 141
 
 
+@pytest.mark.long
 @pytest.mark.timeout(2 * WAIT_S)
 def test_follow_of_an_attempt_stops_where_the_next_one_begins(run_dir: Path, follow) -> None:
     logs = follow("--rank", "0", "--attempt", "3", "--tail", "1")

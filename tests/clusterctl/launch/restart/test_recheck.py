@@ -147,6 +147,7 @@ def test_space_is_judged_by_the_next_checkpoint(tmp_path: Path) -> None:
     assert "next checkpoint needs 0.07 GB" in no_room(tmp_path, 5, OVERHEAD_BYTES)
 
 
+@pytest.mark.long
 def test_order_of_checkpoints_is_that_of_the_pointer_not_of_clocks(tmp_path: Path) -> None:
     make(tmp_path, 30)
     make(tmp_path, 40)

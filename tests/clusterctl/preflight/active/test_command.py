@@ -63,6 +63,7 @@ def test_options_of_active_tests_alone_are_refused(nodes: LocalCluster, capsys) 
     assert cli.run(["preflight", "--dry-run", str(nodes.hostfile)]) == 2
 
 
+@pytest.mark.long
 def test_busy_gpus_are_refused(nodes: LocalCluster, capsys) -> None:
     for name in nodes.nodes:
         apps = fake.capture("h100-sxm-x8.apps.csv") if name == "n2" else None
@@ -88,6 +89,7 @@ def test_an_environment_without_torch_is_unknown_with_the_reason(
     assert "--python PATH names the interpreter" in out
 
 
+@pytest.mark.long
 def test_one_device_alone_has_nothing_to_sum_and_needs_no_torch(
     nodes: LocalCluster, capsys
 ) -> None:

@@ -58,6 +58,7 @@ def test_good_nodes_are_all_tested_and_nothing_is_said(count: int) -> None:
     assert found.rounds <= 4
 
 
+@pytest.mark.long
 @settings(max_examples=20, deadline=None)
 @given(st.integers(3, 1000).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n - 1))))
 def test_one_bad_node_is_named_and_nobody_else(drawn: tuple[int, int]) -> None:

@@ -139,6 +139,7 @@ def test_nothing_is_left_when_the_pool_closes(lab: Lab) -> None:
         assert not is_listening(node, PORT + 1)
 
 
+@pytest.mark.long
 def test_a_node_that_freezes_costs_the_others_the_deadline_and_no_more(lab: Lab) -> None:
     with gather(lab) as pool:
         node = lab.nodes[1]

@@ -127,6 +127,7 @@ def test_client_that_goes_away_ends_its_command(loopback, tmp_path: Path) -> Non
     wait_for(lambda: not running(deaf))
 
 
+@pytest.mark.long
 def test_background_of_a_finished_command_stays_until_the_node_stops(
     loopback, tmp_path: Path
 ) -> None:

@@ -67,6 +67,7 @@ def node(lab, home: Path):
     return connect
 
 
+@pytest.mark.long
 @pytest.mark.lab
 def test_the_lists_of_ssh_config_decide_what_is_used(node) -> None:
     text = "Ciphers aes256-ctr\nMACs hmac-sha2-512\nHostKeyAlgorithms rsa-sha2-256\n"
@@ -74,6 +75,7 @@ def test_the_lists_of_ssh_config_decide_what_is_used(node) -> None:
     assert node(text) == ("aes256-ctr", "hmac-sha2-512", "rsa-sha2-256")
 
 
+@pytest.mark.long
 @pytest.mark.lab
 @pytest.mark.parametrize(
     ("text", "phase", "words"),

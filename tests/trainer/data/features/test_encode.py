@@ -274,6 +274,7 @@ def test_wrong_use_is_said_before_anything_is_made(
     assert not (out / "job.json").exists()
 
 
+@pytest.mark.long
 def test_keys_of_the_config_may_stand_anywhere(place: Place, tmp_path: Path) -> None:
     words = ["encode", "--data-path", str(place.table), "--max-frames=40", "--dataset.resize=area"]
     out = str(tmp_path / "cache")

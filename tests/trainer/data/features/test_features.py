@@ -178,6 +178,7 @@ def test_batches_of_pixels_are_those_of_the_loader_bit_by_bit(tmp_path: Path) ->
     assert count >= 6
 
 
+@pytest.mark.long
 def test_what_training_may_want_is_exactly_what_some_epoch_assigns() -> None:
     config = {
         "360p": {51: (0.5, 2), 102: ((0.7, 0.4), 2), 1: (1.0, 2)},
@@ -277,6 +278,7 @@ def read_all(folder: Path, place: Place) -> None:
         read_batch(task, features, features.shards(), ids)
 
 
+@pytest.mark.long
 def test_a_flipped_byte_is_refused_by_the_shards_name(
     place: Place, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

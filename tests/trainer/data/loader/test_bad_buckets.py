@@ -161,6 +161,7 @@ class Damaged:
         return None, [Reply("noise" if path in self.bad else "", fps=8.0) for path, _ in wanted]
 
 
+@pytest.mark.long
 def test_what_is_known_of_bad_clips_changes_no_replacement(folder: Path) -> None:
     """Ranks learn of a bad clip at different batches, so what they know must not matter."""
     plan, draw = plan_of(folder, {"16px": {4: (1.0, 4), 8: ((1.0, 0.5), 3)}}), random.Random(1)

@@ -100,6 +100,7 @@ def test_a_process_that_cannot_be_killed_is_left_behind(mounted):
     decoder.close()
 
 
+@pytest.mark.long
 def test_many_processes_that_sleep_in_a_mount_are_said_to(mounted, monkeypatch):
     monkeypatch.setattr(decode, "_LEFT_BEHIND", 2)
     monkeypatch.setattr(decode, "_ENDS_S", 0.2)

@@ -92,6 +92,7 @@ def test_batch_holds_what_the_model_needs(folder):
         assert 0 < batch.decode_s < 5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_batch_to_come_is_told_before_it_comes(folder, rank):
     loader = build_loader(plan_of(folder), Cursor(consumed=2), rank, 2, 0, FAST)
@@ -260,6 +261,7 @@ def test_microbatch_of_only_bad_clips_is_filled(broken):
     assert len(batches) == 10
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [0, 1])
 def test_when_nothing_can_stand_in_the_run_stops_with_the_list(broken, workers):
     shutil.rmtree(broken / "clips")

@@ -80,6 +80,7 @@ def test_clips_of_a_mount_that_was_away_are_those_of_an_undisturbed_batch(
     np.testing.assert_array_equal(batch.fps.numpy(), expected.fps.numpy())
 
 
+@pytest.mark.long
 def test_clip_of_a_mount_that_was_away_is_encoded(folder: Path, decoder: Watched) -> None:
     clip = make_task(plan_of(folder), 0, 0).clips[0]
     segment = Segment(0, 0, clip.path, [8], 0, Window(0, 8, 1, 16, 16, clip.expected))
@@ -108,6 +109,7 @@ def test_clip_that_is_not_there_is_replaced_at_once(folder: Path, decoder: Watch
     assert decoder.tries == 2
 
 
+@pytest.mark.long
 def test_storage_that_stays_away_ends_the_batch_within_its_time(
     folder: Path, decoder: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -167,6 +167,7 @@ def test_fingerprint_knows_where_cells_end_and_the_order_of_rows(tmp_path):
     )  # fps and other columns do not decide order
 
 
+@pytest.mark.long
 @settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

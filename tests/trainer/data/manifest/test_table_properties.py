@@ -95,6 +95,7 @@ def lines_of(row: WrongRow) -> range:
     return range(int(found[1]), int(found[2]) + 1) if found else range(row.line, row.line + 1)
 
 
+@pytest.mark.long
 @settings(max_examples=30, deadline=None)
 @given(CONFIGS, st.integers(0, 5), st.integers(0, 6), st.integers(1, 9), st.integers(0, 3))
 def test_balanced_epoch_has_the_microbatches_of_the_random_one(config, seed, window, ranks, epoch):
@@ -114,6 +115,7 @@ def test_balanced_epoch_has_the_microbatches_of_the_random_one(config, seed, win
     assert one[tail:] == two[tail:]  # no kind of microbatch is left out more often than others
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.sampled_from([b"a,b", b'"c\nd",e', b"\xff,\xc3\xbc", b"lone", b"", b'"x""y",z']), max_size=9),

@@ -93,6 +93,7 @@ def test_root_keeps_paths_as_they_are(sets, do, capsys):
     assert "now start in" not in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_clip_is_known_by_its_file_not_by_its_spelling(sets, do):
     """cats and dogs share no file, however alike their paths; here are three ways to write one."""
     (sets / "ways.csv").write_text(

@@ -132,6 +132,7 @@ def test_many_rows_keep_their_order_and_their_lines(do, tmp_path, capsys):
     assert f"line {line}: score is 'much'" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_cell_of_megabytes_and_a_file_of_one_column(do, tmp_path):
     text = "x y " * (3 << 18)
     (tmp_path / "a.csv").write_bytes(f"path,text\r\na,{text}\r\nb,".encode() + b"\xff\r\n")

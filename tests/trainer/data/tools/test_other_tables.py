@@ -66,6 +66,7 @@ def clips(tmp_path):
     return tmp_path
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("source", ["o.csv", "o.parquet"])
 @pytest.mark.parametrize("out", ["m.csv", "m.parquet", "in/m.parquet"])
 def test_probe_takes_columns_of_other_names(clips, do, source, out):
@@ -80,6 +81,7 @@ def test_probe_takes_columns_of_other_names(clips, do, source, out):
         assert "video" not in rows_of(clips / out)[0]
 
 
+@pytest.mark.long
 def test_data_set_is_known_by_its_name(clips, do):
     assert do("probe o.csv m.csv --columns OpenVid-1M --workers 1 -q") == 0
     assert [text.split()[0] for text in read_manifest(clips / "m.csv").texts] == ["A", "line"]

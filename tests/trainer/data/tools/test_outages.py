@@ -126,6 +126,7 @@ def test_a_clip_that_is_not_there_is_a_result_of_check_without_a_limit(mount, do
     assert found == ["ok", *["No such file or directory"] * (CLIPS - 1)]
 
 
+@pytest.mark.long
 def test_one_file_that_the_disk_cannot_read_is_told_from_an_outage(mount, monkeypatch):
     monkeypatch.setattr(outage, "ALIVE_S", 0.3)
     pool = DecoderPool(1, 20.0, "test")

@@ -70,6 +70,7 @@ def test_stats_prints_buckets_and_steps_and_warns_of_empty_ones(folder, tmp_path
     assert main(["stats", str(tmp_path / "none.csv"), str(config)]) == 2
 
 
+@pytest.mark.long
 def test_a_place_that_cannot_be_written_is_one_sentence(folder, tmp_path, capsys):
     below = tmp_path / "file" / "x"
     below.parent.write_text("mine")

@@ -192,6 +192,7 @@ def test_a_condition_is_one_expression_that_opens_no_file(do, tmp_path, capsys, 
     assert not list(tmp_path.glob(".o*"))
 
 
+@pytest.mark.long
 def test_sets_of_rows_keep_the_order_of_the_first(do, tmp_path):
     write_table(tmp_path / "a.csv", 100, copies=30)
     assert do("dedupe a.csv u.csv") == 0

@@ -281,6 +281,7 @@ def test_probe_gives_facts_or_a_reason(decoder, clips, tmp_path):
     )
 
 
+@pytest.mark.long
 def test_odd_file_names_arrive(decoder, tmp_path):
     name = os.fsdecode(b'odd \xff "name"\n\\.mp4')
     path = write_clip(tmp_path / "a.mp4", 12, **X264).rename(tmp_path / name)
@@ -289,6 +290,7 @@ def test_odd_file_names_arrive(decoder, tmp_path):
     assert json.dumps(name)
 
 
+@pytest.mark.long
 def test_a_full_folder_of_heartbeats_costs_no_clip_and_no_process(clips, tmp_path, monkeypatch):
     with small_disk(tmp_path / "beats", "16k,nr_inodes=8") as beats:
         monkeypatch.setenv("CLUSTERCTL_HEARTBEATS", str(beats))

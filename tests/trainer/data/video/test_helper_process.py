@@ -32,6 +32,7 @@ print(json.dumps([found.get("num_frames"), sent[0]]))
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_while_a_helper_starts_do_not_reach_it(tmp_path, number):
     clip = write_clip(tmp_path / "a.mp4", 12, preset="ultrafast", threads="1")

@@ -52,6 +52,7 @@ def dirty_the_heap(turn: int) -> list[np.ndarray]:
     return blocks
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("write", [sample, clip])
 def test_written_again_is_the_same_bytes(

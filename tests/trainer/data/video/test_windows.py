@@ -208,6 +208,7 @@ def survives(victims, which: int, hurts: list, start: int) -> None:
 HURTS = st.lists(Damage, min_size=1, max_size=6)
 
 
+@pytest.mark.long
 @given(st.integers(0, 2), HURTS, st.integers(0, 8))
 @settings(QUIET, max_examples=60)
 def test_damaged_bytes_are_a_reason_and_harm_no_other_clip(victims, which, hurts, start):
