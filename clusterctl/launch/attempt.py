@@ -180,7 +180,7 @@ class Attempt:
         self.journal.write("start", f"ranks meet at {meet.address}:{meet.port}")
         self.started = True
         for node in self.state.nodes.values():  # some have reported long before the last
-            node.text, node.heard_s = "starting", time.monotonic()
+            node.text, node.heard_s = "starting ranks", time.monotonic()
         order = {"op": "start", "env": self.plan.environment.values(), "address": meet.address}
         for name, share in self.shares.items():
             self.agents.send(name, {**order, "argv": self.plan.argv(share, meet)})

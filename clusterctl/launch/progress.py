@@ -67,7 +67,7 @@ class Progress:
         nodes = ", ".join(f"{fold(names)} {text}" for text, names in groups.items())
         record = state.step
         if record is None:
-            return nodes, now - state.started_s
+            return f"{nodes}{', no step yet' * ('running' in groups)}", now - state.started_s
         if record.step != self._step:
             self._step = record.step
             smooth = self._pace if self._pace is not None else record.step_s

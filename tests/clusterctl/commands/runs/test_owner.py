@@ -101,6 +101,23 @@ def test_signal_to_the_supervisor_leaves_the_run_to_the_next_one(user: User) -> 
 
 
 @pytest.mark.long
+def test_run_whose_ranks_heard_no_supervisor_for_too_long_continues_and_says_why(
+    user: User,
+) -> None:
+    """The head slept, or was off, for longer than --keep-for."""
+    user.start(*AGAIN, "--keep-for", "8s")
+    run_id = user.run_id()
+    os.kill(owner.find(user.run_dir).pid, signal.SIGKILL)
+    wait_until(lambda: not ranks_of(run_id), 30)
+    assert user.ask("attach", str(user.run_dir), "--detach")[0] == 0
+    wait_until(lambda: attempts(user) == 2, 30)
+    (restart,) = [one for one in user.events() if one["event"] == "restart"]
+    assert restart["data"]["cause"] == "node-stopped"
+    assert "no supervisor was heard for 8 s (--keep-for)" in restart["text"]
+    user.ask("kill", str(user.cluster.hostfile), "--run", run_id, "--yes")
+
+
+@pytest.mark.long
 def test_attach_all_finds_every_run_that_continues(user: User) -> None:
     """The newest one is a short test; the one of weeks has lost its supervisor."""
     user.start(*SHORT, "--detach").communicate(timeout=40)
