@@ -139,7 +139,7 @@ def difference_is_said(one: Round) -> Iterable[str]:
 
 
 @fault(
-    "F34", "manifest changed, then a rank killed", r"signal-9(, worker-exception){2}",
+    "F34", "manifest changed, then a rank killed", r"signal-9(, refused){2}",
     exit_code=93, is_same=False, check=difference_is_said,
 )  # fmt: skip
 def changed_manifest(one: Round) -> None:
