@@ -16,7 +16,7 @@ KEYS = ("host", "port", "user", "slots", "identity")
 KNOWN_HOSTS = "known_hosts"  # a label that the transport reads
 LINE = "name [key=value …], one node or node set a line"
 SSH_PORT = 22
-MOST_RANKS = 128  # of a node: a larger number behind a colon is a port
+MOST_RANKS = 1023  # of a node: a larger number behind a colon is a port
 # Words of ansible, Open MPI, MPICH, Ray, ssh_config and others, by what a hostfile calls them.
 OTHER_WORDS: Mapping[str, str] = {
     **dict.fromkeys(("hostname", "ansible_host", "ansible_ssh_host", "ssh_host"), "host"),
@@ -29,6 +29,9 @@ OTHER_WORDS: Mapping[str, str] = {
 }
 _URL = re.compile(r"([A-Za-z][\w+.-]*)://(.*)", re.ASCII | re.DOTALL)
 _SET = r"[^:@\[\]]*(?:\[[\d,/-]*\][^:@\[\]]*)*"  # a node set without a colon
+_PBS = re.compile(
+    r"([A-Za-z0-9][\w.-]{0,252}):(?:ppn|np|slots|ncpus)=(\d{1,6})(?::\S{0,200})?"
+)  # Torque
 _AT_PORT = re.compile(rf"(?:([^@\[\]]+)@)?(\[[^\]]*\]|{_SET}):(\d+)?(:.*)?", re.ASCII)
 _NUMBER = re.compile(r"\d{1,6}", re.ASCII)
 _USER = re.compile(r"[A-Za-z_][\w-]{0,31}", re.ASCII)
@@ -61,6 +64,8 @@ def _other_name(word: str) -> Foreign | None:
         login = user.partition(":")[0]
         host, _, port = rest.partition(":") if not rest.startswith("[") else (rest, "", "")
         return Foreign(f"{word!r} is a URL", f"write {_line(host, port, login)}")
+    if told := _PBS.fullmatch(word):
+        return Foreign(f"{word!r} is not a node name", f"write '{told[1]} slots={told[2]}'")
     found = _AT_PORT.fullmatch(word)
     if found is None or is_ipv6(word.rpartition("@")[2].partition("%")[0]):
         user, _, bare = word.rpartition("@")

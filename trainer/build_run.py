@@ -287,10 +287,17 @@ def _prepare_text(config: Config, run_dir: Path, source: Path | None, texts: Seq
 
 
 def _unclean(config: Config, manifest: Manifest) -> str:
-    """A note where sampling would put captions otherwise than training does; "" where not."""
+    """A note where captions are lists of another format, or sampling would put them otherwise than
+    training does; "" where not."""
+    rows = np.unique(np.linspace(0, len(manifest) - 1, _CAPTIONS_SEEN).astype(int)).tolist()
+    ends = [(text[:1], text[-1:]) for text in (manifest.texts[row].strip() for row in rows)]
+    if 2 * ends.count(("[", "]")) > len(rows):
+        return (
+            f"{ends.count(('[', ']'))} of {len(rows)} captions looked at stand in brackets, as lists "
+            "of JSON do, and training takes the brackets with them: write each caption alone"
+        )
     if config.text_encoder.type != "t5":
         return ""
-    rows = np.unique(np.linspace(0, len(manifest) - 1, _CAPTIONS_SEEN).astype(int)).tolist()
     try:
         unclean = sum(clean_caption(manifest.texts[row]) != manifest.texts[row] for row in rows)
     except ConfigError as error:  # it needs libraries that training does not

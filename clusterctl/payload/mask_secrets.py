@@ -32,6 +32,7 @@ SHORT = {
 # Lengths have bounds, so that no text takes quadratic time.
 _VALUE = r"""\"(?:\\.|[^\"\\]){0,2000}\"|'(?:\\.|[^'\\]){0,2000}'|[^\s,;&)}\]]+"""
 # What a value is in: b'…', SecretStr("…"); what belongs to it behind its first word or quotes.
+_COUNT = r"\d{1,12}(?:\.\d{1,6})?(?:[eE][+-]?\d{1,3})?[KMBTkmbt]?"
 _IN = r"(?:[bBrRuUfF]{1,2}|[A-Za-z_][\w.]{0,60}\(\s{0,3})(?=[\"'])"
 _MORE = r"(?:[,;&)}\]]{1,3}[\w!@#$%^*+~.?/-]{1,200}(?![\w!@#$%^*+~.?/-]|\s{0,3}[=:(\[\"']))+"
 _QUOTED_MORE = (
@@ -395,6 +396,8 @@ def _hide_values(text: str, names: str) -> str:
             continue
         if is_word and ":" in found.group() and not _is_random(value.group()):
             continue
+        if name.lower().endswith("tokens") and re.fullmatch(_COUNT, value.group()):
+            continue  # max_tokens=512, num_tokens: 788088885
         kept.append(text[end:begin])
         if value.group()[0] in "{[":  # what it holds is secret, too
             kept.append(HIDDEN)

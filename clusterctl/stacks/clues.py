@@ -117,26 +117,42 @@ def _flight(snapshot: JobSnapshot) -> list[Clue]:
     return [Clue("flight recorder", text, tuple(ranks)) for text, ranks in compared] + unread
 
 
-def watchdog(logs: Logs) -> list[Clue]:
-    """What NCCL gave up waiting for, and which rank had done least."""
-    seen = [one for _, lines in logs for one in parse_watchdog(lines)]
-    groups = grouped(((one.sequence, one.operation), one) for one in seen)
-    completed = {rank: one.completed for rank, lines in logs for one in parse_counters(lines)}
+def watchdog(logs: Logs, *, are_own: bool = False) -> list[Clue]:
+    """What NCCL gave up waiting for, and which rank had done least.
+
+    `are_own`: each log has lines of its rank alone, whose number in the text may be that in a
+    smaller process group.
+    """
+    seen = [
+        (rank if are_own else one.rank, one)
+        for rank, lines in logs
+        for one in parse_watchdog(lines)
+    ]
+    groups = grouped(((one.sequence, one.operation), (rank, one)) for rank, one in seen)
+    completed: dict[str, dict[int, int]] = {}
+    for rank, lines in logs:
+        for counted in parse_counters(lines):
+            completed.setdefault(_group_of(counted.group), {})[rank] = counted.completed
     found = list(_dump_signals(logs))
     for (sequence, operation), timeouts in sorted(groups.items()):
-        ranks = sorted({one.rank for one in timeouts})
-        limit_ms = next((one.timeout_ms for one in timeouts if one.timeout_ms), None)
+        ranks = sorted({rank for rank, _ in timeouts})
+        limit_ms = next((one.timeout_ms for _, one in timeouts if one.timeout_ms), None)
         after = f" after {limit_ms / 1000:g} s" if limit_ms else ""
         what = f"{operation} number {sequence} timed out{after}"
         text = f"NCCL watchdog: {what} on rank {fold_ranks(ranks)}"
         found.append(Clue("log", text, tuple(ranks)))
-    if completed:
-        lowest = min(completed.values())
-        behind = [rank for rank, number in completed.items() if number == lowest]
-        if len(behind) < len(completed):
+    for counts in completed.values():  # those of different groups say nothing of each other
+        lowest = min(counts.values())
+        behind = [rank for rank, number in counts.items() if number == lowest]
+        if len(behind) < len(counts):
             text = f"rank {fold_ranks(behind)} completed the fewest collectives ({lowest})"
             found.append(Clue("log", text, tuple(sorted(behind))))
     return found
+
+
+def _group_of(text: str) -> str:
+    """What all ranks of a group call it: `ID 11 PG GUID 119`, whose first number is a rank's own."""
+    return text.partition("GUID ")[2] or text
 
 
 def _dump_signals(logs: Logs) -> Iterator[Clue]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Sequence
 from datetime import datetime
 from itertools import dropwhile, takewhile
@@ -24,11 +25,17 @@ _DETAIL = re.compile(
     r"-{20,}|={20,}|-- Process \d+ terminated with|"
     r"\S+:\d+:\d+ \[\d+\] |\w*Warning|--- attempt|Search for `|CUDA error|nccl\w+: |"
     r"Last error:|socketProgress|"
+    # Open MPI and glog, of a signal; Nsight Systems; Hydra; a container runtime that cleans up.
+    r"\[\S{1,200}:\d{1,9}\] (?:\*\*\* |Signal|Failing at|\[ ?\d)|\*\*\* |\s{0,4}@ +0x|"
+    r"The target application terminated|Waiting for termination of re-parented|Use the `--wait|"
+    r"Set the environment variable HYDRA_FULL_ERROR|time=\S{1,40} level=|"
     r"\[\d[\d,]* bytes are left out here\]|.*(?:resource_tracker|destroy_process_group)"
 )
+NEAR = 100  # lines between the error of a process and the word of its launcher
 _UNCAUGHT = prefixes.OF_RANK
 _UNLOADING = "Exception ignored"  # printed while the interpreter ends
 _SPAWNED = " terminated with the following error:"
+_GLOG = re.compile(r"\*\*\* (SIG[A-Z]{2,5}) \(@0x")
 # Of faulthandler, which prints it before the signal ends the process.
 _FATAL = {
     "Segmentation fault": 11,
@@ -80,7 +87,17 @@ def first_end_of(lines: Sequence[str]) -> Sequence[str]:
         own = end_of(below[: next(cut, len(below))])
         if own:
             return own
-    return end_of(lines[:at])
+    return end_of(lines[:at]) or _end_before(lines, at)
+
+
+def _end_before(lines: Sequence[str], at: int) -> Sequence[str]:
+    """The lines up to the last error that stands not far above a launcher's word at `at` that a
+    process ended by itself, with an exit code: what other processes print meanwhile is between."""
+    found = texts.find(lines[max(0, at - NEAR) : at])
+    if found is None or not any(end.code > 0 for end in launcher_words.read(lines[at:]).ends):
+        return ()
+    begin = max(0, at - NEAR)
+    return lines[: begin + _end_of_error(lines[begin:at], found.at, found.end)]
 
 
 def _end_of_error(lines: Sequence[str], at: int, end: int) -> int:
@@ -97,6 +114,8 @@ def signal_of(lines: Sequence[str]) -> int | None:
     """The exit code of a signal that faulthandler has told; None without one."""
     stated = texts.read(lines)
     number = _FATAL.get(stated.detail) if stated else None
+    if stated is not None and (told := _GLOG.match(stated.text)):
+        number = int(getattr(signal, told[1], 0))
     return -number if number else None
 
 
@@ -108,16 +127,31 @@ _REPORT = re.compile(
 
 
 def reported_ends(logs: Logs) -> dict[int, RankEnd]:
-    """Exit codes of ranks by the report that torchrun prints at its end."""
+    """Exit codes of ranks by the report that torchrun prints at its end.
+
+    Of several of one host in one log, as after a second start, the last one counts.
+    """
     found: dict[int, RankEnd] = {}
     given = [log.lines for log in logs.ranks if log.rank is None]
     for lines in (*given, *logs.starters.values()):
-        if not any("ChildFailedError" in line for line in lines):
-            continue
+        reports: dict[str, dict[int, RankEnd]] = {}
+        for report in _reports(lines):
+            reports |= {end.node: report for end in report.values()}
+        for report in reports.values():
+            found |= report
+    return found
+
+
+def _reports(lines: Sequence[str]) -> list[dict[int, RankEnd]]:
+    found: list[dict[int, RankEnd]] = []
+    if any("ChildFailedError" in line for line in lines):
         host, at_s, rank, is_first = "", 0.0, None, False
         for line in lines:
+            if "ChildFailedError" in line:
+                found.append({})
+                is_first = False
             match = _REPORT.search(line)
-            if match is None:
+            if match is None or not found:
                 continue
             if match["first"]:
                 is_first = True
@@ -131,7 +165,8 @@ def reported_ends(logs: Logs) -> dict[int, RankEnd]:
                 code = int(match["code"])
                 how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
                 # It saw this one before those of the same second.
-                found[rank] = RankEnd(rank, host, code, how, at_s - (0.5 if is_first else 0.0))
+                early_s = 0.5 if is_first else 0.0
+                found[-1][rank] = RankEnd(rank, host, code, how, at_s - early_s)
     return found
 
 

@@ -286,7 +286,7 @@ def _clues(logs: Logs, record: AttemptRecord, verdict: Verdict, at_s: float) -> 
         if abs(time_s - at_s) <= MINUTES_S and said not in text:
             yield f"{time.strftime('%H:%M:%S', time.localtime(time_s))} {text}"
     lines = [(log.rank, list(log.lines)) for log in logs.ranks if log.rank is not None]
-    for clue in (*clues.watchdog(lines), *clues.network(lines)):
+    for clue in (*clues.watchdog(lines, are_own=True), *clues.network(lines)):
         if not said or clue.text.partition(": ")[2] not in said:
             yield clue.text
     for log in logs.ranks:

@@ -44,8 +44,9 @@ class Words:
 _LINE = re.compile(
     r"closing signal SIG|failed \(exitcode|ChildFailedError|death signal, shutting down|"
     r"Primary job {1,2}terminated normally|(?:mpirun|mpiexec|prterun) (?:noticed|detected)|"
-    r"MPI communication peer process|BAD TERMINATION OF ONE|srun: (?:error|Job step aborted)|"
-    r"slurmstepd: error|exits with return code|CalledProcessError: Command|"
+    r"MPI communication peer process|BAD TERMINATION OF ONE|"
+    r"srun: (?:error|Job step aborted|got SIG|forcing job|Terminating)|"
+    r"Killing subprocess \d{1,9}$|slurmstepd: error|exits with return code|CalledProcessError: Command|"
     r"Job '\S{1,100}' failed|Job entrypoint command failed|Process(?:Exited|Raised)Exception|"
     r"exited with code \d|command terminated with exit code|OOMKilled|"
     r"killed due to memory pressure|"
@@ -81,6 +82,11 @@ _SLURM_STOP = re.compile(
     r"slurmstepd: error: \*\*\* (?P<what>\w{1,8}) \S{1,60} ON (?P<node>\S{1,253}) CANCELLED AT "
     r"\S{1,40} (?:DUE (?:TO|to) (?P<why>[A-Za-z ]{3,40}))?"
 )
+_SLURM_NODE = re.compile(
+    r"srun: error: (?:Node failure on (?P<node>[\w.-]{1,253})|"
+    r"Task launch for \S{1,60} failed on node (?P<at>[\w.-]{1,253}): (?P<how>[^\n]{1,200}))"
+)
+_EXECVE = re.compile(r"(?:slurmstepd|srun): error: execve\(\): [^\n]{1,300}: No such file")
 _DEATH = re.compile(r"Received (?:Signals\.)?(?P<signal>\d{1,3}|SIG[A-Z]{2,6}) death signal")
 _RETURNED = re.compile(
     r"exits with return code = (?P<code>-?\d{1,3})|code=(?:killed|dumped), status=\d{1,3}/"
@@ -133,7 +139,10 @@ def read(lines: Sequence[str]) -> Words:
             who = f"pid {shell['pid']}" if shell["pid"] else "the program"
             how = f"the shell saw {who} killed by signal {number}"
             ends.append(Told(-number, how, "the shell", is_of_log=True))
-    kills.sort(key=lambda fact: not fact.node)
+    if any(end.by == "srun" and end.code > 0 for end in ends):  # it ends what is left by SIGTERM
+        stops = [fact for fact in stops if not _DEATH.search(fact.evidence.line)]
+    for facts in (kills, stops):  # those that name a node first
+        facts.sort(key=lambda fact: not fact.node)
     return Words(_one_each(ends), tuple(kills[:1]), tuple(stops[:1]))
 
 
@@ -235,11 +244,17 @@ def _stop(line: str) -> Fact | None:
         if number == signal.SIGINT:
             return _fact(Kind.USER_STOP, line)
         return _fact(Kind.SIGNAL, line, detail=str(number)) if number else None
+    if found := _SLURM_NODE.search(line):
+        is_gone = found["node"] or "onnection" in found["how"] or "timed out" in found["how"]
+        kind = Kind.NODE_UNREACHABLE if is_gone else Kind.ENVIRONMENT
+        return _fact(kind, line, _node(found["node"] or found["at"]))
+    if _EXECVE.search(line):
+        return _fact(Kind.ENVIRONMENT, line)
     if found := _SLURM_STOP.search(line):
         if not found["why"] and found["what"] != "JOB":
             return None  # srun ends a step where one of its tasks has failed
         if (found["why"] or "").lower().startswith("node fail"):
-            return _fact(Kind.NODE_UNREACHABLE, line, _node(found["node"]))
+            return _fact(Kind.NODE_UNREACHABLE, line)  # which is not the one that says so
         return _fact(Kind.SIGNAL, line, detail="15")
     return None
 

@@ -29,7 +29,8 @@ MOST_FILES = 8192  # of a folder that no launcher has made
 DEEPEST = 4  # folders below it: torchrun writes RUN/attempt_0/RANK/stderr.log
 # The begin of an error that a program does not go on after, as a rule.
 _MARKS = (b"Traceback (most recent call last)", b"\nerror: ", b"CUDA error")
-_NAMED = re.compile(r"(?:rank|worker|gpu)?[_.-]?(\d{1,6})", re.IGNORECASE)
+# A long number alone is that of a job or a process.
+_NAMED = re.compile(r"(?:(?:rank|worker|gpu)[_.-]?(\d{1,6})|[_.-]?(\d{1,4}))", re.IGNORECASE)
 _LOGS = (".log", ".txt", ".out", ".err")
 
 
@@ -204,7 +205,7 @@ def _rank_of(path: Path) -> int | None:
     if stem in ("stderr", "stdout") and path.parent.name:
         stem = path.parent.name
     found = _NAMED.fullmatch(stem)
-    return int(found[1]) if found else None
+    return int(found[1] or found[2]) if found else None
 
 
 def _ranks_in(lines: Sequence[prefixes.Line]) -> set[int]:

@@ -7,7 +7,7 @@ rank or node is named by evidence only; else the verdict says why it cannot tell
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from clusterctl.jobs.processes import fold_ranks
@@ -23,6 +23,7 @@ from clusterctl.why.rank_logs import Logs, RankLog
 from clusterctl.why.recorded import AttemptRecord, RankEnd
 
 NEVER = float("inf")
+NEAR_END, MOST_CANDIDATES = 30, 3  # lines of a log, errors
 NO_RANK = -1  # of a log that does not tell its rank
 NOT_SEEN = "its end was not seen"
 
@@ -88,7 +89,9 @@ def _judged(record: AttemptRecord, logs: Logs, planned: int | None) -> Verdict:
         (lines for lines in logs.starters.values() if texts.read(lines)), ()
     )
     if not (deaths or record.lost or facts or lines or record.failure):
-        return Verdict(why_not=_nothing(logs, record))
+        last = tuple(_last_errors(logs))
+        said = "; the last that logs state, before more lines" if last else ""
+        return Verdict(why_not=_nothing(logs, record) + said, candidates=last)
     end = End(code, reason, deaths, record.lost, lines, record.nodes, facts, record.stopped_s)
     judgement = judge_end(end)
     root, victims = judgement.root, tuple(map(_without_mark, judgement.consequences))
@@ -122,10 +125,10 @@ def _among_alike(
 ) -> Verdict:
     """The root among several ranks that state an error of their own."""
     own = [one for one in deaths if one.states_own_error and one.stated is not None]
-    same = [one for one in own if _class(one) == _class(death)]
+    same = [one for one in own if _is_alike(one, death)]
     ranks = tuple(sorted({one.rank for one in same if one.rank != NO_RANK}))
     alike = {one.rank for one in same}
-    kept = tuple(one for one in victims if one.rank not in alike)
+    kept = tuple(one for one in victims if not _is_of(alike, root, one))
     untimed = [one for one in own if one.at_s == NEVER]
     if len(own) > len(same) and untimed:
         others = [root, *(one for one in kept if not one.kind.is_consequence)]
@@ -137,16 +140,36 @@ def _among_alike(
         return Verdict(None, why, (), False, blamers, len(blamers), tuple(first.values()))
     if death.stated is not None and death.stated.rank is not None:  # all agree on that rank
         ranks = () if root.rank is None else (root.rank,)
-    elif len(same) > 1 and death.at_s == NEVER:  # each has it: none of them is named
+    elif len(ranks) == 1 and death.rank == NO_RANK:
+        root = next((replace(one, is_root=True) for one in victims if one.rank in ranks), root)
+    elif len(ranks) > 1 and death.at_s == NEVER:  # each has it: none of them is named
         homes = {one.node for one in same}
         node = homes.pop() if len(homes) == 1 and "" not in homes else None
         root = replace(root, rank=None, node=node)
     return Verdict(_without_mark(root), "", ranks, False, kept, len(kept))
 
 
-def _class(death: Death) -> tuple[Kind, str]:
-    assert death.stated is not None
-    return death.stated.kind, death.stated.detail
+def _is_of(ranks: Collection[int], root: Cause, victim: Cause) -> bool:
+    """Whether a victim is one of the ranks that state the same error."""
+    if victim.rank is not None:
+        return victim.rank in ranks
+    line = victim.evidence.line if victim.evidence else ""
+    return NO_RANK in ranks and (victim.kind == root.kind or texts.is_abort(line))
+
+
+def _is_alike(one: Death, other: Death) -> bool:
+    """Whether two errors are of one class; lines of no rank are those of one whose kind they have,
+    and an abort follows whatever was raised."""
+    assert one.stated is not None
+    assert other.stated is not None
+    is_unnamed = NO_RANK in (one.rank, other.rank)
+    if is_unnamed and any(
+        it.rank == NO_RANK and it.stated is not None and texts.is_abort(it.stated.text)
+        for it in (one, other)
+    ):
+        return True
+    is_same = one.stated.detail == other.stated.detail or is_unnamed
+    return one.stated.kind == other.stated.kind and is_same
 
 
 def _without_mark(cause: Cause) -> Cause:
@@ -171,7 +194,17 @@ def _deaths(ends: Mapping[int, RankEnd], logs: Logs) -> list[Death]:
         lines = end_of(log.lines) if log.rank is not None else first_end_of(log.lines)
         if lines:
             found.append(Death(log.node, rank, signal_of(lines), NOT_SEEN, lines, NEVER))
-    return found
+    return _with_its_rank(found)
+
+
+def _with_its_rank(deaths: list[Death]) -> list[Death]:
+    """An error without a rank is that of the only one that ended with an exit code by itself."""
+    ended = [one for one in deaths if one.rank != NO_RANK]
+    unnamed = [one for one in deaths if one.rank == NO_RANK]
+    if len(ended) != 1 or len(unnamed) != 1 or ended[0].tail or (ended[0].code or 0) <= 0:
+        return deaths
+    tail = unnamed[0].tail
+    return [replace(ended[0], tail=tail)] if unnamed[0].states_own_error else deaths
 
 
 def _told(logs: Logs, deaths: list[Death]) -> tuple[list[Death], list[Fact]]:
@@ -248,6 +281,19 @@ def _nothing(logs: Logs, record: AttemptRecord) -> str:
     return f"none of {number} ends with an error, and nothing says how the ranks ended"
 
 
+def _last_errors(logs: Logs) -> Iterator[Cause]:
+    """Errors that stand near the end of logs that go on after them: they may have been survived."""
+    seen = set[str]()
+    for log in logs.ranks:
+        found = texts.find(log.lines[-NEAR_END:])
+        if found is not None and len(seen) < MOST_CANDIDATES and found.text not in seen:
+            seen.add(found.text)
+            stated = texts.classify(found.text, found.rank)
+            said = Evidence(Source.RANK_LOG, found.text)
+            rank = log.rank if log.rank is not None else stated.rank
+            yield Cause(stated.kind, stated.detail, log.node or None, rank, said)
+
+
 def _world_of(logs: Logs, record: AttemptRecord) -> int | None:
     """At least so many ranks there were, by what is there of them."""
     ranks = [*record.nodes, *(log.rank for log in logs.ranks if log.rank is not None)]
@@ -257,6 +303,7 @@ def _world_of(logs: Logs, record: AttemptRecord) -> int | None:
 def log_of(logs: Logs, rank: int | None, said: str) -> RankLog | None:
     """The log of a rank; without one the first that has the sentence."""
     said = texts.first_line(said)
-    if rank is not None:
-        return next((log for log in logs.ranks if log.rank == rank), None)
+    own = [log for log in logs.ranks if log.rank == rank] if rank is not None else []
+    if own:
+        return own[0]
     return next((log for log in logs.ranks if any(said in line for line in log.lines)), None)

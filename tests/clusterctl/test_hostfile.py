@@ -28,6 +28,9 @@ def refused(text: str) -> str:
     ("line", "hint"),
     [
         ("node1:8", "for 8 ranks write 'node1 slots=8', for a port port=8"),
+        ("10.0.0.179:512", "for 512 ranks write '10.0.0.179 slots=512', for a port port=512"),
+        ("node1:4022", "for port 4022 write 'node1 port=4022'"),
+        ("node01:ppn=8:gpus=4", "write 'node01 slots=8'"),
         ("node1:8:mlx5_0", "write 'node1 slots=8'"),
         ("n[1-3]:8", "write 'n[1-3] slots=8'"),
         ("node1:8,node2:8", "give each node a line of its own, with slots=8"),

@@ -17,6 +17,11 @@ from trainer.infer.prepare import _raw_captions
     [
         ("t5", ["a cat", "A <b>Cat</b>"], "1 of 2 captions looked at are not clean"),
         ("t5", ["a cat", "a dog"], ""),
+        (
+            "tiny_t5",
+            ["[a cat]", "[a dog]", "a bird"],
+            "2 of 3 captions looked at stand in brackets",
+        ),
         ("tiny_t5", ["A <b>Cat</b>", "a dog"], ""),
     ],
 )
@@ -25,7 +30,7 @@ def test_captions_that_sampling_would_clean_are_said(
 ) -> None:
     config = Config()
     config = replace(config, text_encoder=replace(config.text_encoder, type=kind))
-    note = _unclean(config, manifest_of([9, 9], [4, 4], [4, 4], texts))
+    note = _unclean(config, manifest_of(*([size] * len(texts) for size in (9, 4, 4)), texts))
     assert said in note
     assert bool(note) == bool(said)
 

@@ -95,7 +95,10 @@ def _field_of(cls: type[Section], key: Key, place: str, notes: list[str]) -> str
         raise ConfigError(f"{place}: {shown} is not supported: {cls.refused[name]}")
     names = [*known, *cls.aliases, *cls.harmless, *cls.refused]
     section = "".join(f"{part}." for part in key[:-1])
-    raise ConfigError(f"{place}: there is no key {shown}", hint=nearest(name, names, section))
+    hint = nearest(name, names, section)
+    if hint is None and not section:
+        hint = "a name of your own in a file begins with _, and is no key then"
+    raise ConfigError(f"{place}: there is no key {shown}", hint=hint)
 
 
 def _section_of(kind: Any) -> type[Section] | None:

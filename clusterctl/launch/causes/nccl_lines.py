@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from clusterctl.launch.causes import signatures
+
 
 class Warned(NamedTuple):
     """A warning of NCCL; `result` is what the call returned, "" where it does not say."""
@@ -38,19 +40,24 @@ _STORE = re.compile(
 
 
 def given_up(lines: Sequence[str]) -> Warned | None:
-    """The first warning of those that end a log, where NCCL then gave up the call."""
-    warned, codes = "", []
+    """The first warning of those that end a log, where NCCL then gave up the call.
+
+    In a log of several processes the first one that is no word about a peer.
+    """
+    warned, codes = list[str](), list[int]()
     for line in reversed(lines):
         said = _NCCL_LINE.search(line)
         if said is None and line.strip():
             break
         if said is not None and said["warned"]:
-            warned = f"{said['at'] or ''} NCCL WARN {said['warned']}".strip()
+            warned.insert(0, f"{said['at'] or ''} NCCL WARN {said['warned']}".strip())
         elif said is not None:
             codes.append(int(said["code"]))
     if not warned or not any(map(_GIVEN_UP.search, lines)):
         return None
-    return Warned(warned, _RESULTS.get(codes[0], "") if codes else "")
+    known = [(signatures.find(text), text) for text in warned]
+    own = (text for one, text in known if one is not None and not one.kind.is_consequence)
+    return Warned(next(own, warned[0]), _RESULTS.get(codes[0], "") if codes else "")
 
 
 def store_gone(lines: Sequence[str]) -> str:

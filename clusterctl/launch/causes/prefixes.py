@@ -30,17 +30,22 @@ _ROLE = r"(?!(?:node|host|gpu|cuda|pid|step|epoch|iter)\d)[A-Za-z]\w{0,30}?"
 RANK_MARK = re.compile(rf"(?:\[(?:default|rank)\d{{1,9}}\]:? ?|\[{_ROLE}\d{{1,9}}\]: ?){{1,2}}")
 OF_RANK = re.compile(rf"(?:\[{_ROLE}\d{{1,6}}\]: ?)?\[(?:default|rank)(\d{{1,6}})\]:? ?")
 _OF_ROLE = re.compile(rf"\[default(\d{{1,6}})\]:? ?|\[{_ROLE}(\d{{1,6}})\]: ?")
+# Group 0 is that of all ranks; in another one the number is not the rank.
 _OF_GROUP = re.compile(
-    r"ProcessGroup\w{1,20}\.cpp:\d{1,6}\] \[(?:PG [^\[\]]{1,200} )?Rank (\d{1,6})\]"
+    r"ProcessGroup\w{1,20}\.cpp:\d{1,6}\] \[(?:PG (?:ID )?0[ (](?:[^\[\]]{0,200} )?)?"
+    r"Rank (\d{1,6})\]"
 )
 _COLOUR = re.compile(r"\x1b\[[0-9;]{0,20}[mK]")
 _DAY = r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) [A-Z][a-z]{2} [ \d]\d [\d:]{8} \d{4}"
 _TIME = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?"
+_MINUTE = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d)?(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?"
 # Each names itself: it is taken off wherever it stands.
 _SURE = re.compile(
     # mpirun --tag-output and --timestamp-output, and Open MPI 5.
     rf"(?:{_DAY} ?)?\[(?:[\w.@-]{{1,100}}@)?\d{{1,6}},(?P<mpi>\d{{1,6}})\]<std(?:out|err)>:"
     r"(?: (?=\S| {2}))?|"
+    rf" {{1,4}}\| {_TIME} \| |"  # the viewer of CloudWatch
+    r"\[1,mpirank:(?P<sage>\d{1,6}),[\w.-]{1,60}\]<std(?:out|err)>: ?(?! {2})|"  # SageMaker
     # docker logs -t, kubectl logs --timestamps, a container runtime's own files.
     r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d) (?:std(?:out|err) [FP] )?|"
     # Determined: [time] container [rank=3] || text.
@@ -56,7 +61,11 @@ _SURE = re.compile(
     r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d (?P<host>[\w.-]{1,250}) (?!kernel:|systemd)"
     r"[\w./@-]{1,60}(?:\[\d{1,9}\])?: |"
     # A time before what no program writes behind one of its own.
-    rf"\[?{_TIME}\]?:? (?=\[rank\d|\[default\d|Traceback \(| {{2,20}}\S|terminate called|"
+    rf" {{0,4}}\[?{_MINUTE}\]?:? (?=\[rank\d|\[default\d|Traceback \(| {{2,20}}\S|"
+    r"terminate called|\S{1,80}:\d{1,9}:\d{1,9} \[\d{1,3}\] |"
+    r"[A-Za-z_][\w.]{0,100}(?:Error|Exception|Interrupt)(?:: |$))|"
+    # uvicorn and other loggers, before the lines of a traceback.
+    r"(?:ERROR|CRITICAL): {1,4}(?=Traceback \(| {2}File \"| {4}\S|"
     r"[A-Za-z_][\w.]{0,100}(?:Error|Exception|Interrupt)(?:: |$))|"
     r"\[pod/(?P<pod>[\w.-]{1,250})/[\w.-]{1,63}\] |"  # kubectl logs --prefix
     r"(?:[\w.-]{1,200} )?\[std(?:err|out)\] |"  # milabench
@@ -119,7 +128,7 @@ def bare(line: str) -> Line:
         found = None if OF_RANK.match(line) else _SURE.match(line)
         if found is None or not found.end():
             break
-        told = found["mpi"] or found["det"] or found["vllm"] or found["rank"]
+        told = found["mpi"] or found["det"] or found["vllm"] or found["rank"] or found["sage"]
         rank = int(told) if told is not None and rank is None else rank
         source = source or found["pod"] or found["host"] or ""
         line = line[found.end() :]

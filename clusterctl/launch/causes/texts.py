@@ -28,7 +28,8 @@ class Stated:
 # The trainer and most programs write "error: …"; the interpreter, C++ and CUDA the others.
 _STATED = re.compile(
     r"error: (?:rank (?P<rank>\d+): )?(?P<text>.+)|"
-    r"(?P<fatal>(?:Fatal Python error|terminate called after throwing|CUDA error).*)|"
+    r"(?P<fatal>(?:Fatal Python error|terminate called after throwing|CUDA error|"
+    r"\*\*\* SIG[A-Z]{2,5} \(@0x[0-9a-f]{1,16}\) received by PID).*)|"  # glog
     # nccl-tests: host: Test CUDA failure common.cu:1030 'system not yet initialized'
     r"(?:\S{1,100}: )?(?P<test>(?:Test )?(?:CUDA|NCCL|Cuda) failure \S{1,100}:\d{1,6} '.*)"
 )
@@ -47,7 +48,8 @@ _OF_WATCHDOG = (
 )  # one is in each of them
 # The watchdog tells an error of this rank: `… terminated with exception: CUDA error: …`.
 _OWN_ERROR = re.compile(
-    r"watchdog thread terminated with exception: (?:\[[^\]]{0,200}\] )?(?:CUDA|NCCL) error.*",
+    r"(?:watchdog thread terminated with exception|raised the following async exception): "
+    r"(?:\[[^\]]{0,200}\] )?(?:CUDA|NCCL) error.*",
     re.IGNORECASE,
 )
 # Follow a watchdog's own word, and say less.
@@ -59,6 +61,7 @@ _NO_DETAIL = re.compile(
     r"\s*$|\[?[EWIF]\d{3,4} |\S{1,80}:\d{1,9}:\d{1,9} \[\d|Traceback \(|Exception raised|frame #|"
     r"terminate called|  what\(\)|During handling|The above exception|\w{1,60}Warning|Aborted"
 )
+_SEE_BELOW = "(look up to see its traceback):"  # of transformers; the reason is the next line
 _MOST_DETAIL = 3  # lines: NCCL keeps one warning, and few have a second line
 _ABORT = "terminate called"
 _OF_MACHINE = (Kind.CUDA_OOM, Kind.CUDA_ERROR, Kind.DISK_FULL, Kind.STORAGE)
@@ -134,6 +137,8 @@ def detail_end(lines: Sequence[str], index: int) -> int:
         return plain(lines[number]) if number < len(lines) else ""
 
     end = index + 1
+    if at(index).endswith(_SEE_BELOW):
+        end += 1
     if _NCCL.match(at(end)):
         end += 1
     if at(end).startswith(LAST_ERROR):
@@ -203,20 +208,20 @@ def _read(lines: tuple[str, ...]) -> Stated | None:
     found = find(lines)
     # NCCL's watchdog ends the process by an exception in C++, whose text may be cut.
     barks = _barks(lines)
-    is_abort = found is not None and found.text.startswith(_ABORT)
-    if found is None or is_abort:
+    aborts = found is not None and is_abort(found.text)
+    if found is None or aborts:
         for index in barks:
             if own := _OWN_ERROR.search(lines[index]):
                 plain = _plain(lines[index : index + 3 + _MOST_DETAIL])
                 return classify(_with_detail(own[0], plain[1 : detail_end(plain, 0)]))
-    if found is not None and is_abort:
+    if found is not None and aborts:
         # What Python raised just before is why C++ aborts.
         raised = _raised(plain := _plain(lines)[: found.at])
         if raised is not None and raised[1] >= found.at - BEFORE_ABORT:
             stated = classify(_found_at(plain, *raised).text)
             if not stated.kind.is_consequence:
                 return stated
-    if barks and (found is None or is_abort):
+    if barks and (found is None or aborts):
         told = [index for index in barks if not _FOLLOWS.search(lines[index])] or barks
         hit = WATCHDOG.search(lines[told[-1]])
         return Stated(Kind.NCCL_WATCHDOG, hit[0] if hit else lines[told[-1]])
@@ -275,6 +280,11 @@ def _is_of_loader(above: Sequence[str]) -> bool:
     frames = [line for line in above[begin:] if line.lstrip().startswith('File "')]
     has_loader = any(map(_OF_LOADER.match, frames))
     return has_loader and _OF_PROCESS.match(frames[-1]) is not None
+
+
+def is_abort(text: str) -> bool:
+    """Whether C++ ends the process; what was raised before says why."""
+    return text.startswith(_ABORT)
 
 
 def is_stated(line: str) -> bool:

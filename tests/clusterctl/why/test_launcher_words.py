@@ -33,7 +33,7 @@ TOLD = {
     "srun memory": ("slurmstepd: error: Detected 1 oom_kill event in StepId=37.0. Some of the step tasks have been OOM Killed.\nsrun: error: n7: task 0: Out Of Memory\n", "oom-kernel", 0, "n7", ""),
     "Slurm memory": ("/var/spool/slurm_script: line 28:  8156 Killed                  python3 main.py --epochs 4\nslurmstepd: error: Detected 2 oom-kill event(s) in step 37.batch cgroup.\n", "oom-kernel", None, None, "oom-kill"),
     "time limit": (SLURM.format("JOB 49", "DUE TO TIME LIMIT ") + SLURM.format("STEP 49.0", ""), "signal-15", None, None, "TIME LIMIT"),
-    "node failure": (SLURM.format("JOB 49", "DUE TO NODE FAILURE, SEE SLURMCTLD LOG "), "node-unreachable", None, "n7", ""),
+    "node failure": (SLURM.format("JOB 49", "DUE TO NODE FAILURE, SEE SLURMCTLD LOG "), "node-unreachable", None, None, ""),
     "Kubernetes": ("    Reason:       OOMKilled\n    Exit Code:    137\n", "oom-kernel", None, None, ""),
     "kubectl": ("step 4\ncommand terminated with exit code 137\n", "signal-9", None, None, ""),
     "Compose": ("step 4\ntrainer-1 exited with code 139\n", "signal-11", None, None, ""),
