@@ -293,8 +293,8 @@ def _unclean(config: Config, manifest: Manifest) -> str:
     ends = [(text[:1], text[-1:]) for text in (manifest.texts[row].strip() for row in rows)]
     if 2 * ends.count(("[", "]")) > len(rows):
         return (
-            f"{ends.count(('[', ']'))} of {len(rows)} captions looked at stand in brackets, as lists "
-            "of JSON do, and training takes the brackets with them: write each caption alone"
+            f"{ends.count(('[', ']'))} of {len(rows)} captions looked at stand in brackets, as "
+            "lists of JSON do, and training takes the brackets with them: write each caption alone"
         )
     if config.text_encoder.type != "t5":
         return ""

@@ -97,7 +97,7 @@ def _field_of(cls: type[Section], key: Key, place: str, notes: list[str]) -> str
     section = "".join(f"{part}." for part in key[:-1])
     hint = nearest(name, names, section)
     if hint is None and not section:
-        hint = "a name of your own in a file begins with _, and is no key then"
+        hint = "begin the name of a variable of your own with _: such names are not keys"
     raise ConfigError(f"{place}: there is no key {shown}", hint=hint)
 
 
