@@ -151,7 +151,7 @@ def watchdog(logs: Logs, *, are_own: bool = False) -> list[Clue]:
 
 
 def _group_of(text: str) -> str:
-    """What all ranks of a group call it; of `ID 11 PG GUID 119` the first number is a rank's own."""
+    """What all ranks of a group call it; of `ID 11 PG GUID 119` the first number is its own."""
     return text.partition("GUID ")[2] or text
 
 
