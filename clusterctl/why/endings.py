@@ -26,7 +26,8 @@ _DETAIL = re.compile(
     r"\S+:\d+:\d+ \[\d+\] |\w*Warning|--- attempt|Search for `|CUDA error|nccl\w+: |"
     r"Last error:|socketProgress|"
     # Open MPI and glog, of a signal; Nsight Systems; Hydra; a container runtime that cleans up.
-    r"\[\S{1,200}:\d{1,9}\] (?:\*\*\* |Signal|Failing at|\[ ?\d)|\*\*\* |\s{0,4}@ +0x|"
+    r"\[\S{1,200}:\d{1,9}\] (?:\*\*\* |Signal|Failing at|\[ ?\d)|\*\*\* |PC: @|"
+    r"\.\. \S{1,200} pid \d{1,9}: Test|Set TORCH_LOGS|You can suppress this exception|"
     r"The target application terminated|Waiting for termination of re-parented|Use the `--wait|"
     r"Set the environment variable HYDRA_FULL_ERROR|time=\S{1,40} level=|"
     r"\[\d[\d,]* bytes are left out here\]|.*(?:resource_tracker|destroy_process_group)"
@@ -70,24 +71,39 @@ def first_end_of(lines: Sequence[str]) -> Sequence[str]:
     at = next(
         (index for index, line in enumerate(lines) if launcher_words.is_one(line)), len(lines)
     )
+    told = [index for index, line in enumerate(lines) if _SPAWNED in line]
+    if told:  # torch.multiprocessing prints the traceback of its process below
+        below = [texts.plain(line) for line in lines[told[-1] + 1 :]]
+        cut = (index for index, line in enumerate(below) if launcher_words.is_one(line))
+        own = end_of(below[: next(cut, len(below))])
+        if own:
+            return own
     begin, details = at, texts.details(lines)
     while begin and (begin - 1 in details or _is_of_error(lines[begin - 1])):
         begin -= 1
     for index in range(begin, at):
         line = texts.plain(lines[index])
         if texts.is_raised(line) or texts.is_stated(line):
-            end = _end_of_error(lines, index, texts.detail_end(lines, index))
+            last = _last_of_chain(lines, index, at)
+            end = _end_of_error(lines, last, texts.detail_end(lines, last))
             found = texts.read(lines[:end])
             if found is not None and not found.kind.is_consequence:
                 return lines[:end]
-    told = [index for index, line in enumerate(lines) if _SPAWNED in line]
-    if told and at <= told[-1]:  # torch.multiprocessing prints the traceback of its process below
-        below = [texts.plain(line) for line in lines[told[-1] + 1 :]]
-        cut = (index for index, line in enumerate(below) if launcher_words.is_one(line))
-        own = end_of(below[: next(cut, len(below))])
-        if own:
-            return own
     return end_of(lines[:at]) or _end_before(lines, at)
+
+
+def _last_of_chain(lines: Sequence[str], index: int, end: int) -> int:
+    """Where the last error of a chain stands ("During handling of …") that begins at `index`."""
+    last, is_chained = index, False
+    for number in range(index + 1, end):
+        line = texts.plain(lines[number])
+        if line.startswith(texts.CHAINED):
+            is_chained = True
+        elif texts.is_raised(line):
+            if not is_chained:
+                break
+            last, is_chained = number, False
+    return last
 
 
 def _end_before(lines: Sequence[str], at: int) -> Sequence[str]:

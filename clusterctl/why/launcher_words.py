@@ -43,13 +43,14 @@ class Words:
 # What launchers print of an end; above it is what the ranks have said.
 _LINE = re.compile(
     r"closing signal SIG|failed \(exitcode|ChildFailedError|death signal, shutting down|"
-    r"Primary job {1,2}terminated normally|(?:mpirun|mpiexec|prterun) (?:noticed|detected)|"
+    r"Primary job {1,2}terminated normally|(?:mpirun|mpiexec|prterun)(?:\.real)? (?:noticed|detected)|"
     r"MPI communication peer process|BAD TERMINATION OF ONE|"
     r"srun: (?:error|Job step aborted|got SIG|forcing job|Terminating)|"
     r"Killing subprocess \d{1,9}$|slurmstepd: error|exits with return code|"
     r"CalledProcessError: Command|"
     r"Job '\S{1,100}' failed|Job entrypoint command failed|Process(?:Exited|Raised)Exception|"
-    r"exited with code \d|command terminated with exit code|OOMKilled|"
+    r"exited with code -?\d|crashed with exit code|exit with status code|"
+    r"Container rank \d{1,6} status failed|\bprocess \d{1,6} terminated with |command terminated with exit code|OOMKilled|"
     r"killed due to memory pressure|"
     r"systemd\[\d{1,9}\]: \S{1,200}: (?:Main process exited|.{0,60}killed by the OOM killer)"
 )
@@ -59,7 +60,7 @@ _TORCHRUN = re.compile(
     r"\(pid: (?P<pid>\d{1,9})\)"
 )
 _MPIRUN = re.compile(
-    r"(?P<by>mpirun|mpiexec|prterun) noticed that process rank (?P<rank>\d{1,6}) with PID \S{1,20} "
+    r"(?P<by>mpirun|mpiexec|prterun)(?:\.real)? noticed that process rank (?P<rank>\d{1,6}) with PID \S{1,20} "
     r"on node (?P<node>\S{1,253}) exited on(?: signal (?P<signal>\d{1,3}))?"
 )
 _MPIRUN_BELOW = re.compile(r"signal (\d{1,3}) \(")  # Open MPI 5 breaks the line there
@@ -87,13 +88,22 @@ _SLURM_NODE = re.compile(
     r"srun: error: (?:Node failure on (?P<node>[\w.-]{1,253})|"
     r"Task launch for \S{1,60} failed on node (?P<at>[\w.-]{1,253}): (?P<how>[^\n]{1,200}))"
 )
-_EXECVE = re.compile(r"(?:slurmstepd|srun): error: execve\(\): [^\n]{1,300}: No such file")
+_NOT_STARTED = re.compile(
+    r"(?:slurmstepd|srun): error: execve\(\): [^\n]{1,300}: No such file|"
+    r"srun: error: task \d{1,6} launch failed: "
+)
 _DEATH = re.compile(r"Received (?:Signals\.)?(?P<signal>\d{1,3}|SIG[A-Z]{2,6}) death signal")
 _RETURNED = re.compile(
     r"exits with return code = (?P<code>-?\d{1,3})|code=(?:killed|dumped), status=\d{1,3}/"
     r"(?P<unit>[A-Z0-9]{2,7})|died with <Signals\.(?P<name>SIG[A-Z0-9]{2,7})|"
     r"[Pp]rocess (?P<child>\d{1,6}) terminated with (?:signal (?P<by>SIG[A-Z0-9]{2,7})|"
     r"exit code (?P<exit>\d{1,3}))|(?:exited with code|terminated with exit code) (?P<c>\d{1,3})"
+)
+# Composer, Horovod, Paddle: the rank and its exit code.
+_RANK_ENDED = re.compile(
+    r"(?:[Rr]ank (?P<rank>\d{1,6})(?: \(PID \d{1,9}\))? (?:crashed with exit|exited with) code|"
+    r"Process (?P<process>\d{1,6}) exit with status code|"
+    r"Container rank (?P<container>\d{1,6}) status failed [^\n]{0,1500}?code) (?P<code>-?\d{1,3})\b"
 )
 _SHELL = re.compile(
     r"(?:\S{1,200}: line \d{1,7}:|zsh:|\[\d{1,4}\][+-]?)? {0,8}(?:(?P<pid>\d{1,9}) )?"
@@ -131,7 +141,9 @@ def read(lines: Sequence[str]) -> Words:
         if _LINE.search(line):
             below = lines[index + 1 : index + 8]
             by_srun = _srun(line, is_rank=is_rank)
-            ends += filter(None, (_torchrun(line), _mpi(line, below), by_srun, _returned(line)))
+            own = _rank_ended(line)
+            ends += filter(None, (_torchrun(line), _mpi(line, below), by_srun))
+            ends += filter(None, (own or _returned(line),))
             if _KILL.search(line):
                 kills.append(_fact(Kind.OOM_KERNEL, line, by_srun.node if by_srun else ""))
             stops += filter(None, (_stop(line),))
@@ -211,6 +223,14 @@ def _srun(line: str, *, is_rank: bool) -> Told | None:
     return _told("srun", who, -number, rank, node) if number else None
 
 
+def _rank_ended(line: str) -> Told | None:
+    found = _RANK_ENDED.search(line)
+    if found is None or not int(found["code"]):
+        return None
+    rank = next(int(found[name]) for name in ("rank", "process", "container") if found[name])
+    return _told("its launcher", "", int(found["code"]), rank)
+
+
 def _returned(line: str) -> Told | None:
     """DeepSpeed, Accelerate, torch.multiprocessing, Docker Compose, kubectl exec."""
     found = _RETURNED.search(line)
@@ -249,7 +269,7 @@ def _stop(line: str) -> Fact | None:
         is_gone = found["node"] or "onnection" in found["how"] or "timed out" in found["how"]
         kind = Kind.NODE_UNREACHABLE if is_gone else Kind.ENVIRONMENT
         return _fact(kind, line, _node(found["node"] or found["at"]))
-    if _EXECVE.search(line):
+    if _NOT_STARTED.search(line):
         return _fact(Kind.ENVIRONMENT, line)
     if found := _SLURM_STOP.search(line):
         if not found["why"] and found["what"] != "JOB":

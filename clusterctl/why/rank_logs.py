@@ -125,6 +125,7 @@ def of_folder(folder: Path) -> Logs:
             unread[name] = str(error)
             continue
         budget -= searched
+        marked = list(_since_restart(marked))
         parts = _by_mark(marked)
         told = _ranks_in(marked)
         # A bare number may be that of a process or a job, where the lines name other ranks.
@@ -206,6 +207,12 @@ def _rank_of(path: Path) -> int | None:
         stem = path.parent.name
     found = _NAMED.fullmatch(stem)
     return int(found[1] or found[2]) if found else None
+
+
+def _since_restart(lines: Sequence[prefixes.Line]) -> Sequence[prefixes.Line]:
+    """The lines of the last attempt of torchrun, whose earlier ones have been survived."""
+    told = [index for index, one in enumerate(lines) if "will restart worker group" in one.text]
+    return lines[told[-1] + 1 :] if told else lines
 
 
 def _ranks_in(lines: Sequence[prefixes.Line]) -> set[int]:

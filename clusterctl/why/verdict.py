@@ -7,6 +7,7 @@ rank or node is named by evidence only; else the verdict says why it cannot tell
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -163,10 +164,7 @@ def _is_alike(one: Death, other: Death) -> bool:
     assert one.stated is not None
     assert other.stated is not None
     is_unnamed = NO_RANK in (one.rank, other.rank)
-    if is_unnamed and any(
-        it.rank == NO_RANK and it.stated is not None and texts.is_abort(it.stated.text)
-        for it in (one, other)
-    ):
+    if is_unnamed and any(it.rank == NO_RANK and _is_abort(it) for it in (one, other)):
         return True
     is_same = one.stated.detail == other.stated.detail or is_unnamed
     return one.stated.kind == other.stated.kind and is_same
@@ -194,7 +192,17 @@ def _deaths(ends: Mapping[int, RankEnd], logs: Logs) -> list[Death]:
         lines = end_of(log.lines) if log.rank is not None else first_end_of(log.lines)
         if lines:
             found.append(Death(log.node, rank, signal_of(lines), NOT_SEEN, lines, NEVER))
+    if any(_is_watchdog(one) for one in found):  # which ends its rank by an abort
+        found = [one for one in found if one.rank != NO_RANK or not _is_abort(one)]
     return _with_its_rank(found)
+
+
+def _is_watchdog(death: Death) -> bool:
+    return death.stated is not None and death.stated.kind == Kind.NCCL_WATCHDOG
+
+
+def _is_abort(death: Death) -> bool:
+    return death.stated is not None and texts.is_abort(death.stated.text)
 
 
 def _with_its_rank(deaths: list[Death]) -> list[Death]:
@@ -211,12 +219,15 @@ def _told(logs: Logs, deaths: list[Death]) -> tuple[list[Death], list[Fact]]:
     """Deaths with those that launchers tell, and facts. Where a rank states an error of its own,
     only the kernel's kills count beside it."""
     words = [(log, launcher_words.read(log.lines)) for log in logs.ranks]
+    has_timed_out = any(_is_watchdog(one) for one in deaths)
     facts = [fact for _, said in words for fact in said.kills]
     if any(one.states_own_error for one in deaths):
         return deaths, facts
     found: list[Death] = []
     for log, said in words:
         for end in said.ends:
+            if has_timed_out and end.code == -signal.SIGABRT and end.rank is None:
+                continue  # by which the watchdog ends its rank
             own = log.rank if end.is_of_log else None
             rank = end.rank if end.rank is not None else own
             lines = next((one.tail for one in deaths if one.rank == rank), ())

@@ -67,6 +67,8 @@ _SURE = re.compile(
     # uvicorn and other loggers, before the lines of a traceback.
     r"(?:ERROR|CRITICAL): {1,4}(?=Traceback \(| {2}File \"| {4}\S|"
     r"[A-Za-z_][\w.]{0,100}(?:Error|Exception|Interrupt)(?:: |$))|"
+    # TorchX and NeMo-Run: role and replica.
+    rf"[A-Za-z][\w.-]{{0,60}}/\d{{1,6}} (?=\[(?:default|rank|{_ROLE})\d)|"
     r"\[pod/(?P<pod>[\w.-]{1,250})/[\w.-]{1,63}\] |"  # kubectl logs --prefix
     r"(?:[\w.-]{1,200} )?\[std(?:err|out)\] |"  # milabench
     r"\[\d{1,9}\] (?=\[|Traceback| {2}|\w)|"  # number of a line or of a process
@@ -83,7 +85,8 @@ _SERVICE = re.compile(r"^(?P<service>[A-Za-z0-9][\w.-]{0,100}) {1,40}\| ?")  # D
 _STERN = re.compile(  # pod and container
     r"^(?P<pod>[a-z0-9][a-z0-9-]{0,200}-[a-z0-9]{1,10}) [a-z0-9][a-z0-9-]{0,62} (?=.)"
 )
-_LEADS = (_TASK, _SERVICE, _HOST, _STERN)
+_REPLICA = re.compile(r"^(?P<replica>[A-Za-z][\w.-]{0,60}/\d{1,6}) (?=.)")  # TorchX, NeMo-Run
+_LEADS = (_TASK, _SERVICE, _HOST, _STERN, _REPLICA)
 # What only a program that is run by something prints, and no program before its own words.
 _INSIDE = re.compile(
     r'Traceback \(most recent| {2}File "|\[rank\d|frame #\d|terminate called|'

@@ -29,14 +29,16 @@ class Stated:
 _STATED = re.compile(
     r"error: (?:rank (?P<rank>\d+): )?(?P<text>.+)|"
     r"(?P<fatal>(?:Fatal Python error|terminate called after throwing|CUDA error|"
-    r"\*\*\* SIG[A-Z]{2,5} \(@0x[0-9a-f]{1,16}\) received by PID).*)|"  # glog
+    r"Memory access fault by GPU|\*\*\* SIG(?!ABRT)[A-Z]{2,5} \(@0x[0-9a-f]{1,16}\) received by PID).*)|"  # glog
     # nccl-tests: host: Test CUDA failure common.cu:1030 'system not yet initialized'
     r"(?:\S{1,100}: )?(?P<test>(?:Test )?(?:CUDA|NCCL|Cuda) failure \S{1,100}:\d{1,6} '.*)"
 )
 _WHAT = re.compile(r"  what\(\):\s+(?P<text>.+)")  # the line below "terminate called …"
 # The last line of a Python traceback: a class name, often with its module, and its str().
+_ANY_RAISED = re.compile(r"(?:\w{1,80}\.){0,12}[A-Za-z_]\w{0,100}(?:: .*)?")  # below its frames
 _ENDINGS = "Error|Exception|Interrupt|Exit|Timeout|Failure|Expired"
 _RAISED = re.compile(rf"(?P<type>(?:\w+\.)*\w*(?:{_ENDINGS}))(?:: .*)?")
+_IGNORED = ("Exception ignored", "Error in atexit")  # printed while the interpreter ends
 FEW_LINES = 5  # below a traceback of a rank that ends by it: warnings of libraries that unload
 WATCHDOG = re.compile(signatures.WATCHDOG, re.IGNORECASE)
 _OF_WATCHDOG = (
@@ -61,13 +63,14 @@ _NO_DETAIL = re.compile(
     r"\s*$|\[?[EWIF]\d{3,4} |\S{1,80}:\d{1,9}:\d{1,9} \[\d|Traceback \(|Exception raised|frame #|"
     r"terminate called|  what\(\)|During handling|The above exception|\w{1,60}Warning|Aborted"
 )
-_SEE_BELOW = "(look up to see its traceback):"  # of transformers; the reason is the next line
+# Of transformers and of torch.compile; the reason is the next line.
+_SEE_BELOW = ("(look up to see its traceback):", "' raised:")
 _MOST_DETAIL = 3  # lines: NCCL keeps one warning, and few have a second line
 _ABORT = "terminate called"
 _OF_MACHINE = (Kind.CUDA_OOM, Kind.CUDA_ERROR, Kind.DISK_FULL, Kind.STORAGE)
 _VAGUE = (Kind.WORKER_EXCEPTION, Kind.CUDA_ERROR)
 BEFORE_ABORT = 60  # lines of C++ frames between a traceback and the abort that it brings about
-_CHAINED = (
+CHAINED = (
     "During handling of the above exception",
     "The above exception was the direct cause",
     # Below the error of the hook that prints it: a signal handler that raised meanwhile, as that
@@ -137,7 +140,7 @@ def detail_end(lines: Sequence[str], index: int) -> int:
         return plain(lines[number]) if number < len(lines) else ""
 
     end = index + 1
-    if at(index).endswith(_SEE_BELOW):
+    if at(index).endswith(_SEE_BELOW) and end < len(lines):
         end += 1
     if _NCCL.match(at(end)):
         end += 1
@@ -174,15 +177,17 @@ def _raised(lines: Sequence[str]) -> tuple[int, int] | None:
     """
     chain: list[int] = []
     is_ignored = is_chained = False  # inside of "Exception ignored in: …"; of a chain
+    is_below = False  # a frame
     for index, line in enumerate(lines):
-        if line.startswith("Exception ignored"):
+        if line.startswith(_IGNORED):
             is_ignored = True
-        elif line.startswith(_CHAINED):
+        elif line.startswith(CHAINED):
             is_chained = True
-        elif _RAISED.fullmatch(line) and not _is_nccl(lines, index):
+        elif _is_raised(line, is_below=is_below) and not _is_nccl(lines, index):
             if not is_ignored:
                 chain = [*chain, index] if is_chained else [index]
             is_ignored = is_chained = False
+        is_below = line.startswith('  File "') or (is_below and line.startswith("    "))
     if not chain:
         return None
     first, last = chain[0], chain[-1]
@@ -191,6 +196,11 @@ def _raised(lines: Sequence[str]) -> tuple[int, int] | None:
         return first, last
     is_first = cause in _OF_MACHINE and result in (*_VAGUE, Kind.STORAGE)
     return (first if is_first else last), last
+
+
+def _is_raised(line: str, *, is_below: bool) -> bool:
+    """Whether a traceback ends with this line; right below its frames the class has any name."""
+    return bool(_RAISED.fullmatch(line) or (is_below and _ANY_RAISED.fullmatch(line)))
 
 
 def _is_nccl(lines: Sequence[str], index: int) -> bool:

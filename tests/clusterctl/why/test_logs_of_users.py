@@ -48,6 +48,21 @@ KNOWN = {
     "a credential that has expired": (("a.out", "srun: error: Task launch for 36.0 failed on node n31: Job credential expired\n"), "environment", None, "n31"),
     "no torchrun on the node": (("a.out", "slurmstepd: error: execve(): torchrun: No such file or directory\n"), "environment", None, None),
     "glog": (("mpi.log", "[1,7]<stderr>:*** Aborted at 1589385241 (unix time) ***\n[1,7]<stderr>:*** SIGSEGV (@0x8) received by PID 18077 (TID 0x7f) from PID 8; stack trace: ***\n"), "signal-11", 7, None),
+    "the last of a chain": (("a.log", f"{TRACE}FileNotFoundError: [Errno 2] No such file or directory: 'cache.json'\n\nDuring handling of the above exception, another exception occurred:\n\n{OWN}"), "worker-exception", None, None),
+    "an older spawn": (("a.log", f"{TRACE}Exception: \n\n-- Process 0 terminated with the following error:\n{OWN}"), "worker-exception", None, None),
+    "an older spawn and a signal": (("a.log", f"{TRACE}Exception: process 3 terminated with signal SIGKILL\n"), "signal-9", None, None),
+    "a class of any name": (("a.log", f"{TRACE}cv2.error: OpenCV(4.8.0) :-1: error: (-5:Bad argument) in function 'resize'\n"), "worker-exception", None, None),
+    "a class without a text": (("a.log", "[rank24]: " + "[rank24]: ".join(f"{TRACE}StopIteration\n".splitlines(keepends=True))), "worker-exception", 24, None),
+    "torch.compile": (("a.log", f"{TRACE}torch._dynamo.exc.BackendCompilerFailed: backend='inductor' raised:\nRuntimeError: Cannot find a working triton installation\n\nSet TORCH_LOGS=+dynamo for more\nYou can suppress this exception and fall back to eager\n"), "worker-exception", None, None),
+    "NeMo-Run": (("a.log", "i.pretrain/0 [default2]:[rank2]: " + "i.pretrain/0 [default2]:[rank2]: ".join(OWN.splitlines(keepends=True))), "worker-exception", 2, None),
+    "replicas without marks": (("a.log", "".join(f"i.pretrain/0 {line}" for line in OWN.splitlines(keepends=True))), "worker-exception", None, "i.pretrain/0"),
+    "Composer": (("a.log", "ERROR:composer.cli.launcher:Rank 2 crashed with exit code -7.\n"), "signal-7", 2, None),
+    "Composer's report": (("a.log", "Global rank 0 (PID 271) exited with code -11\n"), "signal-11", 0, None),
+    "Horovod": (("a.log", "step 3\nProcess 0 exit with status code 137.\n"), "signal-9", 0, None),
+    "Paddle": (("a.log", "Container rank 0 status failed cmd ['python', 'train.py'] code -9 log ./workerlog.0\n"), "signal-9", 0, None),
+    "ROCm": (("a.log", "Memory access fault by GPU node-2 on address 0x422ea6b000. Reason: Page not present or supervisor privilege.\n*** Aborted at 1500432842 (unix time) ***\nPC: @     0x7f64489dc428 gsignal\n*** SIGABRT (@0x9ec) received by PID 2540 (TID 0x7f) from PID 2540; stack trace: ***\n    @     0x7f64489dc428 gsignal\n"), "cuda-error", None, None),
+    "nccl-tests": (("a.log", "n1: Test NCCL failure common.cu:961 'internal error - please report this issue to the NCCL developers / '\n.. n1 pid 75: Test failure common.cu:844\n"), "cuda-error", None, None),
+    "rich": (("a.log", "CommError: Run initialization has timed out after 90.0 sec.\n"), "service-unreachable", None, None),
     "the reason stands below": (("a.log", f"{TRACE}RuntimeError: Failed to import siglip because of the following error (look up to see its traceback):\nflash_attn.so: undefined symbol: _ZN3c10\n"), "environment", None, None),
 }  # fmt: skip
 
@@ -112,6 +127,45 @@ def test_ranks_that_were_stopped_by_srun_are_not_the_cause(tmp_path: Path) -> No
     assert verdict is not None
     assert verdict.cause is None
     assert {one.name for one in verdict.victims} >= {"peer-lost"}
+
+
+BARK = (
+    f"[rank2]:[E626 06:24:44.9 ProcessGroupNCCL.cpp:616] [Rank 2] {WORK.format(9, 'ALLREDUCE')}\n"
+)
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "E0626 06:24:46.4 1203 site-packages/torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: -6) local_rank: 2 (pid: 1234) of binary: /usr/bin/python3\n",
+        "terminate called after throwing an instance of 'c10::DistBackendError'\n",
+        "[2026-01-03 09:11:24,579] [ERROR] [launch.py:321:sigkill_handler] ['python', 'train.py'] exits with return code = -6\n",
+    ],
+    ids=["torchrun", "abort", "DeepSpeed"],
+)  # fmt: skip
+def test_abort_by_a_watchdog_is_no_cause(tmp_path: Path, end: str) -> None:
+    verdict = told(tmp_path, "a.log", BARK + end).verdict
+    assert verdict is not None
+    assert verdict.cause is None
+    assert "all blame another one" in verdict.why_not
+
+
+def test_a_thread_of_nccl_that_lost_a_peer_blames_it(tmp_path: Path) -> None:
+    text = "n1:5:9 [0] transport/net_ib.cc:1 NCCL WARN NET/IB : Got completion from peer 10.0.0.2<4> with status=12 opcode=0\nn1:5:9 [0] NCCL INFO transport/net.cc:1134 -> 6\nn1:5:9 [0] NCCL INFO proxy.cc:878 -> 6 [Progress Thread]\n"
+    verdict = told(tmp_path, "a.log", text).verdict
+    assert verdict is not None
+    assert verdict.victim_count == 1
+
+
+def test_attempt_that_torchrun_started_again_has_been_survived(tmp_path: Path) -> None:
+    text = f"{OWN}{EXITED}INFO: [default] Worker group FAILED. 3/3 attempts left; will restart worker group\nstep 5\nINFO: [default] worker group successfully finished.\n"
+    assert told(tmp_path, "a.log", text).exit_code == 3
+
+
+def test_what_python_prints_at_its_exit_is_no_end(tmp_path: Path) -> None:
+    found = told(tmp_path, "a.log", f"done\nError in atexit._run_exitfuncs:\n{OWN}")
+    assert found.verdict is not None
+    assert found.verdict.cause is None
 
 
 @pytest.mark.parametrize(
