@@ -43,14 +43,16 @@ class Words:
 # What launchers print of an end; above it is what the ranks have said.
 _LINE = re.compile(
     r"closing signal SIG|failed \(exitcode|ChildFailedError|death signal, shutting down|"
-    r"Primary job {1,2}terminated normally|(?:mpirun|mpiexec|prterun)(?:\.real)? (?:noticed|detected)|"
+    r"Primary job {1,2}terminated normally|"
+    r"(?:mpirun|mpiexec|prterun)(?:\.real)? (?:noticed|detected)|"
     r"MPI communication peer process|BAD TERMINATION OF ONE|"
     r"srun: (?:error|Job step aborted|got SIG|forcing job|Terminating)|"
     r"Killing subprocess \d{1,9}$|slurmstepd: error|exits with return code|"
     r"CalledProcessError: Command|"
     r"Job '\S{1,100}' failed|Job entrypoint command failed|Process(?:Exited|Raised)Exception|"
     r"exited with code -?\d|crashed with exit code|exit with status code|"
-    r"Container rank \d{1,6} status failed|\bprocess \d{1,6} terminated with |command terminated with exit code|OOMKilled|"
+    r"Container rank \d{1,6} status failed|\bprocess \d{1,6} terminated with |"
+    r"command terminated with exit code|OOMKilled|"
     r"killed due to memory pressure|"
     r"systemd\[\d{1,9}\]: \S{1,200}: (?:Main process exited|.{0,60}killed by the OOM killer)"
 )
@@ -60,8 +62,8 @@ _TORCHRUN = re.compile(
     r"\(pid: (?P<pid>\d{1,9})\)"
 )
 _MPIRUN = re.compile(
-    r"(?P<by>mpirun|mpiexec|prterun)(?:\.real)? noticed that process rank (?P<rank>\d{1,6}) with PID \S{1,20} "
-    r"on node (?P<node>\S{1,253}) exited on(?: signal (?P<signal>\d{1,3}))?"
+    r"(?P<by>mpirun|mpiexec|prterun)(?:\.real)? noticed that process rank "
+    r"(?P<rank>\d{1,6}) with PID \S{1,20} on node (?P<node>\S{1,253}) exited on(?: signal (?P<signal>\d{1,3}))?"
 )
 _MPIRUN_BELOW = re.compile(r"signal (\d{1,3}) \(")  # Open MPI 5 breaks the line there
 _MPIRUN_CODE = re.compile(r" {1,8}Process name: \[\S{1,60},(?P<rank>\d{1,6})\]")

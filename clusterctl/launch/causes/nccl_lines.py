@@ -22,7 +22,8 @@ _NCCL_LINE = re.compile(
     r"INFO [\w./-]{1,80}:\d{1,6} -> (?P<code>\d{1,2})\b)"
 )
 _GIVEN_UP = re.compile(
-    r"NCCL INFO (?:init|group|enqueue|collectives|bootstrap|channel|proxy|transport/net\w{0,9})\.cc:\d{1,6} -> \d|"
+    r"NCCL INFO (?:init|group|enqueue|collectives|bootstrap|channel|proxy|"
+    r"transport/net\w{0,9})\.cc:\d{1,6} -> \d|"
     r"NCCL WARN \[Proxy Service \d{1,6}\] Failed to execute operation"
 )
 _RESULTS = {

@@ -29,7 +29,8 @@ class Stated:
 _STATED = re.compile(
     r"error: (?:rank (?P<rank>\d+): )?(?P<text>.+)|"
     r"(?P<fatal>(?:Fatal Python error|terminate called after throwing|CUDA error|"
-    r"Memory access fault by GPU|\*\*\* SIG(?!ABRT)[A-Z]{2,5} \(@0x[0-9a-f]{1,16}\) received by PID).*)|"  # glog
+    r"Memory access fault by GPU|"
+    r"\*\*\* SIG(?!ABRT)[A-Z]{2,5} \(@0x[0-9a-f]{1,16}\) received by PID).*)|"  # glog
     # nccl-tests: host: Test CUDA failure common.cu:1030 'system not yet initialized'
     r"(?:\S{1,100}: )?(?P<test>(?:Test )?(?:CUDA|NCCL|Cuda) failure \S{1,100}:\d{1,6} '.*)"
 )
