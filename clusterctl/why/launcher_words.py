@@ -63,7 +63,8 @@ _TORCHRUN = re.compile(
 )
 _MPIRUN = re.compile(
     r"(?P<by>mpirun|mpiexec|prterun)(?:\.real)? noticed that process rank "
-    r"(?P<rank>\d{1,6}) with PID \S{1,20} on node (?P<node>\S{1,253}) exited on(?: signal (?P<signal>\d{1,3}))?"
+    r"(?P<rank>\d{1,6}) with PID \S{1,20} on node (?P<node>\S{1,253}) exited on"
+    r"(?: signal (?P<signal>\d{1,3}))?"
 )
 _MPIRUN_BELOW = re.compile(r"signal (\d{1,3}) \(")  # Open MPI 5 breaks the line there
 _MPIRUN_CODE = re.compile(r" {1,8}Process name: \[\S{1,60},(?P<rank>\d{1,6})\]")
