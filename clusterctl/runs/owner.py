@@ -23,6 +23,7 @@ from pathlib import Path
 
 from clusterctl.errors import ClusterctlError
 from clusterctl.payload.files.private import open_own, own_path
+from clusterctl.payload.jobs import processes
 from trainer.runlog.json_file import parse_object
 
 FILE = ".owner"
@@ -145,8 +146,15 @@ def _lives(run_dir: Path, lock: int, owner: Owner, is_free: bool | None) -> bool
     """Whether the process that the file names still holds the run, although the lock is free here:
     on another machine, whose locks may not reach this one, or where there are none."""
     if owner.is_here:
-        return is_free is None and owner.pid != os.getpid() and Path(f"/proc/{owner.pid}").exists()
+        return is_free is None and owner.pid != os.getpid() and _runs(owner.pid)
     return _now_s(run_dir) - os.fstat(lock).st_mtime < SILENT_S
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process is there and has not ended: in a container without an init, nobody takes
+    the status of those that have."""
+    found = processes.process(pid)
+    return found is not None and found.state not in "ZX"
 
 
 def _now_s(run_dir: Path) -> float:

@@ -4,6 +4,7 @@ import os
 import shutil
 
 from clusterctl.payload.files.ownership import refuse_made_by_others
+from clusterctl.payload.files.private import replace_file
 from clusterctl.payload.prelude import ARGS
 from clusterctl.payload.proc_files import read_word
 
@@ -24,7 +25,7 @@ def make_run_dir():
     owners = [read_word(run_file(name)) for name in (".run-id", ".run-id-here")]
     is_heads = owners[0] == ARGS["run"]
     # Of a run whose files the head cannot see the logs would be mixed with this one's.
-    strangers = [run for run in owners if run not in (None, ARGS["run"])]
+    strangers = [run for run in owners if run not in (None, "", ARGS["run"])]
     if strangers and not is_heads:
         raise OSError("%s is not the head's and holds run %s" % (run_dir, strangers[0]))
     if ARGS["group"] and not is_heads:
@@ -38,6 +39,7 @@ def make_run_dir():
         os.makedirs(folder, exist_ok=True)
     refuse_made_by_others(*folders)
     if not is_heads:
-        with open(run_file(".run-id-here"), "w") as file:
-            file.write(ARGS["run"])
+        # In one piece: other nodes of these files read it meanwhile.
+        mode = 0o640 if ARGS["group"] else 0o600
+        replace_file(run_file(".run-id-here"), ARGS["run"].encode(), mode)
     return is_heads
