@@ -69,7 +69,7 @@ def environ_value(environ, name):
     return rest.split(b"\0", 1)[0].decode("utf-8", "replace") if found else None
 
 
-def read_stat(task):
+def read_stat(task):  # type: (Any) -> Any
     """(name, words from the state on) of /proc/TASK/stat; None when the process is gone."""
     try:
         with open("/proc/%s/stat" % task, "rb", buffering=0) as file:

@@ -22,8 +22,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from clusterctl.errors import ClusterctlError
+from clusterctl.payload import proc_files
 from clusterctl.payload.files.private import open_own, own_path
-from clusterctl.payload.jobs import processes
 from trainer.runlog.json_file import parse_object
 
 FILE = ".owner"
@@ -153,8 +153,8 @@ def _lives(run_dir: Path, lock: int, owner: Owner, is_free: bool | None) -> bool
 def _runs(pid: int) -> bool:
     """Whether a process is there and has not ended: in a container without an init, nobody takes
     the status of those that have."""
-    found = processes.process(pid)
-    return found is not None and found.state not in "ZX"
+    found = proc_files.read_stat(pid)
+    return found is not None and found[1][0] not in "ZX"
 
 
 def _now_s(run_dir: Path) -> float:

@@ -42,6 +42,7 @@ _FATAL = {
     "Segmentation fault": 11,
     "Bus error": 7,
     "Illegal instruction": 4,
+    "Aborted": 6,
     "Floating point exception": 8,
 }
 

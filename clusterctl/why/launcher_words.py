@@ -56,6 +56,15 @@ _LINE = re.compile(
     r"killed due to memory pressure|"
     r"systemd\[\d{1,9}\]: \S{1,200}: (?:Main process exited|.{0,60}killed by the OOM killer)"
 )
+_TORCH = re.compile(r"torch[./]distributed")
+GOES_ON = 30  # lines of a program
+# Lines that are none of a program that goes on: tracebacks, C++ frames, NCCL's, launchers'.
+_QUIET = re.compile(
+    r"\s|Traceback|frame #|Exception raised|\[[EWIF]\d{0,4}[ \]]|\[rank\d|terminate called|"
+    r"\w{0,60}Warning|"
+    r"\S{1,80}:\d{1,9}:\d{1,9} \[\d{1,3}\] |[\w.]{1,100}(?:Error|Exception)\b|-{5,}|={5,}|\*{3,}|"
+    r"wandb:|srun|slurmstepd|(?:ERROR|WARNING|INFO|CRITICAL)[: ]"
+)
 # Its parts are searched one by one, the cheap ones first.
 _TORCHRUN = re.compile(
     r"failed \(exitcode: (?P<code>-?\d{1,3})\) local_rank: (?P<local>\d{1,6}) "
@@ -139,9 +148,12 @@ def read(lines: Sequence[str]) -> Words:
     stops: list[Fact] = []
     filled = [index for index, line in enumerate(lines) if line.strip()]
     last = filled[-NEAR_END] if len(filled) >= NEAR_END else 0
-    is_rank = not any("torch.distributed" in line for line in lines)  # a task may be torchrun
+    is_rank = not any(_TORCH.search(line) for line in lines)  # a task may be torchrun
+    survived = _survived(lines)
     for index, line in enumerate(lines):
         if _LINE.search(line):
+            if index < survived:
+                continue
             below = lines[index + 1 : index + 8]
             by_srun = _srun(line, is_rank=is_rank)
             own = _rank_ended(line)
@@ -160,6 +172,18 @@ def read(lines: Sequence[str]) -> Words:
     for facts in (kills, stops):  # those that name a node first
         facts.sort(key=lambda fact: not fact.node)
     return Words(_one_each(ends), tuple(kills[:1]), tuple(stops[:1]))
+
+
+def _survived(lines: Sequence[str]) -> int:
+    """The line from which on a launcher's words count: of those that many lines of a program
+    follow the program has survived, or was started again."""
+    count = 0
+    for index in range(len(lines) - 1, -1, -1):
+        line = lines[index]
+        count += bool(line.strip()) and not (_QUIET.match(line) or is_one(line))
+        if count >= GOES_ON:
+            return index
+    return 0
 
 
 def _one_each(ends: Sequence[Told]) -> tuple[Told, ...]:

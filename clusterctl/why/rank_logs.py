@@ -16,6 +16,7 @@ from clusterctl.launch.causes import prefixes, texts
 from clusterctl.nodes import grouped
 from clusterctl.runs.logs.files import Chosen, LogFolder
 from clusterctl.runs.logs.parts import Part, attempt_part
+from clusterctl.why import launcher_words
 from trainer.runlog.run_files import opened
 
 NEAR = 1 << 16  # bytes at the end of a log that are read
@@ -31,6 +32,8 @@ DEEPEST = 4  # folders below it: torchrun writes RUN/attempt_0/RANK/stderr.log
 _MARKS = (b"Traceback (most recent call last)", b"\nerror: ", b"CUDA error")
 # A long number alone is that of a job or a process.
 _NAMED = re.compile(r"(?:(?:rank|worker|gpu)[_.-]?(\d{1,6})|[_.-]?(\d{1,4}))", re.IGNORECASE)
+SOON = 10  # lines below
+_RESTARTS = re.compile(r"will restart worker group|CANCELLED AT \S{1,40} DUE TO JOB REQUEUE")
 _LOGS = (".log", ".txt", ".out", ".err")
 
 
@@ -210,9 +213,17 @@ def _rank_of(path: Path) -> int | None:
 
 
 def _since_restart(lines: Sequence[prefixes.Line]) -> Sequence[prefixes.Line]:
-    """The lines of the last attempt of torchrun, whose earlier ones have been survived."""
-    told = [index for index, one in enumerate(lines) if "will restart worker group" in one.text]
-    return lines[told[-1] + 1 :] if told else lines
+    """The lines of the last attempt of torchrun or Slurm: earlier ones have been survived."""
+    told = [index for index, one in enumerate(lines) if _RESTARTS.search(one.text)]
+    end = len(lines)
+    for at in reversed(told):
+        below = [one.text for one in lines[at + 1 : end] if one.text.strip()]
+        if not below:
+            end = at
+        # A launcher's words right below are still of the end of that attempt.
+        elif not any(map(launcher_words.is_one, below[:SOON])):
+            return lines[at + 1 : end]
+    return lines[:end]
 
 
 def _ranks_in(lines: Sequence[prefixes.Line]) -> set[int]:

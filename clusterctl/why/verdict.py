@@ -7,6 +7,7 @@ rank or node is named by evidence only; else the verdict says why it cannot tell
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +26,8 @@ from clusterctl.why.recorded import AttemptRecord, RankEnd
 
 NEVER = float("inf")
 NEAR_END, MOST_CANDIDATES = 30, 3  # lines of a log, errors
+# What ranks that have the same error may say in other ways: numbers, and names in quotes.
+_SAID, MOST_SAID = re.compile(r"[\d\s]+|'[^'\n]{0,300}'"), 60  # characters
 NO_RANK = -1  # of a log that does not tell its rank
 NOT_SEEN = "its end was not seen"
 
@@ -159,15 +162,20 @@ def _is_of(ranks: Collection[int], root: Cause, victim: Cause) -> bool:
 
 
 def _is_alike(one: Death, other: Death) -> bool:
-    """Whether two errors are of one class; lines of no rank are those of one whose kind they have,
-    and an abort follows whatever was raised."""
+    """Whether two errors are the same; an abort without a rank follows whatever was raised."""
     assert one.stated is not None
     assert other.stated is not None
     is_unnamed = NO_RANK in (one.rank, other.rank)
     if is_unnamed and any(it.rank == NO_RANK and _is_abort(it) for it in (one, other)):
         return True
-    is_same = one.stated.detail == other.stated.detail or is_unnamed
-    return one.stated.kind == other.stated.kind and is_same
+    both = (one.stated, other.stated)
+    if one.stated.kind != other.stated.kind:
+        return False
+    if one.stated.kind != Kind.WORKER_EXCEPTION:
+        is_half_unnamed = is_unnamed and one.rank != other.rank
+        return one.stated.detail == other.stated.detail or is_half_unnamed
+    # Of errors that no signature knows the words count.
+    return len({(it.detail, _SAID.sub("", it.text)[:MOST_SAID]) for it in both}) == 1
 
 
 def _without_mark(cause: Cause) -> Cause:

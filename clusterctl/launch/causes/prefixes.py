@@ -31,6 +31,10 @@ RANK_MARK = re.compile(rf"(?:\[(?:default|rank)\d{{1,9}}\]:? ?|\[{_ROLE}\d{{1,9}
 OF_RANK = re.compile(rf"(?:\[{_ROLE}\d{{1,6}}\]: ?)?\[(?:default|rank)(\d{{1,6}})\]:? ?")
 _OF_ROLE = re.compile(rf"\[default(\d{{1,6}})\]:? ?|\[{_ROLE}(\d{{1,6}})\]: ?")
 # Group 0 is that of all ranks; in another one the number is not the rank.
+_DEATH = re.compile(
+    r"\](?:Traceback \(|Fatal Python error|Killed|Segmentation fault|Bus error|Aborted|"
+    r"terminate called|\S{1,80}: line \d)"
+)
 _OF_GROUP = re.compile(
     r"ProcessGroup\w{1,20}\.cpp:\d{1,6}\] \[(?:PG (?:ID )?0[ (](?:[^\[\]]{0,200} )?)?"
     r"Rank (\d{1,6})\]"
@@ -127,6 +131,8 @@ def bare(line: str) -> Line:
         line = _of_docker(line)
     if "\x1b" in line:
         line = _COLOUR.sub("", line)
+    if "%|" in line and (end := _DEATH.search(line)):  # behind a progress bar
+        line = line[end.start() + 1 :]
     for _ in range(MOST):
         found = None if OF_RANK.match(line) else _SURE.match(line)
         if found is None or not found.end():
@@ -158,13 +164,15 @@ def of_file(lines: Sequence[str]) -> list[Line]:
     if lead is None:
         return found
     shown = []
+    # A task may be the launcher of a whole node.
+    is_rank = not any("torch/distributed" in one.text or "torchrun" in one.text for one in found)
     for one in found:
         mark = lead.match(one.text)
         if mark is None or (lead is _HOST and not _is_host(_name(mark))):
             shown.append(one)
             continue
         inner = bare(one.text[mark.end() :])
-        task = mark["task"] if lead is _TASK else None
+        task = mark["task"] if lead is _TASK and is_rank else None
         rank = inner.rank if inner.rank is not None else one.rank
         rank = int(task) if task is not None and rank is None else rank
         source = "" if lead is _TASK else _name(mark)

@@ -27,9 +27,12 @@ class Stated:
 
 # The trainer and most programs write "error: …"; the interpreter, C++ and CUDA the others.
 _STATED = re.compile(
-    r"error: (?:rank (?P<rank>\d+): )?(?P<text>.+)|"
+    # A number alone is a figure of the training.
+    r"error: (?!\s{0,9}[-+]?(?:\d{1,30}\s{0,9}$|\d{0,30}\.\d))"
+    r"(?:rank (?P<rank>\d+): )?(?P<text>.+)|"
     r"(?P<fatal>(?:Fatal Python error|terminate called after throwing|CUDA error|"
-    r"Memory access fault by GPU|"
+    r"Memory access fault by GPU|double free or corruption|(?:free|malloc|realloc)\(\): |"
+    r"corrupted size vs|munmap_chunk|\*\*\* stack smashing|"
     r"\*\*\* SIG(?!ABRT)[A-Z]{2,5} \(@0x[0-9a-f]{1,16}\) received by PID).*)|"  # glog
     # nccl-tests: host: Test CUDA failure common.cu:1030 'system not yet initialized'
     r"(?:\S{1,100}: )?(?P<test>(?:Test )?(?:CUDA|NCCL|Cuda) failure \S{1,100}:\d{1,6} '.*)"
@@ -39,7 +42,8 @@ _WHAT = re.compile(r"  what\(\):\s+(?P<text>.+)")  # the line below "terminate c
 _ANY_RAISED = re.compile(r"(?:\w{1,80}\.){0,12}[A-Za-z_]\w{0,100}(?:: .*)?")  # below its frames
 _ENDINGS = "Error|Exception|Interrupt|Exit|Timeout|Failure|Expired"
 _RAISED = re.compile(rf"(?P<type>(?:\w+\.)*\w*(?:{_ENDINGS}))(?:: .*)?")
-_IGNORED = ("Exception ignored", "Error in atexit")  # printed while the interpreter ends
+# Printed while the interpreter ends, and of tasks that nobody waits for.
+_IGNORED = ("Exception ignored", "Error in atexit", "Task exception was never retrieved")
 FEW_LINES = 5  # below a traceback of a rank that ends by it: warnings of libraries that unload
 WATCHDOG = re.compile(signatures.WATCHDOG, re.IGNORECASE)
 _OF_WATCHDOG = (

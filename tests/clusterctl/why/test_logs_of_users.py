@@ -62,6 +62,8 @@ KNOWN = {
     "Paddle": (("a.log", "Container rank 0 status failed cmd ['python', 'train.py'] code -9 log ./workerlog.0\n"), "signal-9", 0, None),
     "ROCm": (("a.log", "Memory access fault by GPU node-2 on address 0x422ea6b000. Reason: Page not present or supervisor privilege.\n*** Aborted at 1500432842 (unix time) ***\nPC: @     0x7f64489dc428 gsignal\n*** SIGABRT (@0x9ec) received by PID 2540 (TID 0x7f) from PID 2540; stack trace: ***\n    @     0x7f64489dc428 gsignal\n"), "cuda-error", None, None),
     "nccl-tests": (("a.log", "n1: Test NCCL failure common.cu:961 'internal error - please report this issue to the NCCL developers / '\n.. n1 pid 75: Test failure common.cu:844\n"), "cuda-error", None, None),
+    "glibc": (("1.log", "step 4\ndouble free or corruption (!prev)\n"), "worker-exception", 1, None),
+    "behind a progress bar": (("a.log", " 12%|#2        | 3/25 [00:01<00:09,  2.3it/s]Killed\n"), "signal-9", None, None),
     "rich": (("a.log", "CommError: Run initialization has timed out after 90.0 sec.\n"), "service-unreachable", None, None),
     "the reason stands below": (("a.log", f"{TRACE}RuntimeError: Failed to import siglip because of the following error (look up to see its traceback):\nflash_attn.so: undefined symbol: _ZN3c10\n"), "environment", None, None),
 }  # fmt: skip
@@ -160,6 +162,73 @@ def test_a_thread_of_nccl_that_lost_a_peer_blames_it(tmp_path: Path) -> None:
 def test_attempt_that_torchrun_started_again_has_been_survived(tmp_path: Path) -> None:
     text = f"{OWN}{EXITED}INFO: [default] Worker group FAILED. 3/3 attempts left; will restart worker group\nstep 5\nINFO: [default] worker group successfully finished.\n"
     assert told(tmp_path, "a.log", text).exit_code == 3
+
+
+GONE_ON = "".join(f"step {number} loss 0.5\n" for number in range(50))
+OF_JOB = "slurmstepd: error: *** JOB 1 ON n3 CANCELLED AT 2026-01-01T00:00:00 DUE TO {} ***\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{OF_JOB.format('JOB REQUEUE')}resumed from step 100\nTraining done.\n",
+        f"{OF_JOB.format('TIME LIMIT')}{GONE_ON}",
+        f"slurmstepd: error: Detected 1 oom_kill event in StepId=1.batch.\n{GONE_ON}",
+        f"{EXITED.replace('exitcode: 1', 'exitcode: -9')}{GONE_ON}",
+        "error: 0.221\nstep 5\nerror: 0.221 (top1) 0.05 (top5)\n",
+        f"Task exception was never retrieved\n{OWN}",
+    ],
+    ids=["requeue", "time limit", "oom_kill", "torchrun", "a figure", "a task"],
+)
+def test_what_a_job_has_survived_is_no_cause(tmp_path: Path, text: str) -> None:
+    verdict = told(tmp_path, "a.log", text).verdict
+    assert verdict is not None
+    assert verdict.cause is None
+
+
+def test_job_that_ended_while_it_was_requeued_ended_by_that(tmp_path: Path) -> None:
+    end = "srun: error: n3: tasks 2-3: Exited with exit code 1\n"
+    found = told(tmp_path, "a.log", f"step 4\n{OF_JOB.format('JOB REQUEUE')}{end}")
+    assert found.verdict is not None
+    assert found.verdict.cause is not None
+    assert found.verdict.cause.name == "signal-15"
+
+
+def test_error_above_a_last_restart_counts(tmp_path: Path) -> None:
+    end = "INFO: [default] Worker group FAILED. 1/3 attempts left; will restart worker group\n"
+    verdict = told(tmp_path, "a.log", f"{OWN}{end}").verdict
+    assert verdict is not None
+    assert verdict.cause is not None
+
+
+BARRIER = "RuntimeError: [Rank 0]: Ranks 1 failed to pass monitoredBarrier in 1800000 ms"
+
+
+def test_errors_of_one_class_with_other_words_are_not_the_same(tmp_path: Path) -> None:
+    (tmp_path / "node_b.log").write_text(f"{TRACE}ValueError: b\n")
+    found = told(tmp_path, "node_a.log", f"{TRACE}ValueError: a\n")
+    assert found.verdict is not None
+    assert found.verdict.cause is None
+    assert len(found.verdict.candidates) == 1  # of one class
+    assert "different errors" in found.verdict.why_not
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        BARRIER,
+        "horovod.common.exceptions.HorovodInternalError: Horovod has been shut down.",
+        "jaxlib.xla_extension.XlaRuntimeError: UNAVAILABLE: Task 1 heartbeat timeout",
+        "RuntimeError: NCCL communicator was aborted on rank 0.",
+    ],
+)
+def test_rank_that_says_that_another_one_is_missing_is_no_cause(tmp_path: Path, said: str) -> None:
+    (tmp_path / "1.log").write_text(f"{TRACE}RuntimeError: mat1 and mat2 shapes differ\n")
+    verdict = told(tmp_path, "0.log", f"{TRACE}{said}\n").verdict
+    assert verdict is not None
+    assert verdict.cause is not None
+    assert verdict.cause.rank == 1
+    assert [one.rank for one in verdict.victims] == [0]
 
 
 def test_what_python_prints_at_its_exit_is_no_end(tmp_path: Path) -> None:
