@@ -96,7 +96,7 @@ def _field_of(cls: type[Section], key: Key, place: str, notes: list[str]) -> str
     names = [*known, *cls.aliases, *cls.harmless, *cls.refused]
     section = "".join(f"{part}." for part in key[:-1])
     hint = nearest(name, names, section)
-    if hint is None and not section:
+    if hint is None and not section and not place.startswith("--"):
         hint = "begin the name of a variable of your own with _: such names are not keys"
     raise ConfigError(f"{place}: there is no key {shown}", hint=hint)
 
