@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 
 help:
 	@echo "make demo      two loopback nodes, a real training run, its videos and their score"
-	@echo "make test      lint and tests (long=all: also those over a third of a CPU second)"
+	@echo "make test      lint and tests (long=all: also those over a fifth of a CPU second)"
 	@echo "make test-pythons  all tests on one other Python, part of them on the rest"
 	@echo "make venv      only .venv (PYTHON=python3.12, LOCK=cpu|cuda|cuda12)"
 	@echo "make lint      ruff, mypy, import-linter, tests/lint.py"

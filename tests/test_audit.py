@@ -45,6 +45,7 @@ def test_without_the_service_it_is_skipped_with_a_word(tmp_path: Path) -> None:
     assert "does not answer from here" in done.stdout
 
 
+@pytest.mark.long
 def test_all_locked_files_are_asked_about(tmp_path: Path, service: str) -> None:
     done = audit(tmp_path, service)
     assert done.returncode == 0

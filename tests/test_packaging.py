@@ -55,6 +55,7 @@ def _modules_after(code: str) -> set[str]:
     return {name.split(".")[0] for name in done.stderr.split()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "code",
     [

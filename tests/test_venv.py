@@ -73,6 +73,7 @@ def make(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.long
 def test_progress_is_a_few_lines_and_the_log_has_them_all(checkout: Path) -> None:
     done = make(checkout)
     assert done.returncode == 0, done.stderr
@@ -93,6 +94,7 @@ def test_lock_is_chosen_by_the_driver(checkout: Path, driver: str, lock: str) ->
     assert f"Installing requirements/lock-{lock}.txt into .venv" in done.stderr
 
 
+@pytest.mark.long
 def test_driver_that_is_too_old_and_driver_that_does_not_answer(checkout: Path) -> None:
     _nvidia_smi(checkout, "echo 470.256.02")
     done = make(checkout, LOCK="")
@@ -190,6 +192,7 @@ def test_settings_in_pips_files_reach_uv(checkout: Path) -> None:
     assert "UV_DEFAULT_INDEX=https://index/simple" in (checkout / "uv-environment").read_text()
 
 
+@pytest.mark.long
 def test_an_index_without_cpu_builds_gets_the_libraries_of_the_cuda_build(checkout: Path) -> None:
     (checkout / "without-torch").write_text("lock-cpu\n")
     done = make(checkout)
@@ -199,6 +202,7 @@ def test_an_index_without_cpu_builds_gets_the_libraries_of_the_cuda_build(checko
     assert (checkout / ".venv/.complete").read_text() == "cpu\n"
 
 
+@pytest.mark.long
 def test_an_environment_that_cannot_import_torch_is_not_finished(checkout: Path) -> None:
     (checkout / "without-torch").write_text("lock-cpu\nlock-cuda\n")
     done = make(checkout)

@@ -181,6 +181,7 @@ def test_lost_stderr_ends_nothing(hostfile: Path, where: str) -> None:
     assert _in_shell(f"no-such-command {where}").returncode == 2
 
 
+@pytest.mark.long
 def test_a_stream_without_unicode_gets_escapes() -> None:
     code = "from clusterctl import cli, output; cli._prepare_streams(); output.Output().line('süd'); output.Output().warn('nörd')"  # fmt: skip
     done = subprocess.run(

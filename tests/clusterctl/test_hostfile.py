@@ -151,6 +151,7 @@ list: echo two rest
 """  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("text", "words"),
     [

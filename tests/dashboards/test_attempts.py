@@ -136,6 +136,7 @@ def test_metrics_of_a_restarted_run(tmp_path: Path) -> None:
     assert found["run_lost_seconds_total"] == pytest.approx(lost)
 
 
+@pytest.mark.long
 def test_text_and_json_of_one_reading(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_dir = three_attempts().write(tmp_path / "001-x")
     assert command(["top", "--replay", str(run_dir)]) == 0
@@ -151,6 +152,7 @@ def test_text_and_json_of_one_reading(tmp_path: Path, capsys: pytest.CaptureFixt
     assert found["figures"]["lost_s"] == {"hang-data": 108.0, "signal-9": 79.0}
 
 
+@pytest.mark.long
 def test_watch_tells_of_each_restart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_dir = three_attempts().write(tmp_path / "001-x")
     command(["watch", "--replay", str(run_dir), "--json", "--check", "run.restarted"])

@@ -149,6 +149,7 @@ def test_every_panel_and_title_shows_what_it_cannot_print() -> None:
     play(app, story)
 
 
+@pytest.mark.long
 def test_notes_and_the_clipboard_hold_text_and_no_markup() -> None:
     app = TopApp(FixedFeed(names(2), [], NOW))
 

@@ -86,6 +86,7 @@ def test_long_run_is_read_to_its_end_past_the_time_that_nodes_have(tmp_path: Pat
     assert (state.run.unread, figures(state.run, state.now_s).step) == ("", 300)
 
 
+@pytest.mark.long
 def test_collecting_ends_when_all_have_answered() -> None:
     feed = cpu_cluster(1000.0)
     state = once.collect(feed, interval_s=1.0, patience_s=5.0)

@@ -17,6 +17,7 @@ def compare(name: str) -> None:
         pytest.fail(f"{found}\n\nmeant so: python -m tests.interface.record {name}", pytrace=False)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [name for name in CASES if not name.startswith("trainer.")])
 def test_clusterctl_prints_what_is_recorded(name: str) -> None:
     compare(name)

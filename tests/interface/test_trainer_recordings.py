@@ -7,6 +7,7 @@ import pytest
 from tests.interface.test_recordings import CASES, compare
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith("trainer.")])
 def test_the_trainer_prints_what_is_recorded(name: str) -> None:
     compare(name)

@@ -73,6 +73,7 @@ def test_nodes_reach_each_other_by_name(lab) -> None:
         assert nodes.nodes[0].exec([sys.executable, "-c", program]).stdout == "b'hello'\n"
 
 
+@pytest.mark.long
 def test_fake_tool_is_first_on_the_path_of_its_node_alone(lab, tmp_path: Path) -> None:
     nodes = lab(2)
     tool = tmp_path / "nvidia-smi"
@@ -129,6 +130,7 @@ def test_nothing_is_left_after_stop(lab) -> None:
     assert not numbers & {number for number, _ in socket.if_nameindex()}
 
 
+@pytest.mark.long
 def test_nodes_end_with_a_test_run_that_is_killed_and_the_next_run_tidies_up(
     tmp_path: Path,
 ) -> None:
@@ -148,6 +150,7 @@ def test_nodes_end_with_a_test_run_that_is_killed_and_the_next_run_tidies_up(
     assert not [mark for mark in marks if f":{run.pid}:" in mark]
 
 
+@pytest.mark.long
 def test_labs_may_stand_side_by_side(lab) -> None:
     one, two = lab(1), lab(1)
     assert one.subnet != two.subnet

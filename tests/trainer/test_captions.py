@@ -60,6 +60,7 @@ PIECES = ("a", "b", ".", "-", "com", ".com", ".it", "ru", "http", "https:", "htt
           "www:", "@", "_", "é", "%", "1", " ", "\n", "png", ".jpg", ".mp4")  # fmt: skip
 
 
+@pytest.mark.long
 def test_links_and_file_names_are_those_of_upstreams_expressions() -> None:
     draw = random.Random(0)
     links = {

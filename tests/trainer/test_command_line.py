@@ -46,6 +46,7 @@ def test_a_module_of_ours_that_is_missing_stays_a_bug() -> None:
         __import__("trainer.nothing")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("words", ["config show demo", "config show demo --json"])
 def test_a_closed_pipe_ends_a_command_without_a_traceback(words: str) -> None:
     """As with `| head -1`: what was printed is in Python's buffer until the end."""

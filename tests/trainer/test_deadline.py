@@ -68,6 +68,7 @@ def fails_and_cannot_leave(words: list[str]) -> None:
     train._exit(train.main(words))
 
 
+@pytest.mark.long
 def test_a_rank_whose_process_group_cannot_be_left_ends_with_its_reason(tmp_path: Path) -> None:
     (tmp_path / "tiny.py").write_text(TINY)
     render(["--out", str(tmp_path / "clips"), "--clips", "24", "--seed", "1"])

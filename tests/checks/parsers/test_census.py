@@ -24,6 +24,7 @@ def parse(**sections: Any) -> NodeFacts:
     return parse_census("n1", {"sections": sections, "node": NODE})
 
 
+@pytest.mark.long
 def test_real_census_of_this_machine_is_understood(tmp_path) -> None:
     import sys
 

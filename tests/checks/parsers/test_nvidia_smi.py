@@ -155,6 +155,7 @@ PIECES = st.one_of(
 TEXTS = st.lists(PIECES, max_size=6).map("".join)
 
 
+@pytest.mark.long
 @given(TEXTS, TEXTS, TEXTS, st.sampled_from(["ended", "missing", "timeout", "error"]))
 def test_any_text_gives_facts(out: str, apps: str, owners: str, state) -> None:
     query = Section(state, 0 if state == "ended" else None, out, apps, 0.0)

@@ -189,6 +189,7 @@ def test_a_node_is_offered_what_ssh_would_offer_and_never_the_agent(
     assert 13 not in agent.requests  # nothing was signed: the key is a file
 
 
+@pytest.mark.long
 def test_who_has_another_host_key_is_offered_nothing(
     home: Path, agent: Spied, server: Callable[..., Server], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -205,6 +206,7 @@ def test_who_has_another_host_key_is_offered_nothing(
     assert 13 not in agent.requests
 
 
+@pytest.mark.long
 def test_a_given_run_directory_makes_no_connection(
     home: Path,
     agent: Spied,

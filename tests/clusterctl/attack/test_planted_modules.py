@@ -251,12 +251,14 @@ def test_programs_of_the_trainer_and_their_children_run_nothing(planted: Path) -
         assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 def test_bound_process_runs_nothing_and_gets_its_words(planted: Path) -> None:
     done = run(bound_command("trainer.config", "show", "demo", "--json"), planted)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("{")
 
 
+@pytest.mark.long
 def test_ranks_import_nothing_from_the_folder_in_which_they_start(
     planted: Path, tmp_path: Path
 ) -> None:

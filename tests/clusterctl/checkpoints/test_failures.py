@@ -99,6 +99,7 @@ def test_an_attempt_that_was_killed_and_started_again_has_failed(tmp_path: Path)
     assert failure.restart_s == 102.0
 
 
+@pytest.mark.long
 def test_lines_that_are_torn_or_hold_nonsense_are_left_out(tmp_path: Path) -> None:
     run = failing_run(tmp_path / "001-x", times=1)
     good = found(run)

@@ -48,6 +48,7 @@ def test_all_is_measured_on_a_run_that_has_failed_often_enough(tmp_path: Path) -
     assert found.exit_code == 0
 
 
+@pytest.mark.long
 def test_with_too_few_failures_the_assumption_counts_as_one_and_is_named(tmp_path: Path) -> None:
     run = failing_run(tmp_path / "001-x", times=1)
     figure = plan(run).figures["mtbf_s"]
@@ -207,6 +208,7 @@ def test_only_whole_checkpoints_count(tmp_path: Path) -> None:
     assert set(left_out) == said
 
 
+@pytest.mark.long
 def test_checkpoint_that_is_not_counted_is_told(tmp_path: Path, capsys) -> None:
     """Its folder may have been moved to another disk, with a link in its place."""
     run = failing_run(tmp_path / "001-x", times=1)

@@ -192,6 +192,7 @@ def test_options_that_do_not_go_together_are_refused(nodes: LocalCluster) -> Non
     assert ask(nodes, "--watch", "--pairs") == 2
 
 
+@pytest.mark.long
 def test_watch_shows_each_node_and_ends_in_time(nodes: LocalCluster, capsys) -> None:
     nodes.kill("n3")
     assert ask(nodes, "--watch", "--for", "2", "--interval", "0.2") == 3

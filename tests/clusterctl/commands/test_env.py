@@ -79,6 +79,7 @@ def test_nodes_that_disagree_are_named_also_under_quiet(
     assert err.strip() == "n2: there it would be =mlx5_1"
 
 
+@pytest.mark.long
 def test_dead_node_is_exit_3_and_the_others_still_have_an_environment(
     nodes: LocalCluster, monkeypatch, capsys
 ) -> None:

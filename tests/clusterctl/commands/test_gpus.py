@@ -42,6 +42,7 @@ def rows(capsys) -> dict[str, list[str]]:
     return {line.split()[0]: line.split()[1:] for line in out[1:]}
 
 
+@pytest.mark.long
 def test_healthy_nodes_fold_into_one_row(nodes: LocalCluster, capsys) -> None:
     assert show(nodes) == 0
     out, err = capsys.readouterr()
@@ -53,12 +54,14 @@ def test_healthy_nodes_fold_into_one_row(nodes: LocalCluster, capsys) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.long
 def test_busy_node_shows_processes_power_and_memory(nodes: LocalCluster, capsys) -> None:
     equip(nodes, "n2", fake.h100(8, busy=True), fake.capture("h100-sxm-x8.apps.csv"))
     assert show(nodes) == 0
     assert rows(capsys)["n2"] == ["8", "8", "5.59", "kW", "698", "100%", "87%", "31", "C"]
 
 
+@pytest.mark.long
 def test_missing_gpu_is_named_and_exit_1(nodes: LocalCluster, capsys) -> None:
     equip(nodes, "n3", fake.h100(7))
     assert show(nodes) == 1
@@ -68,6 +71,7 @@ def test_missing_gpu_is_named_and_exit_1(nodes: LocalCluster, capsys) -> None:
     assert "23 GPUs (expected 24)" in err
 
 
+@pytest.mark.long
 def test_unreadable_power_is_shown_and_the_row_is_kept(nodes: LocalCluster, capsys) -> None:
     # A ValueError of the original lost the whole table here.
     lines = fake.h100(8).splitlines()
@@ -102,6 +106,7 @@ def test_broken_driver_shows_its_text_and_exit_1(nodes: LocalCluster, capsys) ->
     assert "is installed and running." in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_one_lost_gpu_keeps_the_other_seven(nodes: LocalCluster, capsys) -> None:
     equip(nodes, "n3", fake.capture("lost-gpu.txt"), rc=15)
     assert show(nodes) == 1
@@ -111,12 +116,14 @@ def test_one_lost_gpu_keeps_the_other_seven(nodes: LocalCluster, capsys) -> None
     assert "GPU0000:5D:00.0: Unknown Error" in row
 
 
+@pytest.mark.long
 def test_hung_nvidia_smi_is_bounded_and_exit_3(nodes: LocalCluster, capsys) -> None:
     equip(nodes, "n3", "", hang=True)
     assert show(nodes, "--command-timeout", "3") == 3
     assert " ".join(rows(capsys)["n3"]) == "- - - - - - - nvidia-smi: no end in 1 s, killed"
 
 
+@pytest.mark.long
 def test_dead_node_has_its_row_and_exit_3(nodes: LocalCluster, capsys) -> None:
     nodes.kill("n2")
     assert show(nodes) == 3
@@ -126,6 +133,7 @@ def test_dead_node_has_its_row_and_exit_3(nodes: LocalCluster, capsys) -> None:
     assert "error: 1 of 3 nodes did not answer" in err
 
 
+@pytest.mark.long
 def test_gpus_of_nodes_that_say_nothing_are_not_counted_as_none(
     nodes: LocalCluster, capsys
 ) -> None:
@@ -136,6 +144,7 @@ def test_gpus_of_nodes_that_say_nothing_are_not_counted_as_none(
     assert capsys.readouterr().out.startswith("1 node, GPUs unknown")
 
 
+@pytest.mark.long
 def test_fault_weighs_more_than_a_dead_node(nodes: LocalCluster) -> None:
     nodes.kill("n2")
     equip(nodes, "n3", fake.h100(7))
@@ -164,12 +173,14 @@ def test_no_nvidia_smi_on_some_nodes_is_exit_1(nodes: LocalCluster, capsys) -> N
     )
 
 
+@pytest.mark.long
 def test_no_gpu_on_some_nodes_is_exit_1(nodes: LocalCluster, capsys) -> None:
     equip(nodes, "n3", fake.capture("no-devices.txt"), rc=6)
     assert show(nodes) == 1
     assert " ".join(rows(capsys)["n3"]) == "0! - - - - - - no GPU"
 
 
+@pytest.mark.long
 def test_one_rank_that_waits_among_busy_ones_is_not_hidden_by_the_mean(
     nodes: LocalCluster, capsys
 ) -> None:
@@ -182,6 +193,7 @@ def test_one_rank_that_waits_among_busy_ones_is_not_hidden_by_the_mean(
     assert "idle among busy: n3/5" in err
 
 
+@pytest.mark.long
 def test_json_has_all_data_of_each_gpu(nodes: LocalCluster, capsys) -> None:
     nodes.kill("n2")
     assert show(nodes, "--json") == 3
@@ -194,6 +206,7 @@ def test_json_has_all_data_of_each_gpu(nodes: LocalCluster, capsys) -> None:
     assert dead["unreachable"]["phase"] == "banner"
 
 
+@pytest.mark.long
 def test_quiet_is_the_summary_alone(nodes: LocalCluster, capsys) -> None:
     assert show(nodes, "-q") == 0
     assert capsys.readouterr() == ("3 nodes, 24 GPUs, 2.06 kW\n", "")

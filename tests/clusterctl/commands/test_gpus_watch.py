@@ -70,6 +70,7 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalCluster:
     return patch(monkeypatch, cluster)
 
 
+@pytest.mark.long
 def test_processes_have_owner_run_rank_and_all_their_gpus(
     nodes: LocalCluster, worker: subprocess.Popen[bytes], capsys
 ) -> None:
@@ -87,6 +88,7 @@ def test_processes_have_owner_run_rank_and_all_their_gpus(
     assert "hush" not in out
 
 
+@pytest.mark.long
 def test_json_lists_processes_across_nodes(
     nodes: LocalCluster, worker: subprocess.Popen[bytes], capsys
 ) -> None:
@@ -100,6 +102,7 @@ def test_json_lists_processes_across_nodes(
     assert document["hottest"]["temperature_c"] >= document["coldest"]["temperature_c"]
 
 
+@pytest.mark.long
 def test_memory_that_no_process_holds_is_flagged(nodes: LocalCluster, capsys) -> None:
     equip(nodes, "n2", fake.h100(8, busy=True))
     assert cli.run(["gpus", str(nodes.hostfile)]) == 0

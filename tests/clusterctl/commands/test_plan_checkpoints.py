@@ -82,7 +82,7 @@ def test_a_config_is_planned_before_the_start(
     ("words", "said"),
     [
         (["nothing"], "there is no config nothing"),
-        (["--mtfb", "3"], "No such option: --mtfb"),
+        (["--mtfb", "3"], "no option --mtfb"),
         (["RUN", "--keep-every", "3"], "a run takes no overrides of its config"),
         (["stage1", "--ckpt-evry", "3"], "there is no key ckpt_evry"),
         (["RUN", "--mtbf", "0"], "Invalid value"),

@@ -209,6 +209,7 @@ def test_full_disk_leaves_the_old_file_and_no_part(lab, tmp_path: Path, capsys) 
     assert node.exec(["sh", "-c", "cat /tmp/small/a; ls -A /tmp/small"]).stdout == "old\na\n"
 
 
+@pytest.mark.long
 @pytest.mark.lab
 def test_disk_that_fills_in_mid_transfer_leaves_no_part(
     lab, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch

@@ -79,6 +79,7 @@ def test_small_lasting_difference_is_found_in_longer_windows(tmp_path: Path) -> 
     assert found.parts.last - found.parts.first > 2 * 4000 / 128
 
 
+@pytest.mark.long
 def test_lower_loss_keeps_the_limit(tmp_path: Path) -> None:
     better = steps(600, 2, loss=lambda _, value: value * 0.9)
     assert verdicts(made(tmp_path, steps(600, 1), better))[0] == GOOD
@@ -139,6 +140,7 @@ def test_batches_of_other_size_are_aligned_by_clips(tmp_path: Path) -> None:
     assert abs(clips_half.value) < 0.01 < abs(steps_half.value)
 
 
+@pytest.mark.long
 def test_slower_run_exceeds_and_a_stall_alone_does_not(tmp_path: Path) -> None:
     found = made(tmp_path, steps(300, 1), steps(300, 2, slower=1.1))
     assert verdicts(found)[1] == BAD
@@ -172,6 +174,7 @@ def test_run_that_has_diverged_exceeds_the_limit(tmp_path: Path, value: float) -
     assert "50 losses are not finite" in found.verdicts[0].why
 
 
+@pytest.mark.long
 def test_loss_that_is_not_finite_never_keeps_a_limit(tmp_path: Path) -> None:
     nan = steps(300, 2, loss=lambda step, value: float("nan") if step > 290 else value * 0.5)
     found = made(tmp_path, steps(300, 1), nan)

@@ -305,6 +305,7 @@ class _Cluster:
         self.hostfile.write_text("".join(f"{node.name}\n" for node in nodes))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("times", TIMES)
 def test_launch(times: int, tmp_path: Path, monkeypatch) -> None:
     """Whatever the second node says, the run ends, with a code of the table and a printable reason."""

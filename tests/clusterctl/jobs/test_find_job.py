@@ -34,6 +34,7 @@ def run_id(tmp_path: Path) -> str:
     return f"find-{os.getpid()}-{tmp_path.name}"
 
 
+@pytest.mark.long
 def test_tag_finds_every_kind_of_child_and_nothing_else(tmp_path: Path, run_id: str) -> None:
     with (
         tree(tmp_path, 1, 12, CLUSTERCTL_RUN=run_id, RANK="3") as ours,
@@ -65,6 +66,7 @@ def test_odd_environment_of_any_process_does_not_hide_the_node(
             assert {pid for pid, _ in ours.keys} <= pids(look(pick))
 
 
+@pytest.mark.long
 def test_pattern_takes_whole_trees_also_spawned_workers_and_orphans(tmp_path: Path) -> None:
     meeting = {"MASTER_ADDR": "h", "MASTER_PORT": str(os.getpid()), "RANK": "0"}
     pattern = f"python.*{tmp_path}/train\\.py"
@@ -91,6 +93,7 @@ def test_who_only_speaks_of_the_program_is_no_part_of_it(tmp_path: Path) -> None
             child.wait()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("above", [["timeout", "50"], ["sh", "-c", '"$@"; true', "a-job"]])
 def test_what_started_a_clusterctl_on_this_machine_is_no_target(
     tmp_path: Path, above: list[str]
@@ -107,6 +110,7 @@ def test_what_started_a_clusterctl_on_this_machine_is_no_target(
         started.communicate()
 
 
+@pytest.mark.long
 def test_other_users_processes_are_told_but_not_taken(tmp_path: Path, run_id: str) -> None:
     pattern = f"python.*{tmp_path}/train\\.py"
     with tree(tmp_path, 1, 3):
@@ -115,6 +119,7 @@ def test_other_users_processes_are_told_but_not_taken(tmp_path: Path, run_id: st
         assert len(answer["others"]) == 3
 
 
+@pytest.mark.long
 def test_on_a_shared_machine_the_tag_names_the_node(tmp_path: Path, run_id: str) -> None:
     with (
         tree(tmp_path, 1, 2, CLUSTERCTL_RUN=run_id, CLUSTERCTL_NODE="here") as ours,

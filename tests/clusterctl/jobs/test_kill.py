@@ -87,6 +87,7 @@ def test_hundred_random_trees(tmp_path: Path) -> None:
         one_round(tmp_path, seed)
 
 
+@pytest.mark.long
 def test_an_id_that_now_belongs_to_another_process_is_not_hit(tmp_path: Path) -> None:
     with tree(tmp_path, 1, 1) as other:
         pid, start = other.keys[0]
@@ -170,6 +171,7 @@ def test_two_runs_are_not_guessed_between(
         assert (one.alive(), two.alive()) == ([], two.keys)
 
 
+@pytest.mark.long
 def test_gpu_memory_that_stays_is_told(tmp_path: Path, run_id: str) -> None:
     with tree(tmp_path, 1, 1, CLUSTERCTL_RUN=run_id) as ours:
         env = fake.install(tmp_path / "bin", fake.h100(1), fake.holders({ours.process.pid: 2048}))
@@ -248,6 +250,7 @@ IN_CONTAINER = (
 """A shell in namespaces of its own with two processes: the second has a GPU's device open."""
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="makes namespaces")
 def test_in_a_container_ids_that_nvidia_smi_names_are_not_taken_for_ours(tmp_path: Path) -> None:
     env = with_nvidia_smi(
@@ -335,6 +338,7 @@ def test_process_that_does_not_end_by_sigkill_is_waited_for_once(
         assert second < STUCK_S / 2
 
 
+@pytest.mark.long
 def test_stopped_trainer_gets_its_sigterm(tmp_path: Path, run_id: str) -> None:
     with tree(tmp_path, 1, 1, CLUSTERCTL_RUN=run_id) as ours:
         os.kill(ours.process.pid, signal.SIGSTOP)

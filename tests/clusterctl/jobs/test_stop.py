@@ -89,6 +89,7 @@ def test_ranks_save_and_end(
     assert f"saved {tmp_path}/epoch0-global_step7" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_nobody_is_asked_when_one_would_die_of_it(
     here: LocalCluster, start: Start, run_id: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

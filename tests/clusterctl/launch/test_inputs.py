@@ -28,6 +28,7 @@ def test_line_is_split_as_a_shell_does() -> None:
             parse_line(line)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("words", "files"),
     [

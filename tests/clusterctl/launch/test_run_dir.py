@@ -68,6 +68,7 @@ def test_lock_that_somebody_holds_does_not_keep_others_from_a_directory(
         os.close(lock)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to be two users")
 def test_users_of_one_group_launch_into_one_folder() -> None:
     """Below the system's own folder: pytest's is closed to others."""

@@ -194,6 +194,7 @@ def test_full_disk_is_said_and_the_next_line_is_whole(path: Path) -> None:
     assert read(path) == Ledger((FULL,), 1)
 
 
+@pytest.mark.long
 def test_reader_beside_a_writer_sees_whole_lines_only(path: Path) -> None:
     append(path, [FULL])
     stop = threading.Event()

@@ -90,6 +90,7 @@ def _has_peer(run_id: str) -> bool:
     return sum(run_id[-24:] in line and line.split()[5] == "03" for line in lines) > 0
 
 
+@pytest.mark.long
 def test_ranks_end_with_a_killed_agent(agent, tmp_path: Path) -> None:
     one = agent()
     one.start(WAIT, tmp_path)
@@ -109,6 +110,7 @@ def test_signals_to_the_agent_stop_its_ranks(agent, tmp_path: Path) -> None:
     wait_until(lambda: not agents_of(one.run_id))
 
 
+@pytest.mark.long
 @on_the_oldest_too
 def test_head_that_comes_back_gets_what_it_has_not_got_and_nothing_twice(
     agent, tmp_path: Path
@@ -194,6 +196,7 @@ def test_agent_that_is_gone_is_told_to_a_head_that_comes_back(agent, tmp_path: P
     assert "its agent has ended" in one.hear("failed")["text"]
 
 
+@pytest.mark.long
 @on_the_oldest_too
 def test_stop_order_ends_with_gone(agent, tmp_path: Path) -> None:
     one = agent()
@@ -226,6 +229,7 @@ def test_log_without_newline_at_its_end_arrives(agent, tmp_path: Path) -> None:
     assert text == "first\nthe end"
 
 
+@pytest.mark.long
 def test_end_of_a_log_that_is_too_long_to_carry_arrives_and_the_gap_is_told(
     agent, tmp_path: Path
 ) -> None:
@@ -238,6 +242,7 @@ def test_end_of_a_log_that_is_too_long_to_carry_arrives_and_the_gap_is_told(
     assert len(text) < 3 << 20
 
 
+@pytest.mark.long
 def test_run_directory_of_another_run_is_not_written_into(agent, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / ".run-id").write_text("earlier\n")
@@ -262,6 +267,7 @@ def test_job_is_free_again_when_its_agent_has_gone(agent, tmp_path: Path) -> Non
     wait_until(lambda: not list(Path(private.own_folder()).glob("*one_at_a_time*")))
 
 
+@pytest.mark.long
 def test_door_is_open_to_the_run_only_and_shut_before_the_start(agent, tmp_path: Path) -> None:
     with socket.create_server(("", 0)) as taken, socket.create_server(("", 0)) as free:
         ports = [taken.getsockname()[1], free.getsockname()[1]]
@@ -285,11 +291,13 @@ def test_door_is_open_to_the_run_only_and_shut_before_the_start(agent, tmp_path:
         pass
 
 
+@pytest.mark.long
 def test_run_directory_that_cannot_be_made_is_said(agent, tmp_path: Path) -> None:
     (tmp_path / "run").write_text("a file")
     assert "no run directory" in agent().hear("failed")["text"]
 
 
+@pytest.mark.long
 def test_heartbeats_lie_where_no_other_user_can_put_or_read_anything(agent, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("precious")
@@ -311,6 +319,7 @@ def test_heartbeats_lie_where_no_other_user_can_put_or_read_anything(agent, tmp_
         shutil.rmtree(guessed)
 
 
+@pytest.mark.long
 def test_names_of_the_job_and_words_of_other_users_do_not_refuse_a_launch(
     agent, tmp_path: Path
 ) -> None:
@@ -340,6 +349,7 @@ def test_names_of_the_job_and_words_of_other_users_do_not_refuse_a_launch(
             squat.unlink(missing_ok=True)
 
 
+@pytest.mark.long
 def test_what_ranks_write_is_for_their_user_alone(agent, tmp_path: Path) -> None:
     program = (
         "import os\nos.makedirs('checkpoint/deep')\nopen('checkpoint/deep/weights', 'w').close()\n"
@@ -368,6 +378,7 @@ def test_what_ranks_write_can_be_read_by_a_group(agent, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.long
 def test_run_directory_that_another_user_has_laid_out_is_refused(agent, tmp_path: Path) -> None:
     if os.getuid() != 0:
         pytest.skip("needs root to make another user's files")
@@ -407,6 +418,7 @@ def test_workdir_into_which_all_may_put_files_is_refused(agent, tmp_path: Path) 
         assert text.startswith("no job can be started here: every user can put files into ")
 
 
+@pytest.mark.long
 def test_process_of_another_user_with_the_tags_of_a_run_is_no_part_of_it(
     agent, tmp_path: Path
 ) -> None:

@@ -34,6 +34,7 @@ def census(env: dict[str, str], **args: object):
     return parse_census("n1", ship.probe(LocalConnection(env), "census", {**FULL, **args}, 60))
 
 
+@pytest.mark.long
 def test_kernel_log_that_may_not_be_read_is_unknown_and_sudo_is_only_tried_if_asked(
     tmp_path: Path,
 ) -> None:
@@ -70,6 +71,7 @@ def test_without_any_tool_everything_else_is_still_known(tmp_path: Path) -> None
         assert not isinstance(value, Unknown)
 
 
+@pytest.mark.long
 @needs_python38
 def test_everything_runs_on_a_real_python_38(tmp_path: Path) -> None:
     (tmp_path / "python3").symlink_to(str(PYTHON38))
@@ -93,6 +95,7 @@ def test_everything_runs_on_a_real_python_38(tmp_path: Path) -> None:
     assert facts.files["/etc/passwd"]
 
 
+@pytest.mark.long
 def test_nothing_is_left_of_a_census(tmp_path: Path) -> None:
     mark = str(tmp_path / "mark")
     ship.probe(
@@ -116,6 +119,7 @@ def _has(process: Path, mark: str) -> bool:
         return False
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="adjtimex")
 def test_look_brings_the_offset_of_both_clocks() -> None:
     from clusterctl.nodes import Node
@@ -134,6 +138,7 @@ def test_look_brings_the_offset_of_both_clocks() -> None:
     assert 0 < result.value["cpu_s"] < 5
 
 
+@pytest.mark.long
 def test_environment_is_read_with_the_folders_of_pth_files_and_without_their_code(
     tmp_path: Path,
 ) -> None:

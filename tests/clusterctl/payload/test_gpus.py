@@ -64,12 +64,14 @@ def test_topology_is_asked_for_beside_nvml_and_nothing_else_is(tmp_path: Path) -
     assert (tmp_path / "asked").read_text() == "topo -m\n"
 
 
+@pytest.mark.long
 def test_without_the_rest_no_topology_is_asked_for(tmp_path: Path) -> None:
     found = gpus(tmp_path, asked_for_topology(tmp_path), everything=False)
     assert len(found.gpus) == 3
     assert not (tmp_path / "asked").exists()
 
 
+@pytest.mark.long
 def test_a_topology_that_hangs_costs_its_deadline_alone(tmp_path: Path) -> None:
     begun = time.monotonic()
     found = gpus(tmp_path, "exec /bin/sleep 600", tool_timeout_s=1.0)

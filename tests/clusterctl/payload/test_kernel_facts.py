@@ -53,6 +53,7 @@ def small_cgroup() -> Iterator[Callable[[int], Path]]:
     group.rmdir()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("program", "code"), [(EATS, -9), (EATING_WORKER, 1)])
 def test_rank_or_worker_that_the_kernel_ended_for_memory_is_a_fact(
     agent, tmp_path: Path, small_cgroup: Callable[[int], Path], program: str, code: int
@@ -68,6 +69,7 @@ def test_rank_or_worker_that_the_kernel_ended_for_memory_is_a_fact(
     assert one.hear("rank_ended")["code"] == code
 
 
+@pytest.mark.long
 def test_killed_rank_without_the_kernels_word_is_no_fact(agent, tmp_path: Path) -> None:
     one = agent()
     program = "import os, signal\nprint('up', flush=True)\nos.kill(os.getpid(), signal.SIGKILL)\n"

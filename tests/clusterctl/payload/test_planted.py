@@ -51,6 +51,7 @@ def test_interpreter_is_not_asked(planted: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "it-ran").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_planted", [True, False])
 def test_repository_runs_nothing(planted: Path, tmp_path: Path, is_planted: bool) -> None:
     hook = script(planted / "hook", tmp_path / "it-ran")

@@ -70,6 +70,7 @@ def test_hanging_tool_is_killed_with_its_children(tmp_path: Path) -> None:
     assert wait_until(lambda: not any(map(is_alive, left)))
 
 
+@pytest.mark.long
 def test_background_process_that_keeps_the_pipe_does_not_hold_the_answer(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     begun = time.monotonic()
@@ -83,6 +84,7 @@ def test_background_process_that_keeps_the_pipe_does_not_hold_the_answer(tmp_pat
         os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.long
 def test_output_is_bounded_and_says_so() -> None:
     result = run_shell("head -c 3000000 /dev/zero | tr '\\0' x", max_bytes=1000)
     assert len(result["out"]) == 1000

@@ -55,6 +55,7 @@ def reap(run: str, **args: Any) -> dict[str, Any]:
     return ship.probe(LocalConnection(), "reap", args, 15)
 
 
+@pytest.mark.long
 def test_only_the_run_on_this_node_is_ended(start: Start, run_id: str) -> None:
     ours = start("trap '' TERM", RANK="3")
     others = [start("", run=run_id + "x"), start("", node="there")]
@@ -65,6 +66,7 @@ def test_only_the_run_on_this_node_is_ended(start: Start, run_id: str) -> None:
     assert [child.poll() for child in others] == [None, None]
 
 
+@pytest.mark.long
 def test_looking_ends_nothing(start: Start, run_id: str) -> None:
     child = start("")
     answer = reap(run_id, kill=False)
@@ -81,11 +83,13 @@ def test_stopped_process_is_woken_for_its_sigterm(start: Start, run_id: str) -> 
     assert child.wait(5) == -signal.SIGTERM
 
 
+@pytest.mark.long
 def test_command_lines_are_not_told(start: Start, run_id: str) -> None:
     start("")
     assert reap(run_id)["found"][0]["command"] in ("sleep", "sh")
 
 
+@pytest.mark.long
 def test_reap_typed_inside_the_run_does_not_end_itself(run_id: str) -> None:
     connection = LocalConnection({"CLUSTERCTL_RUN": run_id, "CLUSTERCTL_NODE": "here"})
     answer = ship.probe(connection, "reap", {"run": run_id, "node": "here"}, 15)

@@ -153,6 +153,7 @@ def test_next_attempt_runs_the_code_that_is_there_then(agent, tmp_path: Path) ->
     assert standbys(first.run_id) != [first.starter]
 
 
+@pytest.mark.long
 def test_run_that_ends_well_leaves_no_starter(agent, tmp_path: Path) -> None:
     one = agent()
     one.start("print('up', flush=True)", tmp_path)
@@ -200,6 +201,7 @@ def test_peers_of_a_failed_rank_end_without_a_head(agent, tmp_path: Path) -> Non
     assert [(one["rank"], one["code"]) for one in found] == [(1, 3), (0, -signal.SIGTERM)]
 
 
+@pytest.mark.long
 def test_starter_that_dies_is_reported_and_its_ranks_end(agent, tmp_path: Path) -> None:
     one = agent(slots=2)
     one.start(WAIT, tmp_path)

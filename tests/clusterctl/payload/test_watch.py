@@ -167,6 +167,7 @@ def test_second_watcher_of_a_session_and_node_ends_the_first(tmp_path: Path) -> 
             assert other.channel.wait(0) is None
 
 
+@pytest.mark.long
 def test_frozen_watcher_is_ended_by_the_next_one(tmp_path: Path) -> None:
     env, session = tools_only(tmp_path / "bin"), uuid.uuid4().hex
     with watch(env, session=session, node="a") as first:
@@ -300,6 +301,7 @@ while True:
 """
 
 
+@pytest.mark.long
 def test_nvml_is_asked_again_after_it_has_failed(tmp_path: Path) -> None:
     """As on a node that has just started, and when its driver is loaded again."""
     broken = tmp_path / "broken"

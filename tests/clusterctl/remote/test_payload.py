@@ -51,6 +51,7 @@ def shell(command: str, timeout_s: float = 10, max_bytes: int = 1 << 20) -> dict
     return {"command": command, "timeout_s": timeout_s, "max_bytes": max_bytes}
 
 
+@pytest.mark.long
 def test_remote_command_is_the_same_for_every_verb_and_holds_nothing_of_the_user() -> None:
     connection = LocalConnection()
     ship.probe(connection, "shell", shell("echo secret-word"), 20, lease=True)
@@ -125,6 +126,7 @@ def test_envelope_says_who_answered() -> None:
     assert node["time_s"] > 1.6e9
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("greeting", ["echo Welcome to node 7; ", "printf 'no newline'; "])
 def test_noise_of_the_shell_is_cut_and_reported(greeting: str) -> None:
     for lease in (False, True):
@@ -203,6 +205,7 @@ def test_payload_that_never_answers_is_left_at_the_deadline(
     assert caught.value.phase == "command"
 
 
+@pytest.mark.long
 def test_carried_nvml_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     _with_verb(
         monkeypatch,

@@ -46,6 +46,7 @@ def test_the_line_says_what_is_being_done(shown: list[str], tmp_path: Path) -> N
     ]
 
 
+@pytest.mark.long
 def test_a_node_that_flaps_or_lies_gets_a_line_a_minute(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,6 +88,7 @@ def test_a_checkpoint_that_is_deleted_meanwhile_is_skipped_and_said(tmp_path: Pa
     assert videos(run)["epoch0-global_step20"] == WHOLE
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["OutOfMemory", "CheckpointError"])
 def test_what_cannot_be_made_is_one_sentence_and_exit_code_1(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], kind: str

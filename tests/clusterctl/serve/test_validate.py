@@ -49,6 +49,7 @@ def test_losses_of_each_checkpoint_are_measured_once(
     assert len((run / validation.FILE).read_text().splitlines()) == 2
 
 
+@pytest.mark.long
 def test_no_videos_needs_no_prompts(tmp_path: Path) -> None:
     python = stand_in.make(tmp_path)
     run = make_run(tmp_path / "001-run", (10,))

@@ -122,6 +122,7 @@ def test_stopped_process_is_read_and_left_as_it_was(start: Start, run_id: str) -
     assert not proc.repaired
 
 
+@pytest.mark.long
 def test_process_that_a_dump_left_stopped_is_set_going_again(
     start: Start, run_id: str, tmp_path: Path
 ) -> None:
@@ -133,6 +134,7 @@ def test_process_that_a_dump_left_stopped_is_set_going_again(
     wait_until(lambda: state(child.pid, start_of(child.pid)) == "S")
 
 
+@pytest.mark.long
 def test_hanging_py_spy_costs_its_limit_and_no_more(start: Start, run_id: str, tmp_path: Path) -> None:  # fmt: skip
     start()
     proc = only(look(run_id, py_spy=fake_py_spy(tmp_path, "exec sleep 100"), limit_s=0.3))
@@ -158,6 +160,7 @@ def test_where_ptrace_is_refused_the_trainer_tells_its_stacks_itself(
     assert any("--sudo" in line for line in permission_lines(snapshot))
 
 
+@pytest.mark.long
 def test_dump_that_is_cut_off_leaves_its_target_running(
     start: Start, run_id: str, tmp_path: Path
 ) -> None:
@@ -224,6 +227,7 @@ def test_end_of_a_long_kernel_log_is_read_and_the_cut_is_told(start: Start, run_
     assert any(re.search(r"here: its log is longer than 1 MiB, only the last \d+ min of it were read", text) for text in texts), texts  # fmt: skip
 
 
+@pytest.mark.long
 def test_long_kernel_log_that_goes_back_an_hour_is_not_said_to_be_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,6 +253,7 @@ def test_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
             read_file(str(place), 100)
 
 
+@pytest.mark.long
 def test_trainer_whose_stderr_is_a_pipe_holds_up_nobody(start: Start, run_id: str, tmp_path: Path) -> None:  # fmt: skip
     """Asked by a signal it writes its stacks where nobody can read them twice."""
     os.mkfifo(tmp_path / "0.log")

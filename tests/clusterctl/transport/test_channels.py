@@ -101,6 +101,7 @@ def test_what_a_command_leaves_in_the_background_is_not_waited_for(
     assert time.monotonic() - started < 5
 
 
+@pytest.mark.long
 def test_fifty_commands_at_once_on_one_connection(connection: ParamikoConnection) -> None:
     with ThreadPoolExecutor(50) as pool:
         work = [pool.submit(run, connection, f"cat; echo {i}", b"x", 30) for i in range(50)]

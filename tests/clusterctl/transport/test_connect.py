@@ -350,6 +350,7 @@ def test_key_with_a_passphrase_is_named_with_what_to_do(good: LoopbackCluster, h
     assert f"{key} needs a passphrase and is not in an agent: ssh-add {key}" in str(error)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not shutil.which("ssh-agent"), reason="no ssh-agent")
 def test_agent_opens_what_a_passphrase_locks(
     good: LoopbackCluster, home: Path, agent: Path, monkeypatch: pytest.MonkeyPatch

@@ -68,6 +68,7 @@ def test_a_public_key_file_without_an_agent_says_so(home: Path) -> None:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["ed25519", "ecdsa", "rsa"])
 def test_an_encrypted_key_without_its_public_half_is_found_in_the_agent(
     home: Path, agent: Path, kind: str
@@ -104,6 +105,7 @@ def certify(home: Path, *keys: Path) -> Path:
     return Path(f"{authority}.pub")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["ed25519", "ecdsa", "rsa"])
 def test_a_certificate_tells_which_key_it_is_about(home: Path, kind: str) -> None:
     key = new_key(home / "one", kind)

@@ -116,6 +116,7 @@ def test_node_lost_in_mid_command_is_a_command_failure(lab, harm: str) -> None:
     assert_dead(result, "command", LIMITS.command_s, "still running after 2 s")
 
 
+@pytest.mark.long
 def test_killed_session_is_told_at_once(lab) -> None:
     nodes = lab(2)
 
@@ -126,6 +127,7 @@ def test_killed_session_is_told_at_once(lab) -> None:
     assert_dead(result, "command", 1.0, "the connection was lost")
 
 
+@pytest.mark.long
 def test_key_that_was_reinstalled_is_refused(lab) -> None:
     nodes = lab(2)
     lines = nodes.known_hosts.read_text().splitlines()
@@ -138,6 +140,7 @@ def test_key_that_was_reinstalled_is_refused(lab) -> None:
     assert caught.value.phase == "hostkey"
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not shutil.which("ssh-keygen"), reason="no ssh-keygen")
 def test_hashed_known_hosts_of_openssh_are_read(lab) -> None:
     nodes = lab(2)
@@ -203,6 +206,7 @@ def test_signal_ends_a_late_command_under_sshd(lab) -> None:
         wait_until_gone(nodes.nodes[0], "sleep 4321")
 
 
+@pytest.mark.long
 def test_more_logins_at_once_than_maxstartups_allows(lab) -> None:
     """One sshd under many names, as behind one address; `MaxStartups 2:100:8` drops the rest."""
     nodes = lab(1, max_startups="6:60:10")
@@ -223,6 +227,7 @@ def test_more_logins_at_once_than_maxstartups_allows(lab) -> None:
     assert all("retried" in result.notes[0] for result in retried)
 
 
+@pytest.mark.long
 def test_commands_that_leave_their_input_unread_do_not_cost_the_connection(lab) -> None:
     # paramiko alone: sshd hangs up on all of them (data behind the end of a channel).
     nodes = lab(1)
@@ -278,6 +283,7 @@ def test_many_nodes_share_one_connection_to_the_gate(lab, home: Path) -> None:
     wait_until_gone(gate, "sshd: root")  # given back with the last user
 
 
+@pytest.mark.long
 def test_failure_of_the_gate_names_the_gate(lab, home: Path) -> None:
     nodes = lab(2)
     inner = through(nodes, home, "node-1", 1)
@@ -287,6 +293,7 @@ def test_failure_of_the_gate_names_the_gate(lab, home: Path) -> None:
     assert caught.value.phase == "tcp"
 
 
+@pytest.mark.long
 def test_failure_behind_the_gate_names_the_port(lab, home: Path) -> None:
     nodes = lab(2)
     inner = through(nodes, home, "node-1", 1)
@@ -335,6 +342,7 @@ def test_sftp_of_openssh(lab, tmp_path: Path) -> None:
         assert nodes.nodes[0].exec(["wc", "-c", "/tmp/arrived"]).stdout.split()[0] == "100000"
 
 
+@pytest.mark.long
 def test_push_without_sftp_says_what_sshd_lacks_and_leaves_nothing(
     lab, tmp_path: Path, capsys
 ) -> None:

@@ -58,6 +58,7 @@ def test_stalled_run_is_a_line_with_a_command_and_its_end(
     assert err == "1 alert, 0 still there\n"
 
 
+@pytest.mark.long
 def test_healthy_run_says_nothing_and_is_good(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

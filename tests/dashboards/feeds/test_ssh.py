@@ -224,6 +224,7 @@ def test_thousand_streams_are_read_by_one_thread() -> None:
         assert sum(thread.name == "watch-read" for thread in threading.enumerate()) == 1
 
 
+@pytest.mark.long
 def test_flood_of_a_real_process_is_hung_up_and_the_others_stay_on_time() -> None:
     transport = Pipes(instead={"yes": FLOOD, "one-line": ONE_LINE_FLOOD})
     nodes = [Node("yes"), Node("one-line"), Node("good")]
@@ -279,6 +280,7 @@ def test_node_that_was_gone_is_asked_again_soon() -> None:
         until(lambda: isinstance(look()["a"], NodeSample), 30)
 
 
+@pytest.mark.long
 def test_clock_of_a_node_is_known_to_half_of_the_round_trip() -> None:
     transport = Pipes()
     with watching([Node("a")], transport) as (_, look):  # type: ignore[arg-type]

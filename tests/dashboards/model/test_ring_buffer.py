@@ -74,6 +74,7 @@ def test_column_that_is_not_there_is_empty() -> None:
     assert filled(3).column(-1) == []
 
 
+@pytest.mark.long
 def test_thinned_run_keeps_its_ends_and_its_mean() -> None:
     thin = Thin(2)
     for step in range(1, 20_001):

@@ -35,6 +35,7 @@ from tests.dashboards.recording.player import (
 from tests.dashboards.recording.rows import change_row, damage_row
 
 
+@pytest.mark.long
 def test_history_rows_that_lie_no_time_apart_are_not_believed(tmp_path: Path) -> None:
     path = sessions(tmp_path / "night", BEGIN_S)
     odd = rewritten(path, "begin", '"history_step_s":1.0', '"history_step_s":0')
@@ -44,6 +45,7 @@ def test_history_rows_that_lie_no_time_apart_are_not_believed(tmp_path: Path) ->
     assert player.tick(0.0).history_step_s == 1.0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("deep", [5_000, 400_000])
 def test_deeply_nested_text_is_a_damaged_row(
     tmp_path: Path, deep: int, capsys: pytest.CaptureFixture[str]
@@ -57,6 +59,7 @@ def test_deeply_nested_text_is_a_damaged_row(
     assert run(["top", "--once", "--replay", str(odd)]) in (0, 3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["missing", "changed", "page"])
 def test_what_is_missing_of_a_recording_is_said_and_never_good(
     tmp_path: Path, how: str, capsys: pytest.CaptureFixture[str]
@@ -210,6 +213,7 @@ OLD_READINGS = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 def test_old_recording_is_converted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UsageError, match="older version") as refused:
         Player(OLD)
@@ -235,6 +239,7 @@ def test_old_recording_is_converted(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert convert.main([str(new), str(tmp_path / "more")]) == 2
 
 
+@pytest.mark.long
 def test_damage_of_an_old_recording_stays_damage(tmp_path: Path) -> None:
     data = bytearray(OLD.read_bytes())
     data[data.rindex(convert.MARK) - 20] ^= 0xFF

@@ -37,6 +37,7 @@ def test_any_time_can_be_gone_to(recording: Path, second: int) -> None:
     assert player.feed.now() == BEGIN_S + second
 
 
+@pytest.mark.long
 def test_back_and_forth_and_on_from_there(recording: Path) -> None:
     player = Player(recording)
     for second in (140, 35, 70, 5):
@@ -63,6 +64,7 @@ def test_pause_and_speed(recording: Path) -> None:
     same(player.state, folded(31))
 
 
+@pytest.mark.long
 def test_what_runs_too_fast_to_fold_is_restored(
     recording: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

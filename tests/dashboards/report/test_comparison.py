@@ -17,6 +17,7 @@ from tests.clusterctl.compare.runs_of import steps, write
 from tests.dashboards.report.test_page import Document
 
 
+@pytest.mark.long
 def test_page_has_both_curves_and_their_difference(tmp_path: Path) -> None:
     runs = [read(write(tmp_path / f"00{seed}-x", steps(400, seed))) for seed in (1, 2)]
     text = page([compare(*runs, Limits(0.01, 0.05))], "AB", 0.0)
@@ -28,6 +29,7 @@ def test_page_has_both_curves_and_their_difference(tmp_path: Path) -> None:
     assert "Loss over clips" not in text  # equal batches: it is the same picture
 
 
+@pytest.mark.long
 def test_page_has_curves_over_clips_where_batches_differ(tmp_path: Path) -> None:
     runs = [
         read(write(tmp_path / f"00{clips}-x", steps(400, 1, clips=clips))) for clips in (32, 64)

@@ -137,6 +137,7 @@ def test_thousand_attempts_stay_a_page(tmp_path: Path) -> None:
     assert len(text) < 300_000
 
 
+@pytest.mark.long
 def test_command_writes_the_page_into_the_run_or_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -261,6 +261,7 @@ def test_click_on_any_line_of_a_card_selects_its_node() -> None:
     play(TopApp(cpu_cluster(NOW)), story, (80, 40))
 
 
+@pytest.mark.long
 def test_click_on_a_line_selects_its_node_where_there_is_no_room_for_cards() -> None:
     names = [f"node-{number:02d}" for number in range(40)]
 

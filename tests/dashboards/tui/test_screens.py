@@ -189,6 +189,7 @@ def test_what_a_node_could_not_read_is_said(size: tuple[int, int]) -> None:
     play(TopApp(feed), story, size)
 
 
+@pytest.mark.long
 def test_node_of_a_run_that_is_not_watched_is_not_ok() -> None:
     opened = RunOpened("outputs/001", "001", NOW, ("n1",), (8,))
 
@@ -432,6 +433,7 @@ def test_long_lines_of_a_log_are_shown_to_their_end(tmp_path: Path) -> None:
     play(TopApp(ReplayFeed(run_dir, clock=lambda: 0.0), first="run"), story, (80, 24))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [(60, 16), (80, 24)])
 def test_help_is_shown_whole(demo: Callable[[], TopApp], size: tuple[int, int]) -> None:
     async def story(app: TopApp, pilot: Pilot[None]) -> None:
@@ -445,6 +447,7 @@ def test_help_is_shown_whole(demo: Callable[[], TopApp], size: tuple[int, int]) 
     play(demo(), story, size)
 
 
+@pytest.mark.long
 def test_log_that_cannot_be_read_is_a_sentence() -> None:
     async def story(app: TopApp, pilot: Pilot[None]) -> None:
         await pilot.press("L")

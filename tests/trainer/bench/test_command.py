@@ -145,6 +145,7 @@ def test_compiled_blocks_are_counted_by_kind() -> None:
     assert trainee.compiled_blocks() == {"spatial": 1, "temporal": 1}
 
 
+@pytest.mark.long
 def test_the_predicted_peak_is_of_this_batch_and_of_the_ranks_share() -> None:
     once = replace(SPEC, warmup=0, steps=1)
     alone = run_trial(once, print)
@@ -169,6 +170,7 @@ def test_the_attention_table_of_the_config_is_used(tmp_path: Path) -> None:
     assert trainee.model.blocks()[0].cross_attn.table.choose("text", 6) == "efficient"
 
 
+@pytest.mark.long
 def test_recomputed_blocks_are_counted_apart() -> None:
     model = replace(CONFIG.model, options={**SMALL, "depth": 2})
     flops = {}

@@ -54,6 +54,7 @@ def test_the_configs_own_tiny_encoders_are_its_sizes() -> None:
     assert encode_trial(own, TEXT, False, nothing).weights == "random, the config's sizes"
 
 
+@pytest.mark.long
 def test_weights_at_hand_are_used(tmp_path: Path) -> None:
     folder = build_tiny_t5(tmp_path / "t5", ["a red circle"], d_model=16)
     text = TextEncoderConfig("t5", from_pretrained=str(folder), model_max_length=6)
@@ -72,6 +73,7 @@ def test_every_caption_has_the_tokens_asked_for_and_flop_grow_with_them() -> Non
     assert found[6] >= 2 * found[3] > 0
 
 
+@pytest.mark.long
 def test_random_encoders_have_the_published_sizes() -> None:
     meta = torch.device("meta")
     text = random_text(XXL, 300, 300, torch.bfloat16, meta).model

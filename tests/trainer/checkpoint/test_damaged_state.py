@@ -58,6 +58,7 @@ def named(file: str) -> Iterator[None]:
     assert not said or file in said
 
 
+@pytest.mark.long
 @many
 @given(JSON, st.sampled_from(ENTRIES))
 def test_any_json_beside_the_tensors_is_taken_or_refused_by_name(tmp_path, value, entry):
@@ -74,6 +75,7 @@ def test_any_json_beside_the_tensors_is_taken_or_refused_by_name(tmp_path, value
         assert all(limit > 0 for limit in (guards._skips.begin(("16px 8f",)),))
 
 
+@pytest.mark.long
 @many
 @given(st.binary(max_size=60), st.sampled_from(sorted(GOOD)))
 def test_any_bytes_beside_the_tensors_are_taken_or_refused_by_name(tmp_path, data, file):
@@ -89,6 +91,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.long
 @many
 @given(JSON, st.sampled_from(["schema", "files", None, "file"]))
 def test_any_json_as_manifest_is_refused_by_name_or_names_whole_files(whole, value, name):
@@ -126,6 +129,7 @@ def test_any_bytes_as_seen_ids_are_ids_or_refused_by_name(tmp_path, data):
             assert checkpoint.read_array(path).dtype == np.uint64
 
 
+@pytest.mark.long
 @many
 @given(JSON | st.dictionaries(st.sampled_from(["144p", "360p", "64px"]), JSON | st.dictionaries(st.sampled_from([1, 51, "51", 0]), JSON | st.tuples(JSON, JSON), max_size=2), max_size=2))  # fmt: skip
 def test_any_bucket_config_is_taken_or_refused_in_one_sentence(config):

@@ -68,6 +68,7 @@ def test_verifying_says_that_it_goes_on_while_it_reads(tmp_path, monkeypatch) ->
         checkpoint.verify(path, lives=told.set)
 
 
+@pytest.mark.long
 def test_verifying_ends_at_once_where_nobody_waits_for_it_any_more(tmp_path: Path) -> None:
     (path, _) = save(tmp_path, 3, sizes=(10, 10))
     endless = path / "model" / "model.safetensors"
@@ -90,6 +91,7 @@ def set_times_anew(run_dir: Path) -> None:
         os.utime(path, (number, number))
 
 
+@pytest.mark.long
 def test_order_in_which_checkpoints_were_made_survives_a_copy_of_the_run(tmp_path: Path) -> None:
     for step in (100, 1000, 200):  # the run went back to 100
         save(tmp_path, step)
@@ -102,6 +104,7 @@ def test_order_in_which_checkpoints_were_made_survives_a_copy_of_the_run(tmp_pat
     assert names(tmp_path) == ["epoch0-global_step200", "epoch0-global_step300", "latest"]
 
 
+@pytest.mark.long
 def test_latest_is_the_newest_of_checkpoints_that_have_no_number_yet(tmp_path: Path) -> None:
     for step in (100, 1000):
         save(tmp_path, step)

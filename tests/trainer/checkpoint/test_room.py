@@ -102,6 +102,7 @@ def test_a_checkpoint_has_18_bytes_a_trained_weight_in_bf16() -> None:
     assert wide.model_bytes == pytest.approx(2 * size.model_bytes, rel=1e-3)
 
 
+@pytest.mark.long
 def test_the_size_is_printed_and_a_mistake_is_a_sentence(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

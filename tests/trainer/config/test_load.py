@@ -105,6 +105,7 @@ scheduler = {"loc": 1}
     assert config.scheduler.use_timestep_transform
 
 
+@pytest.mark.long
 def test_base_may_be_one_of_ours_by_its_short_name(tmp_path: Path) -> None:
     write(tmp_path, "demo", "lr = 7.0")  # would be run: it is ./demo
     own = write(tmp_path, "own.py", "_base_ = 'demo'\nvae = dict(channels=3)\nmax_steps = 9\n")
@@ -114,6 +115,7 @@ def test_base_may_be_one_of_ours_by_its_short_name(tmp_path: Path) -> None:
     assert load(write(tmp_path, "own.py", "_base_ = './demo'\nmax_steps = 9\n")).lr == 7.0
 
 
+@pytest.mark.long
 def test_two_bases_may_not_set_the_same_key_and_circles_are_named(tmp_path: Path) -> None:
     write(tmp_path, "a.py", "lr = 1.0")
     write(tmp_path, "b.py", "lr = 2.0")
@@ -273,6 +275,7 @@ def test_short_names_find_the_files_of_the_package() -> None:
         load("nowhere")
 
 
+@pytest.mark.long
 @given(
     lr=st.floats(1e-8, 1.0),
     steps=st.none() | st.integers(1, 10**9),

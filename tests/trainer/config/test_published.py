@@ -137,6 +137,7 @@ def test_what_the_command_lines_set(bump: Path) -> None:
     assert (config.lr, config.outputs, config.warmup_steps) == (1e-5, "elsewhere", 10)
 
 
+@pytest.mark.long
 def test_what_a_later_version_does_to_fast_clips_is_refused_with_the_way_here(bump: Path) -> None:
     for words, said in {
         "--dataset.fps-max 24": "not thinned",

@@ -42,6 +42,7 @@ def test_edited_new_and_removed_files_are_named(package: Path) -> None:
     assert sources.shown([*names, "x", "y"]).endswith("trainer/step.py and 2 more")
 
 
+@pytest.mark.long
 def test_later_attempt_says_which_code_and_configuration_are_other(
     package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,6 +42,7 @@ def load(name: str) -> Config:
     return load_config(name)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", STAGES)
 def test_a_stage_has_the_tutorials_numbers(name: str) -> None:
     config, wanted = load(name), dict(TUTORIAL[name])
@@ -106,6 +107,7 @@ def test_a_shipped_config_gives_a_plan_a_flow_and_masks(name: str) -> None:
     build_masks(config.mask_ratios)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["demo", "image", "stage1"])
 def test_a_shipped_configs_network_can_be_built(name: str) -> None:
     config = load(name)

@@ -31,6 +31,7 @@ def test_the_plain_demo_recomputes_nothing_and_is_exact(folder: Path) -> None:
     assert model.positions == "fp32-exact"
 
 
+@pytest.mark.long
 def test_switches_reach_the_model(folder: Path) -> None:
     words = ["--grad-checkpoint", "every 2", "--offload-activations", "--positions", "bf16-compat"]
     model = parts(folder, *words).model
@@ -47,6 +48,7 @@ def test_an_empty_model_has_its_switches_and_no_memory(folder: Path) -> None:
     assert all(parameter.is_meta for parameter in model.parameters())
 
 
+@pytest.mark.long
 def test_compile_reaches_every_block(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
     monkeypatch.setattr("trainer.models.compiling.require_compiler", seen.append)

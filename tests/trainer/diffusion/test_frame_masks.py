@@ -65,6 +65,7 @@ def test_short_clips_have_quarters_of_one_frame_where_upstream_fails(frames: int
         assert all(1 <= mask.count("0") <= 2 for mask in drawn(kind, frames))
 
 
+@pytest.mark.long
 def test_the_first_stages_shares_give_every_fifth_clip_some_frames() -> None:
     masks = build_masks(STAGE1).draw(8000, 15, seeded())
     assert masks is not None

@@ -41,6 +41,7 @@ def test_real_clips_score_high(samples: Path) -> None:
     assert scores["direction_accuracy"] == 1.0
 
 
+@pytest.mark.long
 def test_scans_that_the_classifier_was_not_fitted_to_are_read_as_well_as_it_says() -> None:
     scans, labels = digits.scans("train")
     seen = [evaluate.seen_digit(digits.draw(scan, "up", 8), "up") for scan in scans]
@@ -49,6 +50,7 @@ def test_scans_that_the_classifier_was_not_fitted_to_are_read_as_well_as_it_says
     assert min(right[labels == digit].mean() for digit in range(10)) > 0.93
 
 
+@pytest.mark.long
 def test_real_clips_under_wrong_prompts_score_low(samples: Path) -> None:
     shifted = digits.prompts()[5:] + digits.prompts()[:5]  # next digit, next direction
     scores = evaluate.summarize(evaluate.read_samples(samples, shifted))

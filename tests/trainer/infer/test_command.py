@@ -79,6 +79,7 @@ def test_a_video_depends_on_the_seed_and_its_place_but_not_on_the_batch(
     assert np.abs(made["one"][0].astype(int) - made["one"][2]).mean() > 5  # the same prompt twice
 
 
+@pytest.mark.long
 def test_a_run_directory_stands_for_its_newest_checkpoint(
     run: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -128,6 +129,7 @@ def test_ema_is_the_default_and_the_weights_themselves_a_flag(
     assert np.abs(difference).mean() > 1
 
 
+@pytest.mark.long
 def test_a_run_goes_on_from_its_own_size_when_flags_say_so(
     run: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -189,6 +191,7 @@ def test_a_run_directory_is_config_and_checkpoint(
     assert f"{run_dir}/samples/sample_0000.mp4" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_weights_of_another_program_are_read_and_the_missing_ema_is_said(
     run: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -156,6 +156,7 @@ def test_a_reference_becomes_the_frames_it_is_given_as(
     assert levels(plain, alone) <= 1
 
 
+@pytest.mark.long
 def test_a_still_without_a_strategy_is_the_first_frame(
     small: tuple[Parts, Settings], tmp_path: Path
 ) -> None:
@@ -203,6 +204,7 @@ def test_loops_go_on_from_the_last_frames_and_drop_them_once(small: tuple[Parts,
     assert levels(video[:8], first) == 0
 
 
+@pytest.mark.long
 def test_the_batch_does_not_change_a_video(small: tuple[Parts, Settings]) -> None:
     parts, settings = small
     settings = replace(settings, loop=2, condition_frame_length=4, condition_frame_edit=0.5)
@@ -302,6 +304,7 @@ def vars_of(config: Any) -> dict[str, Any]:
     return {item.name: getattr(config, item.name) for item in fields(config)}
 
 
+@pytest.mark.long
 def test_references_that_are_none_are_named_with_their_prompt(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.mp4")
     (tmp_path / "text.mp4").write_text("no video")

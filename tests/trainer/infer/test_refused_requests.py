@@ -103,6 +103,7 @@ def test_numbers_that_mean_nothing_are_refused(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.long
 def test_what_cannot_fit_is_one_sentence_and_nothing_is_written(
     run: tuple[Path, Path],
     tmp_path: Path,
@@ -192,6 +193,7 @@ def test_a_checkpoint_without_its_end_is_refused(
     assert infer.main([*words[:place], str(checkpoint), *words[place + 1 :]]) == 0
 
 
+@pytest.mark.long
 def test_prompts_longer_than_the_encoder_reads_are_named(
     run: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -82,6 +82,7 @@ def test_it_makes_the_files_of_the_command_and_none_twice(run: Path, tmp_path: P
         assert (place / name).read_bytes() == (tmp_path / "command" / name).read_bytes()
 
 
+@pytest.mark.long
 def test_encoders_stay_and_weights_change(run: Path, tmp_path: Path) -> None:
     models = Models(torch.device("cpu"), checked=True)
     ask(models, "warm", run, tmp_path)

@@ -54,6 +54,7 @@ def test_many_frames_need_a_card_with_enough_shared_memory(card: Any) -> None:
     assert not frames.is_usable(queries(65, torch.bfloat16))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("card")
 def test_the_card_is_a_constant_of_a_compiled_block() -> None:
     torch._dynamo.reset()

@@ -91,6 +91,7 @@ def gradients(model: STDiT3) -> list[Tensor]:
     return [p.grad for p in model.parameters() if p.grad is not None]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", ["off", "all", "every 2"])
 def test_late_copies_change_no_gradient(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, slabs = small_model(depth=4), Slabs(pinned=False, slab_bytes=1 << 20)

@@ -46,6 +46,7 @@ def passes(
     return [out.detach(), *(grad.clone() for grad in grads)], names.found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("recompute", [False, True])
 def test_lambdas_form_gives_the_plain_paths_numbers(recompute: bool) -> None:
     model = small_model(class_dropout_prob=0.0).double()
@@ -60,6 +61,7 @@ def test_lambdas_form_gives_the_plain_paths_numbers(recompute: bool) -> None:
     assert names.count(flash) == (of_text + 2) * (2 if recompute else 1)  # 2 spatial blocks
 
 
+@pytest.mark.long
 def test_captions_of_all_clips_are_one_call_where_the_kernel_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

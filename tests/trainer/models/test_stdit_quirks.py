@@ -145,6 +145,7 @@ def test_packed_text_of_a_cache_trains_no_caption_embedder() -> None:
     assert model.blocks()[0].cross_attn.kv_linear.weight.grad is not None
 
 
+@pytest.mark.long
 def test_an_all_true_mask_costs_nothing_at_all() -> None:
     """The same operations run, one for one, as without a mask."""
     model, inputs = small_model(), batch()

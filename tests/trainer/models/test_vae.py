@@ -116,6 +116,7 @@ def test_a_frame_in_strips_is_the_frame_at_once(
     assert z.equal(want[:, :4])  # inputs are not written to
 
 
+@pytest.mark.long
 def test_a_large_frame_goes_in_strips_by_itself() -> None:
     image = clip(1, 200, 160)
     small, large = tiny_vae(budget=MemoryBudget(2_000_000)), tiny_vae(budget=EVERYTHING)
@@ -249,6 +250,7 @@ def test_a_cached_posterior_stands_for_the_latents(vae: OpenSoraVAE) -> None:
     assert spread.mean() == pytest.approx(1, abs=0.1)
 
 
+@pytest.mark.long
 def test_bf16_is_near_fp32() -> None:
     """Relative to the fp32 result's RMS: latents 3 %, pixels 5 %, with random weights."""
     exact, rough = tiny_vae(), tiny_vae()
@@ -264,6 +266,7 @@ def test_bf16_is_near_fp32() -> None:
     assert (back - pixels).square().mean().sqrt() < 0.05 * pixels.square().mean().sqrt()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("filters", "blocks", "frames", "height"), [(8, 2, 18, 24), (16, 1, 7, 40)]
 )
@@ -302,6 +305,7 @@ def test_a_config_names_the_weights(vae: OpenSoraVAE, folder: Path) -> None:
     assert not built.training
 
 
+@pytest.mark.long
 def test_a_model_trains_on_its_latents(folder: Path, tmp_path: Path) -> None:
     words = ["--vae.type", "OpenSoraVAE_V1_2", "--vae.from-pretrained", str(folder),
              "--model.patch-size", "1,2,2", "--model.hidden-size", "32", "--model.num-heads", "2",

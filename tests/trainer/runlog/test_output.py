@@ -69,6 +69,7 @@ def test_a_list_of_bad_clips_that_cannot_be_written_is_told_instead(
     )
 
 
+@pytest.mark.long
 def test_a_command_whose_output_cannot_be_written_keeps_its_exit_code() -> None:
     code = (
         "from trainer.runlog.output import RUN, configure; from trainer.train import main, _exit; "

@@ -34,6 +34,7 @@ STEP = StepRecord(
 )
 
 
+@pytest.mark.long
 @given(st.text(), st.text(), st.dictionaries(st.text(), st.integers() | st.text()))
 def test_every_record_comes_back_from_one_line(name: str, text: str, data: dict[str, object]) -> None:  # fmt: skip
     event = Event(name, text, data, 3, 2.0)

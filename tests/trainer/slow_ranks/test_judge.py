@@ -13,6 +13,7 @@ from trainer.slow_ranks.judge import BLOCKS, FEWEST, Judge, blocks_needed, of_ot
 HOUR = 3600  # steps of a second
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ranks", [4, 64])
 @pytest.mark.parametrize("is_mixed", [False, True])
 def test_five_percent_are_named_within_100_steps(ranks: int, is_mixed: bool) -> None:
@@ -72,6 +73,7 @@ def test_half_of_the_ranks_slow_is_no_common_cause() -> None:
     assert Training(4, 2, noise=0.01, slow=(0, 3), share=0.3).all_named(START + 120) == {0, 3}
 
 
+@pytest.mark.long
 def test_a_slow_node_of_two_is_named_with_all_of_its_ranks() -> None:
     slow = tuple(range(8, 16))
     assert Training(16, 4, noise=0.02, slow=slow, share=0.1).all_named(START + 200) == set(slow)

@@ -17,6 +17,7 @@ from trainer.runlog.slow_reasons import TABLE
 from trainer.slow_ranks import reading
 
 
+@pytest.mark.long
 def test_a_reading_of_this_machine_has_names_of_the_table_and_shares() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE):
         reader = reading.Reader(torch.device("cpu"), seconds=0.5)

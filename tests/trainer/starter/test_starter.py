@@ -101,6 +101,7 @@ def test_first_rank_and_world_size_are_for_nodes_that_differ() -> None:
     assert command.program.words == ("-m", "a.b", "--nnodes", "9")
 
 
+@pytest.mark.long
 def test_command_without_a_program_is_refused(starters: Starters) -> None:
     code, out = starters.run("--nnodes", "1", "-m")
     assert (code, "there is no program" in out) == (2, True)
@@ -162,6 +163,7 @@ def test_rank_runs_its_program_as_python_does(
     assert shown == expected
 
 
+@pytest.mark.long
 def test_module_that_was_imported_before_is_run_without_a_warning(starters: Starters) -> None:
     starters.write("print('run as', __name__)\n", "once.py")
     code, out = starters.run("--nproc_per_node", "2", "--preload", "once", "-m", "once")

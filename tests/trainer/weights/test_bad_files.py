@@ -280,6 +280,7 @@ def renamed(prefix: str) -> dict[str, torch.Tensor]:
     return {f"{prefix}{name}": tensor for name, tensor in small().state_dict().items()}
 
 
+@pytest.mark.long
 def test_wrappers_of_a_module_are_taken_off_in_any_order(tmp_path: Path) -> None:
     for prefix in ("_orig_mod.module.", "module._orig_mod.", "module.module."):
         torch.save(renamed(prefix), tmp_path / "w.pt")

@@ -126,6 +126,7 @@ def test_a_target_that_is_there_stays_unless_told_otherwise(
     assert left_over(tmp_path) == ["m.safetensors"]
 
 
+@pytest.mark.long
 def test_a_target_below_a_file_is_one_sentence(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -136,6 +136,7 @@ def test_bf16_weights_become_the_models_dtype(tmp_path: Path) -> None:
     assert torch.equal(model.state_dict()["t_block.1.weight"], want)
 
 
+@pytest.mark.long
 def test_a_checkpoints_average_is_taken_when_asked_for(tmp_path: Path) -> None:
     model, average = state(), {name: tensor + 1 for name, tensor in state().items()}
     path = write_upstream_checkpoint(tmp_path / "epoch1-global_step2", model, average)
@@ -169,6 +170,7 @@ def test_a_run_directory_means_its_newest_checkpoint(tmp_path: Path) -> None:
     assert find_source(tmp_path).path.name == "epoch0-global_step1"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["latest of another", ".", "..", "", "gone", "a/b", "\0"])
 def test_a_run_directory_s_weights_are_those_of_the_checkpoint_that_is_resumed_from(
     tmp_path: Path, name: str

@@ -73,6 +73,7 @@ def test_the_report_is_printed_folded_and_kept_as_an_event(
     assert torch.equal(model.spatial_blocks[1].mlp.fc1.weight, pixart()["blocks.1.mlp.fc1.weight"])
 
 
+@pytest.mark.long
 def test_half_a_model_needs_allow_partial(tmp_path: Path, half: Path) -> None:
     words = ["--ckpt-path", str(half)]
     with pytest.raises(CheckpointError, match="55 of 89 tensors fit") as caught:
@@ -85,6 +86,7 @@ def test_half_a_model_needs_allow_partial(tmp_path: Path, half: Path) -> None:
     assert torch.equal(model.state_dict()["spatial_blocks.0.mlp.fc1.weight"], want)
 
 
+@pytest.mark.long
 def test_a_failure_of_another_rank_stops_this_one_with_one_sentence(tmp_path: Path) -> None:
     torch.save(dict(noisy().state_dict()), tmp_path / "m.pth")
     config = config_of(tmp_path, "--ckpt-path", str(tmp_path / "m.pth"))
@@ -96,6 +98,7 @@ def test_a_failure_of_another_rank_stops_this_one_with_one_sentence(tmp_path: Pa
         start(both, Ranks(CheckpointError(said)), small())
 
 
+@pytest.mark.long
 def test_weights_that_cannot_be_read_are_said_before_a_run_directory_is_made(tmp_path: Path) -> None:  # fmt: skip
     (tmp_path / "cut.pth").write_bytes(b"PK\x03\x04 and no more")
     for name in ("cut.pth", "nowhere.pth"):

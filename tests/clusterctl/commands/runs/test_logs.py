@@ -258,6 +258,7 @@ def append(path: Path, text: str) -> None:
         file.write(text)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(2 * WAIT_S)
 def test_follow_shows_new_lines_new_files_and_ends_with_the_run(run_dir: Path, follow) -> None:
     ranks = run_dir / "ranks"
@@ -273,6 +274,7 @@ def test_follow_shows_new_lines_new_files_and_ends_with_the_run(run_dir: Path, f
     assert logs.end() == (0, "2 | no end\n")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(2 * WAIT_S)
 def test_follow_goes_on_behind_a_log_that_is_emptied_or_replaced(run_dir: Path, follow) -> None:
     log = run_dir / "ranks" / "1.log"
@@ -289,6 +291,7 @@ def test_follow_goes_on_behind_a_log_that_is_emptied_or_replaced(run_dir: Path, 
     assert logs.line() == "1 | there again"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(2 * WAIT_S)
 def test_follow_reads_on_when_what_could_not_be_read_can_be(run_dir: Path, follow) -> None:
     """A shared folder fails for minutes; each file that is a folder here is one that fails there."""
@@ -349,6 +352,7 @@ def test_follow_of_an_attempt_stops_where_the_next_one_begins(run_dir: Path, fol
     assert logs.end() == (0, "")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(2 * WAIT_S)
 def test_follow_waits_for_a_run_that_has_no_logs_yet(tmp_path: Path) -> None:
     run_dir = write_run(tmp_path / "001-young", steps=1)

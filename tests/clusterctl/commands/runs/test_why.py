@@ -134,6 +134,7 @@ def test_bundle_replaces_nothing_unasked(run_dir: Path, tmp_path: Path, capsys) 
     assert command(["why", "--bundle", str(tmp_path / "no" / "x.tar.gz")]) == 2
 
 
+@pytest.mark.long
 def test_lengths_of_hidden_values_that_no_launch_writes_are_refused(
     run_dir: Path, tmp_path: Path, capsys
 ) -> None:

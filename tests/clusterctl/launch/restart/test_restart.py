@@ -36,6 +36,7 @@ if os.environ["CLUSTERCTL_ATTEMPT"] == "1": time.sleep(60)
 """
 
 
+@pytest.mark.long
 def test_killed_rank_is_followed_by_an_attempt_that_ends_well(bench) -> None:
     plan = bench.plan(ONCE, slots=2)
     hostfile = bench.directory / "cluster.txt"
@@ -75,6 +76,7 @@ def test_root_that_comes_again_and_again_is_given_up(bench) -> None:
     assert tagged(plan.run_id) == []
 
 
+@pytest.mark.long
 def test_stop_ends_a_run_that_waits_for_its_next_attempt(bench) -> None:
     plan = bench.plan("import os\nos.kill(os.getpid(), 11)\n")
     launch = bench.launch(plan, bench.rules(plan))
@@ -87,6 +89,7 @@ def test_stop_ends_a_run_that_waits_for_its_next_attempt(bench) -> None:
     assert tagged(plan.run_id) == []
 
 
+@pytest.mark.long
 def test_new_supervisor_knows_that_the_run_has_trained(bench) -> None:
     """A missing file before the first step of a run is told at once, later it is tried again."""
     program = "import os\nif os.environ['CLUSTERCTL_ATTEMPT'] == '1': open('/not/there')\n"

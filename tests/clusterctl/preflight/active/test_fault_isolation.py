@@ -50,6 +50,7 @@ def said(found: Diagnosis) -> list[object]:
     return [*filter(None, words), *(group for group, _ in found.unclear)]
 
 
+@pytest.mark.long
 @settings(max_examples=20, deadline=None)
 @given(st.integers(1, 1000))
 def test_good_nodes_are_all_tested_and_nothing_is_said(count: int) -> None:

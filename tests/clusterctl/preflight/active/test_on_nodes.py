@@ -72,6 +72,7 @@ def test_a_blocked_port_is_named_and_two_more_have_tried(pool: SessionPool, lab:
     assert found == [("active.port", ("node-3",))]
 
 
+@pytest.mark.long
 def test_a_port_that_somebody_holds_is_named_with_its_holder(pool: SessionPool, lab: Lab) -> None:
     program = f"import socket,time; s=socket.create_server(('', {PORT})); open('/run/held','w'); time.sleep(600)"  # fmt: skip
     node = lab.nodes[1]

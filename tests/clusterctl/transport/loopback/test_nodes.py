@@ -66,6 +66,7 @@ def test_nodes_are_processes_of_their_own_with_private_files(loopback) -> None:
     assert str(os.getpid()) not in pids
 
 
+@pytest.mark.long
 def test_only_127_0_0_1_listens(loopback) -> None:
     cluster = loopback(1)
     listening = [
@@ -100,6 +101,7 @@ def test_stop_leaves_no_process_port_or_key(loopback, tmp_path: Path) -> None:
     cluster.stop()  # idempotent
 
 
+@pytest.mark.long
 def test_node_that_was_killed_leaves_nothing_either(loopback, tmp_path: Path) -> None:
     cluster = loopback(1)
     with closing(connect(cluster)) as connection:
@@ -157,6 +159,7 @@ def test_nodes_end_when_the_program_that_started_them_is_killed(tmp_path: Path) 
     wait_for(lambda: not any(running(pid) for pid in pids))
 
 
+@pytest.mark.long
 def test_no_zombie_stays_on_a_node(loopback, tmp_path: Path) -> None:
     cluster = loopback(1)
     with closing(connect(cluster)) as connection:
@@ -166,6 +169,7 @@ def test_no_zombie_stays_on_a_node(loopback, tmp_path: Path) -> None:
         wait_for(lambda: not psutil.pid_exists(orphan))
 
 
+@pytest.mark.long
 def test_password_login_and_forwarding_are_refused(loopback) -> None:
     import paramiko
 
@@ -183,6 +187,7 @@ def test_password_login_and_forwarding_are_refused(loopback) -> None:
         transport.close()
 
 
+@pytest.mark.long
 def test_files_go_there_and_back_by_sftp(loopback, tmp_path: Path) -> None:
     cluster = loopback(1)
     source = tmp_path / "source"

@@ -227,6 +227,7 @@ def test_missing_files_say_nothing(tmp_path: Path) -> None:
     assert (one.hostname, one.port, one.user) == ("node", None, None)
 
 
+@pytest.mark.long
 def test_thousand_blocks_resolve_in_a_blink(config) -> None:
     # paramiko: 67 ms for each lookup among 1,000 blocks.
     seconds = {}

@@ -252,6 +252,7 @@ def test_other_weights_settings_and_storage_are_refused_in_a_sentence(
     assert Features(out).grid.channels == 3
 
 
+@pytest.mark.long
 def test_wrong_use_is_said_before_anything_is_made(
     place: Place,
     tmp_path: Path,

@@ -348,6 +348,7 @@ def test_an_edited_document_is_refused_in_a_sentence(
         Features(tmp_path)
 
 
+@pytest.mark.long
 def test_a_missing_clip_or_caption_is_named(place: Place, cache: Path, tmp_path: Path) -> None:
     features = open_cache(cache)
     buckets = Buckets.parse(place.config().bucket_config)
@@ -378,6 +379,7 @@ def test_weights_that_are_hashed_on_a_slow_disk_hold_up_no_rank(tmp_path: Path) 
     assert 2 not in told  # not read again
 
 
+@pytest.mark.long
 def test_bucket_of_which_no_clip_was_encoded_takes_those_of_another(
     place: Place, cache: Path
 ) -> None:

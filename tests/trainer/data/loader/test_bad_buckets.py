@@ -83,6 +83,7 @@ def test_clip_that_is_left_alone_in_its_bucket_fills_the_microbatch(plan):
     assert torch.equal(batch.video[0], batch.video[1])
 
 
+@pytest.mark.long
 def test_no_clip_of_any_bucket_ends_with_the_list(plan):
     for row in range(len(plan.manifest)):
         damage(plan, row, "missing")

@@ -349,6 +349,7 @@ def test_closing_does_not_wait_for_a_late_clip(folder):
     loader.close()
 
 
+@pytest.mark.long
 def test_decoding_that_cannot_work_at_all_is_no_clip_s_fault(folder, tmp_path, monkeypatch):
     (tmp_path / "av.py").write_text("raise ImportError('no libavcodec')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

@@ -196,6 +196,7 @@ def probe(tmp_path, monkeypatch):
     return probe
 
 
+@pytest.mark.long
 def test_other_arguments_or_another_source_begin_anew(probe, tmp_path):
     out, want = tmp_path / "out.csv", (tmp_path / "want.csv").read_bytes()
     assert probe("bad.csv", "--max-wrong-rows", "0") == 2
@@ -210,6 +211,7 @@ def test_other_arguments_or_another_source_begin_anew(probe, tmp_path):
     assert out.read_bytes() == want
 
 
+@pytest.mark.long
 def test_full_disk_is_reported_and_finished_work_is_kept(probe, tmp_path, monkeypatch, capsys):
     real, calls = os.fsync, []
 

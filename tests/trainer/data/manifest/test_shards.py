@@ -47,6 +47,7 @@ def test_shards_are_the_same_data_set_as_their_source(folder):
         parts.texts[250]
 
 
+@pytest.mark.long
 def test_texts_are_read_by_many_threads(folder, monkeypatch):
     monkeypatch.setattr(shards, "_OPEN_FILES", 1)
     monkeypatch.setattr(shards, "_KEPT_GROUPS", 2)

@@ -124,6 +124,7 @@ def test_upstream_draw_places_every_row_as_upstream_does(path, case):
         assert (again == cells).all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", golden_tables(), ids=lambda path: path.stem)
 def test_upstream_order_gives_upstream_s_batches_and_resumes(path):
     table = json.loads(path.read_text())

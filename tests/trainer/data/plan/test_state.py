@@ -57,6 +57,7 @@ def test_mismatch_fails_with_the_first_difference_and_the_ways_on(change, messag
     assert restore(plan, state, NOTHING, "remap").cursor == Cursor(2, 0)
 
 
+@pytest.mark.long
 def test_first_differing_row_is_named_among_many():
     rows = 100_000
     one = manifest_of([60] * rows, [360] * rows, [640] * rows)

@@ -45,6 +45,7 @@ def test_merged_rows_name_the_files_of_their_own_folders(sets, do, out, capsys):
     assert "--root" in said
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "line",
     [

@@ -47,6 +47,7 @@ def there(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place.folder)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("verb", COMMANDS)
 def test_every_verb_says_which_rows_it_left_out(
     verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -79,6 +80,7 @@ def test_wrong_rows_of_the_table_beside_are_named_too(
     assert main([*words, "--force", "--max-wrong-rows", "1"]) == 2
 
 
+@pytest.mark.long
 def test_merge_says_what_found_no_partner(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,6 +21,7 @@ MANY = settings(
 cells = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=12)
 
 
+@pytest.mark.long
 @MANY
 @given(
     st.lists(st.tuples(cells, cells), max_size=12),
@@ -242,6 +243,7 @@ def test_texts_and_lists_of_a_parquet_arrive_as_they_are(do, tmp_path):
     assert merged["tags"] == [["t"], [], None, None]
 
 
+@pytest.mark.long
 def test_bytes_that_are_no_text_are_refused_by_column(do, tmp_path, capsys):
     pq.write_table(pa.table({**ODD_COLUMNS["binary paths"], **NUMBERS}), tmp_path / "a.parquet")
     assert do("convert a.parquet o.csv -q") == 2

@@ -210,6 +210,7 @@ def test_answers_that_make_no_sense_leave_nobody_waiting(line):
     pool.close()
 
 
+@pytest.mark.long
 def test_python_without_av_says_what_is_missing(clips, tmp_path, monkeypatch, capsys):
     blocked = tmp_path / "blocked"
     (blocked / "av").mkdir(parents=True)

@@ -44,6 +44,7 @@ def test_window_of_16_steps_idles_a_hundredth_where_random_order_idles_an_eighth
     assert sixteen.hours < random.hours
 
 
+@pytest.mark.long
 def test_command_prints_the_price_beside_the_gain(config, capsys):
     assert main(["simulate", "openvid", str(config), "--ranks", "8", "--rows", "20000", "--windows", "4", "--accumulate", "4"]) == 0  # fmt: skip
     out = capsys.readouterr().out

@@ -97,6 +97,7 @@ def test_filter_keeps_rows_in_order(do, tmp_path, suffix, capsys):
     assert f"o.csv: {len(want)} of 400 rows" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_filter_by_what_is_missing_names_the_verb_that_makes_it(do, tmp_path, capsys):
     write_table(tmp_path / "a.csv", 3)
     for words, said in (
@@ -297,6 +298,7 @@ def test_missing_library_is_named_with_what_to_do(do, tmp_path, monkeypatch, cap
     assert "docs/guide/install.md" in capsys.readouterr().err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name",
     ["a#b", "a?mode=rwc", "100%", "a%20b", "a b", "größer", "a;b&c", "a[1]", "*", "a=b", "'", "{}"],

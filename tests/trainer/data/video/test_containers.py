@@ -224,6 +224,7 @@ def refusal(look: Callable[[str], Any], path: Path) -> str:
     return str((found or {}).get("error", "")) if isinstance(found, dict) else ""
 
 
+@pytest.mark.long
 def test_a_clip_that_names_other_files_or_hosts_is_refused(
     tmp_path: Path, listening: tuple[int, list[bytes]]
 ) -> None:

@@ -178,11 +178,13 @@ def test_facts_of_a_clip_are_asked_once_more_where_the_process_was_killed(decode
     assert decoder.replaced == 1
 
 
+@pytest.mark.long
 def test_clips_without_time_left_have_errors(decoder, clips):
     _, replies = decoder.decode([(clip, WINDOW) for clip in clips], SHAPE, time.monotonic() - 1)
     assert {reply.error for reply in replies} == {"no time left"}
 
 
+@pytest.mark.long
 def test_fifo_and_late_writers_are_refused_at_once(decoder, tmp_path):
     os.mkfifo(tmp_path / "pipe.mp4")
     _, replies = decoder.decode([(str(tmp_path / "pipe.mp4"), WINDOW)], SHAPE)
@@ -190,6 +192,7 @@ def test_fifo_and_late_writers_are_refused_at_once(decoder, tmp_path):
     assert decoder.replaced == 0
 
 
+@pytest.mark.long
 def test_process_has_one_thread_and_no_torch(decoder, clips):
     decoder.decode([(clip, WINDOW) for clip in clips], SHAPE)
     process = psutil.Process(decoder.process.pid)
@@ -199,6 +202,7 @@ def test_process_has_one_thread_and_no_torch(decoder, clips):
     assert process.name() == "decode"
 
 
+@pytest.mark.long
 def test_decoder_that_cannot_start_says_why(tmp_path, monkeypatch, clips):
     (tmp_path / "av.py").write_text("raise ImportError('libavcodec.so.62: cannot open')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -206,6 +210,7 @@ def test_decoder_that_cannot_start_says_why(tmp_path, monkeypatch, clips):
         Decoder().decode([(clips[0], WINDOW)], SHAPE)
 
 
+@pytest.mark.long
 def test_abort_from_another_thread_ends_a_waiting_decode(clips):
     decoder = Decoder(clip_timeout_s=60)
     decoder.decode([(clips[0], WINDOW)], SHAPE)
@@ -234,6 +239,7 @@ def test_process_ends_with_its_owner_even_when_that_is_killed(clips, tmp_path):
     wait_for(lambda: is_gone(helper))
 
 
+@pytest.mark.long
 def test_cache_gives_the_same_pixels_until_the_file_changes(tmp_path):
     path = write_clip(tmp_path / "a.mp4", 12, **X264)
     decoder = Decoder(cache_bytes=1 << 20)
@@ -264,6 +270,7 @@ def test_cache_is_bounded_and_drops_what_was_not_used_longest():
     assert cache.get(("big",)) is None
 
 
+@pytest.mark.long
 def test_probe_gives_facts_or_a_reason(decoder, clips, tmp_path):
     assert decoder.ask({"what": "probe", "path": clips[0]}) | {"cpu_s": 0, "memory_bytes": 0} == {
         "num_frames": 12,
