@@ -31,8 +31,8 @@ SHORT = {
 
 # Lengths have bounds, so that no text takes quadratic time.
 _VALUE = r"""\"(?:\\.|[^\"\\]){0,2000}\"|'(?:\\.|[^'\\]){0,2000}'|[^\s,;&)}\]]+"""
-# What a value is in: b'…', SecretStr("…"); what belongs to it behind its first word or quotes.
 _COUNT = r"\d{1,12}(?:\.\d{1,6})?(?:[eE][+-]?\d{1,3})?[KMBTkmbt]?"
+# What a value is in: b'…', SecretStr("…"); what belongs to it behind its first word or quotes.
 _IN = r"(?:[bBrRuUfF]{1,2}|[A-Za-z_][\w.]{0,60}\(\s{0,3})(?=[\"'])"
 _MORE = r"(?:[,;&)}\]]{1,3}[\w!@#$%^*+~.?/-]{1,200}(?![\w!@#$%^*+~.?/-]|\s{0,3}[=:(\[\"']))+"
 _QUOTED_MORE = (

@@ -110,10 +110,10 @@ def _last_of_chain(lines: Sequence[str], index: int, end: int) -> int:
 def _end_before(lines: Sequence[str], at: int) -> Sequence[str]:
     """The lines up to the last error that stands not far above a launcher's word at `at` that a
     process ended by itself, with an exit code: what other processes print meanwhile is between."""
-    found = texts.find(lines[max(0, at - NEAR) : at])
+    begin = max(0, at - NEAR)
+    found = texts.find(lines[begin:at])
     if found is None or not any(end.code > 0 for end in launcher_words.read(lines[at:]).ends):
         return ()
-    begin = max(0, at - NEAR)
     return lines[: begin + _end_of_error(lines[begin:at], found.at, found.end)]
 
 

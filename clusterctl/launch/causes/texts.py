@@ -38,8 +38,8 @@ _STATED = re.compile(
     r"(?:\S{1,100}: )?(?P<test>(?:Test )?(?:CUDA|NCCL|Cuda) failure \S{1,100}:\d{1,6} '.*)"
 )
 _WHAT = re.compile(r"  what\(\):\s+(?P<text>.+)")  # the line below "terminate called …"
-# The last line of a Python traceback: a class name, often with its module, and its str().
 _ANY_RAISED = re.compile(r"(?:\w{1,80}\.){0,12}[A-Za-z_]\w{0,100}(?:: .*)?")  # below its frames
+# The last line of a Python traceback: a class name, often with its module, and its str().
 _ENDINGS = "Error|Exception|Interrupt|Exit|Timeout|Failure|Expired"
 _RAISED = re.compile(rf"(?P<type>(?:\w+\.)*\w*(?:{_ENDINGS}))(?:: .*)?")
 # Printed while the interpreter ends, and of tasks that nobody waits for.
