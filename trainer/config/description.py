@@ -73,13 +73,23 @@ def _environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _commit() -> str | None:
-    """The checkout's commit, with + when it has changes; None outside of one."""
-    words = ["git", "describe", "--always", "--dirty=+", "--abbrev=40", "--exclude=*"]
-    home = Path(__file__).resolve().parent.parent
+    """The checkout's commit, with + when it has changes; None outside of one.
+
+    Nothing is written there: `git describe --dirty` would make the index anew, with our umask, and
+    another user of this checkout could not read it then. The owner may be another user, whose
+    code we run already.
+    """
     try:
-        done = subprocess.run(
-            words, cwd=home, capture_output=True, text=True, timeout=10, check=True
-        )
+        commit = _git("rev-parse", "--verify", "HEAD")
+        return commit + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def _git(*words: str) -> str:
+    git = ["git", "--no-optional-locks", "-c", "safe.directory=*", "-c", "core.fsmonitor=false"]
+    home = Path(__file__).resolve().parent.parent
+    done = subprocess.run(
+        [*git, *words], cwd=home, capture_output=True, text=True, timeout=10, check=True
+    )
     return done.stdout.strip()

@@ -52,7 +52,7 @@ class KernelFacts:
             self.log.take_journal(answer["out"])
         facts = []
         for ago_s, address, code, words in self.log.new_lines():
-            if ago_s <= time.monotonic() - self.began_s:
+            if ago_s <= round(time.monotonic() - self.began_s, 1):  # both in tenths
                 text = "NVRM: Xid (PCI:%s): %d, %s" % (address, code, words)
                 facts.append({"type": "fact", "kind": "xid", "detail": str(code), "text": text})
                 facts[-1]["age_s"] = ago_s

@@ -144,3 +144,17 @@ def test_xid_lines_come_from_the_journal_where_the_log_may_not_be_read(
     monkeypatch.setattr(kernel_facts, "JOURNAL_S", 60.0)  # this machine may be busy
     assert facts.xids() == []  # only at the end: it starts a program
     assert [fact["detail"] for fact in facts.xids(is_last=True)] == ["95"]
+
+
+def test_a_line_from_just_after_the_beginning_is_new_whatever_tenths_its_age_is_told_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kmsg = tmp_path / "kmsg"
+    kmsg.touch()
+    facts = KernelFacts(os.getpid(), str(kmsg))
+    facts.began_s = 1000.0
+    now_s = iter([1000.06, 1000.06, 1000.07])  # of the log, and of what is new
+    monkeypatch.setattr(time, "monotonic", lambda: next(now_s))
+    with kmsg.open("a") as writer:
+        writer.write("4,871,1000001000,-;NVRM: Xid (PCI:0000:44:00): 79, pid=7, fallen off\n")
+    assert [fact["age_s"] for fact in facts.xids()] == [0.1]
