@@ -1,11 +1,12 @@
-"""Every Python that the README promises: `python -m tests.pythons [--only 3.12] [--whole 3.13|all] [--long 1/2] [--skip-demo]`.
+"""Every Python that the README promises: `python -m tests.pythons [--only 3.12] [--whole 3.13|all] [--long K/N] [--skip-demo]`.
 
-One of them, another one for another commit, gets what both README commands do: all tests, and a short demo; as
-root, the demo runs as an ordinary user in a home with a space in its path. The others get the environment from the lock,
-the import of every module, and the tests of what changes between Pythons. The oldest and the newest also get mypy,
-and the newest the tests of video with the newest PyAV. The Python of .venv, whose tests `make test` runs all, only gets
-the demo here. Two are tried at once, and the environments of the next are made meanwhile. The last
-line names every version and what broke. Exit code 1 if one did, 3 if one could not be tried.
+One of them, another one for another commit, gets what both README commands do: all tests, and a short
+demo; as root, the demo runs as an ordinary user in a home with a space in its path. It gets mypy too where
+it is the oldest or the newest, and the newest the tests of video with the newest PyAV. The others get the
+environment from the lock, the import of every module, and the tests of what changes between Pythons. The
+Python of .venv, whose tests `make test` runs all, only gets the demo here. Two are tried at once, and the
+environments of the next are made meanwhile. The last line names every version and what broke. Exit code 1
+if one did, 3 if one could not be tried.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ NOBODY = 65534
 LIMIT_S = 900  # of one program
 WHOLE_LIMIT_S = 1500  # of all tests, beside the short ones of another version
 AT_ONCE = 2  # versions: one computes while the other waits for its environment, processes, networks
-WORKERS, WHOLE_WORKERS = 3, 4  # of the tests of a version
+WORKERS = 4  # of all tests; those of the other versions run beside them in one process
 TESTS = (
     "tests/test_imports.py",
     "tests/clusterctl/test_cli.py",
@@ -79,6 +80,8 @@ def main() -> int:
         ]
         results = {one.version: tried.submit(one.result) for one in trials}
     words = ", ".join(f"{version} {results[version].result()}" for version in sorted(results))
+    for one in trials:
+        print("".join(f"Python {one.version}: {line}\n" for line in one.last_words), end="")
     print(f"Pythons: {words}", flush=True)
     if "broken" in words:
         return 1
@@ -95,6 +98,7 @@ class Trial:
         self._made = made
         self._demo = [] if skip_demo else [("demo", self._run_demo)]
         self._output = ""  # of the step
+        self.last_words: list[str] = []  # of the step that failed, for a log that is cut
 
     def result(self) -> str:
         """Returns ok, not found, or broken with the step."""
@@ -106,6 +110,11 @@ class Trial:
                 step()
             except (Broken, OSError, subprocess.SubprocessError) as error:
                 self._say(f"{name} failed: {error}", self._output)
+                lines = self._output.splitlines()
+                told = [
+                    line for line in lines if line.startswith(("FAILED", "ERROR", "INTERNALERROR"))
+                ]
+                self.last_words = [*told[-10:], *lines[-5:], f"{name} failed: {error}"]
                 return f"broken ({name})"
             last = self._output.strip().rpartition("\n")[2]
             counts = f": {last}" if name == "tests" else ""
@@ -117,12 +126,12 @@ class Trial:
             return self._demo
         if self._made is None:
             return []
-        newest = [("newest PyAV", self._run_newest_pyav)]
+        is_newest = self._is_whole and self.version == TAKES_NEWEST_PYAV
         return [
             ("environment", self._made.result),
-            *([("lint", self._run_lint)] if self.version in ENDS else []),
+            *([("lint", self._run_lint)] if self._is_whole and self.version in ENDS else []),
             ("tests", self._run_tests),
-            *(newest if self.version == TAKES_NEWEST_PYAV else []),
+            *([("newest PyAV", self._run_newest_pyav)] if is_newest else []),
             *(self._demo if self._is_whole else []),
         ]
 
@@ -132,11 +141,11 @@ class Trial:
     def _run_tests(self) -> None:
         """As `make test`: what failed beside other tests runs once more, alone."""
         tests = ("tests",) if self._is_whole else TESTS
-        workers = str(WHOLE_WORKERS if self._is_whole else WORKERS)
         pytest = [self._python, "-m", "pytest", "-q", "-o", f"cache_dir={self._folder}/.pytest"]
+        beside = ["-n", str(WORKERS), "--dist", "loadfile", "--no-loadscope-reorder"]
+        beside += ["--max-worker-restart", "0"]
         try:
-            beside = ["-n", workers, "--dist", "loadfile", "--no-loadscope-reorder"]
-            self._run([*pytest, *beside, "--max-worker-restart", "0", "--long", self._long, *tests])
+            self._run([*pytest, *(beside if self._is_whole else []), "--long", self._long, *tests])
         except Broken:
             self._say("failed beside other tests; once more, alone:", self._output)
             alone = ["--last-failed", "--last-failed-no-failures", "none", "--maxfail", "6"]

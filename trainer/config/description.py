@@ -75,8 +75,8 @@ def _environment(environ: Mapping[str, str]) -> dict[str, str]:
 def _commit() -> str | None:
     """The checkout's commit, with + when it has changes; None outside of one.
 
-    Nothing is written there: `git describe --dirty` would make the index anew, with our umask, and
-    another user of this checkout could not read it then. The owner may be another user, whose
+    Nothing is written there: `git describe --dirty` would write the index again, with our umask,
+    and another user of this checkout could not read it then. The owner may be another user, whose
     code we run already.
     """
     try:
