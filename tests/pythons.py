@@ -188,11 +188,15 @@ class Trial:
     def _run(self, command: list[str], cwd: Path = ROOT, **environment: str) -> None:
         """Its output is kept, and bytecode: hundreds of processes import torch. Raises Broken."""
         environment = {**environment, "PYTHONDONTWRITEBYTECODE": ""}
-        done = subprocess.run(
-            command, cwd=cwd, env={**os.environ, **environment}, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-            timeout=WHOLE_LIMIT_S if self._is_whole else LIMIT_S,
-        )  # fmt: skip
+        try:
+            done = subprocess.run(
+                command, cwd=cwd, env={**os.environ, **environment}, stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+                timeout=WHOLE_LIMIT_S if self._is_whole else LIMIT_S,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired as error:
+            self._output += (error.stdout or b"").decode("utf-8", "replace")
+            raise
         self._output += done.stdout
         if done.returncode:
             raise Broken(f"exit code {done.returncode}")
