@@ -11,7 +11,7 @@ AT_RUN_TIME = {
     "checks/parsers/kernel_log.py": "its own table",
     "clusterctl/launch/causes/signatures.py": "its own table",
     "clusterctl/payload/collect/kernel_log.py": "INTERESTING of checks.parsers.kernel_log",
-    "clusterctl/payload/mask_secrets.py": "two patterns of its own",
+    "clusterctl/payload/secrets/mask.py": "two patterns of its own",
     "clusterctl/payload/watching/host.py": "400 characters of the driver's version",
     "trainer/runlog/gpu_peaks.py": "its own table",
     "clusterctl/output.py": "names of this command's own nodes, escaped",

@@ -175,7 +175,7 @@ def _saved_run(
     from clusterctl.launch.start import LaunchOptions, Prepared, choose_slots, plan_launch, prepare
     from clusterctl.ledger.enter import enter_checks
     from clusterctl.ledger.entries import path_beside as ledger_beside
-    from clusterctl.payload.mask_secrets import is_secret
+    from clusterctl.payload.secrets.marks import is_secret
 
     for name in [pair.partition("=")[0] for pair in options["env"] if "=" in pair]:
         if is_secret(name):  # every user of this machine can read a command line

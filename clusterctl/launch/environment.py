@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clusterctl.errors import UsageError
-from clusterctl.payload.mask_secrets import HIDDEN, hide, is_secret
+from clusterctl.payload.secrets.marks import HIDDEN, is_secret
+from clusterctl.payload.secrets.mask import hide
 from clusterctl.runs.hidden_values import SHORTEST
 
 PASSED_PREFIXES = ("NCCL_", "GLOO_", "OMP_", "CUDA_", "TORCH_", "PYTORCH_", "WANDB_", "HF_")

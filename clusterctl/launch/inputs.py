@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from clusterctl.errors import UsageError
 from clusterctl.launch import environment
 from clusterctl.payload.files.ownership import NotPrivate, refuse_open_folder
-from clusterctl.payload.mask_secrets import HIDDEN
+from clusterctl.payload.secrets.marks import HIDDEN
 from trainer.runlog.own_modules import environment as own_environment
 from trainer.runlog.own_modules import module_command
 

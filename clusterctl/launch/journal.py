@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.launch.state import RunState
-from clusterctl.payload.mask_secrets import hide
+from clusterctl.payload.secrets.mask import hide
 from clusterctl.runs.appended import Appended
 from trainer.runlog import telemetry
 

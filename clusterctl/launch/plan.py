@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from clusterctl.errors import UsageError
 from clusterctl.launch.environment import Environment
 from clusterctl.nodes import Node, counted, fold
-from clusterctl.payload.mask_secrets import hide_words
+from clusterctl.payload.secrets.mask import hide_words
 
 # Outside the kernel's ephemeral ports (32768 up), so that no outgoing connection holds one.
 PORT_RANGE = range(29500, 30000)

@@ -14,7 +14,6 @@ import time
 from clusterctl.payload.jobs.find_job import NOTES, Snapshot, find_job, login_user, take_snapshot
 from clusterctl.payload.jobs.processes import start_of
 from clusterctl.payload.jobs.terminate import Ending, zombies
-from clusterctl.payload.launch.stopped import end_runs, runs_of
 from clusterctl.payload.launch.waiting import waiting_for
 from clusterctl.payload.prelude import ARGS, finish
 
@@ -40,6 +39,8 @@ def look(pick):
 
 
 def kill(pick):
+    from clusterctl.payload.launch.stopped import end_runs, runs_of  # a look needs none
+
     started = time.monotonic()
     approved = [tuple(target) for target in ARGS["targets"]]
     users = runs_of([pid for pid, start in approved if start_of(pid) == start])

@@ -14,7 +14,6 @@ from clusterctl.payload.jobs.find_job import find_job, take_snapshot
 from clusterctl.payload.jobs.heartbeats import handles, heartbeat
 from clusterctl.payload.jobs.processes import describe
 from clusterctl.payload.jobs.terminate import Victim
-from clusterctl.payload.launch.stopped import end_runs, runs_of
 from clusterctl.payload.launch.waiting import waiting_for
 from clusterctl.payload.prelude import ARGS, finish
 from clusterctl.payload.proc_files import or_none
@@ -37,6 +36,8 @@ def look():
 
 
 def stop():
+    from clusterctl.payload.launch.stopped import end_runs, runs_of  # a look needs none
+
     started, wall_s = time.monotonic(), time.time()
     found = [or_none(Victim, pid, start) for pid, start in ARGS["targets"]]
     victims = list(filter(None, found))

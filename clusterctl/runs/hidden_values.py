@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl.payload.files.private import replace_file
-from clusterctl.payload.mask_secrets import HIDDEN
+from clusterctl.payload.secrets.marks import HIDDEN
 from trainer.runlog.run_files import read_object
 
 FILE = ".hidden-values.json"

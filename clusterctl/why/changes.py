@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.nodes import fold
-from clusterctl.payload.mask_secrets import HIDDEN, hide, is_secret
+from clusterctl.payload.secrets.marks import HIDDEN, is_secret
+from clusterctl.payload.secrets.mask import hide
 from clusterctl.runs.attempts import DONE, Attempt
 from clusterctl.runs.find import EVENTS_FILE, PLAN_FILE, runs_by_time
 from clusterctl.runs.journal import Journal, after_event, launcher_event, planned_nodes

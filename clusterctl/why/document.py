@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from clusterctl.payload.mask_secrets import hide
+from clusterctl.payload.secrets.mask import hide
 from clusterctl.why.explain import Explanation
 
 

@@ -16,7 +16,7 @@ from clusterctl.errors import CouldNotFindOut, UsageError
 from clusterctl.launch.causes import signatures, texts
 from clusterctl.launch.causes.kinds import Cause, Kind, Source
 from clusterctl.nodes import counted
-from clusterctl.payload.mask_secrets import LineMask, hide
+from clusterctl.payload.secrets.mask import LineMask, hide
 from clusterctl.runs import owner
 from clusterctl.runs.attempts import DONE, FAILED, RUNNING, Attempt
 from clusterctl.runs.find import PLAN_FILE

@@ -11,7 +11,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from clusterctl.payload.mask_secrets import HIDDEN, hide, hide_keys, hide_words, is_secret, may_hold
+from clusterctl.payload.secrets.marks import HIDDEN, is_secret, may_hold
+from clusterctl.payload.secrets.mask import hide, hide_keys, hide_words
 from clusterctl.runs.hidden_values import Values
 from trainer.runlog.json_file import parse
 

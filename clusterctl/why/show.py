@@ -9,7 +9,7 @@ from typing import Any
 from clusterctl.jobs.processes import fold_ranks
 from clusterctl.launch.causes.kinds import Cause, Kind
 from clusterctl.nodes import counted, fold
-from clusterctl.payload.mask_secrets import hide
+from clusterctl.payload.secrets.mask import hide
 from clusterctl.printable import printable
 from clusterctl.runs.attempts import DONE, RUNNING, Attempt
 from clusterctl.runs.journal import USER_STOP

@@ -50,7 +50,7 @@ def collect_gpus(timeout_s, nvml=None, deep=False):
 
 def describe_processes(text):
     """pid, uid, user, age in s, command line, run, rank ("-": none, "?": unreadable) of each."""
-    from clusterctl.payload.mask_secrets import hide_words
+    from clusterctl.payload.secrets.marks import may_hold
 
     lines = []
     for pid in sorted({int(number) for number in re.findall(r"\b\d{1,10}\b", text)}):
@@ -59,7 +59,11 @@ def describe_processes(text):
         if uid is None or line is None or stat is None:
             continue  # a number that is no process (memory), or one that has just ended
         words = proc_files.as_text(line).split("\0")
-        command = " ".join(hide_words(words)).strip()
+        if any(map(may_hold, words)):
+            from clusterctl.payload.secrets.mask import hide_words
+
+            words = hide_words(words)
+        command = " ".join(words).strip()
         command = command.replace("\n", " ").replace("\t", " ")[:200]
         # What our launcher, or torchrun, wrote into its environment.
         environ, run, rank = proc_files.read_bytes("/proc/%d/environ" % pid), "?", "?"

@@ -14,6 +14,7 @@ import stat
 from collections.abc import Callable
 
 from clusterctl.payload.files.ownership import NotPrivate, why_untrusted
+from clusterctl.payload.proc_files import or_none
 
 # On the machine, never on a shared folder: a stalled mount must not look like a stalled rank.
 LOCAL = ("/dev/shm", "/tmp")
@@ -85,6 +86,13 @@ def places_of(uid: int) -> list[tuple[str, str]]:
     places += [(parent, "clusterctl-%d" % uid) for parent in LOCAL]
     is_kept = uid == 0 or not os.path.isdir(LOGIND) or lingers(uid)
     return places if is_kept else places[::-1]
+
+
+def folders_of(uid: int) -> list[str]:
+    """Those that are there of a user's own folder; no links, which lead elsewhere."""
+    paths = [os.path.join(*place) for place in places_of(uid)]
+    found = [(path, or_none(os.lstat, path)) for path in paths]
+    return [path for path, one in found if one and one.st_uid == uid and stat.S_ISDIR(one.st_mode)]
 
 
 def lingers(uid: int) -> bool:

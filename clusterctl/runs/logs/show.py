@@ -10,7 +10,7 @@ from pathlib import Path
 
 from clusterctl.errors import CouldNotFindOut, UsageError
 from clusterctl.nodes import counted
-from clusterctl.payload.mask_secrets import LineMask
+from clusterctl.payload.secrets.mask import LineMask
 from clusterctl.runs.find import EVENTS_FILE
 from clusterctl.runs.logs.files import FOLDER, Chosen, LogFile, LogFolder
 from clusterctl.runs.logs.layout import Layout, LayoutReader

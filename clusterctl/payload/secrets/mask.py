@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 
-HIDDEN = "***"
-
-# A word of a name that is one of these, or ends like one of those: WANDB_API_KEY, apiKey, MY_PAT.
-_WORDS = "PWD PASS SSHPASS PGPASS DBPASS PAT AUTH AUTHORIZATION JWT BEARER SIGNATURE KEYS TOKENS"
-WORDS = (_WORDS + " COOKIES").split()
-_ENDS = (
-    "KEY TOKEN SECRET SECRETS PASSWORD PASSWORDS PASSWD PASSPHRASE PASSCODE CREDENTIAL CREDENTIALS"
-    " COOKIE"
+from clusterctl.payload.secrets.marks import (
+    HIDDEN,
+    PROGRAMS,
+    SHAPES,
+    SHORT,
+    TOKENS,
+    VALUE,
+    is_secret,
+    may_have_hex,
+    may_hold,
+    may_name,
 )
-ENDS = tuple(_ENDS.split())
-# Short options that mean a password to one program and something else to others.
-SHORT = {
-    "sshpass": ("-p",),
-    "curl": ("-u",),
-    "redis-cli": ("-a",),
-    "docker": ("-p",),
-    "podman": ("-p",),
-    "ssh-keygen": ("-N", "-P"),
-    "zip": ("-P",),
-    "unzip": ("-P",),
-    "ldapsearch": ("-w",),
-}
 
 # Lengths have bounds, so that no text takes quadratic time.
-_VALUE = r"""\"(?:\\.|[^\"\\]){0,2000}\"|'(?:\\.|[^'\\]){0,2000}'|[^\s,;&)}\]]+"""
 _COUNT = r"\d{1,12}(?:\.\d{1,6})?(?:[eE][+-]?\d{1,3})?[KMBTkmbt]?"
 # What a value is in: b'…', SecretStr("…"); what belongs to it behind its first word or quotes.
 _IN = r"(?:[bBrRuUfF]{1,2}|[A-Za-z_][\w.]{0,60}\(\s{0,3})(?=[\"'])"
@@ -55,15 +43,11 @@ _PAIR = (
     r"(?:\s{1,40}|\s{0,9}(?:\||->)\s{0,9}|\s{1,9}(?:is|was|to|set\sto|is\sset\sto)\s{1,9})"
     r"[\"'`]{0,2})(?P<value>[^\s\"'`,;:|()<>]{8,})"
 )
+_PAIR_NAME = r"[A-Za-z][A-Za-z0-9_-]{0,80}\Z"
 _VARIABLES = ("_PWD", "_PASSWORD", "_PASSWD", "_PASS", "_PASSPHRASE", "_PASSCODE")
 _PAIR_ENDS = "key token secret passw passphrase credential cookie _p _auth _jwt".split()
-_PAIR_NAME = r"[A-Za-z][A-Za-z0-9_-]{0,80}\Z"
 _URL_USER = r"(?<=://)(?:[^\s/\"']+(?=@)|[^\s/\"'@:]{0,100}:(?!\d{1,5}/)[^\s\"'@:]{1,100}(?=@))"
-# Tokens that begin with a prefix of their own, which is also the quick check for them.
-_TOKENS = """hf_ ghp_ gho_ ghs_ ghu_ ghr_ github_pat_ glpat- glrt- sk- sk_live_ sk_test_ rk_live_
-rk_test_ whsec_ nvapi- xoxa- xoxb- xoxe- xoxo- xoxp- xoxr- xoxs- xapp- wandb_v1_ AKIA ASIA AIza
-GOCSPX- npm_ pypi- dckr_pat_ ya29. hvs. SG. dop_v1_ shpat_ dapi lin_api_ AGE-SECRET-KEY-""".split()
-_SHAPE = r"\b(?:%s)[\w-]{12,}(?:\.[\w-]+){0,3}" % "|".join(map(re.escape, _TOKENS))
+_SHAPE = r"\b(?:%s)[\w-]{12,}(?:\.[\w-]+){0,3}" % "|".join(map(re.escape, TOKENS))
 # Programs that read a password from their input; in a part of a command line without pipes.
 _ASKING = r"-stdin\b|--with-token\b|\b(?:ch)?passwd\b"
 _ASKING_WITH = (  # (program, what of it asks)
@@ -79,51 +63,6 @@ _ASKING_WITH = (  # (program, what of it asks)
 _SAYING = r"\b(?:echo|printf)\s{1,9}(?:-[neE]{1,3}\s{1,9}|[\"']?%s(?:\\n)?[\"']?\s{1,9})?"
 _VARIABLE = r"[\"']?\$"
 _NEAR = 230  # characters of a part that are looked at
-# Secrets that are known by what is around them: (mark, expression); `kept` is shown.
-_SHAPES = (
-    ("eyJ", r"\beyJ[\w-]{8,2000}\.[\w-]{1,2000}\.[\w-]+"),  # JSON web token
-    ("sig=", r"(?P<kept>[?&;\s\"']sig=)[^&\s\"']+"),  # Azure, shared access
-    ("SIG=", r"(?P<kept>[?&;\s\"']SIG=)[^&\s\"']+"),
-    ("hooks.slack", r"(?P<kept>hooks\.slack(?:-gov)?\.com/)[^\s\"'<>]+"),
-    ("/api/webhooks/", r"(?P<kept>/api/webhooks/)[^\s\"'<>]+"),  # Discord
-    ("webhook.office", r"(?P<kept>webhook\.office\.com/)[^\s\"'<>]+"),
-    (":A", r"(?<!\d)\d{8,12}:A[\w-]{30,}"),  # Telegram
-    ("earer ", r"(?P<kept>\b[Bb]earer\s{1,9})(?=\S*[\d_=-])[\w.~+/=-]{8,}"),
-    ("BEARER ", r"(?P<kept>\bBEARER\s{1,9})(?=\S*[\d_=-])[\w.~+/=-]{8,}"),
-    ("asic ", r"(?P<kept>\b[Bb]asic\s{1,9})(?=\S*[\d=])[A-Za-z0-9+/]{12,}={0,2}(?![\w+/])"),
-    ("passw", r"(?P<kept>(?:^|\n)\s{0,40}passw(?:or)?d\s{1,9})\S+(?=[ \t]{0,9}(?:\n|$))"),  # .netrc
-    ("passw", r"(?P<kept>\blogin\s{1,9}\S{1,200}\s{1,9}passw(?:or)?d\s{1,9})\S+"),
-    (
-        "passw",
-        (
-            r"(?i)(?P<kept>(?<![^\W_])passw(?:or)?d\s{1,9}[\"']?)"
-            r"(?=[^\s\"']*[\d!@#$%^&*])[^\s\"',;:)]{4,}"
-        ),
-    ),
-    (
-        "passphrase",
-        (
-            r"(?i)(?P<kept>(?<![^\W_])passphrase\s{1,9}(?:is\s{1,9})?[\"']?)"
-            r"(?=[^\s\"']*[\d!@#$%^&*-])[^\s\"',;:)]{4,}"
-        ),
-    ),
-    *(
-        (mark, r"(?i)(?P<kept>(?<![A-Za-z0-9])pin[\"']?\s?[:=]\s{0,3}[\"']?)\d{4,12}(?!\w)")
-        for mark in ("pin=", "pin:", "pin =", "pin :", 'pin":', "pin':")
-    ),
-    ("sshpass", r"(?P<kept>\bsshpass\s{1,9}-p\s{0,9})(?:%s)" % _VALUE),
-)
-# Options that are followed by a secret: (mark, program, option, what may be between, characters).
-_PROGRAMS = (
-    ("ssh-keygen", r"\bssh-keygen\s", r"(?<=\s)-N", r"\s{0,9}", 300),
-    ("ssh-keygen", r"\bssh-keygen\s", r"(?<=\s)-P", r"\s{0,9}", 300),
-    ("zip", r"\b(?:un)?zip\s", r"(?<=\s)-P", r"\s{0,9}", 200),
-    ("ldap", r"\bldap\w{1,9}\s", r"(?<=\s)-w", r"\s{0,9}", 200),
-    ("login", r"\blogin\s", r"(?<=\s)-p", r"\s{0,9}", 200),
-    ("-p", r"\b(?:mysql|mariadb)[\w-]{0,12}\s", r"(?<=\s)-p", "", 200),
-    ("redis-cli", r"\bredis-cli\s", r"(?<=\s)-a", r"\s{0,9}", 200),
-    ("curl", r"\bcurl\s", r"(?<=\s)(?:-u|--user)", r"\s{0,9}", 300),
-)
 _LOGIN_OF = r"\b(?:docker|podman|helm)\s"
 # A key of W&B has the form of a commit: one that is named as such, or part of a path, stays.
 _HEX = r"(?<![\w/+-])[0-9a-f]{40}(?![\w/])"
@@ -138,55 +77,6 @@ _HEADER = r"(?i)\b((?:proxy-)?authorization|(?:set-)?cookie)(\s{0,9}:\s{0,9})(?!
 _HEADERS = ("AUTHORIZATION", "COOKIE")
 _LOGIN = r"\b(wandb\s{1,9}login\b)(.+)"
 _MESSAGES = ("key", "keys", "token", "tokens")  # before a colon: words of many messages
-# What is in every text in which `hide` may find something: in capitals, and as it stands.
-_BASES = tuple(
-    word
-    for word in (*WORDS, *ENDS)
-    if not any(other in word and other != word for other in (*WORDS, *ENDS))
-)
-_MARKS = (*_TOKENS, *(mark for mark, _ in _SHAPES if mark != mark.lower()), "PRIVATE KEY")
-_LOWER_MARKS = (
-    *(mark for mark, _ in _SHAPES if mark == mark.lower()),
-    *(mark for mark, *_ in _PROGRAMS),
-    *(mark for mark in SHORT if mark != "unzip"),
-    *("://", "login", "-stdin", "sudo"),
-)
-_PAT = r"(?i:pat)(?![A-Za-z0-9])|(?i:pa)t(?=[A-Z])"  # a word, and not the begin of "path"
-_DIGITS = bytes.maketrans(b"0123456789abcdef", b"0" * 16)
-_IS_HEX = b"0" * 40
-
-
-@functools.lru_cache(512)  # a list of 300,000 lists asks as often for one name
-def is_secret(name: str) -> bool:
-    """Whether a name is secret: WANDB_API_KEY, MY_PAT, accessKeyId; not TOKENIZERS_PARALLELISM."""
-    upper = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).upper()
-    return any(word in WORDS or word.endswith(ENDS) for word in re.split(r"[^A-Z0-9]+", upper))
-
-
-def may_hold(text: str) -> bool:
-    """Whether `hide` might find something: tens of times as fast, and most lines hold nothing."""
-    for mark in _MARKS:
-        if mark in text:
-            return True
-    lower = text.lower()
-    for mark in _LOWER_MARKS:
-        if mark in lower:
-            return True
-    return _may_name(text) or _may_have_hex(text)
-
-
-def _may_name(text: str, words: tuple[str, ...] = _BASES) -> bool:
-    upper = text.upper()
-    for word in words:
-        if word in upper and (word != "PAT" or not text.isascii() or re.search(_PAT, text)):
-            return True
-    return False
-
-
-def _may_have_hex(text: str) -> bool:
-    if len(text) < 40:
-        return False
-    return _IS_HEX in text.encode("ascii", "replace").translate(_DIGITS)
 
 
 def hide(text: str) -> str:
@@ -198,20 +88,20 @@ def hide(text: str) -> str:
         text = re.sub(_URL_USER, HIDDEN, text)
     if "PRIVATE KEY" in text:
         text = hide_keys(text)
-    if any(mark in text for mark in _TOKENS):
+    if any(mark in text for mark in TOKENS):
         text = re.sub(_SHAPE, HIDDEN, text)
     lower = text.lower()
-    for mark, shape in _SHAPES:
+    for mark, shape in SHAPES:
         if mark in text or mark in lower:
             text = re.sub(shape, _keep_name, text)
     text = _hide_input(text)
-    for mark, program, option, gap, most in _PROGRAMS:
+    for mark, program, option, gap, most in PROGRAMS:
         if mark in lower:
             text = _hide_options(text, program, option, gap, most)
-    if _may_have_hex(text):
+    if may_have_hex(text):
         text = re.sub(_HEX, _keep_commit, text)
-    if _may_name(text):
-        if ":" in text and _may_name(text, _HEADERS):
+    if may_name(text):
+        if ":" in text and may_name(text, _HEADERS):
             text = re.sub(_HEADER, r"\1\2" + HIDDEN, text)
         if ":" in text or "=" in text:
             text = _hide_values(text, _NAMED)
@@ -292,7 +182,7 @@ def _hide_input(text: str) -> str:
         return text
     kept, end, seen = [], 0, 0
     may_ask = re.compile(r"-stdin|-with-token|passwd|sudo|login")
-    value = re.compile(r"(?!%s)(?:%s)" % (_VARIABLE, _VALUE))
+    value = re.compile(r"(?!%s)(?:%s)" % (_VARIABLE, VALUE))
     for found in re.finditer(r"<<<\s{0,9}", text):
         if found.start() < end:
             continue
@@ -331,7 +221,7 @@ def _asks(part: str) -> bool:
 def _hide_options(text: str, program: str, option: str, gap: str, most: int) -> str:
     """Without the value of an option that is at most so many characters behind its program."""
     kept, end, looked = [], 0, 0
-    asked, value = re.compile(option), re.compile("%s(%s)" % (gap, _VALUE))
+    asked, value = re.compile(option), re.compile("%s(%s)" % (gap, VALUE))
     for found in re.finditer(program, text):
         if found.end() < end or (program == r"\blogin\s" and not _is_login(text, found.start())):
             continue
@@ -365,14 +255,6 @@ def _keep_words(found: re.Match[str]) -> str:
     return found.group("kept") + HIDDEN
 
 
-def _is_pair(name: str, value: str) -> bool:
-    """Whether two words are a secret's name, as variables and options have it, and its value."""
-    if name.isupper() and name.endswith(_VARIABLES) and re.search(r"\d", value):
-        return bool(re.search(r"[A-Za-z]", value))
-    is_compound = re.search(r"[_-]|[a-z][A-Z]", name) or name.isupper()
-    return bool(is_compound) and is_secret(name) and _is_random(value)
-
-
 def _keep_commit(found: re.Match[str]) -> str:
     before = found.string[max(0, found.start() - 40) : found.start()]
     return found.group() if re.search(_COMMIT, before) else HIDDEN
@@ -391,7 +273,7 @@ def _hide_values(text: str, names: str) -> str:
         is_word = name.lower() in _MESSAGES or name.endswith(("Error", "Exception"))
         within = re.compile(_IN).match(text, found.end())
         begin = found.end() if within is None else within.end()
-        value = re.compile(_VALUE).match(text, begin)
+        value = re.compile(VALUE).match(text, begin)
         if value is None:
             continue
         if is_word and ":" in found.group() and not _is_random(value.group()):
@@ -448,15 +330,6 @@ def _end_of_block(text: str, name: int, end: int) -> int:
     return end
 
 
-def _is_random(value: str) -> bool:
-    """Whether a word looks like a key and not like the name of one: `token: X` is in messages."""
-    word = value.strip("\"'")
-    kinds = [bool(re.search(kind, word)) for kind in ("[a-z]", "[A-Z]", "[0-9]")]
-    if re.fullmatch(r"[\w+=-]{8,}", word):
-        return all(kinds) or (len(word) >= 16 and kinds[2] and any(kinds[:2]))
-    return all(kinds) and re.fullmatch(r"[\w+=!@#$%^&*-][\w+=./!@#$%^&*-]{19,}", word) is not None
-
-
 def _end_of_group(text: str, begin: int) -> int:
     """Behind the bracket that closes the one at `begin`, at most 2,000 characters on."""
     depth = 0
@@ -465,6 +338,23 @@ def _end_of_group(text: str, begin: int) -> int:
         if depth == 0:
             return begin + found.end()
     return min(len(text), begin + 2000)
+
+
+def _is_pair(name: str, value: str) -> bool:
+    """Whether two words are a secret's name, as variables and options have it, and its value."""
+    if name.isupper() and name.endswith(_VARIABLES) and re.search(r"\d", value):
+        return bool(re.search(r"[A-Za-z]", value))
+    is_compound = re.search(r"[_-]|[a-z][A-Z]", name) or name.isupper()
+    return bool(is_compound) and is_secret(name) and _is_random(value)
+
+
+def _is_random(value: str) -> bool:
+    """Whether a word looks like a key and not like the name of one: `token: X` is in messages."""
+    word = value.strip("\"'")
+    kinds = [bool(re.search(kind, word)) for kind in ("[a-z]", "[A-Z]", "[0-9]")]
+    if re.fullmatch(r"[\w+=-]{8,}", word):
+        return all(kinds) or (len(word) >= 16 and kinds[2] and any(kinds[:2]))
+    return all(kinds) and re.fullmatch(r"[\w+=!@#$%^&*-][\w+=./!@#$%^&*-]{19,}", word) is not None
 
 
 def hide_words(words: list[str]) -> list[str]:
