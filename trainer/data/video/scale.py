@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import av
 import numpy as np
-from av.sidedata.sidedata import Type
+from av.sidedata.sidedata import SideDataContainer, Type
 from av.video.reformatter import VideoReformatter
 from numpy.typing import NDArray
 
@@ -48,7 +48,9 @@ class Turn(NamedTuple):
 
     @classmethod
     def of(cls, frame: Any) -> Turn:
-        matrix = frame.side_data.get(Type.DISPLAYMATRIX)
+        # As frame.side_data, which the frame would keep: each frame's pixels would then stay until
+        # the next collection of garbage, 100 frames and more of a clip at once.
+        matrix = SideDataContainer(frame).get(Type.DISPLAYMATRIX)  # type: ignore[call-arg]
         if matrix is None:
             return cls()
         # x' = a x + c y, y' = b x + d y, of 16.16 numbers; what is not a quarter turn is rounded
