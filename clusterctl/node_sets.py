@@ -73,6 +73,8 @@ def _parts(text: str, where: str) -> list[tuple[str, str]]:
         )
         if is_user and "[" in user:
             raise HostfileError(f"{where}: {_short(part)} is not a node set: a user has no numbers")
+        if is_user and not rest.strip():
+            raise HostfileError(f"{where}: {_short(part)} names a user and no node")
         found.append((user + at, rest) if is_user else ("", part))
     return found
 

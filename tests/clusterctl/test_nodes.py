@@ -250,6 +250,12 @@ def nodes_or_sentence(text: str) -> list[Node]:
     return nodes or pytest.fail("no node and no error")
 
 
+@pytest.mark.parametrize("text", ["a@,", "n1,root@", "n1,root@ ,n2"])
+def test_a_user_without_a_node_is_a_sentence(text: str) -> None:
+    with pytest.raises(HostfileError, match=r"^nodes\.txt line 1: "):
+        parse_hostfile(text, "nodes.txt")
+
+
 @given(st.text(max_size=60))
 def test_any_text_gives_nodes_or_a_sentence(text: str) -> None:
     nodes = nodes_or_sentence(text)
