@@ -40,22 +40,39 @@ class Words:
     stops: tuple[Fact, ...] = ()
 
 
-# What launchers print of an end; above it is what the ranks have said.
-_LINE = re.compile(
-    r"closing signal SIG|failed \(exitcode|ChildFailedError|death signal, shutting down|"
-    r"Primary job {1,2}terminated normally|"
-    r"(?:mpirun|mpiexec|prterun)(?:\.real)? (?:noticed|detected)|"
-    r"MPI communication peer process|BAD TERMINATION OF ONE|"
-    r"srun: (?:error|Job step aborted|got SIG|forcing job|Terminating)|"
-    r"Killing subprocess \d{1,9}$|slurmstepd: error|exits with return code|"
-    r"CalledProcessError: Command|"
-    r"Job '\S{1,100}' failed|Job entrypoint command failed|Process(?:Exited|Raised)Exception|"
-    r"exited with code -?\d|crashed with exit code|exit with status code|"
-    r"Container rank \d{1,6} status failed|\bprocess \d{1,6} terminated with |"
-    r"command terminated with exit code|OOMKilled|"
-    r"killed due to memory pressure|"
-    r"systemd\[\d{1,9}\]: \S{1,200}: (?:Main process exited|.{0,60}killed by the OOM killer)"
-)
+# What launchers print of an end, by a text that stands in it; above it is what the ranks have said.
+_LINES = {
+    "closing signal SIG": r"closing signal SIG",
+    "failed (exitcode": r"failed \(exitcode",
+    "ChildFailedError": r"ChildFailedError",
+    "death signal, shutting down": r"death signal, shutting down",
+    "terminated normally": r"Primary job {1,2}terminated normally",
+    " noticed": r"(?:mpirun|mpiexec|prterun)(?:\.real)? noticed",
+    " detected": r"(?:mpirun|mpiexec|prterun)(?:\.real)? detected",
+    "MPI communication peer process": r"MPI communication peer process",
+    "BAD TERMINATION OF ONE": r"BAD TERMINATION OF ONE",
+    "srun: ": r"srun: (?:error|Job step aborted|got SIG|forcing job|Terminating)",
+    "Killing subprocess": r"Killing subprocess \d{1,9}$",
+    "slurmstepd: error": r"slurmstepd: error",
+    "exits with return code": r"exits with return code",
+    "CalledProcessError: Command": r"CalledProcessError: Command",
+    "Job '": r"Job '\S{1,100}' failed",
+    "Job entrypoint command failed": r"Job entrypoint command failed",
+    "ProcessExitedException": r"ProcessExitedException",
+    "ProcessRaisedException": r"ProcessRaisedException",
+    "exited with code": r"exited with code -?\d",
+    "crashed with exit code": r"crashed with exit code",
+    "exit with status code": r"exit with status code",
+    "Container rank": r"Container rank \d{1,6} status failed",
+    " terminated with ": r"\bprocess \d{1,6} terminated with |command terminated with exit code",
+    "OOMKilled": r"OOMKilled",
+    "killed due to memory pressure": r"killed due to memory pressure",
+    "systemd[": (
+        r"systemd\[\d{1,9}\]: \S{1,200}: "
+        r"(?:Main process exited|.{0,60}killed by the OOM killer)"
+    ),
+}
+_LINE = re.compile("|".join(_LINES.values()))
 _TORCH = re.compile(r"torch[./]distributed")
 GOES_ON = 30  # lines of a program
 # Lines that are none of a program that goes on: tracebacks, C++ frames, NCCL's, launchers'.
@@ -148,10 +165,12 @@ def read(lines: Sequence[str]) -> Words:
     stops: list[Fact] = []
     filled = [index for index, line in enumerate(lines) if line.strip()]
     last = filled[-NEAR_END] if len(filled) >= NEAR_END else 0
-    is_rank = not any(_TORCH.search(line) for line in lines)  # a task may be torchrun
-    survived = _survived(lines)
+    text = "\n".join(lines)
+    is_told = any(part in text for part in _LINES)  # 10 times cheaper than each line's search
+    is_rank = _TORCH.search(text) is None  # a task may be torchrun
+    survived = _survived(lines) if is_told else 0
     for index, line in enumerate(lines):
-        if _LINE.search(line):
+        if is_told and _LINE.search(line):
             if index < survived:
                 continue
             below = lines[index + 1 : index + 8]

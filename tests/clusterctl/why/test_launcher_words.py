@@ -6,8 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from clusterctl.launch.causes.kinds import Cause, Kind
+from clusterctl.why import launcher_words
 from clusterctl.why.explain import Explanation, explain_logs
 
 ELASTIC = "torch.distributed.elastic.multiprocessing.api"
@@ -170,3 +173,15 @@ def test_rank_whose_store_has_gone_is_a_follower(tmp_path: Path) -> None:
     assert found.verdict is not None
     assert "all blame another one" in found.verdict.why_not
     assert found.victims == {"connection closed by peer": 1}
+
+
+@pytest.mark.parametrize("part", launcher_words._LINES)
+def test_a_log_without_the_part_of_a_launchers_line_has_no_such_line(part: str) -> None:
+    """Else a log's end would be lost where only the parts are looked for."""
+    pattern = re.compile(launcher_words._LINES[part], re.ASCII)
+
+    @given(st.from_regex(pattern))
+    def has_it(line: str) -> None:
+        assert part in line
+
+    has_it()
