@@ -151,6 +151,8 @@ class Request(WSGIRequestHandler):
 class Server(ThreadingWSGIServer):
     """A thread for each request: a client that sends nothing keeps no other waiting."""
 
+    request_queue_size = socket.SOMAXCONN  # of 5, a burst of connections waits for seconds each
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Nothing of a client that hangs up or sends nothing; one line of an error of ours."""
         error = sys.exc_info()[1]

@@ -58,3 +58,13 @@ def test_an_error_of_the_server_is_one_line(
     with serving(CollectorRegistry()) as port, socket.create_connection(("127.0.0.1", port)) as one:
         assert one.recv(1) == b""
     assert capfd.readouterr().err == "a request failed (ArithmeticError: no such number)\n"
+
+
+def test_a_burst_of_clients_is_taken_while_the_server_is_busy() -> None:
+    """A full queue answers nobody; each client asks again after seconds only."""
+    server = serve.make_server("127.0.0.1", 0, CollectorRegistry())
+    with contextlib.ExitStack() as stack:
+        stack.callback(server.server_close)
+        for _ in range(100):
+            address = ("127.0.0.1", server.server_port)
+            stack.enter_context(socket.create_connection(address, timeout=2))
