@@ -40,33 +40,38 @@ class Words:
     stops: tuple[Fact, ...] = ()
 
 
-# What launchers print of an end, by a text that stands in it; above it is what the ranks have said.
+# What launchers print of an end; above it is what the ranks have said. Text -> pattern around it.
 _LINES = {
-    "closing signal SIG": r"closing signal SIG",
-    "failed (exitcode": r"failed \(exitcode",
-    "ChildFailedError": r"ChildFailedError",
-    "death signal, shutting down": r"death signal, shutting down",
+    part: re.escape(part)
+    for part in (
+        "closing signal SIG",
+        "failed (exitcode",
+        "ChildFailedError",
+        "death signal, shutting down",
+        "MPI communication peer process",
+        "BAD TERMINATION OF ONE",
+        "slurmstepd: error",
+        "exits with return code",
+        "CalledProcessError: Command",
+        "Job entrypoint command failed",
+        "ProcessExitedException",
+        "ProcessRaisedException",
+        "crashed with exit code",
+        "exit with status code",
+        "command terminated with exit code",
+        "OOMKilled",
+        "killed due to memory pressure",
+    )
+} | {
     "terminated normally": r"Primary job {1,2}terminated normally",
     " noticed": r"(?:mpirun|mpiexec|prterun)(?:\.real)? noticed",
     " detected": r"(?:mpirun|mpiexec|prterun)(?:\.real)? detected",
-    "MPI communication peer process": r"MPI communication peer process",
-    "BAD TERMINATION OF ONE": r"BAD TERMINATION OF ONE",
     "srun: ": r"srun: (?:error|Job step aborted|got SIG|forcing job|Terminating)",
     "Killing subprocess": r"Killing subprocess \d{1,9}$",
-    "slurmstepd: error": r"slurmstepd: error",
-    "exits with return code": r"exits with return code",
-    "CalledProcessError: Command": r"CalledProcessError: Command",
     "Job '": r"Job '\S{1,100}' failed",
-    "Job entrypoint command failed": r"Job entrypoint command failed",
-    "ProcessExitedException": r"ProcessExitedException",
-    "ProcessRaisedException": r"ProcessRaisedException",
     "exited with code": r"exited with code -?\d",
-    "crashed with exit code": r"crashed with exit code",
-    "exit with status code": r"exit with status code",
     "Container rank": r"Container rank \d{1,6} status failed",
-    " terminated with ": r"\bprocess \d{1,6} terminated with |command terminated with exit code",
-    "OOMKilled": r"OOMKilled",
-    "killed due to memory pressure": r"killed due to memory pressure",
+    " terminated with ": r"\bprocess \d{1,6} terminated with ",
     "systemd[": (
         r"systemd\[\d{1,9}\]: \S{1,200}: "
         r"(?:Main process exited|.{0,60}killed by the OOM killer)"

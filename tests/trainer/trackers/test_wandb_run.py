@@ -81,7 +81,7 @@ def test_offline_figures_lie_in_the_run_directory(tmp_path: Path) -> None:
         assert name in data
 
 
-def begun(
+def started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, error: str = ""
 ) -> tuple[dict[str, Any], list[str]]:
     """What wandb.init is called with, and what is told. A stand-in: there is no server here."""
@@ -110,16 +110,16 @@ def begun(
 def test_a_later_start_continues_the_run_of_the_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, _ = begun(tmp_path, monkeypatch, "online")
-    second, told = begun(tmp_path, monkeypatch, "online")
+    first, _ = started(tmp_path, monkeypatch, "online")
+    second, told = started(tmp_path, monkeypatch, "online")
     assert (first["resume"], second["resume"]) == ("allow", "must")
     assert first["id"] == second["id"]
     assert told == []
-    _, told = begun(tmp_path, monkeypatch, "online", "run does not exist")
+    _, told = started(tmp_path, monkeypatch, "online", "run does not exist")
     assert len(told) == 1
     assert f"run {first['id']} cannot be continued, delete wandb.json" in told[0]
     (tmp_path / "wandb.json").write_text('{"id": "../x", "online": true}')
-    other, _ = begun(tmp_path, monkeypatch, "online")
+    other, _ = started(tmp_path, monkeypatch, "online")
     assert other["id"] not in (first["id"], "../x")
     assert other["resume"] == "allow"
 
@@ -127,8 +127,8 @@ def test_a_later_start_continues_the_run_of_the_directory(
 def test_a_run_that_began_offline_is_not_asked_of_the_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, _ = begun(tmp_path, monkeypatch, "offline")
-    second, _ = begun(tmp_path, monkeypatch, "online")
+    first, _ = started(tmp_path, monkeypatch, "offline")
+    second, _ = started(tmp_path, monkeypatch, "online")
     assert "resume" not in first
     assert (second["id"], second["resume"]) == (first["id"], "allow")
 
@@ -177,16 +177,16 @@ def test_settings_of_another_user_in_the_current_folder_get_no_key(
     os.chown(settings, 65534, 65534)
     monkeypatch.chdir(work)
     monkeypatch.setenv("WANDB_API_KEY", KEY)
-    begins, told = begun(tmp_path, monkeypatch, "online")
-    assert begins == {}
+    options, told = started(tmp_path, monkeypatch, "online")
+    assert options == {}
     assert len(told) == 1
     assert (
         f"{settings} belongs to user 65534: wandb would send the API key to the server" in told[0]
     )
     monkeypatch.setenv("WANDB_BASE_URL", "https://api.wandb.ai")
-    begins, told = begun(tmp_path, monkeypatch, "online")
+    options, told = started(tmp_path, monkeypatch, "online")
     assert told == []
-    assert begins["mode"] == "online"
+    assert options["mode"] == "online"
 
 
 def test_without_wandb_installed_one_sentence_is_told(
