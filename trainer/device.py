@@ -17,6 +17,18 @@ _DRIVER = Path("/proc/driver/nvidia/version")  # a kernel module is loaded, what
 
 
 def choose_device(local_rank: int = 0, wanted: str | None = None) -> torch.device:
+    """`find_device`, which this thread computes on from now on.
+
+    A Triton kernel is launched on the current GPU, wherever its tensors are; that is GPU 0 until
+    somebody says otherwise. This starts CUDA.
+    """
+    device = find_device(local_rank, wanted)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
+
+
+def find_device(local_rank: int = 0, wanted: str | None = None) -> torch.device:
     """The GPU of a local rank, or the CPU. `wanted` is cuda or cpu; default $TRAINER_DEVICE.
 
     Without a wish it is the GPU where torch is built for CUDA and the machine has a driver. Raises

@@ -10,7 +10,7 @@ import torch
 
 from tests.trainer.models.stdit_cases import batch, small_model
 from trainer import device
-from trainer.device import be_deterministic, choose_device
+from trainer.device import be_deterministic, choose_device, find_device
 from trainer.errors import EngineError
 
 OLD = "The NVIDIA driver on your system is too old (found version 12020)."
@@ -26,9 +26,13 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
 
 
-def gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+def gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> list[torch.device]:
+    """That many; the list is of those that become the current one."""
+    current: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    return current
 
 
 def broken(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
@@ -49,6 +53,15 @@ def test_each_local_rank_has_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
     with pytest.raises(EngineError, match=r"rank 2 has no GPU: torch sees 2 \(CUDA_VIS.*=4,5\)"):
         choose_device(2)
+
+
+def test_the_chosen_gpu_becomes_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    current = gpus(monkeypatch, 2)
+    assert find_device(1) == torch.device("cuda", 1)
+    choose_device(1, "cpu")
+    assert current == []
+    choose_device(1)
+    assert current == [torch.device("cuda", 1)]
 
 
 def test_a_driver_that_torch_cannot_use_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

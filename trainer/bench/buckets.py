@@ -18,7 +18,7 @@ from trainer.bench.search import Budget, SearchStopped, largest_batch
 from trainer.bench.shapes import Shape, as_bucket_config, shapes_of
 from trainer.bench.trial import OTHERS, OURS, Spec, run_trial
 from trainer.config.load import Config
-from trainer.device import choose_device, name_of
+from trainer.device import find_device, name_of
 from trainer.errors import ConfigError
 from trainer.models.activation_checkpointing import GradCheckpoint
 from trainer.models.attention.table import read_table
@@ -173,7 +173,7 @@ class Bench:
 def device_of(wanted: str | None) -> str:
     """The device of --device, or the one that training would choose. Raises ConfigError."""
     if wanted is None:
-        return choose_device().type
+        return find_device().type  # the trials have processes of their own: CUDA starts there
     kind = wanted.split(":")[0]
     if kind not in ("cpu", "cuda") or (kind == "cuda" and not torch.cuda.is_available()):
         raise ConfigError(f"device {wanted!r} is not available")

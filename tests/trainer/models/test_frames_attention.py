@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import importlib.util
+import sys
+from contextlib import contextmanager
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -70,3 +73,42 @@ def test_the_card_is_a_constant_of_a_compiled_block() -> None:
 def test_without_triton_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frames, "_HAS_TRITON", False)
     assert not frames.is_usable(queries(15, torch.bfloat16))
+
+
+def test_a_launch_is_on_the_gpu_of_its_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton, which a CPU build of torch lacks, only notes here when it is called."""
+    did: list[Any] = []
+
+    class Kernel:
+        def __getitem__(self, grid: Any) -> Any:
+            return lambda *_, **__: did.append("launch")
+
+    def jit(function: Any = None, **_: Any) -> Any:
+        return Kernel() if function is not None else lambda _: Kernel()
+
+    @contextmanager
+    def device_of(tensor: torch.Tensor) -> Any:
+        did.append(tensor)
+        yield
+        did.append("before")
+
+    language = ModuleType("triton.language")
+    language.constexpr = int  # type: ignore[attr-defined]
+    triton: Any = ModuleType("triton")
+    triton.jit, triton.language = jit, language
+    triton.cdiv, triton.next_power_of_2 = (lambda a, b: -(-a // b)), (lambda n: n)
+    monkeypatch.setitem(sys.modules, "triton", triton)
+    monkeypatch.setitem(sys.modules, "triton.language", language)
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    spec = importlib.util.find_spec("trainer.models.attention.frames_kernels")
+    assert spec is not None
+    assert spec.loader is not None
+    kernels = importlib.util.module_from_spec(spec)  # not the one that others import
+    spec.loader.exec_module(kernels)
+    q = torch.zeros(2, 4, 3, 2, 16)
+    kernels.forward(q, q, q)
+    kernels.backward(q, q, q, q)
+    assert did[1:3] == did[4:6] == ["launch", "before"]
+    assert did[0] is q
+    assert did[3] is q
+    assert len(did) == 6

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -127,9 +128,11 @@ def _launch(kernel: Any, tensors: list[Tensor], strided: int) -> None:
     constants, options = sizes_of(frames, width)
     sequences = batch * places * heads
     strides = [tuple(s // 8 for s in tensor.stride()[:4]) for tensor in tensors[:strided]]
-    kernel[(triton.cdiv(sequences, constants["GROUP"]),)](
-        *tensors, *strides, width**-0.5, frames, places, heads, sequences, **constants, **options
-    )  # fmt: skip
+    numbers = (width**-0.5, frames, places, heads, sequences)
+    with torch.cuda.device_of(tensors[0]):  # Triton asks for the current GPU, not for the tensors'
+        kernel[(triton.cdiv(sequences, constants["GROUP"]),)](
+            *tensors, *strides, *numbers, **constants, **options
+        )
 
 
 def sizes_of(frames: int, width: int) -> tuple[dict[str, int], dict[str, int]]:
