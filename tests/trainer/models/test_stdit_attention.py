@@ -3,9 +3,13 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import sdpa_kernel
 
-from trainer.models.attention import short
+from trainer.models.attention import calls, short
 from trainer.models.attention.calls import attend
+from trainer.models.attention.table import KERNELS
+
+ALL = sorted({kernel for kernels in KERNELS.values() for kernel in kernels})
 
 
 def parts(queries: int, keys: int, dtype=torch.float64) -> list[torch.Tensor]:
@@ -58,3 +62,28 @@ def test_long_sequences_and_half_precision_go_the_common_way(keys, dtype):
     q, k, v = parts(4, keys, dtype)
     assert not short.is_short(q, k, None)
     assert torch.equal(attend(q, k, v), slow(q, k, v, None))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("kernel", ALL)
+def test_torch_s_priorities_name_each_kernel_once(kernel, compiled, monkeypatch):
+    """Dynamo's form of `sdpa_kernel` does not remove doubles; torch's list then has a sixth place."""
+    orders = []
+    plain = torch._C._set_sdp_priority_order
+
+    def noted(order):
+        orders.append(list(order))
+        if len(order) == len(before):  # a longer one is written behind the list's end
+            plain(order)
+
+    def within(x):
+        with sdpa_kernel(calls.backends(kernel), set_priority=True):
+            return F.scaled_dot_product_attention(x, x, x)
+
+    x, before = torch.randn(1, 1, 4, 8), torch._C._get_sdp_priority_order()
+    monkeypatch.setattr(torch._C, "_set_sdp_priority_order", noted)
+    torch._dynamo.reset()
+    run = torch.compile(within, backend="aot_eager") if compiled else within
+    torch.testing.assert_close(run(x), F.scaled_dot_product_attention(x, x, x))
+    assert orders[0][0] == int(calls.backends(kernel)[0])
+    assert all(sorted(order) == sorted(before) for order in orders)

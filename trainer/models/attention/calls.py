@@ -77,10 +77,15 @@ def attend(
     mask = None if keep_BK is None else keep_BK[:, None, None, :]
     if not q_BNIE.is_cuda:
         return F.scaled_dot_product_attention(q_BNIE, k_BNKE, v_BNKE, attn_mask=mask)
-    first = _BACKENDS.get(kernel, SDPBackend.EFFICIENT_ATTENTION)
-    backends = [first, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-    with sdpa_kernel(backends, set_priority=True):
+    with sdpa_kernel(backends(kernel), set_priority=True):
         return F.scaled_dot_product_attention(q_BNIE, k_BNKE, v_BNKE, attn_mask=mask)
+
+
+def backends(kernel: str) -> list[SDPBackend]:
+    """Torch's, in the order in which they are tried; each once, or dynamo's `sdpa_kernel` writes
+    behind the end of torch's list of priorities (2.11 to 2.13), and masked attention has none."""
+    first = _BACKENDS.get(kernel, SDPBackend.EFFICIENT_ATTENTION)
+    return list(dict.fromkeys([first, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]))
 
 
 def to_packed_text(q_BINE: Tensor, k_KNE: Tensor, v_KNE: Tensor, packed: Packed) -> Tensor:
