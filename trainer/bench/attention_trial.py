@@ -104,6 +104,8 @@ def why_not(shape: AttentionShape, kernel: str, device: torch.device) -> str:
             return "Triton is not installed"
         if shape.frames > frames.MOST_FRAMES:
             return f"it takes {frames.MOST_FRAMES} frames at most"
+    if kernel == "varlen" and shape.width % 8:
+        return "it takes heads of a multiple of 8"
     return ""
 
 

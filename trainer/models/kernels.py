@@ -20,6 +20,10 @@ def kernels_used(
     temporal = table.choose("temporal", frames)
     if temporal == "frames":
         fits = frames <= MOST_FRAMES and head_width <= MOST_WIDTH
-        if not fits or head_width % 8:
+        if not fits or head_width % 8 or itemsize > 2:
             temporal = "products"
-    return Kernels(table.choose("spatial", places), temporal, table.choose("text", text))
+    to_text = table.choose("text", text)
+    if to_text == "varlen" and (itemsize > 2 or head_width % 8):
+        # The next one wants rows that begin at multiples of 16 bytes.
+        to_text = "math" if head_width * itemsize % 16 else "efficient"
+    return Kernels(table.choose("spatial", places), temporal, to_text)

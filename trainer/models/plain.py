@@ -163,7 +163,8 @@ def _attend_text(attn: CrossAttention, x_BKD: Tensor, texts: list[Tensor], fused
     """Over the real tokens of each clip's caption: clip by clip, or `fused` in one kernel."""
     lengths = [len(text) for text in texts]
     kv = attn.kv_linear(torch.cat(texts))
-    if fused and packs_text(x_BKD.device, x_BKD.dtype, Table(), max(lengths)):
+    width = x_BKD.shape[-1] // attn.heads
+    if fused and packs_text(x_BKD.device, x_BKD.dtype, Table(), max(lengths), width):
         q_BKNE = attn.q_linear(x_BKD).unflatten(-1, (attn.heads, -1))
         k, v = kv.unflatten(-1, (2, attn.heads, -1)).unbind(1)
         return attn.proj(to_packed_text(q_BKNE, k, v, _packed(x_BKD, lengths)).flatten(-2))

@@ -108,7 +108,8 @@ class STDiT3(nn.Module):
         width, patch = config.hidden_size, config.patch_size
         self.grad_checkpoint, self.offload = GradCheckpoint(), False
         self.positions = positions.EXACT
-        self.rope = positions.RotaryFrequencies(width // config.num_heads)
+        self._head_width = width // config.num_heads
+        self.rope = positions.RotaryFrequencies(self._head_width)
         self.x_embedder = layers.PatchEmbed(patch, config.in_channels, width)
         self.t_embedder = layers.ScalarEmbedder(width)
         self.fps_embedder = layers.ScalarEmbedder(width)
@@ -140,8 +141,7 @@ class STDiT3(nn.Module):
         frames, rows, columns = self._grid(latent)
         config, weight = self.config, self.x_embedder.proj.weight
         keys, item = (frames, rows * columns, text_tokens), weight.element_size()
-        head = config.hidden_size // config.num_heads
-        kernels = kernels_used(self.table, weight.device.type, item, head, *keys)
+        kernels = kernels_used(self.table, weight.device.type, item, self._head_width, *keys)
         size = block_bytes(config, batch, *keys, item, kernels)
         return self.grad_checkpoint.blocks(config.depth, size, latent)
 
@@ -266,7 +266,7 @@ class STDiT3(nn.Module):
     ) -> tuple[Tensor, Tensor | Packed | None]:
         """Text of the model's width, and which of its tokens are real (None: all)."""
         device, dtype = x_BTSD.device, x_BTSD.dtype
-        packs = packs_text(device, dtype, self.table, y.shape[-2])
+        packs = packs_text(device, dtype, self.table, y.shape[-2], self._head_width)
         if self.config.skip_y_embedder:
             assert mask is not None  # checked: as many lengths as clips
             y_BLD, keep_BL = unpacked(y.to(dtype), [int(length) for length in mask])

@@ -15,7 +15,7 @@ from tests.trainer.models.test_stdit_packed_text import VaryingLengths
 from trainer.bench import __main__ as bench
 from trainer.bench import attention
 from trainer.bench.attention_shapes import AttentionShape, read_shapes, shapes_of_config
-from trainer.bench.attention_trial import NotAvailable, Timing, Trial, attention_trial
+from trainer.bench.attention_trial import NotAvailable, Timing, Trial, attention_trial, why_not
 from trainer.bench.attention_winners import Result, rows_of, table_document, winners
 from trainer.bench.child import Kind, Outcome
 from trainer.config import load as configuration
@@ -113,6 +113,12 @@ def test_packed_captions_are_compared_with_the_first_clips(monkeypatch: pytest.M
 @pytest.mark.parametrize("kernel", ["flash", "cudnn", "frames", "varlen"])
 def test_what_does_not_run_here_is_an_answer(kernel: str) -> None:
     assert attention_trial(TEMPORAL, kernel, "cpu", nothing) == NotAvailable("it needs a GPU")
+
+
+def test_packed_text_needs_heads_of_a_multiple_of_8() -> None:
+    narrow = replace(TEXT, width=20)
+    assert why_not(narrow, "varlen", torch.device("cuda")) == "it takes heads of a multiple of 8"
+    assert why_not(TEXT, "varlen", torch.device("cuda")) == ""
 
 
 # --- winners and the file ---

@@ -152,7 +152,9 @@ def test_kernels_are_those_that_attend() -> None:
     assert names("cpu", 2, 72, 15) == ("flash", "flash", "flash")
     assert names("cuda", 2, 72, 15) == ("flash", "frames", "varlen")
     assert names("cuda", 2, 72, 129) == ("flash", "flash", "varlen")
-    assert names("cuda", 2, 36, 15) == ("flash", "products", "varlen")  # rows of 72 bytes
+    assert names("cuda", 2, 36, 15) == ("flash", "products", "math")  # rows of 72 bytes
+    assert names("cuda", 4, 72, 15) == ("flash", "products", "efficient")
+    assert names("cuda", 4, 36, 15) == ("flash", "products", "efficient")
 
 
 def peak(**options: Any) -> Peak:

@@ -10,8 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.trainer.models.stdit_cases import batch, small_model
-from trainer.models import stdit
+from trainer.models import plain, stdit
 from trainer.models.attention import calls
+from trainer.models.attention.table import Table
+from trainer.models.kernels import kernels_used
 
 MASK = torch.tensor([[1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 0], [1, 0, 0, 0, 0, 0]])
 
@@ -118,3 +120,39 @@ def test_where_captions_begin() -> None:
     assert packed.query_ends.tolist() == [0, 4, 8, 12]
     assert packed.is_real[:, 0].tolist() == [True] * 9 + [False] * 9
     assert (packed.queries, packed.keys) == (4, 6)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "width", "packed"),
+    [
+        ("cuda", torch.bfloat16, 72, True),
+        ("cuda", torch.float16, 16, True),
+        ("cuda", torch.bfloat16, 20, False),  # "head_size must be a multiple of 8"
+        ("cuda", torch.bfloat16, 12, False),
+        ("cuda", torch.float32, 72, False),
+        ("cpu", torch.bfloat16, 72, False),
+    ],
+)
+def test_captions_are_packed_where_the_kernel_takes_them(
+    device: str, dtype: torch.dtype, width: int, packed: bool
+) -> None:
+    assert calls.packs_text(torch.device(device), dtype, Table(), 300, width) is packed
+    predicted = kernels_used(Table(), device, dtype.itemsize, width, 15, 300, 300).text
+    assert (predicted == "varlen") is packed
+
+
+def test_a_model_asks_with_the_width_of_its_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def packs_text(*what: Any) -> bool:
+        asked.append(what[-1])
+        return False
+
+    monkeypatch.setattr(stdit, "packs_text", packs_text)
+    monkeypatch.setattr(plain, "packs_text", packs_text)
+    model = small_model(hidden_size=160, num_heads=8)  # the demo's
+    with torch.no_grad():
+        model(**batch())
+        inputs = batch()
+        plain.plain_forward(model, y_B1LC=inputs.pop("y"), **inputs, fused=True)
+    assert set(asked) == {20}

@@ -100,10 +100,13 @@ def to_packed_text(q_BINE: Tensor, k_KNE: Tensor, v_KNE: Tensor, packed: Packed)
     return out.view(q_BINE.shape)
 
 
-def packs_text(device: torch.device, dtype: torch.dtype, table: Table, keys: int) -> bool:
+def packs_text(
+    device: torch.device, dtype: torch.dtype, table: Table, keys: int, head_width: int
+) -> bool:
     """Whether captions are to be packed: where the kernel for it runs, and the table chooses it."""
-    is_half = dtype in (torch.float16, torch.bfloat16)
-    return device.type == "cuda" and is_half and table.choose("text", keys) == "varlen"
+    runs = device.type == "cuda" and dtype in (torch.float16, torch.bfloat16)
+    # Torch pads heads for flash attention, but not for the form of it that takes packed rows.
+    return runs and head_width % 8 == 0 and table.choose("text", keys) == "varlen"
 
 
 def pack(y_BLD: Tensor, keep_BL: Tensor, queries: int) -> tuple[Tensor, Packed]:
