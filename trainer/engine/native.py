@@ -8,7 +8,7 @@ checkpoint, at any world size.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from typing import Any, ClassVar
 
@@ -70,6 +70,7 @@ class NativeEngine(Engine):
             for layer in layers:
                 shard(layer)
         shard(model)
+        leave_on_host(model)
         return model
 
     def backward(self, loss: Tensor, *, is_last: bool = True) -> None:
@@ -134,3 +135,33 @@ class NativeEngine(Engine):
         """The parameters are the masters; a pass without gradients leaves gathered ones behind."""
         root: Any = self._model
         root.reshard()
+
+
+class _OnHost:
+    """A tensor that FSDP2 does not find among inputs."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+
+def leave_on_host(root: nn.Module) -> None:
+    """Inputs stay where they are, as with the other engine. FSDP2 moves those of a root to its
+    device, where nothing of a caption's mask can be read without waiting for all that is queued:
+    text would not be packed."""
+
+    def hide(value: Any) -> Any:
+        is_on_host = isinstance(value, Tensor) and value.device.type == "cpu"
+        return _OnHost(value) if is_on_host and not value.requires_grad else value
+
+    def show(value: Any) -> Any:
+        return value.tensor if isinstance(value, _OnHost) else value
+
+    def each(change: Callable[[Any], Any]) -> Callable[..., Any]:
+        return lambda _, args, named: (
+            tuple(map(change, args)),
+            {name: change(value) for name, value in named.items()},
+        )
+
+    # FSDP2's own hook, which moves them, is between the two.
+    root.register_forward_pre_hook(each(hide), prepend=True, with_kwargs=True)
+    root.register_forward_pre_hook(each(show), with_kwargs=True)
