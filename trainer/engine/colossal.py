@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from trainer.config.load import Config
 from trainer.engine.base import Engine
-from trainer.engine.colossal_import import import_colossalai, use_cpu
+from trainer.engine.colossal_import import import_colossalai, use_cpu, use_gpu
 from trainer.engine.gradients import at_most, clip_in_place
 from trainer.engine.process_group import joining
 from trainer.engine.shards import Shards, part_of
@@ -45,6 +45,8 @@ class ColossalEngine(Engine):
     def setup(self, seed: int, timeout_s: float) -> None:
         if self.device.type == "cpu":
             use_cpu(self._names)
+        else:
+            use_gpu()
         # launch_from_torch passes no timeout on; gloo's is 30 minutes, upstream's loop's 24 hours.
         self.timeout_s, timeout = timeout_s, timedelta(seconds=timeout_s)
         plain = dist.init_process_group

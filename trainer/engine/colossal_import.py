@@ -6,6 +6,11 @@ torch's compiler (fp8 collectives). While ColossalAI is imported, placeholders r
 and torch.compile returns the plain function; the rest of the process sees the real ones. That
 leaves 2 s. A version of ColossalAI that does not import this way is imported the ordinary way.
 
+Nothing here starts CUDA: the starter imports ColossalAI and forks ranks, which could not use a GPU
+then. ColossalAI 0.5.0 asks for the GPU's architecture, to choose what torch compiles of its fp8
+collectives, and for the current device, a default of Gemini's optimizer, which we do not offer. It
+gets neither; `use_gpu` sets the first.
+
 `use_cpu` is for 0.5.0: its ZeRO code is written for CUDA streams and asserts the device's name.
 """
 
@@ -55,16 +60,29 @@ def _placeholders() -> Iterator[None]:
             names = [top, *(f"{top}.{part}" for part in parts)]
             put |= {name: _Placeholder(name) for name in names}
     sys.modules.update(put)
-    compile_ = torch.compile
 
     def plain(model: Any = None, **kwargs: Any) -> Any:
         return model if model is not None else lambda function: function
 
-    torch.compile = plain
+    def unknown(device: Any = None) -> tuple[int, int]:
+        raise RuntimeError("CUDA is not started for an import")
+
+    def first() -> int:
+        return 0
+
+    functions: list[tuple[Any, str, Any]] = [
+        (torch, "compile", plain),
+        (torch.cuda, "get_device_capability", unknown),
+        (torch.cuda, "current_device", first),
+    ]
+    real = [getattr(module, name) for module, name, _ in functions]
+    for module, name, ours in functions:
+        setattr(module, name, ours)
     try:
         yield
     finally:
-        torch.compile = compile_
+        for (module, name, _), theirs in zip(functions, real, strict=True):
+            setattr(module, name, theirs)
         for name in put:
             sys.modules.pop(name, None)
 
@@ -96,6 +114,13 @@ def import_colossalai() -> types.SimpleNamespace:
                 for name in [n for n in sys.modules if n.startswith("colossalai")]:
                     del sys.modules[name]
         return _names()
+
+
+def use_gpu() -> None:
+    """Say what the import did not ask, as ColossalAI notes it: 90 of an H100."""
+    fp8 = sys.modules.get("colossalai.quantization.fp8")
+    if fp8 is not None:
+        fp8.cuda_arch = int("".join(map(str, torch.cuda.get_device_capability())))
 
 
 def use_cpu(names: types.SimpleNamespace) -> None:
