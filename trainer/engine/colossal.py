@@ -38,8 +38,8 @@ class ColossalEngine(Engine):
     name: ClassVar[str] = "colossal"
 
     def __init__(self) -> None:
+        self._names = import_colossalai()  # before CUDA starts: it sets a variable for that
         super().__init__()
-        self._names = import_colossalai()
         self._waited_s = 0.0
 
     def setup(self, seed: int, timeout_s: float) -> None:

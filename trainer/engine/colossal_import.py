@@ -11,6 +11,10 @@ then. ColossalAI 0.5.0 asks for the GPU's architecture, to choose what torch com
 collectives, and for the current device, a default of Gemini's optimizer, which we do not offer. It
 gets neither; `use_gpu` sets the first.
 
+ColossalAI sets CUDA_DEVICE_MAX_CONNECTIONS to 1, for which CUDA looks when a process first uses a
+GPU: all streams then share one queue of the device, in the order of their launches. It stays so
+unless the user has a value of their own.
+
 `use_cpu` is for 0.5.0: its ZeRO code is written for CUDA streams and asserts the device's name.
 """
 
@@ -19,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import logging
+import os
 import sys
 import types
 import warnings
@@ -45,6 +50,7 @@ class _Placeholder(types.ModuleType):
         return _Unused
 
 
+_CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 _PLACEHOLDERS = {
     "peft": ("utils", "utils.other", "utils.save_and_load"),
     "galore_torch": (),
@@ -102,6 +108,14 @@ def import_colossalai() -> types.SimpleNamespace:
     """ColossalAI's names. Raises ModuleNotFoundError when it is not installed."""
     if importlib.util.find_spec("colossalai") is None:
         raise ModuleNotFoundError("No module named 'colossalai'", name="colossalai")
+    connections = os.environ.get(_CONNECTIONS, "1")
+    try:
+        return _import()
+    finally:
+        os.environ[_CONNECTIONS] = connections
+
+
+def _import() -> types.SimpleNamespace:
     already = {name for name in sys.modules if name.startswith("colossalai")}
     with warnings.catch_warnings():  # hints about apex and flash-attention
         warnings.simplefilter("ignore")

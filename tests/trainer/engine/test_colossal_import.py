@@ -55,3 +55,24 @@ same = all(getattr(torch.cuda, name) is ask for name, ask in real.items())
 print(json.dumps([at_import, same, get_accelerator().name, fp8.cuda_arch, asked]))
 """)
     assert found == [[], True, "cuda", 90, ["get_device_capability"]]
+
+
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+
+
+@pytest.mark.parametrize(("own", "used"), [({}, "1"), ({CONNECTIONS: "8"}, "8")])
+def test_cuda_starts_with_the_user_s_number_of_connections_or_one(
+    own: dict[str, str], used: str
+) -> None:
+    """CUDA reads it once in a process."""
+    found = said(
+        """
+from trainer.engine.colossal import ColossalEngine
+at_start = []
+torch.cuda.set_device = lambda _: at_start.append(os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS"))
+ColossalEngine()
+print(json.dumps([at_start, os.environ["CUDA_DEVICE_MAX_CONNECTIONS"]]))
+""",
+        **own, TRAINER_DEVICE="cuda",
+    )  # fmt: skip
+    assert found == [[used], used]
