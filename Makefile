@@ -1,5 +1,5 @@
 # Two commands matter: make demo, make test. Each works from a bare checkout.
-.PHONY: help demo test test-pythons venv lint format docs bench gpu-wheels campaign campaign-faults campaign-hangs campaign-causes audit lab-tools clean always
+.PHONY: help demo test test-pythons venv lint format docs bench gpu-wheels null-gpu campaign campaign-gpu campaign-faults campaign-hangs campaign-causes audit lab-tools clean always
 
 py := .venv/bin/python
 tests ?= tests
@@ -19,6 +19,7 @@ help:
 	@echo "make campaign-faults  faults in real runs on lab nodes, as a table (root)"
 	@echo "make campaign-hangs  hangs of standard training programs, and what dump-stacks says (root)"
 	@echo "make campaign-causes  crashes and hangs with known causes, and healthy jobs: what is said of them (root)"
+	@echo "make campaign-gpu  training on a GPU that computes nothing: launches, memory, waits (6 GB of CUDA torch)"
 	@echo "make gpu-wheels  build/wheels: what tests.gpu needs on a machine without a network"
 	@echo "make audit     known vulnerabilities of the locked versions"
 	@echo "make lab-tools Debian packages for tests that make real nodes (root)"
@@ -94,6 +95,13 @@ campaign-hangs: venv
 # args="--groups crashes,hangs,well --seed 7"
 campaign-causes: venv
 	PATH="$(CURDIR)/.venv/bin:$$PATH" $(py) -m tests.causes $(args)
+
+null-gpu: venv
+	@PYTHON=$(or $(PYTHON),.venv/bin/python) LOCK=cuda VENV=build/null-gpu/venv requirements/venv.sh
+	@$(py) -m tests.gpu.null.build --python build/null-gpu/venv/bin/python --into build/null-gpu
+
+campaign-gpu: null-gpu
+	$(py) -m pytest -m slow tests/gpu/null
 
 clean:
 	rm -rf .venv .venv-hangs .pythons build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
