@@ -46,7 +46,7 @@ class ColossalEngine(Engine):
         if self.device.type == "cpu":
             use_cpu(self._names)
         else:
-            use_gpu()
+            use_gpu(self._names)
         # launch_from_torch passes no timeout on; gloo's is 30 minutes, upstream's loop's 24 hours.
         self.timeout_s, timeout = timeout_s, timedelta(seconds=timeout_s)
         plain = dist.init_process_group
@@ -123,11 +123,16 @@ class ColossalEngine(Engine):
             self._add_up_in_fp32()
 
     def _add_up_in_fp32(self) -> None:
-        """ColossalAI adds the next pass to these parts; a bf16 sum would lose its last bits."""
-        for store in self._optimizer.pg_to_grad_store.values():
-            for parts in store._grads_of_params.values():
-                for gradients in parts.values():
-                    gradients[:] = [gradient.float() for gradient in gradients]
+        """ColossalAI adds the next pass to these parts; a bf16 sum would lose its last bits.
+
+        Where it adds and allocates them: on a GPU that is the stream of its reductions.
+        """
+        (bucket,) = self._optimizer.pg_to_bucket_store.values()  # one process group
+        with self._names.get_accelerator().stream(bucket.comm_stream):
+            for store in self._optimizer.pg_to_grad_store.values():
+                for parts in store._grads_of_params.values():
+                    for gradients in parts.values():
+                        gradients[:] = [gradient.float() for gradient in gradients]
 
     def step(self, limit: float | None = None) -> Tensor:
         if self.is_sharded:

@@ -95,8 +95,9 @@ def _placeholders() -> Iterator[None]:
 
 def _names() -> types.SimpleNamespace:
     import colossalai  # noqa: F401
-    from colossalai.accelerator import set_accelerator  # noqa: F401
+    from colossalai.accelerator import get_accelerator, set_accelerator  # noqa: F401
     from colossalai.accelerator.cpu_accelerator import CpuAccelerator  # noqa: F401
+    from colossalai.accelerator.cuda_accelerator import CudaAccelerator  # noqa: F401
     from colossalai.booster import Booster  # noqa: F401
     from colossalai.booster.plugin import LowLevelZeroPlugin, TorchDDPPlugin  # noqa: F401
     from colossalai.zero import LowLevelZeroOptimizer  # noqa: F401
@@ -130,10 +131,40 @@ def _import() -> types.SimpleNamespace:
         return _names()
 
 
-def use_gpu() -> None:
-    """Say what the import did not ask, as ColossalAI notes it: 90 of an H100."""
-    fp8 = sys.modules.get("colossalai.quantization.fp8")
-    if fp8 is not None:
+def use_gpu(names: types.SimpleNamespace) -> None:
+    """Say what the import did not ask, and let only the current stream wait for reductions."""
+
+    class CudaStreams(names.CudaAccelerator):  # type: ignore[misc,name-defined]
+        """ColossalAI's accelerator. Where it waits for the whole device, the current stream waits
+        for the streams that ColossalAI has made.
+
+        Its ZeRO optimizer does so behind each backward pass, which would also wait for the copies
+        of a save, and leave the GPU without work until the update is launched. What reads gradients
+        is launched on the current stream behind this. No memory is taken again too early: the flat
+        gradients, of the current stream's memory, are recorded on the reductions' stream. What
+        arrives is of that stream's memory, and so are sums of several passes: it is used there and,
+        behind this, read by the update. Freed, it is taken again by later reductions only, and each
+        of these waits for the current stream first. The update's norm is read on the host before
+        more is asked for, so that nothing is given back to the device meanwhile.
+        """
+
+        def __init__(self) -> None:
+            super().__init__()
+            self._made: set[Any] = set()
+
+        def Stream(self, *args: Any, **kwargs: Any) -> Any:
+            stream = super().Stream(*args, **kwargs)
+            self._made.add(stream)
+            return stream
+
+        def synchronize(self, device: Any = None) -> None:
+            current = self.current_stream(device)
+            for stream in self._made:
+                current.wait_stream(stream)
+
+    names.set_accelerator(CudaStreams())
+    fp8: Any = sys.modules.get("colossalai.quantization.fp8")
+    if fp8 is not None:  # 90 for an H100
         fp8.cuda_arch = int("".join(map(str, torch.cuda.get_device_capability())))
 
 
