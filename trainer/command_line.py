@@ -17,7 +17,8 @@ from trainer.errors import TrainerError
 from trainer.runlog.output import LOG, Printable, configure, report_error
 
 N = TypeVar("N", int, float)
-TRAINING = ("numpy", "torch", "av", "safetensors")  # no command of the trainer works without them
+NUMBERS = ("numpy", "torch", "safetensors")  # no command of the trainer works without them
+TRAINING = (*NUMBERS, "av")  # for those that read or write clips
 INTERRUPTED = 130
 READER_GONE = 141  # as a shell reports SIGPIPE (head, less)
 Main = Callable[[Sequence[str] | None], int]

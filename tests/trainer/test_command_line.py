@@ -41,6 +41,17 @@ def test_missing_packages_are_one_sentence(tmp_path: Path, command: str) -> None
     assert "docs/guide/install.md" in hint
 
 
+def test_pyav_is_asked_for_only_where_clips_are_read() -> None:
+    """A machine with a card and without PyAV can be measured."""
+    code = (
+        "import runpy, sys; sys.modules['av'] = None; sys.argv = ['bench', '--help']; "
+        "runpy.run_module('trainer.bench', run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "--search-batch-size" in done.stdout
+
+
 def test_a_module_of_ours_that_is_missing_stays_a_bug() -> None:
     with pytest.raises(ModuleNotFoundError, match=r"trainer\.nothing"), missing_packages():
         __import__("trainer.nothing")

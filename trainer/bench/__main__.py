@@ -7,10 +7,10 @@ from argparse import ArgumentTypeError
 from collections.abc import Sequence
 from typing import Any
 
-from trainer.command_line import TRAINING, Parser, above_0, command, require, whole
+from trainer.command_line import NUMBERS, Parser, above_0, command, require, whole
 
 if __name__ == "__main__":  # before the imports that need them
-    require(*TRAINING)
+    require(*NUMBERS)
 
 from trainer.config import load as configuration
 from trainer.errors import ConfigError

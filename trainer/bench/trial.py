@@ -50,6 +50,7 @@ class Spec:
     warmup: int = 2
     steps: int = 5
     enough_s: float | None = None  # a step longer than this is measured once
+    backend: str = "inductor"  # of torch.compile
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +140,7 @@ class Trainee:
             sizes = shape.batch_size, shape.latent, spec.text_tokens
             self.recomputed = self.model.recomputed_blocks(*sizes)
             if config.compile:
-                self.model.compile_blocks()
+                self.model.compile_blocks(spec.backend)
         self._optimizer = ShardedAdamW(self.model, spec.shards)
         self._inputs = _inputs(spec, self.model, device, dtype)
         self._noise_BCTHW = torch.randn_like(self._inputs[0])  # training has drawn it ahead
