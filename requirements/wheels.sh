@@ -1,18 +1,17 @@
 #!/usr/bin/env bash
-# Collect what the trainer needs beside torch into a folder, for a GPU machine without a network:
+# Collect what `python -m tests.gpu first` lacks on a GPU machine without a network into a folder:
 #   requirements/wheels.sh FOLDER [PYTHON]     PYTHON is that machine's, such as 3.12 (default)
-# There: python3 -m pip install --no-index --no-deps --target site FOLDER/*.whl; PYTHONPATH=site
+# There: python3 -m pip install --no-index --no-deps --target site FOLDER/*.whl; PYTHONPATH=.:site
 # The machine has torch with Triton, transformers, numpy, einops, safetensors, pyarrow,
-# nvidia-ml-py and psutil already. DuckDB is left out (21 MB): only manifest verbs need it.
+# nvidia-ml-py and psutil already. It gets ColossalAI for that engine, and diffusers for the image
+# half of the VAE: importing it needs requests (with urllib3) and Pillow. PyAV (34 MB), DuckDB and
+# what opens ssh connections stay away: no item decodes a clip or asks another machine.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 folder=${1:?usage: requirements/wheels.sh FOLDER [PYTHON]}
 version=${2:-3.12}
-packages="av pillow requests urllib3 idna certifi charset-normalizer beautifulsoup4 soupsieve ftfy wcwidth diffusers importlib-metadata zipp
-    bcrypt cffi clustershell click cryptography decorator deprecated fabric invoke
-    markdown-it-py mdurl paramiko pycparser pygments pynacl pyyaml rich textual platformdirs
-    typing-extensions linkify-it-py uc-micro-py mdit-py-plugins wrapt prometheus-client"
+packages="diffusers requests urllib3 charset-normalizer pillow"
 
 mkdir -p "$folder"
 wanted=$(mktemp)

@@ -1,6 +1,6 @@
-"""What one GPU shows in half an hour: `python -m tests.gpu GROUP --out DIR [--device cpu --tiny]`.
+"""What one GPU shows in nine minutes: `python -m tests.gpu first --out DIR --send SEND`.
 
-`correct` compares blocks with fp64, `attention` times kernels by shape (frames_kernels.py is one that
-is not used in training yet), `steps` times training steps by bucket. `python -m tests.gpu.roofline`
-says what arithmetic predicts for the last. A machine without a network needs requirements/wheels.sh.
+`phases.py` lists what is measured, the most valuable first; `items/` measures it. `python -m
+tests.gpu.roofline` says what arithmetic predicts. A machine without a network needs
+requirements/wheels.sh.
 """

@@ -1,33 +1,98 @@
-"""python -m tests.gpu {facts,correct,attention,steps,train,media} --out DIR [--device cpu --tiny]"""
+"""Measure one card: `python -m tests.gpu first --out DIR --send SEND`."""
 
 from __future__ import annotations
 
 import argparse
-import importlib
+import shlex
+import signal
 import sys
 from collections.abc import Sequence
+from datetime import datetime, timezone
+from importlib.metadata import version
 from pathlib import Path
+from types import FrameType
 
-from tests.gpu.run import Options, run_items
+from tests.gpu.phases import first, second
+from tests.gpu.report import Record, as_document, read_lines
+from tests.gpu.run import MEASURED, Options, run_phases
 
-GROUPS = ("facts", "correct", "attention", "steps", "train", "media")
+INTERRUPTED = 130
+_EPILOG = """\
+examples
+  python -m tests.gpu first --out /tmp/gpu --send out --deadline 510
+  python -m tests.gpu first --out /tmp/gpu --device cpu --tiny --only correct
+  python -m tests.gpu table out/first.jsonl"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.gpu", allow_abbrev=False)
-    parser.add_argument("group", choices=GROUPS)
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="small shapes, to rehearse")
-    parser.add_argument("--only", metavar="TEXT", default="", help="items with TEXT in their names")
-    args = parser.parse_args(argv)
-    options = Options(args.out, args.device, args.tiny)
-    group = importlib.import_module(f"tests.gpu.{args.group}")
-    items = [item for item in group.items(options) if args.only in item.name]
-    rows = run_items(args.group, items, options, group.BUDGET_S)
-    failed = [row for row in rows if "error" in row]
-    print(f"{len(rows) - len(failed)} of {len(rows)} measured; {args.out / args.group}.json")
-    return 0 if len(failed) < len(rows) else 1
+    words = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.gpu",
+        allow_abbrev=False,
+        description="Measure a card, the most valuable figures first; loses nothing when it is cut.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="COMMAND")
+    for name, what, deadline_s in (
+        ("first", "all items, by value", 510.0),
+        ("second", "what failed in the first, then further buckets and settings", 240.0),
+    ):
+        add = verbs.add_parser(name, help=what, allow_abbrev=False).add_argument
+        add("--out", type=Path, required=True, metavar="DIR", help="a local folder to work in")
+        add("--send", type=Path, metavar="SEND", help="gets at most three files, always whole")
+        add("--deadline", type=float, default=deadline_s, metavar="S", help="default %(default)g")
+        add("--device", choices=("cuda", "cpu"), default="cuda")
+        add("--tiny", action="store_true", help="small shapes, to rehearse")
+        add("--only", nargs="+", metavar="TEXT", help="phases with one of these in their names")
+        if name == "second":
+            add("--after", type=Path, metavar="FILE", help="default DIR/first.jsonl")
+    table = verbs.add_parser("table", help="a record as a page of the documents")
+    table.add_argument("record", type=Path, metavar="FILE", help="first.jsonl")
+    args = parser.parse_args(words)
+    if args.verb == "table":
+        print(as_document(read_lines(args.record)), end="")
+        return 0
+    return _measure(args, words)
+
+
+def _measure(args: argparse.Namespace, words: Sequence[str]) -> int:
+    options = Options(args.out.absolute(), args.device, args.tiny)
+    if args.verb == "first":
+        phases = first(options)
+    else:
+        path = args.after or args.out / "first.jsonl"
+        phases = second(options, read_lines(path) if path.is_file() else [])
+    record = Record(args.verb, options.out, args.send and args.send.absolute())
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    wanted = args.only or [""]
+    chosen = [phase for phase in phases if any(text in phase.name for text in wanted)]
+    try:
+        record.line(_head(words))
+        rows = run_phases(chosen, options, args.deadline, record.line, record.table)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        record.close()
+    good = sum(row["result"] == MEASURED for row in rows)
+    print(f"{good} of {len(rows)} measured; {record.path}")
+    return 0 if good == len(rows) else 1
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _head(words: Sequence[str]) -> dict[str, object]:
+    """Software and command, the first line of a record; `facts` adds the card."""
+    return {
+        "schema": 1,
+        "command": f"python -m tests.gpu {shlex.join(words)}",
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "python": sys.version.split()[0],
+        "torch": version("torch"),
+    }
 
 
 if __name__ == "__main__":

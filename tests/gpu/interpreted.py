@@ -6,8 +6,8 @@ import itertools
 import json
 
 import torch
-import torch.nn.functional as F
 
+from tests.gpu.items.kernels import frames_errors, frames_inputs
 from trainer.models.attention.frames import frames_attention, is_usable
 
 # Clips, frames, places, heads, width of a head: one frame, sequences that share a block, and a long one.
@@ -22,22 +22,11 @@ SHAPES = [
 
 def errors(shape: tuple[int, ...], dtype: torch.dtype) -> list[float]:
     """Relative to the largest value: of the output and of three gradients."""
-    batch, frames, places, heads, width = shape
-    qkv = torch.randn(batch, frames, places, 3, heads, width, dtype=dtype)
-    parts = [part.detach().requires_grad_() for part in qkv.unbind(3)]  # slices of one tensor
+    parts, grad = frames_inputs(shape, dtype, torch.device("cpu"))
     assert is_usable(parts[0])
     out = frames_attention(*parts)
-    grad = torch.randn_like(out)
-    given = [out.detach(), *torch.autograd.grad(out, parts, grad)]
-
-    exact = [part.detach().double().requires_grad_() for part in parts]
-    moved = [part.permute(0, 2, 3, 1, 4) for part in exact]
-    wanted_out = F.scaled_dot_product_attention(*moved).permute(0, 3, 1, 2, 4)
-    wanted = [wanted_out.detach(), *torch.autograd.grad(wanted_out, exact, grad.double())]
-    return [
-        float((a.double() - b).abs().max() / b.abs().max().clamp(min=1e-9))
-        for a, b in zip(given, wanted, strict=True)
-    ]
+    given = (out.detach(), *torch.autograd.grad(out, parts, grad))
+    return frames_errors(given, parts, grad)
 
 
 if __name__ == "__main__":

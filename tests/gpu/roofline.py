@@ -29,9 +29,27 @@ from trainer.models.stdit import STDiT3Block
 from trainer.models.stdit_config import PRESETS, STDiT3Config
 
 # B batch · T,S frames and places of the token grid · L text tokens · D width · N heads · E of a head
-# Shares of a card's peaks: products of XL/2's widths, attention with heads of 72 (flash pads them to
-# 96 or 128), and reading and writing. Estimates until a card has measured them.
-PRODUCT_SHARE, ATTENTION_SHARE, MEMORY_SHARE = 0.65, 0.35, 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Of a card's peaks that kernels reach; estimates until a card has measured them.
+
+    Attention has heads of 72, which flash attention pads to 96 or 128: of 989 TFLOP/s, 265 were
+    measured forward for heads of 80 and 1,024 keys on an H100 (sgl-project/sglang #30090).
+    """
+
+    products: float  # of XL/2's widths
+    attention_forward: float
+    attention_backward: float  # counting five products, as flash attention does
+    memory: float
+
+
+LIKELY = Shares(0.65, 260 / 989.4, 180 / 989.4, 0.80)
+LOW, HIGH = (
+    Shares(0.58, 200 / 989.4, 140 / 989.4, 0.70),
+    Shares(0.72, 320 / 989.4, 230 / 989.4, 0.88),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +66,14 @@ class Operation:
 
     name: str
     flops: float
-    attention: bool
+    kind: str  # the name of its share
     reads: dict[int, int]  # storage -> bytes
     writes: dict[int, int]
 
-    def seconds(self, card: Card) -> float:
-        share = ATTENTION_SHARE if self.attention else PRODUCT_SHARE
+    def seconds(self, card: Card, shares: Shares) -> float:
+        share: float = getattr(shares, self.kind)
         traffic = sum(self.reads.values()) + sum(self.writes.values())
-        return max(self.flops / (card.flops * share), traffic / (card.bandwidth * MEMORY_SHARE))
+        return max(self.flops / (card.flops * share), traffic / (card.bandwidth * shares.memory))
 
 
 class _Recorder(TorchDispatchMode):
@@ -72,15 +90,16 @@ class _Recorder(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         if func.is_view or func.overloadpacket in _FREE:
             return out
-        flops, attention = 0.0, func.overloadpacket in _ATTENTION
-        if attention:
+        flops, kind = 0.0, "products"
+        if func.overloadpacket in _ATTENTION:
             query, key = args[0], args[1]
-            flops = _ATTENTION[func.overloadpacket] * 2.0 * query.numel() * key.shape[-2]
+            products, kind = _ATTENTION[func.overloadpacket]
+            flops = products * 2.0 * query.numel() * key.shape[-2]
         elif func.overloadpacket in flop_registry:
             flops = flop_registry[func.overloadpacket](*args, **(kwargs or {}), out_val=out)
         written = self._bytes(out)
         reads = {at: size for at, size in self._bytes((args, kwargs)).items() if at not in written}
-        self.operations.append(Operation(func.name(), flops, attention, reads, written))
+        self.operations.append(Operation(func.name(), flops, kind, reads, written))
         return out
 
     def _bytes(self, tree: Any) -> dict[int, int]:
@@ -94,11 +113,11 @@ class _Recorder(TorchDispatchMode):
         return found
 
 
-def eager_seconds(operations: Iterable[Operation], card: Card) -> float:
-    return sum(operation.seconds(card) for operation in operations)
+def eager_seconds(operations: Iterable[Operation], card: Card, shares: Shares = LIKELY) -> float:
+    return sum(operation.seconds(card, shares) for operation in operations)
 
 
-def fused_seconds(operations: list[Operation], card: Card) -> float:
+def fused_seconds(operations: list[Operation], card: Card, shares: Shares = LIKELY) -> float:
     """With elementwise operations that follow each other in one kernel.
 
     A tensor that one of them makes is written when a product, the backward pass or nobody in the
@@ -112,17 +131,17 @@ def fused_seconds(operations: list[Operation], card: Card) -> float:
         run_reads.clear()
         written = sum(size for at, size in made.items() if read_later.get(at, -1) >= number)
         made.clear()
-        return written / (card.bandwidth * MEMORY_SHARE)
+        return written / (card.bandwidth * shares.memory)
 
     for number, operation in enumerate(operations):
         if operation.flops:
-            seconds += end_run(number) + operation.seconds(card)
+            seconds += end_run(number) + operation.seconds(card, shares)
             continue
         new = {at: size for at, size in operation.reads.items() if at not in made}
         traffic = sum(size for at, size in new.items() if at not in run_reads)
         run_reads.update(new)
         made.update(operation.writes)
-        seconds += traffic / (card.bandwidth * MEMORY_SHARE)
+        seconds += traffic / (card.bandwidth * shares.memory)
     return seconds + end_run(len(operations))
 
 
@@ -194,8 +213,8 @@ _attention.register_autograd(
 # Products of a forward and a backward pass: scores and values; five in flash's, which makes the
 # scores again.
 _ATTENTION = {
-    torch.ops.gpu_test.roofline_attention: 2.0,
-    torch.ops.gpu_test.roofline_attention_backward: 5.0,
+    torch.ops.gpu_test.roofline_attention: (2.0, "attention_forward"),
+    torch.ops.gpu_test.roofline_attention_backward: (5.0, "attention_backward"),
 }
 _FREE = {torch.ops.aten.detach, torch.ops.aten.empty, torch.ops.aten.empty_like}
 _FREE |= {torch.ops.aten.new_empty, torch.ops.aten.empty_strided}
@@ -228,8 +247,8 @@ H100 = Card(flops=989.4e12, bandwidth=3.35e12)
 TEXT_TOKENS = 300
 
 
-def predict(config: STDiT3Config, card: Card) -> list[tuple[str, str, float, float, float, float]]:
-    """(bucket, bound, forward s, backward s, MFU if all is recomputed, MFU if all is kept)."""
+def predict(config: STDiT3Config, card: Card) -> list[tuple[str, str, float, float, list[float]]]:
+    """(bucket, bound, forward s, backward s, MFU likely, low and high); all is recomputed."""
     rows = []
     for name, (batch, frames, height, width) in BUCKETS.items():
         _, ph, pw = config.patch_size
@@ -237,25 +256,25 @@ def predict(config: STDiT3Config, card: Card) -> list[tuple[str, str, float, flo
         costs = [block_cost(config, batch, frames, places, TEXT_TOKENS, t) for t in (False, True)]
         parts = flops_by_part(config, batch, frames, height, width, TEXT_TOKENS)
         flops = 3 * (parts.spatial_block + parts.temporal_block)
+        work = config.depth * flops / card.flops
         for bound, seconds in (("eager", eager_seconds), ("fused", fused_seconds)):
-            forward = config.depth * sum(seconds(cost.forward, card) for cost in costs)
-            backward = config.depth * sum(seconds(cost.backward, card) for cost in costs)
-            work = config.depth * flops / card.flops
-            shares = work / (2 * forward + backward), work / (forward + backward)
-            rows.append((name, bound, forward, backward, *shares))
+            times, shares = [], []
+            for assumed in (LIKELY, LOW, HIGH):
+                forward = config.depth * sum(seconds(c.forward, card, assumed) for c in costs)
+                backward = config.depth * sum(seconds(c.backward, card, assumed) for c in costs)
+                times.append((forward, backward))
+                shares.append(work / (2 * forward + backward))
+            rows.append((name, bound, *times[0], shares))
     return rows
 
 
 def main() -> None:
     config = STDiT3Config(**PRESETS["STDiT3-XL/2"])
-    print("STDiT3-XL/2 on an H100, bf16, by arithmetic: blocks only")
-    print(
-        f"{'bucket':<10}{'bound':<8}{'forward s':>10}{'backward s':>12}{'MFU':>14}{'MFU, kept':>11}"
-    )
-    for name, bound, forward, backward, recomputed, kept in predict(config, H100):
-        print(
-            f"{name:<10}{bound:<8}{forward:>10.2f}{backward:>12.2f}{recomputed:>14.1%}{kept:>11.1%}"
-        )
+    print("STDiT3-XL/2 on an H100, bf16, by arithmetic: blocks only, all of them recomputed")
+    print(f"{'bucket':<10}{'bound':<8}{'forward s':>10}{'backward s':>12}{'MFU':>8}  range")
+    for name, bound, forward, backward, (likely, low, high) in predict(config, H100):
+        span = f"{low:.1%} to {high:.1%}"
+        print(f"{name:<10}{bound:<8}{forward:>10.2f}{backward:>12.2f}{likely:>8.1%}  {span}")
 
 
 if __name__ == "__main__":

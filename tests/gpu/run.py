@@ -1,18 +1,25 @@
-"""Items of a group, one child process each: a crash, a hang or no memory is a result like others."""
+"""Phases in the order of their value, one child process each, until a deadline.
+
+A crash, a hang or no memory is the result of one phase and costs only what it had not measured:
+a figure leaves the child when it comes.
+"""
 
 from __future__ import annotations
 
 import functools
-import json
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainer.bench.child import Kind, Progress, try_in_child
+from trainer.bench.child import Kind, try_in_child
+from trainer.errors import one_line
+
+MEASURED, WRONG, PARTLY, CUT, STOPPED = "measured", "wrong", "partly", "cut", "interrupted"
+END_S = 1.0  # before the deadline, for the last table and for a child that is killed
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,60 +32,128 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
-    """One measurement: `work(options, *args)` returns figures, `headline` among them."""
+class Phase:
+    """`work(options, figures, *args, **how)` measures and returns a headline."""
 
+    item: int
     name: str
-    work: Callable[..., dict[str, Any]]
+    work: Callable[..., str]
     args: tuple[Any, ...] = ()
     limit_s: float = 60.0
+    least_s: float = 8.0  # until its first figure: with less time left it is not begun
+    variables: Mapping[str, str] = field(default_factory=dict)  # of its environment
+    how: Mapping[str, Any] = field(default_factory=dict)  # keyword arguments of `work`
 
 
-def run_items(
-    group: str,
-    items: Iterable[Item],
+class Figures:
+    """What a phase measures, in its child. Each figure is sent at once."""
+
+    def __init__(self, send: Callable[[str, dict[str, Any]], None], errors: Path) -> None:
+        self._send, self._errors = send, errors
+        self.failures: list[str] = []
+        self.wrong: list[str] = []
+
+    def add(self, name: str, **values: Any) -> None:
+        self._send(name, values)
+
+    def attempt(self, name: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
+        """A figure of what `work` returns, or of why it failed; the phase goes on after both."""
+        start = time.perf_counter()
+        try:
+            found = work()
+        except Exception as error:  # noqa: BLE001 - whatever it is becomes the figure
+            keep_traceback(self._errors, name)
+            self.failures.append(f"{name}: {one_line(error)}")
+            self.add(name, error=one_line(error)[:300])
+            return None
+        self.add(name, **found, seconds=round(time.perf_counter() - start, 3))
+        return found
+
+    def judge(self, name: str, why: str) -> None:
+        """Note that numbers of the figure are wrong; `why` is empty where they are right."""
+        if why:
+            self.wrong.append(f"{name}: {why}")
+
+
+def keep_traceback(folder: Path, name: str) -> None:
+    folder.mkdir(exist_ok=True)
+    plain = "".join(letter if letter.isalnum() else "_" for letter in name)
+    (folder / f"{plain}.txt").write_text(traceback.format_exc())
+
+
+def run_phases(
+    phases: Iterable[Phase],
     options: Options,
-    budget_s: float,
-    show: Callable[[str], None] = print,
+    deadline_s: float,
+    line: Callable[[dict[str, Any]], None],
+    done: Callable[[list[dict[str, Any]]], None],
 ) -> list[dict[str, Any]]:
-    """Run what fits into `budget_s`; GROUP.json in `options.out` is complete after each item."""
-    options.out.mkdir(parents=True, exist_ok=True)
-    until = time.monotonic() + budget_s
+    """Run what fits before the deadline, seconds from now; one row a phase.
+
+    `line` gets every figure when it comes, and every row; `done` all rows after each phase. Once a
+    phase does not fit, it and those behind it are cut. An interrupt is a row, too, and raised.
+    """
+    until = time.monotonic() + deadline_s - END_S
     rows: list[dict[str, Any]] = []
-    for item in items:
-        limit_s = min(item.limit_s, until - time.monotonic())
-        if limit_s > 0:
-            row = _run(item, options, limit_s)
+    is_over = False
+    for phase in phases:
+        left_s = until - time.monotonic()
+        is_over = is_over or left_s < phase.least_s
+        about = {"item": phase.item, "phase": phase.name}
+        if is_over:
+            text = f"{max(0.0, left_s):.0f} s were left, its first figure needs {phase.least_s:g}"
+            row = {**about, "seconds": 0.0, "result": CUT, "reason": text}
         else:
-            row = {"item": item.name, "seconds": 0.0, "error": "not run: the group's time is over"}
+            start = time.monotonic()
+            row = {**about, "seconds": 0.0, "result": STOPPED, "reason": "it was interrupted"}
+            try:
+                row = {**about, **_run(phase, options, min(phase.limit_s, left_s), about, line)}
+            finally:
+                row["seconds"] = round(time.monotonic() - start, 2)
+                if row["result"] == STOPPED:
+                    rows.append(row)
+                    line(row)
+                    done(rows)
         rows.append(row)
-        document = {"schema": 1, "group": group, "device": options.device, "rows": rows}
-        part = options.out / f"{group}.json.part"
-        part.write_text(json.dumps(document, indent=1) + "\n")
-        part.replace(options.out / f"{group}.json")
-        text = row["result"].get("headline", "") if "result" in row else row["error"]
-        show(f"{item.name:<34} {row['seconds']:6.1f} s  {text}")
+        line(row)
+        done(rows)
     return rows
 
 
-def _run(item: Item, options: Options, limit_s: float) -> dict[str, Any]:
-    start = time.monotonic()
-    work = functools.partial(_work, item, options, dict(os.environ))
-    outcome: Any = try_in_child(work, options.device, limit_s, lambda done, total: None)
-    row = {"item": item.name, "seconds": round(time.monotonic() - start, 2)}
-    if outcome.kind is Kind.MEASURED:
-        return row | {"result": outcome.measured}
-    return row | {"error": outcome.reason[:300]}
-
-
-def _work(
-    item: Item, options: Options, environment: dict[str, str], progress: Progress
+def _run(
+    phase: Phase,
+    options: Options,
+    limit_s: float,
+    about: dict[str, Any],
+    line: Callable[[dict[str, Any]], None],
 ) -> dict[str, Any]:
+    def take(name: Any, values: Any) -> None:
+        line({**about, "figure": name, **values})
+
+    environment = {**os.environ, **phase.variables}
+    work = functools.partial(_work, phase, options, environment)
+    outcome = try_in_child(work, options.device, limit_s, take)
+    if outcome.kind is Kind.MEASURED:
+        found: dict[str, Any] = outcome.measured
+        return found
+    return {"result": outcome.kind.value, "reason": outcome.reason[:300]}
+
+
+def _work(phase: Phase, options: Options, environment: dict[str, str], send: Any) -> dict[str, Any]:
     os.environ.update(environment)  # the fork server has that of its start
+    if options.tiny:
+        import torch
+
+        torch.set_num_threads(1)  # threads that wait for each other make small shapes slow
+    figures = Figures(send, options.out / "errors")
     try:
-        return item.work(options, *item.args)
+        headline = phase.work(options, figures, *phase.args, **phase.how)
     except Exception:
-        errors, name = options.out / "errors", item.name.replace("/", "_").replace(" ", "_")
-        errors.mkdir(exist_ok=True)
-        (errors / f"{name}.txt").write_text(traceback.format_exc())
+        keep_traceback(options.out / "errors", f"{phase.item} {phase.name}")
         raise
+    if figures.wrong:
+        return {"result": WRONG, "headline": headline, "reason": "; ".join(figures.wrong)[:1000]}
+    if figures.failures:
+        why = "; ".join(figures.failures)[:1000]
+        return {"result": PARTLY, "headline": headline, "reason": why}
+    return {"result": MEASURED, "headline": headline}

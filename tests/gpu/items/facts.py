@@ -1,4 +1,7 @@
-"""What the driver of this machine says: raw outputs as captures, facts by both ways, the rules."""
+"""What the driver of this machine says: raw outputs as captures, facts by both ways, the rules.
+
+Two phases that ask `preflight --active`'s ranks stand here too: seeded products, and copies.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,12 @@ import dataclasses
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.gpu.run import Item, Options
+from tests.gpu.run import Figures, Options
 
-BUDGET_S = 120.0
 COMMANDS = {
     "table": [],
     "q": ["-q"],
@@ -26,17 +28,27 @@ COMMANDS = {
 MOVING = {"power_w", "utilization_percent", "temperature_c", "throttle", "margin_c", "pcie_gen"}
 
 
-def items(options: Options) -> Iterator[Item]:
-    yield Item("versions", versions, (), 60.0)
-    yield Item("raw outputs of nvidia-smi", raw, (), 60.0)
-    yield Item("census by nvidia-smi", census, (False,), 60.0)
-    yield Item("census by NVML", census, (True,), 60.0)
-    yield Item("NVML against nvidia-smi", compare, (), 10.0)
-    yield Item("rules over the census", rules, (), 10.0)
-    yield Item("matrix products", products, (), 60.0)
-    yield Item("products bit by bit", repeated, (), 60.0)
-    yield Item("copies bit by bit", copies, (), 60.0)
-    yield Item("a group of one", group_of_one, (), 60.0)
+def facts(options: Options, figures: Figures) -> str:
+    """Each reading by itself: a machine without a library of NVML still has its tool."""
+    (options.out / "raw").mkdir(exist_ok=True)
+    steps: dict[str, Callable[[Options], dict[str, Any]]] = {
+        "versions": versions,
+        "raw outputs of nvidia-smi": raw,
+        "census by nvidia-smi": lambda options: census(options, nvml=False),
+        "census by NVML": lambda options: census(options, nvml=True),
+        "NVML against nvidia-smi": compare,
+        "rules over the census": rules,
+    }
+    found = {
+        name: figures.attempt(name, lambda step=step: step(options)) for name, step in steps.items()
+    }
+    ruled, compared = found["rules over the census"], found["NVML against nvidia-smi"]
+    parts = [str((found["versions"] or {}).get("gpu", "no card"))]
+    if compared is not None:
+        parts.append(f"{len(compared['differences'])} differences between NVML and nvidia-smi")
+    if ruled is not None:
+        parts.append(ruled["verdict"])
+    return "; ".join(parts)
 
 
 def versions(options: Options) -> dict[str, Any]:
@@ -51,24 +63,22 @@ def versions(options: Options) -> dict[str, Any]:
             "cudnn": torch.backends.cudnn.version(),
             "nccl": ".".join(map(str, torch.cuda.nccl.version())),
         }
-    return {**found, "headline": ", ".join(f"{name} {value}" for name, value in found.items())}
+    return found
 
 
 def raw(options: Options) -> dict[str, Any]:
     """Each command's output in OUT/raw, to become a capture."""
     from clusterctl.payload.collect.gpus import GPU_FIELDS, PROCESS_FIELDS
 
-    folder = options.out / "raw"
-    folder.mkdir(exist_ok=True)
     fields = {"--query-gpu": GPU_FIELDS, "--query-compute-apps": PROCESS_FIELDS}
     lines = {}
     for name, words in COMMANDS.items():
         asked = [f"{word}={fields[word]}" if word in fields else word for word in words]
         done = subprocess.run(["nvidia-smi", *asked], capture_output=True, text=True, timeout=20)
-        (folder / f"nvidia-smi.{name}.txt").write_text(done.stdout + done.stderr)
+        (options.out / "raw" / f"nvidia-smi.{name}.txt").write_text(done.stdout + done.stderr)
         lines[name] = (done.returncode, len(done.stdout.splitlines()))
     shown = ", ".join(f"{name} {count}" for name, (_, count) in lines.items())
-    return {"lines": lines, "headline": f"lines: {shown}"}
+    return {"lines": f"lines: {shown}", "codes": [code for code, _ in lines.values()]}
 
 
 def census(options: Options, nvml: bool) -> dict[str, Any]:
@@ -88,15 +98,13 @@ def census(options: Options, nvml: bool) -> dict[str, Any]:
     library = result.value["sections"].get("nvml", {"rc": None, "err": "was not asked"})
     if nvml and library["rc"] != 0:  # the payload asks nvidia-smi then
         raise RuntimeError(f"NVML: {library['err'] or library}")
-    folder = options.out / "raw"
-    folder.mkdir(exist_ok=True)
-    (folder / f"{_way(nvml)}.json").write_text(json.dumps(result.value, indent=1))
+    (options.out / "raw" / f"{_way(nvml)}.json").write_text(json.dumps(result.value, indent=1))
     gpus = _facts(options, nvml).gpus
     names = {str(gpu.name) for gpu in gpus.gpus}
-    headline = f"{gpus.state}: {len(gpus.gpus)} GPUs ({', '.join(sorted(names)) or gpus.summary})"
+    said = f"{gpus.state}: {len(gpus.gpus)} GPUs ({', '.join(sorted(names)) or gpus.summary})"
     if gpus.state not in ("ok", "partial"):
-        raise RuntimeError(headline)
-    return {"state": gpus.state, "headline": headline}
+        raise RuntimeError(said)
+    return {"state": gpus.state, "said": said}
 
 
 def compare(options: Options) -> dict[str, Any]:
@@ -112,8 +120,7 @@ def compare(options: Options) -> dict[str, Any]:
             if field not in MOVING and nvml != flat[1][field]:
                 text = f"GPU {position} {field}: NVML {nvml}, nvidia-smi {flat[1][field]}"
                 differences.append(text)
-    headline = differences[0] if differences else "the same"
-    return {"differences": differences, "headline": f"{len(differences)} differences: {headline}"}
+    return {"differences": differences}
 
 
 def rules(options: Options) -> dict[str, Any]:
@@ -131,33 +138,28 @@ def rules(options: Options) -> dict[str, Any]:
     bad = [row for rows in found.values() for row in rows if row[0] not in ("PASS", "SKIP")]
     shown = "; ".join(f"{verdict} {id} {evidence}" for verdict, id, evidence in bad[:3])
     count = sum(map(len, found.values()))
-    return {"findings": found, "headline": f"{count} findings, {len(bad)} not good: {shown}"}
+    return {"findings": found, "verdict": f"{count} findings, {len(bad)} not good: {shown}"}
 
 
-def products(options: Options) -> dict[str, Any]:
-    """The matrix products of `preflight --active` on one device."""
-    answer = _ask_rank(options, {"do": "matmul", "seconds": 0.1 if options.tiny else 2.0})
-    return {**answer, "headline": f"{answer['tflops']:.3g} TFLOP/s on {answer['model']}"}
-
-
-def repeated(options: Options) -> dict[str, Any]:
+def repeated(options: Options, figures: Figures) -> str:
     """Seeded products, each kind again and again: a good card gives the same bits every time."""
     answer = _ask_rank(options, {"do": "products", "seconds": 0.1 if options.tiny else 6.0})
-    shown = [
-        f"{one['kind']} {one['others']} of {one['count']} differ" for one in answer["products"]
-    ]
+    figures.add("products", **answer)
+    wrong = [f"{one['kind']} {one['others']}" for one in answer["products"] if one["others"]]
+    figures.judge("products", ", ".join(wrong))
     memory = f"{answer['memory_bytes'] / 2**30:.1f} GiB, " if "memory_bytes" in answer else ""
-    headline = f"{', '.join(shown)}; {answer['side']}, {memory}{answer['seconds']:.1f} s"
-    return {**answer, "headline": f"{headline}, {answer['kin']}"}
+    counts = [f"{one['kind']} {one['others']} of {one['count']}" for one in answer["products"]]
+    return f"{', '.join(counts)} differ; {memory}{answer['seconds']:.1f} s, {answer['kin']}"
 
 
-def copies(options: Options) -> dict[str, Any]:
+def copies(options: Options, figures: Figures) -> str:
     """A pattern to the device, within it and back: a good card changes no bit."""
     size = 1 << 20 if options.tiny else 256 << 20
     answer = _ask_rank(options, {"do": "copies", "bytes": size})
+    figures.add("copies", **answer)
     wrong = [f"{one['step']}: {one['values']} values" for one in answer["wrong"]]
-    headline = f"{len(wrong)} of {answer['steps']} copies are wrong, {answer['seconds']:.1f} s"
-    return {**answer, "headline": "; ".join([headline, *wrong])}
+    figures.judge("copies", "; ".join(wrong))
+    return f"{len(wrong)} of {answer['steps']} copies are wrong, {answer['seconds']:.1f} s"
 
 
 def _ask_rank(options: Options, order: dict[str, Any]) -> dict[str, Any]:
@@ -181,24 +183,6 @@ def _ask_rank(options: Options, order: dict[str, Any]) -> dict[str, Any]:
     if "error" in answer:
         raise RuntimeError(answer["error"])
     return answer
-
-
-def group_of_one(options: Options) -> dict[str, Any]:
-    """NCCL (gloo on a CPU) starts and sums over one rank."""
-    import torch
-    import torch.distributed as dist
-
-    backend = "nccl" if options.device == "cuda" else "gloo"
-    (options.out / "store").unlink(missing_ok=True)
-    store = f"file://{(options.out / 'store').absolute()}"
-    dist.init_process_group(backend, store, rank=0, world_size=1)
-    values = torch.ones(1 << 20, device=options.device)
-    dist.all_reduce(values)
-    total = float(values.sum())
-    dist.destroy_process_group()
-    if total != 1 << 20:
-        raise AssertionError(f"the sum is {total}")
-    return {"backend": backend, "headline": f"{backend}: the sum is right"}
 
 
 def _way(nvml: bool) -> str:

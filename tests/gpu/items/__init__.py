@@ -1,0 +1,1 @@
+"""What is measured on a card; each function is a phase of tests.gpu.phases."""

@@ -1,0 +1,235 @@
+"""The command for a borrowed card: order, deadline, and what is kept when it is cut or killed."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gpu import __main__ as command
+from tests.gpu import phases as of_phases
+from tests.gpu.report import Record, as_document, packed, read_lines, table_of
+from tests.gpu.run import Figures, Options, Phase, run_phases
+
+
+def _works(options: Options, figures: Figures, value: int) -> str:
+    figures.add("value", value=value)
+    return f"value {value}"
+
+
+def _fails(options: Options, figures: Figures) -> str:
+    figures.add("before", value=1)
+    raise ValueError("wrong shape")
+
+
+def _dies(options: Options, figures: Figures) -> str:
+    figures.add("before", value=2)
+    os.kill(os.getpid(), signal.SIGSEGV)
+    raise AssertionError
+
+
+def _hangs(options: Options, figures: Figures) -> str:
+    figures.add("before", value=3)
+    time.sleep(600)
+    raise AssertionError
+
+
+def _partly(options: Options, figures: Figures) -> str:
+    figures.attempt("one", lambda: {"value": 1})
+    figures.attempt("two", lambda: {"value": 1 // 0})
+    return "some"
+
+
+def _judged(options: Options, figures: Figures) -> str:
+    figures.attempt("one", lambda: {"value": 1})
+    figures.judge("one", "it differs by 3e-01")
+    return "compared"
+
+
+def _reads(options: Options, figures: Figures, name: str) -> str:
+    return os.environ.get(name, "")
+
+
+def _run(phases: list[Phase], out: Path, deadline_s: float = 100.0) -> tuple[Any, list[Any]]:
+    lines: list[dict[str, Any]] = []
+    out.mkdir(exist_ok=True)
+    options = Options(out, "cpu", True)
+    return run_phases(phases, options, deadline_s, lines.append, lambda rows: None), lines
+
+
+@pytest.mark.long
+def test_a_phase_that_dies_costs_its_own_rest_only(tmp_path: Path) -> None:
+    phases = [
+        Phase(1, "dies", _dies),
+        Phase(2, "hangs", _hangs, (), 1.5),
+        Phase(3, "fails", _fails),
+    ]
+    phases += [Phase(4, "partly", _partly), Phase(5, "judged", _judged)]
+    phases += [Phase(6, "works", _works, (7,))]
+    rows, lines = _run(phases, tmp_path / "out")
+    assert [(row["result"], row.get("reason")) for row in rows] == [
+        ("failed", "killed by SIGSEGV, and the kernel counts no out-of-memory kill"),
+        ("timed out", "no result after 2 s"),
+        ("failed", "ValueError: wrong shape"),
+        ("partly", "two: ZeroDivisionError: integer division or modulo by zero"),
+        ("wrong", "one: it differs by 3e-01"),
+        ("measured", None),
+    ]
+    figures = [(line["phase"], line["value"]) for line in lines if "value" in line]
+    assert figures[:3] == [("dies", 2), ("hangs", 3), ("fails", 1)]
+    assert figures[-1] == ("works", 7)
+    assert "wrong shape" in (tmp_path / "out" / "errors" / "3_fails.txt").read_text()
+
+
+@pytest.mark.long
+def test_a_variable_is_that_of_its_phase_alone(tmp_path: Path) -> None:
+    name = "CUDA_DEVICE_MAX_CONNECTIONS"
+    phases = [Phase(13, count, _reads, (name,), variables={name: count}) for count in ("1", "8")]
+    rows, _ = _run([*phases, Phase(14, "none", _reads, (name,))], tmp_path / "out")
+    assert [row["headline"] for row in rows] == ["1", "8", ""]
+
+
+def test_what_does_not_fit_is_cut_from_the_end(tmp_path: Path) -> None:
+    phases = [Phase(1, "long", _works, (1,), least_s=50.0), Phase(2, "short", _works, (1,))]
+    rows, _ = _run(phases, tmp_path / "out", deadline_s=30.0)
+    assert [row["result"] for row in rows] == ["cut", "cut"]
+    assert rows[0]["reason"] == "29 s were left, its first figure needs 50"
+
+
+def test_the_order_is_that_of_the_plan(tmp_path: Path) -> None:
+    options = Options(tmp_path, "cuda", False)
+    every = of_phases.first(options)
+    items = [phase.item for phase in every]
+    assert items == sorted(items)
+    assert sorted(set(items)) == list(range(1, 17))
+    assert all(phase.least_s < phase.limit_s for phase in (*every, *of_phases.more(options)))
+    names = [phase.name for phase in (*every, *of_phases.more(options))]
+    assert len(set(names)) == len(names)
+
+
+def test_the_second_call_begins_with_what_failed_in_the_first(tmp_path: Path) -> None:
+    options = Options(tmp_path, "cuda", False)
+    results = {phase.name: "measured" for phase in of_phases.first(options)}
+    results |= {"engines": "failed", "sampling": "cut", "correct, eager": "wrong"}
+    before = [{"item": 0, "phase": name, "result": result} for name, result in results.items()]
+    found = [phase.name for phase in of_phases.second(options, before)]
+    assert found[:4] == ["engines", "sampling", "720p:1 compiled", "1024:1 compiled"]
+    assert next(phase.name for phase in of_phases.second(options, [])) == "720p:1 compiled"
+
+
+def test_every_line_is_on_the_disk_and_in_the_folder_at_once(tmp_path: Path) -> None:
+    shown: list[str] = []
+    out, send = tmp_path / "out", tmp_path / "send"
+    record = Record("first", out, send, shown.append)
+    for number in range(3):
+        record.line({"item": 1, "phase": "a", "figure": "x", "value": number})
+        for path in (out / "first.jsonl", send / "first.jsonl"):
+            assert read_lines(path)[-1]["value"] == number
+    for folder in ("raw", "errors", "train"):
+        (out / folder).mkdir()
+        (out / folder / "some.txt").write_text("text")
+    record.table([{"item": 1, "phase": "a", "seconds": 2.0, "result": "cut", "reason": "no time"}])
+    assert sorted(path.name for path in send.iterdir()) == [
+        "first.jsonl",
+        "first.tar.gz",
+        "first.txt",
+    ]
+    with tarfile.open(send / "first.tar.gz") as archive:
+        assert sorted(archive.getnames()) == ["errors/some.txt", "raw/some.txt"]
+    assert "  1 a                                       2.0  CUT: no time" in shown[-1]
+    record.close()
+    assert len(read_lines(out / "first.jsonl")) == 3
+    Record("first", out, send).close()  # a second call begins a new record and keeps the old one
+    assert len([path for path in out.glob("first-until-*.jsonl") if read_lines(path)]) == 1
+
+
+def test_what_is_carried_home_stays_small(tmp_path: Path) -> None:
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    for number in range(30):
+        (raw / f"{number}.bin").write_bytes(os.urandom(100_000 + number))
+    (raw / "large.bin").write_bytes(os.urandom(5 << 20))
+    data = packed(tmp_path, most_bytes=1 << 20)
+    assert len(data) < 1 << 20
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        assert archive.getnames() == [f"raw/{number}.bin" for number in range(10)]
+
+
+def test_a_folder_that_cannot_be_written_costs_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "send").write_text("a file")
+    record = Record("first", tmp_path / "out", tmp_path / "send", lambda line: None)
+    record.line({"value": 1})
+    record.table([])
+    record.close()
+    assert read_lines(tmp_path / "out" / "first.jsonl")[0]["value"] == 1
+    assert "first.jsonl is not renewed" in capsys.readouterr().err
+
+
+def test_a_record_that_was_cut_in_a_line_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "first.jsonl"
+    path.write_text('{"figure": "a"}\n[1]\n{"figure": "b", "val')
+    assert read_lines(path) == [{"figure": "a"}]
+
+
+def test_a_record_becomes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines: list[dict[str, Any]] = [
+        {"schema": 1, "command": "python -m tests.gpu first", "date": "2026-01-02T03:04:05+00:00"},
+        {"item": 1, "phase": "facts", "figure": "versions", "gpu": "NVIDIA H200", "seconds": 0.1},
+        {"item": 1, "phase": "facts", "seconds": 3.0, "result": "measured", "headline": "a | b"},
+        {"item": 2, "phase": "ceilings", "figure": "copy", "bytes_per_s": 3.0e12, "rows": [1]},
+        {"item": 2, "phase": "ceilings", "seconds": 2.0, "result": "timed out", "reason": "late"},
+    ]
+    path = tmp_path / "first.jsonl"
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert command.main(["table", str(path)]) == 0
+    page = capsys.readouterr().out
+    assert page == as_document(lines)
+    assert page.startswith("## NVIDIA H200, 2026-01-02\n")
+    assert "| 1 | facts | 3 | a \\| b |" in page
+    assert "| 2 | ceilings | 2 | TIMED OUT: late |" in page
+    assert "| copy | bytes_per_s 3e+12 |" in page
+
+
+def test_a_headline_is_cut_to_the_table() -> None:
+    row = {"item": 1, "phase": "a", "seconds": 2.0, "result": "measured", "headline": "x" * 500}
+    assert max(map(len, table_of([row]).splitlines())) < 170
+
+
+def _first(out: Path, send: Path, *words: str) -> list[str]:
+    argv = [sys.executable, "-m", "tests.gpu", "first", "--out", str(out), "--send", str(send)]
+    return [*argv, "--device", "cpu", "--tiny", *words]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+def test_a_kill_loses_nothing_that_was_measured(number: int, tmp_path: Path) -> None:
+    out, send = tmp_path / "out", tmp_path / "send"
+    argv = _first(out, send, "--only", "correct, eager")
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    shown = []
+    for line in process.stdout:
+        shown.append(line)
+        if '"figure": "all recomputed"' in line:
+            break
+    process.send_signal(number)
+    process.wait(timeout=30)
+    for path in (out / "first.jsonl", send / "first.jsonl"):
+        text = path.read_text()
+        assert all(line in text for line in shown)
+    if number != signal.SIGKILL:
+        assert process.returncode == command.INTERRUPTED
+        assert "INTERRUPTED" in (send / "first.txt").read_text()
+        assert (send / "first.tar.gz").is_file()
+    process.stdout.close()
