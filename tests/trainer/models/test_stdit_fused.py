@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainer.models import fused
 
@@ -68,6 +69,34 @@ def test_heads(norms: bool, rotation: bool) -> None:
     for got, want in zip(split(qkv), fused.plain_split_heads(qkv, N, weights, turn), strict=True):
         torch.testing.assert_close(got, want)
     assert torch.autograd.gradcheck(split, (qkv, *(weights or ())), fast_mode=True)
+
+
+class _Products(TorchDispatchMode):
+    """Counts matrix products."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += str(func).startswith(("aten.bmm", "aten.mm", "aten.baddbmm"))
+        return func(*args, **(kwargs or {}))
+
+
+def test_an_accelerator_sums_for_the_weights_of_norms_without_a_product() -> None:
+    with torch.device("meta"):
+        qkv, weights = leaf(B, T, S, 3 * WIDTH), (leaf(E), leaf(E))
+    parts = fused.split_heads(qkv, N, weights, None)
+    with _Products() as products:
+        sum(part.sum() for part in parts).backward()
+    assert products.count == 0
+
+
+@pytest.mark.parametrize("dim", [-1, -2])
+def test_products_and_sums_are_the_same(dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = torch.randn(2, 7, E, dtype=torch.float64)
+    factors = torch.randn(2, *((1, E) if dim == -1 else (7, 1)), dtype=torch.float64)
+    products = fused._weighted(rows, factors, dim)
+    monkeypatch.setattr(fused, "_BY_PRODUCTS", ())
+    torch.testing.assert_close(fused._weighted(rows, factors, dim), products)
 
 
 # bf16 keeps 8 bits: one rounding is 2^-9 of a value. Gradients that add up are compared by their size.
