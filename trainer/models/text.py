@@ -48,7 +48,10 @@ class TextEncoder:
 
         try:
             with _quietly():
-                tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+                # Features are cut behind the number of their tokens: padding comes last.
+                tokenizer = AutoTokenizer.from_pretrained(
+                    folder, local_files_only=True, padding_side="right"
+                )
                 model, info = T5EncoderModel.from_pretrained(
                     folder, local_files_only=True, dtype=dtype, output_loading_info=True
                 )

@@ -71,6 +71,17 @@ def test_padding_changes_no_feature_and_holds_zeros(folder: Path, encoder: TextE
     assert torch.allclose(y_long[:, 0][mask_long == 1], read[mask_long == 1], atol=1e-6)
 
 
+def test_padding_comes_last_whatever_the_tokenizer_says(folder: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(folder, tmp_path / "left"))
+    path = other / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "padding_side": "left"}))
+    texts = ["a red circle moves left", "a"]
+    found, wanted = (TextEncoder.from_folder(one, 8).encode(texts) for one in (other, folder))
+    assert found[1].tolist() == wanted[1].tolist()
+    assert found[1].diff().max() <= 0
+    torch.testing.assert_close(found[0], wanted[0])
+
+
 def test_an_empty_text_is_its_end_token(encoder: TextEncoder) -> None:
     y, mask = encoder.encode(["", "digit three"])
     assert mask.sum(1).tolist() == [1, 3]
