@@ -109,6 +109,34 @@ def test_late_copies_change_no_gradient(what: str, monkeypatch: pytest.MonkeyPat
     assert sizes[0] == sizes[1] <= 2 << 20
 
 
+@pytest.mark.parametrize("blocks", [6, 8])
+def test_of_recomputed_blocks_only_the_inputs_go(
+    blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+
+    class Noted(Here):
+        def copy(self, target: Tensor, source: Tensor) -> None:
+            if target.untyped_storage().nbytes() > target.nbytes:  # into a slab
+                sizes.append(source.nbytes)
+            super().copy(target, source)
+
+    model = small_model(depth=blocks // 2)
+    inputs = batch()
+    entry = 4 * 2 * 4 * 3 * 3 * model.config.hidden_size  # fp32, two clips of 4 x 3 x 3 tokens
+    monkeypatch.setattr(
+        "trainer.models.stdit.to_host",
+        lambda d, n: Offload(d, n, Noted(), Slabs(pinned=False), at_least_bytes=entry),
+    )
+    model.enable_grad_checkpoint("all", offload=True)
+    model(**inputs).square().mean().backward()
+    assert sizes == [entry] * (blocks - 2)  # two stay
+    sizes.clear()
+    model.enable_grad_checkpoint("off", offload=True)
+    model(**inputs).square().mean().backward()
+    assert sum(sizes) > 10 * entry * (blocks - 2)
+
+
 def test_device_memory_is_free_two_blocks_later() -> None:
     host = Offload(CPU, 6, Here(), Slabs(pinned=False, slab_bytes=1 << 20), 0)
     inputs: list[weakref.ref[Any]] = []
