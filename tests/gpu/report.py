@@ -25,7 +25,7 @@ _SHOWN = 110  # letters of a headline in the table
 
 
 class Record:
-    """Of one command. Raises OSError where OUT cannot be written; SEND is best effort."""
+    """Of one command. Raises OSError where OUT cannot be made; a disk that fills ends nothing."""
 
     def __init__(
         self, name: str, out: Path, send: Path | None, show: Callable[[str], None] = print
@@ -36,16 +36,20 @@ class Record:
         self.path = out / f"{name}.jsonl"
         if self.path.exists():  # of an earlier call: what was measured stays
             self.path.rename(out / f"{name}-until-{time.time():.0f}.jsonl")
-        self._file = self.path.open("ab")
+        self._file = self.path.open("ab", buffering=0)
+        self._lines: list[bytes] = []
 
     def line(self, values: Mapping[str, Any]) -> None:
         """Print and keep one figure, one row of a phase, or the head."""
         at = {"at_s": round(time.monotonic() - self._begin, 1)}
         text = json.dumps({**values, **at}, default=str)
-        self._file.write(text.encode() + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._carry(f"{self._name}.jsonl", self.path.read_bytes)
+        self._lines.append(text.encode() + b"\n")
+        try:
+            self._file.write(self._lines[-1])
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            print(f"{self.path} lacks a line: {error}", file=sys.stderr)
+        self._carry(f"{self._name}.jsonl", lambda: b"".join(self._lines))
         self._show(text)
 
     def table(self, rows: Iterable[Mapping[str, Any]]) -> None:

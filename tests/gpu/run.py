@@ -132,7 +132,10 @@ def _run(
 
     environment = {**os.environ, **phase.variables}
     work = functools.partial(_work, phase, options, environment)
-    outcome = try_in_child(work, options.device, limit_s, take)
+    try:
+        outcome = try_in_child(work, options.device, limit_s, take)
+    except (OSError, EOFError) as error:  # what starts the children has died; it starts anew
+        return {"result": Kind.FAILED.value, "reason": one_line(error)}
     if outcome.kind is Kind.MEASURED:
         found: dict[str, Any] = outcome.measured
         return found

@@ -17,6 +17,7 @@ import pytest
 
 from tests.gpu import __main__ as command
 from tests.gpu import phases as of_phases
+from tests.gpu import run as run_module
 from tests.gpu.report import Record, as_document, packed, read_lines, table_of
 from tests.gpu.run import Figures, Options, Phase, run_phases
 
@@ -174,6 +175,27 @@ def test_a_folder_that_cannot_be_written_costs_nothing(
     record.close()
     assert read_lines(tmp_path / "out" / "first.jsonl")[0]["value"] == 1
     assert "first.jsonl is not renewed" in capsys.readouterr().err
+
+
+def test_a_disk_that_is_full_ends_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = Record("first", tmp_path / "out", tmp_path / "send", lambda line: None)
+    record._file.close()
+    record._file = io.FileIO("/dev/full", "a")
+    record.line({"value": 1})
+    record.close()
+    assert read_lines(tmp_path / "send" / "first.jsonl")[0]["value"] == 1
+    assert "lacks a line: [Errno 28]" in capsys.readouterr().err
+
+
+def test_what_starts_children_may_die(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def died(*_: Any) -> None:
+        raise ConnectionResetError("gone")
+
+    monkeypatch.setattr(run_module, "try_in_child", died)
+    rows, _ = _run([Phase(1, "a", _works, (1,)), Phase(2, "b", _works, (1,))], tmp_path / "out")
+    assert [row["reason"] for row in rows] == ["ConnectionResetError: gone"] * 2
 
 
 def test_a_record_that_was_cut_in_a_line_is_read(tmp_path: Path) -> None:

@@ -167,7 +167,7 @@ class Trial:
         d_exact = torch.autograd.grad(wanted, exact, few(self._grad).double())
         pairs = list(zip((out, *grads), (wanted.detach(), *d_exact), strict=True))
         # With one key the gradients of queries and keys are 0.
-        least = 1e-3 * float(wanted.detach().norm())
+        least = max(1e-3 * float(wanted.detach().norm()), 1e-30)
         return max(
             float((few(a.detach()).double() - b).norm()) / max(float(b.norm()), least)
             for a, b in pairs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -24,30 +25,34 @@ def ceilings(options: Options, figures: Figures) -> str:
     device = torch.device(options.device)
     copied = figures.attempt("copy", lambda: _copy(options, device))
     best = {}
-    for kind, product in (("bf16", _bf16), ("fp8", _fp8)):
+    for dtype, product in (("bf16", _bf16), ("fp8", _fp8)):
         total_flops = total_s = 0.0
-        for name, sizes in _products(options):
-            found = figures.attempt(
-                f"{kind} {name}", lambda p=product, s=sizes: _timed_product(p, s, device)
-            )
+        for name, kind, sizes in _products(options):
+
+            def work(product: Any = product, kind: str = kind, sizes: Any = sizes) -> Any:
+                seconds = timed(product(kind, *sizes, device), device)
+                flops = 2.0 * math.prod(sizes)
+                found = {"sizes": "x".join(map(str, sizes)), "product_s": seconds}
+                return {**found, "flops": flops, "flops_per_s": flops / seconds}
+
+            found = figures.attempt(f"{dtype} {name} {kind}", work)
             if found is not None and name != "square":
                 total_flops += found["flops"]
                 total_s += found["product_s"]
         if total_s:
-            best[kind] = total_flops / total_s / 1e12
+            best[dtype] = total_flops / total_s / 1e12
     parts = [] if copied is None else [f"copy {copied['bytes_per_s'] / 1e12:.2f} TB/s"]
-    parts += [f"{kind} {tflops:.0f} TFLOP/s over the layers" for kind, tflops in best.items()]
+    parts += [f"{dtype} {tflops:.0f} TFLOP/s over the layers" for dtype, tflops in best.items()]
     return ", ".join(parts)
 
 
-def _products(options: Options) -> Iterator[tuple[str, tuple[int, int, int]]]:
-    """(name, (M, N, K)) of [M, K] @ [K, N]: a step's products of a layer, each shape once."""
-    for layer, rows, k, n in layers(options.tiny):
-        yield f"{layer} forward", (rows, n, k)
-        yield f"{layer} dgrad", (rows, k, n)
-        yield f"{layer} wgrad", (n, k, rows)
+def _products(options: Options) -> Iterator[tuple[str, str, tuple[int, int, int]]]:
+    """(layer, which of its products, rows, inputs, outputs): each shape of a step once."""
+    for layer, *sizes in layers(options.tiny):
+        for kind in ("forward", "dgrad", "wgrad"):
+            yield layer, kind, (sizes[0], sizes[1], sizes[2])
     side = 64 if options.tiny else SQUARE
-    yield "square", (side, side, side)
+    yield "square", "forward", (side, side, side)
 
 
 def layers(tiny: bool) -> Iterator[tuple[str, int, int, int]]:
@@ -82,35 +87,38 @@ def _copy(options: Options, device: torch.device) -> dict[str, Any]:
     return {"copy_s": seconds, "bytes_per_s": 2 * size / seconds}
 
 
-def _timed_product(
-    product: Callable[..., Callable[[], Any]], sizes: tuple[int, int, int], device: torch.device
-) -> dict[str, Any]:
-    m, n, k = sizes
-    seconds = timed(product(m, n, k, device), device)
-    flops = 2.0 * m * n * k
-    return {"sizes": f"{m}x{k}x{n}", "product_s": seconds, "flops": flops} | {
-        "flops_per_s": flops / seconds
-    }
-
-
-def _bf16(m: int, n: int, k: int, device: torch.device) -> Callable[[], Any]:
-    """As autograd calls them: a weight [N, K] is read transposed."""
+def _bf16(kind: str, rows: int, inputs: int, outputs: int, device: torch.device) -> Any:
+    """As autograd calls them: x w^T, g w and g^T x, with a weight w [outputs, inputs]."""
     import torch
 
-    a = torch.randn(m, k, device=device, dtype=torch.bfloat16)
-    b = torch.randn(n, k, device=device, dtype=torch.bfloat16)
-    return lambda: a @ b.T
+    def random(*sizes: int) -> torch.Tensor:
+        return torch.randn(sizes, device=device, dtype=torch.bfloat16)
+
+    if kind == "forward":
+        x, w = random(rows, inputs), random(outputs, inputs)
+        return lambda: x @ w.T
+    g = random(rows, outputs)
+    if kind == "dgrad":
+        w = random(outputs, inputs)
+        return lambda: g @ w
+    x = random(rows, inputs)
+    return lambda: g.T @ x
 
 
-def _fp8(m: int, n: int, k: int, device: torch.device) -> Callable[[], Any]:
-    """One scale for each tensor, which is quantised before: the cast is not in the time."""
+def _fp8(kind: str, rows: int, inputs: int, outputs: int, device: torch.device) -> Any:
+    """One scale for each tensor. Neither the casts nor the transposed copies that the kernel's
+    layout (a row-major, b column-major) needs of dgrad and wgrad are in the time."""
     import torch
 
-    a = torch.randn(m, k, device=device).to(torch.float8_e4m3fn)
-    b = torch.randn(n, k, device=device).to(torch.float8_e4m3fn)
+    m, n, k = {
+        "forward": (rows, outputs, inputs),
+        "dgrad": (rows, inputs, outputs),
+        "wgrad": (outputs, inputs, rows),
+    }[kind]
+    a, b = (torch.randn(size, k, device=device).to(torch.float8_e4m3fn) for size in (m, n))
     one = torch.ones((), device=device)
-    scales: dict[str, Any] = {"scale_a": one, "scale_b": one, "out_dtype": torch.bfloat16}
-    return lambda: torch._scaled_mm(a, b.T, **scales, use_fast_accum=True)
+    how: dict[str, Any] = {"scale_a": one, "scale_b": one, "out_dtype": torch.bfloat16}
+    return lambda: torch._scaled_mm(a, b.T, **how, use_fast_accum=kind == "forward")
 
 
 def timed(work: Callable[[], object], device: torch.device, repeats: int = REPEATS) -> float:

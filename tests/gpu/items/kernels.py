@@ -25,6 +25,7 @@ HEADS, WIDTH = 16, 72
 LENGTHS = (1, 2, 17, 60, 128, 150, 299, 300)  # of captions that lie end to end
 # Relative to the largest value. bf16 rounds to 2^-9 of a value, and weights and scores are rounded.
 LIMITS = {"bf16": 2e-2, "fp16": 2e-3, "fp32": 2e-6}
+_LEAST = 1e-30  # of what an error is relative to
 SIDES = ("output", "d_q", "d_k", "d_v")
 
 
@@ -102,7 +103,7 @@ def frames_errors(
     weights = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1)
     out = (weights @ v).permute(0, 3, 1, 2, 4)
     wanted = [out.detach(), *torch.autograd.grad(out, exact, grad.double())]
-    least = 1e-3 * float(wanted[-1].abs().max())
+    least = max(1e-3 * float(wanted[-1].abs().max()), _LEAST)
     return [
         float((a.double() - b).abs().max()) / max(float(b.abs().max()), least)
         for a, b in zip(given, wanted, strict=True)
@@ -144,7 +145,7 @@ def _packed_text(options: Options, device: torch.device) -> dict[str, Any]:
     y = torch.randn(len(lengths), max(lengths), width, device=device, dtype=dtype)
     grad = torch.randn_like(x)
     keep = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
-    packs = packs_text(device, dtype, module.table, max(lengths))
+    packs = packs_text(device, dtype, module.table, max(lengths), width // module.heads)
 
     def together(kind: Any = dtype) -> tuple[torch.Tensor, ...]:
         inputs = [part.to(kind).requires_grad_() for part in (x, y)]
@@ -167,7 +168,7 @@ def _packed_text(options: Options, device: torch.device) -> dict[str, Any]:
 
     def error(given: tuple[torch.Tensor, ...]) -> float:
         pairs = zip(given, wanted, strict=True)
-        return max(float((a.double() - b).norm() / b.norm()) for a, b in pairs)
+        return max(float((a.double() - b).norm()) / max(float(b.norm()), _LEAST) for a, b in pairs)
 
     return {
         "packed": error(together()),

@@ -59,7 +59,7 @@ def sampling(options: Options, figures: Figures) -> str:
     """One video with guidance, as `trainer.infer` makes it, up to the latent (decoding: see `vae`)."""
     import torch
 
-    from trainer.data.plan.costs import latent_size
+    from trainer.data.plan.costs import latent_size, now
     from trainer.diffusion.rectified_flow import RectifiedFlow
     from trainer.models.stdit import build_stdit
 
@@ -83,10 +83,14 @@ def sampling(options: Options, figures: Figures) -> str:
     def make(count: int) -> object:
         return flow.sample(model, z, y, y_null, mask, known, count, 7.0)
 
-    make(1)  # kernels are loaded
-    found = figures.attempt(
-        f"{steps} steps", lambda: _timed(lambda: make(steps), device, repeats=1)
-    )
+    one = figures.attempt("1 step", lambda: _timed(lambda: make(1), device))
+
+    def whole() -> dict[str, Any]:
+        begin = now(device)
+        make(steps)
+        return {"call_s": now(device) - begin, "peak_bytes": (one or {}).get("peak_bytes", 0)}
+
+    found = figures.attempt(f"{steps} steps", whole)
     return f"{steps} steps {_said(found)}" if found else "it could not be measured"
 
 

@@ -35,11 +35,12 @@ def bench(
 
         torch._functorch.config.activation_memory_budget = activation_budget
     spec = trial_spec(options, bucket, words, path=path, batch=batch, warmup=warmup, steps=steps)
-    return _measured(options, figures, spec, " ".join(words))[1]
+    is_predicted = activation_budget is None
+    return _measured(options, figures, spec, " ".join(words), is_predicted)[1]
 
 
 def _measured(
-    options: Options, figures: Figures, spec: Spec, words: str = ""
+    options: Options, figures: Figures, spec: Spec, words: str, is_predicted: bool = True
 ) -> tuple[Measured, str]:
     """The trial and its headline."""
     import torch
@@ -64,7 +65,7 @@ def _measured(
     memory: dict[str, Any] = {"allocated_bytes": measured.peak_bytes}
     if options.device == "cuda":
         memory["reserved_bytes"] = torch.cuda.max_memory_reserved()
-    if spec.path == OURS and measured.predicted_mb is not None:
+    if is_predicted and spec.path == OURS and measured.predicted_mb is not None:
         memory["predicted_bytes"] = round(measured.predicted_mb * 1e6)
     names = ("forward_s", "backward_s", "optimizer_s", "step_s", "first_s", "start_bytes")
     figures.add(
