@@ -37,6 +37,7 @@ from trainer.fits import fit_buckets
 from trainer.guards.guards import Guards
 from trainer.guards.rollback import Back, between
 from trainer.journal import Journal
+from trainer.models.stdit import STDiT3
 from trainer.optim.ema import EMA
 from trainer.optim.lr_schedules import Schedule
 from trainer.resume import place_note, resumed_note, source_of, stated_place, take_guards, take_over
@@ -136,8 +137,7 @@ def assemble(
         left = f"less than a step is left of epoch {cursor.epoch}"
         journal.event("data", f"{left}: the data continue in epoch {begin.epoch}")
     journal.event("loss", _LOSS_WEIGHTING)
-    compiled = f"{2 * parts.model.config.depth} blocks are compiled; embedders and last layer not"
-    for note in (*config.notes, *([compiled] if config.compile else [])):
+    for note in (*config.notes, *_how_blocks_run(parts.model, config.compile)):
         journal.event("note", note)
     guards = Guards(config, plan, journal)
     if taken is not None and not config.start_from_scratch:
@@ -194,12 +194,20 @@ def _parts(
     has_weights = source is not None or config.model.from_pretrained is not None
     encoders = (NoVAE(features), NoText(features)) if features is not None else None
     dtype = NETWORK_DTYPES[config.dtype]
-    parts = build_parts(config, run_dir, dtype, empty=has_weights, encoders=encoders)
+    device = engine.device.type
+    parts = build_parts(config, run_dir, dtype, device, empty=has_weights, encoders=encoders)
     parts.text.to(engine.device)
     parts.vae.to(engine.device)
     if source is not None:
         load_weights(parts.model, read_checkpoint(source, ema=False)[0], source)
     return parts
+
+
+def _how_blocks_run(model: STDiT3, compiled: bool) -> list[str]:
+    count = 2 * model.config.depth
+    if model.fused:
+        return [f"{count} blocks run on kernels of our own (fused_blocks)"]
+    return [f"{count} blocks are compiled; embedders and last layer not"] if compiled else []
 
 
 def _take_average(ema: EMA, engine: Engine, source: Path, updates: int) -> None:

@@ -54,11 +54,13 @@ def build_parts(
     config: Config,
     run_dir: Path,
     dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
     *,
     empty: bool = False,
     encoders: tuple[Any, Any] | None = None,
 ) -> Parts:
-    """All parts; `dtype` is that of VAE and text encoder. Raises ConfigError, CheckpointError.
+    """All parts, for a device ("cuda", "cpu"); `dtype` is that of VAE and text encoder, and of the
+    model when it computes. Raises ConfigError, CheckpointError.
 
     With `empty` the model is on the meta device until its weights are loaded: making 1.2 billion
     random numbers takes 16 CPU seconds. `encoders` are those of a feature cache.
@@ -78,8 +80,8 @@ def build_parts(
     model.use_positions(config.positions)
     if config.attention_table is not None:
         model.use_attention(read_table(config.attention_table))
-    if config.compile:
-        model.compile_blocks()
+    ways = {"fused": config.fused_blocks, "compiled": config.compile}
+    model.run_blocks_by(device, dtype.itemsize, **ways)
     masks = build_masks(config.mask_ratios)
     return Parts(vae, text, build_flow(config.scheduler), model, masks)
 

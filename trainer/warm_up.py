@@ -114,6 +114,7 @@ class WarmUp:
         twin.enable_grad_checkpoint(model.grad_checkpoint, model.offload)
         twin.use_positions(model.positions)
         twin.use_attention(model.table)
+        twin.use_fused(model.fused)
         if self._compiled:
             twin.compile_blocks()
         return self._engine.twin(twin.train())
@@ -155,6 +156,6 @@ def warm_up_for(config: Config, parts: Parts, engine: Engine) -> WarmUp | None:
         parts.flow,
         engine,
         parts.vae.latent_size,
-        compiled=config.compile,
+        compiled=config.compile and not parts.model.fused,
         has_masks=any(parts.masks.ratios.values()),
     )

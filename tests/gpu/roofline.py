@@ -24,8 +24,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from trainer.models.block.stdit_block import STDiT3Block
 from trainer.models.flops import flops_by_part
-from trainer.models.stdit import STDiT3Block
 from trainer.models.stdit_config import PRESETS, STDiT3Config
 
 # B batch · T,S frames and places of the token grid · L text tokens · D width · N heads · E of a head

@@ -76,7 +76,11 @@ def _parser() -> Parser:
     what = "off, all, 'every 2', or memory for activations, '24 GB'; default as the config does"
     add("--grad-checkpoint", metavar="WHAT", help=what)
     add("--offload", action="store_true", help="kept activations wait in host memory")
-    add("--compile", action="store_true", help="torch.compile of each block")
+    way = parser.add_mutually_exclusive_group()
+    what = "torch.compile of each block, also where our kernels would run"
+    way.add_argument("--compile", action="store_true", help=what)
+    what = "blocks of torch's operations, neither compiled nor by our kernels"
+    way.add_argument("--eager", action="store_true", help=what)
     what = "give some frames, as training with mask_ratios does; default as the config does"
     add("--masks", choices=("config", "on", "off"), default="config", help=what)
     add("--text-tokens", **count, help="of each caption; default all")

@@ -41,7 +41,8 @@ class Bench:
             config,
             grad_checkpoint=args.grad_checkpoint or config.grad_checkpoint,
             offload_activations=args.offload or config.offload_activations,
-            compile=args.compile or config.compile,
+            fused_blocks=config.fused_blocks and not args.compile and not args.eager,
+            compile=args.compile or (config.compile and not args.eager),
         )
         self._shapes = shapes_of(config, args.bucket or (), args.aspect_ratio)
         if not self._shapes:
@@ -162,7 +163,7 @@ class Bench:
         again = "again: recomputed in the backward pass, not in TFLOP/s or MFU."
         text = f"\n{self._device_name}, {known}{share}. {again}"
         found = [row.outcome.measured for row in rows if row.path == OURS and row.outcome.measured]
-        if self._config.compile and found:
+        if found and any(found[0].compiled_blocks.values()):
             kinds = " and ".join(f"{n} {kind}" for kind, n in found[0].compiled_blocks.items())
             text += f"\ncompiled: {kinds} blocks of ours; embedders and final layer are not."
         if self._args.encoders:

@@ -137,10 +137,10 @@ class Trainee:
             if config.attention_table is not None:
                 self.model.use_attention(read_table(config.attention_table))
             self.model.enable_grad_checkpoint(config.grad_checkpoint, config.offload_activations)
+            ways = {"fused": config.fused_blocks, "compiled": config.compile}
+            self.model.run_blocks_by(device.type, dtype.itemsize, **ways, backend=spec.backend)
             sizes = shape.batch_size, shape.latent, spec.text_tokens
             self.recomputed = self.model.recomputed_blocks(*sizes)
-            if config.compile:
-                self.model.compile_blocks(spec.backend)
         self._optimizer = ShardedAdamW(self.model, spec.shards)
         self._inputs = _inputs(spec, self.model, device, dtype)
         self._noise_BCTHW = torch.randn_like(self._inputs[0])  # training has drawn it ahead

@@ -203,7 +203,8 @@ class Config(Section):
     accumulation_steps: int = number(1, least=1)  # microbatches of a rank per optimizer step
     grad_checkpoint: bool | int | str = False  # recompute: off, all, every 2, or keep "24000 MB"
     offload_activations: bool = False  # what the backward pass keeps waits in host memory
-    compile: bool = False  # torch.compile of each block: slow first steps, faster ones after
+    fused_blocks: bool = True  # our kernels between a block's products: on GPUs, in bf16
+    compile: bool = False  # torch.compile of each block where our kernels are not
     positions: str = choice("fp32-exact", "bf16-compat")  # bf16-compat: as in Open-Sora's runs
     deterministic: bool = False  # the same bits in every run on a GPU; slower backward passes
     attention_table: str | None = None  # kernels by shape, made by trainer.bench attention --write

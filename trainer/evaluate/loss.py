@@ -125,7 +125,8 @@ def _parts(config: Config, run_dir: Path, engine: Ranks) -> Parts:
     if config.text_encoder.type == "tiny_t5" and not (run_dir / TINY_T5).is_dir():
         raise ConfigError(f"no {TINY_T5} folder in {run_dir}: the model needs its text encoder")
     dtype = NETWORK_DTYPES[config.dtype]
-    parts = build_parts(config, run_dir, dtype, empty=True, encoders=encoders)
+    device = engine.device.type
+    parts = build_parts(config, run_dir, dtype, device, empty=True, encoders=encoders)
     parts.text.to(engine.device)
     parts.vae.to(engine.device)
     return parts

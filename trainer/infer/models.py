@@ -90,7 +90,8 @@ class Models:
             vae.to(self.device)
             text.to(self.device)
             self._encoders, self._of_encoders = (vae, text), of_encoders
-        self._parts = build_parts(config, run_dir, dtype, empty=True, encoders=self._encoders)
+        kind, encoders = self.device.type, self._encoders
+        self._parts = build_parts(config, run_dir, dtype, kind, empty=True, encoders=encoders)
         self._of_parts = of_parts
         return self._parts
 

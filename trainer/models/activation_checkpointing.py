@@ -67,6 +67,7 @@ class Kernels:
     spatial: str = "flash"
     temporal: str = "flash"
     text: str = "flash"
+    fused: bool = False  # ours between a block's products (`models.block`)
 
 
 _FLASH = Kernels()
@@ -99,6 +100,8 @@ def block_bytes(
     widths = 15 + 2 * config.mlp_ratio
     # fp32: mean and deviation of two norms, deviations of q and k
     statistics = tokens * 4 * (4 + 2 * config.num_heads * config.qk_norm)
+    if kernels.fused:  # without what is made again: two normed inputs, the MLP's activation
+        widths, statistics = 13 + config.mlp_ratio, 0
     captions = (2 * text + 6 * modulations) * batch * config.hidden_size * itemsize
     both = int(widths * entry) + statistics + captions
 
@@ -112,6 +115,8 @@ def block_bytes(
     cross = both + attention(kernels.text, text)
     spatial = cross + attention(kernels.spatial, places)
     temporal = cross + attention(kernels.temporal, frames)
+    if kernels.fused and kernels.temporal == "frames":  # it norms and turns q and k in registers
+        temporal -= 2 * entry
     if kernels.temporal != "frames":
         # Frames stand side by side only after a copy of the values; unless normed, qkv then goes.
         temporal += entry - 3 * entry * (not config.qk_norm)

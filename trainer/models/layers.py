@@ -44,12 +44,15 @@ class SelfAttention(nn.Module):
         self, x_BTSD: Tensor, across_frames: bool, rotation: Rotation | None = None
     ) -> Tensor:
         """Over the tokens of each frame, or `across_frames` over the frames of each place."""
-        norms = None
-        if self.qk_norm:
-            norms = (self.q_norm.get_parameter("weight"), self.k_norm.get_parameter("weight"))
-        parts = split_heads(self.qkv(x_BTSD), self.heads, norms, rotation, across_frames)
+        parts = split_heads(self.qkv(x_BTSD), self.heads, self.norms(), rotation, across_frames)
         attend = calls.across_frames if across_frames else calls.within_frames
         return self.proj(attend(*parts, self.table).flatten(-2))
+
+    def norms(self) -> tuple[Tensor, Tensor] | None:
+        """Weights of the RMS norms of queries and keys."""
+        if not self.qk_norm:
+            return None
+        return self.q_norm.get_parameter("weight"), self.k_norm.get_parameter("weight")
 
 
 class CrossAttention(nn.Module):
@@ -64,16 +67,20 @@ class CrossAttention(nn.Module):
 
     def forward(self, x_BTSD: Tensor, y: Tensor, real: Tensor | Packed | None) -> Tensor:
         """`y` [B, L, D] with the mask [B, L] (bool) of its real tokens, or packed, [B L, D]."""
-        frames = x_BTSD.shape[1]
+        return self.proj(self.attended(self.q_linear(x_BTSD), y, real))
+
+    def attended(self, q_BTSD: Tensor, y: Tensor, real: Tensor | Packed | None) -> Tensor:
+        """What queries find in the captions, [B, T, S, D], before the last product."""
+        frames = q_BTSD.shape[1]
         if isinstance(real, Packed):
-            q = self.q_linear(x_BTSD).flatten(1, 2).unflatten(-1, (self.heads, -1))
+            q = q_BTSD.flatten(1, 2).unflatten(-1, (self.heads, -1))
             k, v = self.kv_linear(y).unflatten(-1, (2, self.heads, -1)).unbind(1)
             out = calls.to_packed_text(q, k, v, real)
-            return self.proj(rearrange(out, "b (t s) n e -> b t s (n e)", t=frames))
-        q = rearrange(self.q_linear(x_BTSD), "b t s (n e) -> b n (t s) e", n=self.heads)
+            return rearrange(out, "b (t s) n e -> b t s (n e)", t=frames)
+        q = rearrange(q_BTSD, "b t s (n e) -> b n (t s) e", n=self.heads)
         k, v = rearrange(self.kv_linear(y), "b l (k n e) -> k b n l e", k=2, n=self.heads)
         out = calls.attend(q, k, v, real, self.table.choose("text", k.shape[-2]))
-        return self.proj(rearrange(out, "b n (t s) e -> b t s (n e)", t=frames))
+        return rearrange(out, "b n (t s) e -> b t s (n e)", t=frames)
 
 
 class Mlp(nn.Module):

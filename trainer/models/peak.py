@@ -100,7 +100,8 @@ def predicted_peak(
     frames, rows, columns = grid(latent, config.patch_size)
     places, head = rows * columns, config.hidden_size // config.num_heads
     device = device or weight.device.type
-    kernels = kernels_used(model.table, device, item, head, frames, places, text)
+    keys, fused = (frames, places, text), model.fused * config.hidden_size
+    kernels = kernels_used(model.table, device, item, head, *keys, fused)
     modulations = frames if masked else 1
     shape = (batch, frames, places, text, item)
     size = block_bytes(config, *shape, kernels, modulations)
@@ -166,6 +167,8 @@ def _backward_bytes(
     # less all of the MLP's; attention: five of them, less the text's too.
     ratio = config.mlp_ratio
     mlp = (1 + ratio) * entry
+    if kernels.fused:  # two gradients, the hidden values' and the activation again
+        mlp = (2 + 2 * ratio) * entry
     if device == "cpu" and item > 2:  # gelu by hand, when a block runs again
         mlp = max(mlp, 2 * ratio * entry)
     to_text = -2 * ratio * entry + captions + attention(kernels.text, text, frames * places)

@@ -20,9 +20,10 @@ from torch.utils.checkpoint import checkpoint
 
 from trainer.models.attention.calls import Packed, packs_text, to_packed_text
 from trainer.models.attention.table import Table
+from trainer.models.block.stdit_block import STDiT3Block
 from trainer.models.fused import NORM_EPS, wide
 from trainer.models.layers import CrossAttention, HeadNorm, SelfAttention
-from trainer.models.stdit import STDiT3, STDiT3Block
+from trainer.models.stdit import STDiT3
 
 # B batch · T frames · S tokens of a frame · K = T S tokens of a clip · L text tokens · D width
 # A sequences · N heads · E width of a head · I tokens of a sequence

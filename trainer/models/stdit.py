@@ -22,8 +22,10 @@ from trainer.models import layers, positions
 from trainer.models.activation_checkpointing import GradCheckpoint, block_bytes
 from trainer.models.attention.calls import Packed, pack, packs_text
 from trainer.models.attention.table import Table
+from trainer.models.block.rows import fits
+from trainer.models.block.stdit_block import STDiT3Block
 from trainer.models.compiling import compile_each
-from trainer.models.fused import Rotation, add_gated, norm_modulate, wide
+from trainer.models.fused import norm_modulate, wide
 from trainer.models.inputs import check_inputs, frame_mask, real_columns, repeated, unpacked
 from trainer.models.kernels import kernels_used
 from trainer.models.offloading import to_host
@@ -42,40 +44,6 @@ def build_stdit(kind: str = "STDiT3", **options: Any) -> STDiT3:
             text = f"STDiT3 has no {name!r}; there is {', '.join(names)}"
             raise ConfigError(text, hint=nearest(name, names))
     return STDiT3(STDiT3Config(**{**PRESETS[kind], **options}))
-
-
-class STDiT3Block(nn.Module):
-    """Attention (within or across frames), then text, then MLP."""
-
-    def __init__(self, config: STDiT3Config, temporal: bool, drop_probability: float) -> None:
-        super().__init__()
-        width = config.hidden_size
-        self.temporal, self.drop_probability = temporal, drop_probability
-        self.attn = layers.SelfAttention(width, config.num_heads, config.qk_norm)
-        self.cross_attn = layers.CrossAttention(width, config.num_heads)
-        self.mlp = layers.Mlp(width, int(width * config.mlp_ratio), width)
-        self.scale_shift_table = nn.Parameter(torch.randn(6, width) / width**0.5)
-
-    def forward(
-        self,
-        x_BTSD: Tensor,
-        y: Tensor,
-        real: Tensor | Packed | None,
-        t_BF6D: Tensor,
-        rotation: Rotation | None,
-    ) -> Tensor:
-        table_BF6D = (self.scale_shift_table + t_BF6D).unsqueeze(-2)  # one value for all S tokens
-        shift, scale, gate, shift_mlp, scale_mlp, gate_mlp = table_BF6D.unbind(2)
-        branch = self.attn(norm_modulate(x_BTSD, shift, scale), self.temporal, rotation)
-        x_BTSD = add_gated(x_BTSD, branch, self._kept(gate))
-        # quirk: the text branch has neither norm nor gate
-        x_BTSD = x_BTSD + self.cross_attn(x_BTSD, y, real)
-        branch = self.mlp(norm_modulate(x_BTSD, shift_mlp, scale_mlp))
-        return add_gated(x_BTSD, branch, self._kept(gate_mlp))
-
-    def _kept(self, gate_BF1D: Tensor) -> Tensor:
-        """Stochastic depth: a gate of 0 leaves the branch out for a clip."""
-        return layers.drop_path(gate_BF1D, self.drop_probability, self.training)
 
 
 class FinalLayer(nn.Module):
@@ -107,7 +75,7 @@ class STDiT3(nn.Module):
         self.config = config
         width, patch = config.hidden_size, config.patch_size
         self.grad_checkpoint, self.offload = GradCheckpoint(), False
-        self.positions = positions.EXACT
+        self.positions, self.fused = positions.EXACT, True
         self._head_width = width // config.num_heads
         self.rope = positions.RotaryFrequencies(self._head_width)
         self.x_embedder = layers.PatchEmbed(patch, config.in_channels, width)
@@ -141,7 +109,8 @@ class STDiT3(nn.Module):
         frames, rows, columns = self._grid(latent)
         config, weight = self.config, self.x_embedder.proj.weight
         keys, item = (frames, rows * columns, text_tokens), weight.element_size()
-        kernels = kernels_used(self.table, weight.device.type, item, self._head_width, *keys)
+        sizes = (self._head_width, *keys, self.fused * config.hidden_size)
+        kernels = kernels_used(self.table, weight.device.type, item, *sizes)
         size = block_bytes(config, batch, *keys, item, kernels)
         return self.grad_checkpoint.blocks(config.depth, size, latent)
 
@@ -158,9 +127,32 @@ class STDiT3(nn.Module):
         for block in self.blocks():
             block.attn.table = block.cross_attn.table = table
 
+    def use_fused(self, fused: bool) -> None:
+        """Whether our kernels are between a block's products, where they run (`models.block`)."""
+        self.fused = fused
+        for block in self.blocks():
+            block.fused = fused
+
     def compile_blocks(self, backend: Any = "inductor") -> None:
         """See `compile_each`. The 248 shapes of stage 1 need 12 programs."""
+        self.use_fused(False)
         compile_each(self.blocks(), backend)
+
+    def run_blocks_by(
+        self,
+        device: str,
+        itemsize: int,
+        *,
+        fused: bool = True,
+        compiled: bool = False,
+        backend: Any = "inductor",
+    ) -> None:
+        """Our kernels where they are for values of `itemsize` bytes on a device, else torch.compile,
+        as far as they are wanted."""
+        width = self.config.hidden_size
+        self.use_fused(fused and fits(device, itemsize, width, self._head_width))
+        if compiled and not self.fused:
+            self.compile_blocks(backend)
 
     def blocks(self) -> list[STDiT3Block]:
         """In the order they run."""

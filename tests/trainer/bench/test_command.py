@@ -386,7 +386,19 @@ def test_what_is_compiled_is_said_below_the_table() -> None:
     notes = Bench(args, configuration.load("demo"))._notes(rows)
     assert "compiled: 28 spatial and 28 temporal blocks of ours; embedders" in notes
     args.compile = False
+    figures = replace(figures, compiled_blocks={"spatial": 0, "temporal": 0})
+    rows = [Row(SHAPE, "ours", 100, Outcome(Kind.MEASURED, figures))]
     assert "compiled" not in Bench(args, configuration.load("demo"))._notes(rows)
+
+
+@pytest.mark.parametrize(
+    ("words", "fused", "compiled"),
+    [([], True, True), (["--compile"], False, True), (["--eager"], False, False)],
+)
+def test_blocks_run_as_the_command_says(words: list[str], fused: bool, compiled: bool) -> None:
+    args, _ = bench._parser().parse_known_args(["stage1", "--device", "cpu", *words])
+    config = Bench(args, configuration.load("stage1"))._config
+    assert (config.fused_blocks, config.compile) == (fused, compiled)
 
 
 def test_the_command_searches_and_prints_a_bucket_config(

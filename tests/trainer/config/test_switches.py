@@ -8,7 +8,7 @@ import pytest
 
 from trainer.components import Parts, build_parts, make_tiny_text_encoder
 from trainer.config.load import Config, load
-from trainer.models.stdit import STDiT3Block
+from trainer.models.block.stdit_block import STDiT3Block
 
 TINY = ["--model.depth", "1", "--model.hidden-size", "32", "--model.num-heads", "2"]
 

@@ -156,3 +156,16 @@ def test_a_model_asks_with_the_width_of_its_heads(monkeypatch: pytest.MonkeyPatc
         inputs = batch()
         plain.plain_forward(model, y_B1LC=inputs.pop("y"), **inputs, fused=True)
     assert set(asked) == {20}
+
+
+def test_what_a_kernel_leaves_in_gradients_of_padding_is_not_read() -> None:
+    k, v = (torch.randn(5, 2, 8, requires_grad=True) for _ in range(2))
+    is_real = torch.tensor([True, True, True, False, False])[:, None, None]
+    left = torch.full_like(k, torch.nan)
+    left[:3] = 1.0
+    parts = calls._PaddingUnread.apply(k, v, is_real)
+    for part, whole, grad in zip(
+        parts, (k, v), torch.autograd.grad(parts, (k, v), (left, left)), strict=True
+    ):
+        assert torch.equal(part, whole)
+        assert torch.equal(grad, left.nan_to_num(0.0))

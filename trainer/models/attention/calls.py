@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from trainer.models.attention import frames, short
@@ -92,12 +93,27 @@ def to_packed_text(q_BINE: Tensor, k_KNE: Tensor, v_KNE: Tensor, packed: Packed)
     """Each clip's queries over its caption's real tokens, which lie end to end, [B, I, N, E]."""
     from torch.nn.attention.varlen import varlen_attn
 
-    # What the kernel leaves in the gradients of the padding behind the last caption is not read.
-    k, v = (torch.where(packed.is_real[:, None], x, 0) for x in (k_KNE, v_KNE))
+    k, v = _PaddingUnread.apply(k_KNE, v_KNE, packed.is_real[:, None])
     ends = packed.query_ends, packed.key_ends
     out = varlen_attn(q_BINE.flatten(0, 1), k, v, *ends, packed.queries, packed.keys)
     assert isinstance(out, Tensor)  # a pair only where the log-sums are asked for
     return out.view(q_BINE.shape)
+
+
+class _PaddingUnread(torch.autograd.Function):
+    """Keys and values as they are. What the kernel leaves in the gradients of the padding behind
+    the last caption is not read: they are 0."""
+
+    @staticmethod
+    def forward(ctx: Any, k_KNE: Tensor, v_KNE: Tensor, is_real_K11: Tensor) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(is_real_K11)
+        return k_KNE.view_as(k_KNE), v_KNE.view_as(v_KNE)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (is_real,) = ctx.saved_tensors
+        return *(grad.masked_fill(~is_real, 0) for grad in grads), None
 
 
 def packs_text(

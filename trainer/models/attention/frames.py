@@ -22,7 +22,7 @@ from torch import Tensor
 MOST_FRAMES = 128  # rows of a block; flash attention wastes nothing on longer sequences
 MOST_WIDTH = 128
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
-_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # runs kernels on a CPU, for tests
+IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # runs kernels on a CPU, for tests
 # Shared memory of the backward pass for 128 rows of 128 columns (tests.gpu.compiled): cards of data
 # centers have 163 kB and more for a block of threads, others 99 kB.
 _LARGEST_BYTES = 131_072
@@ -35,7 +35,7 @@ def is_usable(q_BTSNE: Tensor) -> bool:
     if frames > MOST_FRAMES or width > MOST_WIDTH or width % 8 or not _HAS_TRITON:
         return False
     if not q_BTSNE.is_cuda:
-        return _INTERPRETED and q_BTSNE.dtype in (torch.float16, torch.float32)
+        return IS_INTERPRETED and q_BTSNE.dtype in (torch.float16, torch.float32)
     # fp32 products run on no tensor core: they spill registers, and compile for minutes.
     is_half = q_BTSNE.dtype in (torch.float16, torch.bfloat16)
     return is_half and (frames <= MOST_FRAMES // 2 or has_shared_memory(q_BTSNE.device.index))
