@@ -147,8 +147,7 @@ class STDiT3(nn.Module):
         compiled: bool = False,
         backend: Any = "inductor",
     ) -> None:
-        """Our kernels where they are for values of `itemsize` bytes on a device, else torch.compile,
-        as far as they are wanted."""
+        """Our kernels where they take values of `itemsize` bytes, else torch.compile, if wanted."""
         width = self.config.hidden_size
         self.use_fused(fused and fits(device, itemsize, width, self._head_width))
         if compiled and not self.fused:

@@ -69,21 +69,29 @@ def _weights(q, k, inside, exists, scale):
 def _tables(
     cos_ptr, sin_ptr, frames, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
-    """Of each row and column: the cosine, and the sine with the sign that its partner comes with."""
+    """Of each row and column: the cosine, and the sine with the sign that its partner comes by."""
     column = tl.arange(0, COLUMNS)
     at = (tl.arange(0, ROWS) % frames)[:, None] * (WIDTH // 2) + (column // 2)[None, :]
     mask = (column < WIDTH)[None, :]
-    sign = tl.where(column % 2 == 0, -1.0, 1.0)[None, :]
-    return tl.load(cos_ptr + at, mask=mask, other=0.0), tl.load(
-        sin_ptr + at, mask=mask, other=0.0
-    ) * sign
+    cos = tl.load(cos_ptr + at, mask=mask, other=0.0)
+    sin = tl.load(sin_ptr + at, mask=mask, other=0.0)
+    return cos, tl.where((column % 2 == 0)[None, :], -sin, sin)
 
 
 @triton.jit
 def _prepared(
-    pointer, weight_ptr, at, exists, cos, sin, eps,
-    WIDTH: tl.constexpr, COLUMNS: tl.constexpr, NORMS: tl.constexpr, TURNS: tl.constexpr,
-):  # fmt: skip
+    pointer,
+    weight_ptr,
+    at,
+    exists,
+    cos,
+    sin,
+    eps,
+    WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    NORMS: tl.constexpr,
+    TURNS: tl.constexpr,
+):
     """Rows after the RMS norm, whose pairs are turned, in the tensor's dtype."""
     raw = _load(pointer, at, exists, WIDTH, COLUMNS)
     if not NORMS and not TURNS:
@@ -109,10 +117,21 @@ def _prepared(
 
 @triton.jit
 def _led_back(
-    d, pointer, weight_ptr, sums_ptr, at, exists, cos, sin, eps,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
-    NORMS: tl.constexpr, TURNS: tl.constexpr,
-):  # fmt: skip
+    d,
+    pointer,
+    weight_ptr,
+    sums_ptr,
+    at,
+    exists,
+    cos,
+    sin,
+    eps,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    NORMS: tl.constexpr,
+    TURNS: tl.constexpr,
+):
     """Gradients of raw rows from those of prepared ones; what the weight's gradient gets."""
     if TURNS:
         even, odd = tl.split(tl.reshape(d * sin, [ROWS, COLUMNS // 2, 2]))
