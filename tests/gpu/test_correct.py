@@ -1,13 +1,19 @@
-"""The judgement of blocks: healthy bf16 is right, one wrong gradient is not."""
+"""The judgement of blocks and kernels: healthy bf16 is right, one wrong gradient is not."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.gpu.items import kernels
 from tests.gpu.items.correct import COMPILED, EAGER, Models, compare, judged
+from tests.gpu.run import Figures, Options
+from trainer.models.attention import calls
 
 CPU = torch.device("cpu")
 
@@ -85,3 +91,38 @@ def test_a_gradient_that_must_be_0_has_an_absolute_limit(tiny: Any) -> None:
     typical = float(exact["temporal_blocks.0.attn.qkv.weight"].std())
     given[name] = torch.full_like(given[name], 0.1 * typical)
     assert f"{name} (0)" in compare(given, plain, exact, "bf16")["wrong"]
+
+
+class Wrong(torch.autograd.Function):
+    """Its result is right, and the gradient of the values is too large by a hundredth."""
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor) -> torch.Tensor:
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        return grads[0] * 1.01
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fault", ["none", "values", "bits"])
+def test_a_wrong_frames_kernel_is_reported(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right: Callable[..., torch.Tensor] = calls.across_frames
+    runs = itertools.count()
+
+    def across_frames(q: Any, k: Any, v: Any, table: Any) -> torch.Tensor:
+        if fault == "bits":
+            return right(q, k, v, table) * (1 + 3e-7 * next(runs))
+        return right(q, k, Wrong.apply(v) if fault == "values" else v, table)
+
+    monkeypatch.setattr(calls, "across_frames", across_frames)
+    figures = Figures(lambda name, values: None, tmp_path)
+    kernels.frames(Options(tmp_path, "cpu", True), figures)
+    assert figures.failures == []
+    found = {"none": 0, "values": len(kernels.FRAMES), "bits": len(kernels.FRAMES)}
+    assert len(figures.wrong) == found[fault]
+    why = {"none": "", "values": "d_v 1.0e-02", "bits": "two runs differ"}[fault]
+    assert all(why in text for text in figures.wrong)

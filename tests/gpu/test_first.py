@@ -106,6 +106,17 @@ def test_what_does_not_fit_is_cut_from_the_end(tmp_path: Path) -> None:
     assert rows[0]["reason"] == "29 s were left, its first figure needs 50"
 
 
+@pytest.mark.long
+def test_a_hang_ends_at_the_deadline_and_what_follows_is_cut(tmp_path: Path) -> None:
+    _run([Phase(0, "first", _works, (1,))], tmp_path / "out")  # starts what starts children
+    phases = [Phase(1, "hangs", _hangs, (), 600.0, 1.0), Phase(2, "late", _works, (1,), 9.0, 2.0)]
+    start = time.monotonic()
+    rows, lines = _run(phases, tmp_path / "out", deadline_s=5.0)
+    assert time.monotonic() - start < 9.0
+    assert [row["result"] for row in rows] == ["timed out", "cut"]
+    assert lines[0]["value"] == 3  # what it had measured
+
+
 def test_the_order_is_that_of_the_plan(tmp_path: Path) -> None:
     options = Options(tmp_path, "cuda", False)
     every = of_phases.first(options)

@@ -23,8 +23,9 @@ FRAMES = [
 ]
 HEADS, WIDTH = 16, 72
 LENGTHS = (1, 2, 17, 60, 128, 150, 299, 300)  # of captions that lie end to end
-# Relative to the largest value. bf16 rounds to 2^-9 of a value, and weights and scores are rounded.
-LIMITS = {"bf16": 2e-2, "fp16": 2e-3, "fp32": 2e-6}
+# Relative to the largest value. The kernel's arithmetic, with its roundings to bf16, errs by 5e-3 at
+# most for these numbers of frames (computed on a CPU).
+LIMITS = {"bf16": 1e-2, "fp16": 2e-3, "fp32": 2e-6}
 _LEAST = 1e-30  # of what an error is relative to
 SIDES = ("output", "d_q", "d_k", "d_v")
 
