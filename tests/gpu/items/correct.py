@@ -183,7 +183,11 @@ class Models:
         return self._backward(model, model(x, times, y, mask, x_mask, **inputs), grad)
 
     def plain(self, how: Mapping[str, Any]) -> Tensors:
-        """Of the plain path with the model's weights: scores in full, no fused kernel."""
+        """Of the plain path with the model's weights: scores in full, no fused kernel.
+
+        torch's own products compute half precision in fp32 unless told so; no kernel does that.
+        """
+        import torch
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
         from trainer.models.plain import plain_forward
@@ -192,9 +196,13 @@ class Models:
         x, times, y = (inputs.pop(name) for name in ("x", "t", "y"))
         if inputs["x_mask"] is not None:
             inputs["x_mask"] = inputs["x_mask"].to(self.device)
-        with sdpa_kernel([SDPBackend.MATH]):
-            out = plain_forward(self.model, x, times, y, **inputs)
-            return self._backward(self.model, out, grad)
+        torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
+        try:
+            with sdpa_kernel([SDPBackend.MATH]):
+                out = plain_forward(self.model, x, times, y, **inputs)
+                return self._backward(self.model, out, grad)
+        finally:
+            torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(False)
 
     @staticmethod
     def _backward(model: Any, out: torch.Tensor, grad: torch.Tensor) -> Tensors:
