@@ -134,8 +134,8 @@ def test_the_second_call_begins_with_what_failed_in_the_first(tmp_path: Path) ->
     results |= {"engines": "failed", "sampling": "cut", "correct, eager": "wrong"}
     before = [{"item": 0, "phase": name, "result": result} for name, result in results.items()]
     found = [phase.name for phase in of_phases.second(options, before)]
-    assert found[:4] == ["engines", "sampling", "720p:1 compiled", "1024:1 compiled"]
-    assert next(phase.name for phase in of_phases.second(options, [])) == "720p:1 compiled"
+    assert found[:4] == ["engines", "sampling", "720p:1", "1024:1"]
+    assert next(phase.name for phase in of_phases.second(options, [])) == "720p:1"
 
 
 def test_every_line_is_on_the_disk_and_in_the_folder_at_once(tmp_path: Path) -> None:

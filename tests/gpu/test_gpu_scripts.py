@@ -30,9 +30,7 @@ BESIDE = ("lambda", "plain", "T5-XXL")
         pytest.param("first", (*CHEAP, *BESIDE), 12, marks=pytest.mark.long),
         pytest.param("first", ("engines",), 1, marks=pytest.mark.long),
         pytest.param("first", ("correct, compiled",), 1, marks=pytest.mark.long),
-        pytest.param(
-            "first", ("360p:51 compiled", "one clip", "profile"), 3, marks=pytest.mark.long
-        ),
+        pytest.param("first", ("360p:102", "one clip", "profile"), 3, marks=pytest.mark.long),
         pytest.param("first", ("VAE",), 1, marks=pytest.mark.long),
         pytest.param("second", ("bit by bit", "deterministic"), 3, marks=pytest.mark.long),
         pytest.param("second", ("tenth", "save of", "SIGTERM"), 3, marks=pytest.mark.slow),

@@ -22,7 +22,7 @@ TIMES = 1.5  # the error of the plain path
 FLOORS = {"bf16": 1e-2, "fp32": 1e-5}  # of the tensor's norm; below it no error counts
 # A gradient that is 0 in fp64 may have this share of the root mean square of the others' median.
 ZERO = 1e-3
-EAGER: dict[str, dict[str, Any]] = {
+EAGER: dict[str, dict[str, Any]] = {  # by our kernels on a GPU
     "eager": {},
     "all recomputed": {"checkpoint": "all"},
     "every second pair recomputed": {"checkpoint": "every 2"},
@@ -31,6 +31,9 @@ EAGER: dict[str, dict[str, Any]] = {
     "padded captions": {"padded": True},
     "one frame": {"frames": 1},
     "34 frames": {"frames": 34},
+    "torch's operations": {"fused": False},
+    "torch's operations, given frames": {"fused": False, "given": True},
+    "torch's operations, one frame": {"fused": False, "frames": 1},
 }
 # One model, whose programs serve from the third shape on.
 COMPILED: dict[str, dict[str, Any]] = {
@@ -60,7 +63,7 @@ def _ways(options: Options, figures: Figures, ways: Mapping[str, Any], backend: 
     dtype = "bf16" if options.device == "cuda" else "fp32"
     models = Models(torch.device(options.device), dtype, 2, options.tiny)
     if backend is not None:
-        models.model.compile_blocks(backend)
+        models.compile(backend)
     worst = 0.0
     for name, how in ways.items():
         found = figures.attempt(name, lambda how=how: judged(models, how))
@@ -157,7 +160,7 @@ class Models:
 
         from trainer.models.stdit import STDiT3, build_stdit
 
-        self.device, self.dtype = device, dtype
+        self.device, self.dtype, self._is_compiled = device, dtype, False
         kind = {"bf16": torch.bfloat16, "fp32": torch.float32}[dtype]
         sizes = {"hidden_size": 64, "num_heads": 2} if tiny else {}
         off: dict[str, Any] = {"class_dropout_prob": 0.0, "drop_path": 0.0, "qk_norm": True}
@@ -173,10 +176,15 @@ class Models:
         self.model.load_state_dict(exact.state_dict())
         self.model.to(kind)
 
+    def compile(self, backend: str) -> None:
+        self.model.compile_blocks(backend)
+        self._is_compiled = True
+
     def run(self, model: Any, how: Mapping[str, Any]) -> Tensors:
         """Output and gradients of a model for inputs that depend on `how` alone."""
         is_exact = model is self.exact
         recompute = "off" if is_exact else how.get("checkpoint", "off")
+        model.use_fused(how.get("fused", True) and not is_exact and not self._is_compiled)
         model.enable_grad_checkpoint(recompute, not is_exact and how.get("offload", False))
         inputs, grad = self._inputs(model, how)
         x, times, y, mask, x_mask = (inputs.pop(name) for name in ("x", "t", "y", "mask", "x_mask"))

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
 
 SHARDS = 192  # ranks of the recipe, which share the optimizer's state
 ALL, NOTHING = "all", "off"  # what is recomputed
+# How blocks run. The recipe: by our kernels on a GPU; compiled where those are not.
+RECIPE: tuple[str, ...] = ("--fused-blocks", "true", "--compile", "true")
+COMPILED = ("--fused-blocks", "false", "--compile", "true")
+EAGER = ("--fused-blocks", "false", "--compile", "false")
 TINY = "16px:8"
 
 
@@ -162,7 +166,7 @@ def trial_spec(
     from trainer.bench.trial import Spec
     from trainer.config import load as configuration
 
-    words = ("--grad-checkpoint", ALL, "--compile", "false", *words)
+    words = ("--grad-checkpoint", ALL, *RECIPE, *words)
     config = configuration.load("demo" if options.tiny else "stage1", list(words))
     (shape,) = shapes_of(config, (TINY if options.tiny else bucket,))
     if batch is not None or options.tiny:
