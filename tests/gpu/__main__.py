@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import signal
+import subprocess
 import sys
 from collections.abc import Sequence
 from datetime import datetime, timezone
@@ -85,14 +86,26 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _head(words: Sequence[str]) -> dict[str, object]:
-    """Software and command, the first line of a record; `facts` adds the card."""
+    """Card, software and command, the first line of a record."""
     return {
+        **_card(),
         "schema": 1,
         "command": f"python -m tests.gpu {shlex.join(words)}",
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "python": sys.version.split()[0],
         "torch": version("torch"),
     }
+
+
+def _card() -> dict[str, object]:
+    """As the driver's tool names it: this process must hold no memory of the card."""
+    words = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        said = subprocess.run(words, capture_output=True, text=True, timeout=10, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    name, _, driver = said.partition("\n")[0].partition(", ")
+    return {"gpu": name, "driver": driver}
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
 import os
 import sys
 import tarfile
@@ -42,7 +43,7 @@ class Record:
     def line(self, values: Mapping[str, Any]) -> None:
         """Print and keep one figure, one row of a phase, or the head."""
         at = {"at_s": round(time.monotonic() - self._begin, 1)}
-        text = json.dumps({**values, **at}, default=str)
+        text = json.dumps(_strict({**values, **at}), default=str, allow_nan=False)
         self._lines.append(text.encode() + b"\n")
         try:
             self._file.write(self._lines[-1])
@@ -74,6 +75,15 @@ class Record:
             with contextlib.suppress(OSError):
                 part.unlink(missing_ok=True)
             print(f"{self._send / name} is not renewed: {error}", file=sys.stderr)
+
+
+def _strict(value: Any) -> Any:
+    """With words in the place of numbers that JSON does not have."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {name: _strict(part) for name, part in value.items()}
+    return [_strict(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def packed(out: Path, most_bytes: int = MOST_BYTES) -> bytes:
@@ -157,6 +167,7 @@ def _values(line: Mapping[str, Any]) -> str:
     """Numbers and short texts; lists and tables stay in the record."""
     names = [name for name in line if name not in ("item", "phase", "figure", "at_s", "seconds")]
     values = {name: line[name] for name in names if not isinstance(line[name], dict | list)}
+    values = {name: value for name, value in values.items() if value != ""}
     return ", ".join(f"{name} {_short(value)}" for name, value in values.items())
 
 

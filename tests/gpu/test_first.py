@@ -234,6 +234,25 @@ def test_a_record_becomes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "| copy | bytes_per_s 3e+12 |" in page
 
 
+def test_a_line_is_json_whatever_was_measured(tmp_path: Path) -> None:
+    record = Record("first", tmp_path, None, lambda line: None)
+    record.line({"figure": "a", "errors": {"x": [float("nan"), 1.0]}, "most": float("inf")})
+    record.close()
+    text = record.path.read_text()
+    assert json.loads(text, parse_constant=pytest.fail)["errors"] == {"x": ["nan", 1.0]}
+
+
+def test_a_record_begins_with_the_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "nvidia-smi"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "gpu" not in command._head(["first"])
+    tool.write_text('#!/bin/sh\necho "NVIDIA H200, 580.95.05"\n')
+    tool.chmod(0o755)
+    head = command._head(["first", "--out", "a b"])
+    assert (head["gpu"], head["driver"]) == ("NVIDIA H200", "580.95.05")
+    assert head["command"] == "python -m tests.gpu first --out 'a b'"
+
+
 def test_a_headline_is_cut_to_the_table() -> None:
     row = {"item": 1, "phase": "a", "seconds": 2.0, "result": "measured", "headline": "x" * 500}
     assert max(map(len, table_of([row]).splitlines())) < 170
