@@ -1,12 +1,14 @@
-"""Every shape of an epoch once before its first step, so that no step waits for a compiler.
+"""Shapes of an epoch once before its first step, so that no step waits for a compiler.
 
-A new shape may cost seconds: torch.compile, Triton and cuDNN make programs for it. All blocks share
-theirs, so a twin of two blocks makes them: the run's kernels and settings at each batch size, in
-about 1/28 of the time of a step of XL/2.
+A new shape may cost seconds: torch.compile and Triton make programs for it. All blocks share
+theirs, so a twin of two blocks makes them, with the run's kernels and settings, in about 1/28 of
+the time of a step of XL/2. Most shapes need no program of their own: of stage 1's 616 those of
+`worth_warming` do (tests/gpu/null runs all of them afterwards, and nothing is made).
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -25,6 +27,35 @@ from trainer.models.stdit import STDiT3
 
 # B batch · C channels · T,H,W latent frames, height, width · L text tokens
 Size = tuple[int, int, int]
+Shape = tuple[int, Size]  # batch, and size of a latent
+_LARGE = 2**31  # elements: a program for tensors of more counts in 64 bits
+
+
+def worth_warming(shapes: Iterable[Shape], compiled: bool, widest: int) -> list[Shape]:
+    """Those for which a program may be made, small ones first; `widest` is the largest number of
+    values of a token.
+
+    Our kernels are made for a number of frames. So are compiled programs, and for batches of one
+    clip and of more, and for large tensors: the first shape of a kind makes programs for itself
+    alone, the second for all sizes, and the largest is there in case that they are not.
+    """
+    kinds: dict[tuple[int, ...], list[Shape]] = {}
+    for batch, (frames, height, width) in sorted(set(shapes), key=_volume):
+        shape = batch, (frames, height, width)
+        is_large = _volume(shape) * widest >= _LARGE
+        kind = (frames, batch == 1, is_large) if compiled else (frames,)
+        kinds.setdefault(kind, []).append(shape)
+    found = {
+        shape: None
+        for kind in kinds.values()
+        for shape in (*kind[: 2 if compiled else 1], kind[-1])
+    }
+    return sorted(found, key=_volume)
+
+
+def _volume(shape: Shape) -> int:
+    batch, latent = shape
+    return batch * math.prod(latent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +63,7 @@ class Warmed:
     """What a warm-up did."""
 
     shapes: int
+    all_shapes: int  # of the epoch; the others need no program of their own
     seconds: float
     slowest: str  # bucket of the shape that took longest
     slowest_s: float
@@ -39,10 +71,10 @@ class Warmed:
     programs: int  # that torch.compile made; 0 without it
 
     def __str__(self) -> str:
-        shapes = f"{self.shapes} shape{'s' * (self.shapes != 1)} in {self.seconds:.1f} s"
+        shapes = f"{self.shapes} of {self.all_shapes} shapes in {self.seconds:.1f} s"
         most = f"the slowest in {self.slowest_s:.1f} s ({self.slowest})"
         made = f"{self.programs} programs for {self.blocks} blocks"
-        return f"{shapes}, {most}; {made if self.programs else 'nothing is compiled'}"
+        return f"{shapes}, {most}; {made if self.programs else 'nothing is compiled by torch'}"
 
 
 class WarmUp:
@@ -60,29 +92,36 @@ class WarmUp:
     ) -> None:
         self._model, self._flow, self._engine = model, flow, engine
         self._latent_size, self._compiled, self._has_masks = latent_size, compiled, has_masks
-        self._done: set[tuple[int, Size]] = set()
+        self._known: dict[Shape, Bucket] = {}
+        self._done: set[Shape] = set()
 
     def run(
         self, buckets: Iterable[Bucket], show: Callable[[int, int], None] = lambda done, all_: None
     ) -> Warmed | None:
-        """Warm up shapes of `buckets` that are new (collective); None when there are none.
+        """Warm up for `buckets` what was not (collective); None when there is nothing.
 
         `show` gets the shapes done and their number. Raises what a pass over such a batch raises.
         """
-        new: dict[tuple[int, Size], Bucket] = {}
-        for bucket in buckets:
-            size = self._latent_size((bucket.frames, bucket.height, bucket.width))
-            new.setdefault((bucket.batch_size, size), bucket)
-        shapes = [(shape, bucket) for shape, bucket in new.items() if shape not in self._done]
+        present = {
+            (
+                bucket.batch_size,
+                self._latent_size((bucket.frames, bucket.height, bucket.width)),
+            ): bucket
+            for bucket in buckets
+        }
+        self._known |= present
+        patch, config = self._model.config.patch_size, self._model.config
+        widest = int(config.hidden_size * max(3, config.mlp_ratio)) // math.prod(patch)
+        wanted = worth_warming(self._known, self._compiled, widest)
+        shapes = [shape for shape in wanted if shape not in self._done]
         if not shapes:
             return None
         began, took = time.perf_counter(), {}
         programs = self._programs()
         with random_numbers_kept(self._engine.device):
             twin = self._twin()
-            # Small ones first: the first shapes are compiled, the third on with sizes left open.
-            shapes.sort(key=lambda item: item[0][0] * item[0][1][0] * item[0][1][1] * item[0][1][2])
-            for number, (shape, bucket) in enumerate(shapes):
+            for number, shape in enumerate(shapes):
+                bucket = self._known[shape]
                 show(number, len(shapes))
                 start = now(self._engine.device)
                 inputs = self._batch(*shape, bucket)
@@ -92,11 +131,12 @@ class WarmUp:
             del twin
         if self._engine.device.type == "cuda":
             torch.cuda.empty_cache()
-        self._done.update(new)
+        self._done.update(shapes)
         slowest = max(took, key=lambda name: took[name])
         seconds = time.perf_counter() - began
         blocks, made = 2 * self._model.config.depth, self._programs() - programs
-        return Warmed(len(shapes), seconds, slowest, took[slowest], blocks, made)
+        counts = len(shapes), len(present)
+        return Warmed(*counts, seconds, slowest, took[slowest], blocks, made)
 
     def _programs(self) -> int:
         """What torch.compile has made so far in this process."""

@@ -67,6 +67,48 @@ def main(folder: Path) -> None:
     engine.close()
 
 
+@pytest.mark.parametrize("number", range(1, 8))
+@pytest.mark.parametrize("compiled", [False, True])
+def test_few_shapes_of_a_stage_are_warmed_up(number: int, compiled: bool) -> None:
+    from trainer.config.load import load
+    from trainer.data.plan.buckets import Buckets
+    from trainer.data.plan.costs import latent_size
+    from trainer.warm_up import worth_warming
+
+    config = load(f"stage{number}", [])
+    buckets = Buckets.parse(config.bucket_config, config.bucket_semantics)
+    shapes = {
+        (one.batch_size, latent_size(config.vae.type, (one.frames, one.height, one.width)))
+        for one in buckets.cells
+        if one.batch_size
+    }
+    chosen = worth_warming(shapes, compiled, 1152)
+    assert len(shapes) > 600
+    assert len(set(chosen)) == len(chosen) <= 45
+    assert set(chosen) <= shapes
+    lengths = {latent[0] for _, latent in shapes}
+    assert {latent[0] for _, latent in chosen} == lengths
+    if compiled:
+        kinds = {(latent[0], batch == 1) for batch, latent in shapes}
+        assert {(latent[0], batch == 1) for batch, latent in chosen} == kinds
+
+
+def test_smallest_next_and_largest_of_a_kind_are_warmed_up() -> None:
+    from trainer.warm_up import worth_warming
+
+    pictures = [(3, (1, 4, side)) for side in (4, 5, 6, 7)]
+    large = [(40, (1, 1000, side)) for side in (1000, 1001, 1002, 1003)]
+    clips = [(1, (15, 4, 4)), (2, (15, 4, 4)), (2, (15, 4, 4))]
+    first, second, _, last = pictures
+    assert worth_warming(pictures, True, 8) == [first, second, last]
+    assert worth_warming(pictures, False, 8) == [first, last]
+    # 40 million values times 64 are more than 2^31: a kind of their own
+    assert worth_warming(pictures + large, True, 64) == [first, second, last, *large[:2], large[3]]
+    assert worth_warming(clips, True, 8) == clips[:2]
+    assert worth_warming(clips, False, 8) == clips[:2]
+    assert worth_warming(clips[:1], False, 8) == clips[:1]
+
+
 # Of batch, frames, height, width. To trace a program takes a second: a batch of one clip makes four more.
 PICTURES_AND_CLIPS = [(3, 1, 4, 6), (2, 3, 4, 4), (2, 7, 8, 8)]
 ALSO_SINGLE_CLIPS = [*PICTURES_AND_CLIPS, (1, 5, 6, 4)]

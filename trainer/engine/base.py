@@ -263,9 +263,9 @@ class Engine(abc.ABC):
 
     def gather(self, values: Iterable[float]) -> list[list[float]]:
         """Every rank's numbers, in rank order, on every rank; one small collective (fp64)."""
+        if self.world == 1:  # without waiting for the device
+            return [[float(value) for value in values]]
         mine = torch.tensor(list(values), dtype=torch.float64, device=self.device)
-        if self.world == 1:
-            return [mine.tolist()]
         every = torch.empty(self.world * len(mine), dtype=mine.dtype, device=self.device)
         dist.all_gather_into_tensor(every, mine)
         return every.view(self.world, -1).tolist()

@@ -9,17 +9,20 @@ import shutil
 import stat
 import sysconfig
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from trainer.errors import EngineError
 from trainer.models.attention import frames
 
 MOST_PROGRAMS = 64  # of blocks, which share one code object; torch's default is 8
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+KERNELS_VARIABLE = "TRITON_CACHE_DIR"
 _ADVICE = "set compile = False, or install what is missing"
 
 
@@ -50,6 +53,27 @@ def keep_programs_private() -> str:
     given = os.environ.get(CACHE_VARIABLE)
     if given and given != default_cache_dir():  # torch itself sets it to that, at some imports
         return given
+    folder = os.environ[CACHE_VARIABLE] = str(_own_folder())
+    # These lie below torch's own choice, whatever the variable says.
+    torch._inductor.config.cpp_cache_precompile_headers = False
+    return folder
+
+
+def keep_kernels_private() -> str:
+    """The folder in which Triton keeps the programs of our kernels, for later runs.
+
+    Its own choice is below the home folder, which is often a network file system that all ranks of
+    a run share, and not there in some containers. The user's own TRITON_CACHE_DIR, or torch's
+    TORCHINDUCTOR_CACHE_DIR, counts. Raises EngineError.
+    """
+    if not os.environ.get(KERNELS_VARIABLE):
+        parent = os.environ.get(CACHE_VARIABLE)
+        os.environ[KERNELS_VARIABLE] = str((Path(parent) if parent else _own_folder()) / "triton")
+    return os.environ[KERNELS_VARIABLE]
+
+
+def _own_folder() -> Path:
+    """This user's, made where it is missing. Raises EngineError."""
     why = ""
     for parent in (Path(tempfile.gettempdir()), Path("~/.cache").expanduser()):
         folder = parent / f"torch-compile-{os.getuid()}"
@@ -64,10 +88,7 @@ def keep_programs_private() -> str:
             why = f"{folder}: {error.strerror or error}"
             continue
         if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o22:
-            os.environ[CACHE_VARIABLE] = str(folder)
-            # These lie below torch's own choice, whatever the variable says.
-            torch._inductor.config.cpp_cache_precompile_headers = False
-            return str(folder)
+            return folder
         why = f"{folder} is not a folder of this user's alone"
     text = f"there is no place for what torch.compile makes that others cannot change: {why}"
     raise EngineError(text, hint=f"{CACHE_VARIABLE}=FOLDER, one that is yours")
@@ -87,12 +108,47 @@ def compile_each(blocks: Iterable[nn.Module], backend: str = "inductor") -> None
     """
     # Not a decorator: every process that imports the model would import the compiler, for 1 s.
     torch.compiler.assume_constant_result(frames.has_shared_memory)
-    # Above the limit torch goes on uncompiled without a word, or ends in the backward pass of
-    # a block that is recomputed (pytorch's CheckpointError: other tensors were saved).
-    torch._dynamo.config.recompile_limit = MOST_PROGRAMS
-    torch._dynamo.config.fail_on_recompile_limit_hit = True
+    _allow_programs()
     if backend == "inductor":
         require_compiler("cuda" if torch.cuda.is_available() else "cpu")
         keep_programs_private()
     for block in blocks:
         block.compile(backend=backend)
+
+
+def _allow_programs() -> None:
+    """Of this thread: torch 2.13 keeps its settings by thread.
+
+    Above the limit torch goes on uncompiled without a word, or ends in the backward pass of a block
+    that is recomputed (pytorch's CheckpointError: other tensors were saved).
+    """
+    torch._dynamo.config.recompile_limit = MOST_PROGRAMS
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
+
+
+def around_recomputed() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """For `torch.utils.checkpoint`: around a compiled block's pass, and around the one that runs it
+    again. A GPU's backward pass has a thread of its own, with the limit of 8 programs."""
+
+    @contextmanager
+    def again() -> Iterator[None]:
+        if torch._dynamo.config.recompile_limit != MOST_PROGRAMS:
+            _allow_programs()
+        yield
+
+    return nullcontext(), again()
+
+
+def on_views(block: nn.Module) -> Callable[..., Any]:
+    """`block`, whose inputs are views each time.
+
+    FSDP2 makes views of what goes into a module, but not when it runs again, and a program for all
+    sizes is for views or for other tensors: every block would have a second one for that.
+    """
+
+    def run(*inputs: Any) -> Any:
+        return block(
+            *(x.view_as(x) if isinstance(x, Tensor) and x.requires_grad else x for x in inputs)
+        )
+
+    return run

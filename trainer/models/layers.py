@@ -130,11 +130,12 @@ class CaptionEmbedder(nn.Module):
                 text = f"text features are {shape} per caption but the null text is {null_shape}"
                 raise ModelInputError(f"{text}; encode with max_length {null_shape[0]}")
             draws = torch.rand(y_B1LC.shape[0])
-            dropped = (draws < self.drop_probability).to(y_B1LC.device)
+            # not blocking, as below: the host would wait for all that is launched
+            dropped = (draws < self.drop_probability).to(y_B1LC.device, non_blocking=True)
             null = self.y_embedding.to(y_B1LC.dtype)
             y_B1LC = torch.where(dropped[:, None, None, None], null, y_B1LC)
         if columns is not None:
-            y_B1LC = y_B1LC[:, :, columns.to(y_B1LC.device)]
+            y_B1LC = y_B1LC[:, :, columns.to(y_B1LC.device, non_blocking=True)]
         return self.y_proj(y_B1LC)
 
 

@@ -7,7 +7,7 @@ that its weights depend on are kept and marked "quirk".
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import fields
 from typing import Any
@@ -24,7 +24,7 @@ from trainer.models.attention.calls import Packed, pack, packs_text
 from trainer.models.attention.table import Table
 from trainer.models.block.rows import fits
 from trainer.models.block.stdit_block import STDiT3Block
-from trainer.models.compiling import compile_each
+from trainer.models.compiling import around_recomputed, compile_each, keep_kernels_private, on_views
 from trainer.models.fused import norm_modulate, wide
 from trainer.models.inputs import check_inputs, frame_mask, real_columns, repeated, unpacked
 from trainer.models.kernels import kernels_used
@@ -150,7 +150,9 @@ class STDiT3(nn.Module):
         """Our kernels where they take values of `itemsize` bytes, else torch.compile, if wanted."""
         width = self.config.hidden_size
         self.use_fused(fused and fits(device, itemsize, width, self._head_width))
-        if compiled and not self.fused:
+        if self.fused:
+            keep_kernels_private()
+        elif compiled:
             self.compile_blocks(backend)
 
     def blocks(self) -> list[STDiT3Block]:
@@ -230,9 +232,11 @@ class STDiT3(nn.Module):
                     host.begin(block.parameters)
                 inputs = (x_BTSD, y, real, t_BF6D, rotation if block.temporal else None)
                 if index in recomputed:
-                    x_BTSD = checkpoint(
-                        block, *inputs, use_reentrant=False, preserve_rng_state=keep_rng
-                    )
+                    more: dict[str, Any] = {"preserve_rng_state": keep_rng}
+                    run: Callable[..., Tensor] = block
+                    if block._compiled_call_impl is not None:
+                        more["context_fn"], run = around_recomputed, on_views(block)
+                    x_BTSD = checkpoint(run, *inputs, use_reentrant=False, **more)
                 else:
                     x_BTSD = block(*inputs)
         return x_BTSD

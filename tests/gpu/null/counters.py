@@ -56,7 +56,7 @@ def own() -> Counters:
 
 
 def reset() -> None:
-    """Of this process: all but refused launches and what is allocated."""
+    """Of this process: all but refused launches, programs and what is allocated."""
     ctypes.CDLL(None).null_gpu_reset()
 
 

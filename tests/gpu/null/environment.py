@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.gpu.null.build import LIBRARY
 
 ROOT = Path(__file__).parents[3]
-SITE = Path(__file__).parent / "site"
+INSIDE = Path(__file__).parent / "inside"
 
 
 def environment(
@@ -26,7 +26,7 @@ def environment(
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
         "OMP_NUM_THREADS": "1",
         "PATH": f"{folder / 'venv' / 'bin'}:{os.environ['PATH']}",
-        "PYTHONPATH": f"{SITE}:{ROOT}",
+        "PYTHONPATH": f"{INSIDE}:{ROOT}",
         "NULL_GPU_DEVICES": str(devices),
     }
     if gib is not None:

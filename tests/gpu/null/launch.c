@@ -146,7 +146,7 @@ void null_gpu_reset(void) {
   struct counters *own = counters();
   pthread_mutex_lock(&lock);
   for (int i = 0; i < SLOTS; i++) kernels[i].count = 0;
-  own->launches = own->waits = own->up = own->down = own->flops = own->programs = 0;
+  own->launches = own->waits = own->up = own->down = own->flops = 0;
   memcpy(own->peak, own->used, sizeof own->peak);
   pthread_mutex_unlock(&lock);
 }

@@ -5,16 +5,28 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
+import torch
 from torch import nn
+from torch._dynamo import config as dynamo
 from torch._inductor import config as inductor
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from trainer.errors import EngineError
 from trainer.models import compiling
-from trainer.models.compiling import CACHE_VARIABLE, compile_each, keep_programs_private
+from trainer.models.compiling import (
+    CACHE_VARIABLE,
+    KERNELS_VARIABLE,
+    MOST_PROGRAMS,
+    around_recomputed,
+    compile_each,
+    keep_kernels_private,
+    keep_programs_private,
+    on_views,
+)
 
 
 @pytest.fixture
@@ -85,3 +97,45 @@ def test_no_safe_place_is_said_and_nothing_is_compiled(places: Path) -> None:
         keep_programs_private()
     assert caught.value.hint == "TORCHINDUCTOR_CACHE_DIR=FOLDER, one that is yours"
     assert CACHE_VARIABLE not in os.environ
+
+
+def test_kernels_are_kept_beside_compiled_programs(
+    places: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(KERNELS_VARIABLE, "")
+    kept = places / f"torch-compile-{os.getuid()}" / "triton"
+    assert keep_kernels_private() == os.environ[KERNELS_VARIABLE] == str(kept)
+    assert keep_kernels_private() == str(kept)
+    assert stat.S_IMODE(kept.parent.stat().st_mode) == 0o700
+    monkeypatch.setenv(KERNELS_VARIABLE, "")
+    monkeypatch.setenv(CACHE_VARIABLE, "/scratch/me")
+    assert keep_kernels_private() == "/scratch/me/triton"
+    monkeypatch.setenv(KERNELS_VARIABLE, "/scratch/kernels")
+    assert keep_kernels_private() == "/scratch/kernels"
+
+
+def test_recomputed_blocks_may_make_as_many_programs_in_a_thread_of_the_backward_pass() -> None:
+    """torch 2.13 keeps its settings by thread, and CUDA's backward pass has one of its own."""
+    compile_each([nn.Linear(1, 1)], "eager")
+    found = []
+
+    def backward() -> None:
+        _, again = around_recomputed()
+        with again:
+            found.append(dynamo.recompile_limit)
+            found.append(dynamo.fail_on_recompile_limit_hit)
+
+    thread = threading.Thread(target=backward)
+    thread.start()
+    thread.join()
+    assert found == [MOST_PROGRAMS, True]
+
+
+def test_inputs_of_a_recomputed_block_are_views_each_time() -> None:
+    class Block(nn.Module):
+        def forward(self, x: torch.Tensor, size: int, mask: torch.Tensor) -> list[bool]:
+            assert size == 3
+            return [x._is_view(), mask._is_view()]
+
+    x, mask = torch.ones(2, requires_grad=True), torch.ones(2)
+    assert on_views(Block())(x, 3, mask) == [True, False]

@@ -89,10 +89,12 @@ def run_fused(
     text_of = block.cross_attn
     q_RD, x_RD = branches.PassingLinear.apply(x_RD, *_of(text_of.q_linear))
     text = text_of.attended(q_RD.view(size), y, real).reshape(x_RD.shape)
-    return branches.TextThenMlp.apply(
+    x_RD = branches.TextThenMlp.apply(
         *(x_RD, text, *of_mlp, gates[1]),
         *(part for name in (text_of.proj, block.mlp.fc1, block.mlp.fc2) for part in _of(name)),
-    ).view(size)
+    )
+    # No view for autograd: FSDP2 hooks what a block returns, and warns of views in every run.
+    return torch.ops.aten._unsafe_view(x_RD, size)
 
 
 def _attention(

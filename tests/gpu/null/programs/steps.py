@@ -1,0 +1,103 @@
+"""Warm-up and whole steps of XL/2 on the null GPU, as JSON.
+
+python -m tests.gpu.null.programs.steps OUT.json [--lines 360p:51,...] [--every-shape] WORDS
+
+WORDS are those of a run (--engine native --fused-blocks false).
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.gpu.null import counters
+from tests.gpu.null.kinds import by_kind
+from tests.gpu.null.programs.compilers import Compilers
+from tests.gpu.null.programs.training import assembled, batch_of, bucket_of, buckets, leave, lines
+from trainer import fits
+from trainer.bench.shapes import Shape
+from trainer.step import Run, step
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--lines", default="all", help="names with commas, all or none")
+    parser.add_argument("--every-shape", action="store_true", help="once, behind the warm-up")
+    args, words = parser.parse_known_args()
+    made = Compilers()
+    run = assembled(Path(tempfile.mkdtemp(dir=args.out.parent)), words)
+    found: dict[str, Any] = {"warm-up": warmed(run, made)}
+    if args.every_shape:
+        found["every shape"] = every_shape(run, made)
+    wanted = args.lines.split(",")
+    chosen = {
+        name: shape for name, shape in lines().items() if "all" in wanted or shape.name in wanted
+    }
+    found["steps"] = {name: steps(run, shape, made) for name, shape in chosen.items()}
+    found["devices"], found["refusal"] = counters.own().devices_used(), counters.own().refusal
+    leave(args.out, found)
+
+
+def warmed(run: Run, made: Compilers) -> dict[str, Any]:
+    """The run's own warm-up for all buckets of stage 1."""
+    assert run.warm_up is not None
+    before, begin = made.counts(), time.perf_counter()
+    result = run.warm_up.run(buckets("stage1"))
+    assert result is not None
+    seconds = time.perf_counter() - begin
+    return {"shapes": result.shapes, "all": result.all_shapes, "seconds": seconds} | made.since(
+        before
+    )
+
+
+def every_shape(run: Run, made: Compilers) -> dict[str, Any]:
+    """A pass over each shape of stage 1, both with and without frame masks: what it still makes."""
+    warm_up = run.warm_up
+    assert warm_up is not None
+    shapes = {
+        (one.batch_size, warm_up._latent_size((one.frames, one.height, one.width))): one
+        for one in buckets("stage1")
+    }
+    twin, begin, late = warm_up._twin(), made.counts(), []
+    for shape, bucket in shapes.items():
+        before, inputs = made.counts(), warm_up._batch(*shape, bucket)
+        for masked in (False, True):
+            warm_up._pass(twin, *inputs, masked)
+        if made.since(before)["programs"] or made.since(before)["graphs"]:
+            late.append(f"{bucket.name} x {bucket.batch_size}")
+    del twin
+    torch.cuda.empty_cache()
+    return {"shapes": len(shapes), "late": late, **made.since(begin)}
+
+
+def steps(run: Run, shape: Shape, made: Compilers) -> dict[str, Any]:
+    """The second of two steps of a line: what it launches, waits for and holds."""
+    run.step = 1  # both are no steps whose weights are measured, which launch more
+    step(run, iter([batch_of(shape)]))
+    batch, before = batch_of(shape), made.counts()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    counters.reset()
+    begin = time.perf_counter()
+    step(run, iter([batch]))
+    own, seconds = counters.own(), time.perf_counter() - begin
+    rank = fits._rank(run.config, run.engine, run.parts)
+    return {
+        "launches": own.launches,
+        "waits": own.waits,
+        "peak_bytes": torch.cuda.max_memory_allocated(),
+        "predicted_bytes": rank.bytes(bucket_of(shape), shape.batch_size, 0),
+        "host_s": seconds,
+        "kernels": by_kind(counters.kernels()),
+        **made.since(before),
+    }
+
+
+if __name__ == "__main__":
+    main()
