@@ -81,6 +81,7 @@ def test_a_profiler_without_events_of_the_device_is_said() -> None:
             steps._table(rows, figures)
 
 
+@pytest.mark.long
 def test_the_products_are_those_of_a_block() -> None:
     """Three for each shape of a layer: forward, and two backward."""
     found = {name: sizes for name, *sizes in ceilings.layers(tiny=False)}
