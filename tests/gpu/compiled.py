@@ -22,22 +22,26 @@ from trainer.models.attention import frames_kernels
 CARDS = {"A100": 80, "L40": 89, "H100": 90}
 FRAMES = (1, 15, 30, 60, 120)
 WIDTH = 72  # of a head of XL/2
+FP32 = ("cos_ptr", "sin_ptr", "sums_ptr")
 
 
-def compiled(kernel: Any, capability: int, frames: int) -> dict[str, int]:
-    """In bf16, with the block sizes and warps of a call."""
-    constants, options = frames_kernels.sizes_of(frames, WIDTH)
+def compiled(kernel: Any, capability: int, frames: int, prepares: bool) -> dict[str, int]:
+    """In bf16, with the block sizes and warps of a call; `prepares`: with norms and rotation."""
+    sizes, options = frames_kernels.sizes_of(frames, WIDTH)
+    constants: dict[str, Any] = {**sizes, "NORMS": prepares, "TURNS": prepares}
     signature: dict[str, Any] = {}
     values, hints = {}, {}
     for number, name in enumerate(kernel.arg_names):
         if name in constants:
             signature[name], values[(number,)] = "constexpr", constants[name]
+        elif name in FP32:
+            signature[name], hints[(number,)] = "*fp32", [["tt.divisibility", 16]]
         elif name.endswith("_ptr"):
             signature[name], hints[(number,)] = "*bf16", [["tt.divisibility", 16]]
         elif name.endswith("strides"):
             signature[name] = ("i32",) * 4
         else:
-            signature[name] = "fp32" if name == "scale" else "i32"
+            signature[name] = "fp32" if name in ("scale", "eps") else "i32"
     source = ASTSource(kernel, signature, values, hints)
     made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     return {"shared": made.metadata.shared, **_registers(made.asm["ptx"], capability)}
@@ -65,9 +69,9 @@ def _registers(ptx: str, capability: int) -> dict[str, int]:
 if __name__ == "__main__":
     kernels = {"forward": frames_kernels._forward, "backward": frames_kernels._backward}
     rows = []
-    for (card, capability), frames, (name, kernel) in itertools.product(
-        CARDS.items(), FRAMES, kernels.items()
+    for (card, capability), frames, (name, kernel), prepares in itertools.product(
+        CARDS.items(), FRAMES, kernels.items(), (False, True)
     ):
-        row = {"card": card, "frames": frames, "kernel": name}
-        rows.append({**row, **compiled(kernel, capability, frames)})
+        row = {"card": card, "frames": frames, "kernel": name, "prepares": prepares}
+        rows.append({**row, **compiled(kernel, capability, frames, prepares)})
     print(json.dumps(rows, indent=1))
