@@ -1,14 +1,17 @@
 """Whether every shape of a run fits on its card, asked before the first step.
 
-A shape that does not fit as configured recomputes more blocks. One that does not fit even so ends
-the run before it begins, instead of in its 4,000th step.
+With `grad_checkpoint = "auto"` a microbatch passes in as few parts as fit with nothing recomputed:
+clips do not see each other, and their gradients add up. Otherwise a shape that does not fit as
+configured recomputes more blocks. One that does not fit even so ends the run before it begins,
+instead of in its 4,000th step.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,14 +25,25 @@ from trainer.data.plan.data_plan import DataPlan
 from trainer.engine.base import Engine
 from trainer.errors import OutOfMemory
 from trainer.journal import Journal
-from trainer.models.activation_checkpointing import Size
+from trainer.models.activation_checkpointing import GradCheckpoint, Size
 from trainer.models.memory import card_bytes
-from trainer.models.peak import State, predicted_peak
+from trainer.models.peak import Counted, State, counted, grid, predicted_peak
 
 # Of a card: for errors of the prediction (10 % in the tests), fragments, and NCCL's buffers.
 RESERVE_SHARE = 0.1
 _PIXEL_BYTES = 9  # as a byte, in fp32, and once more frame by frame
 _SHOWN = 6  # buckets of a kind in one line
+# Of a step's time, by arithmetic for XL/2 at 360p (docs/guide/gpu.md): all blocks once more, and one
+# more pass, whose whole gradients are added up (12 GB of traffic, 5 ms of an H100).
+_RECOMPUTED, _PASS = 0.3, 0.005
+_LEAST_TOKENS = 8192  # of a pass: products over fewer rows do not fill a card
+
+
+class Fit(NamedTuple):
+    """How a bucket passes."""
+
+    clips: int  # at once
+    blocks: int  # the first ones, recomputed in any case
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,22 +57,29 @@ class Rank:
     masked: bool
     encoder_bytes: int  # weights of VAE and text encoder, 0 with a feature cache
     encoding_bytes: int  # what these two take at most while they run
+    values: Counted | None = None  # of the model
 
     def bytes(self, bucket: Bucket, batch: int, blocks: int) -> int:
         """Of a step over `batch` clips of a bucket whose first `blocks` at least run twice."""
         model, latent = self.parts.model, latent_of(self.parts, bucket)
         setting = replace(model.grad_checkpoint, at_least={latent: blocks})
+        # FSDP2 keeps whole weights where any microbatch may pass in parts.
+        chunks = batch < bucket.batch_size
+        chunks |= setting.automatic and self.state.plugin == "fsdp"
+        state = replace(self.state, chunks=chunks)
         peak = predicted_peak(
             model,
             batch,
             latent,
-            state=self.state,
+            state=state,
             device=self.device,
             dtype=self.dtype,
             checkpoint=setting,
             masked=self.masked,
+            values=self.values,
         )
-        pixels = batch * bucket.frames * bucket.height * bucket.width * 3
+        # Encoded is the whole microbatch at once.
+        pixels = bucket.batch_size * bucket.frames * bucket.height * bucket.width * 3
         encoding = peak.weights + peak.optimizer + self.encoding_bytes + _PIXEL_BYTES * pixels
         return self.encoder_bytes + max(peak.total, encoding if self.encoder_bytes else 0)
 
@@ -84,38 +105,75 @@ def fit_buckets(
         lambda: np.unique(plan.buckets.reachable(plan.manifest, plan.frame_interval)[1]).tolist()
     )
     buckets = [plan.buckets.cells[cell] for cell in cells]
-    blocks = engine.together(lambda: recomputed(_rank(config, engine, parts), buckets, limit))
-    latents: dict[Size, int] = {}
-    for bucket, count in blocks.items():
+    found = engine.together(lambda: fitting(_rank(config, engine, parts), buckets, limit))
+    model, blocks, clips = parts.model, dict[Size, int](), dict[Size, int]()
+    for bucket, fit in found.items():
         latent = latent_of(parts, bucket)
-        latents[latent] = max(count, latents.get(latent, 0))
-    model = parts.model
-    model.grad_checkpoint = replace(model.grad_checkpoint, at_least=latents)
-    if blocks:
-        named = {bucket.name: count for bucket, count in blocks.items()}
-        journal.event("memory", _more(blocks, 2 * model.config.depth, limit), blocks=named)
+        blocks[latent] = max(fit.blocks, blocks.get(latent, 0))
+        clips[latent] = min(fit.clips, clips.get(latent, fit.clips))
+    blocks = {latent: count for latent, count in blocks.items() if count}
+    setting = replace(model.grad_checkpoint, at_least=blocks)
+    model.grad_checkpoint = replace(setting, at_once=clips if setting.automatic else {})
+    if any(fit.clips < bucket.batch_size for bucket, fit in found.items()):
+        engine.expect_chunks()
+    if found:
+        data: dict[str, Any] = {"blocks": {b.name: fit.blocks for b, fit in found.items()}}
+        if setting.automatic:
+            data["clips"] = {b.name: fit.clips for b, fit in found.items()}
+        journal.event("memory", _told(found, 2 * model.config.depth, limit, setting), **data)
 
 
-def recomputed(rank: Rank, buckets: Iterable[Bucket], limit: int) -> dict[Bucket, int]:
-    """How many first blocks must be recomputed, where the setting is not enough.
+def fitting(rank: Rank, buckets: Iterable[Bucket], limit: int) -> dict[Bucket, Fit]:
+    """Buckets that do not pass whole, as configured: how they pass.
 
-    Raises OutOfMemory when a bucket takes more than `limit` bytes with all blocks recomputed.
+    Raises OutOfMemory when a bucket takes more than `limit` bytes with all blocks recomputed, under
+    "auto" even clip by clip.
     """
-    every, found, too_large = 2 * rank.parts.model.config.depth, {}, {}
+    automatic = rank.parts.model.grad_checkpoint.automatic
+    found, too_large = {}, {}
     for bucket in buckets:
         if rank.bytes(bucket, bucket.batch_size, 0) <= limit:
             continue
-
-        def fits(count: int, bucket: Bucket = bucket) -> bool:
-            return rank.bytes(bucket, bucket.batch_size, count) <= limit
-
-        if fits(every):
-            found[bucket] = _least(fits, every)
+        fit = _cheapest(rank, bucket, limit) if automatic else _whole(rank, bucket, limit)
+        if fit is not None:
+            found[bucket] = fit
         else:
-            too_large[bucket] = rank.bytes(bucket, bucket.batch_size, every)
+            least = 1 if automatic else bucket.batch_size
+            too_large[bucket] = rank.bytes(bucket, least, 2 * rank.parts.model.config.depth)
     if too_large:
         raise _refused(rank, too_large, limit)
     return found
+
+
+def _whole(rank: Rank, bucket: Bucket, limit: int, clips: int | None = None) -> Fit | None:
+    """`clips` at once, default all, with as few blocks recomputed as must be."""
+    every, count = 2 * rank.parts.model.config.depth, clips or bucket.batch_size
+
+    def fits(blocks: int) -> bool:
+        return rank.bytes(bucket, count, blocks) <= limit
+
+    if fits(0):
+        return Fit(count, 0)
+    return Fit(count, least(fits, every)) if fits(every) else None
+
+
+def _cheapest(rank: Rank, bucket: Bucket, limit: int) -> Fit | None:
+    """By the time of what is recomputed, and of passes."""
+    every, batch = 2 * rank.parts.model.config.depth, bucket.batch_size
+    tokens = math.prod(grid(latent_of(rank.parts, bucket), rank.parts.model.config.patch_size))
+    # Fewer clips at once than the most that keep everything, or fill a card, only take longer.
+    counts = {1, min(batch, -(-_LEAST_TOKENS // tokens)), batch}
+    if rank.bytes(bucket, 1, 0) <= limit:
+        counts.add(batch - least(lambda less: rank.bytes(bucket, batch - less, 0) <= limit, batch))
+    found = [_whole(rank, bucket, limit, count) for count in counts - {0}]
+    fits = [fit for fit in found if fit is not None]
+    small = [fit for fit in fits if fit.clips * tokens < _LEAST_TOKENS and fit.clips < batch]
+
+    def cost(fit: Fit) -> tuple[bool, float]:
+        passes = -(-batch // fit.clips)
+        return fit in small, _PASS * (passes - 1) + _RECOMPUTED * fit.blocks / every
+
+    return min(fits, key=cost) if fits else None
 
 
 def usable_bytes(device: torch.device) -> int | None:
@@ -137,7 +195,8 @@ def _rank(config: Config, engine: Engine, parts: Parts) -> Rank:
     known = [budget.bytes(engine.device) for budget in budgets if budget is not None]
     masked = bool(config.mask_ratios and any(config.mask_ratios.values()))
     dtype = NETWORK_DTYPES[config.dtype]
-    return Rank(parts, state, dtype, engine.device.type, masked, weights, max(known, default=0))
+    encoding, values = max(known, default=0), counted(parts.model)
+    return Rank(parts, state, dtype, engine.device.type, masked, weights, encoding, values)
 
 
 def _weight_bytes(network: Any) -> int:
@@ -146,7 +205,7 @@ def _weight_bytes(network: Any) -> int:
     return sum(p.numel() * p.element_size() for p in (*network.parameters(), *network.buffers()))
 
 
-def _least(is_enough: Callable[[int], bool], most: int) -> int:
+def least(is_enough: Callable[[int], bool], most: int) -> int:
     """The smallest count from 1 to `most` that is enough; `most` is."""
     low, high = 1, most
     while low < high:
@@ -155,16 +214,28 @@ def _least(is_enough: Callable[[int], bool], most: int) -> int:
     return low
 
 
-def _more(blocks: dict[Bucket, int], every: int, limit: int) -> str:
+def _told(found: dict[Bucket, Fit], every: int, limit: int, setting: GradCheckpoint) -> str:
+    if not setting.automatic:
+        return (
+            f"{len(found)} bucket shapes do not fit into {_gb(limit)} as grad_checkpoint says; "
+            f"recomputed of {every} blocks: {_by_line(found, lambda fit: fit.blocks)}"
+        )
+    recomputed = {bucket: fit for bucket, fit in found.items() if fit.blocks}
+    text = f"{len(found)} bucket shapes pass in parts that fit into {_gb(limit)}; clips at once: "
+    text += _by_line(found, lambda fit: fit.clips)
+    if recomputed:
+        blocks = _by_line(recomputed, lambda fit: fit.blocks)
+        text += f"; recomputed of {every} blocks: {blocks}"
+    return text
+
+
+def _by_line(found: dict[Bucket, Fit], number: Callable[[Fit], int]) -> str:
+    """Numbers of the first lines of bucket_config."""
     lines: dict[str, list[int]] = {}
-    for bucket, count in blocks.items():
-        lines.setdefault(f"{bucket.resolution} {bucket.frames}f", []).append(count)
+    for bucket, fit in found.items():
+        lines.setdefault(f"{bucket.resolution} {bucket.frames}f", []).append(number(fit))
     shown = ", ".join(f"{name} {_span(counts)}" for name, counts in list(lines.items())[:_SHOWN])
-    more = f" and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
-    return (
-        f"{len(blocks)} bucket shapes do not fit into {_gb(limit)} as grad_checkpoint says; "
-        f"recomputed of {every} blocks: {shown}{more}"
-    )
+    return shown + (f" and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else "")
 
 
 def _span(counts: list[int]) -> str:
@@ -176,14 +247,16 @@ def _refused(rank: Rank, too_large: dict[Bucket, int], limit: int) -> OutOfMemor
     bucket, needed = max(too_large.items(), key=lambda item: item[1])
     every = 2 * rank.parts.model.config.depth
     batch = bucket.batch_size
-    while batch and rank.bytes(bucket, batch, every) > limit:
+    automatic = rank.parts.model.grad_checkpoint.automatic
+    while batch and rank.bytes(bucket._replace(batch_size=batch), batch, every) > limit:
         batch -= 1
     lines = {(other.resolution, other.frames) for other in too_large}
     others = f"; {len(lines) - 1} more lines of bucket_config do not fit" if len(lines) > 1 else ""
+    each = ", one at a time," if automatic and bucket.batch_size > 1 else ""
     fits = f"a batch of {batch} would fit" if batch else "not even one clip would fit"
     text = (
-        f"bucket {bucket.name} needs {_gb(needed)} for {bucket.batch_size} clips with every block "
-        f"recomputed, and the smallest card has {_gb(limit)} for a rank: {fits}{others}"
+        f"bucket {bucket.name} needs {_gb(needed)} for {bucket.batch_size} clips{each} with every "
+        f"block recomputed, and the smallest card has {_gb(limit)} for a rank: {fits}{others}"
     )
     where = f"bucket_config[{bucket.resolution!r}][{bucket.frames}]"
     change = f"a batch size of {batch} in {where}" if batch else f"close {where}: (0.0, None)"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import resource
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from trainer.data.loader.loader import Loader
 from trainer.data.loader.microbatch import Bad, Batch, leave_out_bad
 from trainer.data.plan.data_plan import DataPlan
 from trainer.device import name_of
-from trainer.diffusion.draws import Drawing
+from trainer.diffusion.draws import Drawing, Given
 from trainer.engine.agreement import agreed, attempt
 from trainer.engine.base import Engine
 from trainer.engine.device_clock import DeviceClock
@@ -264,17 +264,28 @@ def _microbatch(run: Run, batch: Batch, share: Share, left: int) -> None:
         run.drawing.seed_for_encoding(batch.microbatch)
         z_BCTHW, conditions = encode(run.parts.vae, run.parts.text, engine.device, batch)
         given = run.drawing.take(batch.microbatch, z_BCTHW, conditions)
-    with engine.passing(is_last=not left):
-        with clock.phase("forward", number):
-            losses = run.parts.flow.training_losses(
-                run.model, z_BCTHW, conditions, **given._asdict()
-            )
-            loss = losses.mean() / run.config.accumulation_steps
-        _draw_ahead(run)
-        with clock.phase("backward", number):
-            engine.backward(loss, is_last=not left)
+    each, clips = run.config.accumulation_steps, len(z_BCTHW)
+    total = torch.zeros((), dtype=torch.float64, device=engine.device)
+    found: list[Tensor] = []
+    chunks = _chunks(run, z_BCTHW, conditions, given)
+    for place, (z, of_clips, drawn) in enumerate(chunks, 1):
+        is_whole = place == len(chunks)
+        with engine.passing(is_last=is_whole and not left):
+            with clock.phase("forward", number):
+                losses = run.parts.flow.training_losses(run.model, z, of_clips, **drawn._asdict())
+                loss = losses.mean() / (each * clips / len(z))
+            if place == 1:
+                _draw_ahead(run)
+            with clock.phase("backward", number):
+                if is_whole:
+                    engine.backward(loss, is_last=not left)
+                else:
+                    engine.backward_here(loss)
+        found.append(losses.detach())
+        total = total + loss.detach().double()
+    losses = torch.cat(found)
     figures = share.figures
-    share.losses.append(loss.detach().double())
+    share.losses.append(total)
     share.by_time = share.by_time + by_time(losses, given.t, run.parts.flow.num_timesteps)
     figures.samples += len(z_BCTHW)
     count, _, frames, height, width = z_BCTHW.shape
@@ -287,6 +298,20 @@ def _microbatch(run: Run, batch: Batch, share: Share, left: int) -> None:
     share.bad += batch.bad
     share.lasting |= batch.failures.lasting
     figures.decoder_bytes = max(figures.decoder_bytes, batch.decoder_bytes)
+
+
+def _chunks(
+    run: Run, z_BCTHW: Tensor, conditions: Mapping[str, Any], given: Given
+) -> list[tuple[Tensor, Mapping[str, Any], Given]]:
+    """A microbatch in the parts that fit through the model with nothing, or less, recomputed."""
+    count, _, frames, height, width = z_BCTHW.shape
+    spans = run.parts.model.grad_checkpoint.spans(count, (frames, height, width))
+    if len(spans) == 1:
+        return [(z_BCTHW, conditions, given)]
+    return [
+        (z_BCTHW[span], {name: value[span] for name, value in conditions.items()}, given.of(span))
+        for span in spans
+    ]
 
 
 def _draw_ahead(run: Run) -> None:

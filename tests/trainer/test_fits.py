@@ -19,7 +19,8 @@ from trainer.data.plan.data_plan import DataPlan
 from trainer.engine.agreement import attempt
 from trainer.engine.base import Engine
 from trainer.errors import OutOfMemory
-from trainer.fits import Rank, fit_buckets, recomputed
+from trainer.fits import Fit, Rank, fit_buckets, fitting
+from trainer.models.activation_checkpointing import GradCheckpoint
 from trainer.models.peak import State
 from trainer.models.text import TextEncoder
 from trainer.models.vae.interface import IdentityVAE
@@ -45,6 +46,9 @@ class Ranks:
 
     def run_on_rank0(self, work: Any) -> Any:
         return attempt(work)[0]
+
+    def expect_chunks(self) -> None:
+        self.chunks = True
 
 
 class Events:
@@ -141,7 +145,7 @@ def test_what_does_not_fit_at_all_is_refused_in_one_sentence() -> None:
     assert "offload_activations" in hint
     assert "grad_checkpoint" in hint
     one = next(bucket for bucket in present() if bucket.frames == 34)
-    assert recomputed(rank, [one._replace(batch_size=1)], limit)
+    assert fitting(rank, [one._replace(batch_size=1)], limit)
 
 
 def test_a_limit_below_the_weights_leaves_no_batch() -> None:
@@ -173,3 +177,70 @@ def test_a_cpu_has_no_limit_of_its_own() -> None:
     fit_buckets(Config(), engine, parts_of(model), plan_of(), events)  # type: ignore[arg-type]
     assert events.seen == []
     assert model.grad_checkpoint.at_least == {}
+
+
+def sizes(setting: GradCheckpoint, batch: int, latent: tuple[int, int, int]) -> list[int]:
+    spans = setting.spans(batch, latent)
+    assert [clip for span in spans for clip in range(batch)[span]] == list(range(batch))
+    return [span.stop - span.start for span in spans]
+
+
+def automatic() -> Any:
+    model = small_model()
+    model.enable_grad_checkpoint("auto")
+    return model
+
+
+def test_auto_passes_as_many_clips_at_once_as_fit_with_nothing_recomputed() -> None:
+    rank = rank_of(automatic())
+    long = next(bucket for bucket in present() if bucket.frames == 34)
+    image = next(bucket for bucket in present() if bucket.frames == 1)
+    limit = rank.bytes(long, 1, 0)
+    assert limit < rank.bytes(long, 2, 0)
+    assert fitting(rank, [long], limit) == {long: Fit(1, 0)}
+    assert fitting(rank, [image], rank.bytes(image, 8, 0)) == {}
+    assert fitting(rank, [image], rank.bytes(image, 3, 0)) == {image: Fit(3, 0)}
+
+
+def test_auto_is_told_and_the_engine_hears_of_parts() -> None:
+    model, events, rank = automatic(), Events(), rank_of(automatic())
+    engine: Any = Ranks(1 << 60)
+    limit = max(rank.bytes(bucket, 1, 0) for bucket in present())
+    fit_buckets(Config(dtype="fp32"), engine, parts_of(model), plan_of(), events, limit)  # type: ignore[arg-type]
+    long = next(bucket for bucket in present() if bucket.frames == 34)
+    latent = (long.frames, long.height, long.width)
+    assert engine.chunks
+    assert sizes(model.grad_checkpoint, 2, latent) == [1, 1]
+    assert model.recomputed_blocks(1, latent, 6) == frozenset()
+    [(name, text, data)] = events.seen
+    assert name == "memory"
+    assert "144p 34f 1" in text
+    assert data["clips"][long.name] == 1
+
+
+def test_auto_recomputes_where_not_one_clip_fits_otherwise() -> None:
+    rank = rank_of(automatic())
+    long = next(bucket for bucket in present() if bucket.frames == 34)
+    model, events = fit(rank.bytes(long, 1, 4), model=automatic())
+    latent = (long.frames, long.height, long.width)
+    assert sizes(model.grad_checkpoint, 2, latent) == [1, 1]
+    assert model.recomputed_blocks(1, latent, 6)
+    assert "recomputed of 4 blocks" in events.seen[0][1]
+    with pytest.raises(OutOfMemory, match="one at a time, with every block recomputed"):
+        fit(rank.bytes(long, 1, 4) * 2 // 3, model=automatic())
+
+
+def test_auto_without_a_limit_keeps_everything_and_passes_whole() -> None:
+    model, events = fit(1 << 60, model=automatic())
+    assert events.seen == []
+    assert sizes(model.grad_checkpoint, 8, (1, 2, 2)) == [8]
+    assert model.recomputed_blocks(8, (1, 2, 2), 6) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("batch", "at_once", "wanted"), [(8, 3, [2, 3, 3]), (8, 8, [8]), (1, 4, [1]), (7, 1, [1] * 7)]
+)
+def test_parts_are_as_even_as_they_can_be(batch: int, at_once: int, wanted: list[int]) -> None:
+    found = GradCheckpoint(at_once={(1, 2, 2): at_once})
+    assert sizes(found, batch, (1, 2, 2)) == wanted
+    assert sizes(found, batch, (5, 2, 2)) == [batch]

@@ -14,13 +14,16 @@ import torch
 from torch import Tensor
 
 from tests.trainer.engine.simulated_device import Device
+from tests.trainer.models.stdit_cases import small_model
 from trainer import step as step_module
 from trainer.config.load import Config
 from trainer.data.loader.microbatch import Failures
 from trainer.data.plan.buckets import Buckets
 from trainer.data.plan.data_plan import Cursor
 from trainer.diffusion.draws import Given
+from trainer.diffusion.rectified_flow import RectifiedFlow
 from trainer.engine.device_clock import DeviceClock
+from trainer.models.activation_checkpointing import GradCheckpoint
 from trainer.optim.ema import EMA
 from trainer.runlog.telemetry import Clock, StepRecord
 from trainer.step import Share, step
@@ -162,7 +165,7 @@ def test_the_loss_stays_on_the_device_until_the_end_of_the_step() -> None:
         config=SimpleNamespace(seed=1, accumulation_steps=2),
         parts=SimpleNamespace(
             flow=SimpleNamespace(training_losses=losses, num_timesteps=1000),
-            model=SimpleNamespace(config=config),
+            model=SimpleNamespace(config=config, grad_checkpoint=GradCheckpoint()),
             vae=None,
             text=None,
         ),
@@ -189,3 +192,70 @@ def test_the_loss_stays_on_the_device_until_the_end_of_the_step() -> None:
         assert (value.device, value.dtype) == (meta, torch.float64)
     assert share.figures.samples == 6
     assert math.isclose(share.figures.flops, 6.0)
+
+
+def test_a_microbatch_in_parts_gives_the_same_loss_and_gradients() -> None:
+    """Captions are dropped and frames given: each clip's draws are the same either way."""
+    found = []
+    for at_once in (5, 2):
+        torch.manual_seed(0)
+        model = small_model(class_dropout_prob=0.5).double().train()
+        model.grad_checkpoint = GradCheckpoint(at_once={(3, 4, 4): at_once})
+        flow = RectifiedFlow()
+        passed: list[str] = []
+
+        def backward(loss: Tensor, is_last: bool, passed: list[str] = passed) -> None:
+            passed.append("whole")
+            loss.backward()
+
+        def backward_here(loss: Tensor, passed: list[str] = passed) -> None:
+            passed.append("here")
+            loss.backward()
+
+        engine = SimpleNamespace(
+            device=torch.device("cpu"),
+            passing=lambda is_last: contextlib.nullcontext(),
+            backward=backward,
+            backward_here=backward_here,
+        )
+        generator = torch.Generator().manual_seed(1)
+        config = model.config
+        latent = torch.randn(5, config.in_channels, 3, 4, 4, generator=generator).double()
+        sizes = dict.fromkeys(("fps", "height", "width", "num_frames"), torch.full((5,), 16.0))
+        y = torch.randn(5, 1, 6, config.caption_channels, generator=generator).double()
+        mask = torch.ones(5, 6, dtype=torch.int64)
+        conditions = {"y": y, "mask": mask, **sizes}
+        given = torch.rand(5, 3, generator=generator) < 0.7
+        times = torch.rand(5, generator=generator) * 1000
+        noise = torch.randn(latent.shape, generator=generator).double()
+        drawn = Given(given, times, noise)
+        run: Any = SimpleNamespace(
+            engine=engine,
+            clock=Clock(None),
+            step=0,
+            config=SimpleNamespace(seed=1, accumulation_steps=1),
+            parts=SimpleNamespace(flow=flow, model=model, vae=None, text=None),
+            model=model,
+            drawing=SimpleNamespace(
+                seed_for_encoding=lambda _: None, take=lambda *_, drawn=drawn: drawn
+            ),
+            loader=SimpleNamespace(coming=lambda: None),
+        )
+        batch: Any = SimpleNamespace(
+            microbatch=(0, 1), bucket="16px", bad=[], failures=Failures(), decoder_bytes=0
+        )
+        share = Share()
+        torch.manual_seed(2)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(step_module, "encode", lambda *_, z=latent, c=conditions: (z, c))
+            step_module._microbatch(run, batch, share, 0)
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        found.append((share.losses[0], share.by_time, gradients, passed, share.figures.samples))
+    (loss, bands, gradients, passed, samples), other = found
+    assert passed == ["whole"]
+    assert other[3] == ["here", "here", "whole"]
+    assert samples == other[4] == 5
+    torch.testing.assert_close(other[0], loss)
+    torch.testing.assert_close(torch.as_tensor(other[1]), torch.as_tensor(bands))
+    for part, whole in zip(other[2], gradients, strict=True):
+        torch.testing.assert_close(part, whole)

@@ -11,7 +11,8 @@ import functools
 import itertools
 import statistics
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ from trainer.config.load import Config
 from trainer.data.plan.costs import now
 from trainer.device import be_deterministic
 from trainer.diffusion.rectified_flow import build_flow
+from trainer.engine.gradients import LocalSums
+from trainer.fits import least, usable_bytes
 from trainer.models.attention.table import read_table
 from trainer.models.flops import flops_by_part
 from trainer.models.peak import State, predicted_peak
@@ -139,8 +142,12 @@ class Trainee:
             self.model.enable_grad_checkpoint(config.grad_checkpoint, config.offload_activations)
             ways = {"fused": config.fused_blocks, "compiled": config.compile}
             self.model.run_blocks_by(device.type, dtype.itemsize, **ways, backend=spec.backend)
+            if self.model.grad_checkpoint.automatic:
+                self._pass_what_fits(spec)
             sizes = shape.batch_size, shape.latent, spec.text_tokens
             self.recomputed = self.model.recomputed_blocks(*sizes)
+        learning = (p for p in self.model.parameters() if p.requires_grad)
+        self._sums = LocalSums(learning)  # of the parts of a microbatch, as in training
         self._optimizer = ShardedAdamW(self.model, spec.shards)
         self._inputs = _inputs(spec, self.model, device, dtype)
         self._noise_BCTHW = torch.randn_like(self._inputs[0])  # training has drawn it ahead
@@ -162,10 +169,29 @@ class Trainee:
         """Tensors at the fullest moment of our step, from shapes alone, 10^6 bytes."""
         if spec.path != OURS:
             return None
+        return self._bytes(spec, max(self.passes(spec.shape))) / 1e6
+
+    def passes(self, shape: Shape) -> list[int]:
+        """Clips that pass at once, one number for each pass of a step."""
+        spans = self.model.grad_checkpoint.spans(shape.batch_size, shape.latent)
+        return [span.stop - span.start for span in spans]
+
+    def _pass_what_fits(self, spec: Spec) -> None:
+        """As many clips at once as the card takes with nothing recomputed, one at least."""
+        if (limit := usable_bytes(self._device)) is None:
+            return
+        batch = spec.shape.batch_size
+        less = least(lambda less: less >= batch or self._bytes(spec, batch - less) <= limit, batch)
+        setting, latent = self.model.grad_checkpoint, spec.shape.latent
+        if self._bytes(spec, batch) > limit:
+            self.model.grad_checkpoint = replace(setting, at_once={latent: max(1, batch - less)})
+
+    def _bytes(self, spec: Spec, clips: int) -> int:
         # Gradients are whole here, and no collective has a bucket of them.
-        state = State(world=spec.shards, plugin="zero1", reduce_bucket=0)
-        sizes = spec.shape.batch_size, spec.shape.latent, spec.text_tokens
-        return predicted_peak(self.model, *sizes, state, masked=spec.masked).total / 1e6
+        chunks = clips < spec.shape.batch_size
+        state = State(world=spec.shards, plugin="zero1", reduce_bucket=0, chunks=chunks)
+        sizes = clips, spec.shape.latent, spec.text_tokens
+        return predicted_peak(self.model, *sizes, state, masked=spec.masked).total
 
     def _plain(
         self, fused: bool, x: Tensor, t: Tensor, num_frames: Any = None, **kwargs: Any
@@ -180,19 +206,33 @@ class Trainee:
 
     def step(self) -> tuple[float, ...]:
         """Seconds of forward, backward and optimizer."""
-        z_BCTHW, kwargs = self._inputs
+        batch, _, frames, height, width = self._inputs[0].shape
+        spans = self.model.grad_checkpoint.spans(batch, (frames, height, width))
+        took = [0.0, 0.0]
+        for span in spans:
+            marks = [now(self._device)]
+            loss = self._losses(span).sum() / batch
+            marks.append(now(self._device))
+            with self._sums.taking() if span is not spans[-1] else nullcontext():
+                loss.backward()
+            marks.append(now(self._device))
+            del loss
+            took = [sum(pair) for pair in zip(took, _between(marks), strict=True)]
         marks = [now(self._device)]
-        losses = self._flow.training_losses(
-            self._call, z_BCTHW, kwargs, mask=self._mask_BT, noise=self._noise_BCTHW
-        )
-        loss = losses.mean()
-        marks.append(now(self._device))
-        loss.backward()
-        marks.append(now(self._device))
-        del losses, loss
         self._optimizer.step()
         marks.append(now(self._device))
-        return tuple(after - before for before, after in itertools.pairwise(marks))
+        return *took, *_between(marks)
+
+    def _losses(self, clips: slice) -> Tensor:
+        z_BCTHW, kwargs = self._inputs
+        mask = None if self._mask_BT is None else self._mask_BT[clips]
+        own = {name: value[clips] for name, value in kwargs.items()}
+        noise = self._noise_BCTHW[clips]
+        return self._flow.training_losses(self._call, z_BCTHW[clips], own, mask=mask, noise=noise)
+
+
+def _between(marks: list[float]) -> list[float]:
+    return [after - before for before, after in itertools.pairwise(marks)]
 
 
 def _inputs(

@@ -38,6 +38,11 @@ class Given(NamedTuple):
     t: Tensor
     noise: Tensor
 
+    def of(self, clips: slice) -> Given:
+        """Those of some clips."""
+        mask = None if self.mask is None else self.mask[clips]
+        return Given(mask, self.t[clips], self.noise[clips])
+
 
 @dataclass
 class Drawing:

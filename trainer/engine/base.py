@@ -104,6 +104,14 @@ class Engine(abc.ABC):
         """Add this rank's gradients, averaged over ranks, to those since the last step."""
 
     @abc.abstractmethod
+    def backward_here(self, loss: Tensor) -> None:
+        """Add this rank's gradients to sums of its own, in fp32, which the next `backward` takes:
+        of clips of a microbatch before its last ones, within `passing(is_last=False)`."""
+
+    def expect_chunks(self) -> None:  # noqa: B027 - most engines need not know
+        """Microbatches may pass in several parts, in other numbers on other ranks."""
+
+    @abc.abstractmethod
     def step(self, limit: float | None = None) -> Tensor:
         """Clip, update unless the norm is above `limit`, forget the gradients. Returns the norm
         before clipping, the same on all ranks, fp64 on the device, which reading would stop."""

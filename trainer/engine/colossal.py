@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from trainer.config.load import Config
 from trainer.engine.base import Engine
 from trainer.engine.colossal_import import import_colossalai, use_cpu, use_gpu
-from trainer.engine.gradients import at_most, clip_in_place
+from trainer.engine.gradients import LocalSums, at_most, clip_in_place
 from trainer.engine.process_group import joining
 from trainer.engine.shards import Shards, part_of
 from trainer.engine.zero_step import ZeroStep
@@ -62,7 +62,10 @@ class ColossalEngine(Engine):
         plugin = self._plugin(config)
         if not self.is_sharded:
             model = model.to(self.device)  # DDP moves a copy after the optimizer has seen it
-        optimizer = self._adamw([p for p in model.parameters() if p.requires_grad])
+        learning = [p for p in model.parameters() if p.requires_grad]
+        # Before the hooks of ColossalAI, which take what a gradient is then.
+        self._sums = LocalSums(learning)
+        optimizer = self._adamw(learning)
         self._booster = self._names.Booster(plugin=plugin)
         self._model, self._optimizer, *_ = self._booster.boost(model, optimizer)
         self._parameters = [parameter for _, parameter in self._trained()]
@@ -116,6 +119,17 @@ class ColossalEngine(Engine):
             return contextlib.nullcontext()
         quiet: contextlib.AbstractContextManager[None] = self._model.module.no_sync()
         return quiet
+
+    def backward_here(self, loss: Tensor) -> None:
+        if not self.is_sharded:
+            loss.backward()  # in fp32 already, and within `passing` DDP does not reduce
+            return
+        self._optimizer.require_grad_sync = False  # its hooks leave the gradients where they are
+        try:
+            with self._sums.taking():
+                loss.backward()
+        finally:
+            self._optimizer.require_grad_sync = True
 
     def backward(self, loss: Tensor, *, is_last: bool = True) -> None:
         self._booster.backward(loss, self._optimizer)

@@ -1,11 +1,13 @@
-"""What the backward pass needs, kept or recomputed (off | all | every 2 | 24000 MB).
+"""What the backward pass needs, kept or recomputed (auto | off | all | every 2 | 24000 MB).
 
 `every n` recomputes each n-th pair of a spatial and a temporal block. A size keeps as many blocks
-as fit into it, for each shape of a batch. Without torch: reading a config parses these words.
+as fit into it, for each shape of a batch. `auto` keeps all, and passes as many clips at once as then
+fit on the card (`trainer.fits`). Without torch: reading a config parses these words.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -27,6 +29,15 @@ class GradCheckpoint:
     budget_bytes: int | None = None  # for the blocks' activations; goes before `every`
     # Blocks that are recomputed in any case, for latents that would not fit (`trainer.fits`).
     at_least: Mapping[Size, int] = field(default_factory=dict)
+    automatic: bool = False  # clips at once and `at_least` are chosen by what fits
+    # Clips of a microbatch that pass at once, where it is not all of them.
+    at_once: Mapping[Size, int] = field(default_factory=dict)
+
+    def spans(self, batch: int, latent: Size) -> list[slice]:
+        """The clips of a microbatch that pass at once, one after another; as even as they can be."""
+        passes = -(-batch // self.at_once.get(latent, max(batch, 1))) or 1
+        ends = [batch * number // passes for number in range(passes + 1)]
+        return [slice(*pair) for pair in itertools.pairwise(ends)]
 
     @classmethod
     def parse(cls, value: GradCheckpoint | bool | int | str) -> GradCheckpoint:
@@ -36,13 +47,15 @@ class GradCheckpoint:
         word = str(value).strip().lower()
         if word in ("off", "false", "none", "0"):
             return cls()
+        if word == "auto":
+            return cls(automatic=True)
         if word in ("all", "true", "1"):
             return cls(every=1)
         if (match := re.fullmatch(r"(?:every[ -]?)?(\d+)", word)) and int(match[1]):
             return cls(every=int(match[1]))
         if match := re.fullmatch(r"(\d+(?:\.\d+)?) ?(mb|gb)", word):
             return cls(budget_bytes=int(float(match[1]) * _UNITS[match[2]]))
-        known = "off, all, 'every 2' or a size such as '24000 MB'"
+        known = "auto, off, all, 'every 2' or a size such as '24000 MB'"
         raise ConfigError(f"grad_checkpoint must be {known}; not {value!r}")
 
     def blocks(self, depth: int, size: BlockBytes, latent: Size | None = None) -> frozenset[int]:

@@ -421,7 +421,7 @@ def test_the_command_searches_and_prints_a_bucket_config(
         (["--encoders", "--search-batch-size"], "--encoders cannot be used with"),
         (["--tiny-encoders"], "--tiny-encoders needs --encoders"),
         (["--attention-table", "none.json"], "attention_table none.json cannot be read"),
-        (["--grad-checkpoint", "some"], "grad_checkpoint must be off, all"),
+        (["--grad-checkpoint", "some"], "grad_checkpoint must be auto, off, all"),
         (["--device", "tpu"], "device 'tpu' is not available"),
         (["--nonsense", "3"], "nonsense"),
     ],

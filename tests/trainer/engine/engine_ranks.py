@@ -51,16 +51,25 @@ def plain(world: int) -> tuple[list[float], dict[str, Tensor]]:
     return norms, model.state_dict()
 
 
-def train(engine: Engine, plugin: str, dtype: str, each: int = 1) -> tuple[list[float], nn.Module]:
-    """In `each` equal microbatches a step."""
+def train(
+    engine: Engine, plugin: str, dtype: str, each: int = 1, chunks: int = 1
+) -> tuple[list[float], nn.Module]:
+    """In `each` equal microbatches a step, which pass in `chunks` parts."""
     settings = Config(lr=1e-2, weight_decay=0.01, grad_clip=CLIP, dtype=dtype, plugin=plugin)
     model = engine.wrap(make_model(), settings)
+    if chunks > 1:
+        engine.expect_chunks()
     norms = []
     for step in range(STEPS):
         x = batch(step, engine.rank).to(torch.bfloat16 if dtype == "bf16" else torch.float32)
         for left, part in zip(range(each - 1, -1, -1), x.chunk(each), strict=True):
+            parts = part.chunk(chunks)
+            for of_part in parts[:-1]:
+                with engine.passing(is_last=False):
+                    engine.backward_here(loss_of(model, of_part).float() / each / len(parts))
             with engine.passing(is_last=not left):
-                engine.backward(loss_of(model, part).float() / each, is_last=not left)
+                loss = loss_of(model, parts[-1]).float() / each / len(parts)
+                engine.backward(loss, is_last=not left)
         norms.append(float(engine.step()))
     return norms, model
 
@@ -150,6 +159,10 @@ def native(colossal: Engine, folder: Path, weights: dict[str, Tensor]) -> dict[s
         }
     norms, _ = train(engine, "zero2", "fp32", each=3)
     said["native-fp32-in-3"] = {"norms": norms, "apart": difference(state_of(engine), weights)}
+    for dtype, each in (("fp32", 1), ("fp32", 3), ("bf16", 1)):
+        norms, _ = train(engine, "zero2", dtype, each, chunks=2 + (each == 1 and engine.rank))
+        apart = difference(state_of(engine), weights)
+        said[f"native-{dtype}-in-{each}-chunked"] = {"norms": norms, "apart": apart}
     settings = Config(lr=1e-2, grad_clip=CLIP, dtype="fp32", plugin="zero2")
     going_on = []
     for other, source in (
@@ -190,6 +203,11 @@ def main(folder: Path) -> None:
         norms, _ = train(engine, plugin, dtype, each=3)
         apart = difference(state_of(engine), weights)
         said[f"{plugin}-{dtype}-in-3"] = {"norms": norms, "apart": apart}
+        for each in (1, 3):
+            # Not as many on each rank: nothing that ranks do together may depend on it.
+            norms, _ = train(engine, plugin, dtype, each, chunks=2 + (each == 1 and engine.rank))
+            apart = difference(state_of(engine), weights)
+            said[f"{plugin}-{dtype}-in-{each}-chunked"] = {"norms": norms, "apart": apart}
     norms = in_small_buckets(engine)
     said["small-buckets"] = {
         "norms": norms,

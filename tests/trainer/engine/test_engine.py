@@ -66,6 +66,22 @@ def test_three_microbatches_a_step_are_one_batch(ranks: Ranks, kind: str) -> Non
         assert said[f"{kind}-in-3"]["apart"] < 1e-5
 
 
+@pytest.mark.parametrize("each", [1, 3])
+@pytest.mark.parametrize("kind", ["zero2-fp32", "zero1-fp32", "ddp-fp32", "native-fp32"])
+def test_a_microbatch_in_parts_is_the_whole_one(ranks: Ranks, kind: str, each: int) -> None:
+    for said in ranks.said:
+        found = said[f"{kind}-in-{each}-chunked"]
+        assert found["norms"] == pytest.approx(said["plain"], rel=1e-5)
+        assert found["apart"] < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["zero2-bf16", "native-bf16"])
+def test_bf16_parts_add_up_without_losing_more(ranks: Ranks, kind: str) -> None:
+    said = ranks.said[0]
+    assert said[f"{kind}-in-1-chunked"]["norms"] == pytest.approx(said["plain"], rel=0.05)
+    assert said[f"{kind}-in-1-chunked"]["apart"] < 0.01
+
+
 def test_weights_that_are_gathered_in_several_buckets_are_the_same(ranks: Ranks) -> None:
     for said in ranks.said:
         found = said["small-buckets"]
