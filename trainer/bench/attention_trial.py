@@ -187,7 +187,7 @@ def _form(
     if kernel == "varlen":
         rows = torch.zeros(*keep.shape, 1, device=device)
         _, packed = calls.pack(rows, keep, shape.frames * shape.places)
-        return functools.partial(calls.to_packed_text, packed=packed)
+        return lambda q, k, v: calls.to_packed_text(q, torch.stack([k, v], 1), packed)
     mask = keep.to(device)
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -74,8 +74,8 @@ class CrossAttention(nn.Module):
         frames = q_BTSD.shape[1]
         if isinstance(real, Packed):
             q = q_BTSD.flatten(1, 2).unflatten(-1, (self.heads, -1))
-            k, v = self.kv_linear(y).unflatten(-1, (2, self.heads, -1)).unbind(1)
-            out = calls.to_packed_text(q, k, v, real)
+            kv = self.kv_linear(y).unflatten(-1, (2, self.heads, -1))
+            out = calls.to_packed_text(q, kv, real)
             return rearrange(out, "b (t s) n e -> b t s (n e)", t=frames)
         q = rearrange(q_BTSD, "b t s (n e) -> b n (t s) e", n=self.heads)
         k, v = rearrange(self.kv_linear(y), "b l (k n e) -> k b n l e", k=2, n=self.heads)

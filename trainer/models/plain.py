@@ -167,8 +167,8 @@ def _attend_text(attn: CrossAttention, x_BKD: Tensor, texts: list[Tensor], fused
     width = x_BKD.shape[-1] // attn.heads
     if fused and packs_text(x_BKD.device, x_BKD.dtype, Table(), max(lengths), width):
         q_BKNE = attn.q_linear(x_BKD).unflatten(-1, (attn.heads, -1))
-        k, v = kv.unflatten(-1, (2, attn.heads, -1)).unbind(1)
-        return attn.proj(to_packed_text(q_BKNE, k, v, _packed(x_BKD, lengths)).flatten(-2))
+        parts = kv.unflatten(-1, (2, attn.heads, -1))
+        return attn.proj(to_packed_text(q_BKNE, parts, _packed(x_BKD, lengths)).flatten(-2))
     q_BNKE = rearrange(attn.q_linear(x_BKD), "b k (n e) -> b n k e", n=attn.heads)
     outs = []
     for q_NKE, kv_LD in zip(q_BNKE, kv.split(lengths), strict=True):
@@ -182,10 +182,10 @@ def _packed(x_BKD: Tensor, lengths: list[int]) -> Packed:
     batch, queries = x_BKD.shape[:2]
     starts = torch.arange(0, (batch + 1) * queries, queries, dtype=torch.int32)
     ends = F.pad(torch.tensor(lengths).cumsum(0), (1, 0)).int()
-    is_real = torch.ones(sum(lengths), 1, dtype=torch.bool)
-    sides = (starts, ends, is_real)
-    starts, ends, is_real = (side.to(x_BKD.device, non_blocking=True) for side in sides)
-    return Packed(starts, ends, is_real, queries, max(lengths))
+    is_padding = torch.zeros(sum(lengths), 1, 1, dtype=torch.bool)
+    sides = (starts, ends, is_padding)
+    starts, ends, is_padding = (side.to(x_BKD.device, non_blocking=True) for side in sides)
+    return Packed(starts, ends, is_padding, queries, max(lengths))
 
 
 def _final(

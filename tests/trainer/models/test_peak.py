@@ -109,8 +109,8 @@ flash.register_autograd(
 def as_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels of a GPU as single operations of known outputs: on the meta device nothing runs."""
 
-    def to_packed_text(q: Tensor, k: Tensor, v: Tensor, packed: calls.Packed) -> Tensor:
-        k, v = (torch.where(packed.is_real[:, None], x, 0) for x in (k, v))
+    def to_packed_text(q: Tensor, kv: Tensor, packed: calls.Packed) -> Tensor:
+        k, v = kv.unbind(1)
         rows = (x.flatten(0, -3).transpose(0, 1)[None] for x in (q, k, v))
         return flash(*rows)[0][0].transpose(0, 1).view(q.shape)
 

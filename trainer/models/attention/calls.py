@@ -33,7 +33,7 @@ class Packed(NamedTuple):
 
     query_ends: Tensor  # int32 [B + 1]
     key_ends: Tensor  # int32 [B + 1]
-    is_real: Tensor  # bool [B L, 1]
+    is_padding: Tensor  # bool [B L, 1, 1]: behind the last caption
     queries: int
     keys: int  # most of a caption
 
@@ -89,11 +89,11 @@ def backends(kernel: str) -> list[SDPBackend]:
     return list(dict.fromkeys([first, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]))
 
 
-def to_packed_text(q_BINE: Tensor, k_KNE: Tensor, v_KNE: Tensor, packed: Packed) -> Tensor:
+def to_packed_text(q_BINE: Tensor, kv_K2NE: Tensor, packed: Packed) -> Tensor:
     """Each clip's queries over its caption's real tokens, which lie end to end, [B, I, N, E]."""
     from torch.nn.attention.varlen import varlen_attn
 
-    k, v = _PaddingUnread.apply(k_KNE, v_KNE, packed.is_real[:, None])
+    k, v = _PaddingUnread.apply(kv_K2NE, packed.is_padding).unbind(1)
     ends = packed.query_ends, packed.key_ends
     out = varlen_attn(q_BINE.flatten(0, 1), k, v, *ends, packed.queries, packed.keys)
     assert isinstance(out, Tensor)  # a pair only where the log-sums are asked for
@@ -101,19 +101,19 @@ def to_packed_text(q_BINE: Tensor, k_KNE: Tensor, v_KNE: Tensor, packed: Packed)
 
 
 class _PaddingUnread(torch.autograd.Function):
-    """Keys and values as they are. What the kernel leaves in the gradients of the padding behind
-    the last caption is not read: they are 0."""
+    """A tensor as it is. What a kernel leaves in the gradients of the padding behind the last
+    caption is not read: they are 0."""
 
     @staticmethod
-    def forward(ctx: Any, k_KNE: Tensor, v_KNE: Tensor, is_real_K11: Tensor) -> tuple[Tensor, ...]:
-        ctx.save_for_backward(is_real_K11)
-        return k_KNE.view_as(k_KNE), v_KNE.view_as(v_KNE)
+    def forward(ctx: Any, kv_K2NE: Tensor, is_padding_K11: Tensor) -> Tensor:
+        ctx.save_for_backward(is_padding_K11)
+        return kv_K2NE.view_as(kv_K2NE)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (is_real,) = ctx.saved_tensors
-        return *(grad.masked_fill(~is_real, 0) for grad in grads), None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (is_padding,) = ctx.saved_tensors
+        return grads[0].masked_fill(is_padding[:, None], 0), None
 
 
 def packs_text(
@@ -132,9 +132,9 @@ def pack(y_BLD: Tensor, keep_BL: Tensor, queries: int) -> tuple[Tensor, Packed]:
     order = torch.cat([keep.nonzero(), (~keep).nonzero()])[:, 0]
     key_ends = F.pad(ends, (1, 0)).int()
     query_ends = torch.arange(0, (batch + 1) * queries, queries, dtype=torch.int32)
-    is_real = torch.arange(batch * length)[:, None] < ends[-1]
-    sides = (order, query_ends, key_ends, is_real)
-    order, query_ends, key_ends, is_real = (
+    is_padding = torch.arange(batch * length)[:, None, None] >= ends[-1]
+    sides = (order, query_ends, key_ends, is_padding)
+    order, query_ends, key_ends, is_padding = (
         side.to(y_BLD.device, non_blocking=True) for side in sides
     )
-    return y_BLD.flatten(0, 1)[order], Packed(query_ends, key_ends, is_real, queries, length)
+    return y_BLD.flatten(0, 1)[order], Packed(query_ends, key_ends, is_padding, queries, length)

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from trainer.models.block import rows
+from trainer.models.block import epilogues, rows
 
 # R rows · G modulations · D width · C width of a product's output · N heads · E width of a head
 Grad = Tensor | None
@@ -158,9 +158,10 @@ class TextThenMlp(torch.autograd.Function):
     ) -> Tensor:
         added = F.linear(text_RD, text_weight, text_bias)
         y, normed = rows.norm_modulate(x_RD, shift_GD, scale_GD, added)
-        hidden = F.linear(normed, weight_1, bias_1)
+        active, hidden = epilogues.gelu_linear(normed, weight_1, bias_1)
         del added, normed
-        made = F.linear(F.gelu(hidden, approximate="tanh"), weight_2, bias_2)
+        made = F.linear(active, weight_2, bias_2)
+        del active
         ctx.save_for_backward(
             text_RD, y, hidden, made, shift_GD, scale_GD, gate_GD, text_weight, weight_1, weight_2
         )
@@ -174,7 +175,7 @@ class TextThenMlp(torch.autograd.Function):
             ctx.saved_tensors
         )
         d_made, d_gate, d_bias_2 = rows.add_gated_backward(d_out, made, gate)
-        d_hidden, active, d_bias_1 = rows.gelu_backward(hidden, d_made @ weight_2)
+        d_hidden, active, d_bias_1 = epilogues.gelu_backward(d_made, weight_2, hidden)
         learns = ctx.needs_input_grad[7]
         d_weight_2 = d_made.mT @ active if learns else None
         del d_made, active
@@ -190,7 +191,7 @@ class TextThenMlp(torch.autograd.Function):
 
 def _of_linear(learns: bool, d_out_RC: Tensor, x_RD: Tensor) -> tuple[Grad, Grad]:
     """Gradients of weight [C, D] and bias [C]."""
-    return (d_out_RC.mT @ x_RD, d_out_RC.sum(0)) if learns else (None, None)
+    return epilogues.weight_gradient(d_out_RC, x_RD) if learns else (None, None)
 
 
 def _pair(first: Tensor | None, second: Tensor | None) -> tuple[Tensor, Tensor] | None:
