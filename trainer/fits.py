@@ -33,8 +33,8 @@ from trainer.models.peak import Counted, State, counted, grid, predicted_peak
 RESERVE_SHARE = 0.1
 _PIXEL_BYTES = 9  # as a byte, in fp32, and once more frame by frame
 _SHOWN = 6  # buckets of a kind in one line
-# Of a step's time, by arithmetic for XL/2 at 360p (docs/guide/gpu.md): all blocks once more, and one
-# more pass, whose whole gradients are added up (12 GB of traffic, 5 ms of an H100).
+# Of a step's time, by arithmetic for XL/2 at 360p (docs/guide/gpu.md): all blocks once more, and
+# one more pass, whose whole gradients are added up (22 GB of traffic, 8 ms of an H100).
 _RECOMPUTED, _PASS = 0.3, 0.005
 _LEAST_TOKENS = 8192  # of a pass: products over fewer rows do not fill a card
 

@@ -27,7 +27,7 @@ FP32 = ("cos_ptr", "sin_ptr", "sums_ptr")
 
 def compiled(kernel: Any, capability: int, frames: int, prepares: bool) -> dict[str, int]:
     """In bf16, with the block sizes and warps of a call; `prepares`: with norms and rotation."""
-    sizes, options = frames_kernels.sizes_of(frames, WIDTH)
+    sizes, options = frames_kernels.sizes_of(frames, WIDTH, prepares)
     constants: dict[str, Any] = {**sizes, "NORMS": prepares, "TURNS": prepares}
     signature: dict[str, Any] = {}
     values, hints = {}, {}

@@ -1,8 +1,8 @@
 """What the backward pass needs, kept or recomputed (auto | off | all | every 2 | 24000 MB).
 
 `every n` recomputes each n-th pair of a spatial and a temporal block. A size keeps as many blocks
-as fit into it, for each shape of a batch. `auto` keeps all, and passes as many clips at once as then
-fit on the card (`trainer.fits`). Without torch: reading a config parses these words.
+as fit into it, for each shape of a batch. `auto` keeps all, and passes as many clips at once as fit
+on the card then (`trainer.fits`). Without torch: reading a config parses these words.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from trainer.models.stdit_config import STDiT3Config
 # B batch · T frames · S places of a frame · L text tokens · D width · N heads
 Size = tuple[int, int, int]  # frames, rows, columns of latents
 WITH_WEIGHTS = ("products", "math")  # kernels that keep a weight for every query and key
+_MOST_PREPARED = 64  # frames, as attention/frames.py says, which imports torch
 _UNITS = {"mb": 10**6, "gb": 10**9}
 
 
@@ -34,7 +35,7 @@ class GradCheckpoint:
     at_once: Mapping[Size, int] = field(default_factory=dict)
 
     def spans(self, batch: int, latent: Size) -> list[slice]:
-        """The clips of a microbatch that pass at once, one after another; as even as they can be."""
+        """Clips of a microbatch that pass at once, one span after another, as even as can be."""
         passes = -(-batch // self.at_once.get(latent, max(batch, 1))) or 1
         ends = [batch * number // passes for number in range(passes + 1)]
         return [slice(*pair) for pair in itertools.pairwise(ends)]
@@ -128,8 +129,8 @@ def block_bytes(
     cross = both + attention(kernels.text, text)
     spatial = cross + attention(kernels.spatial, places)
     temporal = cross + attention(kernels.temporal, frames)
-    if kernels.fused and kernels.temporal == "frames":  # it norms and turns q and k in registers
-        temporal -= 2 * entry
+    if kernels.fused and kernels.temporal == "frames" and frames <= _MOST_PREPARED:
+        temporal -= 2 * entry  # norms and rotation happen in registers
     if kernels.temporal != "frames":
         # Frames stand side by side only after a copy of the values; unless normed, qkv then goes.
         temporal += entry - 3 * entry * (not config.qk_norm)

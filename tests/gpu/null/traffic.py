@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from trainer.models import activation_checkpointing
 from trainer.models.attention import frames
 from trainer.models.compiling import compile_each
 
@@ -112,3 +113,7 @@ def test_a_launch_is_on_the_gpu_of_its_tensors(monkeypatch: pytest.MonkeyPatch) 
     assert did[0] is q
     assert did[3] is q
     assert len(did) == 6
+
+
+def test_the_prediction_knows_up_to_which_length_norms_happen_in_registers() -> None:
+    assert activation_checkpointing._MOST_PREPARED == frames.MOST_PREPARED

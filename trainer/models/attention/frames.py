@@ -21,6 +21,8 @@ from torch import Tensor
 # B batch · T frames · S places of a frame · N heads · E width of a head
 MOST_FRAMES = 128  # rows of a block; flash attention wastes nothing on longer sequences
 MOST_WIDTH = 128
+# Above, norms and rotation in registers spill 1.2 kB a thread (tests.gpu.compiled): they go before.
+MOST_PREPARED = 64
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # runs kernels on a CPU, for tests
 # Shared memory of the backward pass for 128 rows of 128 columns (tests.gpu.compiled): cards of data

@@ -283,7 +283,8 @@ def _launch(
     what programs of a backward pass leave of the weights' gradients, [programs, 2, E] in fp32."""
     tensors = [t if _is_aligned(t) else t.contiguous() for t in tensors]
     batch, frames, places, heads, width = tensors[0].shape
-    constants, options = sizes_of(frames, width)
+    prepares = norms is not None or rotation is not None
+    constants, options = sizes_of(frames, width, prepares)
     sequences = batch * places * heads
     programs = triton.cdiv(sequences, constants["GROUP"])
     strides = [tuple(s // 8 for s in tensor.stride()[:4]) for tensor in tensors[:strided]]
@@ -303,12 +304,18 @@ def _launch(
     return sums
 
 
-def sizes_of(frames: int, width: int) -> tuple[dict[str, int], dict[str, int]]:
-    """Constants of a program, and the options that it is compiled with."""
+def sizes_of(
+    frames: int, width: int, prepares: bool = False
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Constants of a program, and the options that it is compiled with. One that also norms and
+    turns its rows needs more registers: with fewer warps it would spill a kB a thread."""
     rows = max(16, triton.next_power_of_2(frames))  # a matrix product takes at least 16
     columns = max(16, triton.next_power_of_2(width))
     constants = {"GROUP": rows // frames, "ROWS": rows, "WIDTH": width, "COLUMNS": columns}
-    return constants, {"num_warps": 8 if rows > 64 else 4 if rows > 16 else 1}
+    warps = {16: 1, 32: 4, 64: 4, 128: 8}
+    if prepares:
+        warps = {16: 4, 32: 8, 64: 8, 128: 8}
+    return constants, {"num_warps": warps[rows]}
 
 
 def _is_aligned(tensor: Tensor) -> bool:

@@ -105,7 +105,11 @@ def _attention(
     norms = attn.norms()
     if across_frames:
         one = parts[..., 0, :, :]
-        if attn.table.choose("temporal", one.shape[1]) == "frames" and frames.is_usable(one):
+        if (
+            one.shape[1] <= frames.MOST_PREPARED
+            and attn.table.choose("temporal", one.shape[1]) == "frames"
+            and frames.is_usable(one)
+        ):
             turn = rotation or (None, None)
             return branches.FramesAttention.apply(parts, *(norms or (None, None)), *turn)
     if norms is not None and rotation is None:
