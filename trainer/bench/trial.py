@@ -177,21 +177,34 @@ class Trainee:
         return [span.stop - span.start for span in spans]
 
     def _pass_what_fits(self, spec: Spec) -> None:
-        """As many clips at once as the card takes with nothing recomputed, one at least."""
+        """As many clips at once as the card takes with nothing recomputed; where one is too much,
+        one with as few blocks recomputed as must be."""
         if (limit := usable_bytes(self._device)) is None:
             return
-        batch = spec.shape.batch_size
-        less = least(lambda less: less >= batch or self._bytes(spec, batch - less) <= limit, batch)
+        batch, every = spec.shape.batch_size, 2 * self.model.config.depth
         setting, latent = self.model.grad_checkpoint, spec.shape.latent
-        if self._bytes(spec, batch) > limit:
-            self.model.grad_checkpoint = replace(setting, at_once={latent: max(1, batch - less)})
 
-    def _bytes(self, spec: Spec, clips: int) -> int:
+        def fits(clips: int, blocks: int = 0) -> bool:
+            return self._bytes(spec, clips, blocks) <= limit
+
+        if fits(batch):
+            return
+        clips = max(1, batch - least(lambda less: less == batch or fits(batch - less), batch))
+        blocks = 0 if fits(clips) else least(lambda count: fits(clips, count), every)
+        self.model.grad_checkpoint = replace(
+            setting, at_once={latent: clips}, at_least={latent: blocks}
+        )
+
+    def _bytes(self, spec: Spec, clips: int, blocks: int | None = None) -> int:
         # Gradients are whole here, and no collective has a bucket of them.
         chunks = clips < spec.shape.batch_size
         state = State(world=spec.shards, plugin="zero1", reduce_bucket=0, chunks=chunks)
+        how = self.model.grad_checkpoint
+        if blocks is not None:
+            how = replace(how, at_least={spec.shape.latent: blocks})
         sizes = clips, spec.shape.latent, spec.text_tokens
-        return predicted_peak(self.model, *sizes, state, masked=spec.masked).total
+        peak = predicted_peak(self.model, *sizes, state, checkpoint=how, masked=spec.masked)
+        return peak.total
 
     def _plain(
         self, fused: bool, x: Tensor, t: Tensor, num_frames: Any = None, **kwargs: Any
