@@ -15,15 +15,16 @@ from typing import Any
 import torch
 
 from trainer.bench.attention_shapes import AttentionShape, read_shapes, shapes_of_config
-from trainer.bench.attention_trial import NotAvailable, attention_trial, why_not
+from trainer.bench.attention_trial import NotAvailable, Timing, attention_trial, why_not
 from trainer.bench.attention_winners import Result, table_document, winners
 from trainer.bench.buckets import device_of
-from trainer.bench.child import Kind, Outcome, try_in_child
+from trainer.bench.child import Kind, Outcome, Progress, try_in_child
 from trainer.bench.rows import print_columns, seconds
 from trainer.command_line import Parser, above_0
 from trainer.config import load as configuration
 from trainer.device import name_of
 from trainer.errors import ConfigError
+from trainer.models.attention import flash3
 from trainer.models.attention.table import KERNELS
 from trainer.runlog.output import LOG
 from trainer.runlog.progress import StepProgress
@@ -38,6 +39,7 @@ shape stalls it for more than 0.2 s (cuDNN plans every shape) or its numbers are
 _EPILOG = """\
 examples
   python -m trainer.bench attention stage1 --write attention-h100.json
+  python -m trainer.bench attention stage1 --flash FA3 --write attention-fa3.json
   python -m trainer.bench attention --bucket 360p:51 --json
   python -m trainer.bench attention demo --device cpu --shapes temporal:8x15x64 text:2x4x16x20"""
 
@@ -55,8 +57,8 @@ def main(argv: Sequence[str]) -> int:
     for number, shape in enumerate(shapes):
         for kernel in KERNELS[shape.kind]:
             title = f"shape {number + 1} of {len(shapes)}: {shape.name}, {kernel}"
-            results.append(_try(shape, kernel, device, args.timeout_s, title))
-    header = _header(device, argv)
+            results.append(_try(shape, kernel, device, args.timeout_s, title, args.flash))
+    header = {**_header(device, argv), "flash": args.flash}
     document = table_document(results, header)
     if args.json:
         head = {"schema": 1, **header, "command": "bench attention", "config": args.config}
@@ -86,20 +88,32 @@ def _parser() -> Parser:
     what = "instead of the config's: KIND:CLIPSxFRAMESxPLACES, for text with xTOKENS"
     add("--shapes", nargs="+", metavar="SHAPE", help=what)
     add("--write", type=Path, metavar="FILE", help="the winners, for attention_table")
+    what = "what flash and varlen are: torch's own, or flash attention 3 where it is installed"
+    add("--flash", choices=flash3.NAMES, default="FA2", help=what)
     add("--device", help="cuda or cpu; default cuda if available")
     add("--timeout-s", type=above_0, default=60.0, metavar="X", help="of one kernel on one shape")
     add("--json", action="store_true", help="one document on stdout")
     return parser
 
 
-def _try(shape: AttentionShape, kernel: str, device: str, timeout_s: float, title: str) -> Result:
+def _measure(
+    shape: AttentionShape, kernel: str, device: str, flash: str, progress: Progress
+) -> Timing | NotAvailable:
+    if flash == "FA3" and (why := flash3.why_not()):
+        return NotAvailable(why)
+    return attention_trial(shape, kernel, device, progress)
+
+
+def _try(
+    shape: AttentionShape, kernel: str, device: str, timeout_s: float, title: str, flash: str
+) -> Result:
     # Known at once: a process of its own would take a second.
     if reason := why_not(shape, kernel, torch.device(device)):
         return Result(shape, kernel, Outcome(Kind.MEASURED, NotAvailable(reason)))
     if not sys.stderr.isatty():
         LOG.info(title)
     with StepProgress(title) as progress:
-        work = functools.partial(attention_trial, shape, kernel, device)
+        work = functools.partial(_measure, shape, kernel, device, flash)
         return Result(shape, kernel, try_in_child(work, device, timeout_s, progress))
 
 

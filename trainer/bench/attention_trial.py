@@ -178,7 +178,7 @@ def _form(
     shape: AttentionShape, kernel: str, keep: Tensor | None, device: torch.device
 ) -> Callable[..., Tensor]:
     """Takes and gives [B, T, S, N, E]; for text [B, I, N, E] with keys [B, L, N, E], or packed."""
-    table = Table(**{shape.kind: ((None, kernel),)})
+    table = replace(Table(), **{shape.kind: ((None, kernel),)})  # type: ignore[arg-type]
     if shape.kind == "spatial":
         return functools.partial(calls.within_frames, table=table)
     if shape.kind == "temporal":

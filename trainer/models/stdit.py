@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from trainer.errors import ConfigError, nearest
 from trainer.models import layers, positions
 from trainer.models.activation_checkpointing import GradCheckpoint, block_bytes
+from trainer.models.attention import flash3
 from trainer.models.attention.calls import Packed, pack, packs_text
 from trainer.models.attention.table import Table
 from trainer.models.block.rows import fits
@@ -122,7 +123,9 @@ class STDiT3(nn.Module):
         self.positions = mode
 
     def use_attention(self, table: Table) -> None:
-        """Choose kernels by `table` where the model runs on an accelerator."""
+        """Choose kernels by `table` where the model runs on an accelerator. Raises ConfigError."""
+        if table.flash == "FA3":
+            flash3.activate()
         self.table = table
         for block in self.blocks():
             block.attn.table = block.cross_attn.table = table

@@ -5,8 +5,6 @@ Shapes are XL/2's at 360p (heads of 72) and those of other stage 1 buckets that 
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -57,38 +55,23 @@ def table(options: Options, figures: Figures) -> str:
 
 def _measure(options: Options, shape: AttentionShape, kernel: str) -> dict[str, Any]:
     from trainer.bench.attention_trial import NotAvailable, attention_trial
+    from trainer.models.attention import flash3
 
     if options.tiny:
         batch, places = min(shape.batch, 2), min(shape.places, 3)
         shape = replace(shape, batch=batch, places=places, text=min(shape.text, 9))
         shape = replace(shape, frames=min(shape.frames, 15))
-    with contextlib.ExitStack() as stack:
-        if kernel == "FA3":
-            if reason := stack.enter_context(_flash3()):
-                return {"not_available": reason}
-            kernel = FA3_OF[shape.kind]
-        found = attention_trial(shape, kernel, options.device, lambda done, total: None)
+    by_fa3 = kernel == "FA3"
+    if by_fa3 and (reason := flash3.why_not()):
+        return {"not_available": reason}
+    try:
+        own = FA3_OF[shape.kind] if by_fa3 else kernel
+        found = attention_trial(shape, own, options.device, lambda done, total: None)
+    finally:
+        if by_fa3:
+            flash3.restore()
     if isinstance(found, NotAvailable):
         return {"not_available": found.reason}
     flops = 4.0 * shape.tokens * shape.keys * shape.heads * shape.width
     rates = {"forward_flops_per_s": flops / found.forward_s}
     return {**asdict(found), **rates, "backward_flops_per_s": 2.5 * flops / found.backward_s}
-
-
-@contextlib.contextmanager
-def _flash3() -> Iterator[str]:
-    """Flash attention 3 in torch's place for it; yields why it cannot be had, or nothing."""
-    from torch.nn import attention
-
-    if not hasattr(attention, "activate_flash_attention_impl"):
-        yield "this torch has no place for it"
-        return
-    try:
-        attention.activate_flash_attention_impl("FA3")
-    except (ImportError, ValueError, RuntimeError) as error:
-        yield f"{type(error).__name__}: {error}"
-        return
-    try:
-        yield ""
-    finally:
-        attention.restore_flash_attention_impl()

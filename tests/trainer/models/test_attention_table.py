@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+import torch.nn.attention
 
 from tests.trainer.models.stdit_cases import batch, run, small_model
 from trainer.errors import ConfigError
@@ -70,3 +72,31 @@ def test_a_file_that_is_not_there_is_named_with_the_command_that_makes_it(tmp_pa
     with pytest.raises(ConfigError, match="cannot be read") as refused:
         read_table(tmp_path / "none.json")
     assert "trainer.bench attention --write" in str(refused.value.hint)
+
+
+def test_a_table_may_ask_for_flash_attention_3(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = read_table(written(tmp_path / "table.json", {**GOOD, "flash": "FA3"}))
+    activated: list[str] = []
+    place = "activate_flash_attention_impl"
+    monkeypatch.setattr(torch.nn.attention, place, activated.append, raising=False)
+    small_model().use_attention(table)
+    assert activated == ["FA3"]
+
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError("No module named 'flash_attn_interface'")
+
+    monkeypatch.setattr(torch.nn.attention, place, missing, raising=False)
+    with pytest.raises(ConfigError, match=r"wants flash attention 3: .*flash_attn_interface") as it:
+        small_model().use_attention(table)
+    assert "flash_attn_3" in str(it.value.hint)
+    monkeypatch.delattr(torch.nn.attention, place)
+    with pytest.raises(ConfigError, match="this torch has no place for it"):
+        small_model().use_attention(table)
+    with pytest.raises(ConfigError, match="flash 'FA9' is not one of FA2, FA3"):
+        read_table(written(tmp_path / "table.json", {**GOOD, "flash": "FA9"}))
+
+
+def test_a_table_without_the_word_takes_what_torch_has() -> None:
+    assert Table().flash == "FA2"

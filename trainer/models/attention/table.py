@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import ConfigError
+from trainer.models.attention import flash3
 
 KERNELS: dict[str, tuple[str, ...]] = {
     "spatial": ("flash", "efficient", "cudnn", "math"),
@@ -33,6 +34,7 @@ class Table:
     spatial: Rows = ((None, "flash"),)
     temporal: Rows = ((128, "frames"), (None, "flash"))
     text: Rows = ((None, "varlen"),)
+    flash: str = "FA2"  # what flash and varlen are; FA3 is `attention.flash3`
 
     def choose(self, kind: str, keys: int) -> str:
         """The kernel for `keys` keys: that of the last row, when the table ends before."""
@@ -49,7 +51,12 @@ def read_table(path: str | Path) -> Table:
         raise ConfigError(f"attention_table {path} cannot be read: {error}", hint=hint) from None
     if not isinstance(data, Mapping):
         raise ConfigError(f"attention_table {path} holds no table")
-    return Table(**{kind: _rows(data.get(kind), kind, path) for kind in KERNELS})
+    flash = data.get("flash", "FA2")
+    if flash not in flash3.NAMES:
+        known = ", ".join(flash3.NAMES)
+        raise ConfigError(f"attention_table {path}: flash {flash!r} is not one of {known}")
+    rows = {kind: _rows(data.get(kind), kind, path) for kind in KERNELS}
+    return Table(**rows, flash=flash)
 
 
 def _rows(data: Any, kind: str, path: str | Path) -> Rows:
