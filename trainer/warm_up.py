@@ -31,13 +31,16 @@ Shape = tuple[int, Size]  # batch, and size of a latent
 _LARGE = 2**31  # elements: a program for tensors of more counts in 64 bits
 
 
-def worth_warming(shapes: Iterable[Shape], compiled: bool, widest: int) -> list[Shape]:
+def worth_warming(
+    shapes: Iterable[Shape], compiled: bool, widest: int, patch: Size = (1, 2, 2)
+) -> list[Shape]:
     """Those for which a program may be made, small ones first; `widest` is the largest number of
     values of a token.
 
     Our kernels are made for a number of frames. So are compiled programs, and for batches of one
-    clip and of more, and for large tensors: the first shape of a kind makes programs for itself
-    alone, the second for all sizes, and the largest is there in case that they are not.
+    clip and of more, for large tensors, and for an even number of places or an odd one: the first
+    shape of a kind makes programs for itself alone, the second for all sizes, and the largest is
+    there in case that they are not.
     """
     kinds: dict[tuple[int, ...], list[Shape]] = {}
     for batch, (frames, height, width) in sorted(set(shapes), key=_volume):
@@ -45,12 +48,21 @@ def worth_warming(shapes: Iterable[Shape], compiled: bool, widest: int) -> list[
         is_large = _volume(shape) * widest >= _LARGE
         kind = (frames, batch == 1, is_large) if compiled else (frames,)
         kinds.setdefault(kind, []).append(shape)
-    found = {
-        shape: None
-        for kind in kinds.values()
-        for shape in (*kind[: 2 if compiled else 1], kind[-1])
-    }
+
+    def first(kind: list[Shape]) -> list[Shape]:
+        if not compiled:
+            return kind[:1]
+        odd = [shape for shape in kind if _places(shape, patch) % 2]
+        even = [shape for shape in kind if not _places(shape, patch) % 2]
+        return odd[:2] + even[:2]
+
+    found = {shape: None for kind in kinds.values() for shape in (*first(kind), kind[-1])}
     return sorted(found, key=_volume)
+
+
+def _places(shape: Shape, patch: Size) -> int:
+    _, (_, height, width) = shape
+    return -(-height // patch[1]) * -(-width // patch[2])
 
 
 def _volume(shape: Shape) -> int:
@@ -102,17 +114,15 @@ class WarmUp:
 
         `show` gets the shapes done and their number. Raises what a pass over such a batch raises.
         """
-        present = {
-            (
-                bucket.batch_size,
-                self._latent_size((bucket.frames, bucket.height, bucket.width)),
-            ): bucket
-            for bucket in buckets
-        }
+        present, setting = {}, self._model.grad_checkpoint
+        for bucket in buckets:
+            latent = self._latent_size((bucket.frames, bucket.height, bucket.width))
+            for part in setting.spans(bucket.batch_size, latent):  # what passes at once
+                present[part.stop - part.start, latent] = bucket
         self._known |= present
         patch, config = self._model.config.patch_size, self._model.config
         widest = int(config.hidden_size * max(3, config.mlp_ratio)) // math.prod(patch)
-        wanted = worth_warming(self._known, self._compiled, widest)
+        wanted = worth_warming(self._known, self._compiled, widest, patch)
         shapes = [shape for shape in wanted if shape not in self._done]
         if not shapes:
             return None

@@ -96,7 +96,7 @@ def test_few_shapes_of_a_stage_are_warmed_up(number: int, compiled: bool) -> Non
 def test_smallest_next_and_largest_of_a_kind_are_warmed_up() -> None:
     from trainer.warm_up import worth_warming
 
-    pictures = [(3, (1, 4, side)) for side in (4, 5, 6, 7)]
+    pictures = [(3, (1, 4, side)) for side in (4, 8, 12, 16)]
     large = [(40, (1, 1000, side)) for side in (1000, 1001, 1002, 1003)]
     clips = [(1, (15, 4, 4)), (2, (15, 4, 4)), (2, (15, 4, 4))]
     first, second, _, last = pictures
@@ -107,6 +107,11 @@ def test_smallest_next_and_largest_of_a_kind_are_warmed_up() -> None:
     assert worth_warming(clips, True, 8) == clips[:2]
     assert worth_warming(clips, False, 8) == clips[:2]
     assert worth_warming(clips[:1], False, 8) == clips[:1]
+    # of 1080p's pictures, places in odd numbers: 8083 made a program for itself, 8085 a late one
+    odd = [(3, (1, 2, side)) for side in (18, 22, 26, 30)]
+    assert worth_warming(pictures + odd, True, 8) == sorted(
+        [first, second, last, *odd[:2]], key=lambda shape: shape[1][1] * shape[1][2]
+    )
 
 
 # Of batch, frames, height, width. To trace a program takes a second: a batch of one clip makes four more.

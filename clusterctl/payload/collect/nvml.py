@@ -36,7 +36,9 @@ def ask_nvml():
 def ask_gpu(nv, handle, row):
     def keep(name, function, *args):
         try:
-            row[name] = function(*args)
+            value = function(*args)
+            # As nvidia-ml-py gives the GSP's version; one in the row would be no JSON.
+            row[name] = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
         except (nv.NVMLError, AttributeError, TypeError, ValueError) as error:
             row[name] = {"error": str(error)}
         return row[name]

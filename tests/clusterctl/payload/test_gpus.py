@@ -57,6 +57,16 @@ def test_an_older_driver_is_asked_in_its_own_way(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+def test_version_of_the_gsp_firmware_comes_as_bytes_and_is_text(tmp_path: Path) -> None:
+    """nvidia-ml-py leaves it undecoded; as no JSON, it cost the whole answer of NVML."""
+    nvml_library.build(tmp_path, healthy=1)
+    env = tools_only(tmp_path / "bin", **{"nvidia-smi": "exit 1"}, cat='exec /bin/cat "$@"')
+    (only,) = census({**env, "LD_LIBRARY_PATH": str(tmp_path)}).gpus.gpus
+    assert isinstance(only.health, GpuHealth)
+    assert only.health.gsp == "580.65.06"
+
+
+@pytest.mark.long
 def test_topology_is_asked_for_beside_nvml_and_nothing_else_is(tmp_path: Path) -> None:
     found = gpus(tmp_path, asked_for_topology(tmp_path))
     assert not isinstance(found.pairs, Unknown)

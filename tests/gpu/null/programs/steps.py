@@ -11,8 +11,10 @@ import argparse
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 
 from tests.gpu.null import counters
@@ -21,6 +23,7 @@ from tests.gpu.null.programs.compilers import Compilers
 from tests.gpu.null.programs.training import assembled, batch_of, bucket_of, buckets, leave, lines
 from trainer import fits
 from trainer.bench.shapes import Shape
+from trainer.data.plan.buckets import Bucket
 from trainer.step import Run, step
 
 
@@ -39,6 +42,7 @@ def main() -> None:
     chosen = {
         name: shape for name, shape in lines().items() if "all" in wanted or shape.name in wanted
     }
+    fit(run, [bucket_of(shape) for shape in chosen.values()])
     found["steps"] = {name: steps(run, shape, made) for name, shape in chosen.items()}
     found["devices"], found["refusal"] = counters.own().devices_used(), counters.own().refusal
     leave(args.out, found)
@@ -76,6 +80,22 @@ def every_shape(run: Run, made: Compilers) -> dict[str, Any]:
     return {"shapes": len(shapes), "late": late, **made.since(begin)}
 
 
+def fit(run: Run, cells: list[Bucket]) -> None:
+    """What the run decides before its first step, for these buckets."""
+    numbers = np.arange(len(cells))
+    known = SimpleNamespace(cells=cells, reachable=lambda manifest, interval: (numbers, numbers))
+    plan: Any = SimpleNamespace(buckets=known, manifest=None, frame_interval=1)
+    fits.fit_buckets(run.config, run.engine, run.parts, plan, run.journal)
+
+
+def predicted(run: Run, bucket: Bucket) -> int:
+    """Bytes of a step as it was decided."""
+    setting, latent = run.parts.model.grad_checkpoint, fits.latent_of(run.parts, bucket)
+    clips = min(bucket.batch_size, setting.at_once.get(latent, bucket.batch_size))
+    rank = fits._rank(run.config, run.engine, run.parts)
+    return rank.bytes(bucket, clips, setting.at_least.get(latent, 0))
+
+
 def steps(run: Run, shape: Shape, made: Compilers) -> dict[str, Any]:
     """The second of two steps of a line: what it launches, waits for and holds."""
     run.step = 1  # both are no steps whose weights are measured, which launch more
@@ -87,12 +107,11 @@ def steps(run: Run, shape: Shape, made: Compilers) -> dict[str, Any]:
     begin = time.perf_counter()
     step(run, iter([batch]))
     own, seconds = counters.own(), time.perf_counter() - begin
-    rank = fits._rank(run.config, run.engine, run.parts)
     return {
         "launches": own.launches,
         "waits": own.waits,
         "peak_bytes": torch.cuda.max_memory_allocated(),
-        "predicted_bytes": rank.bytes(bucket_of(shape), shape.batch_size, 0),
+        "predicted_bytes": predicted(run, bucket_of(shape)),
         "host_s": seconds,
         "kernels": by_kind(counters.kernels()),
         **made.since(before),
