@@ -38,11 +38,11 @@ def first(options: Options) -> list[Phase]:
         Phase(7, "engines", train.engines, (), 100.0, 15.0),
         _bench(8, "360p:51", "360p:51", warmup=3, steps=5, limit_s=60.0),
         Phase(9, "360p:51 profile", steps.profile, ("360p:51",), 40.0, 10.0),
-        Phase(10, "360p:51 one clip", steps.one_by_one, ("360p:51",), 50.0, 10.0),
+        _bench(10, "360p:51 all recomputed", "360p:51", *steps.ALL, limit_s=50.0),
         _bench(11, "360p:102", "360p:102", limit_s=40.0),
         _bench(11, "144p:1", "144p:1", limit_s=40.0),
-        _bench(12, "360p:51 compiled", "360p:51", *steps.COMPILED, limit_s=90.0),
-        _bench(12, "360p:51 eager", "360p:51", *steps.EAGER, limit_s=40.0),
+        _bench(12, "360p:51 compiled", "360p:51", *steps.ALL, *steps.COMPILED, limit_s=90.0),
+        _bench(12, "360p:51 eager", "360p:51", *steps.ALL, *steps.EAGER, limit_s=40.0),
         _bench(12, "360p:51 lambda", "360p:51", path="lambda", limit_s=40.0),
         _bench(12, "360p:51 plain", "360p:51", path="plain", limit_s=40.0),
         *(
@@ -66,7 +66,7 @@ def first(options: Options) -> list[Phase]:
 
 def more(options: Options) -> list[Phase]:
     """For the time that the first call leaves."""
-    kept = ("--grad-checkpoint", steps.NOTHING, *steps.COMPILED)
+    kept = (*steps.NOTHING, *steps.COMPILED)
     return [
         _bench(17, "720p:1", "720p:1", limit_s=40.0),
         _bench(17, "1024:1", "1024:1", limit_s=40.0),

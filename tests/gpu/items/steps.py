@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 from tests.gpu.run import Figures, Options
 
 if TYPE_CHECKING:
-    from trainer.bench.trial import Measured, Spec
+    from trainer.bench.trial import Spec
 
 SHARDS = 192  # ranks of the recipe, which share the optimizer's state
-ALL, NOTHING = "all", "off"  # what is recomputed
-# How blocks run. The recipe: by our kernels on a GPU; compiled where those are not.
+ALL, NOTHING = ("--grad-checkpoint", "all"), ("--grad-checkpoint", "off")  # what is recomputed
+# The recipe: blocks by our kernels on a GPU, compiled where those are not; a microbatch in as few
+# parts as fit with nothing recomputed.
 RECIPE: tuple[str, ...] = ("--fused-blocks", "true", "--compile", "true")
+RECIPE += ("--grad-checkpoint", "auto")
 COMPILED = ("--fused-blocks", "false", "--compile", "true")
 EAGER = ("--fused-blocks", "false", "--compile", "false")
 TINY = "16px:8"
@@ -40,13 +42,13 @@ def bench(
         torch._functorch.config.activation_memory_budget = activation_budget
     spec = trial_spec(options, bucket, words, path=path, batch=batch, warmup=warmup, steps=steps)
     is_predicted = activation_budget is None
-    return _measured(options, figures, spec, " ".join(words), is_predicted)[1]
+    return _measured(options, figures, spec, " ".join(words), is_predicted)
 
 
 def _measured(
-    options: Options, figures: Figures, spec: Spec, words: str, is_predicted: bool = True
-) -> tuple[Measured, str]:
-    """The trial and its headline."""
+    options: Options, figures: Figures, spec: Spec, words: str, is_predicted: bool
+) -> str:
+    """The trial's figures; returns its headline."""
     import torch
 
     from trainer.bench.rows import rates
@@ -91,21 +93,7 @@ def _measured(
         text += f" (predicted {memory['predicted_bytes'] / 1e9:.1f})"
     if "reserved_bytes" in memory:
         text += f", reserved {memory['reserved_bytes'] / 1e9:.1f}"
-    return measured, f"{text}  first {measured.first_s:.1f} s"
-
-
-def one_by_one(options: Options, figures: Figures, bucket: str, *words: str) -> str:
-    """One clip at a time, nothing recomputed: what the bucket's clips would take one after another.
-
-    An optimizer's step comes once for all of them.
-    """
-    whole = trial_spec(options, bucket, words).shape.batch_size
-    words = ("--grad-checkpoint", NOTHING, *words)
-    spec = trial_spec(options, bucket, words, batch=1)
-    step, headline = _measured(options, figures, spec, " ".join(words))
-    all_s = whole * (step.forward_s + step.backward_s) + step.optimizer_s
-    figures.add(f"{whole} clips", step_s=all_s, clips=whole)
-    return f"{whole} clips = {all_s:.3f} s; one: {headline}"
+    return f"{text}  first {measured.first_s:.1f} s"
 
 
 def profile(options: Options, figures: Figures, bucket: str, *words: str) -> str:
@@ -166,7 +154,7 @@ def trial_spec(
     from trainer.bench.trial import Spec
     from trainer.config import load as configuration
 
-    words = ("--grad-checkpoint", ALL, *RECIPE, *words)
+    words = (*RECIPE, *words)
     config = configuration.load("demo" if options.tiny else "stage1", list(words))
     (shape,) = shapes_of(config, (TINY if options.tiny else bucket,))
     if batch is not None or options.tiny:
