@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,11 @@ def modules(package: str) -> list[str]:
     # in a CPU build of torch.
     apart = ("clusterctl.payload.torch_tests.rank", "trainer.configs.")
     if importlib.util.find_spec("triton") is None:
-        apart += ("trainer.models.attention.frames_kernels",)
+        return [name for name in _importable(names, apart) if not name.endswith("_kernels")]
+    return _importable(names, apart)
+
+
+def _importable(names: Iterable[str], apart: tuple[str, ...]) -> list[str]:
     return [name.removesuffix(".__init__") for name in names if not name.startswith(apart)]
 
 
