@@ -195,7 +195,8 @@ def _parts(
     encoders = (NoVAE(features), NoText(features)) if features is not None else None
     dtype = NETWORK_DTYPES[config.dtype]
     device = engine.device.type
-    parts = build_parts(config, run_dir, dtype, device, empty=has_weights, encoders=encoders)
+    how: dict[str, Any] = {"empty": has_weights, "encoders": encoders, "in_fp8": config.fp8_linears}
+    parts = build_parts(config, run_dir, dtype, device, **how)
     parts.text.to(engine.device)
     parts.vae.to(engine.device)
     if source is not None:
@@ -206,7 +207,10 @@ def _parts(
 def _how_blocks_run(model: STDiT3, compiled: bool) -> list[str]:
     count = 2 * model.config.depth
     if model.fused:
-        return [f"{count} blocks run on kernels of our own (fused_blocks)"]
+        more = ", large products in fp8 (fp8_linears)" if model.in_fp8 else ""
+        return [f"{count} blocks run on kernels of our own (fused_blocks){more}"]
+    if model.in_fp8:
+        return [f"large products of {count} blocks round to fp8, computed in fp32 (fp8_linears)"]
     return [f"{count} blocks are compiled; embedders and last layer not"] if compiled else []
 
 

@@ -58,9 +58,11 @@ def build_parts(
     *,
     empty: bool = False,
     encoders: tuple[Any, Any] | None = None,
+    in_fp8: bool = False,
 ) -> Parts:
     """All parts, for a device ("cuda", "cpu"); `dtype` is that of VAE and text encoder, and of the
-    model when it computes. Raises ConfigError, CheckpointError.
+    model when it computes; `in_fp8`: but for its blocks' large products, in training. Raises
+    ConfigError, CheckpointError, EngineError.
 
     With `empty` the model is on the meta device until its weights are loaded: making 1.2 billion
     random numbers takes 16 CPU seconds. `encoders` are those of a feature cache.
@@ -80,7 +82,7 @@ def build_parts(
     model.use_positions(config.positions)
     if config.attention_table is not None:
         model.use_attention(read_table(config.attention_table))
-    ways = {"fused": config.fused_blocks, "compiled": config.compile}
+    ways = {"fused": config.fused_blocks, "compiled": config.compile, "in_fp8": in_fp8}
     model.run_blocks_by(device, dtype.itemsize, **ways)
     masks = build_masks(config.mask_ratios)
     return Parts(vae, text, build_flow(config.scheduler), model, masks)

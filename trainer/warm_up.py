@@ -165,6 +165,7 @@ class WarmUp:
         twin.use_positions(model.positions)
         twin.use_attention(model.table)
         twin.use_fused(model.fused)
+        twin.use_fp8(model.in_fp8)
         if self._compiled:
             twin.compile_blocks()
         return self._engine.twin(twin.train())

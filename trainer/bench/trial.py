@@ -141,6 +141,7 @@ class Trainee:
                 self.model.use_attention(read_table(config.attention_table))
             self.model.enable_grad_checkpoint(config.grad_checkpoint, config.offload_activations)
             ways = {"fused": config.fused_blocks, "compiled": config.compile}
+            ways["in_fp8"] = config.fp8_linears
             self.model.run_blocks_by(device.type, dtype.itemsize, **ways, backend=spec.backend)
             if self.model.grad_checkpoint.automatic:
                 self._pass_what_fits(spec)

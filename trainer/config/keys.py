@@ -204,6 +204,8 @@ class Config(Section):
     grad_checkpoint: bool | int | str = False  # recompute: off, all, every 2, or keep "24000 MB"
     offload_activations: bool = False  # what the backward pass keeps waits in host memory
     fused_blocks: bool = True  # our kernels between a block's products: on GPUs, in bf16
+    # the blocks' large products in fp8; on GPUs from compute capability 8.9, on a CPU simulated
+    fp8_linears: bool = False
     compile: bool = False  # torch.compile of each block where our kernels are not
     positions: str = choice("fp32-exact", "bf16-compat")  # bf16-compat: as in Open-Sora's runs
     deterministic: bool = False  # the same bits in every run on a GPU; slower backward passes

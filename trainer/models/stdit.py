@@ -23,6 +23,7 @@ from trainer.models.activation_checkpointing import GradCheckpoint, block_bytes
 from trainer.models.attention import flash3
 from trainer.models.attention.calls import Packed, pack, packs_text
 from trainer.models.attention.table import Table
+from trainer.models.block import fp8
 from trainer.models.block.rows import fits
 from trainer.models.block.stdit_block import STDiT3Block
 from trainer.models.compiling import around_recomputed, compile_each, keep_kernels_private, on_views
@@ -77,6 +78,7 @@ class STDiT3(nn.Module):
         width, patch = config.hidden_size, config.patch_size
         self.grad_checkpoint, self.offload = GradCheckpoint(), False
         self.positions, self.fused = positions.EXACT, True
+        self.in_fp8 = False
         self._head_width = width // config.num_heads
         self.rope = positions.RotaryFrequencies(self._head_width)
         self.x_embedder = layers.PatchEmbed(patch, config.in_channels, width)
@@ -136,6 +138,12 @@ class STDiT3(nn.Module):
         for block in self.blocks():
             block.fused = fused
 
+    def use_fp8(self, in_fp8: bool) -> None:
+        """Whether the blocks' large products are of fp8 matrices (`models.block.fp8`)."""
+        self.in_fp8 = in_fp8
+        for block in self.blocks():
+            block.in_fp8 = in_fp8
+
     def compile_blocks(self, backend: Any = "inductor") -> None:
         """See `compile_each`. The 248 shapes of stage 1 need 12 programs."""
         self.use_fused(False)
@@ -148,14 +156,20 @@ class STDiT3(nn.Module):
         *,
         fused: bool = True,
         compiled: bool = False,
+        in_fp8: bool = False,
         backend: Any = "inductor",
     ) -> None:
-        """Our kernels where they take values of `itemsize` bytes, else torch.compile, if wanted."""
+        """Our kernels where they take values of `itemsize` bytes, else torch.compile, if wanted;
+        with `in_fp8` on a CPU by our kernels' formulas. Raises ConfigError, EngineError."""
         width = self.config.hidden_size
         self.use_fused(fused and fits(device, itemsize, width, self._head_width))
+        if in_fp8:
+            widths = width, int(width * self.config.mlp_ratio)
+            fp8.require(device, itemsize, widths, ours=self.fused)
+        self.use_fp8(in_fp8)
         if self.fused:
             keep_kernels_private()
-        elif compiled:
+        elif compiled and not in_fp8:
             self.compile_blocks(backend)
 
     def blocks(self) -> list[STDiT3Block]:

@@ -57,3 +57,11 @@ def test_compile_reaches_every_block(folder: Path, monkeypatch: pytest.MonkeyPat
     assert seen[1:] == ["inductor"] * 2
     parts(folder)
     assert len(seen) == 3
+
+
+def test_products_in_fp8_are_of_training(folder: Path) -> None:
+    """Sampling and evaluation of its weights run in the working precision, on any machine."""
+    words = ["--fp8-linears", "--model.num-heads", "2"]
+    assert not parts(folder, *words).model.in_fp8
+    config = load("demo", [*TINY, *words])
+    assert build_parts(config, folder, in_fp8=config.fp8_linears).model.in_fp8

@@ -2,7 +2,7 @@
 
 Between two matrix products stands one pass over memory (`block.rows`). A tensor that goes on beside
 a branch passes through its function, so that its gradient is added where the branch's is made: by a
-kernel that reads it anyway, or by the product itself.
+kernel that reads it anyway, or by the product itself. `in_fp8` is for `block.products`.
 
 Kept for the backward pass, in widths of a token: the input and the output of attention and their
 product (3), text's input and output (2), the input of the MLP and of its norm (1), its hidden
@@ -14,11 +14,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from trainer.models.block import epilogues, rows
+from trainer.models.block import products, rows
 
 # R rows · G modulations · D width · C width of a product's output · N heads · E width of a head
 Grad = Tensor | None
@@ -29,23 +28,30 @@ class NormLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x_RD: Tensor, shift_GD: Tensor, scale_GD: Tensor, weight: Tensor, bias: Tensor
+        ctx: Any,
+        x_RD: Tensor,
+        shift_GD: Tensor,
+        scale_GD: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        in_fp8: bool,
     ) -> tuple[Tensor, Tensor]:
-        _, normed = rows.norm_modulate(x_RD, shift_GD, scale_GD)
+        _, normed = rows.norm_modulate(x_RD, shift_GD, scale_GD, None, in_fp8)
         ctx.save_for_backward(x_RD, shift_GD, scale_GD, weight)
-        return F.linear(normed, weight, bias), x_RD.view_as(x_RD)
+        ctx.in_fp8 = in_fp8
+        return products.linear(normed, weight, bias), x_RD.view_as(x_RD)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Grad, ...]:
         d_out, d_x = grads
         x, shift, scale, weight = ctx.saved_tensors
-        d_normed = d_out @ weight
+        d_normed = products.input_gradient(d_out, weight, ctx.in_fp8)
         d_x, normed, d_shift, d_scale, _ = rows.norm_modulate_backward(
             x, d_normed, d_x, shift, scale
         )
         d_weight, d_bias = _of_linear(ctx.needs_input_grad[3], d_out, normed)
-        return d_x, d_shift, d_scale, d_weight, d_bias
+        return d_x, d_shift, d_scale, d_weight, d_bias, None
 
 
 class HeadNorm(torch.autograd.Function):
@@ -105,10 +111,17 @@ class GatedResidual(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x_RD: Tensor, branch_RD: Tensor, gate_GD: Tensor, weight: Tensor, bias: Tensor
+        ctx: Any,
+        x_RD: Tensor,
+        branch_RD: Tensor,
+        gate_GD: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        in_fp8: bool,
     ) -> Tensor:
-        made = F.linear(branch_RD, weight, bias)
+        made = products.linear(products.operand(branch_RD, in_fp8), weight, bias)
         ctx.save_for_backward(branch_RD, made, gate_GD, weight)
+        ctx.in_fp8 = in_fp8
         return rows.add_gated(x_RD, made, gate_GD)
 
     @staticmethod
@@ -118,16 +131,21 @@ class GatedResidual(torch.autograd.Function):
         branch, made, gate, weight = ctx.saved_tensors
         d_made, d_gate, d_bias = rows.add_gated_backward(d_out, made, gate)
         d_weight = d_made.mT @ branch if ctx.needs_input_grad[3] else None
-        return d_out, d_made @ weight, d_gate, d_weight, d_bias
+        d_branch = products.input_gradient(d_made, weight, ctx.in_fp8)
+        return d_out, d_branch, d_gate, d_weight, d_bias, None
 
 
 class PassingLinear(torch.autograd.Function):
     """linear(x) [R, C], and x."""
 
     @staticmethod
-    def forward(ctx: Any, x_RD: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, x_RD: Tensor, weight: Tensor, bias: Tensor, in_fp8: bool
+    ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(x_RD, weight)
-        return F.linear(x_RD, weight, bias), x_RD.view_as(x_RD)
+        ctx.in_fp8 = in_fp8
+        out = products.linear(products.operand(x_RD, in_fp8), weight, bias)
+        return out, x_RD.view_as(x_RD)
 
     @staticmethod
     @once_differentiable
@@ -135,7 +153,7 @@ class PassingLinear(torch.autograd.Function):
         d_out, d_x = grads
         x, weight = ctx.saved_tensors
         own = _of_linear(ctx.needs_input_grad[1], d_out, x)
-        return torch.addmm(d_x, d_out, weight), *own
+        return products.input_gradient(d_out, weight, ctx.in_fp8, d_x), *own, None
 
 
 class TextThenMlp(torch.autograd.Function):
@@ -155,13 +173,15 @@ class TextThenMlp(torch.autograd.Function):
         bias_1: Tensor,
         weight_2: Tensor,
         bias_2: Tensor,
+        in_fp8: bool,
     ) -> Tensor:
-        added = F.linear(text_RD, text_weight, text_bias)
-        y, normed = rows.norm_modulate(x_RD, shift_GD, scale_GD, added)
-        active, hidden = epilogues.gelu_linear(normed, weight_1, bias_1)
+        added = products.linear(products.operand(text_RD, in_fp8), text_weight, text_bias)
+        y, normed = rows.norm_modulate(x_RD, shift_GD, scale_GD, added, in_fp8)
+        active, hidden = products.gelu_linear(normed, weight_1, bias_1)
         del added, normed
-        made = F.linear(active, weight_2, bias_2)
+        made = products.linear(active, weight_2, bias_2)
         del active
+        ctx.in_fp8 = in_fp8
         ctx.save_for_backward(
             text_RD, y, hidden, made, shift_GD, scale_GD, gate_GD, text_weight, weight_1, weight_2
         )
@@ -175,23 +195,24 @@ class TextThenMlp(torch.autograd.Function):
             ctx.saved_tensors
         )
         d_made, d_gate, d_bias_2 = rows.add_gated_backward(d_out, made, gate)
-        d_hidden, active, d_bias_1 = epilogues.gelu_backward(d_made, weight_2, hidden)
+        d_hidden, active, d_bias_1 = products.gelu_backward(d_made, weight_2, hidden, ctx.in_fp8)
         learns = ctx.needs_input_grad[7]
         d_weight_2 = d_made.mT @ active if learns else None
         del d_made, active
         d_y, normed, d_shift, d_scale, d_text_bias = rows.norm_modulate_backward(
-            y, d_hidden @ weight_1, d_out, shift, scale
+            y, products.input_gradient(d_hidden, weight_1, ctx.in_fp8), d_out, shift, scale
         )
         d_weight_1, d_text_weight = (
             d.mT @ x if learns else None for d, x in ((d_hidden, normed), (d_y, text))
         )
         d_linears = (d_text_weight, d_text_bias, d_weight_1, d_bias_1, d_weight_2, d_bias_2)
-        return d_y, d_y @ text_weight, d_shift, d_scale, d_gate, *d_linears
+        d_text = products.input_gradient(d_y, text_weight, ctx.in_fp8)
+        return d_y, d_text, d_shift, d_scale, d_gate, *d_linears, None
 
 
 def _of_linear(learns: bool, d_out_RC: Tensor, x_RD: Tensor) -> tuple[Grad, Grad]:
     """Gradients of weight [C, D] and bias [C]."""
-    return epilogues.weight_gradient(d_out_RC, x_RD) if learns else (None, None)
+    return products.weight_gradient(d_out_RC, x_RD) if learns else (None, None)
 
 
 def _pair(first: Tensor | None, second: Tensor | None) -> tuple[Tensor, Tensor] | None:

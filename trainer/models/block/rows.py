@@ -18,6 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trainer.models.attention.frames import IS_INTERPRETED
+from trainer.models.block import fp8
+from trainer.models.block.fp8 import Scaled
 from trainer.models.fused import NORM_EPS, wide
 
 # R rows · G modulations · D width · N heads · E width of a head
@@ -50,15 +52,29 @@ def _kernels() -> Any:
 
 
 def norm_modulate(
-    x_RD: Tensor, shift_GD: Tensor, scale_GD: Tensor, branch_RD: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """x + branch (x itself without one), and its layer norm * (1 + scale) + shift, each [R, D]."""
+    x_RD: Tensor,
+    shift_GD: Tensor,
+    scale_GD: Tensor,
+    branch_RD: Tensor | None = None,
+    in_fp8: bool = False,
+) -> tuple[Tensor, Tensor | Scaled]:
+    """x + branch (x itself without one), and its layer norm * (1 + scale) + shift, each [R, D];
+    the second one in fp8 if wanted."""
     if has_kernels(x_RD):
-        return _kernels().norm_modulate(x_RD, shift_GD, scale_GD, branch_RD)
+        return _kernels().norm_modulate(x_RD, shift_GD, scale_GD, branch_RD, in_fp8)
     total = x_RD if branch_RD is None else x_RD + branch_RD
     normal, _ = _normal(_wide(total))
     out = normal * _each(1 + _wide(scale_GD), x_RD) + _each(_wide(shift_GD), x_RD)
-    return total, out.to(x_RD.dtype)
+    return total, fp8.scaled(out, fp8.E4M3) if in_fp8 else out.to(x_RD.dtype)
+
+
+def scaled(x_RK: Tensor, dtype: torch.dtype, gelu: bool = False) -> Scaled:
+    """Rows, or their GELU in the tanh form, in that format of fp8, each with its scale."""
+    if has_kernels(x_RK[:, :1]):
+        from trainer.models.block import fp8_kernels
+
+        return fp8_kernels.scaled(x_RK, dtype, gelu)
+    return fp8.scaled(F.gelu(_wide(x_RK), approximate="tanh") if gelu else x_RK, dtype)
 
 
 def norm_modulate_backward(

@@ -14,6 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 from trainer.models.attention.sums_kernels import added_up
+from trainer.models.block import fp8
+from trainer.models.block.fp8_kernels import put_scaled
 from trainer.models.fused import NORM_EPS
 
 CHUNK = 32  # rows: 3,450 programs at 360p:51, and sums of 1/16 of a tensor's bytes
@@ -46,6 +48,7 @@ def _norm_modulate(
     scale_ptr,
     sum_ptr,
     out_ptr,
+    scales_ptr,
     shift_stride,
     scale_stride,
     rows,
@@ -53,6 +56,7 @@ def _norm_modulate(
     WIDTH: tl.constexpr,
     COLUMNS: tl.constexpr,
     ADDS: tl.constexpr,
+    LARGEST: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     group = row // rows
@@ -66,7 +70,11 @@ def _norm_modulate(
     normal, _ = _normal(x, mask, WIDTH, eps)
     scale = _row(scale_ptr, group * scale_stride, column, mask)
     shift = _row(shift_ptr, group * shift_stride, column, mask)
-    _put(out_ptr, row * WIDTH, column, mask, normal * (1.0 + scale) + shift)
+    out = normal * (1.0 + scale) + shift
+    if LARGEST > 0:  # of fp8
+        put_scaled(out, mask, column, row, out_ptr, scales_ptr, WIDTH, LARGEST)
+    else:
+        _put(out_ptr, row * WIDTH, column, mask, out)
 
 
 @triton.jit(do_not_specialize=["rows", "chunks"])
@@ -304,10 +312,11 @@ def _head_norm_backward(
 
 
 def norm_modulate(
-    x_RD: Tensor, shift_GD: Tensor, scale_GD: Tensor, branch_RD: Tensor | None
-) -> tuple[Tensor, Tensor]:
+    x_RD: Tensor, shift_GD: Tensor, scale_GD: Tensor, branch_RD: Tensor | None, in_fp8: bool
+) -> tuple[Tensor, Tensor | fp8.Scaled]:
     rows, width = x_RD.shape
-    out = torch.empty_like(x_RD)
+    out = torch.empty_like(x_RD, dtype=fp8.E4M3 if in_fp8 else None)
+    scales = _fp32(x_RD, rows, 1) if in_fp8 else out
     total = x_RD if branch_RD is None else torch.empty_like(x_RD)
     with torch.cuda.device_of(x_RD):
         _norm_modulate[(rows,)](
@@ -317,15 +326,17 @@ def norm_modulate(
             scale_GD,
             total,
             out,
+            scales,
             shift_GD.stride(0),
             scale_GD.stride(0),
             rows // len(scale_GD),
             NORM_EPS,
             WIDTH=width,
             ADDS=branch_RD is not None,
+            LARGEST=fp8.largest(fp8.E4M3) if in_fp8 else 0,
             **_across(width),
         )
-    return total, out
+    return total, fp8.Scaled(out, scales) if in_fp8 else out
 
 
 def norm_modulate_backward(

@@ -1,7 +1,7 @@
 """A block of STDiT3: attention (within or across frames), then text, then MLP.
 
-In half precision on a GPU its parts run by `block.branches`, elsewhere by torch's operations, which
-torch.compile may put together.
+In half precision on a GPU, and anywhere with products in fp8, its parts run by `block.branches`;
+elsewhere by torch's operations, which torch.compile may put together.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ class STDiT3Block(nn.Module):
         width = config.hidden_size
         self.temporal, self.drop_probability = temporal, drop_probability
         self.fused = True  # kernels of `block`, where they run
+        self.in_fp8 = False  # its large products
         self.attn = layers.SelfAttention(width, config.num_heads, config.qk_norm)
         self.cross_attn = layers.CrossAttention(width, config.num_heads)
         self.mlp = layers.Mlp(width, int(width * config.mlp_ratio), width)
@@ -42,7 +43,7 @@ class STDiT3Block(nn.Module):
         rotation: Rotation | None,
     ) -> Tensor:
         table_BF6D = self.scale_shift_table + t_BF6D
-        if self.fused and is_usable(x_BTSD, self.attn.heads):
+        if self.in_fp8 or (self.fused and is_usable(x_BTSD, self.attn.heads)):
             return run_fused(self, x_BTSD, y, real, table_BF6D, rotation)
         shift, scale, gate, shift_mlp, scale_mlp, gate_mlp = table_BF6D.unsqueeze(-2).unbind(
             2
@@ -81,17 +82,18 @@ def run_fused(
     gates = [block.kept(each).flatten(0, 1) for each in (gate, of_mlp.pop())]
     shift, scale, *of_mlp = (each.flatten(0, 1) for each in (shift, scale, *of_mlp))
     size, x_RD = x_BTSD.shape, x_BTSD.flatten(0, 2)
-    qkv, x_RD = branches.NormLinear.apply(x_RD, shift, scale, *_of(block.attn.qkv))
+    qkv, x_RD = branches.NormLinear.apply(x_RD, shift, scale, *_of(block.attn.qkv), block.in_fp8)
     seen = _attention(block.attn, qkv.view(*size[:3], -1), block.temporal, rotation)
     x_RD = branches.GatedResidual.apply(
-        x_RD, seen.reshape(x_RD.shape), gates[0], *_of(block.attn.proj)
+        x_RD, seen.reshape(x_RD.shape), gates[0], *_of(block.attn.proj), block.in_fp8
     )
     text_of = block.cross_attn
-    q_RD, x_RD = branches.PassingLinear.apply(x_RD, *_of(text_of.q_linear))
+    q_RD, x_RD = branches.PassingLinear.apply(x_RD, *_of(text_of.q_linear), block.in_fp8)
     text = text_of.attended(q_RD.view(size), y, real).reshape(x_RD.shape)
     x_RD = branches.TextThenMlp.apply(
         *(x_RD, text, *of_mlp, gates[1]),
         *(part for name in (text_of.proj, block.mlp.fc1, block.mlp.fc2) for part in _of(name)),
+        block.in_fp8,
     )
     # No view for autograd: FSDP2 hooks what a block returns, and warns of views in every run.
     return torch.ops.aten._unsafe_view(x_RD, size)
