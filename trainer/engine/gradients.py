@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -52,8 +53,15 @@ class LocalSums:
         self._parameters = list(parameters)
         self._sums: dict[int, Tensor] = {}  # by the parameter's id
         self._takes = False
+        # Weak: Python's collector does not see hooks, and the parameters would stay for ever.
+        complete = weakref.WeakMethod(self._complete)
+
+        def call(parameter: Tensor) -> None:
+            if (method := complete()) is not None:
+                method(parameter)
+
         for parameter in self._parameters:
-            parameter.register_post_accumulate_grad_hook(self._complete)
+            parameter.register_post_accumulate_grad_hook(call)
 
     @contextmanager
     def taking(self) -> Iterator[None]:
