@@ -70,6 +70,7 @@ def more(options: Options) -> list[Phase]:
     return [
         _bench(17, "720p:1", "720p:1", limit_s=40.0),
         _bench(17, "1024:1", "1024:1", limit_s=40.0),
+        _bench(17, "360p:51 fp8", "360p:51", "--fp8-linears", "true", limit_s=50.0),
         _bench(18, "360p:51 deterministic", "360p:51", "--deterministic", "true", limit_s=50.0),
         _bench(19, "360p:51 a tenth kept", "360p:51", *kept, activation_budget=0.1, limit_s=100.0),
         Phase(20, "save of XL/2", train.save, (), 150.0, 60.0),

@@ -32,3 +32,6 @@ def test_predicted_memory_is_what_a_trial_holds(gpu: Card) -> None:
     assert kernels["nothing recomputed, one clip"]["flash forward"] == 84
     assert kernels["all recomputed"]["_forward"] == kernels["eager"]["_forward"] == 2 * 28
     assert "_norm_modulate" not in kernels["eager"]
+    # Six inputs and six weights forward, again, and backward; a norm rounds two of them itself.
+    assert kernels["fp8"]["_scaled"] == (2 * 10 + 12) * 56
+    assert kernels["fp8"]["products"] == kernels["all recomputed"]["products"]

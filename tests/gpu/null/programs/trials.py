@@ -22,6 +22,7 @@ from trainer.config import load as configuration
 
 ALL, OFF = ("--grad-checkpoint", "all"), ("--grad-checkpoint", "off")
 EAGER = ("--fused-blocks", "false", "--compile", "false")
+FP8 = ("--fp8-linears", "true")
 # Name: bucket, clips (None: the recipe's), words of the config, whether frames are given.
 TRIALS: dict[str, tuple[str, int | None, tuple[str, ...], bool]] = {
     "as much as fits": ("360p:51", None, (), False),
@@ -37,6 +38,7 @@ TRIALS: dict[str, tuple[str, int | None, tuple[str, ...], bool]] = {
     "eager": ("360p:51", 8, (*EAGER, *ALL), False),
     "eager, nothing recomputed": ("240p:51", 1, (*EAGER, *OFF), False),
     "eager, pictures": ("144p:1", None, (*EAGER, *ALL), False),
+    "fp8": ("360p:51", None, (*FP8, *ALL), False),
     "deterministic": ("240p:51", 4, ("--deterministic", "true", *ALL), False),
 }  # fmt: skip
 
