@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from trainer.engine.gradients import clip_in_place
+from trainer.engine.gradients import LocalSums, clip_in_place
 from trainer.engine.listed_adamw import ListedAdamW
 from trainer.optim.norms import square_sum
 
@@ -73,3 +75,13 @@ def test_a_listed_update_is_torch_s_step_bit_by_bit() -> None:
         assert all(torch.equal(left[key], right[key]) for key in left)
     assert [int(listed.state[p]["step"]) for p in ours] == [5, 5, 4, 4]
     listed.update([], [])
+
+
+def test_summed_parameters_can_be_forgotten() -> None:
+    parameter = torch.nn.Parameter(torch.ones(3))
+    sums, gone = LocalSums([parameter]), weakref.ref(parameter)
+    with sums.taking():
+        parameter.sum().backward()
+    del parameter, sums
+    gc.collect()
+    assert gone() is None
