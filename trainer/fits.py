@@ -8,6 +8,7 @@ instead of in its 4,000th step.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -37,6 +38,9 @@ _SHOWN = 6  # buckets of a kind in one line
 # one more pass, whose whole gradients are added up (22 GB of traffic, 8 ms of an H100).
 _RECOMPUTED, _PASS = 0.3, 0.005
 _LEAST_TOKENS = 8192  # of a pass: products over fewer rows do not fill a card
+
+
+Needs = Callable[[int, int], int]  # bytes of a pass, by clips at once and blocks recomputed
 
 
 class Fit(NamedTuple):
@@ -129,49 +133,51 @@ def fitting(rank: Rank, buckets: Iterable[Bucket], limit: int) -> dict[Bucket, F
     Raises OutOfMemory when a bucket takes more than `limit` bytes with all blocks recomputed, under
     "auto" even clip by clip.
     """
-    automatic = rank.parts.model.grad_checkpoint.automatic
+    model = rank.parts.model
+    automatic, every = model.grad_checkpoint.automatic, 2 * model.config.depth
     found, too_large = {}, {}
     for bucket in buckets:
         if rank.bytes(bucket, bucket.batch_size, 0) <= limit:
             continue
-        fit = _cheapest(rank, bucket, limit) if automatic else _whole(rank, bucket, limit)
+        batch, needs = bucket.batch_size, functools.partial(rank.bytes, bucket)
+        if automatic:
+            tokens = math.prod(grid(latent_of(rank.parts, bucket), model.config.patch_size))
+            fit = cheapest(needs, batch, tokens, every, limit)
+        else:
+            fit = whole(needs, batch, every, limit)
         if fit is not None:
             found[bucket] = fit
         else:
-            least = 1 if automatic else bucket.batch_size
-            too_large[bucket] = rank.bytes(bucket, least, 2 * rank.parts.model.config.depth)
+            too_large[bucket] = needs(1 if automatic else batch, every)
     if too_large:
         raise _refused(rank, too_large, limit)
     return found
 
 
-def _whole(rank: Rank, bucket: Bucket, limit: int, clips: int | None = None) -> Fit | None:
-    """`clips` at once, default all, with as few blocks recomputed as must be."""
-    every, count = 2 * rank.parts.model.config.depth, clips or bucket.batch_size
+def whole(needs: Needs, clips: int, every: int, limit: int) -> Fit | None:
+    """`clips` at once, with as few of `every` blocks recomputed as must be."""
 
     def fits(blocks: int) -> bool:
-        return rank.bytes(bucket, count, blocks) <= limit
+        return needs(clips, blocks) <= limit
 
     if fits(0):
-        return Fit(count, 0)
-    return Fit(count, least(fits, every)) if fits(every) else None
+        return Fit(clips, 0)
+    return Fit(clips, least(fits, every)) if fits(every) else None
 
 
-def _cheapest(rank: Rank, bucket: Bucket, limit: int) -> Fit | None:
-    """By the time of what is recomputed, and of passes."""
-    every, batch = 2 * rank.parts.model.config.depth, bucket.batch_size
-    tokens = math.prod(grid(latent_of(rank.parts, bucket), rank.parts.model.config.patch_size))
+def cheapest(needs: Needs, batch: int, tokens: int, every: int, limit: int) -> Fit | None:
+    """By the time of what is recomputed, and of passes; `tokens` are those of a clip."""
     # Fewer clips at once than the most that keep everything, or fill a card, only take longer.
     counts = {1, min(batch, -(-_LEAST_TOKENS // tokens)), batch}
-    if rank.bytes(bucket, 1, 0) <= limit:
-        counts.add(batch - least(lambda less: rank.bytes(bucket, batch - less, 0) <= limit, batch))
-    found = [_whole(rank, bucket, limit, count) for count in counts - {0}]
+    if needs(1, 0) <= limit < needs(batch, 0):
+        counts.add(batch - least(lambda less: needs(batch - less, 0) <= limit, batch - 1))
+    found = [whole(needs, count, every, limit) for count in counts]
     fits = [fit for fit in found if fit is not None]
-    small = [fit for fit in fits if fit.clips * tokens < _LEAST_TOKENS and fit.clips < batch]
 
     def cost(fit: Fit) -> tuple[bool, float]:
-        passes = -(-batch // fit.clips)
-        return fit in small, _PASS * (passes - 1) + _RECOMPUTED * fit.blocks / every
+        passes, is_small = -(-batch // fit.clips), fit.clips * tokens < _LEAST_TOKENS
+        share = _RECOMPUTED * fit.blocks / every
+        return is_small and fit.clips < batch, _PASS * (passes - 1) + share
 
     return min(fits, key=cost) if fits else None
 

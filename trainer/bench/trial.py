@@ -25,7 +25,7 @@ from trainer.data.plan.costs import now
 from trainer.device import be_deterministic
 from trainer.diffusion.rectified_flow import build_flow
 from trainer.engine.gradients import LocalSums
-from trainer.fits import least, usable_bytes
+from trainer.fits import Fit, cheapest, usable_bytes
 from trainer.models.attention.table import read_table
 from trainer.models.flops import flops_by_part
 from trainer.models.peak import State, predicted_peak
@@ -178,22 +178,16 @@ class Trainee:
         return [span.stop - span.start for span in spans]
 
     def _pass_what_fits(self, spec: Spec) -> None:
-        """As many clips at once as the card takes with nothing recomputed; where one is too much,
-        one with as few blocks recomputed as must be."""
-        if (limit := usable_bytes(self._device)) is None:
+        """In the parts that training would choose; one with all recomputed where nothing fits."""
+        limit, shape, config = usable_bytes(self._device), spec.shape, self.model.config
+        if limit is None or self._bytes(spec, shape.batch_size, 0) <= limit:
             return
-        batch, every = spec.shape.batch_size, 2 * self.model.config.depth
-        setting, latent = self.model.grad_checkpoint, spec.shape.latent
-
-        def fits(clips: int, blocks: int = 0) -> bool:
-            return self._bytes(spec, clips, blocks) <= limit
-
-        if fits(batch):
-            return
-        clips = max(1, batch - least(lambda less: less == batch or fits(batch - less), batch))
-        blocks = 0 if fits(clips) else least(lambda count: fits(clips, count), every)
+        every, tokens = 2 * config.depth, shape.tokens(config.patch_size)
+        needs = functools.partial(self._bytes, spec)
+        fit = cheapest(needs, shape.batch_size, tokens, every, limit) or Fit(1, every)
+        setting, latent = self.model.grad_checkpoint, shape.latent
         self.model.grad_checkpoint = replace(
-            setting, at_once={latent: clips}, at_least={latent: blocks}
+            setting, at_once={latent: fit.clips}, at_least={latent: fit.blocks}
         )
 
     def _bytes(self, spec: Spec, clips: int, blocks: int | None = None) -> int:
