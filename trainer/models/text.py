@@ -6,18 +6,17 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import sdpa_kernel
 
 from trainer.errors import ConfigError
 from trainer.models import lfs
-from trainer.models.attention.calls import backends
+from trainer.models.attention.calls import without_plans
 from trainer.models.memory import MemoryBudget, in_batches
 
 # B batch · L text tokens · C text channels
@@ -109,10 +108,7 @@ class TextEncoder:
 
         def network(part_B2L: Tensor) -> Tensor:
             ids, mask = part_B2L.unbind(1)
-            # torch's first choice on an H100 is cuDNN, which plans every new shape again: here each
-            # number of captions and each longest one of them.
-            on_gpu = part_B2L.is_cuda
-            with sdpa_kernel(backends("efficient")) if on_gpu else nullcontext():
+            with without_plans(part_B2L.device):
                 y_BLC = self.model(input_ids=ids, attention_mask=mask).last_hidden_state
             y_BLC.mul_(mask[:, :, None])
             # Here and of a part only: of all, which may be 475, it would be there twice.

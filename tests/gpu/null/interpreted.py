@@ -73,13 +73,14 @@ def of_rows(dtype: torch.dtype) -> dict[str, float]:
 
 
 def of_fp8(dtype: torch.dtype) -> dict[str, float]:
-    """The largest share of values that differ from torch's rounding: a few per cent, because the
-    interpreter loses the carry of a mantissa that rounds up to the next power (124.3 to 64)."""
+    """The largest share of values that differ from torch's rounding. Not counted are those that
+    round up to the next power of two: the interpreter loses the carry, and gives half of it."""
     found: dict[str, float] = {}
 
     def note(name: str, got: fp8.Scaled, wanted: fp8.Scaled) -> None:
         torch.testing.assert_close(got.scales_R1, wanted.scales_R1.float(), rtol=1e-3, atol=1e-9)
-        differ = got.values_RK.float() != wanted.values_RK.float()
+        value, right = got.values_RK.float(), wanted.values_RK.float()
+        differ = (value != right) & (2 * value != right)
         found[name] = max(found.get(name, 0.0), float(differ.double().mean()))
 
     for groups, each, width in SIZES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -87,6 +88,12 @@ def backends(kernel: str) -> list[SDPBackend]:
     behind the end of torch's list of priorities (2.11 to 2.13), and masked attention has none."""
     first = _BACKENDS.get(kernel, SDPBackend.EFFICIENT_ATTENTION)
     return list(dict.fromkeys([first, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]))
+
+
+def without_plans(device: torch.device) -> AbstractContextManager[object]:
+    """For the networks of other libraries, which leave the kernel to torch. Its first choice on an
+    H100 is cuDNN, which plans every new shape again: the sizes of parts, clips and captions."""
+    return sdpa_kernel(backends("efficient")) if device.type == "cuda" else nullcontext()
 
 
 def to_packed_text(q_BINE: Tensor, kv_K2NE: Tensor, packed: Packed) -> Tensor:

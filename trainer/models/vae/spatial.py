@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainer.errors import ConfigError, OutOfMemory
+from trainer.models.attention.calls import without_plans
 from trainer.models.memory import MemoryBudget, Network, in_batches
 
 # N images · C channels · H,W pixels, in Strips rows and columns at the layer's size
@@ -262,7 +263,8 @@ class SpatialVAE(nn.Module):
         if each <= budget.bytes(device):
             try:
                 whole = partial(torch.Tensor.to, dtype=dtype, memory_format=form)
-                return in_batches(lambda x: network(whole(x)), x_NCHW, each, budget)
+                with without_plans(device):
+                    return in_batches(lambda x: network(whole(x)), x_NCHW, each, budget)
             except OutOfMemory:
                 pass  # one image alone was too much, and `budget` is half of that now
         while True:
@@ -270,7 +272,8 @@ class SpatialVAE(nn.Module):
             store = device if LAYERS_IN_STRIPS * layer_bytes <= limit else torch.device("cpu")
             strips = Strips(self.module, limit // STRIPS_OF_BUDGET, store, form)
             try:
-                return in_batches(partial(in_strips, strips), x_NCHW, limit, budget)
+                with without_plans(device):
+                    return in_batches(partial(in_strips, strips), x_NCHW, limit, budget)
             except OutOfMemory:  # `budget` is half of what it was: narrower strips, on the host
                 if limit < LEAST_BYTES:
                     raise
