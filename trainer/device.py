@@ -20,7 +20,7 @@ def choose_device(local_rank: int = 0, wanted: str | None = None) -> torch.devic
     """`find_device`, which this thread computes on from now on.
 
     A Triton kernel is launched on the current GPU, wherever its tensors are; that is GPU 0 until
-    somebody says otherwise. This starts CUDA.
+    the process sets another. This starts CUDA.
     """
     device = find_device(local_rank, wanted)
     if device.type == "cuda":

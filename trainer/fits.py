@@ -67,10 +67,9 @@ class Rank:
         """Of a step over `batch` clips of a bucket whose first `blocks` at least run twice."""
         model, latent = self.parts.model, latent_of(self.parts, bucket)
         setting = replace(model.grad_checkpoint, at_least={latent: blocks})
-        # FSDP2 keeps whole weights where any microbatch may pass in parts.
         chunks = batch < bucket.batch_size
-        chunks |= setting.automatic and self.state.plugin == "fsdp"
-        state = replace(self.state, chunks=chunks)
+        # FSDP2 keeps whole weights where any microbatch may pass in parts.
+        state = replace(self.state, chunks=chunks, keeps_whole=setting.automatic)
         peak = predicted_peak(
             model,
             batch,

@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from tests.gpu.null import figures
 from trainer.models.block.stdit_block import STDiT3Block
 from trainer.models.flops import flops_by_part
 from trainer.models.stdit_config import PRESETS, STDiT3Config
@@ -69,6 +70,7 @@ class Operation:
     kind: str  # the name of its share
     reads: dict[int, int]  # storage -> bytes
     writes: dict[int, int]
+    keys: int = 0  # of attention: how many each query sees
 
     def seconds(self, card: Card, shares: Shares) -> float:
         share: float = getattr(shares, self.kind)
@@ -90,16 +92,17 @@ class _Recorder(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         if func.is_view or func.overloadpacket in _FREE:
             return out
-        flops, kind = 0.0, "products"
+        flops, kind, keys = 0.0, "products", 0
         if func.overloadpacket in _ATTENTION:
             query, key = args[0], args[1]
             products, kind = _ATTENTION[func.overloadpacket]
-            flops = products * 2.0 * query.numel() * key.shape[-2]
+            keys = key.shape[-2]
+            flops = products * 2.0 * query.numel() * keys
         elif func.overloadpacket in flop_registry:
             flops = flop_registry[func.overloadpacket](*args, **(kwargs or {}), out_val=out)
         written = self._bytes(out)
         reads = {at: size for at, size in self._bytes((args, kwargs)).items() if at not in written}
-        self.operations.append(Operation(func.name(), flops, kind, reads, written))
+        self.operations.append(Operation(func.name(), flops, kind, reads, written, keys))
         return out
 
     def _bytes(self, tree: Any) -> dict[int, int]:
@@ -268,6 +271,65 @@ def predict(config: STDiT3Config, card: Card) -> list[tuple[str, str, float, flo
     return rows
 
 
+# FA3 or cuDNN beside torch's flash attention 2 (1.7 to 2.3 in training on Hopper, by Hugging Face's
+# transformers #48163; heads of 72 are padded in all three).
+FASTER_ATTENTION = 1.4
+FP8 = 1.7  # beside bf16, for products of rows with scales; 2 by the data sheet
+REST_S = 0.03  # update of 1/192 of the weights, collectives that do not overlap, losses
+
+
+def counted_step(
+    config: STDiT3Config,
+    bucket: str,
+    product_flops: float,
+    elementwise_bytes: float,
+    *,
+    faster_attention: float = 1.0,
+    fp8: float = 1.0,
+    card: Card = H100,
+    shares: Shares = LIKELY,
+) -> tuple[float, float, float, float]:
+    """Seconds of a step's products, attention and other kernels, and MFU by the bf16 peak, where
+    nothing is recomputed. FLOP and bytes are counted on the null GPU; `fp8` is by how much products
+    of the blocks' large layers are faster, forward and for gradients of inputs. Attention across
+    frames is among the bytes."""
+    batch, frames, height, width = BUCKETS[bucket]
+    _, ph, pw = config.patch_size
+    places = -(-height // ph) * -(-width // pw)
+    costs = [block_cost(config, batch, frames, places, TEXT_TOKENS, t) for t in (False, True)]
+    attention = config.depth * sum(
+        operation.seconds(card, shares) / faster_attention
+        for cost, across_frames in zip(costs, (False, True), strict=True)
+        for operation in (*cost.forward, *cost.backward)
+        if operation.kind != "products" and not (across_frames and operation.keys == frames)
+    )
+    # qkv and its projection, text's queries and their projection, two layers of four widths.
+    values = batch * frames * places * config.hidden_size**2 * (3 + 1 + 1 + 1 + 4 + 4)
+    in_fp8 = 2 * 2 * values * 2 * config.depth if fp8 > 1 else 0.0
+    reached = card.flops * shares.products
+    products = (product_flops - in_fp8) / reached + in_fp8 / (fp8 * reached)
+    elementwise = elementwise_bytes / (card.bandwidth * shares.memory)
+    parts = flops_by_part(config, batch, frames, height, width, TEXT_TOKENS)
+    work = 3 * config.depth * (parts.spatial_block + parts.temporal_block) / card.flops
+    return products, attention, elementwise, work / (products + attention + elementwise + REST_S)
+
+
+def counted_rows(config: STDiT3Config) -> Iterator[tuple[str, float, float, float, float]]:
+    """What the recipe makes of 360p:51, by what tests/gpu/null/figures.json has counted."""
+    kept = figures.kept()
+    bf16, fp8 = (kept[f"trial, {name}"] for name in ("as much as fits", "fp8, as much as fits"))
+    for name, trial, faster, in_fp8 in (
+        ("bf16, torch's flash attention", bf16, 1.0, 1.0),
+        ("bf16, cuDNN or flash attention 3", bf16, FASTER_ATTENTION, 1.0),
+        ("fp8 linears, the same attention", fp8, FASTER_ATTENTION, FP8),
+        ("  twice as fast as bf16", fp8, FASTER_ATTENTION, 2.0),
+    ):
+        # torch multiplies rows in fp8 by CUTLASS, whose kernels do not show their FLOP.
+        counted = bf16["product_flops"], trial["elementwise_bytes"]
+        options = {"faster_attention": faster, "fp8": in_fp8}
+        yield name, *counted_step(config, "360p:51", *counted, **options)
+
+
 def main() -> None:
     config = STDiT3Config(**PRESETS["STDiT3-XL/2"])
     print("STDiT3-XL/2 on an H100, bf16, by arithmetic: blocks only, all of them recomputed")
@@ -275,6 +337,14 @@ def main() -> None:
     for name, bound, forward, backward, (likely, low, high) in predict(config, H100):
         span = f"{low:.1%} to {high:.1%}"
         print(f"{name:<10}{bound:<8}{forward:>10.2f}{backward:>12.2f}{likely:>8.1%}  {span}")
+
+    print()
+    print("A step of 360p:51 by the recipe, nothing recomputed, as counted on the null GPU")
+    print(f"{'blocks':<34}{'products':>9}{'attention':>11}{'others':>8}{'step s':>8}{'MFU':>7}")
+    for name, products, attention, others, mfu in counted_rows(config):
+        whole = products + attention + others + REST_S
+        times = f"{products:>9.2f}{attention:>11.2f}{others:>8.2f}{whole:>8.2f}"
+        print(f"{name:<34}{times}{mfu:>7.1%}")
 
 
 if __name__ == "__main__":

@@ -134,7 +134,7 @@ def _run(
     work = functools.partial(_work, phase, options, environment)
     try:
         outcome = try_in_child(work, options.device, limit_s, take)
-    except (OSError, EOFError) as error:  # what starts the children has died; it starts anew
+    except (OSError, EOFError) as error:  # what starts the children has died; start another
         return {"result": Kind.FAILED.value, "reason": one_line(error)}
     if outcome.kind is Kind.MEASURED:
         found: dict[str, Any] = outcome.measured

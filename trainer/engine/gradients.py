@@ -53,7 +53,7 @@ class LocalSums:
         self._parameters = list(parameters)
         self._sums: dict[int, Tensor] = {}  # by the parameter's id
         self._takes = False
-        # Weak: Python's collector does not see hooks, and the parameters would stay for ever.
+        # Weak: Python's collector does not see hooks, and the parameters would never be freed.
         complete = weakref.WeakMethod(self._complete)
 
         def call(parameter: Tensor) -> None:

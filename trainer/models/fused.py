@@ -127,8 +127,8 @@ def split_heads(
     across_frames: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values, each [B, T, S, N, E], of a projection [B, T, S, 3*N*E]. Tokens of a
-    frame of a head, or (`across_frames`) of a place, lie together in memory. `norms`: the weights
-    [E] of the RMS norms of queries and keys; `rotation` turns their pairs; in fp32."""
+    place lie together in memory (`across_frames`), or on a CPU those of a frame of a head. `norms`:
+    the weights [E] of the RMS norms of queries and keys; `rotation` turns their pairs; in fp32."""
     if torch.compiler.is_compiling():
         return plain_split_heads(qkv_BTSD, heads, norms, rotation)
     weights = norms or (None, None)
@@ -179,8 +179,12 @@ class _SplitHeads(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         parts = qkv.unflatten(-1, (3, heads, -1))  # [B, T, S, 3, N, E]
         raw = parts[..., :2, :, :].movedim(3, 0)  # queries and keys, [2, B, T, S, N, E]
-        place = 2 if across_frames else 3
-        out = raw.new_empty(raw.movedim(place, -2).shape).movedim(-2, place)
+        if raw.is_cuda and not across_frames:
+            # As they lie: flash attention's output does so, too, and the next product reads that.
+            out = torch.empty_like(raw, memory_format=torch.contiguous_format)
+        else:
+            place = 2 if across_frames else 3
+            out = raw.new_empty(raw.movedim(place, -2).shape).movedim(-2, place)
         weight = rstd = None
         if q_weight is not None and k_weight is not None:
             weight = torch.stack([q_weight, k_weight])[:, None, None, None, None]

@@ -45,6 +45,7 @@ class State:
     reduce_bucket: int = 20_000_000  # gradient elements of one collective
     accumulates: bool = False  # over microbatches: gradients add up in fp32
     chunks: bool = False  # of a microbatch: whole gradients add up in fp32 before any collective
+    keeps_whole: bool = False  # FSDP2: gathered weights stay from pass to pass
     bare: bool = False
 
 
@@ -220,7 +221,7 @@ def _state_bytes(state: State, values: Counted, item: int) -> tuple[int, int]:
     if state.plugin == "fsdp":  # gathered for two blocks, and for all that lies around the blocks
         around = values.all - 2 * values.depth * values.block
         shards = 4 * values.all + 12 * values.trained
-        whole = values.all if state.chunks else around + 2 * values.block
+        whole = values.all if state.keeps_whole else around + 2 * values.block
         return whole * item, shards // state.world
     return values.all * item, 16 * values.trained // state.world
 

@@ -14,11 +14,14 @@ from tests.gpu.null.ways import WAYS, Way
 def main() -> None:
     with tempfile.TemporaryDirectory() as place, ThreadPoolExecutor(2) as pool:
 
-        def measured(number: int, way: Way) -> figures.Figures:
-            found = Card(FOLDER, Path(place) / str(number)).program("steps", *way.words)
-            return figures.of_steps(way.name, found)
+        def measured(number: int, way: Way | None) -> figures.Figures:
+            card = Card(FOLDER, Path(place) / str(number))
+            if way is None:
+                return figures.of_trials(card.program("trials"))
+            return figures.of_steps(way.name, card.program("steps", *way.words))
 
-        parts = list(pool.map(measured, range(len(WAYS)), WAYS))
+        ways = (*WAYS, None)
+        parts = list(pool.map(measured, range(len(ways)), ways))
     whole = {name: one for part in parts for name, one in part.items()}
     for line in figures.worse(figures.kept(), whole):
         print(line)

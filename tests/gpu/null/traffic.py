@@ -19,6 +19,7 @@ _FREE = (
     "new_empty",
     "detach",
     "alias",
+    "_unsafe_view",
     "_flash_attention",
     "_varlen_attn",
     "_efficient_attention",

@@ -176,6 +176,12 @@ def test_the_state_of_a_rank_is_its_share() -> None:
     assert peak(world=8, accumulates=True).gradients > peak(world=8).gradients
     gathered = peak(world=192, plugin="fsdp")
     assert gathered.weights < 0.2 * many.weights
+    # One pass of a run in which other buckets pass in parts: no sums of its own.
+    stays = peak(world=192, plugin="fsdp", keeps_whole=True)
+    assert stays.weights == many.weights
+    assert stays.gradients == gathered.gradients
+    parts = peak(world=192, plugin="fsdp", keeps_whole=True, chunks=True)
+    assert parts.gradients > stays.gradients + 4 * 1.1e9
 
 
 @pytest.mark.long

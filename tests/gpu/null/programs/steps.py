@@ -8,8 +8,10 @@ WORDS are those of a run (--engine native --fused-blocks false).
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +24,7 @@ from tests.gpu.null.kinds import by_kind
 from tests.gpu.null.programs.compilers import Compilers
 from tests.gpu.null.programs.training import assembled, batch_of, bucket_of, buckets, leave, lines
 from trainer import fits
+from trainer.allocator import use_expandable_segments
 from trainer.bench.shapes import Shape
 from trainer.data.plan.buckets import Bucket
 from trainer.step import Run, step
@@ -33,6 +36,7 @@ def main() -> None:
     parser.add_argument("--lines", default="all", help="names with commas, all or none")
     parser.add_argument("--every-shape", action="store_true", help="once, behind the warm-up")
     args, words = parser.parse_known_args()
+    use_expandable_segments(os.environ)
     made = Compilers()
     run = assembled(Path(tempfile.mkdtemp(dir=args.out.parent)), words)
     found: dict[str, Any] = {"warm-up": warmed(run, made)}
@@ -88,11 +92,12 @@ def fit(run: Run, cells: list[Bucket]) -> None:
     fits.fit_buckets(run.config, run.engine, run.parts, plan, run.journal)
 
 
-def predicted(run: Run, bucket: Bucket) -> int:
-    """Bytes of a step as it was decided."""
+def predicted(run: Run, bucket: Bucket, masked: bool) -> int:
+    """Bytes of a step as it was decided, of the most clips that pass at once."""
     setting, latent = run.parts.model.grad_checkpoint, fits.latent_of(run.parts, bucket)
-    clips = min(bucket.batch_size, setting.at_once.get(latent, bucket.batch_size))
-    rank = fits._rank(run.config, run.engine, run.parts)
+    spans = setting.spans(bucket.batch_size, latent)
+    clips = max(span.stop - span.start for span in spans)
+    rank = replace(fits._rank(run.config, run.engine, run.parts), masked=masked)
     return rank.bytes(bucket, clips, setting.at_least.get(latent, 0))
 
 
@@ -104,15 +109,23 @@ def steps(run: Run, shape: Shape, made: Compilers) -> dict[str, Any]:
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     counters.reset()
+    given: list[bool] = []  # of each pass: whether some frames are
+    hook = run.parts.model.register_forward_pre_hook(
+        lambda module, args, named: given.append(named.get("x_mask") is not None), with_kwargs=True
+    )
     begin = time.perf_counter()
     step(run, iter([batch]))
     own, seconds = counters.own(), time.perf_counter() - begin
+    hook.remove()
     return {
         "launches": own.launches,
         "waits": own.waits,
         "peak_bytes": torch.cuda.max_memory_allocated(),
-        "predicted_bytes": predicted(run, bucket_of(shape)),
+        "reserved_bytes": torch.cuda.max_memory_reserved(),
+        "predicted_bytes": predicted(run, bucket_of(shape), any(given)),
         "host_s": seconds,
+        "passes": len(given),
+        "given": any(given),
         "kernels": by_kind(counters.kernels()),
         **made.since(before),
     }

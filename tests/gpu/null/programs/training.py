@@ -111,7 +111,7 @@ def load(stage: str) -> Config:
 
 
 def leave(out: Path, document: object) -> None:
-    """Write what was found and end here: threads of an engine may wait for ever."""
+    """Write what was found and end here: threads of an engine may never end."""
     part = out.with_suffix(".part")
     part.write_text(json.dumps(document, indent=1))
     part.rename(out)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ import torch
 from tests.gpu.null import counters
 from tests.gpu.null.kinds import by_kind
 from tests.gpu.null.programs.training import leave
+from tests.gpu.null.traffic import Traffic
+from trainer.allocator import use_expandable_segments
 from trainer.bench.shapes import shapes_of
 from trainer.bench.trial import Spec, Trainee
 from trainer.config import load as configuration
@@ -39,6 +42,7 @@ TRIALS: dict[str, tuple[str, int | None, tuple[str, ...], bool]] = {
     "eager, nothing recomputed": ("240p:51", 1, (*EAGER, *OFF), False),
     "eager, pictures": ("144p:1", None, (*EAGER, *ALL), False),
     "fp8": ("360p:51", None, (*FP8, *ALL), False),
+    "fp8, as much as fits": ("360p:51", None, FP8, False),
     "deterministic": ("240p:51", 4, ("--deterministic", "true", *ALL), False),
 }  # fmt: skip
 
@@ -48,6 +52,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--only", nargs="+", default=list(TRIALS))
     args = parser.parse_args()
+    use_expandable_segments(os.environ)
     found = {name: measured(*TRIALS[name]) for name in args.only}
     leave(args.out, {"trials": found, "refusal": counters.own().refusal})
 
@@ -72,11 +77,17 @@ def measured(
     own, predicted = counters.own(), trainee.predicted_mb(spec)
     assert predicted is not None
     found = {
+        "clips": shape.batch_size,
         "launches": own.launches,
+        "waits": own.waits,
         "peak_bytes": torch.cuda.max_memory_allocated(),
         "predicted_bytes": predicted * 1e6,
+        "product_flops": own.flops,
         "kernels": by_kind(counters.kernels()),
     }
+    with Traffic() as counted:
+        trainee.step()
+    found["elementwise_bytes"] = counted.total
     del trainee
     gc.collect()
     torch.cuda.empty_cache()
