@@ -173,6 +173,8 @@ def _backward_bytes(
     mlp = (1 + ratio) * entry
     if kernels.fused:  # two gradients, the hidden values' and the activation again
         mlp = (2 + 2 * ratio) * entry
+        if model.in_fp8:  # the first and the third of these in fp8, too
+            mlp += (1 + ratio) * entry / item
     if device == "cpu" and item > 2:  # gelu by hand, when a block runs again
         mlp = max(mlp, 2 * ratio * entry)
     to_text = -2 * ratio * entry + captions + attention(kernels.text, text, frames * places)

@@ -102,10 +102,11 @@ def test_kernels_compute_what_the_formulas_say(gpu: Card) -> None:
     done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=600, check=True)
     errors = json.loads(done.stdout)
     limits = {"fp32": 1e-6, "fp16": 1e-3}
-    wrong = {
-        name: error
-        for name, error in errors.items()
-        if not error <= limits.get(name.rsplit(" ", 1)[-1], 2e-4)
-    }
+
+    def limit(name: str) -> float:
+        # In fp8: the share of values that round to the other side, of those halfway between two.
+        return 3e-3 if name.startswith("fp8") else limits.get(name.rsplit(" ", 1)[-1], 2e-4)
+
+    wrong = {name: error for name, error in errors.items() if not error <= limit(name)}
     assert len(errors) > 20
     assert wrong == {}

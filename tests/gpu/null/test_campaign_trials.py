@@ -38,6 +38,9 @@ def test_predicted_memory_is_what_a_trial_holds(gpu: Card) -> None:
     assert kernels["nothing recomputed, one clip"]["flash forward"] == 84
     assert kernels["all recomputed"]["_forward"] == kernels["eager"]["_forward"] == 2 * 28
     assert "_norm_modulate" not in kernels["eager"]
-    # Six inputs and six weights forward, again, and backward; a norm rounds two of them itself.
-    assert kernels["fp8"]["_scaled"] == (2 * 10 + 12) * 56
+    # Six weights forward, and again; what attention writes, forward and back; GELU, which is behind
+    # a product. All else is in fp8 where it is written; weights are transposed for gradients.
+    assert kernels["fp8"]["_scaled"] == (2 * (6 + 2 + 1) + 1) * 56 + 28
+    assert kernels["fp8"]["_transposed"] == 6 * 56
+    assert kernels["fp8"]["_gelu_backward_scaled"] == 56
     assert kernels["fp8"]["products"] == kernels["all recomputed"]["products"]

@@ -52,7 +52,8 @@ def gelu_backward(
     if is_right(d_out_RK):
         d_hidden, d_bias = _gelu_backward(d_out_RK, weight_KC, hidden_RC)
         return d_hidden, F.gelu(hidden_RC, approximate="tanh"), d_bias
-    return rows.gelu_backward(hidden_RC, d_out_RK @ weight_KC)
+    d_hidden, _, out, d_bias = rows.gelu_backward(hidden_RC, d_out_RK @ weight_KC)
+    return d_hidden, out, d_bias
 
 
 def weight_gradient(d_out_RC: Tensor, x_RK: Tensor) -> tuple[Tensor, Tensor]:

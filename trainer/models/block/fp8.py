@@ -33,6 +33,9 @@ class Scaled(NamedTuple):
     scales_R1: Tensor  # fp32, fp64 of an fp64 matrix
 
 
+Operand = Tensor | Scaled  # of a product
+
+
 def largest(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).max
 

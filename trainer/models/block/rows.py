@@ -6,6 +6,11 @@ formulas beside them are what the kernels compute; they run where there is no Tr
 
 Rows are tokens of all clips, [R, D]. Modulations are [G, D], each for R / G rows that follow each
 other: of a clip, or of a frame.
+
+What a product reads next is returned as its operand, too: the rows themselves, or with `in_fp8`
+theirs in fp8, written in the same pass. Both are rounded from one value in fp32: rows in fp8 have
+not been bf16 before (but hidden rows above MOST_HIDDEN, in a pass of their own). Forward the format
+is e4m3, of gradients e5m2.
 """
 
 from __future__ import annotations
@@ -19,11 +24,12 @@ from torch import Tensor
 
 from trainer.models.attention.frames import IS_INTERPRETED
 from trainer.models.block import fp8
-from trainer.models.block.fp8 import Scaled
+from trainer.models.block.fp8 import Operand, Scaled
 from trainer.models.fused import NORM_EPS, wide
 
 # R rows · G modulations · D width · N heads · E width of a head
 MOST_WIDTH = 4096  # a row in the registers of a block of threads
+MOST_HIDDEN = 8192  # such a row of hidden values, of more threads
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
@@ -57,15 +63,15 @@ def norm_modulate(
     scale_GD: Tensor,
     branch_RD: Tensor | None = None,
     in_fp8: bool = False,
-) -> tuple[Tensor, Tensor | Scaled]:
+) -> tuple[Tensor, Operand]:
     """x + branch (x itself without one), and its layer norm * (1 + scale) + shift, each [R, D];
-    the second one in fp8 if wanted."""
+    the second one as an operand alone."""
     if has_kernels(x_RD):
         return _kernels().norm_modulate(x_RD, shift_GD, scale_GD, branch_RD, in_fp8)
     total = x_RD if branch_RD is None else x_RD + branch_RD
     normal, _ = _normal(_wide(total))
     out = normal * _each(1 + _wide(scale_GD), x_RD) + _each(_wide(shift_GD), x_RD)
-    return total, fp8.scaled(out, fp8.E4M3) if in_fp8 else out.to(x_RD.dtype)
+    return total, _operand(out, out.to(x_RD.dtype), fp8.E4M3, in_fp8)
 
 
 def scaled(x_RK: Tensor, dtype: torch.dtype, gelu: bool = False) -> Scaled:
@@ -77,13 +83,28 @@ def scaled(x_RK: Tensor, dtype: torch.dtype, gelu: bool = False) -> Scaled:
     return fp8.scaled(F.gelu(_wide(x_RK), approximate="tanh") if gelu else x_RK, dtype)
 
 
+def scaled_transposed(weight_CK: Tensor) -> Scaled:
+    """The transposed matrix [K, C] in e4m3."""
+    if has_kernels(weight_CK[:, :1]):
+        from trainer.models.block import fp8_kernels
+
+        return fp8_kernels.scaled_transposed(weight_CK, fp8.E4M3)
+    return fp8.scaled(weight_CK.mT.contiguous(), fp8.E4M3)
+
+
 def norm_modulate_backward(
-    x_RD: Tensor, d_out_RD: Tensor, d_x_RD: Tensor | None, shift_GD: Tensor, scale_GD: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of x (with `d_x`, what it has from elsewhere), then the output again; gradients of
-    shift and scale [G, D], and the sum of x's over all rows [D]."""
+    x_RD: Tensor,
+    d_out_RD: Tensor,
+    d_x_RD: Tensor | None,
+    shift_GD: Tensor,
+    scale_GD: Tensor,
+    in_fp8: bool = False,
+) -> tuple[Tensor, Operand, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of x (with `d_x`, what it has from elsewhere) and they as an operand, then the
+    output again; gradients of shift and scale [G, D], and the sum of x's over all rows [D]."""
     if has_kernels(x_RD):
-        return _kernels().norm_modulate_backward(x_RD, d_out_RD, d_x_RD, shift_GD, scale_GD)
+        inputs = x_RD, d_out_RD, d_x_RD, shift_GD, scale_GD
+        return _kernels().norm_modulate_backward(*inputs, in_fp8)
     x, d_out = _wide(x_RD), _wide(d_out_RD)
     normal, rstd = _normal(x)
     factor = _each(1 + _wide(scale_GD), x)
@@ -95,40 +116,62 @@ def norm_modulate_backward(
         d_x = d_x + _wide(d_x_RD)
     groups = len(scale_GD)
     d_shift, d_scale = _sums(d_out, groups), _sums(d_out * normal, groups)
-    return _as(x_RD, d_x, out, d_shift, d_scale, d_x.sum(0))
+    rounded, *rest = _as(x_RD, d_x, out, d_shift, d_scale, d_x.sum(0))
+    return rounded, _operand(d_x, rounded, fp8.E5M2, in_fp8), *rest
 
 
-def add_gated(x_RD: Tensor, branch_RD: Tensor, gate_GD: Tensor) -> Tensor:
-    """x + branch * gate."""
+def add_gated(
+    x_RD: Tensor, branch_RD: Tensor, gate_GD: Tensor, in_fp8: bool = False
+) -> tuple[Tensor, Operand]:
+    """x + branch * gate, and it as an operand."""
     if has_kernels(x_RD):
-        return _kernels().add_gated(x_RD, branch_RD, gate_GD)
-    gate = _each(_wide(gate_GD), x_RD)
-    return (_wide(x_RD) + _wide(branch_RD) * gate).to(x_RD.dtype)
+        return _kernels().add_gated(x_RD, branch_RD, gate_GD, in_fp8)
+    out = _wide(x_RD) + _wide(branch_RD) * _each(_wide(gate_GD), x_RD)
+    rounded = out.to(x_RD.dtype)
+    return rounded, _operand(out, rounded, fp8.E4M3, in_fp8)
 
 
 def add_gated_backward(
-    d_out_RD: Tensor, branch_RD: Tensor, gate_GD: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of the branch and of the gate [G, D]; and the branch's summed over all rows [D]:
-    that of the bias of the product which made it."""
+    d_out_RD: Tensor,
+    branch_RD: Tensor,
+    gate_GD: Tensor,
+    more_RD: Tensor | None = None,
+    in_fp8: bool = False,
+) -> tuple[Tensor, Tensor, Operand, Tensor, Tensor]:
+    """Gradients of x: `d_out` with `more`, what it has from elsewhere (kernels write the sum into
+    `d_out`); of the branch, and they as an operand; of the gate [G, D]; and the branch's summed
+    over all rows [D]: that of the bias of the product which made it."""
     if has_kernels(d_out_RD):
-        return _kernels().add_gated_backward(d_out_RD, branch_RD, gate_GD)
+        inputs = d_out_RD, branch_RD, gate_GD, more_RD
+        return _kernels().add_gated_backward(*inputs, in_fp8)
     d_out, gate = _wide(d_out_RD), _wide(gate_GD)
+    if more_RD is not None:
+        d_out = d_out + _wide(more_RD)
     groups = len(gate_GD)
     d_gate = _sums(d_out * _wide(branch_RD), groups)
     d_bias = (_sums(d_out, groups) * gate).sum(0)
-    return _as(d_out_RD, d_out * _each(gate, d_out), d_gate, d_bias)
+    d_branch = d_out * _each(gate, d_out)
+    d_x, rounded, *rest = _as(d_out_RD, d_out, d_branch, d_gate, d_bias)
+    return d_x, rounded, _operand(d_branch, rounded, fp8.E5M2, in_fp8), *rest
 
 
-def gelu_backward(x_RH: Tensor, d_out_RH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of the tanh form: x's gradient (kernels write it into `d_out`), the output again, and the
-    gradient summed over rows [H]."""
+def gelu_backward(
+    x_RH: Tensor, d_out_RH: Tensor, in_fp8: bool = False
+) -> tuple[Tensor, Operand, Tensor, Tensor]:
+    """Of the tanh form: x's gradient (kernels write it into `d_out`) and it as an operand, the
+    output again, and the gradient summed over rows [H]."""
     if has_kernels(x_RH[:, :1]):
-        return _kernels().gelu_backward(x_RH, d_out_RH)
+        if in_fp8 and x_RH.shape[1] <= MOST_HIDDEN:
+            from trainer.models.block import fp8_kernels
+
+            return fp8_kernels.gelu_backward(x_RH, d_out_RH, fp8.E5M2)
+        d_x, *rest = _kernels().gelu_backward(x_RH, d_out_RH)
+        return d_x, scaled(d_x, fp8.E5M2) if in_fp8 else d_x, *rest
     x = _wide(x_RH)
     d_x = torch.ops.aten.gelu_backward(_wide(d_out_RH), x, approximate="tanh")
     out = F.gelu(x, approximate="tanh")
-    return _as(x_RH, d_x, out, d_x.sum(0))
+    rounded, *rest = _as(x_RH, d_x, out, d_x.sum(0))
+    return rounded, _operand(d_x, rounded, fp8.E5M2, in_fp8), *rest
 
 
 def head_norm(qkv_R3NE: Tensor, q_weight_E: Tensor, k_weight_E: Tensor) -> tuple[Tensor, Tensor]:
@@ -146,12 +189,13 @@ def head_norm_backward(
     d_q_RNE: Tensor,
     d_k_RNE: Tensor,
     d_v_RNE: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of qkv [R, 3, N, E], and of the two weights [E]."""
+    in_fp8: bool = False,
+) -> tuple[Tensor, Operand, Tensor, Tensor]:
+    """Gradients of qkv [R, 3 N E] and they as an operand, and of the two weights [E]."""
     if has_kernels(qkv_R3NE):
         grads = d_q_RNE, d_k_RNE, d_v_RNE
-        return _kernels().head_norm_backward(qkv_R3NE, q_weight_E, k_weight_E, *grads)
-    d_qkv = torch.empty_like(qkv_R3NE)
+        return _kernels().head_norm_backward(qkv_R3NE, q_weight_E, k_weight_E, *grads, in_fp8)
+    d_qkv = torch.empty_like(qkv_R3NE, dtype=wide(qkv_R3NE.dtype))
     d_qkv[:, 2] = d_v_RNE
     d_weights = []
     for part, weight, grad in ((0, q_weight_E, d_q_RNE), (1, k_weight_E, d_k_RNE)):
@@ -161,8 +205,14 @@ def head_norm_backward(
         d_weights.append((d * normal).sum((0, 1)))
         d_normal = d * _wide(weight)
         along = (d_normal * normal).mean(-1, keepdim=True)
-        d_qkv[:, part] = (rms * (d_normal - normal * along)).to(qkv_R3NE.dtype)
-    return d_qkv, *_as(qkv_R3NE, *d_weights)
+        d_qkv[:, part] = rms * (d_normal - normal * along)
+    d_qkv = d_qkv.flatten(1)
+    rounded, *rest = _as(qkv_R3NE, d_qkv, *d_weights)
+    return rounded, _operand(d_qkv, rounded, fp8.E5M2, in_fp8), *rest
+
+
+def _operand(x_RD: Tensor, rounded_RD: Tensor, dtype: torch.dtype, in_fp8: bool) -> Operand:
+    return fp8.scaled(x_RD, dtype) if in_fp8 else rounded_RD
 
 
 def _as(like: Tensor, *values: Tensor) -> Any:

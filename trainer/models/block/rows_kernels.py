@@ -4,6 +4,9 @@
 A row is whole in the registers of a program, in fp32. Programs of a forward pass have one row each.
 Those of a backward pass go over CHUNK rows of one modulation and leave sums over them, [D] in fp32;
 one more kernel adds up these parts, in a fixed order.
+
+With LARGEST, the largest value of a format of fp8, a kernel writes in that, too, what a product
+reads next: from its registers, as it rounds them for the rows beside.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from torch import Tensor
 
 from trainer.models.attention.sums_kernels import added_up
 from trainer.models.block import fp8
-from trainer.models.block.fp8_kernels import put_scaled
+from trainer.models.block.fp8_kernels import put_scale, put_scaled, room
 from trainer.models.fused import NORM_EPS
 
 CHUNK = 32  # rows: 3,450 programs at 360p:51, and sums of 1/16 of a tensor's bytes
@@ -86,6 +89,8 @@ def _norm_modulate_backward(
     scale_ptr,
     d_x_ptr,
     out_ptr,
+    values_ptr,
+    scales_ptr,
     sums_ptr,
     shift_stride,
     scale_stride,
@@ -96,6 +101,7 @@ def _norm_modulate_backward(
     COLUMNS: tl.constexpr,
     ROWS: tl.constexpr,
     ADDS: tl.constexpr,
+    LARGEST: tl.constexpr,
 ):
     program = tl.program_id(0).to(tl.int64)
     group = program // chunks
@@ -124,6 +130,9 @@ def _norm_modulate_backward(
             d_x += _row(d_from_ptr, at, column, mask)
         total += tl.where(mask, d_x, 0.0)
         _put(d_x_ptr, at, column, mask, d_x)
+        if LARGEST > 0:
+            line = group * rows + row
+            put_scaled(d_x, mask, column, line, values_ptr, scales_ptr, WIDTH, LARGEST)
     to = program * 3 * WIDTH
     _put(sums_ptr, to, column, mask, d_shift)
     _put(sums_ptr, to + WIDTH, column, mask, d_scale)
@@ -136,17 +145,23 @@ def _add_gated(
     branch_ptr,
     gate_ptr,
     out_ptr,
+    values_ptr,
+    scales_ptr,
     gate_stride,
     rows,
     WIDTH: tl.constexpr,
     COLUMNS: tl.constexpr,
+    LARGEST: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, COLUMNS)
     mask = column < WIDTH
     gate = _row(gate_ptr, row // rows * gate_stride, column, mask)
     x = _row(x_ptr, row * WIDTH, column, mask)
-    _put(out_ptr, row * WIDTH, column, mask, x + gate * _row(branch_ptr, row * WIDTH, column, mask))
+    out = x + gate * _row(branch_ptr, row * WIDTH, column, mask)
+    _put(out_ptr, row * WIDTH, column, mask, out)
+    if LARGEST > 0:
+        put_scaled(out, mask, column, row, values_ptr, scales_ptr, WIDTH, LARGEST)
 
 
 @triton.jit(do_not_specialize=["rows", "chunks"])
@@ -154,7 +169,10 @@ def _add_gated_backward(
     d_out_ptr,
     branch_ptr,
     gate_ptr,
+    more_ptr,
     d_branch_ptr,
+    values_ptr,
+    scales_ptr,
     sums_ptr,
     gate_stride,
     rows,
@@ -162,6 +180,8 @@ def _add_gated_backward(
     WIDTH: tl.constexpr,
     COLUMNS: tl.constexpr,
     ROWS: tl.constexpr,
+    ADDS: tl.constexpr,
+    LARGEST: tl.constexpr,
 ):
     program = tl.program_id(0).to(tl.int64)
     group = program // chunks
@@ -175,9 +195,15 @@ def _add_gated_backward(
     for row in range(first, last):
         at = (group * rows + row) * WIDTH
         d_out = _row(d_out_ptr, at, column, mask)
+        if ADDS:
+            d_out += _row(more_ptr, at, column, mask)
+            _put(d_out_ptr, at, column, mask, d_out)
         d_gate += d_out * _row(branch_ptr, at, column, mask)
         d_branch += d_out * gate
         _put(d_branch_ptr, at, column, mask, d_out * gate)
+        if LARGEST > 0:
+            line = group * rows + row
+            put_scaled(d_out * gate, mask, column, line, values_ptr, scales_ptr, WIDTH, LARGEST)
     _put(sums_ptr, program * 2 * WIDTH, column, mask, d_gate)
     _put(sums_ptr, (program * 2 + 1) * WIDTH, column, mask, d_branch)
 
@@ -215,11 +241,6 @@ def _gelu_backward(
 
 
 @triton.jit
-def _tile(pointer, at, offset, mask):
-    return tl.load(pointer + at + offset, mask=mask, other=0.0).to(tl.float32)
-
-
-@triton.jit
 def _head_norm(
     qkv_ptr,
     q_weight_ptr,
@@ -240,7 +261,7 @@ def _head_norm(
     offset = line[:, None] * WIDTH + column[None, :]
     size: tl.constexpr = HEADS * WIDTH
     for part in tl.static_range(2):
-        x = _tile(qkv_ptr, row * row_stride + part * size, offset, mask)
+        x = _row(qkv_ptr, row * row_stride + part * size, offset, mask)
         rms = tl.rsqrt(tl.sum(x * x, 1) / WIDTH + eps)[:, None]
         weight = _row(q_weight_ptr if part == 0 else k_weight_ptr, 0, column, inside)[None, :]
         to = q_ptr if part == 0 else k_ptr
@@ -257,6 +278,8 @@ def _head_norm_backward(
     d_k_ptr,
     d_v_ptr,
     d_qkv_ptr,
+    values_ptr,
+    scales_ptr,
     sums_ptr,
     row_stride,
     d_q_stride,
@@ -269,6 +292,7 @@ def _head_norm_backward(
     LINES: tl.constexpr,
     COLUMNS: tl.constexpr,
     ROWS: tl.constexpr,
+    LARGEST: tl.constexpr,
 ):
     program = tl.program_id(0).to(tl.int64)
     first = program * ROWS
@@ -285,11 +309,11 @@ def _head_norm_backward(
     for row in range(first, last):
         at, to = row * row_stride, row * 3 * size
         for part in tl.static_range(2):
-            x = _tile(qkv_ptr, at + part * size, offset, mask)
+            x = _row(qkv_ptr, at + part * size, offset, mask)
             if part == 0:
-                d = _tile(d_q_ptr, row * d_q_stride, offset, mask)
+                d = _row(d_q_ptr, row * d_q_stride, offset, mask)
             else:
-                d = _tile(d_k_ptr, row * d_k_stride, offset, mask)
+                d = _row(d_k_ptr, row * d_k_stride, offset, mask)
             rms = tl.rsqrt(tl.sum(x * x, 1) / WIDTH + eps)[:, None]
             normal = x * rms
             if part == 0:
@@ -302,8 +326,19 @@ def _head_norm_backward(
             value = rms * (d_normal - normal * along)
             place = d_qkv_ptr + to + part * size + offset
             tl.store(place, value.to(d_qkv_ptr.dtype.element_ty), mask=mask)
+            if part == 0:
+                d_q = value
+            else:
+                d_k = value
         d_v = tl.load(d_v_ptr + row * d_v_stride + offset, mask=mask, other=0.0)
         tl.store(d_qkv_ptr + to + 2 * size + offset, d_v, mask=mask)
+        if LARGEST > 0:  # of the whole row
+            d_v = d_v.to(tl.float32)
+            most = tl.maximum(tl.maximum(tl.abs(d_q), tl.abs(d_k)), tl.abs(d_v))
+            factor = put_scale(tl.max(tl.max(most, 1), 0), row, scales_ptr, LARGEST)
+            _put(values_ptr, to, offset, mask, d_q * factor)
+            _put(values_ptr, to + size, offset, mask, d_k * factor)
+            _put(values_ptr, to + 2 * size, offset, mask, d_v * factor)
     _put(sums_ptr, program * 2 * WIDTH, column, inside, tl.sum(d_q_weight, 0))
     _put(sums_ptr, (program * 2 + 1) * WIDTH, column, inside, tl.sum(d_k_weight, 0))
 
@@ -313,7 +348,7 @@ def _head_norm_backward(
 
 def norm_modulate(
     x_RD: Tensor, shift_GD: Tensor, scale_GD: Tensor, branch_RD: Tensor | None, in_fp8: bool
-) -> tuple[Tensor, Tensor | fp8.Scaled]:
+) -> tuple[Tensor, fp8.Operand]:
     rows, width = x_RD.shape
     out = torch.empty_like(x_RD, dtype=fp8.E4M3 if in_fp8 else None)
     scales = _fp32(x_RD, rows, 1) if in_fp8 else out
@@ -340,12 +375,18 @@ def norm_modulate(
 
 
 def norm_modulate_backward(
-    x_RD: Tensor, d_out_RD: Tensor, d_x_RD: Tensor | None, shift_GD: Tensor, scale_GD: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    x_RD: Tensor,
+    d_out_RD: Tensor,
+    d_x_RD: Tensor | None,
+    shift_GD: Tensor,
+    scale_GD: Tensor,
+    in_fp8: bool,
+) -> tuple[Tensor, fp8.Operand, Tensor, Tensor, Tensor, Tensor]:
     (rows, width), groups = x_RD.shape, len(scale_GD)
     each = rows // groups
     chunks = triton.cdiv(each, CHUNK)
     d_x, out = torch.empty_like(x_RD), torch.empty_like(x_RD)
+    operand, places, largest = room(d_x, fp8.E5M2, in_fp8)
     sums = _fp32(x_RD, groups, chunks, 3, width)
     with torch.cuda.device_of(x_RD):
         _norm_modulate_backward[(groups * chunks,)](
@@ -356,6 +397,7 @@ def norm_modulate_backward(
             scale_GD,
             d_x,
             out,
+            *places,
             sums,
             shift_GD.stride(0),
             scale_GD.stride(0),
@@ -365,53 +407,64 @@ def norm_modulate_backward(
             WIDTH=width,
             ROWS=CHUNK,
             ADDS=d_x_RD is not None,
-            **_across(width),
+            LARGEST=largest,
+            **_across(width, in_fp8),
         )
         modulations, total = added_up(sums, 2, x_RD.dtype)
-    return d_x, out, *modulations, total
+    return d_x, operand, out, *modulations, total
 
 
-def add_gated(x_RD: Tensor, branch_RD: Tensor, gate_GD: Tensor) -> Tensor:
+def add_gated(
+    x_RD: Tensor, branch_RD: Tensor, gate_GD: Tensor, in_fp8: bool
+) -> tuple[Tensor, fp8.Operand]:
     rows, width = x_RD.shape
     out = torch.empty_like(x_RD)
+    operand, places, largest = room(out, fp8.E4M3, in_fp8)
     with torch.cuda.device_of(x_RD):
         _add_gated[(rows,)](
             x_RD,
             branch_RD,
             gate_GD,
             out,
+            *places,
             gate_GD.stride(0),
             rows // len(gate_GD),
             WIDTH=width,
+            LARGEST=largest,
             **_across(width),
         )
-    return out
+    return out, operand
 
 
 def add_gated_backward(
-    d_out_RD: Tensor, branch_RD: Tensor, gate_GD: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+    d_out_RD: Tensor, branch_RD: Tensor, gate_GD: Tensor, more_RD: Tensor | None, in_fp8: bool
+) -> tuple[Tensor, Tensor, fp8.Operand, Tensor, Tensor]:
     (rows, width), groups = d_out_RD.shape, len(gate_GD)
     each = rows // groups
     chunks = triton.cdiv(each, CHUNK)
     d_branch = torch.empty_like(d_out_RD)
+    operand, places, largest = room(d_branch, fp8.E5M2, in_fp8)
     sums = _fp32(d_out_RD, groups, chunks, 2, width)
     with torch.cuda.device_of(d_out_RD):
         _add_gated_backward[(groups * chunks,)](
             d_out_RD,
             branch_RD,
             gate_GD,
+            more_RD if more_RD is not None else d_out_RD,
             d_branch,
+            *places,
             sums,
             gate_GD.stride(0),
             each,
             chunks,
             WIDTH=width,
             ROWS=CHUNK,
+            ADDS=more_RD is not None,
+            LARGEST=largest,
             **_across(width),
         )
         (d_gate,), d_bias = added_up(sums, 1, d_out_RD.dtype)
-    return d_branch, d_gate, d_bias
+    return d_out_RD, d_branch, operand, d_gate, d_bias
 
 
 def gelu_backward(x_RH: Tensor, d_out_RH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -460,10 +513,12 @@ def head_norm_backward(
     d_q_RNE: Tensor,
     d_k_RNE: Tensor,
     d_v_RNE: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
+    in_fp8: bool,
+) -> tuple[Tensor, fp8.Operand, Tensor, Tensor]:
     rows, _, heads, width = qkv_R3NE.shape
     chunks = triton.cdiv(rows, CHUNK)
-    d_qkv = qkv_R3NE.new_empty(qkv_R3NE.shape)
+    d_qkv = qkv_R3NE.new_empty(rows, 3 * heads * width)
+    operand, places, largest = room(d_qkv, fp8.E5M2, in_fp8)
     grads = [d if _is_packed(d) else d.contiguous() for d in (d_q_RNE, d_k_RNE, d_v_RNE)]
     sums = _fp32(qkv_R3NE, chunks, 2, width)
     with torch.cuda.device_of(qkv_R3NE):
@@ -473,16 +528,18 @@ def head_norm_backward(
             k_weight_E,
             *grads,
             d_qkv,
+            *places,
             sums,
             qkv_R3NE.stride(0),
             *(d.stride(0) for d in grads),
             rows,
             NORM_EPS,
             ROWS=CHUNK,
-            **_tiles(heads, width),
+            LARGEST=largest,
+            **_tiles(heads, width, in_fp8),
         )
         d_weights, _ = added_up(sums[None], 2, qkv_R3NE.dtype)
-    return d_qkv, *(d[0] for d in d_weights)
+    return d_qkv, operand, *(d[0] for d in d_weights)
 
 
 def _is_packed(x_RNE: Tensor) -> bool:
@@ -494,12 +551,15 @@ def _fp32(like: Tensor, *shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.float32, device=like.device)
 
 
-def _across(width: int) -> dict[str, int]:
+def _across(width: int, wide: bool = False) -> dict[str, int]:
+    """`wide`: of twice the threads, for the two backward kernels with most registers in fp8: 187 a
+    thread in norm_modulate_backward at XL/2's width, of which two programs fit on a processor and
+    not three, and some through memory in head_norm_backward (tests.gpu.compiled)."""
     columns = triton.next_power_of_2(width)
-    return {"COLUMNS": columns, "num_warps": 4 if columns <= 2048 else 8}
+    return {"COLUMNS": columns, "num_warps": 4 if columns <= 2048 and not wide else 8}
 
 
-def _tiles(heads: int, width: int) -> dict[str, int]:
+def _tiles(heads: int, width: int, wide: bool = False) -> dict[str, int]:
     sizes = {"HEADS": heads, "WIDTH": width}
     sizes |= {"LINES": triton.next_power_of_2(heads), "COLUMNS": triton.next_power_of_2(width)}
-    return {**sizes, "num_warps": 4}
+    return {**sizes, "num_warps": 8 if wide else 4}

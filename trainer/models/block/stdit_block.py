@@ -81,14 +81,13 @@ def run_fused(
     shift, scale, gate, *of_mlp = table_BF6D.unbind(2)
     gates = [block.kept(each).flatten(0, 1) for each in (gate, of_mlp.pop())]
     shift, scale, *of_mlp = (each.flatten(0, 1) for each in (shift, scale, *of_mlp))
-    size, x_RD = x_BTSD.shape, x_BTSD.flatten(0, 2)
-    qkv, x_RD = branches.NormLinear.apply(x_RD, shift, scale, *_of(block.attn.qkv), block.in_fp8)
-    seen = _attention(block.attn, qkv.view(*size[:3], -1), block.temporal, rotation)
-    x_RD = branches.GatedResidual.apply(
-        x_RD, seen.reshape(x_RD.shape), gates[0], *_of(block.attn.proj), block.in_fp8
+    size, text_of = x_BTSD.shape, block.cross_attn
+    seen, x_RD = _attended(block, x_BTSD, shift, scale, rotation)
+    q_RD, x_RD = branches.GatedQueries.apply(
+        *(x_RD, seen.reshape(x_RD.shape), gates[0]),
+        *(part for linear in (block.attn.proj, text_of.q_linear) for part in _of(linear)),
+        block.in_fp8,
     )
-    text_of = block.cross_attn
-    q_RD, x_RD = branches.PassingLinear.apply(x_RD, *_of(text_of.q_linear), block.in_fp8)
     text = text_of.attended(q_RD.view(size), y, real).reshape(x_RD.shape)
     x_RD = branches.TextThenMlp.apply(
         *(x_RD, text, *of_mlp, gates[1]),
@@ -99,30 +98,37 @@ def run_fused(
     return torch.ops.aten._unsafe_view(x_RD, size)
 
 
-def _attention(
-    attn: layers.SelfAttention, qkv_BTSD: Tensor, across_frames: bool, rotation: Rotation | None
-) -> Tensor:
-    """Attended values, [B, T, S, N, E], of a projection [B, T, S, 3 N E]."""
-    parts = qkv_BTSD.unflatten(-1, (3, attn.heads, -1))
-    norms = attn.norms()
-    if across_frames:
-        one = parts[..., 0, :, :]
-        if (
-            one.shape[1] <= frames.MOST_PREPARED
-            and attn.table.choose("temporal", one.shape[1]) == "frames"
-            and frames.is_usable(one)
-        ):
-            turn = rotation or (None, None)
-            return branches.FramesAttention.apply(parts, *(norms or (None, None)), *turn)
-    if norms is not None and rotation is None:
-        q, k, v = (
-            x.view(*qkv_BTSD.shape[:3], attn.heads, -1)
-            for x in branches.HeadNorm.apply(qkv_BTSD.flatten(0, 2), *norms)
-        )
+def _attended(
+    block: STDiT3Block,
+    x_BTSD: Tensor,
+    shift_GD: Tensor,
+    scale_GD: Tensor,
+    rotation: Rotation | None,
+) -> tuple[Tensor, Tensor]:
+    """Attended values, [B, T, S, N, E], and the tokens that go on beside them, [R, D]."""
+    attn, norms, size = block.attn, block.attn.norms(), x_BTSD.shape[:3]
+    inputs = x_BTSD.flatten(0, 2), shift_GD, scale_GD, *_of(attn.qkv)
+    by_frames = block.temporal and _takes_frames(attn, x_BTSD)
+    if norms is not None and rotation is None and not by_frames:
+        *heads, x_RD = branches.NormHeads.apply(*inputs, *norms, block.in_fp8)
+        q, k, v = (part.view(*size, *part.shape[1:]) for part in heads)
     else:
-        q, k, v = split_heads(qkv_BTSD, attn.heads, norms, rotation, across_frames)
-    attend = calls.across_frames if across_frames else calls.within_frames
-    return attend(q, k, v, attn.table)
+        qkv, x_RD = branches.NormLinear.apply(*inputs, block.in_fp8)
+        qkv = qkv.view(*size, -1)
+        if by_frames:
+            parts, turn = qkv.unflatten(-1, (3, attn.heads, -1)), rotation or (None, None)
+            return branches.FramesAttention.apply(parts, *(norms or (None, None)), *turn), x_RD
+        q, k, v = split_heads(qkv, attn.heads, norms, rotation, block.temporal)
+    attend = calls.across_frames if block.temporal else calls.within_frames
+    return attend(q, k, v, attn.table), x_RD
+
+
+def _takes_frames(attn: layers.SelfAttention, x_BTSD: Tensor) -> bool:
+    """Whether the kernel across frames takes whole projections of these tokens here."""
+    count = x_BTSD.shape[1]
+    if count > frames.MOST_PREPARED or attn.table.choose("temporal", count) != "frames":
+        return False
+    return frames.is_usable(x_BTSD.unflatten(-1, (attn.heads, -1)))
 
 
 def _of(linear: nn.Linear) -> tuple[Tensor, Tensor]:

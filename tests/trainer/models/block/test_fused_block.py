@@ -99,18 +99,17 @@ def test_what_it_keeps_is_what_is_predicted(
             ctx.save_for_backward(*inputs, out, sums)
             return out
 
-    def attended(
-        attn: Any, qkv: Tensor, across_frames: bool, rotation: Any
-    ) -> Tensor:  # our kernel over frames
-        q, k, v = qkv.unflatten(-1, (3, 2, -1)).unbind(3)
-        if across_frames:
-            keep(qkv)
-            return torch.empty_like(q)
-        q, k, v = stdit_block.branches.HeadNorm.apply(qkv.flatten(0, 2), *attn.norms())
-        return OneKernel.apply(q, k, v)
+    class Frames:
+        """Our kernel across frames keeps the projection."""
 
-    monkeypatch.setattr(stdit_block, "_attention", attended)
-    monkeypatch.setattr(stdit_block.calls, "attend", lambda q, k, v, *_: OneKernel.apply(q, k, v))
+        @staticmethod
+        def apply(qkv: Tensor, *_: Any) -> Tensor:
+            return torch.empty_like(keep(qkv)[..., 0, :, :])
+
+    monkeypatch.setattr(stdit_block.frames, "is_usable", lambda q: True)
+    monkeypatch.setattr(stdit_block.branches, "FramesAttention", Frames)
+    for name in ("within_frames", "attend"):
+        monkeypatch.setattr(stdit_block.calls, name, lambda q, k, v, *_: OneKernel.apply(q, k, v))
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         out = run_fused(block, x, y, None, table, rotation)
     assert out.shape == x.shape
