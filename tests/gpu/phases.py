@@ -33,7 +33,7 @@ def first(options: Options) -> list[Phase]:
         Phase(2, "ceilings", ceilings.ceilings, (), 30.0, 5.0),
         Phase(3, "frames kernels", kernels.frames, (), 50.0, 6.0),
         Phase(4, "packed text", kernels.text, (), 20.0, 5.0),
-        Phase(5, "correct, eager", correct.eager, (), 45.0, 8.0),
+        Phase(5, "correct, eager", correct.eager, (), 60.0, 8.0),
         Phase(6, "correct, compiled", correct.compiled, (), 110.0, 20.0),
         Phase(7, "engines", train.engines, (), 100.0, 15.0),
         _bench(8, "360p:51", "360p:51", warmup=3, steps=5, limit_s=60.0),

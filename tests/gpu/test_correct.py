@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.gpu.items import kernels
-from tests.gpu.items.correct import COMPILED, EAGER, Models, compare, judged
+from tests.gpu.items.correct import COMPILED, EAGER, FP8, Models, compare, has_fp8, judged
 from tests.gpu.run import Figures, Options
 from trainer.models.attention import calls
 
@@ -91,6 +91,29 @@ def test_a_gradient_that_must_be_0_has_an_absolute_limit(tiny: Any) -> None:
     typical = float(exact["temporal_blocks.0.attn.qkv.weight"].std())
     given[name] = torch.full_like(given[name], 0.1 * typical)
     assert f"{name} (0)" in compare(given, plain, exact, "bf16")["wrong"]
+
+
+@pytest.mark.long
+def test_a_wrong_gradient_in_fp8_is_reported() -> None:
+    """Rounding costs up to a seventh of a gradient."""
+    models = Models(CPU, "bf16", 1, tiny=True)
+    how = FP8["fp8, given frames, recomputed"]
+    given, beside = models.run(models.model, how), models.simulated(how)
+    exact = models.run(models.exact, how)
+    found = compare(given, beside, exact, "bf16")
+    assert found["wrong"] == ""
+    assert 0.01 < max(found["errors"].values()) < 0.3
+    for weight in ("spatial_blocks.0.mlp.fc1.weight", "temporal_blocks.0.attn.qkv.weight"):
+        wrong = {**given, weight: given[weight] * 1.25}
+        assert weight in compare(wrong, beside, exact, "bf16")["wrong"]
+
+
+def test_a_card_without_fp8_is_spared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = Options(tmp_path, "cuda", False)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA A100")
+    for capability in ((8, 0), (9, 0)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda it=capability: it)
+        assert has_fp8(options) == (capability >= (8, 9))
 
 
 class Wrong(torch.autograd.Function):

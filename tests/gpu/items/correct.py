@@ -2,7 +2,8 @@
 
 A gradient may err 1.5 times as much as that of the plain path (no fused kernels, eager) with the
 same weights in the same dtype on the same card. A fixed limit would be wrong: healthy bf16 reaches
-7e-3 for the output and 2e-2 for the weights of q_norm and k_norm.
+7e-3 for the output and 2e-2 for the weights of q_norm and k_norm. Linear layers in fp8 are beside
+those that a CPU simulates, with the same weights in the same dtype.
 """
 
 from __future__ import annotations
@@ -35,6 +36,11 @@ EAGER: dict[str, dict[str, Any]] = {  # by our kernels on a GPU
     "torch's operations, given frames": {"fused": False, "given": True},
     "torch's operations, one frame": {"fused": False, "frames": 1},
 }
+# On cards that have it.
+FP8: dict[str, dict[str, Any]] = {
+    "fp8": {"in_fp8": True},
+    "fp8, given frames, recomputed": {"in_fp8": True, "given": True, "checkpoint": "all"},
+}
 # One model, whose programs serve from the third shape on.
 COMPILED: dict[str, dict[str, Any]] = {
     "compiled, first shape": {},
@@ -49,12 +55,24 @@ Tensors = dict[str, "torch.Tensor"]
 
 def eager(options: Options, figures: Figures) -> str:
     """All ways without a compiler, in one process."""
-    return _ways(options, figures, EAGER, None)
+    return _ways(options, figures, {**EAGER, **(FP8 if has_fp8(options) else {})}, None)
 
 
 def compiled(options: Options, figures: Figures) -> str:
     """All ways with one; a rehearsal traces the blocks as it does, without generating code."""
     return _ways(options, figures, COMPILED, "aot_eager" if options.tiny else "inductor")
+
+
+def has_fp8(options: Options) -> bool:
+    """Whether linear layers run in fp8 on the device."""
+    from trainer.errors import EngineError
+    from trainer.models.block import fp8
+
+    try:
+        fp8.require(options.device, 2, (), ours=True)
+    except EngineError:
+        return False
+    return True
 
 
 def _ways(options: Options, figures: Figures, ways: Mapping[str, Any], backend: str | None) -> str:
@@ -78,13 +96,12 @@ def judged(models: Models, how: Mapping[str, Any]) -> dict[str, Any]:
     begin = time.perf_counter()
     given = models.run(models.model, how)
     ran_s = time.perf_counter() - begin
-    return compare(given, models.plain(how), models.run(models.exact, how), models.dtype) | {
-        "run_s": ran_s
-    }
+    beside = models.simulated(how) if how.get("in_fp8") else models.plain(how)
+    return compare(given, beside, models.run(models.exact, how), models.dtype) | {"run_s": ran_s}
 
 
 def compare(given: Tensors, plain: Tensors, exact: Tensors, dtype: str) -> dict[str, Any]:
-    """Errors of a way against fp64, beside what the plain path reaches."""
+    """Errors of a way against fp64, beside what the plain path (in fp8 a CPU) reaches."""
     if not _typical(exact) > 1e-30:  # NaN, too
         return {"share_of_limit": math.inf, "wrong": "the gradients of fp64 are 0, or no numbers"}
     errors = _errors(given, exact)
@@ -185,6 +202,7 @@ class Models:
         is_exact = model is self.exact
         recompute = "off" if is_exact else how.get("checkpoint", "off")
         model.use_fused(how.get("fused", True) and not is_exact and not self._is_compiled)
+        model.use_fp8(how.get("in_fp8", False) and not is_exact)
         model.enable_grad_checkpoint(recompute, not is_exact and how.get("offload", False))
         inputs, grad = self._inputs(model, how)
         x, times, y, mask, x_mask = (inputs.pop(name) for name in ("x", "t", "y", "mask", "x_mask"))
@@ -212,6 +230,19 @@ class Models:
         finally:
             torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(False)
 
+    def simulated(self, how: Mapping[str, Any]) -> Tensors:
+        """Of the model on the CPU, whose products are of matrices rounded to fp8 there."""
+
+        from trainer.models.stdit import STDiT3
+
+        model = STDiT3(self.exact.config).train().to(next(self.model.parameters()).dtype)
+        model.load_state_dict(self.model.state_dict())
+        model.use_fp8(True)
+        inputs, grad = self._inputs(model, how)
+        x, times, y, mask, x_mask = (inputs.pop(name) for name in ("x", "t", "y", "mask", "x_mask"))
+        found = self._backward(model, model(x, times, y, mask, x_mask, **inputs), grad)
+        return {name: value.to(self.device) for name, value in found.items()}
+
     @staticmethod
     def _backward(model: Any, out: torch.Tensor, grad: torch.Tensor) -> Tensors:
         out.backward(grad.to(out.dtype))
@@ -226,10 +257,11 @@ class Models:
 
         config, frames, rows = model.config, how.get("frames", 5), how.get("rows", 8)
         dtype = next(self.model.parameters()).dtype  # fp64 gets the rounded numbers, too
+        device = next(model.parameters()).device
         generator = torch.Generator().manual_seed(1)
 
         def random(*shape: int) -> torch.Tensor:
-            values = torch.randn(*shape, generator=generator).to(self.device, dtype)
+            values = torch.randn(*shape, generator=generator).to(device, dtype)
             return values.to(next(model.parameters()).dtype)
 
         length = config.model_max_length
@@ -242,9 +274,9 @@ class Models:
             x_mask = torch.ones(2, frames, dtype=torch.bool)
             x_mask[0, 0] = False
         values = {
-            name: torch.full((2,), value, device=self.device)
+            name: torch.full((2,), value, device=device)
             for name, value in (("fps", 24.0), ("height", 8.0 * rows), ("width", 96.0))
         }
-        times = torch.tensor([100.0, 700.0], device=self.device)
+        times = torch.tensor([100.0, 700.0], device=device)
         inputs = {"x": x, "t": times, "y": y, "mask": mask, "x_mask": x_mask, **values}
         return inputs, random(2, config.out_channels, frames, rows, 12)
