@@ -1,7 +1,7 @@
 """Bytes that elementwise kernels and reductions read and write: each tensor once a launch.
 
 Of torch's operations all but products, attention and views; of Triton's kernels the tensors that a
-launch is given. Reads from a cache count as from memory, padding of rows does not.
+launch is given, and once more what they write over what they read. Reads from a cache count as from memory, padding of rows does not.
 """
 
 from __future__ import annotations
@@ -24,6 +24,12 @@ _FREE = (
     "_varlen_attn",
     "_efficient_attention",
 )
+# Our kernels that do, and the constant by which they do.
+_IN_PLACE = {
+    "_gelu_backward": ("d_ptr", "WIDTH"),
+    "_gelu_backward_scaled": ("d_ptr", "WIDTH"),
+    "_add_gated_backward": ("d_out_ptr", "ADDS"),
+}
 
 
 class Traffic(TorchDispatchMode):
@@ -42,6 +48,10 @@ class Traffic(TorchDispatchMode):
         def run(kernel: Any, *args: Any, **kwargs: Any) -> Any:
             name = getattr(kernel.fn, "__name__", str(kernel.fn))
             of_all.bytes[name] += _size((args, kwargs))
+            if name in _IN_PLACE:
+                given = {**dict(zip(kernel.arg_names, args, strict=False)), **kwargs}
+                pointer, condition = _IN_PLACE[name]
+                of_all.bytes[name] += _size(given[pointer]) if given[condition] else 0
             return of_all._run(kernel, *args, **kwargs)
 
         JITFunction.run = run
