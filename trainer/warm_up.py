@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -38,9 +38,9 @@ def worth_warming(
     values of a token.
 
     Our kernels are made for a number of frames. So are compiled programs, and for batches of one
-    clip and of more, for large tensors, and for an even number of places or an odd one: the first
-    shape of a kind makes programs for itself alone, the second for all sizes, and the largest is
-    there in case that they are not.
+    clip and of more, for large tensors, and for a number of places that is a multiple of 8 or is
+    not (inductor then pads products): the first shape of a kind makes programs for itself alone,
+    others for the sizes that differ, places and clips; the largest is there in case they are not.
     """
     kinds: dict[tuple[int, ...], list[Shape]] = {}
     for batch, (frames, height, width) in sorted(set(shapes), key=_volume):
@@ -49,12 +49,14 @@ def worth_warming(
         kind = (frames, batch == 1, is_large) if compiled else (frames,)
         kinds.setdefault(kind, []).append(shape)
 
-    def first(kind: list[Shape]) -> list[Shape]:
+    def first(kind: list[Shape]) -> Iterator[Shape]:
         if not compiled:
-            return kind[:1]
-        odd = [shape for shape in kind if _places(shape, patch) % 2]
-        even = [shape for shape in kind if not _places(shape, patch) % 2]
-        return odd[:2] + even[:2]
+            yield kind[0]
+            return
+        for is_ragged in (True, False):
+            group = [shape for shape in kind if bool(_places(shape, patch) % 8) == is_ragged]
+            others = [shape for shape in group[1:] if shape[0] != group[0][0]]
+            yield from [*group[:1], *(others or group[1:])[:1]]
 
     found = {shape: None for kind in kinds.values() for shape in (*first(kind), kind[-1])}
     return sorted(found, key=_volume)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -93,11 +94,15 @@ def test_few_shapes_of_a_stage_are_warmed_up(number: int, compiled: bool) -> Non
         assert {(latent[0], batch == 1) for batch, latent in chosen} == kinds
 
 
+def volume(shape: tuple[int, tuple[int, int, int]]) -> int:
+    return shape[0] * math.prod(shape[1])
+
+
 def test_smallest_next_and_largest_of_a_kind_are_warmed_up() -> None:
     from trainer.warm_up import worth_warming
 
-    pictures = [(3, (1, 4, side)) for side in (4, 8, 12, 16)]
-    large = [(40, (1, 1000, side)) for side in (1000, 1001, 1002, 1003)]
+    pictures = [(3, (1, 4, side)) for side in (8, 16, 24, 32)]
+    large = [(40, (1, 1000, side)) for side in (1000, 1008, 1016, 1024)]
     clips = [(1, (15, 4, 4)), (2, (15, 4, 4)), (2, (15, 4, 4))]
     first, second, _, last = pictures
     assert worth_warming(pictures, True, 8) == [first, second, last]
@@ -107,11 +112,14 @@ def test_smallest_next_and_largest_of_a_kind_are_warmed_up() -> None:
     assert worth_warming(clips, True, 8) == clips[:2]
     assert worth_warming(clips, False, 8) == clips[:2]
     assert worth_warming(clips[:1], False, 8) == clips[:1]
-    # of 1080p's pictures, places in odd numbers: 8083 made a program for itself, 8085 a late one
-    odd = [(3, (1, 2, side)) for side in (18, 22, 26, 30)]
-    assert worth_warming(pictures + odd, True, 8) == sorted(
-        [first, second, last, *odd[:2]], key=lambda shape: shape[1][1] * shape[1][2]
-    )
+    # of 1080p's pictures, no multiples of 8: 8083 made a program for itself, 8085 a late one
+    ragged = [(3, (1, 2, side)) for side in (18, 22, 26, 30)]
+    wanted = [first, second, last, *ragged[:2]]
+    assert worth_warming(pictures + ragged, True, 8) == sorted(wanted, key=volume)
+    # A program for 5 clips of any size was none for 36 of 720p, no multiple of 8 either.
+    more = [(5, (1, 2, 34))]
+    wanted = [first, second, last, ragged[0], *more]
+    assert worth_warming(pictures + ragged + more, True, 8) == sorted(wanted, key=volume)
 
 
 # Of batch, frames, height, width. To trace a program takes a second: a batch of one clip makes four more.
