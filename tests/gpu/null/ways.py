@@ -36,7 +36,7 @@ WAYS = (
     Way("native, fused", ("--engine", "native", *_AUTO)),
     Way("colossal, recomputed", ("--engine", "colossal", "--lines", _FEW, *_ALL)),
     Way("native, recomputed", ("--engine", "native", "--lines", _FEW, *_ALL)),
-    Way("colossal, compiled", ("--engine", "colossal", *_COMPILED, *_ALL)),
+    Way("colossal, compiled", ("--warm", _FEW, "--engine", "colossal", *_COMPILED, *_ALL)),
     Way("native, compiled", ("--every-shape", "--engine", "native", *_COMPILED, *_ALL)),
 )
 
@@ -48,7 +48,7 @@ def check(gpu: Card, way: Way) -> None:
     assert found["devices"] == [0]
     warm, steps = found["warm-up"], found["steps"]
     assert warm["shapes"] <= SHAPES
-    assert warm["all"] > 600
+    assert warm["all"] > 600 or "--warm" in way.words
     if "every shape" in found:
         later = found["every shape"]
         assert later["shapes"] == warm["all"]

@@ -34,12 +34,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("out", type=Path)
     parser.add_argument("--lines", default="all", help="names with commas, all or none")
+    parser.add_argument("--warm", default="all", help="lines of stage 1, as --lines")
     parser.add_argument("--every-shape", action="store_true", help="once, behind the warm-up")
     args, words = parser.parse_known_args()
     use_expandable_segments(os.environ)
     made = Compilers()
     run = assembled(Path(tempfile.mkdtemp(dir=args.out.parent)), words)
-    found: dict[str, Any] = {"warm-up": warmed(run, made)}
+    found: dict[str, Any] = {"warm-up": warmed(run, made, args.warm.split(","))}
     if args.every_shape:
         found["every shape"] = every_shape(run, made)
     wanted = args.lines.split(",")
@@ -52,11 +53,16 @@ def main() -> None:
     leave(args.out, found)
 
 
-def warmed(run: Run, made: Compilers) -> dict[str, Any]:
-    """The run's own warm-up for all buckets of stage 1."""
+def warmed(run: Run, made: Compilers, names: list[str]) -> dict[str, Any]:
+    """The run's own warm-up for buckets of stage 1."""
     assert run.warm_up is not None
+    wanted = [
+        one
+        for one in buckets("stage1")
+        if "all" in names or f"{one.resolution}:{one.frames}" in names
+    ]
     before, begin = made.counts(), time.perf_counter()
-    result = run.warm_up.run(buckets("stage1"))
+    result = run.warm_up.run(wanted)
     assert result is not None
     seconds = time.perf_counter() - begin
     return {"shapes": result.shapes, "all": result.all_shapes, "seconds": seconds} | made.since(
