@@ -101,7 +101,7 @@ null-gpu: venv
 	@$(py) -m tests.gpu.null.build --python build/null-gpu/venv/bin/python --into build/null-gpu
 
 campaign-gpu: null-gpu
-	$(py) -m pytest -m slow -n 2 --dist loadfile --durations 20 tests/gpu/null
+	$(py) -m pytest -m slow -n 2 --dist worksteal --durations 20 tests/gpu/null
 
 clean:
 	rm -rf .venv .venv-hangs .pythons build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -47,7 +47,12 @@ def main() -> None:
     chosen = {
         name: shape for name, shape in lines().items() if "all" in wanted or shape.name in wanted
     }
-    fit(run, [bucket_of(shape) for shape in chosen.values()])
+    cells = [bucket_of(shape) for shape in chosen.values()]
+    fit(run, cells)
+    assert run.warm_up is not None
+    run.warm_up.run(cells)  # those of other stages, as a run of theirs does
+    if chosen:  # what the first step of a run makes: the optimizer's state
+        step(run, iter([batch_of(next(iter(chosen.values())))]))
     found["steps"] = {name: steps(run, shape, made) for name, shape in chosen.items()}
     found["devices"], found["refusal"] = counters.own().devices_used(), counters.own().refusal
     leave(args.out, found)
@@ -108,9 +113,8 @@ def predicted(run: Run, bucket: Bucket, masked: bool) -> int:
 
 
 def steps(run: Run, shape: Shape, made: Compilers) -> dict[str, Any]:
-    """The second of two steps of a line: what it launches, waits for and holds."""
-    run.step = 1  # both are no steps whose weights are measured, which launch more
-    step(run, iter([batch_of(shape)]))
+    """A step of a line: what it launches, waits for, makes and holds."""
+    run.step = 1  # no step whose weights are measured, which launches more
     batch, before = batch_of(shape), made.counts()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
