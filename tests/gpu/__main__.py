@@ -1,4 +1,4 @@
-"""Measure one card: `python -m tests.gpu first --out DIR --send SEND`."""
+"""Measure one card: `python -m tests.gpu first --out DIR --send DIR`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
 
+import torch
+
 from tests.gpu.phases import first, second
-from tests.gpu.report import Record, as_document, read_lines
+from tests.gpu.report import Record, as_document, is_row, read_lines
 from tests.gpu.run import MEASURED, Options, run_phases
 
-INTERRUPTED = 130
+USAGE, INTERRUPTED = 2, 130
 _EPILOG = """\
 examples
   python -m tests.gpu first --out /tmp/gpu --send out --deadline 510
@@ -41,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     ):
         add = verbs.add_parser(name, help=what, allow_abbrev=False).add_argument
         add("--out", type=Path, required=True, metavar="DIR", help="a local folder to work in")
-        add("--send", type=Path, metavar="SEND", help="gets at most three files, always whole")
+        add("--send", type=Path, metavar="DIR", help="gets at most three files, always whole")
         add("--deadline", type=float, default=deadline_s, metavar="S", help="default %(default)g")
         add("--device", choices=("cuda", "cpu"), default="cuda")
         add("--tiny", action="store_true", help="small shapes, to rehearse")
@@ -52,9 +54,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     table.add_argument("record", type=Path, metavar="FILE", help="first.jsonl")
     args = parser.parse_args(words)
     if args.verb == "table":
-        print(as_document(read_lines(args.record)), end="")
-        return 0
+        return _page(args.record)
     return _measure(args, words)
+
+
+def _page(path: Path) -> int:
+    try:
+        lines = read_lines(path)
+    except OSError as error:
+        return _refused(f"{path} cannot be read: {error.strerror}")
+    if not any(map(is_row, lines)):
+        return _refused(f"{path} is no record of tests.gpu: it has no result of a phase")
+    print(as_document(lines), end="")
+    return 0
+
+
+def _refused(why: str) -> int:
+    print(f"error: {why}", file=sys.stderr)
+    return USAGE
 
 
 def _measure(args: argparse.Namespace, words: Sequence[str]) -> int:
@@ -64,14 +81,23 @@ def _measure(args: argparse.Namespace, words: Sequence[str]) -> int:
     else:
         path = args.after or args.out / "first.jsonl"
         phases = second(options, read_lines(path) if path.is_file() else [])
-    record = Record(args.verb, options.out, args.send and args.send.absolute())
-    before = signal.signal(signal.SIGTERM, _interrupt)
     wanted = args.only or [""]
     chosen = [phase for phase in phases if any(text in phase.name for text in wanted)]
+    if not chosen and args.only:
+        names = "; ".join(dict.fromkeys(phase.name for phase in phases))
+        return _refused(f"no phase has {' or '.join(args.only)} in its name; phases: {names}")
+    if args.device == "cuda" and torch.version.cuda is None:
+        built = f"torch {torch.__version__} is built without CUDA"
+        return _refused(f"{built}; to rehearse on the CPU: --device cpu --tiny")
+    # A record of some phases stands beside that of all, which `second` reads.
+    name = f"{args.verb}-only" if args.only else args.verb
+    record = Record(name, options.out, args.send and args.send.absolute())
+    before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         record.line(_head(words))
         rows = run_phases(chosen, options, args.deadline, record.line, record.table)
     except KeyboardInterrupt:
+        print(f"interrupted; what was measured is in {record.path}", file=sys.stderr)
         return INTERRUPTED
     finally:
         signal.signal(signal.SIGTERM, before)

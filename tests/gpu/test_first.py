@@ -234,6 +234,46 @@ def test_a_record_becomes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "| copy | bytes_per_s 3e+12 |" in page
 
 
+@pytest.mark.parametrize("text", ["", "# A page\n", '{"gpu": "H100"}\n'])
+def test_what_is_no_record_becomes_no_page(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "page.md"
+    path.write_text(text)
+    assert command.main(["table", str(path)]) == 2
+    assert command.main(["table", str(tmp_path / "none")]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "page.md is no record of tests.gpu" in shown.err
+    assert "none cannot be read: No such file or directory" in shown.err
+
+
+def test_some_phases_leave_the_record_of_all_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    phases = [Phase(1, "facts", _works, (1,)), Phase(2, "ceilings", _works, (2,))]
+    monkeypatch.setattr(command, "first", lambda options: phases)
+    record = tmp_path / "first.jsonl"
+    record.write_text("{}\n")
+    words = ["first", "--out", str(tmp_path), "--device", "cpu", "--tiny", "--only"]
+    assert command.main([*words, "nonsense"]) == 2
+    assert "no phase has nonsense in its name; phases: facts; ceilings" in capsys.readouterr().err
+    command.main([*words, "facts"])
+    assert record.read_text() == "{}\n"
+    assert any(line.get("phase") == "facts" for line in read_lines(tmp_path / "first-only.jsonl"))
+
+
+def test_a_torch_without_cuda_measures_no_card(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("torch.version.cuda", None)
+    assert command.main(["first", "--out", str(tmp_path / "out")]) == 2
+    assert "is built without CUDA; to rehearse on the CPU: --device cpu --tiny" in (
+        capsys.readouterr().err
+    )
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_line_is_json_whatever_was_measured(tmp_path: Path) -> None:
     record = Record("first", tmp_path, None, lambda line: None)
     record.line({"figure": "a", "errors": {"x": [float("nan"), 1.0]}, "most": float("inf")})
