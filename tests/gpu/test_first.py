@@ -317,11 +317,11 @@ def test_a_kill_loses_nothing_that_was_measured(number: int, tmp_path: Path) -> 
             break
     process.send_signal(number)
     process.wait(timeout=30)
-    for path in (out / "first.jsonl", send / "first.jsonl"):
+    for path in (out / "first-only.jsonl", send / "first-only.jsonl"):
         text = path.read_text()
         assert all(line in text for line in shown)
     if number != signal.SIGKILL:
         assert process.returncode == command.INTERRUPTED
-        assert "INTERRUPTED" in (send / "first.txt").read_text()
-        assert (send / "first.tar.gz").is_file()
+        assert "INTERRUPTED" in (send / "first-only.txt").read_text()
+        assert (send / "first-only.tar.gz").is_file()
     process.stdout.close()
