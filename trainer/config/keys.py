@@ -201,9 +201,8 @@ class Config(Section):
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     mask_ratios: dict[str, float] | None = None  # shares of clips with given frames, by kind
     accumulation_steps: int = number(1, least=1)  # microbatches of a rank per optimizer step
-    grad_checkpoint: bool | int | str = (
-        False  # recompute: auto, off, all, every 2, or keep "24000 MB"
-    )
+    # recompute: auto, off, all, every 2, or keep "24000 MB"
+    grad_checkpoint: bool | int | str = False
     offload_activations: bool = False  # what the backward pass keeps waits in host memory
     fused_blocks: bool = True  # our kernels between a block's products: on GPUs, in bf16
     # the blocks' large products in fp8; on GPUs from compute capability 8.9, on a CPU simulated

@@ -1,7 +1,8 @@
 """Bytes that elementwise kernels and reductions read and write: each tensor once a launch.
 
 Of torch's operations all but products, attention and views; of Triton's kernels the tensors that a
-launch is given, and once more what they write over what they read. Reads from a cache count as from memory, padding of rows does not.
+launch is given, and once more what they write over what they read. Reads from a cache count as from
+memory, padding of rows does not.
 """
 
 from __future__ import annotations

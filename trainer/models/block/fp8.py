@@ -4,7 +4,7 @@ The two formats share the work as in Transformer Engine's hybrid: e4m3 (3 bits o
 448) for activations and weights, e5m2 (2 bits, up to 57,344) for gradients, which spread wider.
 Each scale is of the row's own largest value, as in torchao's rowwise recipe: one large value costs
 its row precision and no other, and a row is in registers when its largest value is wanted. Nothing
-is remembered from step to step, so checkpoints hold nothing of it.
+is kept from step to step, so checkpoints hold no state for it.
 
 Elsewhere than on a GPU values are rounded to fp8 in the same way and multiplied in fp32.
 """
