@@ -23,6 +23,7 @@ from trainer.data.plan.costs import now
 from trainer.device import random_numbers_kept
 from trainer.diffusion.rectified_flow import RectifiedFlow
 from trainer.engine.base import Engine
+from trainer.models.peak import grid
 from trainer.models.stdit import STDiT3
 
 # B batch · C channels · T,H,W latent frames, height, width · L text tokens
@@ -63,8 +64,7 @@ def worth_warming(
 
 
 def _places(shape: Shape, patch: Size) -> int:
-    _, (_, height, width) = shape
-    return -(-height // patch[1]) * -(-width // patch[2])
+    return math.prod(grid(shape[1], patch)[1:])
 
 
 def _volume(shape: Shape) -> int:

@@ -12,10 +12,11 @@ Launches, communication and the optimizer are not in it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +28,7 @@ from torch.utils.flop_counter import flop_registry
 from tests.gpu.null import figures
 from trainer.models.block.stdit_block import STDiT3Block
 from trainer.models.flops import flops_by_part
+from trainer.models.peak import grid
 from trainer.models.stdit_config import PRESETS, STDiT3Config
 
 # B batch · T,S frames and places of the token grid · L text tokens · D width · N heads · E of a head
@@ -250,23 +252,37 @@ H100 = Card(flops=989.4e12, bandwidth=3.35e12)
 TEXT_TOKENS = 300
 
 
+class BucketCost(NamedTuple):
+    spatial: BlockCost
+    temporal: BlockCost
+    frames: int
+    tokens: int  # of all clips
+    flops: float  # of all blocks in a step that repeats nothing
+
+
+def bucket_cost(config: STDiT3Config, bucket: str) -> BucketCost:
+    batch, *latent = BUCKETS[bucket]
+    frames, rows, columns = grid((latent[0], latent[1], latent[2]), config.patch_size)
+    sizes = batch, frames, rows * columns, TEXT_TOKENS
+    costs = [block_cost(config, *sizes, across_frames) for across_frames in (False, True)]
+    parts = flops_by_part(config, batch, *latent, TEXT_TOKENS)
+    flops = 3 * config.depth * (parts.spatial_block + parts.temporal_block)
+    return BucketCost(*costs, frames, math.prod(sizes[:3]), flops)
+
+
 def predict(config: STDiT3Config, card: Card) -> list[tuple[str, str, float, float, list[float]]]:
     """(bucket, bound, forward s, backward s, MFU likely, low and high); all is recomputed."""
     rows = []
-    for name, (batch, frames, height, width) in BUCKETS.items():
-        _, ph, pw = config.patch_size
-        places = -(-height // ph) * -(-width // pw)
-        costs = [block_cost(config, batch, frames, places, TEXT_TOKENS, t) for t in (False, True)]
-        parts = flops_by_part(config, batch, frames, height, width, TEXT_TOKENS)
-        flops = 3 * (parts.spatial_block + parts.temporal_block)
-        work = config.depth * flops / card.flops
+    for name in BUCKETS:
+        cost = bucket_cost(config, name)
+        costs = cost.spatial, cost.temporal
         for bound, seconds in (("eager", eager_seconds), ("fused", fused_seconds)):
             times, shares = [], []
             for assumed in (LIKELY, LOW, HIGH):
                 forward = config.depth * sum(seconds(c.forward, card, assumed) for c in costs)
                 backward = config.depth * sum(seconds(c.backward, card, assumed) for c in costs)
                 times.append((forward, backward))
-                shares.append(work / (2 * forward + backward))
+                shares.append(cost.flops / card.flops / (2 * forward + backward))
             rows.append((name, bound, *times[0], shares))
     return rows
 
@@ -293,25 +309,22 @@ def counted_step(
     nothing is recomputed. FLOP and bytes are counted on the null GPU; `fp8` is by how much products
     of the blocks' large layers are faster, forward and for gradients of inputs. Attention across
     frames is among the bytes."""
-    batch, frames, height, width = BUCKETS[bucket]
-    _, ph, pw = config.patch_size
-    places = -(-height // ph) * -(-width // pw)
-    costs = [block_cost(config, batch, frames, places, TEXT_TOKENS, t) for t in (False, True)]
+    cost = bucket_cost(config, bucket)
+    spatial, temporal = ((*one.forward, *one.backward) for one in (cost.spatial, cost.temporal))
+    others = [operation for operation in temporal if operation.keys != cost.frames]
     attention = config.depth * sum(
         operation.seconds(card, shares) / faster_attention
-        for cost, across_frames in zip(costs, (False, True), strict=True)
-        for operation in (*cost.forward, *cost.backward)
-        if operation.kind != "products" and not (across_frames and operation.keys == frames)
+        for operation in (*spatial, *others)
+        if operation.kind != "products"
     )
     # qkv and its projection, text's queries and their projection, two layers of four widths.
-    values = batch * frames * places * config.hidden_size**2 * (3 + 1 + 1 + 1 + 4 + 4)
+    values = cost.tokens * config.hidden_size**2 * (3 + 1 + 1 + 1 + 4 + 4)
     in_fp8 = 2 * 2 * values * 2 * config.depth if fp8 > 1 else 0.0
     reached = card.flops * shares.products
     products = (product_flops - in_fp8) / reached + in_fp8 / (fp8 * reached)
     elementwise = elementwise_bytes / (card.bandwidth * shares.memory)
-    parts = flops_by_part(config, batch, frames, height, width, TEXT_TOKENS)
-    work = 3 * config.depth * (parts.spatial_block + parts.temporal_block) / card.flops
-    return products, attention, elementwise, work / (products + attention + elementwise + REST_S)
+    seconds = products + attention + elementwise + REST_S
+    return products, attention, elementwise, cost.flops / card.flops / seconds
 
 
 def counted_rows(config: STDiT3Config) -> Iterator[tuple[str, float, float, float, float]]:

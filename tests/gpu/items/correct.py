@@ -204,9 +204,7 @@ class Models:
         model.use_fused(how.get("fused", True) and not is_exact and not self._is_compiled)
         model.use_fp8(how.get("in_fp8", False) and not is_exact)
         model.enable_grad_checkpoint(recompute, not is_exact and how.get("offload", False))
-        inputs, grad = self._inputs(model, how)
-        x, times, y, mask, x_mask = (inputs.pop(name) for name in ("x", "t", "y", "mask", "x_mask"))
-        return self._backward(model, model(x, times, y, mask, x_mask, **inputs), grad)
+        return self._passed(model, how)
 
     def plain(self, how: Mapping[str, Any]) -> Tensors:
         """Of the plain path with the model's weights: scores in full, no fused kernel.
@@ -232,16 +230,17 @@ class Models:
 
     def simulated(self, how: Mapping[str, Any]) -> Tensors:
         """Of the model on the CPU, whose products are of matrices rounded to fp8 there."""
-
         from trainer.models.stdit import STDiT3
 
         model = STDiT3(self.exact.config).train().to(next(self.model.parameters()).dtype)
         model.load_state_dict(self.model.state_dict())
         model.use_fp8(True)
+        return {name: value.to(self.device) for name, value in self._passed(model, how).items()}
+
+    def _passed(self, model: Any, how: Mapping[str, Any]) -> Tensors:
         inputs, grad = self._inputs(model, how)
         x, times, y, mask, x_mask = (inputs.pop(name) for name in ("x", "t", "y", "mask", "x_mask"))
-        found = self._backward(model, model(x, times, y, mask, x_mask, **inputs), grad)
-        return {name: value.to(self.device) for name, value in found.items()}
+        return self._backward(model, model(x, times, y, mask, x_mask, **inputs), grad)
 
     @staticmethod
     def _backward(model: Any, out: torch.Tensor, grad: torch.Tensor) -> Tensors:
