@@ -84,7 +84,7 @@ def _transposed(
 
 
 @triton.jit
-def _gelu_back(x, d_out):
+def gelu_back(x, d_out):
     """gelu(x) = x sigmoid(2u) with 2u = 1.5957691216 (x + 0.044715 x^3): gradient and output."""
     gate = tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
     slope = gate + x * gate * (1.0 - gate) * (1.5957691216057308 + 0.21406444881780076 * x * x)
@@ -121,8 +121,8 @@ def _gelu_backward_scaled(
         x, d = tl.load(x_ptr + at), tl.load(d_ptr + at)
         other_x = tl.load(x_ptr + beside, mask=inside, other=0.0)
         other_d = tl.load(d_ptr + beside, mask=inside, other=0.0)
-        d, out = _gelu_back(x.to(tl.float32), d.to(tl.float32))
-        other_d, other_out = _gelu_back(other_x.to(tl.float32), other_d.to(tl.float32))
+        d, out = gelu_back(x.to(tl.float32), d.to(tl.float32))
+        other_d, other_out = gelu_back(other_x.to(tl.float32), other_d.to(tl.float32))
         total += d
         other_total += other_d
         tl.store(d_ptr + at, d.to(d_ptr.dtype.element_ty))
