@@ -19,7 +19,8 @@ PATHS = ("plain", "lambda")
 _DESCRIPTION = """\
 Training steps on random latents, bucket by bucket: seconds by phase (medians), tokens/s, TFLOP/s
 and MFU of forward and backward pass (recomputation apart, as "again"), peak memory. Each bucket
-runs in its own process. Any key of the config is an option too: --dtype fp32.
+runs in its own process. Any key of the config is an option too: --dtype fp32, --fp8-linears.
+On a busy machine CPU steps with more than one thread take many times as long: --threads 1.
 
 With --search-batch-size, the largest batch of each bucket within --budget-s and --budget-mb,
 printed as a bucket_config.
@@ -27,7 +28,7 @@ printed as a bucket_config.
 `python -m trainer.bench attention --help`: which kernel attends fastest, by the number of keys."""
 _EPILOG = """\
 examples
-  python -m trainer.bench demo --compare plain
+  python -m trainer.bench demo --threads 1 --compare plain
   python -m trainer.bench stage1 --shards 192 --compare plain,lambda --encoders --bucket 360p:51
   python -m trainer.bench stage1 --shards 192 --bucket 360p:102 --bucket 720p:51
   python -m trainer.bench stage1 --shards 192 --search-batch-size --budget-s 12 \\
@@ -61,11 +62,12 @@ def _parser() -> Parser:
     parser = Parser("bench", _DESCRIPTION, epilog=_EPILOG, allow_abbrev=False)
     count: dict[str, Any] = {"type": whole(1), "metavar": "N"}
     positive: dict[str, Any] = {"type": above_0, "metavar": "X"}
+    own = "default %(default)s"
     add = parser.add_argument
     add("config", help="config file or its short name")
     add("--bucket", action="append", metavar="NAME:FRAMES", help="only this one, e.g. 360p:102")
     add("--aspect-ratio", metavar="H:W", help="of the clips; default 9:16, or the nearest there is")
-    add("--batch-size", **count, help="instead of the bucket's")
+    add("--batch-size", **count, help="default the bucket's")
     what = (
         "also run the model as Open-Sora 1.2 does: explicit fp32 softmax, modulation twice, every "
         "block checkpointed (plain); or with its kernels switched on, as Lambda ran it (lambda)"
@@ -73,7 +75,9 @@ def _parser() -> Parser:
     add("--compare", action="append", type=_paths, metavar="plain,lambda", help=what)
     add("--encoders", action="store_true", help="also time VAE and text encoder on the microbatch")
     add("--tiny-encoders", action="store_true", help="small ones, to rehearse without a GPU")
-    what = "off, all, 'every 2', or memory for activations, '24 GB'; default as the config does"
+    what = (
+        "auto, off, all, 'every 2', or memory for activations, '24 GB'; default as the config does"
+    )
     add("--grad-checkpoint", metavar="WHAT", help=what)
     add("--offload", action="store_true", help="kept activations wait in host memory")
     way = parser.add_mutually_exclusive_group()
@@ -84,18 +88,20 @@ def _parser() -> Parser:
     what = "give some frames, as training with mask_ratios does; default as the config does"
     add("--masks", choices=("config", "on", "off"), default="config", help=what)
     add("--text-tokens", **count, help="of each caption; default all")
-    add("--shards", **count, default=1, help="ranks that share the optimizer's state")
-    add("--warmup", **count, default=2, help="steps before the timed ones")
-    add("--steps", **count, default=5, help="timed steps; their median counts")
+    add("--shards", **count, default=1, help=f"ranks that share the optimizer's state; {own}")
+    add("--warmup", **count, default=2, help=f"steps before the timed ones; {own}")
+    add("--steps", **count, default=5, help=f"timed steps, whose median counts; {own}")
+    what = "of torch on the CPU; default the config's threads, OMP_NUM_THREADS, else all cores"
+    add("--threads", **count, help=what)
     add("--device", help="cuda or cpu; default cuda if available")
     add("--peak-tflops", **positive, help="for MFU; default by the GPU's name")
-    add("--timeout-s", **positive, default=1800.0, help="of one bucket")
+    add("--timeout-s", **positive, default=1800.0, help="of one bucket; default %(default)g")
     add("--json", action="store_true", help="one document on stdout")
     add = parser.add_argument_group("search").add_argument
     add("--search-batch-size", action="store_true", help="the largest batch of each bucket")
     add("--budget-s", **positive, help="seconds of a step")
     add("--budget-mb", **positive, help="peak memory, 10^6 bytes")
-    add("--most", **count, default=4096, help="largest batch size to try")
+    add("--most", **count, default=4096, help=f"largest batch size to try; {own}")
     return parser
 
 

@@ -143,7 +143,7 @@ def _print(results: Sequence[Result], document: dict[str, Any], is_gpu: bool) ->
                 "new shape s": seconds(timing.new_shape_s),
             }
         lines.append(cells)
-    names = ["shape", "keys", "kernel", "forward ms", "backward ms", "peak MB", "error"]
+    names = ["shape", "kernel", "keys", "forward ms", "backward ms", "peak MB", "error"]
     print_columns([*names, "new shape s", ""], lines, ("shape", "kernel", ""))
     print(f"\n{device_name}, torch {torch.__version__}")
     if not is_gpu:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import os
 import sys
 from dataclasses import replace
 from typing import Any
@@ -43,6 +44,7 @@ class Bench:
             offload_activations=args.offload or config.offload_activations,
             fused_blocks=config.fused_blocks and not args.compile and not args.eager,
             compile=args.compile or (config.compile and not args.eager),
+            threads=args.threads or config.threads,
         )
         self._shapes = shapes_of(config, args.bucket or (), args.aspect_ratio)
         if not self._shapes:
@@ -58,6 +60,9 @@ class Bench:
         self._peak = None if on_cpu else peak_flops(self._device_name, config.dtype)
         if args.peak_tflops:
             self._peak = args.peak_tflops * 1e12
+        self._threads = self._config.threads or torch.get_num_threads()  # of each trial
+        self._simulates_fp8 = on_cpu and config.fp8_linears
+        self._load, self._cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
 
     def measure(self) -> int:
         """Time each bucket and print a table; exit code 1 if one could not be measured."""
@@ -150,7 +155,10 @@ class Bench:
             "device": self._device,
             "device_name": self._device_name,
             "torch": torch.__version__,
-            "threads": torch.get_num_threads(),
+            "threads": self._threads,
+            "cores": self._cores,
+            "load": round(self._load, 2),
+            "fp8_simulated": self._simulates_fp8,
             "peak_flops_per_s": peak,
             "shards": self._args.shards,
         }
@@ -158,17 +166,29 @@ class Bench:
 
     def _notes(self, rows: list[Row]) -> str:
         peak, shards = self._peak, self._args.shards
+        threads = f"{self._threads} thread{'s' * (self._threads > 1)}"
+        load = f"load {self._load:.1f} on {self._cores} cores at the start"
         known = f"peak {peak / 1e12:g} TFLOP/s" if peak else "no peak known: set --peak-tflops"
         share = f"; optimizer state of 1 of {shards} ranks" if shards > 1 else ""
-        again = "again: recomputed in the backward pass, not in TFLOP/s or MFU."
-        text = f"\n{self._device_name}, {known}{share}. {again}"
+        notes = ["", f"{self._device_name}, {threads}, {load}", f"{known}{share}"]
+        if self._device == "cpu" and 1 < self._threads > self._cores - self._load + 0.5:
+            notes.append(
+                "Other programs used the cores: where threads wait for each other, a step can"
+            )
+            notes.append("take many times as long. --threads 1 suffers least.")
+        if self._simulates_fp8:
+            notes.append(
+                "fp8_linears is simulated on a CPU: rounded to fp8, computed in fp32. These"
+            )
+            notes.append("seconds say nothing about a GPU.")
+        notes.append("again: recomputed in the backward pass, not in TFLOP/s or MFU.")
         found = [row.outcome.measured for row in rows if row.path == OURS and row.outcome.measured]
         if found and any(found[0].compiled_blocks.values()):
             kinds = " and ".join(f"{n} {kind}" for kind, n in found[0].compiled_blocks.items())
-            text += f"\ncompiled: {kinds} blocks of ours; embedders and final layer are not."
+            notes.append(f"compiled: {kinds} blocks; embedders and last layer not")
         if self._args.encoders:
-            text += "\nof a step: of encoders, model and optimizer, one after the other."
-        return text
+            notes.append("of a step: of encoders, model and optimizer, one after the other.")
+        return "\n".join(notes)
 
 
 def device_of(wanted: str | None) -> str:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from trainer.bench.peaks import held_bytes, peak_bytes, reset_peak
-from trainer.bench.trial import Spec
+from trainer.bench.trial import Spec, prepared
 from trainer.components import build_text_encoder, build_vae
 from trainer.data.plan.costs import now
 from trainer.models.memory import MemoryBudget
@@ -50,8 +50,7 @@ def encode_trial(
     spec: Spec, name: str, tiny: bool, progress: Callable[[int, int], None]
 ) -> Encoding:
     """The bucket's clips through the VAE, or as many captions through the text encoder."""
-    device = torch.device(spec.device)
-    torch.manual_seed(0)
+    device = prepared(spec)
     dtype = torch.bfloat16 if spec.config.dtype == "bf16" else torch.float32
     if name == VAE:
         vae, weights = _vae(spec, tiny, dtype, device)

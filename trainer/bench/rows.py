@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -10,6 +11,8 @@ from trainer.bench.child import Outcome
 from trainer.bench.encoders import Encoding
 from trainer.bench.shapes import Shape
 from trainer.bench.trial import OTHERS, OURS, PHASES, Measured
+
+_WIDTH, _GAP = 80, "  "  # of a table
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,18 +140,38 @@ def _print_encoders(rows: Sequence[Row]) -> None:
 def print_columns(
     names: Sequence[str], lines: Sequence[Mapping[str, str]], left: Sequence[str] = ()
 ) -> None:
-    """Columns without boxes, the same on a terminal and in a pipe; `left` ones are left-aligned."""
-    from rich.console import Console
-    from rich.table import Table
+    """Columns without boxes, the same on a terminal and in a pipe; `left` ones are left-aligned.
 
-    # Whole lines, however narrow the terminal: a figure cut short is a wrong figure.
-    console = Console(width=240, highlight=False)
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for name in names:
-        table.add_column(name, justify="left" if name in left else "right", no_wrap=True)
-    for cells in lines:
-        table.add_row(*(cells.get(name, "-") for name in names))
-    console.print(table)
+    Columns beyond 80 characters stand below, beside the first left-aligned ones again: a line that
+    a terminal folds is read wrongly, and a figure cut short is a wrong figure.
+    """
+    columns = {name: [name, *(cells.get(name, "-") for cells in lines)] for name in names}
+    widths = {name: max(map(len, column)) for name, column in columns.items()}
+    for number, part in enumerate(_parts(widths, left)):
+        if number:
+            print()
+        for row in range(len(lines) + 1):
+            cells = (
+                columns[name][row].ljust(widths[name])
+                if name in left
+                else columns[name][row].rjust(widths[name])
+                for name in part
+            )
+            print(_GAP.join(cells).rstrip())
+
+
+def _parts(widths: Mapping[str, int], left: Sequence[str]) -> list[list[str]]:
+    """Names of the columns that stand beside each other."""
+    keys = list(itertools.takewhile(lambda name: name in left, widths))
+    parts = [list(keys)]
+    for name in list(widths)[len(keys) :]:
+        part = [*parts[-1], name]
+        wide = sum(widths[one] for one in part) + len(_GAP) * (len(part) - 1)
+        if wide > _WIDTH and parts[-1] != keys:
+            parts.append([*keys, name])
+        else:
+            parts[-1] = part
+    return parts
 
 
 def _bucket(row: Row) -> dict[str, str]:

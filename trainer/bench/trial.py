@@ -84,10 +84,7 @@ def run_trial(spec: Spec, progress: Callable[[int, int], None]) -> Measured:
     """Build, warm up, measure. `progress(done, total)` counts steps. Raises what torch raises."""
     if spec.config.deterministic:
         be_deterministic()
-    device, shape = torch.device(spec.device), spec.shape
-    if spec.config.threads is not None:
-        torch.set_num_threads(spec.config.threads)
-    torch.manual_seed(0)
+    device, shape = prepared(spec), spec.shape
     trainee = Trainee(spec, device)
     start_bytes = held_bytes(device)
     reset_peak(device)
@@ -120,6 +117,14 @@ def run_trial(spec: Spec, progress: Callable[[int, int], None]) -> Measured:
         compiled_blocks=trainee.compiled_blocks(),
         predicted_mb=trainee.predicted_mb(spec),
     )
+
+
+def prepared(spec: Spec) -> torch.device:
+    """Where a trial runs, with its threads and its random numbers."""
+    if spec.config.threads is not None:
+        torch.set_num_threads(spec.config.threads)
+    torch.manual_seed(0)
+    return torch.device(spec.device)
 
 
 class Trainee:

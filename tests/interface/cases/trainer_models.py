@@ -154,7 +154,7 @@ def bench_good(shell: Shell) -> None:
         line,
         volatile=(
             r"\.torch",
-            r"\.threads",
+            r"\.(threads|cores|load)",
             r"\.device_name",
             r"\.rows\[\]\..*(bytes|flops.*|share|mfu.*|per_s)",
         ),

@@ -19,12 +19,13 @@ from trainer.bench import __main__ as bench
 from trainer.bench import child
 from trainer.bench.buckets import Bench
 from trainer.bench.child import Kind, Outcome, try_in_child
-from trainer.bench.rows import Row, print_table, rates
+from trainer.bench.encoders import VAE, encode_trial
+from trainer.bench.rows import Row, print_columns, print_table, rates
 from trainer.bench.search import Budget, SearchStopped, largest_batch
 from trainer.bench.shapes import Shape, as_bucket_config, model_options, shapes_of
 from trainer.bench.trial import Measured, ShardedAdamW, Spec, Trainee, _inputs, run_trial
 from trainer.config import load as configuration
-from trainer.config.keys import ModelConfig, TextEncoderConfig
+from trainer.config.keys import ModelConfig, TextEncoderConfig, VaeConfig
 from trainer.data.plan.buckets import Buckets
 from trainer.errors import ConfigError
 from trainer.models.flops import forward_flops
@@ -341,6 +342,9 @@ def test_the_command_measures_all_paths(
     assert bench.main([*ONE_STEP, *words, "--json", "--peak-tflops", "1"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["schema"], document["command"]) == (1, "bench")
+    assert document["threads"] == 1 <= document["cores"]
+    assert document["load"] >= 0
+    assert not document["fp8_simulated"]
     ours, *others = document["rows"]
     assert [row["path"] for row in document["rows"]] == ["ours", "plain", "lambda"]
     for other in others:
@@ -359,6 +363,7 @@ def test_the_command_prints_a_table_and_a_failure_in_words(
     assert bench.main(ONE_STEP) == 0
     out = capsys.readouterr().out
     assert out.split()[:3] == ["bucket", "batch", "tokens"]
+    assert "1 thread, load" in out
     assert "16px:8" in out
     assert "no peak known" in out
     assert bench.main([*ONE_STEP, "--batch-size", "1000000000"]) == 1
@@ -372,11 +377,67 @@ def test_the_table_says_how_much_faster_than_each_path(capsys: pytest.CaptureFix
         for path, seconds in (("ours", 1.0), ("plain", 3.0), ("lambda", 2.0))
     ]
     print_table(rows, None)
-    head, ours, plain, _ = capsys.readouterr().out.splitlines()
-    assert head.rstrip().endswith("faster than plain  faster than lambda")
+    *times, head, ours, plain, _ = capsys.readouterr().out.splitlines()
+    assert head.endswith("faster than plain  faster than lambda")
     assert ours.split()[-2:] == ["3.00x", "2.00x"]
     assert plain.split()[-2:] == ["-", "-"]
-    assert "2.000" in ours.split()  # the first step
+    assert "2.000" in times[1].split()  # the first step
+
+
+def test_a_table_fits_80_columns_and_no_line_ends_in_blanks(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shape = replace(SHAPE, resolution="1080p", frames=408, batch_size=1024)
+    result = Outcome(Kind.MEASURED, measured(1234.5, 10**11))
+    print_table([Row(shape, path, 10**9, result) for path in ("ours", "plain")], 1e15)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line for line in lines if line != line.rstrip()] == []
+    heads = [line.split() for line in lines if line.startswith("bucket")]
+    assert len(heads) > 1
+    assert all(head[:2] == ["bucket", "path"] for head in heads)
+    assert sum("1080p:408" in line for line in lines) == 2 * len(heads)
+
+
+def test_a_column_that_alone_is_wider_than_a_line_is_whole(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    print_columns(["a", "b", "c"], [{"a": "1", "b": "x" * 90, "c": "3"}], ["a"])
+    assert capsys.readouterr().out == f"a  {'b':>90}\n1  {'x' * 90}\n\na  c\n1  3\n"
+
+
+def notes(monkeypatch: pytest.MonkeyPatch, load: float, *words: str) -> str:
+    monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: {0, 1})
+    args, overrides = bench._parser().parse_known_args(["demo", "--device", "cpu", *words])
+    return Bench(args, configuration.load("demo", overrides))._notes([])
+
+
+def test_threads_and_load_stand_below_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    quiet = notes(monkeypatch, 0.1, "--threads", "2")
+    assert "cpu, 2 threads, load 0.1 on 2 cores at the start\n" in quiet
+    assert "Other programs" not in quiet
+    busy = notes(monkeypatch, 2.2, "--threads", "2")
+    assert "Other programs used the cores" in busy
+    assert "--threads 1 suffers least" in busy
+    assert "Other programs" not in notes(monkeypatch, 2.2, "--threads", "1")
+    assert max(map(len, busy.splitlines())) <= 80
+
+
+def test_simulated_fp8_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "fp8_linears is simulated on a CPU" in notes(monkeypatch, 0.1, "--fp8-linears")
+    assert "fp8" not in notes(monkeypatch, 0.1)
+
+
+def test_encoders_use_the_threads_of_the_model() -> None:
+    before = torch.get_num_threads()
+    try:
+        for threads in (before + 1, before):
+            config = replace(CONFIG, vae=VaeConfig("identity"), threads=threads)
+            encode_trial(replace(SPEC, config=config), VAE, True, print)
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_what_is_compiled_is_said_below_the_table() -> None:
@@ -384,7 +445,7 @@ def test_what_is_compiled_is_said_below_the_table() -> None:
     figures = replace(measured(), compiled_blocks={"spatial": 28, "temporal": 28})
     rows = [Row(SHAPE, "ours", 100, Outcome(Kind.MEASURED, figures))]
     notes = Bench(args, configuration.load("demo"))._notes(rows)
-    assert "compiled: 28 spatial and 28 temporal blocks of ours; embedders" in notes
+    assert "compiled: 28 spatial and 28 temporal blocks; embedders" in notes
     args.compile = False
     figures = replace(figures, compiled_blocks={"spatial": 0, "temporal": 0})
     rows = [Row(SHAPE, "ours", 100, Outcome(Kind.MEASURED, figures))]
@@ -448,4 +509,7 @@ def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         bench.main(["--help"])
     assert end.value.code == 0
-    assert "--search-batch-size --budget-s 12" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "--search-batch-size --budget-s 12" in out
+    assert all(words in out for words in ("--threads N", "demo --threads 1", "auto, off, all"))
+    assert all(f"default {value}" in out for value in ("1", "2", "5", "1800", "4096"))

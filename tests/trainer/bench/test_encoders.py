@@ -96,10 +96,11 @@ def test_shares_are_of_encoders_and_step_together(capsys: pytest.CaptureFixture[
     assert document["encoders"][TEXT]["share_of_step"] == pytest.approx(0.4)
     assert document["encoders"][TEXT]["flops"] == 10**12
     print_table([row], None)
-    head, vae, text = capsys.readouterr().out.splitlines()[3:]
+    parts = [part.splitlines() for part in capsys.readouterr().out.split("\n\n")]
+    (head, vae, text), weights = parts[-2:]
     assert head.split()[:3] == ["bucket", "encoder", "batch"]
     assert ("10%" in vae.split(), "40%" in text.split()) == (True, True)
-    assert vae.rstrip().endswith("random, published sizes")
+    assert weights[1].split(maxsplit=2) == ["32px:9", "vae", "random, published sizes"]
 
 
 def test_an_encoder_that_failed_has_its_reason_and_no_share(
