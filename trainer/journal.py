@@ -33,6 +33,7 @@ class Journal:
         self._writer = Writer(run_dir) if rank == 0 else None
         self._trackers: list[Tracker] = []
         self._last: dict[str, Any] = {}  # for the summary in W&B
+        self._unsaid: StepRecord | None = None  # the last step, while it has no line
 
     def begin(self, step: int, **facts: Any) -> None:
         """The trainer has started, after `step`; trackers begin here, where all is known."""
@@ -58,7 +59,14 @@ class Journal:
         self._track(record.step, tracked(record))
         self._last |= {"steps": record.step, "epoch": record.epoch, "final_loss": record.loss}
         self._last |= {"final_avg_loss": record.avg_loss}
-        if self._config.is_logged(record.step):
+        self._unsaid = record
+        if self._config.is_logged(record.step) or record.step == record.steps_total:
+            self._say_step()
+
+    def _say_step(self) -> None:
+        """The line of the last step, if it has none yet."""
+        record, self._unsaid = self._unsaid, None
+        if record is not None:
             skipped = "  skipped" if record.skipped else ""
             RUN.info(
                 f"step {record.step}/{record.steps_total}  epoch {record.epoch}  "
@@ -68,11 +76,13 @@ class Journal:
 
     def event(self, name: str, text: str, *, step: int | None = None, **data: Any) -> None:
         writer = self._writer  # a tracker reports from its own thread, perhaps after close
-        if writer is not None:
-            self._write(writer, Event(name, text, data, step, time.time()))
-            RUN.info("%s: %s", name, text)
         if name in _ENDS:
             self._last["outcome"] = name
+            self._say_step()
+        if writer is not None:
+            event = Event(name, text, data, step, time.time())
+            self._write(writer, event)
+            RUN.info("%s", event.line)
         if step is not None:
             self._track(step, tracked_of_event(name, data))
 

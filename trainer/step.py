@@ -334,7 +334,8 @@ def _memory(engine: Engine) -> tuple[float, float]:
 def report(run: Run, done: Iterable[Saved]) -> None:
     for saved in done:
         path, seconds, stall_s = saved.path, saved.seconds, saved.stall_s
-        text = f"{path.name} in {seconds:.2f} s, {min(stall_s, seconds):.2f} s of them waited for"
+        waited = f"training waited {min(stall_s, seconds):.2f} s for it"
+        text = f"{path.name} saved in {seconds:.2f} s, {waited}"
         data = {"path": str(path), "seconds": seconds, "stall_s": stall_s}
         run.journal.event("checkpoint", text, step=saved.step, **data)
         for note in saved.notes:

@@ -39,9 +39,7 @@ class Progress:
         for event in islice(state.events, max(0, skipped), None):
             if event.name in STYLES:
                 self._live.clear()
-                named = event.text.startswith(event.name)  # "stopped at step 46"
-                text = event.text if named else f"{event.name}: {event.text}"
-                self._output.note(f"  {text}", STYLES[event.name])
+                self._output.note(f"  {event.line}", STYLES[event.name])
         self._shown_events = state.event_count
         now = time.monotonic()
         if not state.nodes:

@@ -127,7 +127,7 @@ def test_lines_since_a_step_are_found_by_what_the_trainer_prints(
     assert command(["logs", str(run_dir), "--since", when]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"0 | step {STEPS - 2}/{STEPS} ")
-    assert lines[-1].startswith("0 | done: done at step")
+    assert lines[-1].startswith("0 | done at step")
 
 
 def test_plan_counts_two_failures(run_dir: Path) -> None:

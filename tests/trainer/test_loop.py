@@ -336,7 +336,7 @@ def test_costs_and_the_loss_s_weighting_are_on_record(runs: Runs) -> None:
     again = json.loads((runs.directory("resumed") / "costs.json").read_text())
     assert again["how"] == "checkpoint"
     assert [line["class"] for line in again["buckets"]] == [line["class"] for line in table["buckets"]]  # fmt: skip
-    assert "weights all microbatches alike" in runs.events("whole")["loss"]
+    assert "each microbatch counts the same" in runs.events("whole")["loss"]
 
 
 def test_a_run_that_goes_back_in_its_own_directory_replaces_what_it_passes(runs: Runs) -> None:

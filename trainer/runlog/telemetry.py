@@ -35,6 +35,11 @@ class Event:
     step: int | None = None
     time_s: float = 0.0
 
+    @property
+    def line(self) -> str:
+        """For people, with its name once: "note: …", but "stopped at step 46"."""
+        return self.text if self.text.startswith(f"{self.name} ") else f"{self.name}: {self.text}"
+
 
 Record = StepRecord | Event
 _KINDS: dict[str, type[Record]] = {"step": StepRecord, "event": Event}
