@@ -164,8 +164,8 @@ class STDiT3(nn.Module):
         width = self.config.hidden_size
         self.use_fused(fused and fits(device, itemsize, width, self._head_width))
         if in_fp8:
-            widths = width, int(width * self.config.mlp_ratio)
-            fp8.require(device, itemsize, widths, ours=self.fused)
+            fp8.require_widths(self.config)
+            fp8.require(device, itemsize, ours=self.fused)
         self.use_fp8(in_fp8)
         if self.fused:
             keep_kernels_private()

@@ -69,7 +69,7 @@ def has_fp8(options: Options) -> bool:
     from trainer.models.block import fp8
 
     try:
-        fp8.require(options.device, 2, (), ours=True)
+        fp8.require(options.device, 2, ours=True)
     except EngineError:
         return False
     return True

@@ -11,6 +11,7 @@ Elsewhere than on a GPU values are rounded to fp8 in the same way and multiplied
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from trainer.errors import ConfigError, EngineError
 from trainer.models.fused import wide
+from trainer.models.stdit_config import STDiT3Config
 
 # R rows · K width of an input · C width of an output
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -68,12 +70,28 @@ def product(
     return (made if bias_C is None else made + bias_C).to(dtype)
 
 
-def require(device: str, itemsize: int, widths: tuple[int, ...], *, ours: bool) -> None:
-    """Whether blocks of `widths` can run in fp8; `ours`: by our kernels on a GPU. Raises
-    ConfigError for what is asked, EngineError for the machine."""
-    if bad := [width for width in widths if width % _MULTIPLE]:
-        text = f"fp8_linears needs widths of a multiple of {_MULTIPLE}; the model has {bad[0]}"
-        raise ConfigError(text, hint="leave fp8_linears out")
+def require_widths(config: STDiT3Config) -> None:
+    """Whether the widths of its products can be in fp8. Raises ConfigError."""
+    width, heads = config.hidden_size, config.num_heads
+    if width % _MULTIPLE:
+        step = math.lcm(_MULTIPLE, 2 * heads)  # each head has an even width
+        text = f"fp8_linears needs a model.hidden_size of a multiple of {_MULTIPLE}, not {width}"
+        nearest = f"the nearest with {heads} heads is {max(1, round(width / step)) * step}"
+        raise ConfigError(text, hint=f"{nearest}; or leave fp8_linears out")
+    inner = int(width * config.mlp_ratio)
+    if inner % _MULTIPLE:
+        text = f"model.mlp_ratio {config.mlp_ratio:g} makes an MLP of width {inner}"
+        good = max(1, round(inner / _MULTIPLE)) * _MULTIPLE
+        ratio = math.ceil(good / width * 1e4) / 1e4  # its product is rounded down
+        raise ConfigError(
+            f"{text}, and fp8_linears needs a multiple of {_MULTIPLE}",
+            hint=f"model.mlp_ratio {ratio:g} makes {good}; or leave fp8_linears out",
+        )
+
+
+def require(device: str, itemsize: int, *, ours: bool) -> None:
+    """Whether blocks can run in fp8 there; `ours`: by our kernels on a GPU. Raises ConfigError for
+    what is asked, EngineError for the machine."""
     if device != "cuda":
         return
     if not ours:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.trainer.models.block.test_fused_block import made, passes
@@ -13,6 +16,7 @@ from trainer.errors import ConfigError, EngineError
 from trainer.models.block import fp8, rows
 from trainer.models.block.stdit_block import STDiT3Block
 from trainer.models.stdit import STDiT3, build_stdit
+from trainer.models.stdit_config import STDiT3Config
 
 # R rows · K width of an input · C width of an output
 SIZES: dict[str, Any] = {"hidden_size": 64, "num_heads": 2, "depth": 1}
@@ -128,8 +132,8 @@ def test_a_card_without_fp8_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         ("cuda", 4, True, {}, "bf16"),
         ("cuda", 2, False, {}, "fused_blocks"),
         ("cuda", 2, True, {"num_heads": 16}, "heads that they take"),
-        ("cpu", 4, True, {"hidden_size": 72}, "multiple of 16; the model has 72"),
-        ("cpu", 4, True, {"mlp_ratio": 1.125}, "the model has 72"),
+        ("cpu", 4, True, {"hidden_size": 72}, "model.hidden_size of a multiple of 16, not 72"),
+        ("cpu", 4, True, {"mlp_ratio": 1.125}, "model.mlp_ratio 1.125 makes an MLP of width 72"),
     ],
 )
 def test_what_cannot_be_in_fp8_is_refused(
@@ -138,6 +142,34 @@ def test_what_cannot_be_in_fp8_is_refused(
     model = build_stdit(**{**SIZES, **sizes})
     with pytest.raises(ConfigError, match=text):
         model.run_blocks_by(device, item, fused=fused, in_fp8=True)
+
+
+def refusal(sizes: dict[str, Any]) -> ConfigError | None:
+    try:
+        fp8.require_widths(STDiT3Config(**sizes))
+    except ConfigError as error:
+        return error
+    return None
+
+
+@given(
+    heads=st.integers(1, 32),
+    of_head=st.integers(1, 64),
+    ratio=st.floats(0.25, 8, allow_subnormal=False),
+)
+def test_the_width_that_a_refusal_names_can_be_in_fp8(
+    heads: int, of_head: int, ratio: float
+) -> None:
+    sizes: dict[str, Any] = {"hidden_size": 2 * heads * of_head, "num_heads": heads}
+    assume(sizes["hidden_size"] % 4 == 0)
+    sizes["mlp_ratio"] = ratio
+    for _ in sizes:
+        if (error := refusal(sizes)) is not None:
+            key = "hidden_size" if "model.hidden_size" in str(error) else "mlp_ratio"
+            named = re.search(r"(?: is |mlp_ratio )([\d.]+)", error.hint or "")
+            assert named is not None
+            sizes[key] = type(sizes[key])(named[1])
+    assert refusal(sizes) is None
 
 
 def test_frozen_weights_get_no_gradient() -> None:
