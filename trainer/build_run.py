@@ -52,9 +52,7 @@ from trainer.weights.load import load_into, load_weights, read_checkpoint, read_
 _SHARED_WAIT_S = 10.0
 _SHOWN_ROWS = 5
 _CAPTIONS_SEEN = 50  # evenly spread, to see whether they are clean
-_LOSS_WEIGHTING = (
-    "the loss weights all microbatches alike, whatever their number of clips, as upstream"
-)
+_LOSS_WEIGHTING = "each microbatch counts the same, however many clips it has, as in Open-Sora"
 
 
 def assemble(
@@ -137,7 +135,8 @@ def assemble(
         left = f"less than a step is left of epoch {cursor.epoch}"
         journal.event("data", f"{left}: the data continue in epoch {begin.epoch}")
     journal.event("loss", _LOSS_WEIGHTING)
-    for note in (*config.notes, *_how_blocks_run(parts.model, config.compile)):
+    how = _how_blocks_run(parts.model, config.compile)
+    for note in (*config.notes, *how, *_without_effect(config, engine.device.type)):
         journal.event("note", note)
     guards = Guards(config, plan, journal)
     if taken is not None and not config.start_from_scratch:
@@ -212,6 +211,17 @@ def _how_blocks_run(model: STDiT3, compiled: bool) -> list[str]:
     if model.in_fp8:
         return [f"large products of {count} blocks round to fp8, computed in fp32 (fp8_linears)"]
     return [f"{count} blocks are compiled; embedders and last layer not"] if compiled else []
+
+
+def _without_effect(config: Config, device: str) -> list[str]:
+    """Kernels are chosen on a GPU only: what a config says of them does nothing elsewhere."""
+    if device == "cuda":
+        return []
+    names = ["attention_table"] * (config.attention_table is not None)
+    names += ["fused_blocks"] * (not config.fused_blocks)
+    if config.compile and config.fp8_linears:
+        names.append("compile (with fp8_linears)")
+    return [f"on a CPU these settings change nothing: {', '.join(names)}"] if names else []
 
 
 def _take_average(ema: EMA, engine: Engine, source: Path, updates: int) -> None:
