@@ -74,7 +74,8 @@ class Run:
 
     def __post_init__(self) -> None:
         parts, device = self.parts, self.engine.device
-        self.drawing = Drawing(self.config.seed, parts.flow, parts.masks, device)
+        draw_kept = parts.model.draw_kept
+        self.drawing = Drawing(self.config.seed, parts.flow, parts.masks, device, draw_kept)
         self.slow_ranks = SlowRanks(self.engine, self.journal.event)
         self.failed_saves = FailedSaves(self.engine, self.config, self.journal.event)
         self.report = StepReport(

@@ -173,7 +173,7 @@ def block_cost(
     """Of one bf16 block over a token grid of `frames` x `places`, captions of `text` tokens."""
     width = config.hidden_size
     with torch.device("meta"), _as_operations():
-        block = STDiT3Block(config, temporal, 0.0).to(torch.bfloat16)
+        block = STDiT3Block(config, temporal).to(torch.bfloat16)
         x, y, t = (
             torch.empty(*shape, width, dtype=torch.bfloat16, requires_grad=True)
             for shape in ((batch, frames, places), (batch, text), (batch, 1, 6))

@@ -1,4 +1,4 @@
-"""The random numbers of a microbatch: which frames are given, times and noise.
+"""The random numbers of a microbatch: which frames are given, times, noise, and stochastic depth.
 
 They depend on the run's seed and the microbatch alone, so that a run has no state of them to save,
 and are drawn on the CPU: the same on every device and on any number of ranks. Noise takes a CPU
@@ -8,7 +8,7 @@ and are drawn on the CPU: the same on every device and on any number of ranks. N
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -37,11 +37,12 @@ class Given(NamedTuple):
     mask: Tensor | None
     t: Tensor
     noise: Tensor
+    kept: Tensor | None = None  # of `STDiT3.draw_kept`, on the host
 
     def of(self, clips: slice) -> Given:
         """Those of some clips."""
-        mask = None if self.mask is None else self.mask[clips]
-        return Given(mask, self.t[clips], self.noise[clips])
+        mask, kept = (None if part is None else part[clips] for part in (self.mask, self.kept))
+        return Given(mask, self.t[clips], self.noise[clips], kept)
 
 
 @dataclass
@@ -52,6 +53,7 @@ class Drawing:
     flow: RectifiedFlow
     masks: FrameMasks
     device: torch.device
+    draw_kept: Callable[[int, torch.Generator], Tensor | None]
     _ahead: tuple[Place, Draws] | None = None
 
     def seed_for_encoding(self, place: Place) -> None:
@@ -74,7 +76,10 @@ class Drawing:
         torch.set_rng_state(draws.state)
         mask_BT = None if draws.mask_BT is None else self._moved(draws.mask_BT)
         t_B = self.flow.transform(self._moved(draws.t_B), z_BCTHW, sizes)
-        return Given(mask_BT, t_B, self._moved(draws.noise_BCTHW).to(z_BCTHW))
+        # Apart from the other draws: these are the same without stochastic depth.
+        generator = torch.Generator().manual_seed(seed_of(self.seed, *place, 2))
+        kept_BN2 = self.draw_kept(len(z_BCTHW), generator)
+        return Given(mask_BT, t_B, self._moved(draws.noise_BCTHW).to(z_BCTHW), kept_BN2)
 
     def _draw(self, place: Place, shape: tuple[int, ...], *, pin: bool = False) -> Draws:
         generator = torch.Generator().manual_seed(seed_of(self.seed, *place))

@@ -93,12 +93,14 @@ class RectifiedFlow(SchedulerConfig):
         mask: Tensor | None = None,
         t: Tensor | None = None,
         noise: Tensor | None = None,
+        kept: Tensor | None = None,
     ) -> Tensor:
         """Mean squared error of the velocity per clip, fp32 [B].
 
         `mask` bool [B, T] keeps frames that are False clean and out of the loss; a clip without any
         True frame has loss 0 (upstream: NaN). A given `t` is used as it is, a drawn one
-        transformed. `generator` is a CPU generator: times, then noise.
+        transformed. `generator` is a CPU generator: times, then noise. A given `kept` is the
+        model's.
         """
         kwargs = dict(model_kwargs or {})
         if t is None:
@@ -111,6 +113,8 @@ class RectifiedFlow(SchedulerConfig):
         if mask is not None:
             x_BCTHW = torch.where(_per_frame(mask), x_BCTHW, z_BCTHW)
             kwargs.setdefault("x_mask", mask)
+        if kept is not None:
+            kwargs["kept"] = kept
         velocity = model(x_BCTHW, t, **kwargs)[:, : z_BCTHW.shape[1]]
         error = (velocity.float() - (z_BCTHW - noise).float()).square()
         if mask is None:

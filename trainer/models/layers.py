@@ -156,11 +156,3 @@ class PatchEmbed(nn.Module):
             x_BCTHW = F.pad(x_BCTHW, (0, short[2], 0, short[1], 0, short[0]))
         patches = rearrange(x_BCTHW, "b c (t p) (h q) (w r) -> b t (h w) (c p q r)", p=t, q=h, r=w)
         return F.linear(patches, self.proj.weight.flatten(1), self.proj.bias)
-
-
-def drop_path(x: Tensor, probability: float, training: bool) -> Tensor:
-    """Leave a whole branch out for some samples, and scale the others up for it."""
-    if probability == 0.0 or not training:
-        return x
-    keep = 1 - probability
-    return x * (x.new_empty((len(x),) + (1,) * (x.ndim - 1)).bernoulli_(keep) / keep)

@@ -36,6 +36,7 @@ from trainer.models.stdit_config import PRESETS, STDiT3Config
 Size = tuple[int, int, int]  # frames, rows, columns
 # B batch · C channels · T,H,W latent frames, height, width (after patchify: T frames of tokens)
 # S tokens of a frame · L text tokens · D width · F 1 or T: one modulation per clip or per frame
+# N blocks, in the order they run
 
 
 def build_stdit(kind: str = "STDiT3", **options: Any) -> STDiT3:
@@ -87,9 +88,8 @@ class STDiT3(nn.Module):
         self.t_block = nn.Sequential(nn.SiLU(), nn.Linear(width, 6 * width))
         sizes = (config.class_dropout_prob, config.model_max_length)
         self.y_embedder = layers.CaptionEmbedder(config.caption_channels, width, *sizes)
-        drops = torch.linspace(0, config.drop_path, config.depth, device="cpu").tolist()
-        self.spatial_blocks = nn.ModuleList(STDiT3Block(config, False, drop) for drop in drops)
-        self.temporal_blocks = nn.ModuleList(STDiT3Block(config, True, drop) for drop in drops)
+        self.spatial_blocks = nn.ModuleList(STDiT3Block(config, False) for _ in range(config.depth))
+        self.temporal_blocks = nn.ModuleList(STDiT3Block(config, True) for _ in range(config.depth))
         self.final_layer = FinalLayer(width, patch[0] * patch[1] * patch[2] * config.out_channels)
         self.use_attention(Table())  # one object: compiled blocks are guarded by what they share
         self._initialize()
@@ -177,6 +177,18 @@ class STDiT3(nn.Module):
         pairs = zip(self.spatial_blocks, self.temporal_blocks, strict=True)
         return [block for pair in pairs for block in pair]  # type: ignore[misc]
 
+    def draw_kept(self, clips: int, generator: torch.Generator | None = None) -> Tensor | None:
+        """Stochastic depth: what multiplies the two gates of every block, [clips, N, 2] on the CPU.
+        0 leaves a branch out for a clip; None, where none ever is. Drawn for a whole microbatch,
+        however many of its clips pass at once."""
+        most, depth = self.config.drop_path, self.config.depth
+        if not most:
+            return None
+        keep_N = 1 - torch.linspace(0, most, depth, dtype=torch.float64, device="cpu")
+        keep_N1 = keep_N.repeat_interleave(2)[:, None]  # a pair's blocks have one probability
+        draws = torch.rand(clips, 2 * depth, 2, generator=generator, device="cpu")
+        return (draws < keep_N1) / keep_N1
+
     def forward(
         self,
         x_BCTHW: Tensor,
@@ -189,6 +201,7 @@ class STDiT3(nn.Module):
         width: Tensor | None = None,
         num_frames: Tensor | None = None,
         ar: Tensor | None = None,
+        kept: Tensor | None = None,
     ) -> Tensor:
         """[B, out_channels, T, H, W]: the velocity, then (pred_sigma) as many unused channels.
 
@@ -198,7 +211,8 @@ class STDiT3(nn.Module):
         y: text features [B, 1, L, C]; mask: int [B or fewer, L], 1 = real token, fewer rows repeat;
         x_mask: bool [B, T], False = a clean condition frame, seen with timestep 0; fps, height and
         width (pixels): [B]. With skip_y_embedder y is [1, sum(lengths), D] and mask the lengths.
-        num_frames and ar come along in upstream's batches and are not read.
+        num_frames and ar come along in upstream's batches and are not read. kept: of `draw_kept`,
+        drawn here in training if not given.
         """
         sizes = {"fps": fps, "height": height, "width": width}
         check_inputs(self.config, x_BCTHW, timestep_B, y, mask, x_mask, sizes)
@@ -224,7 +238,10 @@ class STDiT3(nn.Module):
             t_BF6D = torch.where(x_mask_BT[:, :, None, None], t_BF6D, self._modulation(t0_BD))
         text, real = self._text(y, mask, batch, x_BTSD)
 
-        x_BTSD = self._run_blocks(x_BTSD, text, real, t_BF6D, (frames, rows, columns))
+        if self.training and kept is None:
+            kept = self.draw_kept(batch)
+        latent = (frames, rows, columns)
+        x_BTSD = self._run_blocks(x_BTSD, text, real, t_BF6D, latent, kept)
         x_BTSD = self.final_layer(x_BTSD, t_BD, t0_BD, x_mask_BT)
         order = "b t (h w) (p q r c) -> b c (t p) (h q) (w r)"
         out = rearrange(x_BTSD, order, h=grid[1], p=pt, q=ph, r=pw)
@@ -233,23 +250,33 @@ class STDiT3(nn.Module):
         return out[:, :, :frames, :rows, :columns].to(wide(dtype), copy=True)
 
     def _run_blocks(
-        self, x_BTSD: Tensor, y: Tensor, real: Tensor | Packed | None, t_BF6D: Tensor, latent: Size
+        self,
+        x_BTSD: Tensor,
+        y: Tensor,
+        real: Tensor | Packed | None,
+        t_BF6D: Tensor,
+        latent: Size,
+        kept_BN2: Tensor | None,
     ) -> Tensor:
+        of_blocks: Sequence[Tensor | None] = [None] * (2 * self.config.depth)
+        if kept_BN2 is not None:
+            kept_NB6 = kept_BN2.new_ones(len(of_blocks), len(x_BTSD), 6)
+            kept_NB6[:, :, 2::3] = kept_BN2.transpose(0, 1)  # the gates
+            of_blocks = kept_NB6.to(x_BTSD.dtype).to(x_BTSD.device, non_blocking=True).unbind()
         rotation = self.rope(x_BTSD.shape[1], self.positions)
         recomputed: frozenset[int] = frozenset()
         if learns := torch.is_grad_enabled():
             length = real.keys if isinstance(real, Packed) else y.shape[1]
             recomputed = self.recomputed_blocks(len(x_BTSD), latent, length)
-        # Without random numbers in the blocks there is no generator state to keep for recomputing.
-        keep_rng = self.training and self.config.drop_path > 0
         host = to_host(x_BTSD.device, 2 * self.config.depth) if learns and self.offload else None
         with host or nullcontext():
-            for index, block in enumerate(self.blocks()):
+            for index, (block, kept_B6) in enumerate(zip(self.blocks(), of_blocks, strict=True)):
                 if host is not None:
                     host.begin(block.parameters)
-                inputs = (x_BTSD, y, real, t_BF6D, rotation if block.temporal else None)
+                inputs = (x_BTSD, y, real, t_BF6D, rotation if block.temporal else None, kept_B6)
                 if index in recomputed:
-                    more: dict[str, Any] = {"preserve_rng_state": keep_rng}
+                    # No random number is drawn in a block: there is no state of it to keep.
+                    more: dict[str, Any] = {"preserve_rng_state": False}
                     run: Callable[..., Tensor] = block
                     if block._compiled_call_impl is not None:
                         more["context_fn"], run = around_recomputed, on_views(block)

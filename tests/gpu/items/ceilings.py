@@ -65,7 +65,7 @@ def layers(tiny: bool) -> Iterator[tuple[str, int, int, int]]:
     small = {"hidden_size": 64, "num_heads": 2} if tiny else {}
     config = STDiT3Config(**{**PRESETS["STDiT3-XL/2"], **small})
     with torch.device("meta"):
-        block = STDiT3Block(config, False, 0.0)
+        block = STDiT3Block(config, False)
     seen = set()
     for name, module in block.named_modules():
         if isinstance(module, torch.nn.Linear):

@@ -131,7 +131,7 @@ def of_block(temporal: bool, modulations: int, qk_norm: bool) -> float:
     """The worst of output and gradients of a block in fp32, frames attention included."""
     config = STDiT3Config(hidden_size=64, num_heads=HEADS, qk_norm=qk_norm)
     batch, frames, places, tokens = 2, modulations if modulations > 1 else 5, 7, 6
-    block = STDiT3Block(config, temporal, 0.0)
+    block = STDiT3Block(config, temporal)
     for parameter in block.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     shapes = [(batch, frames, places, 64), (batch, tokens, 64), (batch, modulations, 6, 64)]

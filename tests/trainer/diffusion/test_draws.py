@@ -38,7 +38,9 @@ def drawing(kind: type[Drawing] = Drawing, device: Any = "cpu", **options: Any) 
     flow = RectifiedFlow(**vars(SchedulerConfig(**options)))
     masks = build_masks({"quarter_head": 0.5, "random": 0.3})
     where = torch.device(device) if isinstance(device, str) else device
-    return kind(42, flow, masks, where)
+    return kind(
+        42, flow, masks, where, lambda clips, generator: torch.rand(clips, 2, generator=generator)
+    )
 
 
 @pytest.mark.parametrize("method", ["uniform", "logit-normal"])
@@ -62,10 +64,25 @@ def test_microbatches_and_seeds_differ_and_the_same_one_does_not() -> None:
     z = torch.zeros(SHAPE)
     first, again, other = (drawing().take(place, z, SIZES) for place in (PLACE, PLACE, (1, 7)))
     assert torch.equal(first.noise, again.noise)
-    assert not torch.equal(first.noise, other.noise)
+    assert torch.equal(first.kept, again.kept)
+    for ours, theirs in zip(first[1:], other[1:], strict=True):  # frames may be given in both
+        assert not torch.equal(ours, theirs)
     another = drawing()
     another.seed = 43
     assert not torch.equal(first.noise, another.take(PLACE, z, SIZES).noise)
+
+
+def test_stochastic_depth_changes_no_other_draw() -> None:
+    with_it, without = drawing(), drawing()
+    without.draw_kept = lambda clips, generator: None
+    found = []
+    for one in (with_it, without):
+        given = one.take(PLACE, torch.zeros(SHAPE), SIZES)
+        found.append((*given[:3], torch.rand(5)))
+    assert given.kept is None
+    assert given.of(slice(1, 2)).kept is None
+    for ours, theirs in zip(*found, strict=True):
+        assert torch.equal(ours, theirs)
 
 
 def test_encoding_has_a_seed_of_its_own() -> None:

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from tests.trainer.models.stdit_cases import SMALL, batch, run, small_model
 from trainer.errors import ConfigError
-from trainer.models import layers
 from trainer.models.attention import calls
 from trainer.models.stdit import STDiT3Config, build_stdit
 
@@ -175,11 +174,31 @@ def test_unknown_names_and_impossible_numbers_are_refused_with_help() -> None:
         build_stdit("STDiT3", enable_sequence_parallelism=True)
 
 
-def test_drop_path_keeps_the_mean() -> None:
-    torch.manual_seed(0)
-    x = torch.ones(4000, 1, 1, 1)
-    assert layers.drop_path(x, 0.25, training=True).mean() == pytest.approx(1.0, abs=0.05)
-    assert layers.drop_path(x, 0.25, training=False) is x
+def test_drop_path_keeps_the_mean_and_drops_later_blocks_more_often() -> None:
+    model = small_model(depth=3, drop_path=0.5)
+    kept = model.draw_kept(4000, torch.Generator().manual_seed(0))
+    assert kept is not None
+    torch.testing.assert_close(kept.mean((0, 2)), torch.ones(6).double(), atol=0.05, rtol=0)
+    dropped = (kept == 0).double().mean((0, 2)).tolist()
+    assert dropped == pytest.approx([0, 0, 0.25, 0.25, 0.5, 0.5], abs=0.05)
+    assert small_model(depth=3).draw_kept(4000) is None
+
+
+def test_drop_path_leaves_branches_out_of_the_clips_it_names_and_only_in_training() -> None:
+    model, inputs = small_model(drop_path=0.5, class_dropout_prob=0.0), batch()
+    kept = torch.ones(2, 4, 2)
+    with torch.no_grad():
+        want = model.eval()(**inputs)
+        model.train()
+        torch.testing.assert_close(model(**inputs, kept=kept), want)
+        kept[1, 2, 1] = 0
+        found = model(**inputs, kept=kept)
+        torch.testing.assert_close(found[0], want[0])
+        assert not torch.allclose(found[1], want[1])
+        torch.manual_seed(0)
+        drawn = model(**inputs)
+        torch.manual_seed(0)
+        torch.testing.assert_close(model(**inputs, kept=model.draw_kept(2)), drawn)
 
 
 def test_config_takes_patches_as_a_list() -> None:

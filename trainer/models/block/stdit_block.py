@@ -23,10 +23,10 @@ from trainer.models.stdit_config import STDiT3Config
 class STDiT3Block(nn.Module):
     """Attention (within or across frames), then text, then MLP."""
 
-    def __init__(self, config: STDiT3Config, temporal: bool, drop_probability: float) -> None:
+    def __init__(self, config: STDiT3Config, temporal: bool) -> None:
         super().__init__()
         width = config.hidden_size
-        self.temporal, self.drop_probability = temporal, drop_probability
+        self.temporal = temporal
         self.fused = True  # kernels of `block`, where they run
         self.in_fp8 = False  # its large products
         self.attn = layers.SelfAttention(width, config.num_heads, config.qk_norm)
@@ -41,23 +41,23 @@ class STDiT3Block(nn.Module):
         real: Tensor | Packed | None,
         t_BF6D: Tensor,
         rotation: Rotation | None,
+        kept_B6: Tensor | None = None,
     ) -> Tensor:
+        """`kept_B6` multiplies each clip's modulations: stochastic depth, by their gates."""
         table_BF6D = self.scale_shift_table + t_BF6D
+        if kept_B6 is not None:
+            table_BF6D = table_BF6D * kept_B6[:, None, :, None]
         if self.in_fp8 or (self.fused and is_usable(x_BTSD, self.attn.heads)):
             return run_fused(self, x_BTSD, y, real, table_BF6D, rotation)
         shift, scale, gate, shift_mlp, scale_mlp, gate_mlp = table_BF6D.unsqueeze(-2).unbind(
             2
         )  # one value for all S tokens
         branch = self.attn(norm_modulate(x_BTSD, shift, scale), self.temporal, rotation)
-        x_BTSD = add_gated(x_BTSD, branch, self.kept(gate))
+        x_BTSD = add_gated(x_BTSD, branch, gate)
         # quirk: the text branch has neither norm nor gate
         x_BTSD = x_BTSD + self.cross_attn(x_BTSD, y, real)
         branch = self.mlp(norm_modulate(x_BTSD, shift_mlp, scale_mlp))
-        return add_gated(x_BTSD, branch, self.kept(gate_mlp))
-
-    def kept(self, gate_BF1D: Tensor) -> Tensor:
-        """Stochastic depth: a gate of 0 leaves the branch out for a clip."""
-        return layers.drop_path(gate_BF1D, self.drop_probability, self.training)
+        return add_gated(x_BTSD, branch, gate_mlp)
 
 
 def is_usable(x_BTSD: Tensor, heads: int) -> bool:
@@ -79,7 +79,7 @@ def run_fused(
 ) -> Tensor:
     """What `block` makes of tokens, [B, T, S, D], by `block.branches`."""
     shift, scale, gate, *of_mlp = table_BF6D.unbind(2)
-    gates = [block.kept(each).flatten(0, 1) for each in (gate, of_mlp.pop())]
+    gates = [each.flatten(0, 1) for each in (gate, of_mlp.pop())]
     shift, scale, *of_mlp = (each.flatten(0, 1) for each in (shift, scale, *of_mlp))
     size, text_of = x_BTSD.shape, block.cross_attn
     seen, x_RD = _attended(block, x_BTSD, shift, scale, rotation)

@@ -20,10 +20,10 @@ B, T, S, L, D, HEADS = 2, 5, 7, 6, 64, 4
 KEEP = torch.tensor([[True] * 4 + [False] * 2, [True] * 2 + [False] * 4])
 
 
-def made(temporal: bool, qk_norm: bool = True, drop: float = 0.0) -> STDiT3Block:
+def made(temporal: bool, qk_norm: bool = True) -> STDiT3Block:
     torch.manual_seed(0)
     config = STDiT3Config(hidden_size=D, num_heads=HEADS, qk_norm=qk_norm)
-    block = STDiT3Block(config, temporal, drop).double()
+    block = STDiT3Block(config, temporal).double()
     for parameter in block.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return block
@@ -39,7 +39,6 @@ def passes(block: STDiT3Block, modulations: int, fused: bool) -> dict[str, Tenso
     x, y, t = (each.requires_grad_() for each in inputs)
     rotation = (random(T, D // HEADS // 2), random(T, D // HEADS // 2)) if block.temporal else None
     block.zero_grad()
-    torch.manual_seed(2)  # of stochastic depth
     if fused:
         out = run_fused(block, x, y, KEEP, block.scale_shift_table + t, rotation)
     else:
@@ -51,11 +50,11 @@ def passes(block: STDiT3Block, modulations: int, fused: bool) -> dict[str, Tenso
 
 @pytest.mark.parametrize("temporal", [False, True])
 @pytest.mark.parametrize("modulations", [1, T])
-@pytest.mark.parametrize(("qk_norm", "drop"), [(True, 0.0), (False, 0.0), (True, 0.5)])
+@pytest.mark.parametrize("qk_norm", [True, False])
 def test_the_same_numbers_and_gradients_in_fp64(
-    temporal: bool, modulations: int, qk_norm: bool, drop: float
+    temporal: bool, modulations: int, qk_norm: bool
 ) -> None:
-    block = made(temporal, qk_norm, drop)
+    block = made(temporal, qk_norm)
     wanted, found = (passes(block, modulations, fused) for fused in (False, True))
     assert found.keys() == wanted.keys()
     for name, value in wanted.items():
@@ -76,7 +75,7 @@ def test_what_it_keeps_is_what_is_predicted(
     kernels = Kernels("flash", "frames", "flash", fused=True)
     sizes = {"batch": 2, "frames": 8, "places": 40, "text": 6}
     with torch.device("meta"):
-        block = STDiT3Block(config, temporal, 0.0).bfloat16()
+        block = STDiT3Block(config, temporal).bfloat16()
         x = torch.empty(2, 8, 40, 144, dtype=torch.bfloat16, requires_grad=True)
         y = torch.empty(2, 6, 144, dtype=torch.bfloat16)
         table = torch.empty(2, 1, 6, 144, dtype=torch.bfloat16, requires_grad=True)
