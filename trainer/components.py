@@ -14,9 +14,12 @@ from trainer.config.load import Config
 from trainer.diffusion.frame_masks import FrameMasks, build_masks
 from trainer.diffusion.rectified_flow import RectifiedFlow, build_flow
 from trainer.errors import CheckpointError, ConfigError
+from trainer.models.activation_checkpointing import GradCheckpoint
 from trainer.models.attention.table import read_table
+from trainer.models.block import fp8
 from trainer.models.memory import MemoryBudget
 from trainer.models.stdit import STDiT3, build_stdit
+from trainer.models.stdit_config import config_of
 from trainer.models.text import TextEncoder, build_tiny_t5, check_folder
 from trainer.models.vae.interface import IdentityVAE, VideoVAE
 from trainer.weights.hub import HUB_ID, download
@@ -131,6 +134,17 @@ def fetch(parts: Iterable[tuple[str, list[str]]], lives: Callable[[], None]) -> 
     CheckpointError."""
     for repository, patterns in parts:
         download(repository, lives=lives, allow_patterns=patterns)
+
+
+def check_model(config: Config) -> None:
+    """Whether the model can be trained as the config says, as far as that depends on no device.
+    Raises ConfigError."""
+    model = config_of(config.model.type, config.model.options)
+    GradCheckpoint.parse(config.grad_checkpoint).require_pairs(model.depth)
+    if config.attention_table is not None:
+        read_table(config.attention_table)
+    if config.fp8_linears:
+        fp8.require_widths(model)
 
 
 def check_encoders(config: Config) -> None:

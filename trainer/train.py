@@ -253,8 +253,9 @@ def _check_files(
         from trainer.weights.checkpoints import find
 
         find(Path(config.load))
-    from trainer.components import check_encoders, fetch, hub_parts
+    from trainer.components import check_encoders, check_model, fetch, hub_parts
 
+    check_model(config)
     parts = hub_parts(config)
     fetch(parts, lives)
     if config.load is None and config.model.from_pretrained is not None:

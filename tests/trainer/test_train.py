@@ -126,6 +126,33 @@ def test_a_run_without_its_data_or_checkpoint_leaves_no_run_directory(
     assert [path.name for path in tmp_path.iterdir()] == ["clips.csv"]
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--grad-checkpoint", "24000"], "every 24000th pair of blocks, and the model has"),
+        (["--grad-checkpoint", "9" * 400], "grad_checkpoint must be auto, off, all"),
+        (
+            ["--fp8-linears", "--model.num-heads", "2", "--model.hidden-size", "40"],
+            "model.hidden_size of a multiple of 16, not 40",
+        ),
+        (["--attention-table", "no.json"], "attention_table no.json cannot be read"),
+    ],
+)
+def test_dry_run_refuses_what_no_model_can_be_trained_with(
+    words: list[str],
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "clips.csv").write_text("path,text\n")
+    assert train.main(["demo", "--data-path", "clips.csv", *words, "--dry-run"]) == 2
+    said = capfd.readouterr().err
+    assert says in said
+    assert max(map(len, said.splitlines())) < 200
+
+
 @pytest.mark.long
 def test_dry_run_says_what_would_be_done_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

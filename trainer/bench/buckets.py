@@ -18,11 +18,10 @@ from trainer.bench.rows import Row, other_paths, print_table
 from trainer.bench.search import Budget, SearchStopped, largest_batch
 from trainer.bench.shapes import Shape, as_bucket_config, shapes_of
 from trainer.bench.trial import OTHERS, OURS, Spec, run_trial
+from trainer.components import check_model
 from trainer.config.load import Config
 from trainer.device import find_device, name_of
 from trainer.errors import ConfigError
-from trainer.models.activation_checkpointing import GradCheckpoint
-from trainer.models.attention.table import read_table
 from trainer.models.stdit_config import PRESETS, STDiT3Config
 from trainer.runlog.gpu_peaks import peak_flops
 from trainer.runlog.output import LOG
@@ -34,10 +33,6 @@ class Bench:
 
     def __init__(self, args: argparse.Namespace, config: Config) -> None:
         self._args = args
-        if args.grad_checkpoint:
-            GradCheckpoint.parse(args.grad_checkpoint)  # an error here, not in each child
-        if config.attention_table is not None:
-            read_table(config.attention_table)
         self._config = replace(
             config,
             grad_checkpoint=args.grad_checkpoint or config.grad_checkpoint,
@@ -46,6 +41,7 @@ class Bench:
             compile=args.compile or (config.compile and not args.eager),
             threads=args.threads or config.threads,
         )
+        check_model(self._config)  # an error here, not in each child
         self._shapes = shapes_of(config, args.bucket or (), args.aspect_ratio)
         if not self._shapes:
             raise ConfigError("bucket_config has no bucket that takes clips")

@@ -20,6 +20,10 @@ Size = tuple[int, int, int]  # frames, rows, columns of latents
 WITH_WEIGHTS = ("products", "math")  # kernels that keep a weight for every query and key
 _MOST_PREPARED = 64  # frames, as attention/frames.py says, which imports torch
 _UNITS = {"mb": 10**6, "gb": 10**9}
+_DIGITS = 9
+_EVERY = re.compile(rf"(?:every[ -]?)?([0-9]{{1,{_DIGITS}}})")
+_SIZE = re.compile(rf"([0-9]{{1,{_DIGITS}}}(?:\.[0-9]{{1,{_DIGITS}}})?) ?(mb|gb)")
+_SHOWN = 40  # characters of a wrong value
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +49,29 @@ class GradCheckpoint:
         """From a config: False, True, n, or one of the words above. Raises ConfigError."""
         if isinstance(value, GradCheckpoint):
             return value
-        word = str(value).strip().lower()
+        if not isinstance(value, str):  # str() refuses a number of thousands of digits
+            value = str(value) if abs(value) < 10**_DIGITS else f"more than {_DIGITS} digits"
+        word = value.strip(" ").lower()
         if word in ("off", "false", "none", "0"):
             return cls()
         if word == "auto":
             return cls(automatic=True)
         if word in ("all", "true", "1"):
             return cls(every=1)
-        if (match := re.fullmatch(r"(?:every[ -]?)?(\d+)", word)) and int(match[1]):
+        if (match := _EVERY.fullmatch(word)) and int(match[1]):
             return cls(every=int(match[1]))
-        if match := re.fullmatch(r"(\d+(?:\.\d+)?) ?(mb|gb)", word):
+        if match := _SIZE.fullmatch(word):
             return cls(budget_bytes=int(float(match[1]) * _UNITS[match[2]]))
         known = "auto, off, all, 'every 2' or a size such as '24000 MB'"
-        raise ConfigError(f"grad_checkpoint must be {known}; not {value!r}")
+        shown = value if len(value) <= _SHOWN else f"{value[:_SHOWN]}…"
+        raise ConfigError(f"grad_checkpoint must be {known}; not {shown!r}")
+
+    def require_pairs(self, depth: int) -> None:
+        """Raises ConfigError where a model of `depth` pairs of blocks has no n-th one."""
+        if self.every > depth:
+            text = f"grad_checkpoint = {self.every} is every {self.every}th pair of blocks"
+            hint = f"a size needs its unit, '{self.every} MB'; 'all' recomputes every block"
+            raise ConfigError(f"{text}, and the model has {depth}", hint=hint)
 
     def blocks(self, depth: int, size: BlockBytes, latent: Size | None = None) -> frozenset[int]:
         """Those recomputed, in the order they run: even ones are spatial, odd ones temporal."""

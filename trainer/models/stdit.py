@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import fields
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from trainer.errors import ConfigError, nearest
+from trainer.errors import ConfigError
 from trainer.models import layers, positions
 from trainer.models.activation_checkpointing import GradCheckpoint, block_bytes
 from trainer.models.attention import flash3
@@ -31,7 +30,7 @@ from trainer.models.fused import norm_modulate, wide
 from trainer.models.inputs import check_inputs, frame_mask, real_columns, repeated, unpacked
 from trainer.models.kernels import kernels_used
 from trainer.models.offloading import to_host
-from trainer.models.stdit_config import PRESETS, STDiT3Config
+from trainer.models.stdit_config import STDiT3Config, config_of
 
 Size = tuple[int, int, int]  # frames, rows, columns
 # B batch · C channels · T,H,W latent frames, height, width (after patchify: T frames of tokens)
@@ -41,12 +40,7 @@ Size = tuple[int, int, int]  # frames, rows, columns
 
 def build_stdit(kind: str = "STDiT3", **options: Any) -> STDiT3:
     """The model of a config's `model.type` with STDiT3Config's fields. Raises ConfigError."""
-    known = [field.name for field in fields(STDiT3Config)]
-    for name, names in [(kind, list(PRESETS)), *((key, known) for key in options)]:
-        if name not in names:
-            text = f"STDiT3 has no {name!r}; there is {', '.join(names)}"
-            raise ConfigError(text, hint=nearest(name, names))
-    return STDiT3(STDiT3Config(**{**PRESETS[kind], **options}))
+    return STDiT3(config_of(kind, options))
 
 
 class FinalLayer(nn.Module):

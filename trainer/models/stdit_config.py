@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
 
 from trainer.allowed_values import number, require_allowed
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, nearest
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,3 +63,13 @@ PRESETS: dict[str, dict[str, int]] = {
     "STDiT3-XL/2": {"depth": 28, "hidden_size": 1152, "num_heads": 16},
     "STDiT3-3B/2": {"depth": 28, "hidden_size": 1872, "num_heads": 26},
 }
+
+
+def config_of(kind: str, options: Mapping[str, Any]) -> STDiT3Config:
+    """Of a config's `model.type` and its other fields. Raises ConfigError."""
+    known = [field.name for field in fields(STDiT3Config)]
+    for name, names in [(kind, list(PRESETS)), *((key, known) for key in options)]:
+        if name not in names:
+            text = f"STDiT3 has no {name!r}; there is {', '.join(names)}"
+            raise ConfigError(text, hint=nearest(name, names))
+    return STDiT3Config(**{**PRESETS[kind], **options})

@@ -483,6 +483,8 @@ def test_the_command_searches_and_prints_a_bucket_config(
         (["--tiny-encoders"], "--tiny-encoders needs --encoders"),
         (["--attention-table", "none.json"], "attention_table none.json cannot be read"),
         (["--grad-checkpoint", "some"], "grad_checkpoint must be auto, off, all"),
+        (["--grad-checkpoint", "9" * 5000], "grad_checkpoint must be auto, off, all"),
+        (["--grad-checkpoint", "24000"], "and the model has"),
         (["--device", "tpu"], "device 'tpu' is not available"),
         (["--nonsense", "3"], "nonsense"),
     ],

@@ -134,6 +134,33 @@ def test_other_words_are_refused(value: Any) -> None:
         GradCheckpoint.parse(value)
 
 
+def test_long_numbers_and_other_digits_are_refused_in_a_short_line() -> None:
+    nines = "9" * 400
+    long = [
+        nines,
+        "9" * 5000,
+        f"every {nines}",
+        f"{nines} MB",
+        f"1.{nines} GB",
+        10**400,
+        -(10**5000),
+    ]
+    for value in (*long, "٢", "٢ MB", "all\n", "\tall"):
+        with pytest.raises(ConfigError, match="off, all, 'every 2'") as refused:
+            GradCheckpoint.parse(value)
+        assert len(str(refused.value)) < 160
+        assert "\n" not in str(refused.value)
+
+
+def test_a_number_above_the_models_depth_is_refused_as_a_size_without_its_unit() -> None:
+    GradCheckpoint.parse("every 28").require_pairs(28)
+    GradCheckpoint.parse("24000 MB").require_pairs(28)
+    for value in (24000, "24000", "every 29"):
+        with pytest.raises(ConfigError, match="and the model has 28") as refused:
+            GradCheckpoint.parse(value).require_pairs(28)
+        assert "a size needs its unit" in str(refused.value.hint)
+
+
 @pytest.mark.slow
 def test_compiled_blocks_give_the_same_gradients() -> None:
     """Traced by torch's compiler, run without its code generator."""
