@@ -6,14 +6,14 @@ the card's bandwidth, each at the share that kernels reach. Two bounds come of i
 every operation reads its inputs from memory and writes its outputs, and `fused`, where what
 elementwise operations hand to each other stays in registers, as a perfect compiler would do it.
 Launches, communication and the optimizer are not in it.
-
-    python -m tests.gpu.roofline
 """
 
 from __future__ import annotations
 
+import argparse
 import math
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from tests.gpu.null import figures
+from trainer.command_line import command
 from trainer.models.block.stdit_block import STDiT3Block
 from trainer.models.flops import flops_by_part
 from trainer.models.peak import grid
@@ -343,7 +344,12 @@ def counted_rows(config: STDiT3Config) -> Iterator[tuple[str, float, float, floa
         yield name, *counted_step(config, "360p:51", *counted, **options)
 
 
-def main() -> None:
+@command
+def main(argv: Sequence[str] | None = None) -> int:
+    lines = argparse.RawDescriptionHelpFormatter
+    argparse.ArgumentParser(
+        "python -m tests.gpu.roofline", description=__doc__, formatter_class=lines
+    ).parse_args(argv)
     config = STDiT3Config(**PRESETS["STDiT3-XL/2"])
     print("STDiT3-XL/2 on an H100, bf16, by arithmetic: blocks only, all of them recomputed")
     print(f"{'bucket':<10}{'bound':<8}{'forward s':>10}{'backward s':>12}{'MFU':>8}  range")
@@ -358,7 +364,8 @@ def main() -> None:
         whole = products + attention + others + REST_S
         times = f"{products:>9.2f}{attention:>11.2f}{others:>8.2f}{whole:>8.2f}"
         print(f"{name:<34}{times}{mfu:>7.1%}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

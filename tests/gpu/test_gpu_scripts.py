@@ -16,6 +16,7 @@ from tests.gpu import roofline
 from tests.gpu.items import ceilings, steps
 from tests.gpu.report import is_row, read_lines
 from tests.gpu.run import Figures
+from trainer.command_line import READER_GONE
 from trainer.models.attention import frames
 from trainer.models.flops import flops_by_part
 from trainer.models.stdit_config import PRESETS, STDiT3Config
@@ -113,6 +114,66 @@ def test_fusing_saves_traffic_and_never_products() -> None:
     fused = roofline.fused_seconds(cost.forward, roofline.H100)
     products = sum(op.seconds(roofline.H100, roofline.LIKELY) for op in cost.forward if op.flops)
     assert products < fused < 0.95 * eager
+
+
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guide" / "gpu.md"
+
+
+@pytest.mark.long
+def test_the_guide_has_the_bounds_of_the_roofline() -> None:
+    rows = roofline.predict(STDiT3Config(**PRESETS["STDiT3-XL/2"]), roofline.H100)
+    text = GUIDE.read_text()
+    for name, bound, forward, backward, (likely, low, high) in rows:
+        shares = f"{100 * likely:.1f} % | {100 * low:.1f} to {100 * high:.1f} %"
+        assert f"| {name} | {bound} | {forward:.2f} | {backward:.2f} | {shares} |\n" in text
+
+
+def test_the_guide_has_the_steps_of_the_roofline() -> None:
+    """Those of the recipe, and the same beside fp8."""
+    flash, bf16, fp8, twice = (
+        cells(*row) for row in roofline.counted_rows(STDiT3Config(**PRESETS["STDiT3-XL/2"]))
+    )
+    text = GUIDE.read_text()
+    for name, row in (
+        ("with torch's flash attention", flash),
+        ("with cuDNN or flash attention 3 by an `attention_table`", bf16),
+        ("bf16", bf16),
+        ("fp8", fp8),
+        ("fp8, products twice as fast", twice),
+    ):
+        assert f"| {name} | {' | '.join(row)} |\n" in text
+    both = ["{} to {}".format(*sorted(pair)) for pair in zip(fp8, twice, strict=True)]
+    both[1:3], both[4] = fp8[1:3], both[4].replace(" % to", " to")
+    assert f"by the bf16 peak | {' | '.join(both)} |\n" in text
+
+
+def cells(
+    _name: str, products: float, attention: float, elementwise: float, mfu: float
+) -> list[str]:
+    whole = products + attention + elementwise + roofline.REST_S
+    times = [f"{seconds:.2f}" for seconds in (products, attention, elementwise, whole)]
+    return [*times, f"{100 * mfu:.0f} %"]
+
+
+def test_the_roofline_has_a_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, code in ((["--help"], 0), (["all"], 2)):
+        with pytest.raises(SystemExit) as end:
+            roofline.main(words)
+        assert end.value.code == code
+    assert "by arithmetic" in capsys.readouterr().out
+
+
+@pytest.mark.long
+def test_a_reader_of_the_roofline_may_go() -> None:
+    code = (
+        "import sys; from tests.gpu import roofline; roofline.predict = lambda *_: []; "
+        "roofline.counted_rows = lambda _: []; sys.exit(roofline.main([]))"
+    )
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as gone:
+        done = subprocess.run([sys.executable, "-c", code], stdout=gone, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (READER_GONE, b"")
 
 
 def test_a_step_by_the_recipe_takes_what_was_aimed_at() -> None:

@@ -429,6 +429,7 @@ def test_simulated_fp8_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "fp8" not in notes(monkeypatch, 0.1)
 
 
+@pytest.mark.long
 def test_encoders_use_the_threads_of_the_model() -> None:
     before = torch.get_num_threads()
     try:
