@@ -161,11 +161,17 @@ def typed_command() -> str:
     if found is not None and (started.name != "clusterctl" or started.samefile(found)):
         return "clusterctl"
     if started.name != "clusterctl":  # python -m clusterctl
-        python = shlex.quote(sys.executable)
-        return f"{python} -m clusterctl"
-    return shlex.quote(
-        os.path.relpath(started) if started.is_relative_to(Path.cwd()) else str(started)
-    )
+        return f"{typed_python()} -m clusterctl"
+    return _typed(started)
+
+
+def typed_python() -> str:
+    """The Python that the demo trains with, for this shell."""
+    return _typed(Path(sys.executable))
+
+
+def _typed(path: Path) -> str:
+    return shlex.quote(os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path))
 
 
 def _undisturbed(cleanup: Callable[..., object], *args: Any, **options: Any) -> None:

@@ -56,7 +56,7 @@ def command(output: Output, outputs: Path, **options: Any) -> int:
 
 
 def _show(output: Output, result: DemoResult, seconds: float, *, keep: bool) -> None:
-    from clusterctl.demo import DIGIT_FLOOR, DIRECTION_FLOOR, typed_command
+    from clusterctl.demo import DIGIT_FLOOR, DIRECTION_FLOOR, typed_command, typed_python
 
     took = f"{clock(seconds)}, {clock(result.train_seconds)} of it training"
     output.line(f"done in {took}", "bold")
@@ -81,4 +81,6 @@ def _show(output: Output, result: DemoResult, seconds: float, *, keep: bool) -> 
     output.line(f"  {clusterctl} top --replay {result.run_dir}")
     if not keep:
         output.line(f"  {clusterctl} demo --keep      # keeps the nodes up for a second terminal")
+    bench = "-m trainer.bench demo --threads 1 --grad-checkpoint all"
+    output.line(f"  {typed_python()} {bench}      # times an option of training")
     output.line(f"  {clusterctl} preflight nodes.txt      # your own machines, one name a line")

@@ -294,14 +294,17 @@ def test_the_end_shows_scores_and_losses_of_held_out_scans(monkeypatch, capsys) 
     assert "  loss curves         curve.png\n" in out
     assert "demo --keep" in out
     assert cli.run(["demo", "--keep"]) == 1
-    assert "demo --keep" not in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "demo --keep" not in shown
+    bench = f"{demo.typed_python()} -m trainer.bench demo --threads 1 --grad-checkpoint all"
+    assert f"  {bench} " in shown
     assert cli.run(["demo", "--json"]) == 1
     last = json.loads(capsys.readouterr().out)["validation"][-1]
     assert last == {"step": 630, "model": 1 / 631, "ema": None, "clips": 32}
 
 
 def test_the_next_commands_are_those_that_this_shell_finds(monkeypatch, tmp_path) -> None:
-    from clusterctl.demo import typed_command
+    from clusterctl.demo import typed_command, typed_python
 
     ours = tmp_path / "my env" / "bin" / "clusterctl"
     ours.parent.mkdir(parents=True)
@@ -321,6 +324,8 @@ def test_the_next_commands_are_those_that_this_shell_finds(monkeypatch, tmp_path
     assert typed_command() == "clusterctl"
     monkeypatch.setenv("PATH", "/nonexistent")
     assert typed_command() == f"{shlex.quote(sys.executable)} -m clusterctl"
+    monkeypatch.setattr(sys, "executable", str(ours.with_name("python")))
+    assert typed_python() == "'my env/bin/python'"
 
 
 @pytest.mark.slow
