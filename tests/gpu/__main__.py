@@ -12,14 +12,26 @@ from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
-import torch
+from trainer.command_line import INTERRUPTED, NUMBERS, above_0, command, require
+from trainer.errors import ConfigError
+from trainer.runlog.output import LOG, counted
 
-from tests.gpu.phases import first, second
-from tests.gpu.report import Record, as_document, is_row, read_lines
-from tests.gpu.run import MEASURED, Options, run_phases
+if __name__ == "__main__":  # before the imports that need them
+    require(*NUMBERS)
 
-USAGE, INTERRUPTED = 2, 130
+_DESCRIPTION = """\
+Measure a card, the most valuable figures first; loses nothing when it is cut.
+
+A terminal shows a line for each phase; a pipe gets each figure as a line of JSON. Both end with
+the table. Ctrl-C ends it: what was measured is in the record; `second --after` it measures the rest.
+
+exit codes
+  0    every phase is measured
+  1    a phase is WRONG, PARTLY, FAILED, OUT OF MEMORY, TIMED OUT or CUT, or a result is not written
+  2    wrong options, no CUDA, or a folder or record that cannot be used
+  130  interrupted"""
 _EPILOG = """\
 examples
   python -m tests.gpu first --out /tmp/gpu --send out --deadline 510
@@ -27,14 +39,16 @@ examples
   python -m tests.gpu table out/first.jsonl"""
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
+    raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
-        prog="python -m tests.gpu",
+        "python -m tests.gpu",
         allow_abbrev=False,
-        description="Measure a card, the most valuable figures first; loses nothing when it is cut.",
+        description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=raw,
     )
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="COMMAND")
     for name, what, deadline_s in (
@@ -42,69 +56,102 @@ def main(argv: Sequence[str] | None = None) -> int:
         ("second", "what failed in the first, then further buckets and settings", 240.0),
     ):
         add = verbs.add_parser(name, help=what, allow_abbrev=False).add_argument
-        add("--out", type=Path, required=True, metavar="DIR", help="a local folder to work in")
-        add("--send", type=Path, metavar="DIR", help="gets at most three files, always whole")
-        add("--deadline", type=float, default=deadline_s, metavar="S", help="default %(default)g")
-        add("--device", choices=("cuda", "cpu"), default="cuda")
+        add("--out", type=_path, required=True, metavar="DIR", help="a local folder to work in")
+        add("--send", type=_path, metavar="DIR", help="gets at most three files, always whole")
+        add("--deadline", type=above_0, default=deadline_s, metavar="S", help="default %(default)g")
+        add("--device", choices=("cuda", "cpu"), default="cuda", help="default %(default)s")
         add("--tiny", action="store_true", help="small shapes, to rehearse")
         add("--only", nargs="+", metavar="TEXT", help="phases with one of these in their names")
         if name == "second":
-            add("--after", type=Path, metavar="FILE", help="default DIR/first.jsonl")
+            add("--after", type=_path, metavar="FILE", help="default DIR/first.jsonl")
     table = verbs.add_parser("table", help="a record as a page of the documents")
-    table.add_argument("record", type=Path, metavar="FILE", help="first.jsonl")
+    table.add_argument("record", type=_path, metavar="FILE", help="first.jsonl")
     args = parser.parse_args(words)
-    if args.verb == "table":
-        return _page(args.record)
-    return _measure(args, words)
+    return _page(args.record) if args.verb == "table" else _measure(args, words)
+
+
+def _path(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty")
+    return Path(text)
 
 
 def _page(path: Path) -> int:
-    try:
-        lines = read_lines(path)
-    except OSError as error:
-        return _refused(f"{path} cannot be read: {error.strerror}")
+    from tests.gpu.report import as_document, is_row
+
+    lines = _lines(path)
     if not any(map(is_row, lines)):
-        return _refused(f"{path} is no record of tests.gpu: it has no result of a phase")
+        raise ConfigError(f"{path} is no record of tests.gpu: it has no result of a phase")
     print(as_document(lines), end="")
     return 0
 
 
-def _refused(why: str) -> int:
-    print(f"error: {why}", file=sys.stderr)
-    return USAGE
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """Of a record; says how many were left out."""
+    from tests.gpu.report import read_lines
+
+    try:
+        lines, strange = read_lines(path)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    if strange:
+        are = "is cut or does" if strange == 1 else "are cut or do"
+        LOG.warning("%s of %s %s not belong to a record", counted(strange, "line"), path, are)
+    return lines
 
 
 def _measure(args: argparse.Namespace, words: Sequence[str]) -> int:
+    import torch
+
+    from tests.gpu import phases as of_phases
+    from tests.gpu.report import Record, Watch, table_of
+    from tests.gpu.run import MEASURED, Options, run_phases
+
     options = Options(args.out.absolute(), args.device, args.tiny)
     if args.verb == "first":
-        phases = first(options)
+        phases = of_phases.first(options)
     else:
-        path = args.after or args.out / "first.jsonl"
-        phases = second(options, read_lines(path) if path.is_file() else [])
+        phases = of_phases.second(options, _before(args))
     wanted = args.only or [""]
     chosen = [phase for phase in phases if any(text in phase.name for text in wanted)]
     if not chosen and args.only:
         names = "; ".join(dict.fromkeys(phase.name for phase in phases))
-        return _refused(f"no phase has {' or '.join(args.only)} in its name; phases: {names}")
+        asked = " or ".join(args.only)
+        raise ConfigError(f"no phase has {asked} in its name", hint=f"phases: {names}")
     if args.device == "cuda" and torch.version.cuda is None:
         built = f"torch {torch.__version__} is built without CUDA"
-        return _refused(f"{built}; to rehearse on the CPU: --device cpu --tiny")
+        raise ConfigError(built, hint="to rehearse on the CPU: --device cpu --tiny")
     # A record of some phases stands beside that of all, which `second` reads.
     name = f"{args.verb}-only" if args.only else args.verb
     record = Record(name, options.out, args.send and args.send.absolute())
+    watch = Watch(record, len(chosen), args.deadline)
     before = signal.signal(signal.SIGTERM, _interrupt)
+    was_interrupted = False
     try:
         record.line(_head(words))
-        rows = run_phases(chosen, options, args.deadline, record.line, record.table)
+        run_phases(chosen, options, args.deadline, watch)
     except KeyboardInterrupt:
-        print(f"interrupted; what was measured is in {record.path}", file=sys.stderr)
-        return INTERRUPTED
+        was_interrupted = True
     finally:
         signal.signal(signal.SIGTERM, before)
         record.close()
+    rows = watch.rows
+    print(table_of(rows, watch.columns))
     good = sum(row["result"] == MEASURED for row in rows)
-    print(f"{good} of {len(rows)} measured; {record.path}")
-    return 0 if good == len(rows) else 1
+    print(f"{good} of {len(chosen)} measured; {record.path}")
+    if was_interrupted:
+        LOG.error("interrupted; what was measured is in %s", record.path)
+        return INTERRUPTED
+    return 0 if good == len(chosen) and record.is_whole else 1
+
+
+def _before(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """What `first` has recorded."""
+    path = args.after or args.out / "first.jsonl"
+    if args.after or path.exists():
+        return _lines(path)
+    LOG.warning("%s does not exist: the phases of `first` are left out", path)
+    return []
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""Where figures go when they come: NAME.jsonl, and a folder of at most three files to carry home.
+"""Where figures go when they come: NAME.jsonl, what a terminal shows, and a folder of at most three files to carry home.
 
 A line is on the disk before the next measurement begins. The folder SEND has NAME.jsonl (renewed
 with every line), NAME.txt (the table) and NAME.tar.gz (raw outputs and tracebacks; both after every
@@ -8,40 +8,64 @@ phase). Each is replaced in one step, so that a kill at any moment leaves whole 
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import io
+import itertools
 import json
 import math
 import os
+import shutil
 import sys
 import tarfile
+import textwrap
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from trainer.errors import ConfigError
+from trainer.runlog.json_file import parse_object
+from trainer.runlog.output import LOG, counted, printable
+from trainer.runlog.progress import ProgressLine
+from trainer.runlog.run_files import open_to_append, read_chosen
+
 KEPT = ("raw", "errors")  # folders of OUT that are carried home
 MOST_BYTES = 15 << 20  # of a file that is carried
 _MOST_OF_ONE = 4 << 20
-_SHOWN = 110  # letters of a headline in the table
+COLUMNS = 150  # of a table that is not for a terminal
+_WORDS = ("phase", "result", "figure", "reason", "headline", "command", "date", "gpu", "python")
+_WORDS += ("torch",)
 
 
 class Record:
-    """Of one command. Raises OSError where OUT cannot be made; a disk that fills ends nothing."""
+    """Of one command. Raises ConfigError for folders that cannot be used; a disk that fills later
+    ends nothing."""
 
     def __init__(
         self, name: str, out: Path, send: Path | None, show: Callable[[str], None] = print
     ) -> None:
-        self._name, self._out, self._send, self._show = name, out, send, show
+        self._name, self._out, self._send, self.show = name, out, send, show
         self._begin = time.monotonic()
-        out.mkdir(parents=True, exist_ok=True)
+        self.is_whole = True  # whether every line is where it belongs
         self.path = out / f"{name}.jsonl"
-        if self.path.exists():  # of an earlier call: what was measured stays
-            self.path.rename(out / f"{name}-until-{time.time():.0f}.jsonl")
-        self._file = self.path.open("ab", buffering=0)
         self._lines: list[bytes] = []
+        with contextlib.ExitStack() as opened:
+            opened.callback(os.close, folder := _made(out))
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if send is not None:
+                    os.close(_made(send))
+                _move_away(self.path)  # of an earlier call: what was measured stays
+                self._file = opened.enter_context(io.FileIO(open_to_append(self.path), "a"))
+            except BlockingIOError:
+                raise ConfigError(f"another process measures into {out}") from None
+            except OSError as error:
+                raise ConfigError(f"{self.path}: {error.strerror}") from None
+            self.close = opened.pop_all().close
 
     def line(self, values: Mapping[str, Any]) -> None:
-        """Print and keep one figure, one row of a phase, or the head."""
+        """Show and keep one figure, one row of a phase, or the head."""
         at = {"at_s": round(time.monotonic() - self._begin, 1)}
         text = json.dumps(_strict({**values, **at}), default=str, allow_nan=False)
         self._lines.append(text.encode() + b"\n")
@@ -49,19 +73,14 @@ class Record:
             self._file.write(self._lines[-1])
             os.fsync(self._file.fileno())
         except OSError as error:
-            print(f"{self.path} lacks a line: {error}", file=sys.stderr)
+            self._failed(f"{self.path} lacks a line: {error.strerror}")
         self._carry(f"{self._name}.jsonl", lambda: b"".join(self._lines))
-        self._show(text)
+        self.show(text)
 
     def table(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Print the table of all phases so far, and renew what is carried home."""
-        text = table_of(rows)
-        self._carry(f"{self._name}.txt", lambda: f"{text}\n".encode())
+        """Renew the table of all phases so far, and what is carried home."""
+        self._carry(f"{self._name}.txt", lambda: f"{table_of(rows)}\n".encode())
         self._carry(f"{self._name}.tar.gz", lambda: packed(self._out))
-        self._show(text)
-
-    def close(self) -> None:
-        self._file.close()
 
     def _carry(self, name: str, content: Callable[[], bytes]) -> None:
         if self._send is None:
@@ -74,7 +93,74 @@ class Record:
         except OSError as error:
             with contextlib.suppress(OSError):
                 part.unlink(missing_ok=True)
-            print(f"{self._send / name} is not renewed: {error}", file=sys.stderr)
+            self._failed(f"{self._send / name} is not renewed: {error.strerror}")
+
+    def _failed(self, why: str) -> None:
+        self.is_whole = False
+        LOG.error(why)
+
+
+def _made(folder: Path) -> int:
+    """A descriptor of the folder, made where it is missing. Raises ConfigError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        why = "it is no folder" if isinstance(error, FileExistsError) else error.strerror
+        raise ConfigError(f"{folder} cannot be written: {why}") from None
+
+
+def _move_away(path: Path) -> None:
+    """To the first free one of NAME-1, NAME-2..."""
+    if os.path.lexists(path):
+        names = (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(1))
+        path.rename(next(name for name in names if not os.path.lexists(name)))
+
+
+class Watch:
+    """A record while it is written. A terminal gets a line a phase, and one that changes below; a
+    pipe gets the record's lines."""
+
+    def __init__(self, record: Record, count: int, deadline_s: float) -> None:
+        self._record, self._count = record, count
+        self._until = time.monotonic() + deadline_s
+        self.rows: list[dict[str, Any]] = []
+        self._figures, self._live = 0, ProgressLine("")
+        self._is_terminal = sys.stdout.isatty()
+        self.columns = shutil.get_terminal_size().columns if self._is_terminal else COLUMNS
+        if self._is_terminal:
+            record.show = lambda text: None
+
+    def begin(self, name: str) -> None:
+        self._figures = 0
+        self._live = ProgressLine(f"{self._place()} {name}", quiet=not self._is_terminal)
+        if self._is_terminal:
+            self._live.show(self._left())
+
+    def figure(self, values: dict[str, Any]) -> None:
+        self._record.line(values)
+        self._figures += 1
+        if self._live.is_due():
+            said = counted(self._figures, "figure")
+            self._live.show(f"{said}, the last {values['figure']}; {self._left()}")
+
+    def row(self, values: dict[str, Any]) -> None:
+        self._live.clear()
+        self._record.line(values)
+        if self._is_terminal:
+            result = "" if values["result"] == "measured" else f"  {str(values['result']).upper()}"
+            said = f"{values['seconds']:.1f} s, {counted(self._figures, 'figure')}, {self._left()}"
+            print(f"{self._place()} {values['phase']}: {said}{result}", flush=True)
+        self.rows.append(values)
+        self._record.table(self.rows)
+
+    def _place(self) -> str:
+        return f"{len(self.rows) + 1:>2}/{self._count}"
+
+    def _left(self) -> str:
+        return f"{max(0.0, self._until - time.monotonic()):.0f} s left"
 
 
 def _strict(value: Any) -> Any:
@@ -103,14 +189,15 @@ def packed(out: Path, most_bytes: int = MOST_BYTES) -> bytes:
     return buffer.getvalue()
 
 
-def table_of(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Item, phase, seconds, and the headline or why there is none."""
-    lines = [f"{'':>3} {'phase':<34} {'seconds':>8}  "]
+def table_of(rows: Iterable[Mapping[str, Any]], columns: int = COLUMNS) -> str:
+    """Item, phase, seconds, and the headline or why there is none, in lines of `columns`."""
+    lines = [f"{'':>3} {'phase':<32} {'seconds':>7}"]
     for row in rows:
-        text = said_of(row)
-        text = text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
-        lines.append(f"{row['item']:>3} {row['phase']:<34} {row['seconds']:8.1f}  {text}")
-    return "\n".join(line.rstrip() for line in lines)
+        begin = f"{row['item']:>3} {row['phase']:<32} {row['seconds']:7.1f}  "
+        wide = max(24, columns - len(begin))
+        text = textwrap.wrap(printable(said_of(row)), wide, break_on_hyphens=False) or [""]
+        lines += [f"{begin}{text[0]}".rstrip(), *(" " * len(begin) + more for more in text[1:])]
+    return "\n".join(lines)
 
 
 def said_of(row: Mapping[str, Any]) -> str:
@@ -120,15 +207,28 @@ def said_of(row: Mapping[str, Any]) -> str:
     return ": ".join(parts)
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """What a record holds; a line that was cut by a kill is left out. Raises OSError."""
+def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """What a record holds, and how many lines are left out: one that was cut by a kill, or others
+    that no record has. Raises OSError."""
+    texts = [text for text in read_chosen(path).splitlines() if text.strip()]
     found = []
-    for line in path.read_text(errors="replace").splitlines():
+    for text in texts:
         with contextlib.suppress(ValueError):
-            value = json.loads(line)
-            if isinstance(value, dict):
-                found.append(value)
-    return found
+            line = parse_object(text)
+            if _belongs(line):
+                found.append(line)
+    return found, len(texts) - len(found)
+
+
+def _belongs(line: Mapping[str, Any]) -> bool:
+    """Whether the fields that are read here are of the kinds that `Record` writes."""
+    words = [line[name] for name in _WORDS if name in line]
+    if not all(isinstance(word, str) for word in words):
+        return False
+    if not is_row(line):
+        return "figure" not in line or "phase" in line
+    item, seconds = line.get("item"), line.get("seconds")
+    return type(item) is int and isinstance(seconds, int | float) and "phase" in line
 
 
 def is_row(line: Mapping[str, Any]) -> bool:
@@ -141,10 +241,10 @@ def as_document(lines: Iterable[Mapping[str, Any]]) -> str:
     every = list(lines)
     head = next((line for line in every if "command" in line), {})
     rows = [line for line in every if is_row(line)]
-    card = next((str(line["gpu"]) for line in every if "gpu" in line), "no card")
-    about = (f"torch {head.get('torch', '?')}", f"Python {head.get('python', '?')}")
-    page = [f"## {card}, {str(head.get('date', '?'))[:10]}", ""]
-    page += [f"`{head.get('command', '?')}`, {', '.join(about)}", ""]
+    card = next((line["gpu"] for line in every if "gpu" in line), "no card")
+    said = {name: _cell(head.get(name, "?")) for name in ("command", "date", "torch", "python")}
+    page = [f"## {_cell(card)}, {said['date'][:10]}", ""]
+    page += [f"`{said['command']}`, torch {said['torch']}, Python {said['python']}", ""]
     page += ["| item | phase | seconds | result |", "|---|---|---|---|"]
     for row in rows:
         cells = (row["item"], row["phase"], f"{row['seconds']:.0f}", said_of(row))
@@ -154,7 +254,7 @@ def as_document(lines: Iterable[Mapping[str, Any]]) -> str:
         if figures:
             page += [
                 "",
-                f"### {row['item']}. {row['phase']}",
+                f"### {row['item']}. {_cell(row['phase'])}",
                 "",
                 "| figure | values |",
                 "|---|---|",
@@ -176,4 +276,4 @@ def _short(value: Any) -> str:
 
 
 def _cell(value: Any) -> str:
-    return str(value).replace("|", "\\|").replace("\n", " ")
+    return printable(str(value)).replace("|", "\\|")

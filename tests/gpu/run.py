@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from trainer.bench.child import Kind, try_in_child
 from trainer.errors import one_line
@@ -43,6 +43,16 @@ class Phase:
     least_s: float = 8.0  # until its first figure: with less time left it is not begun
     variables: Mapping[str, str] = field(default_factory=dict)  # of its environment
     how: Mapping[str, Any] = field(default_factory=dict)  # keyword arguments of `work`
+
+
+class Watcher(Protocol):
+    """Who is told: each figure when it comes, and how each phase ends."""
+
+    def begin(self, name: str) -> None: ...
+
+    def figure(self, values: dict[str, Any]) -> None: ...
+
+    def row(self, values: dict[str, Any]) -> None: ...
 
 
 class Figures:
@@ -82,19 +92,14 @@ def keep_traceback(folder: Path, name: str) -> None:
 
 
 def run_phases(
-    phases: Iterable[Phase],
-    options: Options,
-    deadline_s: float,
-    line: Callable[[dict[str, Any]], None],
-    done: Callable[[list[dict[str, Any]]], None],
-) -> list[dict[str, Any]]:
+    phases: Iterable[Phase], options: Options, deadline_s: float, watch: Watcher
+) -> None:
     """Run what fits before the deadline, seconds from now; one row a phase.
 
-    `line` gets every figure when it comes, and every row; `done` all rows after each phase. Once a
-    phase does not fit, it and those behind it are cut. An interrupt is a row, too, and raised.
+    Once a phase does not fit, it and those behind it are cut. An interrupt is a row, too, and
+    raised.
     """
     until = time.monotonic() + deadline_s - END_S
-    rows: list[dict[str, Any]] = []
     is_over = False
     for phase in phases:
         left_s = until - time.monotonic()
@@ -102,43 +107,35 @@ def run_phases(
         about = {"item": phase.item, "phase": phase.name}
         if is_over:
             text = f"{max(0.0, left_s):.0f} s were left, its first figure needs {phase.least_s:g}"
-            row = {**about, "seconds": 0.0, "result": CUT, "reason": text}
-        else:
-            start = time.monotonic()
-            row = {**about, "seconds": 0.0, "result": STOPPED, "reason": "it was interrupted"}
-            try:
-                row = {**about, **_run(phase, options, min(phase.limit_s, left_s), about, line)}
-            finally:
-                row["seconds"] = round(time.monotonic() - start, 2)
-                if row["result"] == STOPPED:
-                    rows.append(row)
-                    line(row)
-                    done(rows)
-        rows.append(row)
-        line(row)
-        done(rows)
-    return rows
+            watch.row({**about, "seconds": 0.0, "result": CUT, "reason": text})
+            continue
+        watch.begin(phase.name)
+        start = time.monotonic()
+        ended: dict[str, Any] = {"result": STOPPED}
+        try:
+            ended = _run(phase, options, left_s, about, watch)
+        finally:
+            watch.row({**about, "seconds": round(time.monotonic() - start, 2), **ended})
 
 
 def _run(
-    phase: Phase,
-    options: Options,
-    limit_s: float,
-    about: dict[str, Any],
-    line: Callable[[dict[str, Any]], None],
+    phase: Phase, options: Options, left_s: float, about: dict[str, Any], watch: Watcher
 ) -> dict[str, Any]:
     def take(name: Any, values: Any) -> None:
-        line({**about, "figure": name, **values})
+        watch.figure({**about, "figure": name, **values})
 
     environment = {**os.environ, **phase.variables}
     work = functools.partial(_work, phase, options, environment)
     try:
-        outcome = try_in_child(work, options.device, limit_s, take)
+        outcome = try_in_child(work, options.device, min(phase.limit_s, left_s), take)
     except (OSError, EOFError) as error:  # what starts the children has died; start another
         return {"result": Kind.FAILED.value, "reason": one_line(error)}
     if outcome.kind is Kind.MEASURED:
         found: dict[str, Any] = outcome.measured
         return found
+    if outcome.kind is Kind.TIMED_OUT and left_s < phase.limit_s:
+        text = f"the deadline came after {left_s:.0f} s, its own limit is {phase.limit_s:g}"
+        return {"result": CUT, "reason": text}
     return {"result": outcome.kind.value, "reason": outcome.reason[:300]}
 
 

@@ -18,8 +18,9 @@ import pytest
 from tests.gpu import __main__ as command
 from tests.gpu import phases as of_phases
 from tests.gpu import run as run_module
-from tests.gpu.report import Record, as_document, packed, read_lines, table_of
+from tests.gpu.report import Record, Watch, as_document, packed, read_lines, table_of
 from tests.gpu.run import Figures, Options, Phase, run_phases
+from trainer.runlog.output import configure
 
 
 def _works(options: Options, figures: Figures, value: int) -> str:
@@ -60,11 +61,21 @@ def _reads(options: Options, figures: Figures, name: str) -> str:
     return os.environ.get(name, "")
 
 
+class _Kept:
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.figures: list[dict[str, Any]] = []
+        self.row, self.figure = self.rows.append, self.figures.append
+
+    def begin(self, name: str) -> None:
+        pass
+
+
 def _run(phases: list[Phase], out: Path, deadline_s: float = 100.0) -> tuple[Any, list[Any]]:
-    lines: list[dict[str, Any]] = []
     out.mkdir(exist_ok=True)
-    options = Options(out, "cpu", True)
-    return run_phases(phases, options, deadline_s, lines.append, lambda rows: None), lines
+    kept = _Kept()
+    run_phases(phases, Options(out, "cpu", True), deadline_s, kept)
+    return kept.rows, kept.figures
 
 
 @pytest.mark.long
@@ -113,7 +124,8 @@ def test_a_hang_ends_at_the_deadline_and_what_follows_is_cut(tmp_path: Path) -> 
     start = time.monotonic()
     rows, lines = _run(phases, tmp_path / "out", deadline_s=5.0)
     assert time.monotonic() - start < 9.0
-    assert [row["result"] for row in rows] == ["timed out", "cut"]
+    assert [row["result"] for row in rows] == ["cut", "cut"]
+    assert rows[0]["reason"] == "the deadline came after 4 s, its own limit is 600"
     assert lines[0]["value"] == 3  # what it had measured
 
 
@@ -145,7 +157,7 @@ def test_every_line_is_on_the_disk_and_in_the_folder_at_once(tmp_path: Path) -> 
     for number in range(3):
         record.line({"item": 1, "phase": "a", "figure": "x", "value": number})
         for path in (out / "first.jsonl", send / "first.jsonl"):
-            assert read_lines(path)[-1]["value"] == number
+            assert read_lines(path)[0][-1]["value"] == number
     for folder in ("raw", "errors", "train"):
         (out / folder).mkdir()
         (out / folder / "some.txt").write_text("text")
@@ -157,11 +169,17 @@ def test_every_line_is_on_the_disk_and_in_the_folder_at_once(tmp_path: Path) -> 
     ]
     with tarfile.open(send / "first.tar.gz") as archive:
         assert sorted(archive.getnames()) == ["errors/some.txt", "raw/some.txt"]
-    assert "  1 a                                       2.0  CUT: no time" in shown[-1]
+    assert len(shown) == 3
+    table = (send / "first.txt").read_text()
+    assert "  1 a                                    2.0  CUT: no time" in table
     record.close()
-    assert len(read_lines(out / "first.jsonl")) == 3
-    Record("first", out, send).close()  # a second call begins a new record and keeps the old one
-    assert len([path for path in out.glob("first-until-*.jsonl") if read_lines(path)]) == 1
+    for number in (1, 2):  # a further call begins a new record and keeps the old one
+        record = Record("first", out, send)
+        record.line({"number": number})
+        record.close()
+    assert len(read_lines(out / "first-1.jsonl")[0]) == 3
+    assert read_lines(out / "first-2.jsonl")[0][0]["number"] == 1
+    assert read_lines(out / "first.jsonl")[0][0]["number"] == 2
 
 
 def test_what_is_carried_home_stays_small(tmp_path: Path) -> None:
@@ -179,25 +197,30 @@ def test_what_is_carried_home_stays_small(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_costs_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "send").write_text("a file")
+    configure()
     record = Record("first", tmp_path / "out", tmp_path / "send", lambda line: None)
+    (tmp_path / "send").rmdir()
+    (tmp_path / "send").write_text("a file")
     record.line({"value": 1})
     record.table([])
     record.close()
-    assert read_lines(tmp_path / "out" / "first.jsonl")[0]["value"] == 1
-    assert "first.jsonl is not renewed" in capsys.readouterr().err
+    assert read_lines(tmp_path / "out" / "first.jsonl")[0][0]["value"] == 1
+    assert not record.is_whole
+    assert "first.jsonl is not renewed: File exists" in capsys.readouterr().err
 
 
 def test_a_disk_that_is_full_ends_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    configure()
     record = Record("first", tmp_path / "out", tmp_path / "send", lambda line: None)
     record._file.close()
     record._file = io.FileIO("/dev/full", "a")
     record.line({"value": 1})
     record.close()
-    assert read_lines(tmp_path / "send" / "first.jsonl")[0]["value"] == 1
-    assert "lacks a line: [Errno 28]" in capsys.readouterr().err
+    assert read_lines(tmp_path / "send" / "first.jsonl")[0][0]["value"] == 1
+    assert "lacks a line: No space left on device" in capsys.readouterr().err
+    assert not record.is_whole
 
 
 def test_what_starts_children_may_die(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,8 +234,8 @@ def test_what_starts_children_may_die(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_record_that_was_cut_in_a_line_is_read(tmp_path: Path) -> None:
     path = tmp_path / "first.jsonl"
-    path.write_text('{"figure": "a"}\n[1]\n{"figure": "b", "val')
-    assert read_lines(path) == [{"figure": "a"}]
+    path.write_text('{"number": 1}\n[1]\n{"figure": "b", "val')
+    assert read_lines(path) == ([{"number": 1}], 2)
 
 
 def test_a_record_becomes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -252,15 +275,18 @@ def test_some_phases_leave_the_record_of_all_where_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     phases = [Phase(1, "facts", _works, (1,)), Phase(2, "ceilings", _works, (2,))]
-    monkeypatch.setattr(command, "first", lambda options: phases)
+    monkeypatch.setattr(of_phases, "first", lambda options: phases)
     record = tmp_path / "first.jsonl"
     record.write_text("{}\n")
     words = ["first", "--out", str(tmp_path), "--device", "cpu", "--tiny", "--only"]
     assert command.main([*words, "nonsense"]) == 2
-    assert "no phase has nonsense in its name; phases: facts; ceilings" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "no phase has nonsense in its name\n  hint: phases: facts; ceilings" in said
     command.main([*words, "facts"])
     assert record.read_text() == "{}\n"
-    assert any(line.get("phase") == "facts" for line in read_lines(tmp_path / "first-only.jsonl"))
+    assert any(
+        line.get("phase") == "facts" for line in read_lines(tmp_path / "first-only.jsonl")[0]
+    )
 
 
 def test_a_torch_without_cuda_measures_no_card(
@@ -268,9 +294,8 @@ def test_a_torch_without_cuda_measures_no_card(
 ) -> None:
     monkeypatch.setattr("torch.version.cuda", None)
     assert command.main(["first", "--out", str(tmp_path / "out")]) == 2
-    assert "is built without CUDA; to rehearse on the CPU: --device cpu --tiny" in (
-        capsys.readouterr().err
-    )
+    said = capsys.readouterr().err
+    assert "is built without CUDA\n  hint: to rehearse on the CPU: --device cpu --tiny" in said
     assert not (tmp_path / "out").exists()
 
 
@@ -293,9 +318,13 @@ def test_a_record_begins_with_the_card(tmp_path: Path, monkeypatch: pytest.Monke
     assert head["command"] == "python -m tests.gpu first --out 'a b'"
 
 
-def test_a_headline_is_cut_to_the_table() -> None:
-    row = {"item": 1, "phase": "a", "seconds": 2.0, "result": "measured", "headline": "x" * 500}
-    assert max(map(len, table_of([row]).splitlines())) < 170
+@pytest.mark.parametrize("columns", [80, 150, 200])
+def test_a_headline_is_whole_within_the_columns(columns: int) -> None:
+    words = [f"word{number}" for number in range(60)]
+    row = {"item": 1, "phase": "a", "seconds": 2.0, "result": "wrong", "headline": " ".join(words)}
+    shown = table_of([row], columns)
+    assert max(map(len, shown.splitlines())) <= columns
+    assert shown.split()[-61:] == ["WRONG:", *words]
 
 
 def _first(out: Path, send: Path, *words: str) -> list[str]:
@@ -320,8 +349,129 @@ def test_a_kill_loses_nothing_that_was_measured(number: int, tmp_path: Path) -> 
     for path in (out / "first-only.jsonl", send / "first-only.jsonl"):
         text = path.read_text()
         assert all(line in text for line in shown)
+        assert '"reason": "it was' not in text
     if number != signal.SIGKILL:
         assert process.returncode == command.INTERRUPTED
         assert "INTERRUPTED" in (send / "first-only.txt").read_text()
         assert (send / "first-only.tar.gz").is_file()
     process.stdout.close()
+
+
+_ROW = {"item": 1, "phase": "facts", "seconds": 3.0, "result": "measured"}
+_STRANGE = [
+    {**_ROW, "seconds": "long"},
+    {**_ROW, "item": None},
+    {**_ROW, "phase": ["a"]},
+    {**_ROW, "reason": {}},
+    {"result": "measured"},
+    {"figure": "x"},
+]
+
+
+@pytest.mark.parametrize("line", _STRANGE, ids=lambda line: json.dumps(line)[-30:])
+def test_what_no_record_has_is_left_out_and_counted(
+    line: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "first.jsonl"
+    path.write_text("".join(f"{json.dumps(one)}\n" for one in (_ROW, line)))
+    assert command.main(["table", str(path)]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == as_document([_ROW])
+    assert f"1 line of {path} is cut or does not belong to a record" in shown.err
+
+
+def test_a_record_is_text_and_no_command_of_a_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "first.jsonl"
+    hostile = "a\x1b]0;title\x07\r\n# \u202eb\ud800"
+    names = {"command": hostile, "gpu": hostile, "date": hostile, "torch": hostile}
+    row = {**_ROW, "phase": hostile, "headline": hostile}
+    figure = {"phase": hostile, "figure": hostile, hostile: hostile}
+    deep = "[" * 100_000 + "]" * 100_000
+    lines = [json.dumps(line) for line in (names, figure, row)]
+    path.write_text("\n".join([*lines, f'{{"figure": {deep}}}', '{"item": ' + "9" * 5000 + "}"]))
+    assert command.main(["table", str(path)]) == 0
+    page, said = capsys.readouterr()
+    assert "2 lines of" in said
+    assert all(letter.isprintable() or letter == "\n" for letter in page)
+    assert [line for line in page.splitlines() if line.startswith("# ")] == []
+
+
+def test_only_plain_files_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["second", "--out", str(tmp_path / "out"), "--device", "cpu", "--tiny", "--after"]
+    for name in (str(tmp_path), "/dev/zero", str(tmp_path / "none")):
+        assert command.main(["table", name]) == 2
+        assert command.main([*words, name]) == 2
+        assert capsys.readouterr().err.count(f"error: {name} cannot be read: ") == 2
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "words", [["--deadline", "nan"], ["--deadline", "inf"], ["--deadline", "-1"], ["--send", ""]]
+)
+def test_wrong_options_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as error:
+        command.main(["first", "--out", "unused", *words])
+    assert error.value.code == 2
+    assert f"argument {words[0]}: " in capsys.readouterr().err
+    assert not Path("unused").exists()
+
+
+def test_a_folder_that_cannot_be_used_is_refused_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, out = tmp_path / "file", tmp_path / "out"
+    file.write_text("")
+    rest = ["--device", "cpu", "--tiny"]
+    assert command.main(["first", "--out", str(file), *rest]) == 2
+    assert f"{file} cannot be written: it is no folder" in capsys.readouterr().err
+    assert command.main(["first", "--out", str(out), "--send", str(file / "a"), *rest]) == 2
+    assert "cannot be written: Not a directory" in capsys.readouterr().err
+    record = Record("first", out, None)
+    assert command.main(["first", "--out", str(out), *rest]) == 2
+    assert f"another process measures into {out}" in capsys.readouterr().err
+    record.close()
+
+
+def test_a_link_in_the_place_of_a_record_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "first.jsonl").symlink_to(tmp_path / "other")
+    record = Record("first", tmp_path, None, lambda line: None)
+    record.line({"value": 1})
+    record.close()
+    assert not (tmp_path / "other").exists()
+    assert not (tmp_path / "first.jsonl").is_symlink()
+
+
+def test_a_terminal_gets_a_line_a_phase_and_a_pipe_gets_the_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for is_terminal in (False, True):
+        monkeypatch.setattr("sys.stdout.isatty", lambda is_terminal=is_terminal: is_terminal)
+        record = Record("first", tmp_path, None)
+        watch = Watch(record, 2, 500.0)
+        watch.begin("facts")
+        watch.figure({"item": 1, "phase": "facts", "figure": "copy", "value": 1})
+        watch.row({**_ROW, "result": "wrong"})
+        record.close()
+        shown = capsys.readouterr().out
+        if is_terminal:
+            assert shown == " 1/2 facts: 3.0 s, 1 figure, 500 s left  WRONG\n"
+        else:
+            assert [json.loads(line).get("figure") for line in shown.splitlines()] == ["copy", None]
+
+
+def test_a_second_call_without_a_first_says_what_it_leaves_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(of_phases, "more", lambda options: [])
+    assert command.main(["second", "--out", str(tmp_path), "--device", "cpu", "--tiny"]) == 0
+    said = capsys.readouterr().err
+    assert "first.jsonl does not exist: the phases of `first` are left out" in said
+
+
+def test_the_guide_names_every_phase() -> None:
+    guide = Path(__file__).parents[2] / "docs" / "guide" / "gpu.md"
+    text = guide.read_text()
+    for phase in of_phases.first(Options(Path("out"), "cuda", False)):
+        assert f"`{phase.name}`" in text, phase.name

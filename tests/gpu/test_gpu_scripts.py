@@ -21,14 +21,23 @@ from trainer.models.attention import frames
 from trainer.models.flops import flops_by_part
 from trainer.models.stdit_config import PRESETS, STDiT3Config
 
-CHEAP = ("ceilings", "frames kernels", "packed text", "eager", "queues", "attention", "sampling")
+CHEAP = (
+    "facts",
+    "ceilings",
+    "frames kernels",
+    "packed text",
+    "eager",
+    "queues",
+    "attention",
+    "sampling",
+)
 BESIDE = ("lambda", "plain", "T5-XXL")
 
 
 @pytest.mark.parametrize(
     ("verb", "only", "count"),
     [
-        pytest.param("first", (*CHEAP, *BESIDE), 12, marks=pytest.mark.long),
+        pytest.param("first", (*CHEAP, *BESIDE), 13, marks=pytest.mark.long),
         pytest.param("first", ("engines",), 1, marks=pytest.mark.long),
         pytest.param("first", ("correct, compiled",), 1, marks=pytest.mark.long),
         pytest.param("first", ("360p:102", "all recomputed", "profile"), 3, marks=pytest.mark.long),
@@ -53,11 +62,11 @@ def test_items_are_rehearsed_on_a_cpu(
 def test_the_whole_first_call_is_rehearsed_within_its_deadline(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "tests.gpu", "first", "--device", "cpu", "--tiny"]
     argv += ["--out", str(tmp_path / "out"), "--send", str(tmp_path / "send"), "--deadline", "510"]
-    subprocess.run(argv, timeout=540, stdout=subprocess.DEVNULL)
-    rows = [line for line in read_lines(tmp_path / "send" / "first.jsonl") if is_row(line)]
+    done = subprocess.run(argv, timeout=540, stdout=subprocess.DEVNULL)
+    rows = [line for line in read_lines(tmp_path / "send" / "first.jsonl")[0] if is_row(line)]
     assert {row["item"] for row in rows} == set(range(1, 17))
-    bad = {row["phase"]: row.get("reason") for row in rows if row["result"] != "measured"}
-    assert bad.keys() <= {"facts"}  # there is no driver here
+    assert [row for row in rows if row["result"] != "measured"] == []
+    assert done.returncode == 0
     assert len(list((tmp_path / "send").iterdir())) == 3
 
 
@@ -70,7 +79,7 @@ def test_facts_are_read_from_the_tool_and_judged(
     assert command.main(words) == 1
     out = capsys.readouterr().out
     assert "lines: table 2, q " in out
-    assert "ok: 1 GPUs (NVIDIA H100 80GB HBM3)" in out
+    assert "ok: 1 GPU (NVIDIA H100 80GB HBM3)" in out
     assert "there is no census-nvml.json" in out  # there is no library of NVML here
     assert "GPU" in (tmp_path / "raw" / "nvidia-smi.gpus.csv.txt").read_text()
 

@@ -26,6 +26,8 @@ from trainer.models import memory
 
 Progress = Callable[[int, int], None]
 Work = Callable[[Progress], Any]
+# The locks of a child that is killed are removed after it; the process that does so need not say it.
+_NO_WARNING = "ignore::UserWarning:multiprocessing.resource_tracker"
 _END_S = 10.0  # for a child that has sent its result
 
 
@@ -54,6 +56,7 @@ def try_in_child(work: Work, device: str, timeout_s: float, progress: Progress) 
     OUT_OF_MEMORY; every other end is FAILED with its reason.
     """
     use_expandable_segments(os.environ)
+    os.environ.setdefault("PYTHONWARNINGS", _NO_WARNING)
     context = multiprocessing.get_context("forkserver")
     # Forked from a server that has torch imported, a child starts in milliseconds, not seconds.
     context.set_forkserver_preload(["trainer.bench.trial", "torch._dynamo"])  # AdamW asks for it

@@ -41,8 +41,8 @@ def ceilings(options: Options, figures: Figures) -> str:
                 total_s += found["product_s"]
         if total_s:
             best[dtype] = total_flops / total_s / 1e12
-    parts = [] if copied is None else [f"copy {copied['bytes_per_s'] / 1e12:.2f} TB/s"]
-    parts += [f"{dtype} {tflops:.0f} TFLOP/s over the layers" for dtype, tflops in best.items()]
+    parts = [] if copied is None else [f"copy {copied['bytes_per_s'] / 1e12:.3g} TB/s"]
+    parts += [f"{dtype} {tflops:.3g} TFLOP/s over the layers" for dtype, tflops in best.items()]
     return ", ".join(parts)
 
 

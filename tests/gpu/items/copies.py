@@ -54,7 +54,7 @@ def beside_steps(options: Options, figures: Figures) -> str:
         kept[name] = figures.attempt(f"{OFFLOADED} blocks {name}", work) or {}
     text = f"{queues} queues: step {alone_s:.3f} s alone"
     if saved is not None:
-        text += f", {saved['step_s']:.3f} beside a copy at {saved['bytes_per_s'] / 1e9:.1f} GB/s"
+        text += f", {saved['step_s']:.3f} beside a copy at {saved['bytes_per_s'] / 1e9:.3g} GB/s"
     parts = [f"{found['step_s']:.3f} {name}" for name, found in kept.items() if found]
     return f"{text}; {OFFLOADED} blocks {', '.join(parts)}"
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.gpu.run import Figures, Options
+from trainer.runlog.output import counted
 
 COMMANDS = {
     "table": [],
@@ -29,8 +31,12 @@ MOVING = {"power_w", "utilization_percent", "temperature_c", "throttle", "margin
 
 
 def facts(options: Options, figures: Figures) -> str:
-    """Each reading by itself: a machine without a library of NVML still has its tool."""
+    """Each reading by itself: a machine without a library of NVML still has its tool. A rehearsal
+    on a CPU whose machine has no driver reads versions alone."""
     (options.out / "raw").mkdir(exist_ok=True)
+    if options.device == "cpu" and shutil.which("nvidia-smi") is None:
+        figures.attempt("versions", lambda: versions(options))
+        return "no card, and no nvidia-smi on this machine: versions only"
     steps: dict[str, Callable[[Options], dict[str, Any]]] = {
         "versions": versions,
         "raw outputs of nvidia-smi": raw,
@@ -101,7 +107,7 @@ def census(options: Options, nvml: bool) -> dict[str, Any]:
     (options.out / "raw" / f"{_way(nvml)}.json").write_text(json.dumps(result.value, indent=1))
     gpus = _facts(options, nvml).gpus
     names = {str(gpu.name) for gpu in gpus.gpus}
-    said = f"{gpus.state}: {len(gpus.gpus)} GPUs ({', '.join(sorted(names)) or gpus.summary})"
+    said = f"{gpus.state}: {counted(len(gpus.gpus), 'GPU')} ({', '.join(sorted(names)) or gpus.summary})"
     if gpus.state not in ("ok", "partial"):
         raise RuntimeError(said)
     return {"state": gpus.state, "said": said}

@@ -123,4 +123,4 @@ def _timed(
 
 
 def _said(found: dict[str, Any]) -> str:
-    return f"{found['call_s']:.3f} s ({found['peak_bytes'] / 1e9:.1f} GB)"
+    return f"{found['call_s']:.3f} s ({found['peak_bytes'] / 1e9:.3g} GB)"

@@ -87,12 +87,12 @@ def _measured(
         **memory,
     )
     mfu = "" if found["mfu"] is None else f"  MFU {found['mfu']:.1%}"
-    text = f"step {measured.step_s:.3f} s{mfu}  {(found['flops_per_s'] or 0) / 1e12:.0f} TFLOP/s"
-    text += f"  peak {measured.peak_bytes / 1e9:.1f} GB"
+    text = f"step {measured.step_s:.3f} s{mfu}  {(found['flops_per_s'] or 0) / 1e12:.3g} TFLOP/s"
+    text += f"  peak {measured.peak_bytes / 1e9:.3g} GB"
     if "predicted_bytes" in memory:
-        text += f" (predicted {memory['predicted_bytes'] / 1e9:.1f})"
+        text += f" (predicted {memory['predicted_bytes'] / 1e9:.3g})"
     if "reserved_bytes" in memory:
-        text += f", reserved {memory['reserved_bytes'] / 1e9:.1f}"
+        text += f", reserved {memory['reserved_bytes'] / 1e9:.3g}"
     return f"{text}  first {measured.first_s:.1f} s"
 
 

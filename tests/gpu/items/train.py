@@ -85,7 +85,7 @@ def save(options: Options, figures: Figures) -> str:
         shutil.rmtree(folder, ignore_errors=True)
     figures.add("save", **found)
     return (
-        f"step {found['step_s']:.2f} s; {found['checkpoint_bytes'] / 1e9:.1f} GB in "
+        f"step {found['step_s']:.2f} s; {found['checkpoint_bytes'] / 1e9:.3g} GB in "
         f"{found['save_s']:.1f} s, of which steps waited {found['stall_s']:.2f} s"
     )
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -236,6 +238,19 @@ def test_a_kill_that_the_kernel_counted_is_out_of_memory(monkeypatch: pytest.Mon
     monkeypatch.setattr(child, "oom_kills", lambda: next(counts))
     outcome = try_in_child(bench_work.be_killed, "cpu", 120, print)
     assert outcome.kind is Kind.OUT_OF_MEMORY
+
+
+@pytest.mark.long
+def test_what_a_killed_trial_leaves_is_removed_in_silence() -> None:
+    program = (
+        "from tests.trainer.bench.work import be_killed_with_a_lock as work\n"
+        "from trainer.bench.child import try_in_child\n"
+        "print(try_in_child(work, 'cpu', 120, print).kind.value)"
+    )
+    words = [sys.executable, "-c", program]
+    # The last writer to stderr is what removes the lock: its end is the end of this call.
+    done = subprocess.run(words, capture_output=True, text=True, timeout=200)
+    assert (done.stdout, done.stderr) == ("failed\n", "")
 
 
 def test_a_trial_that_hangs_is_ended() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import threading
@@ -38,3 +39,8 @@ def hang(progress: Any) -> Measured:
     progress(0, 1)
     threading.Event().wait()
     raise AssertionError
+
+
+def be_killed_with_a_lock(progress: Any) -> None:
+    held = multiprocessing.get_context("forkserver").Semaphore()
+    be_killed(held)
