@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import importlib.util
 import logging
@@ -20,6 +21,7 @@ N = TypeVar("N", int, float)
 NUMBERS = ("numpy", "torch", "safetensors")  # no command of the trainer works without them
 TRAINING = (*NUMBERS, "av")  # for those that read or write clips
 INTERRUPTED = 130
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 READER_GONE = 141  # as a shell reports SIGPIPE (head, less)
 Main = Callable[[Sequence[str] | None], int]
 LEVELS = {name: getattr(logging, name.upper()) for name in ("debug", "info", "warning", "error")}
@@ -139,10 +141,21 @@ def command(main: Main) -> Callable[..., int]:
             LOG.error("interrupted")
             return INTERRUPTED
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what Python flushes at its end
+            _drop_output()
             return READER_GONE
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            LOG.error("error: %s: %s", error.filename or "what this prints", error.strerror)
+            _drop_output()
+            return TrainerError.exit_code
 
     return run
+
+
+def _drop_output() -> None:
+    """What Python still has to flush at its end would fail once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def is_reporter(error: TrainerError) -> bool:
@@ -153,10 +166,9 @@ def is_reporter(error: TrainerError) -> bool:
 
 
 def _flush() -> None:
-    """Raises BrokenPipeError; a full disk is reported by Python at its end, with exit code 120."""
+    """Raises OSError of a closed pipe or a full disk; a terminal that is gone reads nothing."""
     try:
         print(end="", flush=True)
-    except BrokenPipeError:
-        raise
-    except (OSError, ValueError):
-        pass
+    except (OSError, ValueError) as error:
+        if getattr(error, "errno", None) in (errno.EPIPE, *_FULL):
+            raise

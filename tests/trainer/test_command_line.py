@@ -71,3 +71,17 @@ def test_a_closed_pipe_ends_a_command_without_a_traceback(words: str) -> None:
     finally:
         os.close(writes)
     assert (done.returncode, done.stderr) == (READER_GONE, "")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("words", ["config show demo", "config show demo --json"])
+def test_a_full_disk_ends_a_command_with_a_sentence(words: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", f"trainer.{words.split()[0]}", *words.split()[1:]],
+            cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (
+        1,
+        "error: what this prints: No space left on device\n",
+    )

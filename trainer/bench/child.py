@@ -26,7 +26,7 @@ from trainer.models import memory
 
 Progress = Callable[[int, int], None]
 Work = Callable[[Progress], Any]
-# The locks of a child that is killed are removed after it; the process that does so need not say it.
+# What removes the locks of a child that was killed need not say so.
 _NO_WARNING = "ignore::UserWarning:multiprocessing.resource_tracker"
 _END_S = 10.0  # for a child that has sent its result
 
