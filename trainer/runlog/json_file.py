@@ -12,19 +12,17 @@ from typing import Any
 MAX_BYTES = 256 << 20  # features.json of 10 million bad clips, the longest of ours, is near it
 MAX_DEPTH = 100
 MAX_DIGITS = 300  # of a whole number: a longer one has no float
+_SHOWN = 60  # characters of a name
 
 
-def parse(text: str | bytes) -> Any:
-    """What a text says. Raises ValueError in words for no JSON, no UTF-8 and deep nesting."""
+def parse(text: str | bytes, *, once: bool = False) -> Any:
+    """What a text says. Raises ValueError in words for no JSON, no UTF-8, deep nesting, and with
+    `once` for a key that an object holds twice."""
     deep = ValueError(f"it is nested more than {MAX_DEPTH} levels deep")
     try:
-        found = decoded(text)
+        found = decoded(text, once=once)
     except RecursionError:
         raise deep from None
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        raise
-    except ValueError:  # int() refuses it, with advice for programmers
-        raise ValueError("it holds a number of thousands of digits") from None
     level = [found]
     for _ in range(MAX_DEPTH):
         nested = [value for value in level if isinstance(value, (dict, list))]
@@ -35,12 +33,12 @@ def parse(text: str | bytes) -> Any:
     raise deep
 
 
-def decoded(text: str | bytes) -> Any:
+def decoded(text: str | bytes, *, once: bool = False) -> Any:
     """As `json.loads`, but each number is one that Python can calculate with. Raises ValueError,
     RecursionError."""
     if isinstance(text, bytes):
         text = text.decode(json.detect_encoding(text), "surrogatepass")
-    return _DECODER.decode(text)
+    return (_ONCE if once else _DECODER).decode(text)
 
 
 def _whole(digits: str) -> int:
@@ -49,11 +47,22 @@ def _whole(digits: str) -> int:
     return int(digits)
 
 
+def _of_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice[:_SHOWN]!r} stands in it twice")
+    return found
+
+
 _DECODER = json.JSONDecoder(parse_int=_whole)
+_ONCE = json.JSONDecoder(parse_int=_whole, object_pairs_hook=_of_pairs)
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """The object in a file. Raises OSError, and ValueError in words for anything else.
+def read_object(path: Path, most: int = MAX_BYTES, *, once: bool = False) -> dict[str, Any]:
+    """The object in a file of at most so many bytes; `once`: with no key twice. Raises OSError, and
+    ValueError in words for anything else.
 
     Links are followed; files of a run directory are read by `run_files.read_object`.
     """
@@ -62,14 +71,14 @@ def read_object(path: Path) -> dict[str, Any]:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
             raise ValueError("it is no plain file")
-        if found.st_size > MAX_BYTES:
-            raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
-        return parse_object(file.read(MAX_BYTES))
+        if found.st_size > most:
+            raise ValueError(f"it has more than {most:,} bytes")
+        return parse_object(file.read(most), once=once)
 
 
-def parse_object(text: str | bytes) -> dict[str, Any]:
+def parse_object(text: str | bytes, *, once: bool = False) -> dict[str, Any]:
     """The object that a text holds. Raises ValueError in words for anything else."""
-    found = parse(text)
+    found = parse(text, once=once)
     if not isinstance(found, dict):
         raise ValueError(f"it holds a {type(found).__name__}, not an object")
     return found

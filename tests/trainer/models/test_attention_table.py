@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -54,9 +55,18 @@ def test_a_cpu_computes_the_same_with_every_table(tmp_path: Path) -> None:
     [
         ({**GOOD, "spatial": [[None, "fast"]]}, "spatial 'fast' is not one of flash, efficient"),
         ({**GOOD, "text": [[None, "frames"]]}, "text 'frames' is not one of varlen"),
-        ({**GOOD, "temporal": ["flash"]}, "temporal has no pair of keys and kernel: flash"),
-        ({name: GOOD[name] for name in ("spatial", "text")}, "has no rows for temporal"),
-        ([1], "holds no table"),
+        ({**GOOD, "temporal": ["flash"]}, "temporal has no pair of keys and kernel: 'flash'"),
+        ({name: GOOD[name] for name in ("spatial", "text")}, "there are no rows for temporal"),
+        ([1], "it holds a list, not an object"),
+        ({**GOOD, "text": [[0, "varlen"]]}, "text has no number of keys: 0"),
+        ({**GOOD, "text": [[-3, "varlen"]]}, "text has no number of keys: -3"),
+        ({**GOOD, "text": [[True, "varlen"]]}, "text has no number of keys: True"),
+        ({**GOOD, "text": [[2.0, "varlen"]]}, "text has no number of keys: 2.0"),
+        ({**GOOD, "text": [[9, "math"], [9, "varlen"]]}, "text has 9 keys behind 9: they rise"),
+        ({**GOOD, "text": [[None, "math"], [9, "varlen"]]}, "behind the one without a limit"),
+        ({**GOOD, "txt": [[None, "varlen"]]}, "'txt' is not a name that a table has"),
+        ({**GOOD, "schema": 2}, "schema 2 is not the one that is known"),
+        ({**GOOD, "text": ["\x1b[2J"]}, r"keys and kernel: '\\x1b\[2J'"),
     ],
 )
 def test_files_that_are_no_table_are_refused_with_a_reason(
@@ -66,6 +76,28 @@ def test_files_that_are_no_table_are_refused_with_a_reason(
     with pytest.raises(ConfigError, match=words) as refused:
         read_table(path)
     assert str(path) in str(refused.value)
+
+
+def test_a_key_twice_a_large_file_and_a_pipe_are_refused(tmp_path: Path) -> None:
+    path, text = tmp_path / "table.json", json.dumps(GOOD)
+    path.write_text(text[:-1] + ', "text": [[null, "math"]]}')
+    with pytest.raises(ConfigError, match="the key 'text' stands in it twice"):
+        read_table(path)
+    path.write_text(text + " " * (1 << 20))
+    with pytest.raises(ConfigError, match="it has more than 1,048,576 bytes"):
+        read_table(path)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(ConfigError, match="it is no plain file"):
+        read_table(path)
+
+
+@pytest.mark.parametrize("row", [["x" * 900_000], [None, "x" * 900_000], [["x"] * 200_000, "math"]])
+def test_long_values_are_shown_by_their_beginning(tmp_path: Path, row: object) -> None:
+    path = written(tmp_path / "table.json", {**GOOD, "text": [row]})
+    with pytest.raises(ConfigError) as refused:
+        read_table(path)
+    assert len(str(refused.value)) < len(str(path)) + 160
 
 
 def test_a_file_that_is_not_there_is_named_with_the_command_that_makes_it(tmp_path: Path) -> None:

@@ -135,18 +135,19 @@ def test_depth_has_a_limit_and_data_of_any_width_has_none() -> None:
     assert len(parse(json.dumps({str(n): [n, {}] for n in range(50_000)}))) == 50_000
 
 
-def test_a_file_has_a_limit_and_is_an_object(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_has_a_limit_and_is_an_object(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text('{"a": 1}')
-    assert read_object(path) == {"a": 1}
-    monkeypatch.setattr("trainer.runlog.json_file.MAX_BYTES", 7)
+    assert read_object(path, 8) == {"a": 1}
     with pytest.raises(ValueError, match="more than 7 bytes"):
-        read_object(path)
+        read_object(path, 7)
     path.write_text("[1]")
     with pytest.raises(ValueError, match="holds a list, not an object"):
         read_object(path)
+    path.write_text('{"b": {"a": 1, "a": 2}}')
+    assert read_object(path) == {"b": {"a": 2}}
+    with pytest.raises(ValueError, match="the key 'a' stands in it twice"):
+        read_object(path, once=True)
 
 
 LEAVES: list[Any] = [None, True, -1, 0, 1, 2**70, 0.5, float("nan"), float("inf"), "", "x", "../x",
