@@ -74,24 +74,29 @@ def keep_kernels_private() -> str:
 
 def _own_folder() -> Path:
     """This user's, made where it is missing. Raises EngineError."""
-    why = ""
-    for parent in (Path(tempfile.gettempdir()), Path("~/.cache").expanduser()):
+    places, whys = [Path(tempfile.gettempdir())], []
+    with contextlib.suppress(RuntimeError):  # of a user without a home
+        places.append(Path("~/.cache").expanduser())
+    for parent in places:
         folder = parent / f"torch-compile-{os.getuid()}"
         try:
+            parent.mkdir(mode=0o700, exist_ok=True)  # of a new user's home
             if can_be_replaced(parent.stat()):
-                why = f"other users can replace what is in {parent}"
+                whys.append(f"other users can replace what is in {parent}")
                 continue
             with contextlib.suppress(FileExistsError):
                 folder.mkdir(mode=0o700)
             found = folder.lstat()
         except OSError as error:
-            why = f"{folder}: {error.strerror or error}"
+            whys.append(f"{error.filename or folder}: {error.strerror or error}")
             continue
         if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o22:
             return folder
-        why = f"{folder} is not a folder of this user's alone"
-    text = f"there is no place for what torch.compile makes that others cannot change: {why}"
-    raise EngineError(text, hint=f"{CACHE_VARIABLE}=FOLDER, one that is yours")
+        whys.append(f"{folder} is not a folder of this user's alone")
+    text = "there is no place for what torch.compile makes that others cannot change"
+    raise EngineError(
+        f"{text}: {'; '.join(whys)}", hint=f"{CACHE_VARIABLE}=FOLDER, one that is yours"
+    )
 
 
 def can_be_replaced(folder: os.stat_result) -> bool:

@@ -90,11 +90,39 @@ def test_folder_of_another_user_is_not_used(places: Path) -> None:
     assert Path(keep_programs_private()).parent == places.parent / ".cache"
 
 
+def test_a_home_without_cache_gets_one_where_the_temporary_folders_name_is_taken(
+    places: Path,
+) -> None:
+    (places / f"torch-compile-{os.getuid()}").touch()
+    cache = places.parent / ".cache"
+    cache.rmdir()
+    assert Path(keep_programs_private()).parent == cache
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o700
+
+
+def test_a_user_without_a_home_is_told_of_the_temporary_folder(
+    places: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = places / f"torch-compile-{os.getuid()}"
+    taken.touch()
+    monkeypatch.delenv("HOME")
+
+    def nobody(uid: int) -> None:
+        raise KeyError(uid)
+
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    with pytest.raises(EngineError, match=f"{taken} is not a folder of this user's alone$"):
+        keep_programs_private()
+
+
 def test_no_safe_place_is_said_and_nothing_is_compiled(places: Path) -> None:
     places.chmod(0o777)  # without the sticky bit anybody can rename our folder
-    (places.parent / ".cache").rmdir()
+    home = places.parent / ".cache"
+    home.rmdir()
+    home.touch()
     with pytest.raises(EngineError, match=r"no place for what torch\.compile makes") as caught:
         keep_programs_private()
+    assert f"what is in {places}; {home}: File exists" in str(caught.value)
     assert caught.value.hint == "TORCHINDUCTOR_CACHE_DIR=FOLDER, one that is yours"
     assert CACHE_VARIABLE not in os.environ
 
