@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trainer.models.block import epilogues
+from trainer.runlog.output import LOG
 
 R, K, C = 10, 6, 4
 
@@ -126,6 +127,7 @@ def test_a_library_that_refuses_or_computes_something_else_is_not_used(
 
     monkeypatch.setattr(epilogues, "_difference", difference)
     monkeypatch.setattr(epilogues, "_checked", {})
+    monkeypatch.setattr(LOG, "propagate", True)  # a command of another test has set it up
     with caplog.at_level(logging.WARNING):
         found = [epilogues.is_right(OnACard()) for _ in range(2)]  # type: ignore[arg-type]
     assert found == [why == "right"] * 2
