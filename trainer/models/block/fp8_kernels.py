@@ -192,8 +192,12 @@ def gelu_backward(
 def whole(width: int) -> dict[str, int]:
     """Of a row in one part."""
     columns = triton.next_power_of_2(width)
-    warps = 4 if columns <= 2048 else 8 if columns <= 8192 else 16
-    return {"WIDTH": width, "COLUMNS": columns, "num_warps": warps}
+    return {"WIDTH": width, "COLUMNS": columns, "num_warps": warps_of(columns)}
+
+
+def warps_of(columns: int) -> int:
+    """Of 32 threads, for a program that holds a row of so many values."""
+    return 4 if columns <= 2048 else 8 if columns <= 8192 else 16
 
 
 def tiles(height: int, width: int) -> dict[str, int]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from trainer.models.attention.sums_kernels import added_up
 from trainer.models.block import fp8
-from trainer.models.block.fp8_kernels import gelu_back, put_scale, put_scaled, room
+from trainer.models.block.fp8_kernels import gelu_back, put_scale, put_scaled, room, warps_of
 from trainer.models.fused import NORM_EPS
 
 CHUNK = 32  # rows: 3,450 programs at 360p:51, and sums of 1/16 of a tensor's bytes
@@ -554,7 +554,7 @@ def _across(width: int, wide: bool = False) -> dict[str, int]:
     thread in norm_modulate_backward at XL/2's width, of which two programs fit on a processor and
     not three, and some through memory in head_norm_backward (tests.gpu.compiled)."""
     columns = triton.next_power_of_2(width)
-    return {"COLUMNS": columns, "num_warps": 4 if columns <= 2048 and not wide else 8}
+    return {"COLUMNS": columns, "num_warps": max(warps_of(columns), 8 if wide else 0)}
 
 
 def _tiles(heads: int, width: int, wide: bool = False) -> dict[str, int]:

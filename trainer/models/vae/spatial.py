@@ -260,23 +260,22 @@ class SpatialVAE(nn.Module):
         dtype, device = self.module.encoder.conv_in.weight.dtype, x_NCHW.device
         form = self._layout(device)
         layer_bytes, each = layer * dtype.itemsize, LAYERS_AT_ONCE * layer * dtype.itemsize
-        if each <= budget.bytes(device):
-            try:
-                whole = partial(torch.Tensor.to, dtype=dtype, memory_format=form)
-                with without_plans(device):
+        with without_plans(device):
+            if each <= budget.bytes(device):
+                try:
+                    whole = partial(torch.Tensor.to, dtype=dtype, memory_format=form)
                     return in_batches(lambda x: network(whole(x)), x_NCHW, each, budget)
-            except OutOfMemory:
-                pass  # one image alone was too much, and `budget` is half of that now
-        while True:
-            limit = budget.bytes(device)
-            store = device if LAYERS_IN_STRIPS * layer_bytes <= limit else torch.device("cpu")
-            strips = Strips(self.module, limit // STRIPS_OF_BUDGET, store, form)
-            try:
-                with without_plans(device):
+                except OutOfMemory:
+                    pass  # one image alone was too much, and `budget` is half of that now
+            while True:
+                limit = budget.bytes(device)
+                store = device if LAYERS_IN_STRIPS * layer_bytes <= limit else torch.device("cpu")
+                strips = Strips(self.module, limit // STRIPS_OF_BUDGET, store, form)
+                try:
                     return in_batches(partial(in_strips, strips), x_NCHW, limit, budget)
-            except OutOfMemory:  # `budget` is half of what it was: narrower strips, on the host
-                if limit < LEAST_BYTES:
-                    raise
+                except OutOfMemory:  # `budget` is half of what it was: narrower strips, on the host
+                    if limit < LEAST_BYTES:
+                        raise
 
     def _layout(self, device: torch.device) -> torch.memory_format:
         """How images lie there; the weights are laid out alike, once."""
