@@ -5,22 +5,16 @@ from __future__ import annotations
 import pytest
 
 from tests.gpu.null.processes import Card
-from tests.gpu.null.ways import WAYS, Way, check
+from tests.gpu.null.ways import WAYS, check
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-COMPILED = [way for way in WAYS if way.is_compiled]
 
 
-@pytest.mark.parametrize("way", COMPILED, ids=lambda way: way.name.replace(", ", "-"))
-def test_steps_launch_wait_and_hold_what_they_did(gpu: Card, way: Way) -> None:
-    check(gpu, way)
-
-
-def test_a_second_process_finds_what_torch_has_compiled(gpu: Card) -> None:
+def test_steps_launch_wait_and_hold_what_they_did(gpu: Card) -> None:
+    """The second engine's process finds what the first has compiled."""
+    first, second = (way for way in WAYS if way.is_compiled)
     own = {"TORCHINDUCTOR_CACHE_DIR": str(gpu.place / "inductor")}
-    words = ("steps", "--engine", "native", "--fused-blocks", "false")
-    few = ("--lines", "none", "--warm", "144p:1")
-    first, second = (gpu.program(*words, *few, more=own)["warm-up"] for _ in range(2))
-    assert first["graphs"] == second["graphs"] > 0
-    assert first["missed"] > 0
-    assert (second["compiled"], second["missed"]) == (0, 0)
+    made, found = (check(gpu, way, **own)["warm-up"] for way in (first, second))
+    assert made["missed"] > 0
+    assert found["graphs"] > 0
+    assert (found["compiled"], found["missed"]) == (0, 0)

@@ -25,9 +25,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     return make_place(tmp_path_factory.mktemp("clips"))
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-def test_two_ranks_sample_each_on_its_own_card(gpu: Card, place: Place, dtype: str) -> None:
-    run, words = gpu.place / "run", [place.config_file, "--dtype", dtype]
+def test_two_ranks_sample_each_on_its_own_card(gpu: Card, place: Place) -> None:
+    run, words = gpu.place / "run", [place.config_file, "--dtype", "bf16"]
     gpu.run("-m", "trainer.train", *words, "--run-dir", run, more=of_one_rank())
     asked = ["--num-frames", "17", "--image-size", "16", "16", "--num-sampling-steps", "2"]
     prompts = [word for number in range(4) for word in ("--prompt", f"clip number {number}")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from tests.gpu.null import figures
 from tests.gpu.null.processes import Card
@@ -36,14 +37,14 @@ WAYS = (
     Way("native, fused", ("--engine", "native", *_AUTO)),
     Way("colossal, recomputed", ("--engine", "colossal", "--lines", _FEW, *_ALL)),
     Way("native, recomputed", ("--engine", "native", "--lines", _FEW, *_ALL)),
-    Way("colossal, compiled", ("--warm", _FEW, "--engine", "colossal", *_COMPILED, *_ALL)),
     Way("native, compiled", ("--every-shape", "--engine", "native", *_COMPILED, *_ALL)),
+    Way("colossal, compiled", ("--warm", _FEW, "--engine", "colossal", *_COMPILED, *_ALL)),
 )
 
 
-def check(gpu: Card, way: Way) -> None:
-    """Run it. Fails where it launches, waits for, makes or holds what it should not."""
-    found = gpu.program("steps", *way.words)
+def check(gpu: Card, way: Way, **variables: str) -> dict[str, Any]:
+    """What a run of it was. Fails where it launches, waits for, makes or holds what it should not."""
+    found: dict[str, Any] = gpu.program("steps", *way.words, more=variables)
     assert found["refusal"] == ""
     assert found["devices"] == [0]
     warm, steps = found["warm-up"], found["steps"]
@@ -68,3 +69,4 @@ def check(gpu: Card, way: Way) -> None:
     faults += figures.worse(figures.kept(), figures.of_steps(way.name, found))
     assert steps
     assert not faults, "\n".join(faults)
+    return found
