@@ -19,7 +19,8 @@ from trainer.data.manifest.manifest import Manifest
 from trainer.diffusion.frame_masks import draw_mask
 from trainer.diffusion.rectified_flow import RectifiedFlow, upstream_frames
 from trainer.diffusion.rectified_flow import timestep_transform as transform
-from trainer.models.stdit import PRESETS, STDiT3, STDiT3Config
+from trainer.models.stdit import STDiT3, STDiT3Config
+from trainer.models.stdit_config import PRESETS
 from trainer.models.vae.video import OpenSoraVAE, VideoVAESettings
 from trainer.optim.lr_schedules import rate_of
 

@@ -10,7 +10,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainer.models.flops import flops_by_part, forward_flops
-from trainer.models.stdit import PRESETS, STDiT3, STDiT3Config
+from trainer.models.stdit import STDiT3, STDiT3Config
+from trainer.models.stdit_config import PRESETS
 
 SMALL = {"depth": 2, "hidden_size": 48, "num_heads": 4, "caption_channels": 20}
 
