@@ -11,10 +11,17 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def test_steps_launch_wait_and_hold_what_they_did(gpu: Card) -> None:
-    """The second engine's process finds what the first has compiled."""
-    first, second = (way for way in WAYS if way.is_compiled)
+    """The second engine finds most of what the first has compiled."""
     own = {"TORCHINDUCTOR_CACHE_DIR": str(gpu.place / "inductor")}
-    made, found = (check(gpu, way, **own)["warm-up"] for way in (first, second))
-    assert made["missed"] > 0
-    assert found["graphs"] > 0
-    assert (found["compiled"], found["missed"]) == (0, 0)
+    first, second = (check(gpu, way, **own)["warm-up"] for way in WAYS if way.is_compiled)
+    assert second["missed"] < first["missed"]
+
+
+def test_a_second_process_finds_what_torch_has_compiled(gpu: Card) -> None:
+    own = {"TORCHINDUCTOR_CACHE_DIR": str(gpu.place / "inductor")}
+    words = ("steps", "--engine", "native", "--fused-blocks", "false")
+    few = ("--lines", "none", "--warm", "144p:1")
+    first, second = (gpu.program(*words, *few, more=own)["warm-up"] for _ in range(2))
+    assert first["graphs"] == second["graphs"] > 0
+    assert first["missed"] > 0
+    assert (second["compiled"], second["missed"]) == (0, 0)
