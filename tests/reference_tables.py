@@ -126,10 +126,23 @@ def error_texts() -> str:
     return "\n".join(lines) + "\n"
 
 
+def catalogue() -> Iterator[tuple[str, xid_codes.Grade]]:
+    """Numbers with their grade, equal neighbours together: `39-41`."""
+    numbers = sorted(xid_codes.GRADES)
+    begin = numbers[0]
+    for number, after in zip(numbers, [*numbers[1:], None], strict=True):
+        if after is None or xid_codes.GRADES[after] != xid_codes.GRADES[number]:
+            yield (
+                (f"{begin}-{number}" if begin != number else str(number)),
+                xid_codes.GRADES[number],
+            )
+            begin = after or begin
+
+
 def xids() -> str:
     """All numbers, then what Xid 154 names, then why a link of NVLink 5 is down."""
     lines = ["| Xid | meaning | verdict | action |", "|---|---|---|---|"]
-    for numbers, one in xid_codes.catalogue():
+    for numbers, one in catalogue():
         lines.append(_grade(numbers, one))
     lines += ["", "Xid 154, by the number behind `to`:", "", "| to | meaning | verdict | action |"]
     lines.append("|---|---|---|---|")

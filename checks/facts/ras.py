@@ -52,9 +52,6 @@ class RasAnswer:
     version: str  # of NCCL
     comms: tuple[RasComm, ...]
     is_complete: bool  # False: text, where communicators without a problem are only counted
-    ok_comms: int = 0  # of text: communicators without a problem
     timeouts: int = 0
-    silent_processes: int = 0  # of text: processes that did not answer RAS
-    dead_processes: int = 0
     processes: int = 0  # of text: all of the job that RAS knows
     others: Mapping[str, int] = field(default_factory=dict)  # of text: groups by their error

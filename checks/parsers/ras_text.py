@@ -35,8 +35,6 @@ _RANK = re.compile(
     r" on node (?P<host>[\w.:%-]{1,60})|\[.*)$"
 )
 _MISSING = re.compile(r"^  The (?:missing|unknown) ranks?: (?P<ranks>[\d ,-]{1,2000})")
-_PROCESSES = re.compile(r"^  Missing communicator data from (\d{1,9}) job process", re.MULTILINE)
-_DEAD = re.compile(r"^  (\d{1,9}) job process(?:es are| is) considered dead", re.MULTILINE)
 _JOB = re.compile(
     r"^ *Nodes +Processes.*\n *\(total\).*\n *\d{1,9} +(?P<a>\d{1,9}) +(?P<b>\d{1,9})"
     r"(?: +(?P<total>\d{1,9}) +\d{1,9})?$",
@@ -77,10 +75,8 @@ def parse_text(text: str) -> Maybe[RasAnswer]:
     if len(shown) > MOST_COMMS or sum(one.size for one in shown.values()) > MOST_RANKS:
         return Unknown("the answer of RAS has too many communicators or ranks")
 
-    def number(pattern: re.Pattern[str]) -> int:
-        found = pattern.search(text)
-        return int(found[1]) if found else 0
-
+    del others["OK"]
+    timeouts = _TIMEOUTS.search(text)
     job = list(_JOB.finditer(text))
     processes = int(job[-1]["total"] or job[-1]["a"]) if job else 0
     comms = tuple(_made(name, one) for name, one in shown.items())
@@ -88,10 +84,7 @@ def parse_text(text: str) -> Maybe[RasAnswer]:
         version[1],
         comms,
         False,
-        ok_comms=others.pop("OK", 0),
-        timeouts=number(_TIMEOUTS),
-        silent_processes=number(_PROCESSES),
-        dead_processes=number(_DEAD),
+        timeouts=int(timeouts[1]) if timeouts else 0,
         processes=processes,
         others=dict(others),
     )

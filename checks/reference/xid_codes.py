@@ -8,7 +8,6 @@ that is in none of them is a warning, because a new driver brings new ones.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from checks.finding import Action, Verdict
@@ -193,13 +192,3 @@ def worst(number: int, texts: list[str]) -> tuple[Grade, int]:
     rank = [order.index(one.verdict) if one.verdict in order else 2 for one in grades]
     at = max(index for index, value in enumerate(rank) if value == min(rank))
     return grades[at], at
-
-
-def catalogue() -> Iterator[tuple[str, Grade]]:
-    """Numbers with their grade, equal neighbours together: `39-41`."""
-    numbers = sorted(GRADES)
-    begin = numbers[0]
-    for number, after in zip(numbers, [*numbers[1:], None], strict=True):
-        if after is None or GRADES[after] != GRADES[number]:
-            yield (f"{begin}-{number}" if begin != number else str(number)), GRADES[number]
-            begin = after or begin

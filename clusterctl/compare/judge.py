@@ -29,10 +29,6 @@ class Limits:
     loss_increase: float | None = None
     slowdown: float | None = None
 
-    @property
-    def is_any(self) -> bool:
-        return self.loss_increase is not None or self.slowdown is not None
-
 
 @dataclass(frozen=True, slots=True)
 class Verdict:

@@ -25,11 +25,6 @@ def sentence(lines: Sequence[str]) -> str | None:
     return None if found is None else found.text
 
 
-def blames_a_peer(text: str) -> bool:
-    """Whether this is how a rank ends because another one has ended."""
-    return texts.classify(text).kind.is_consequence
-
-
 def shown(lines: Sequence[str]) -> tuple[str, ...]:
     """The last lines of a log; from the error on where that is further up."""
     found = texts.find(lines)

@@ -1,7 +1,7 @@
 """Stacks and kernel facts of a job's processes on this node, in several samples. Read-only.
 
 ARGS: pick (jobs/find_job.py), samples, interval_s, limit_s (one dump), budget_s (everything),
-width (0: by cores), py_spy (path or None), carry (the head can send one), blocking, ras
+width (0: by cores), py_spy (path or None), blocking, ras
 (dump/counters.py); or op native with pids, py_spy as found before and given (the user's path).
 Sends `found` and waits for {"op": "py-spy", "data"} or {"op": "go"} where it has no py-spy, then
 sends `report`, packed.
@@ -88,7 +88,7 @@ def collect():
         # A job's environment may be on a mount that hangs.
         find = partial(py_spy.find_py_spy, rows, shot, ARGS.get("py_spy"))
         program = call("", lambda: find() or "", 3.0)["out"] or None
-        if program is None and ARGS.get("carry"):
+        if program is None:
             program = receive_py_spy(len(rows))
     table = Table()
     samples = []

@@ -45,7 +45,6 @@ class DumpOptions:
     limit_s: float = 5.0  # one py-spy dump: 0.02 to 0.2 s where nodes are not overloaded
     width: int = 0  # dumps at a time on one node; 0: half its cores, 2 to 8
     py_spy: str | None = None  # path on the nodes
-    carry: bool = True
     blocking: bool = False
     sudo: bool = False
     # Where NCCL's RAS listens on the nodes: (host, port), None not to ask, () for the job's own

@@ -15,7 +15,7 @@ from clusterctl.transport.paramiko_import import paramiko
 MOST_PACKET = 1 << 20  # OpenSSH's longest is 256 kB
 SPARE = 2  # packets more than requests: the version, and the one that is read now
 OPENDIR, READDIR, CLOSE, READ = 11, 12, 4, 5
-STATUS, HANDLE, DATA, NAME, ATTRS = 101, 102, 103, 104, 105
+HANDLE, DATA, NAME, ATTRS = 102, 103, 104, 105
 # What attributes have by their flags: bytes of size, owners, mode and times; then named ones.
 LENGTHS, EXTENDED = {1: 8, 2: 8, 4: 4, 8: 8}, 1 << 31
 REQUEST_BYTES = 1 << 15  # what every server answers at once

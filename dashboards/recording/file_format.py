@@ -61,8 +61,8 @@ def check_is_recording(path: Path) -> None:
         head = file.read(100)
     if head.startswith(OLD_MAGIC):
         raise UsageError(
-            f"{path} is a recording of an older version",
-            hint="convert it: python -m dashboards.recording.convert OLD NEW",
+            f"{path} is a recording of clusterctl 0.1",
+            hint="convert it with clusterctl 0.2.0: python -m dashboards.recording.convert OLD NEW",
         )
     if not head.startswith(SQLITE_MAGIC) or int.from_bytes(head[68:72], "big") != APPLICATION_ID:
         raise UsageError(f"{path} is not a recording of clusterctl top")

@@ -19,7 +19,6 @@ from dashboards.simulation.faults import Incident, apply_faults, unsent
 from dashboards.simulation.healthy import CHECKPOINT_S, CHECKPOINT_STEPS, GPUS, NODES
 from trainer.runlog.telemetry import Event, StepRecord
 
-BEGIN_S = 1795270000.0
 OF_RUN = ("stalled_steps", "wandb_unsent", "throttle")  # kinds that change the whole run
 HISTORY_S = 150  # seconds of readings before the first drain
 RUN_S = 12_000  # the run began this long before

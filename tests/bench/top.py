@@ -37,13 +37,12 @@ from dashboards.model.state import State, initial_state
 from dashboards.recording.file_format import Appender
 from dashboards.recording.writer import Writer
 from dashboards.reduce import fold
-from dashboards.simulation.cluster import BEGIN_S
 from dashboards.simulation.healthy import names
 from dashboards.tui.app import TopApp
 from dashboards.tui.widgets.gpu_grid import GpuGrid
 from tests.bench import tiny, watcher
 from tests.bench.simulated import FAULT, Simulated
-from tests.dashboards.simulated_hour import TEN, hour
+from tests.dashboards.simulated_hour import BEGIN_S, TEN, hour
 
 PARTS = ("grid", "parts", "fleet", "peer", "node", "replay")
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from dashboards.model.samples import Sample, Tick
-from dashboards.simulation.cluster import BEGIN_S, GPUS, NODES, Cluster
+from dashboards.simulation.cluster import GPUS, NODES, Cluster
 from dashboards.simulation.faults import Incident
+
+BEGIN_S = 1795270000.0  # of every recording and state that tests make
 
 TEN = (
     Incident("power_drop", 4, 3, 300, 480),

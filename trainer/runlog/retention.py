@@ -38,7 +38,6 @@ class DiskNeed:
 
     more_peak_bytes: int  # while the save is written that needs most
     peak_step: int | None  # of that save; None without one
-    more_end_bytes: int  # negative where old ones are deleted
     end_bytes: int  # all that remain
     saves: int
     kept: int  # checkpoints that remain
@@ -104,7 +103,7 @@ def disk_need(
             else:
                 total -= size
     kept = len(newest) + forever
-    return DiskNeed(peak, peak_step, total - before, total, count, kept)
+    return DiskNeed(peak, peak_step, total, count, kept)
 
 
 def largest_keep(

@@ -73,7 +73,6 @@ class Kind(str, Enum):
     ENVIRONMENT = "environment", "a package or library is missing, or does not fit", "deterministic"
     SERVICE = "service-unreachable", "a service outside of the run, as W&B, did not answer"
     PORT_TAKEN = "port-taken", "another program has the port where ranks meet"
-    CLOCK_STEP = "clock-step", "a clock was set while the run went on", "node"
     USER_STOP = "user-stop", "Ctrl-C, `clusterctl stop` or `clusterctl kill`"
     NCCL_WATCHDOG = "nccl-watchdog", "NCCL's watchdog gave up a collective", "consequence"
     PEER_LOST = "peer-lost", "the connection to another rank ended", "consequence"

@@ -172,7 +172,6 @@ ADVICE: dict[str, tuple[str, str]] = {
     "node-stopped": ("the node went down in order, as at a reboot, or its agent was ended or heard no supervisor for too long", "nothing, where that was meant; the node is used again once it answers"),
     "signal-15": ("somebody or something sent SIGTERM: a service manager, a memory guard, a person", "read the node's journal (journalctl) of that minute; to end a run of your own use clusterctl stop, because a killed rank is started again"),
     "xid": ("the NVIDIA driver logged an error of a GPU", "clusterctl preflight on that node; its kernel log has the line"),
-    "clock-step": ("a clock was set while the run went on", "clusterctl clock; let chrony slew instead of step"),
     "user-stop": ("it was asked to stop", "start it again"),
     "worker-exception": ("the program itself raised an error that no signature knows", "read the lines above; the same input gives it again"),
     "refused": ("the trainer refused it: the sentence says what, and the hint below it what to do", "put right what the sentence names; the same input gives it again"),

@@ -11,9 +11,10 @@ import pytest
 from checks.facts import KernelLog, Unknown
 from checks.finding import Action, Verdict
 from checks.parsers import kernel_log as log
-from checks.reference.xid_codes import GRADES, catalogue, grade, worst
+from checks.reference.xid_codes import GRADES, grade, worst
 from tests.checks.captures import recorded
 from tests.checks.sections import ended, lacking
+from tests.reference_tables import catalogue
 
 NOW = 1795226227.0  # 2026-11-21
 

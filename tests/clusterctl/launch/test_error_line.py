@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.launch.deaths import SHOWN_LINES, blames_a_peer, sentence, shown
+from clusterctl.launch.causes.texts import classify
+from clusterctl.launch.deaths import SHOWN_LINES, sentence, shown
 
 TRACEBACK = """[W1122 12:45:33.291 Utils.hpp:137] Warning: TORCH_NCCL_TRACE_BUFFER_SIZE is deprecated
 Traceback (most recent call last):
@@ -76,5 +77,6 @@ def test_lines_shown_begin_with_the_error_where_it_stands_far_up() -> None:
     ],
 )
 def test_the_end_of_a_peer_is_told_from_a_reason_of_its_own(text: str) -> None:
-    assert blames_a_peer(text)
-    assert not blames_a_peer("FileNotFoundError: [Errno 2] No such file: 'peer.csv'")
+    assert classify(text).kind.is_consequence
+    missing = "FileNotFoundError: [Errno 2] No such file: 'peer.csv'"
+    assert not classify(missing).kind.is_consequence

@@ -11,10 +11,9 @@ from dashboards.alerts.engine import changes
 from dashboards.model.samples import Sample
 from dashboards.model.state import initial_state
 from dashboards.reduce import fold
-from dashboards.simulation.cluster import BEGIN_S
 from dashboards.simulation.faults import Incident
 from dashboards.simulation.healthy import names
-from tests.dashboards.simulated_hour import TEN, hour
+from tests.dashboards.simulated_hour import BEGIN_S, TEN, hour
 
 ALERT_OF = {
     "power_drop": "gpu.idle", "stalled_steps": "run.stalled", "clock_step": "clock.step", "link_errors": "link.errors",

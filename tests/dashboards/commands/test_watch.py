@@ -18,13 +18,12 @@ from clusterctl.cli import run
 from clusterctl.transport.loopback.nodes import LoopbackCluster
 from dashboards.recording.file_format import Appender
 from dashboards.recording.writer import Writer as RecordWriter
-from dashboards.simulation.cluster import BEGIN_S
 from dashboards.simulation.faults import Incident
 from dashboards.simulation.healthy import names
 from dashboards.watch.exec_hook import Hook
 from tests.dashboards.feeds.test_feeds import until
 from tests.dashboards.runs import BEGAN, record, write_run
-from tests.dashboards.simulated_hour import hour
+from tests.dashboards.simulated_hour import BEGIN_S, hour
 from trainer.runlog.telemetry import Writer
 
 WAIT_S = 60.0  # a deadline for a loaded machine

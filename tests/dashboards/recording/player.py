@@ -14,11 +14,10 @@ from dashboards.model.state import State, initial_state
 from dashboards.recording.file_format import Appender
 from dashboards.recording.writer import Writer
 from dashboards.reduce import fold
-from dashboards.simulation.cluster import BEGIN_S
 from dashboards.simulation.faults import Incident
 from dashboards.simulation.healthy import names
 from tests.dashboards.recording.rows import read_rows, write_rows
-from tests.dashboards.simulated_hour import hour
+from tests.dashboards.simulated_hour import BEGIN_S, hour
 
 INCIDENTS = (
     Incident("node_dead", 3, 0, 20, 70),

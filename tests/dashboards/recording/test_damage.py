@@ -18,10 +18,9 @@ from dashboards import select_feed as sources
 from dashboards.feeds.replay import Replay
 from dashboards.model.samples import NodeSample
 from dashboards.recording import codec as plain
-from dashboards.recording import convert, file_format
+from dashboards.recording import file_format
 from dashboards.recording import writer as record
-from dashboards.recording.file_format import DEEP, ROUND, Appender
-from dashboards.simulation.cluster import BEGIN_S
+from dashboards.recording.file_format import DEEP, OLD_MAGIC, ROUND, Appender
 from dashboards.simulation.healthy import names
 from tests.dashboards.recording.player import (
     Player,
@@ -33,6 +32,7 @@ from tests.dashboards.recording.player import (
     write,
 )
 from tests.dashboards.recording.rows import change_row, damage_row
+from tests.dashboards.simulated_hour import BEGIN_S
 
 
 @pytest.mark.long
@@ -204,52 +204,8 @@ def test_side_file_that_leads_elsewhere_is_refused(tmp_path: Path, ending: str) 
     assert not (tmp_path / "elsewhere").exists()
 
 
-OLD = Path(__file__).with_name("old_format.rec")  # 40 s of INCIDENTS, written by clusterctl 0.1.0
-# second -> watts of each GPU, (step, loss, seconds), as the state had them that was recorded.
-OLD_READINGS = {
-    0: ([678.07, 661.77, 678.77, 660.68, 690.32, 681.47, 666.68, 683.65], None),
-    35: ([687.58, 666.84, 681.3, 661.91, 684.25, 688.67, 663.89, 681.49], (2504, 0.342677, 4.0308)),
-    39: ([689.12, 672.07, 679.85, 660.83, 684.25, 688.67, 669.08, 675.99], (2505, 0.327473, 4.2212)),
-}  # fmt: skip
-
-
-@pytest.mark.long
-def test_old_recording_is_converted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(UsageError, match="older version") as refused:
-        Player(OLD)
-    assert "dashboards.recording.convert" in str(refused.value.hint)
-    new = tmp_path / "new"
-    assert convert.main([str(OLD), str(new)]) == 0
-    player = Player(new)
-    for second, (watts, step) in OLD_READINGS.items():
-        player.feed.seek_to(BEGIN_S + second)
-        state = player.tick(0.0)
-        nodes = state.nodes.values()
-        gpus = [gpu for node in nodes if node.sample for gpu in node.sample.gpus or ()]
-        assert [gpu.power_w for gpu in gpus] == pytest.approx(watts, abs=0.01)
-        assert [len(node.history) for node in nodes] == [second + 1] * 2 + [min(20, second + 1), second + 1]  # fmt: skip
-        assert state.run is not None
-        last = state.run.last
-        assert (last and (last.step, round(last.loss, 6), round(last.step_s, 4))) == step
-        keys = [alert.key for alert in state.alerts.active]
-        assert keys == ([("clock.step", names(4)[1]), ("node.down", names(4)[2])] if second else [])
-    assert len(ticks(new)) == 41
-    assert convert.main([str(OLD), str(new)]) == 2
-    assert "already exists" in capsys.readouterr().err
-    assert convert.main([str(new), str(tmp_path / "more")]) == 2
-
-
-@pytest.mark.long
-def test_damage_of_an_old_recording_stays_damage(tmp_path: Path) -> None:
-    data = bytearray(OLD.read_bytes())
-    data[data.rindex(convert.MARK) - 20] ^= 0xFF
-    (tmp_path / "old").write_bytes(data)
-    convert.convert(tmp_path / "old", tmp_path / "new")
-    replayed = sources.replayed(tmp_path / "new")
-    assert len(list(replayed.batches)) < 41
-    assert "damaged" in replayed.damage()
-    (tmp_path / "torn").write_bytes(OLD.read_bytes()[:-9])
-    convert.convert(tmp_path / "torn", tmp_path / "whole")
-    replayed = sources.replayed(tmp_path / "whole")
-    assert 30 < len(list(replayed.batches)) < 41
-    assert replayed.damage() == ""  # a writer was killed
+def test_recording_of_the_first_version_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "old").write_bytes(OLD_MAGIC + bytes(100))
+    with pytest.raises(UsageError, match=r"clusterctl 0\.1") as refused:
+        Player(tmp_path / "old")
+    assert "clusterctl 0.2.0" in str(refused.value.hint)

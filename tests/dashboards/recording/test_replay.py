@@ -13,10 +13,9 @@ from clusterctl.errors import UsageError
 from dashboards import select_feed as sources
 from dashboards.model.samples import Restored
 from dashboards.recording.file_format import Appender
-from dashboards.simulation.cluster import BEGIN_S
 from dashboards.simulation.healthy import names
 from tests.dashboards.recording.player import Player, folded, same, sessions, ticks, write
-from tests.dashboards.simulated_hour import hour
+from tests.dashboards.simulated_hour import BEGIN_S, hour
 
 
 @pytest.mark.long

@@ -11,11 +11,10 @@ from dashboards.feeds.replay import ReplayFeed, open_replay
 from dashboards.model.samples import Feed, Sample, Tick
 from dashboards.recording.file_format import Appender
 from dashboards.recording.writer import Recording
-from dashboards.simulation.cluster import BEGIN_S
 from dashboards.simulation.healthy import names
 from tests.dashboards.feeds.test_feeds import until
 from tests.dashboards.recording.player import INCIDENTS, Player, folded, rounds, same, write
-from tests.dashboards.simulated_hour import hour
+from tests.dashboards.simulated_hour import BEGIN_S, hour
 
 
 @pytest.mark.long

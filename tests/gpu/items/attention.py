@@ -53,6 +53,14 @@ def table(options: Options, figures: Figures) -> str:
     return "fastest: " + ", ".join(fastest)
 
 
+def restore_flash() -> None:
+    """torch's own flash attention again."""
+    from torch.nn import attention
+
+    if hasattr(attention, "restore_flash_attention_impl"):
+        attention.restore_flash_attention_impl()
+
+
 def _measure(options: Options, shape: AttentionShape, kernel: str) -> dict[str, Any]:
     from trainer.bench.attention_trial import NotAvailable, attention_trial
     from trainer.models.attention import flash3
@@ -69,7 +77,7 @@ def _measure(options: Options, shape: AttentionShape, kernel: str) -> dict[str, 
         found = attention_trial(shape, own, options.device, lambda done, total: None)
     finally:
         if by_fa3:
-            flash3.restore()
+            restore_flash()
     if isinstance(found, NotAvailable):
         return {"not_available": found.reason}
     flops = 4.0 * shape.tokens * shape.keys * shape.heads * shape.width

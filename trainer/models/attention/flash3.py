@@ -28,11 +28,3 @@ def activate() -> None:
     if why := why_not():
         hint = "install flash_attn_3, or take an attention_table that was measured without it"
         raise ConfigError(f"the attention table wants flash attention 3: {why}", hint=hint)
-
-
-def restore() -> None:
-    """torch's own again."""
-    from torch.nn import attention
-
-    if hasattr(attention, "restore_flash_attention_impl"):
-        attention.restore_flash_attention_impl()
