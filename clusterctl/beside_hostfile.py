@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from clusterctl.errors import ClusterctlError, UsageError
+from trainer.runlog import locks
 
 LOCK_S = 10.0  # that a change waits for another one
 
@@ -27,32 +26,16 @@ def locked(path: Path, error: type[ClusterctlError] = UsageError) -> Iterator[bo
     The value is False on a file system without locks: there two changes may meet.
     """
     lock = path.with_name(f".{path.name}.lock")
-    deadline = time.monotonic() + LOCK_S
-    is_held = False
-    while True:
+    with contextlib.ExitStack() as held:
         try:
-            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+            held.callback(os.close, locks.take(lock, LOCK_S, 0o666))
+            is_held = True
+        except locks.NoLocks:
+            is_held = False
+        except locks.Held:
+            raise error(f"{path} was not changed: another command holds {lock.name}") from None
         except OSError as why:
             text = f"{lock} is a link" if why.errno == errno.ELOOP else why.strerror
             raise error(f"{path} was not changed: {text}") from None
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            is_held = True
-        except BlockingIOError:
-            is_held = False
-        except OSError:
-            break
-        try:
-            if is_held and os.path.samestat(os.fstat(descriptor), lock.stat()):
-                break
-        except FileNotFoundError:
-            pass  # the holder before has removed it
-        os.close(descriptor)
-        if time.monotonic() > deadline:
-            raise error(f"{path} was not changed: another command holds {lock.name}")
-        time.sleep(0.02)
-    try:
+        held.callback(lock.unlink, missing_ok=True)
         yield is_held
-    finally:
-        lock.unlink(missing_ok=True)
-        os.close(descriptor)

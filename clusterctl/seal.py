@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from clusterctl.payload.files.ownership import NotPrivate
-from clusterctl.payload.files.private import open_own, own_path
+from clusterctl.payload.files.ownership import NotPrivate, open_own
+from clusterctl.payload.files.private import own_path
 
 FILE = "run-seal.key"
 BYTES = 32

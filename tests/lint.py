@@ -32,6 +32,8 @@ OWN_STARTS = (
     "clusterctl/launch/start.py",
     "clusterctl/payload/active_shared_folder.py",
 )
+# What a lock guarantees is written once for the head and the trainer, and once for nodes.
+LOCKS = ("trainer/runlog/locks.py", "clusterctl/payload/files/locks.py")
 # Wordings that were replaced, in strings that users read. The second is what to write instead.
 WORDS = (
     (
@@ -231,6 +233,14 @@ def other_starts(path: Path, nodes: Nodes) -> Iterator[str]:
                 yield f"{name}:{node.lineno}: a payload's process without cwd starts where the user is"
 
 
+def other_locks(path: Path, nodes: Nodes) -> Iterator[str]:
+    """Calls of flock(2) and lockf outside LOCKS."""
+    name = path.relative_to(ROOT).as_posix()
+    for node in nodes if name not in LOCKS else ():
+        if isinstance(node, ast.Attribute) and node.attr in ("flock", "lockf"):
+            yield f"{name}:{node.lineno}: {node.attr}: use {' or '.join(LOCKS)}"
+
+
 def findings(paths: Iterable[Path]) -> Iterator[str]:
     texts = {path: path.read_text(encoding="utf-8") for path in paths}
     every = {path: list(ast.walk(ast.parse(text))) for path, text in texts.items()}
@@ -251,6 +261,7 @@ def findings(paths: Iterable[Path]) -> Iterator[str]:
         yield from long_lines(path, text, every[path])
         yield from wordings(path, every[path])
         yield from other_starts(path, every[path])
+        yield from other_locks(path, every[path])
 
 
 def main() -> int:

@@ -97,3 +97,11 @@ def test_full_folder_and_too_many_skips_are_found(tmp_path: Path, monkeypatch) -
     files["other__m"] = "x = 1  # fmt: skip\n" * 41
     lines = found(tmp_path, monkeypatch, **files)
     assert lines == ["pack: 21 Python files, at most 20", "41 times `# fmt: skip`, at most 40"]
+
+
+def test_lock_outside_its_modules_is_found(tmp_path: Path, monkeypatch) -> None:
+    text = "import fcntl\n\nfcntl.flock(0, fcntl.LOCK_EX)\n"
+    (line,) = found(tmp_path, monkeypatch, pack__one=text)
+    assert line.startswith("pack/one.py:3: flock: use trainer/runlog/locks.py")
+    monkeypatch.setattr(lint, "LOCKS", ("pack/one.py",))
+    assert found(tmp_path, monkeypatch, pack__one=text) == []

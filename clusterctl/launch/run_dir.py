@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import grp
 import itertools
 import json
 import os
 import re
-import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from clusterctl.errors import UsageError
 from clusterctl.payload.files.ownership import made_by_others
 from clusterctl.payload.files.private import replace_file
 from clusterctl.runs import hidden_values
+from trainer.runlog.locks import NoLocks, hold
 from trainer.runlog.run_dir import make_run_dir
 
 RUN_FILE = ".run-id"  # an agent that finds its run's id in here works on the shared directory
@@ -82,17 +81,10 @@ def _locked(folder: Path) -> Iterator[None]:
 
     Raises `OSError` where the folder cannot be opened.
     """
-    deadline = time.monotonic() + LOCK_S
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        while time.monotonic() < deadline:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                time.sleep(0.05)
-            except OSError:
-                break  # NFS locks no folder; a directory is made by one program all the same
+        with suppress(NoLocks):  # NFS locks no folder; one program makes a directory all the same
+            hold(lock, LOCK_S)
         yield
     finally:
         os.close(lock)

@@ -28,7 +28,8 @@ from clusterctl.launch.restart.past import Past
 from clusterctl.launch.restart.rules import Rules
 from clusterctl.node_name import first_bad_name
 from clusterctl.nodes import Node
-from clusterctl.payload.files.private import open_own, replace_file
+from clusterctl.payload.files.ownership import open_own
+from clusterctl.payload.files.private import replace_file
 from clusterctl.payload.launch.stopped import found as mark_of
 from clusterctl.payload.launch.stopped import sentence
 from clusterctl.transport.base import Limits

@@ -15,8 +15,9 @@ import shutil
 import signal
 import time
 
-from clusterctl.payload.files.locks import drop_lock, lock_path, take_lock
+from clusterctl.payload.files.locks import drop_lock, take_lock
 from clusterctl.payload.files.ownership import refuse_made_by_others, refuse_open_folder
+from clusterctl.payload.files.private import lock_path
 from clusterctl.payload.jobs.processes import is_own, tags
 from clusterctl.payload.launch.about import About, head_of
 from clusterctl.payload.launch.logout import leave_session

@@ -6,13 +6,13 @@ changes before all of them are there and their checksum fits; then one rename ch
 
 import contextlib
 import ctypes
-import fcntl
 import hashlib
 import os
 import shutil
 import stat
 import tarfile
 
+from clusterctl.payload.files.locks import try_lock
 from clusterctl.payload.files.ownership import refuse_made_by_others
 from clusterctl.payload.prelude import ARGS, finish
 
@@ -92,12 +92,11 @@ def is_idle(part):
     except OSError:
         return False
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return try_lock(lock)
     except OSError:
         return False
     finally:
         os.close(lock)
-    return True
 
 
 def is_same(dest):
@@ -118,7 +117,7 @@ def install():
     lock = os.open(part, os.O_RDWR | os.O_NOFOLLOW)
     try:
         with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try_lock(lock)
         if digest(part) != ARGS["sha256"]:
             return {"error": "what arrived is not what was sent (checksum)"}
         if not ARGS["folder"]:

@@ -22,7 +22,8 @@ import os
 import signal
 import time
 
-from clusterctl.payload.files.locks import lock_path, take_lock
+from clusterctl.payload.files.locks import take_lock
+from clusterctl.payload.files.private import lock_path
 from clusterctl.payload.jobs.processes import process, send
 from clusterctl.payload.prelude import ARGS, emit, hold_lease, leave
 from clusterctl.payload.proc_files import wall_minus_boot

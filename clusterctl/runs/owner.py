@@ -8,8 +8,6 @@ BEAT_S, and on another machine it counts for SILENT_S after that.
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import json
 import os
 import socket
@@ -23,14 +21,14 @@ from pathlib import Path
 
 from clusterctl.errors import ClusterctlError
 from clusterctl.payload import proc_files
-from clusterctl.payload.files.private import open_own, own_path
+from clusterctl.payload.files.ownership import open_own
+from clusterctl.payload.files.private import own_path
+from trainer.runlog import locks
 from trainer.runlog.json_file import parse_object
 
 FILE = ".owner"
 HANDOVER_S = 5.0  # for an older supervisor that is about to end
 BEAT_S, SILENT_S = 10.0, 60.0
-HELD = (errno.EAGAIN, errno.EACCES)  # what flock says of a lock that another process has
-LINE_BYTES = 512
 _SINCE_S = time.time()
 
 
@@ -51,12 +49,11 @@ class Owner:
 
     @property
     def is_here(self) -> bool:
-        return self.host == socket.gethostname() and self.boot in ("", _boot())
+        return self.host == socket.gethostname() and self.boot in ("", boot_id())
 
     @property
     def text(self) -> str:
-        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since_s))
-        return f"process {self.pid} on {self.host} since {since}"
+        return locks.holder_text(self.pid, self.host, self.since_s)
 
 
 def take(run_dir: Path) -> int:
@@ -70,8 +67,8 @@ def take(run_dir: Path) -> int:
         lock = open_own(str(run_dir / FILE), os.O_RDWR | os.O_CREAT)
         is_free, owner = _locks(lock), _read(lock)
         if is_free is not False and (owner is None or not _lives(run_dir, lock, owner, is_free)):
-            if _is_still(run_dir, lock):
-                _write(lock, _own(), 0)
+            if locks.is_named(lock, run_dir / FILE):
+                write(lock, _own(), 0)
                 return lock
         elif time.monotonic() > deadline:
             os.close(lock)
@@ -98,9 +95,9 @@ def keep(run_dir: Path, lock: int, on_loss: Callable[[str], None]) -> None:
                 if other is not None:
                     on_loss(f"{other.text} has taken the run")
                     return
-                if not _is_still(run_dir, lock):
+                if not locks.is_named(lock, run_dir / FILE):
                     return  # given back
-                _write(lock, own, beat)
+                write(lock, own, beat)
 
     threading.Thread(target=work, name="owner", daemon=True).start()
 
@@ -125,7 +122,7 @@ def find(run_dir: Path) -> Owner | None:
         lock = open_own(str(run_dir / FILE), os.O_RDWR)
         try:
             # Shared, so that of two that ask at once neither takes the other for an owner.
-            is_free, owner = _locks(lock, fcntl.LOCK_SH), _read(lock)
+            is_free, owner = _locks(lock, shared=True), _read(lock)
             lives = owner is not None and _lives(run_dir, lock, owner, is_free)
             return owner if is_free is False or lives else None
         finally:
@@ -133,13 +130,12 @@ def find(run_dir: Path) -> Owner | None:
     return None
 
 
-def _locks(lock: int, how: int = fcntl.LOCK_EX) -> bool | None:
+def _locks(lock: int, *, shared: bool = False) -> bool | None:
     """Whether the lock is ours now; None where the file system has no locks."""
     try:
-        fcntl.flock(lock, how | fcntl.LOCK_NB)
-    except OSError as error:
-        return False if error.errno in HELD else None
-    return True
+        return locks.hold(lock, shared=shared)
+    except locks.NoLocks:
+        return None
 
 
 def _lives(run_dir: Path, lock: int, owner: Owner, is_free: bool | None) -> bool:
@@ -168,27 +164,17 @@ def _now_s(run_dir: Path) -> float:
         return time.time()
 
 
-def _is_still(run_dir: Path, lock: int) -> bool:
-    """Whether the file has not been removed by the supervisor before."""
-    try:
-        return os.path.samestat(os.fstat(lock), os.lstat(run_dir / FILE))
-    except OSError:
-        return False
-
-
 def _own() -> Owner:
-    return Owner(socket.gethostname(), os.getpid(), _SINCE_S, _boot())
+    return Owner(socket.gethostname(), os.getpid(), _SINCE_S, boot_id())
 
 
-def _boot() -> str:
+def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-def _write(lock: int, own: Owner, beat: int) -> None:
-    """Over what is there, in one piece: a reader never finds the file empty."""
-    text = json.dumps({**asdict(own), "beat": beat})
-    os.pwrite(lock, text.ljust(LINE_BYTES).encode() + b"\n", 0)
-    os.fsync(lock)
+def write(lock: int, own: Owner, beat: int) -> None:
+    """Raises OSError."""
+    locks.write_holder(lock, json.dumps({**asdict(own), "beat": beat}))
 
 
 def read_owner(data: bytes) -> Owner | None:

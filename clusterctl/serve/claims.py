@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import re
@@ -24,9 +23,10 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from clusterctl.payload.files.private import open_own
+from clusterctl.payload.files.ownership import open_own
 from clusterctl.remote.node_threads import start_thread
-from clusterctl.runs.owner import Owner, read_owner
+from clusterctl.runs.owner import Owner, boot_id, read_owner
+from trainer.runlog import locks
 from trainer.runlog.json_file import parse_object
 from trainer.runlog.run_files import Refused, opened_below
 
@@ -90,27 +90,15 @@ class Claims:
     def _begin(self) -> None:
         path = str(self._folder / self.id)
         self._lock = open_own(path, os.O_RDWR | os.O_CREAT)
-        deadline = time.monotonic() + LOCK_S
-        while not self._locked() and time.monotonic() < deadline:
-            time.sleep(0.01)
+        with contextlib.suppress(locks.NoLocks):  # others see that the file changes
+            locks.hold(self._lock, LOCK_S)  # another server may try it at this moment
         self._beat()
-
-    def _locked(self) -> bool:
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False  # another server tries it at this moment
-        except OSError:
-            return True  # no locks there: others see that the file changes
-        return True
 
     def _beat(self) -> None:
         self._beats += 1
-        own = Owner(socket.gethostname(), os.getpid(), self._since_s)
-        more = {"presets": self._presets, "log": self._log, "boot": _boot(), "beat": self._beats}
-        text = self.id + "\n" + json.dumps({**asdict(own), **more})
-        os.pwrite(self._lock, text.ljust(512).encode() + b"\n", 0)
-        os.fsync(self._lock)  # another machine sees it now, and not when this one writes it back
+        own = Owner(socket.gethostname(), os.getpid(), self._since_s, boot_id())
+        more = {"presets": self._presets, "log": self._log, "beat": self._beats}
+        locks.write_holder(self._lock, self.id + "\n" + json.dumps({**asdict(own), **more}))
 
     def _keep(self) -> None:
         while not self._over.wait(BEAT_S):
@@ -233,13 +221,9 @@ def _bytes(path: Path) -> bytes:
         return os.pread(fd, 1 << 16, 0)
 
 
-def _boot() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
 def _is_here(data: bytes) -> bool:
     """Whether a server's file is of this machine, which sees its lock."""
-    return f'"boot": "{_boot()}"'.encode() in data
+    return f'"boot": "{boot_id()}"'.encode() in data
 
 
 def _is_locked(path: Path) -> bool:
@@ -248,11 +232,8 @@ def _is_locked(path: Path) -> bool:
     except OSError:
         return False
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return True  # no locks there: not known to have ended
+        return not locks.hold(lock)
+    except locks.NoLocks:
+        return True  # not known to have ended
     finally:
         os.close(lock)
-    return False

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
+import os
 import re
 import shutil
 import threading
 import time
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from clusterctl.serve.wanted import Sealed, is_name
 from clusterctl.transfer import resume
 from clusterctl.transfer.push import size_text
 from clusterctl.transport.base import Connection, Transport
+from trainer.runlog import locks
 from trainer.runlog.atomic_file import part_of
 from trainer.runlog.json_file import parse
 
@@ -148,11 +149,8 @@ class RemoteRun(Followers):
         sealed = {one.name for one in self.sealed or ()}
         for name in self._wanted:
             if name in sealed and name not in self.broken and not self.is_here(name):
-                with (self.folder / LOCK).open("w") as lock:
-                    try:
-                        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    except BlockingIOError:
-                        return
+                with suppress(locks.Held), ExitStack() as held:
+                    held.callback(os.close, locks.take(self.folder / LOCK))
                     self._fetch(sftp, name)
                 return
 

@@ -3,9 +3,9 @@ its validation loss."""
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from clusterctl.nodes import counted
 from clusterctl.serve.presets import LOSS, Preset
 from clusterctl.serve.source import Source
 from clusterctl.serve.wanted import Sealed
-from trainer.runlog import samples, validation
+from trainer.runlog import locks, samples, validation
 from trainer.runlog.atomic_file import part_of
 from trainer.runlog.run_files import open_to_append, opened_below, read_object
 
@@ -217,8 +217,8 @@ class LossFolder(Folder):
         line = json.dumps({"kind": "event", **self._event()}, separators=(",", ":")) + "\n"
         place = self.source.folder / validation.FILE
         with os.fdopen(open_to_append(place, 0o666), "ab", 0) as file:
-            with suppress(OSError):  # no locks there
-                fcntl.flock(file, fcntl.LOCK_EX)
+            with suppress(locks.NoLocks):
+                locks.hold(file.fileno(), math.inf)
             file.write(line.encode())
         super().finish()
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import fcntl
 import hashlib
 import hmac
+import math
 import os
 import re
 import threading
@@ -22,6 +22,7 @@ from pathlib import Path
 from clusterctl.transport.public_keys import is_key_of
 from clusterctl.transport.ssh_config.host import DEFAULT_PORT
 from clusterctl.transport.ssh_config.patterns import host_matches
+from trainer.runlog.locks import NoLocks, hold
 
 # In a host's name these would make the line match other hosts: not written, as by OpenSSH.
 _NEVER_WRITTEN = frozenset("@?*#[]|'\"\\")
@@ -211,8 +212,8 @@ class KnownHosts:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            with contextlib.suppress(OSError):  # a home without locks: a line is added in one piece
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            with contextlib.suppress(NoLocks):  # of a home: a line is added in one piece
+                hold(descriptor, math.inf)
             fresh = KnownHosts([path])
             verdict = fresh.check(host, port, key_type, key)
             if verdict.state == "unknown":

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from clusterctl.errors import UsageError
-from clusterctl.payload.files.private import open_own
+from clusterctl.payload.files.ownership import open_own
 from trainer.runlog.json_file import decoded
 
 BEGIN, DEEP, KEY = KEYS = ("begin", "deep", "key")

@@ -6,13 +6,16 @@ The writer holds a lock on the hidden file: one without a lock was left by a kil
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import glob
 import hashlib
 import os
 import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from trainer.runlog import locks
+
+SWEPT_S = 1.0  # that another writer of the name may take to remove the file of one without a lock
 
 
 def sync(path: Path) -> None:
@@ -46,14 +49,13 @@ def part_of(path: Path) -> Iterator[Path]:
     """A hidden file that is renamed to `path` at the end, or removed on failure. Raises OSError."""
     sweep(path)
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-    descriptor = _locked(part)
-    try:
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(locks.NoLocks):
+            held.callback(os.close, locks.take(part, SWEPT_S, 0o666))
+        held.callback(part.unlink, missing_ok=True)
         yield part
         sync(part)  # a power cut leaves no empty file of that name
         part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
-        os.close(descriptor)
 
 
 def sweep(path: Path) -> None:
@@ -62,19 +64,7 @@ def sweep(path: Path) -> None:
         with contextlib.suppress(OSError):  # gone meanwhile, being written, or no locks there
             descriptor = os.open(left, os.O_RDWR | os.O_CLOEXEC)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                left.unlink()
+                if locks.hold(descriptor):
+                    left.unlink()
             finally:
                 os.close(descriptor)
-
-
-def _locked(part: Path) -> int:
-    """The new file's descriptor, with its lock where the file system has locks."""
-    while True:
-        descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(descriptor), part.stat()):
-                return descriptor
-        os.close(descriptor)  # swept between the two lines above

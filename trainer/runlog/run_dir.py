@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import socket
-import stat
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from trainer.errors import TrainerError
-from trainer.runlog import run_files
+from trainer.runlog import locks, run_files
 
 LOCK, ATTEMPT = ".lock", ".attempt"
 FENCE_S = 5.0
@@ -99,33 +98,23 @@ def lock(run_dir: Path) -> tuple[Callable[[], None], str]:
     and does not hold up this one.
     """
     file = run_dir / LOCK
-    with contextlib.ExitStack() as opened:
-        try:
-            # No link is followed: who unpacked a run of somebody else's would empty its target.
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            fd = os.open(file, flags, 0o600)
-            opened.callback(os.close, fd)
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                return lambda: None, f"{file}: it is no plain file"
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            owner = os.pread(fd, 200, 0).decode(errors="replace").strip()
-            earlier = _OF_ATTEMPT.search(owner)
-            is_ours = earlier is not None and earlier[1] == os.environ.get("CLUSTERCTL_RUN")
-            if earlier is not None and is_ours and int(earlier[2]) < own_attempt():
-                return lambda: None, f"it is locked by {owner}"
-            raise RunDirectoryInUse(
-                f"another run uses {run_dir}: {owner or 'it did not write its process id'}",
-                hint="wait for its end or stop it; --run-dir and --outputs name other directories",
-            ) from None
-        except OSError as error:
-            return lambda: None, f"{file}: {error.strerror}"
-        now = time.strftime("%Y-%m-%d %H:%M:%S")
-        text = f"process {os.getpid()} on {socket.gethostname()} since {now}"
-        if own_attempt():
-            text += f", run {os.environ.get('CLUSTERCTL_RUN', '')} attempt {own_attempt()}"
-        text += "\n"
-        with contextlib.suppress(OSError):  # a full disk: it is locked all the same
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, text.encode(), 0)
-        return opened.pop_all().close, ""
+    try:
+        fd = locks.take(file)
+    except locks.Held as held:
+        owner = held.strerror or "it did not write its process id"
+        earlier = _OF_ATTEMPT.search(owner)
+        is_ours = earlier is not None and earlier[1] == os.environ.get("CLUSTERCTL_RUN")
+        if earlier is not None and is_ours and int(earlier[2]) < own_attempt():
+            return lambda: None, f"it is locked by {owner}"
+        raise RunDirectoryInUse(
+            f"another run uses {run_dir}: {owner}",
+            hint="wait for its end or stop it; --run-dir and --outputs name other directories",
+        ) from None
+    except OSError as error:
+        return lambda: None, f"{file}: {error.strerror}"
+    text = locks.holder_text(os.getpid(), socket.gethostname(), time.time())
+    if own_attempt():
+        text += f", run {os.environ.get('CLUSTERCTL_RUN', '')} attempt {own_attempt()}"
+    with contextlib.suppress(OSError):  # a full disk: it is locked all the same
+        locks.write_holder(fd, text)
+    return partial(os.close, fd), ""

@@ -100,10 +100,14 @@ def folder_below(folder: Path, name: str = "") -> Iterator[int]:
 
 
 def open_to_append(path: Path, mode: int = 0o644) -> int:
-    """A descriptor of a plain file, made where it is missing: what is added follows no link and
-    waits for no reader of a pipe. Raises `OSError`, `Refused`."""
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    fd = os.open(path, flags, mode)
+    """A descriptor of a plain file, made where it is missing. Raises `OSError`, `Refused`."""
+    return open_plain(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, mode)
+
+
+def open_plain(path: Path, flags: int, mode: int) -> int:
+    """A descriptor of a plain file to write: no link is followed, and no reader of a pipe waited
+    for. Raises `OSError`, `Refused`."""
+    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
     if not stat.S_ISREG(found := os.fstat(fd).st_mode):
         os.close(fd)
         raise Refused(path, _kind(found))

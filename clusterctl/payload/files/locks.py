@@ -1,21 +1,36 @@
-"""Locks that last as long as the process that holds them, in this user's own folder."""
+"""Locks by flock(2), which last as long as the process that holds them: trainer/runlog/locks.py for
+programs that run on nodes."""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
-import zlib
 
-from clusterctl.payload.files.private import open_own, own_files, own_path
+from clusterctl.payload.files.ownership import open_own
+
+HELD = (errno.EAGAIN, errno.EACCES)  # of a lock that another process has; SMB says the second
+
+
+def try_lock(descriptor: int, shared: bool = False) -> bool:
+    """Lock an open file or folder; False where another process holds it.
+
+    Raises OSError on a file system without locks.
+    """
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in HELD:
+            raise
+        return False
+    return True
 
 
 def take_lock(path: str, text: str) -> tuple[int | None, str]:
     """Lock a file and write `text` into it: (descriptor, ""), or (None, its holder's text)."""
     while True:
         lock = open_own(path, os.O_RDWR | os.O_CREAT)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(lock):
             holder = os.read(lock, 200).decode("utf-8", "replace")
             os.close(lock)
             return None, holder
@@ -28,21 +43,6 @@ def take_lock(path: str, text: str) -> tuple[int | None, str]:
             os.write(lock, text.encode())
             return lock, ""
         os.close(lock)
-
-
-def lock_path(kind: str, *words: str) -> str:
-    """Path of a lock in an own folder; removes locks without a holder. Raises `NotPrivate`."""
-    for left in own_files(kind + "-*.lock"):
-        try:
-            lock, _ = take_lock(left, "")
-            if lock is not None:
-                drop_lock(lock, left)  # of a process that was killed
-        except OSError:
-            continue  # it was being removed
-    text = "-".join(words)
-    plain = "".join(c if c.isascii() and (c.isalnum() or c in "._") else "_" for c in text)
-    check = zlib.crc32(text.encode("utf-8", "backslashreplace"))  # for what is cut and replaced
-    return own_path("%s-%s-%08x.lock" % (kind, plain[:150], check))
 
 
 def drop_lock(lock: int, path: str) -> None:

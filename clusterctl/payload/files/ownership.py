@@ -130,3 +130,23 @@ def _is_own_group(gid: int) -> bool:
         return False
     is_primary = gid == user.pw_gid and group.gr_name == user.pw_name
     return is_primary and set(group.gr_mem) <= {user.pw_name}
+
+
+def check_owner(found: os.stat_result, uid: int) -> None:
+    if found.st_uid != uid:
+        raise NotPrivate("belongs to user %d" % found.st_uid)
+
+
+def open_own(path: str, flags: int, uid: int | None = None) -> int:
+    """Open a regular file of this user, or of `uid`. Raises `NotPrivate` and OSError."""
+    more = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe would let us wait
+    descriptor = os.open(path, flags | more, 0o600)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise NotPrivate("%s is not a file" % path)
+        check_owner(found, os.getuid() if uid is None else uid)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor

@@ -7,13 +7,14 @@ own folder, which is checked before use. Runs on nodes and on the head.
 
 from __future__ import annotations
 
-import fcntl
 import glob
 import os
 import stat
+import zlib
 from collections.abc import Callable
 
-from clusterctl.payload.files.ownership import NotPrivate, why_untrusted
+from clusterctl.payload.files.locks import drop_lock, take_lock, try_lock
+from clusterctl.payload.files.ownership import NotPrivate, check_owner, why_untrusted
 from clusterctl.payload.proc_files import or_none
 
 # On the machine, never on a shared folder: a stalled mount must not look like a stalled rank.
@@ -75,6 +76,21 @@ def own_folders() -> list[str]:
     return found
 
 
+def lock_path(kind: str, *words: str) -> str:
+    """Path of a lock in an own folder; removes locks without a holder. Raises `NotPrivate`."""
+    for left in own_files(kind + "-*.lock"):
+        try:
+            lock, _ = take_lock(left, "")
+            if lock is not None:
+                drop_lock(lock, left)  # of a process that was killed
+        except OSError:
+            continue  # it was being removed
+    text = "-".join(words)
+    plain = "".join(c if c.isascii() and (c.isalnum() or c in "._") else "_" for c in text)
+    check = zlib.crc32(text.encode("utf-8", "backslashreplace"))  # for what is cut and replaced
+    return own_path("%s-%s-%08x.lock" % (kind, plain[:150], check))
+
+
 def places_of(uid: int) -> list[tuple[str, str]]:
     """(parent, name) of where a user's own folder may be, in the order in which they are tried.
 
@@ -117,7 +133,7 @@ def _hold(folder: str) -> str:
         held = _held.setdefault((found.st_dev, found.st_ino), descriptor)
         if held != descriptor:
             os.close(descriptor)
-        fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        try_lock(held, shared=True)
     except OSError:
         pass  # it is in there now, or this file system has no locks; the next call tries again
     return folder
@@ -151,29 +167,9 @@ def _check_own(path: str) -> None:
     found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode):
         raise NotPrivate("is not a folder")
-    _check_owner(found, os.getuid())
+    check_owner(found, os.getuid())
     if found.st_mode & 0o077:
         raise NotPrivate("is open to other users (mode %04o)" % stat.S_IMODE(found.st_mode))
-
-
-def _check_owner(found: os.stat_result, uid: int) -> None:
-    if found.st_uid != uid:
-        raise NotPrivate("belongs to user %d" % found.st_uid)
-
-
-def open_own(path: str, flags: int, uid: int | None = None) -> int:
-    """Open a regular file of this user, or of `uid`. Raises `NotPrivate` and OSError."""
-    more = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe would let us wait
-    descriptor = os.open(path, flags | more, 0o600)
-    try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise NotPrivate("%s is not a file" % path)
-        _check_owner(found, os.getuid() if uid is None else uid)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
 
 
 def replace_file(path: str, data: bytes, mode: int = 0o600) -> None:

@@ -5,7 +5,7 @@ import os
 import re
 import time
 
-from clusterctl.payload.files.private import open_own
+from clusterctl.payload.files.ownership import open_own
 from clusterctl.payload.jobs.processes import variable
 from clusterctl.payload.proc_files import read_word
 

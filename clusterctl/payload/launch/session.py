@@ -16,7 +16,8 @@ import threading
 import time
 import zlib
 
-from clusterctl.payload.files.private import open_own, own_files, own_path, replace_file
+from clusterctl.payload.files.ownership import open_own
+from clusterctl.payload.files.private import own_files, own_path, replace_file
 from clusterctl.payload.jobs.processes import is_alive, start_of
 from clusterctl.payload.proc_files import as_text, or_none
 from clusterctl.payload.tools import in_thread

@@ -17,7 +17,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 from clusterctl.payload.collect.forked_child import collect_child, fork_child
-from clusterctl.payload.files.private import folders_of, open_own, own_files, own_path, replace_file
+from clusterctl.payload.files.ownership import open_own
+from clusterctl.payload.files.private import folders_of, own_files, own_path, replace_file
 from clusterctl.payload.jobs.processes import tags
 from clusterctl.payload.launch.session import living
 from clusterctl.payload.proc_files import or_none, owner_of

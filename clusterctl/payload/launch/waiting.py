@@ -14,7 +14,8 @@ import time
 import zlib
 from collections.abc import Iterable
 
-from clusterctl.payload.files.private import folders_of, open_own, own_files, own_path, replace_file
+from clusterctl.payload.files.ownership import open_own
+from clusterctl.payload.files.private import folders_of, own_files, own_path, replace_file
 from clusterctl.payload.jobs.find_job import login_user
 from clusterctl.payload.proc_files import or_none, user_name
 

@@ -212,7 +212,7 @@ def race_for_the_own_folder(place: Path, attack: Any, rounds: int) -> dict[str, 
             continue
         found = folder.lstat()
         assert (found.st_uid, stat.S_IMODE(found.st_mode)) == (0, 0o700)
-        path = locks.lock_path("job", str(number))
+        path = private.lock_path("job", str(number))
         lock, _ = locks.take_lock(path, "mine")
         assert lock is not None
         assert Path(path).read_text() == "mine"

@@ -112,7 +112,7 @@ def test_file_system_without_locks(
     assert owner.find(tmp_path) is None
     lock = owner.take(tmp_path)
     with subprocess.Popen(["sleep", "60"]) as child:  # it lives on this machine, so it is the owner
-        owner._write(lock, owner.Owner(socket.gethostname(), child.pid, 0.0, owner._boot()), 0)
+        owner.write(lock, owner.Owner(socket.gethostname(), child.pid, 0.0, owner.boot_id()), 0)
         found = owner.find(tmp_path)
         assert found is not None
         assert found.pid == child.pid

@@ -15,10 +15,9 @@ import pytest
 from clusterctl.payload.files import ownership as trust
 from clusterctl.payload.files import private
 from clusterctl.payload.files.locks import drop_lock, take_lock
-from clusterctl.payload.files.ownership import NotPrivate, made_by_others, why_untrusted
+from clusterctl.payload.files.ownership import NotPrivate, made_by_others, open_own, why_untrusted
 from clusterctl.payload.files.private import (
     new_folder,
-    open_own,
     own_files,
     own_folder,
     own_path,

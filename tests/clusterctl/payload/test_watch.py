@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.payload.files import locks
+from clusterctl.payload.files import locks, private
 from clusterctl.payload.watching import host as watch_host
 from clusterctl.payload.watching.kernel_log import KernelLog
 from clusterctl.remote import payload as ship
@@ -208,7 +208,7 @@ def test_watcher_is_not_ended_by_another_user(tmp_path: Path) -> None:
 
 def test_process_that_has_the_number_of_an_older_watcher_is_let_alone(tmp_path: Path) -> None:
     session = uuid.uuid4().hex
-    path = locks.lock_path("watch", session, "a")
+    path = private.lock_path("watch", session, "a")
     with subprocess.Popen(["sleep", "60"]) as bystander:
         lock, _ = locks.take_lock(path, f"{bystander.pid} 1")  # it began at another moment
         assert lock is not None

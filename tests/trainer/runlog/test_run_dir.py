@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 from pathlib import Path
@@ -42,7 +43,7 @@ def test_a_filesystem_without_locks_is_told_and_used(
     def none(*_: object) -> None:
         raise OSError(95, "Operation not supported")
 
-    monkeypatch.setattr(run_dir.fcntl, "flock", none)
+    monkeypatch.setattr(fcntl, "flock", none)
     release, note = lock(tmp_path)
     assert note == f"{tmp_path}/.lock: Operation not supported"
     release()

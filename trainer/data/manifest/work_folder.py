@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.data.manifest.manifest import ManifestError
+from trainer.runlog import locks
 from trainer.runlog.atomic_file import sync, write_synced
 from trainer.runlog.json_file import read_object
 
@@ -44,14 +44,10 @@ class WorkFolder:
             )
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self._lock)
+            self._lock = locks.take(self.folder / "lock", mode=0o644)
+        except locks.Held:
             raise ManifestError(f"{self.out} is being made by another process") from None
         except OSError as error:
-            if self._lock >= 0:
-                os.close(self._lock)
             raise ManifestError(
                 f"{self.folder}: {error.strerror}",
                 hint="name a file on a disk that can be written and has locks",
