@@ -13,7 +13,7 @@ from clusterctl.serve.backlog import Follow
 from clusterctl.serve.presets import Preset, default_preset, find_preset
 from clusterctl.serve.source import CONFIG, Source
 from trainer.runlog import run_files
-from trainer.runlog.prompt_file import lines_of, prompt_lines
+from trainer.runlog.run_files import prompt_lines, prompts_in
 
 PROMPTS = "prompts.txt"
 
@@ -127,7 +127,7 @@ def _read(place: Path, folder: Path | None) -> list[str]:
         if folder is None:
             lines = prompt_lines(place)
         else:
-            lines = lines_of(run_files.read_bytes(folder, str(place.relative_to(folder))))
+            lines = prompts_in(run_files.read_bytes(folder, str(place.relative_to(folder))))
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         hint = None if folder is None else "--prompts FILE has one a line"

@@ -19,7 +19,7 @@ from trainer.config.load import RUN_CONFIG, Config
 from trainer.errors import ConfigError
 from trainer.infer.lengths import LENGTHS
 from trainer.runlog.output import LOG, configure, counted
-from trainer.runlog.prompt_file import is_elsewhere
+from trainer.runlog.run_files import is_elsewhere
 
 _DESCRIPTION = """\
 Videos from prompts and a checkpoint: sample_0000.mp4 (or .png of one frame) in the order of the

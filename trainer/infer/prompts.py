@@ -16,7 +16,7 @@ from typing import Any
 from trainer.errors import ConfigError
 from trainer.runlog.json_file import parse
 from trainer.runlog.output import LOG
-from trainer.runlog.prompt_file import prompt_lines
+from trainer.runlog.run_files import prompt_lines
 
 SETTINGS = ("reference_path", "mask_strategy")  # of the JSON behind a prompt
 _PART = re.compile(r"\|\s*(\d+)\s*\|")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import select
 import stat
@@ -23,6 +24,7 @@ from trainer.runlog.json_file import parse_object
 PIECE_BYTES = 1 << 20  # of a file, which may be of weeks
 LONGEST_LINE = 1 << 20  # bytes; an event with the names of 4,096 nodes has a tenth of it
 MOST_BYTES = 16 << 20  # of a file that is read whole; the plan of 1,000 nodes has 0.3 MB
+MOST_PROMPT_BYTES = 256 << 20  # a million long prompts
 WAIT_S = 10.0  # for the writer of a pipe that a user names
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -165,6 +167,28 @@ def read_open(fd: int, path: Path, most: int = MOST_BYTES, wait_s: float = WAIT_
             raise Refused(path, f"its writer has not ended it within {wait_s:g} s")
         if is_waiting and ready[0][1] & select.POLLHUP and not ready[0][1] & select.POLLIN:
             return bytes(data)  # its writer has come and gone
+
+
+def prompt_lines(path: Path) -> list[str]:
+    """Prompts of a file that a user named, one on each line, without spaces at their ends; a blank
+    line is "". Raises OSError and UnicodeDecodeError."""
+    return prompts_in(read_chosen(path, MOST_PROMPT_BYTES))
+
+
+def prompts_in(data: bytes) -> list[str]:
+    """The same of what was read. Raises UnicodeDecodeError."""
+    # utf-8-sig: editors put a mark in front. Not splitlines: a prompt can have a U+2028.
+    text = io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig").read()
+    return [line.strip() for line in text.removesuffix("\n").split("\n")]
+
+
+def is_elsewhere(path: Path, run_dir: Path) -> bool:
+    """Whether a run's config names prompts outside of the run and of the current folder.
+
+    It may be somebody else's: it must not show any file of this user's as prompts.
+    """
+    found = path.resolve()
+    return not any(found.is_relative_to(one.resolve()) for one in (run_dir, Path.cwd()))
 
 
 def read_object(folder: Path, name: str, most: int = MOST_BYTES) -> dict[str, Any]:
