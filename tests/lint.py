@@ -34,6 +34,15 @@ OWN_STARTS = (
 )
 # What a lock guarantees is written once for the head and the trainer, and once for nodes.
 LOCKS = ("trainer/runlog/locks.py", "clusterctl/payload/files/locks.py")
+# Functions that are called in one place: name, packages, where, what to use elsewhere.
+ONE_PLACE: tuple[tuple[str, tuple[str, ...], tuple[str, ...], str], ...] = (
+    (
+        "get_type_hints",
+        ("clusterctl/", "dashboards/"),
+        ("clusterctl/dataclass_json.py", "dashboards/recording/validation.py"),
+        "decode of clusterctl/dataclass_json.py",
+    ),
+)
 # Wordings that were replaced, in strings that users read. The second is what to write instead.
 WORDS = (
     (
@@ -241,6 +250,18 @@ def other_locks(path: Path, nodes: Nodes) -> Iterator[str]:
             yield f"{name}:{node.lineno}: {node.attr}: use {' or '.join(LOCKS)}"
 
 
+def second_places(path: Path, nodes: Nodes) -> Iterator[str]:
+    """Calls of what ONE_PLACE names, in another file."""
+    file = path.relative_to(ROOT).as_posix()
+    rules = [one for one in ONE_PLACE if file.startswith(one[1]) and file not in one[2]]
+    for node in nodes if rules else ():
+        if isinstance(node, ast.Call):
+            called = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            for name, _, _, better in rules:
+                if called == name:
+                    yield f"{file}:{node.lineno}: {name}: use {better}"
+
+
 def findings(paths: Iterable[Path]) -> Iterator[str]:
     texts = {path: path.read_text(encoding="utf-8") for path in paths}
     every = {path: list(ast.walk(ast.parse(text))) for path, text in texts.items()}
@@ -262,6 +283,7 @@ def findings(paths: Iterable[Path]) -> Iterator[str]:
         yield from wordings(path, every[path])
         yield from other_starts(path, every[path])
         yield from other_locks(path, every[path])
+        yield from second_places(path, every[path])
 
 
 def main() -> int:

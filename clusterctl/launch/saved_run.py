@@ -12,21 +12,17 @@ import contextlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from checks.facts import LaunchNeeds
 from clusterctl import seal
+from clusterctl.dataclass_json import decode, encode
 from clusterctl.errors import UsageError
-from clusterctl.launch.causes.kinds import Cause
-from clusterctl.launch.environment import Environment, Variable
-from clusterctl.launch.plan import LaunchPlan, Share, Timing, job_id_of
-from clusterctl.launch.restart.budget import Failure
+from clusterctl.launch.plan import LaunchPlan, job_id_of
 from clusterctl.launch.restart.past import Past
 from clusterctl.launch.restart.rules import Rules
-from clusterctl.node_name import first_bad_name
 from clusterctl.nodes import Node
 from clusterctl.payload.files.ownership import open_own
 from clusterctl.payload.files.private import replace_file
@@ -51,7 +47,7 @@ class OtherVersion(UsageError):
             _check_seal(run_dir, dict(document))  # no node is asked that a stranger names
             self.run_id = str(document["plan"]["run_id"])
             self.accept_new = document["accept_new"] is True
-            self.nodes = tuple(_node_of_any(share["node"]) for share in document["plan"]["shares"])
+            self.nodes = tuple(decode(Node, share["node"]) for share in document["plan"]["shares"])
         text = f"{run_dir} was started by clusterctl {theirs}, this is {version('clusterctl')}"
         hint = f"clusterctl status tells what it can; to attach or stop it use clusterctl {theirs}"
         super().__init__(text, hint=hint)
@@ -92,25 +88,7 @@ class SavedRun:
         return replace(self, plan=plan, phase=phase, past=past)
 
     def _document(self) -> dict[str, Any]:
-        plan, past = self.plan, self.past
-        failures = [{**asdict(one), "root": one.root.to_json()} for one in past.failures]
-        return {
-            "version": self.version,
-            "phase": self.phase,
-            "plan": _plain(plan),
-            "rules": _plain(self.rules),
-            "limits": asdict(self.limits),
-            "width": self.width,
-            "accept_new": self.accept_new,
-            "past": {
-                "failures": failures,
-                "unproved": dict(past.unproved),
-                "barred": dict(past.barred),
-                "entered": sorted(past.entered),
-                "damaged": sorted(past.damaged),
-                "stopped": past.stopped,
-            },
-        }
+        return {"version": self.version, "phase": self.phase, **encode(self)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,84 +172,8 @@ def remove(run_dir: Path) -> None:
     (run_dir / FILE).unlink(missing_ok=True)
 
 
-def _plain(one: Any) -> Any:
-    """Dataclasses as dictionaries, paths as texts."""
-
-    def value(item: Any) -> Any:
-        if isinstance(item, Path):
-            return str(item)
-        if isinstance(item, Mapping):
-            return {key: value(inner) for key, inner in item.items()}
-        if isinstance(item, list | tuple):
-            return [value(inner) for inner in item]
-        return item
-
-    return value(asdict(one))
-
-
 def _run(document: Mapping[str, Any]) -> SavedRun:
-    past = document["past"]
-    if document["phase"] not in PHASES:
-        raise ValueError(f"phase {document['phase']!r}")
-    if why := first_bad_name([*past["unproved"], *past["barred"], *past.get("entered", ())]):
-        raise ValueError(why)
-    return SavedRun(
-        plan=_plan(document["plan"]),
-        rules=_rules(document["rules"]),
-        limits=Limits(**document["limits"]),
-        width=int(document["width"]),
-        accept_new=bool(document["accept_new"]),
-        phase=document["phase"],
-        past=Past(
-            failures=tuple(map(_failure, past["failures"])),
-            unproved=past["unproved"],
-            barred=past["barred"],
-            entered=frozenset(past.get("entered", ())),
-            damaged=frozenset(past["damaged"]),
-            stopped=str(past.get("stopped", "")),
-        ),
-    )
-
-
-def _plan(data: dict[str, Any]) -> LaunchPlan:
-    tuples = {name: tuple(data[name]) for name in ("ports", "program", "starter", "preload")}
-    return LaunchPlan(
-        **{
-            **data,
-            **tuples,
-            "run_dir": Path(data["run_dir"]),
-            "workdir": Path(data["workdir"]),
-            "shares": tuple(
-                Share(**{**share, "node": _node(share["node"])}) for share in data["shares"]
-            ),
-            "environment": Environment(
-                tuple(Variable(**one) for one in data["environment"]["variables"])
-            ),
-            "timing": Timing(**data["timing"]),
-        }
-    )
-
-
-def _rules(data: dict[str, Any]) -> Rules:
-    needs, file = data["needs"], data["exclude_file"]
-    if needs is not None:
-        lists = {name: tuple(needs[name]) for name in ("files", "on_head", "at_first")}
-        near = {str(path): str(other) for path, other in needs.get("near", {}).items()}
-        needs = LaunchNeeds(**{**needs, **lists, "near": near})
-    groups = {name: tuple(map(_node, data[name])) for name in ("nodes", "spares")}
-    accepted = tuple((str(check), str(node)) for check, node in data["accepted"])
-    more = {"needs": needs, "exclude_file": file and Path(file), "accepted": accepted}
-    return Rules(**{**data, **groups, **more})
-
-
-def _node(data: dict[str, Any]) -> Node:
-    return Node(**{**data, "labels": tuple((key, value) for key, value in data["labels"])})
-
-
-def _node_of_any(data: Mapping[str, Any]) -> Node:
-    """By the fields that both versions have."""
-    return _node({one.name: data[one.name] for one in fields(Node) if one.name in data})
-
-
-def _failure(data: dict[str, Any]) -> Failure:
-    return Failure(Cause.from_json(data["root"]), data["checkpoint"], bool(data["has_trained"]))
+    run = decode(SavedRun, document)
+    if run.phase not in PHASES:
+        raise ValueError(f"phase {run.phase!r}")
+    return run

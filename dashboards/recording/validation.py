@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import math
 import struct
-import types
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from collections.abc import Mapping
+from typing import Any, get_type_hints
 
-from clusterctl.node_name import is_node_name
+from clusterctl.dataclass_json import LARGEST_INT, Test, fits_of
 from dashboards.model.alert_book import SEVERITIES
 from dashboards.model.ring_buffer import CHUNK, LARGEST, Ring, Thin
 
@@ -20,9 +19,6 @@ MOST_GPUS = 64  # as in watch_decoder
 MOST_RANKS = 1 << 20
 MOST_COLUMNS = 4096  # of a row of history
 SECONDS = 1e11  # year 5138: neither a date nor a duration is more
-LARGEST_INT = 1 << 53
-
-Test = Callable[[Any], bool]
 
 # A loss or a curve may be NaN or infinite; a reading is known or None.
 _NOT_FINITE = frozenset(["StepRecord", "Event", "RunState", "Thin"])
@@ -89,51 +85,7 @@ def _of_field(kind: str, name: str, hint: Any) -> Test:
         least, most = max(least, -SECONDS), min(most, SECONDS)
     elif kind not in _NOT_FINITE:
         least, most = max(least, -1e300), min(most, 1e300)
-    return _of_hint(hint, (least, most))
-
-
-def _of_hint(hint: Any, limits: tuple[float, float]) -> Test:
-    if get_origin(hint) is Annotated:  # the only one is NodeName
-        return is_node_name
-    if hint is Any:
-        return lambda value: True
-    origin, parts = get_origin(hint), get_args(hint)
-    each = [_of_hint(part, limits) for part in parts if part not in (type(None), ...)]
-    one = each[0] if each else None
-    if origin in (Union, types.UnionType):
-        if one is not None and len(each) == 1:
-            return lambda value: value is None or one(value)
-        return lambda value: value is None or any(test(value) for test in each)
-    if one is not None and (origin is frozenset or (origin is tuple and parts[1:] == (...,))):
-        return lambda value: type(value) is origin and all(map(one, value))
-    if origin is tuple:
-        return lambda value: (
-            type(value) is tuple
-            and len(value) == len(each)
-            and all(test(part) for test, part in zip(each, value, strict=True))
-        )
-    if origin in (Mapping, dict):
-        key, item = each
-        return lambda value: (
-            type(value) is dict and all(map(key, value)) and all(map(item, value.values()))
-        )
-    return _of_type(hint, limits)
-
-
-def _of_type(hint: Any, limits: tuple[float, float]) -> Test:
-    least, most = limits
-    if hint is float:
-        # A curve's NaN is in no range and may be there.
-        if math.isinf(most):
-            return lambda value: type(value) is float or _is_int(value)
-        return lambda value: type(value) in (float, int) and least <= value <= most
-    if hint is int:
-        return lambda value: _is_int(value) and least <= value <= most
-    return lambda value: type(value) is hint
-
-
-def _is_int(value: Any) -> bool:
-    return type(value) is int and -LARGEST_INT <= value <= LARGEST_INT
+    return fits_of(hint, (least, most))
 
 
 def _is_whole(ring: Ring) -> bool:

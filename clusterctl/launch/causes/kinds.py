@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from clusterctl.node_name import is_node_name
+from clusterctl.dataclass_json import LEFT_OUT, Misshapen, decode, encode
+from clusterctl.node_name import NodeName
 
 
 class Kind(str, Enum):
@@ -128,14 +129,15 @@ class Cause:
 
     kind: Kind
     detail: str = ""  # of a signal its number, of an exception its type, of a hang what hangs
-    node: str | None = None
+    node: NodeName | None = None
     rank: int | None = None
     evidence: Evidence | None = None
     is_root: bool = True
     is_of_node: bool = False
     file: str = ""  # of an exception: `train.py:45`, its innermost frame
     note: str = ""  # what is likely but not proved
-    at_s: float | None = field(default=None, compare=False)  # monotonic, when the head heard of it
+    # Monotonic, when the head heard of it.
+    at_s: float | None = field(default=None, compare=False, metadata=LEFT_OUT)
 
     @property
     def name(self) -> str:
@@ -170,38 +172,20 @@ class Cause:
         return f"{self.name}{on}{said}{f' ({self.note})' if self.note else ''}"
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Cause:
-        """What `to_json` has written, but for its time. Raises ValueError, LookupError."""
-        said, name = data["evidence"], str(data["class"])
-        evidence = said and Evidence(Source(said["source"]), str(said["line"]))
-        kinds = {f"{kind.value}-{data['detail']}": kind for kind in Kind}
-        kind = kinds.get(name) or next((one for one in Kind if one.value == name), None)
+    def from_json(cls, data: Any) -> Cause:
+        """What `to_json` has written, but for its time. Raises `Misshapen`."""
+        if not isinstance(data, Mapping):
+            raise Misshapen("an object", data)
+        name, detail = data.get("class"), data.get("detail")
+        kind = next((kind for kind in Kind if name in (f"{kind}-{detail}", str(kind))), None)
         if kind is None:
-            raise ValueError(f"no cause is called {name}")
-        node, rank, texts = (
-            data["node"],
-            data["rank"],
-            [data[key] for key in ("detail", "file", "note")],
-        )
-        if not (node is None or is_node_name(node)) or not (rank is None or type(rank) is int):
-            raise ValueError("no rank of a node is called that")
-        if not all(isinstance(text, str) for text in texts):
-            raise ValueError("a text is none")
-        names = ("detail", "node", "rank", "is_root", "is_of_node", "file", "note")
-        return cls(kind, evidence=evidence, **{key: data[key] for key in names})
+            raise Misshapen("a cause", name, ".class")
+        return decode(cls, {**data, "kind": str(kind)})
 
     def to_json(self) -> dict[str, Any]:
         """Keys are only ever added (docs/reference/run-directory.md)."""
-        found = self.evidence
-        return {
-            "class": self.name,
-            "detail": self.detail,
-            "file": self.file,
-            "is_root": self.is_root,
-            "is_deterministic": self.is_deterministic,
-            "is_of_node": self.is_of_node,
-            "node": self.node,
-            "rank": self.rank,
-            "evidence": found and {"source": str(found.source), "line": found.line},
-            "note": self.note,
-        }
+        return {"class": self.name, **{name: encode(getattr(self, name)) for name in _KEYS}}
+
+
+_OF_CLASS = ("is_deterministic", "is_of_node")
+_KEYS = ("detail", "file", "is_root", *_OF_CLASS, "node", "rank", "evidence", "note")

@@ -12,10 +12,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from clusterctl.dataclass_json import encode
 from clusterctl.launch.head import wire
 from clusterctl.launch.state import EVENTS, RunResult, RunState
 
@@ -65,7 +65,7 @@ class Views:
     def update(self, state: RunState) -> None:
         with self._changed:
             fresh = state.event_count - self._count
-            self._events.extend(map(wire.event_line, list(state.events)[-fresh:] if fresh else ()))
+            self._events.extend(map(encode, list(state.events)[-fresh:] if fresh else ()))
             self._count = state.event_count
             self._picture = wire.picture(state)
             self._changed.notify_all()
@@ -73,7 +73,7 @@ class Views:
     def end(self, result: RunResult) -> None:
         """Tell the result to all who look, and close."""
         with self._changed:
-            self._result = asdict(result)
+            self._result = encode(result)
             self._changed.notify_all()
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as last:
             last.settimeout(LAST_S)

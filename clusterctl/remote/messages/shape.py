@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
+from clusterctl.dataclass_json import Misshapen
 from clusterctl.errors import TransportError
 from clusterctl.node_name import MOST as MOST_NAME
 from clusterctl.node_name import node_name
@@ -27,35 +28,6 @@ LINE = 4096  # characters of a text that is one line: a path, a name, an error
 STRUCTURE_BYTES = 1 << 20
 TEXTS = 100_000
 _ADDRESS = re.compile(r"[A-Za-z0-9_:][A-Za-z0-9_.:%-]*", re.ASCII)
-
-
-class Misshapen(ValueError):
-    """A value of another shape; `place` grows on the way up: pid, [3].pid, rows[3].pid."""
-
-    def __init__(self, wanted: str, value: Any, place: str = "") -> None:
-        super().__init__(f"should be {wanted}, is {_described(value)}")
-        self.place = place
-
-    def below(self, place: str) -> Misshapen:
-        """The same, seen from the object or list that holds the place."""
-        self.place = place + self.place
-        return self
-
-    def __str__(self) -> str:
-        return f"{self.place.lstrip('.') or 'it'} {self.args[0]}"
-
-
-def _described(value: Any) -> str:
-    if isinstance(value, str):
-        short = len(value) <= 40
-        return f"the text {printable(value)!r}" if short else f"a text of {len(value)} characters"
-    if isinstance(value, list):
-        return f"a list of {len(value)}"
-    if isinstance(value, dict):
-        return f"an object with {len(value)} keys"
-    if value is None or isinstance(value, bool):
-        return json.dumps(value)
-    return f"the number {value:.6g}" if -1e300 < value < 1e300 else "a number beyond 1e300"
 
 
 def text(most: int = LINE, *, lines: bool = False) -> Shape:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from clusterctl.dataclass_json import Misshapen
 from clusterctl.remote.messages import verbs
 from clusterctl.remote.messages.shape import (
-    Misshapen,
     ascii_text,
     by_key,
     decode,

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from clusterctl.dataclass_json import Misshapen
 from clusterctl.printable import printable
-from clusterctl.remote.messages.shape import Misshapen, number, record, text, whole
+from clusterctl.remote.messages.shape import number, record, text, whole
 
 ROW_KEYS = frozenset(("disks", "procs"))
 INDEXES = 64  # GPUs or links of one node: more than any has

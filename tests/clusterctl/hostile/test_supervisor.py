@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from clusterctl.dataclass_json import encode
 from clusterctl.errors import CouldNotFindOut
 from clusterctl.launch.head import wire
 from clusterctl.launch.head.attached import follow
@@ -26,11 +27,7 @@ from trainer.runlog.telemetry import Event
 def said() -> list[dict[str, Any]]:
     state = RunState(nodes={"n1": NodeState("running"), "n2": NodeState("ready")})
     state.add(Event("checkpoint", "in 2 s", {"path": "/x/epoch0-global_step10"}, 10, 1.0))
-    picture = {
-        "type": "state",
-        "state": wire.picture(state),
-        "events": [wire.event_line(state.events[0])],
-    }
+    picture = {"type": "state", "state": wire.picture(state), "events": [encode(state.events[0])]}
     result = {
         "exit_code": 1, "reason": "rank 1 on n1: exit code 1", "failed_rank": 1, "last_lines": ["x"], "leftovers": [],
         "unconfirmed": [], "hint": None, "verdict": None, "stacks": None, "cause": None, "attempts": 1,
