@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from clusterctl.runs.journal import Begin, after_event, after_incident, node_of
-from clusterctl.runs.steps import after_record
 from dashboards.alerts.engine import after
 from dashboards.model.outliers import odd_gpus
 from dashboards.model.ring_buffer import GPU_COLUMNS, NAN, Ring
@@ -28,6 +27,7 @@ from dashboards.model.state import INTERRUPTED, NodeState, RunState, State, new_
 from dashboards.model.table import fleet_row
 from dashboards.model.usage_totals import after_reading
 from trainer.runlog import slow_ranks
+from trainer.runlog.steps import after_record
 from trainer.runlog.telemetry import Event
 from trainer.runlog.validation import Point, is_of_checkpoint, is_superseded, point_of
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from trainer.config.description import said_of
 from trainer.config.load import Config, to_dict
-from trainer.runlog.effective import ettr
 from trainer.runlog.figures import tracked, tracked_of_event
 from trainer.runlog.output import LOG, RUN
-from trainer.runlog.run_dir import own_attempt
+from trainer.runlog.run_dir import launched_s, own_attempt
+from trainer.runlog.steps import LAUNCHED, ettr, of_run
 from trainer.runlog.telemetry import FILE, Event, Record, StepRecord, Writer, starts
 from trainer.runlog.validation import Figures, event_of
 from trainer.trackers.tensorboard_files import TensorBoard
@@ -37,6 +37,8 @@ class Journal:
 
     def begin(self, step: int, **facts: Any) -> None:
         """The trainer has started, after `step`; trackers begin here, where all is known."""
+        launched = launched_s()
+        facts |= {} if launched is None else {LAUNCHED: launched}
         self.event("start", f"{self._run_dir.name} at step {step}", step=step, **facts)
         if self._writer is None:
             return
@@ -116,12 +118,20 @@ class Journal:
             why = f"{self._bad.name} cannot be written: {error.strerror}"
             LOG.warning("bad clip %s: %s (%s)", path, reason, why)
 
+    def _ettr(self) -> float | None:
+        try:
+            steps = of_run(self._run_dir)
+        except OSError:
+            return None
+        return ettr(steps.effective_s, steps.began_s, time.time())
+
     def close(self) -> None:
         last = {"attempts": self.attempt, **self._last}
+        whole = functools.cache(lambda: {**last, "ettr": self._ettr()})  # 10 µs a step
         until = time.monotonic() + CLOSE_S  # of all together
         for tracker in self._trackers:
             left_s = max(0.0, until - time.monotonic())
-            tracker.close(lambda: {**last, "ettr": ettr(self._run_dir, time.time())}, left_s)
+            tracker.close(whole, left_s)
         self._trackers = []
         if self._writer is not None:
             self._writer.close()

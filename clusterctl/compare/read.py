@@ -26,11 +26,11 @@ from clusterctl.runs.journal import (
     incident_event,
     launcher_event,
 )
-from clusterctl.runs.steps import ENDINGS, Steps, after_record
 from clusterctl.why.recorded import lines_of
 from trainer.runlog import run_files
 from trainer.runlog.gpu_peaks import peak_flops
 from trainer.runlog.json_file import decoded
+from trainer.runlog.steps import ENDINGS, Steps, after_record
 from trainer.runlog.telemetry import FILE, PHASES, Event, StepRecord, decode
 from trainer.runlog.validation import FILE as VALIDATION
 from trainer.runlog.validation import Point, Points

@@ -1,8 +1,8 @@
 """The attempts of a run, how each ended, and what restarts cost. Pure.
 
 The effective training time ratio (ETTR; Meta's RSC and Llama 3, ByteDance's MegaScale and
-ByteRobust report it) is here: seconds of the steps that count in the final history, divided by the
-wall time since the first attempt began. A step that was done twice counts once. The rest is start,
+ByteRobust report it) is seconds of the steps that count in the final history, divided by the wall
+time since the first attempt began. A step that was done twice counts once. The rest is start,
 evaluation, and what was lost: of each incident the time from the last step that counts to the begin
 of the next one, so repeated work and downtime together.
 """
@@ -24,7 +24,7 @@ from clusterctl.runs.journal import (
     Journal,
     Restart,
 )
-from clusterctl.runs.steps import Pause, Start, Steps
+from trainer.runlog.steps import Pause, Start, Steps, ettr
 
 ROLLBACK, DONE, FAILED, RUNNING = "rollback", "done", "failed", ""
 _Timed = TypeVar("_Timed", Incident, Restart)
@@ -71,12 +71,8 @@ class Account:
     def ettr(self, now_s: float) -> float | None:
         """0 to 1; None before the first step."""
         began_s = self.began_s if self.counted_s is None else self.counted_s
-        if began_s is None or not self.effective_s:
-            return None
         until_s = now_s if self.ended_s is None else self.ended_s
-        # Before now, if now is behind the last record: clocks differ.
-        wall_s = max(self.effective_s, until_s - began_s)
-        return self.effective_s / wall_s
+        return ettr(self.effective_s, began_s, until_s)
 
     def lost_s(self, now_s: float) -> dict[str, float]:
         """Seconds by cause, largest first, with what is being lost now."""

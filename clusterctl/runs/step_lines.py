@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from clusterctl.runs.steps import Steps, after_line, only_starts
 from trainer.runlog import run_files
+from trainer.runlog.steps import Steps, after_line, only_starts
 from trainer.runlog.telemetry import STEP_MARK
 
 MOST_BYTES = 2 << 30  # that are looked at: 3 million steps

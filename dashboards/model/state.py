@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 from clusterctl.node_name import NodeName
 from clusterctl.runs.journal import Journal
-from clusterctl.runs.steps import Steps
 from dashboards.model.alert_book import AlertBook
 from dashboards.model.ring_buffer import FLEET_COLUMNS, NODE_COLUMNS, Ring, Thin
 from dashboards.model.samples import EventSample, Feed, NodeDown, NodeSample
 from dashboards.model.usage_totals import NodeUsage
+from trainer.runlog.steps import Steps
 from trainer.runlog.telemetry import Event, StepRecord
 from trainer.runlog.validation import Point
 

@@ -14,11 +14,11 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from clusterctl.runs import journal, steps
+from clusterctl.runs import journal
 from dashboards.model import alert_book, ring_buffer, samples, state, usage_totals
 from dashboards.model.thresholds import Limits
 from dashboards.recording.validation import is_sound, tests
-from trainer.runlog import telemetry
+from trainer.runlog import steps, telemetry
 
 MODULES = (samples, state, alert_book, usage_totals, ring_buffer, telemetry, steps, journal)
 NOT_DATA = (alert_book.Rule, Limits)

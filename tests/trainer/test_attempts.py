@@ -17,7 +17,6 @@ from clusterctl.checkpoints.records import read_run
 from clusterctl.cli import run as command
 from clusterctl.runs.attempts import DONE, account
 from clusterctl.runs.journal import Journal
-from clusterctl.runs.steps import Steps, after_record
 from dashboards.feeds.run_dir import RunDirFeed
 from dashboards.model.run_progress import figures
 from dashboards.model.samples import Tick
@@ -27,6 +26,7 @@ from tests.trainer import ranks
 from tests.trainer.ranks import LIMIT_S, TINY
 from trainer import pictures
 from trainer.data.digits import main as render
+from trainer.runlog.steps import Steps, after_record
 from trainer.runlog.telemetry import StepRecord, final_steps, read
 from trainer.weights.checkpoints import complete, step_of
 

@@ -68,6 +68,14 @@ def own_attempt() -> int:
     return int(number) if number.isascii() and number.isdigit() else 0
 
 
+def launched_s() -> float | None:
+    """When this process's launcher began the run's first attempt, unix time; None without one."""
+    with contextlib.suppress(ValueError):
+        seconds = float(os.environ.get("CLUSTERCTL_LAUNCHED_S", ""))
+        return seconds if 0 < seconds < time.time() else None
+    return None
+
+
 def require_newest(run_dir: Path) -> None:
     """Raises `Superseded` where a later attempt than this process's has begun."""
     own, newest = own_attempt(), begun_attempt(run_dir)

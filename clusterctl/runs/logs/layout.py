@@ -20,8 +20,8 @@ from clusterctl.runs.journal import (
     node_of,
     planned_nodes,
 )
-from clusterctl.runs.steps import Steps
 from trainer.runlog import run_files
+from trainer.runlog.steps import Steps
 from trainer.runlog.telemetry import Event, Tail
 
 _RANK = re.compile(r"rank (\d{1,7}) is pid ", re.ASCII)

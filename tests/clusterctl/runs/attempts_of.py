@@ -9,8 +9,8 @@ from typing import Any
 
 from clusterctl.runs.attempts import Account, account
 from clusterctl.runs.journal import Journal, after_event, after_incident, incident_event
-from clusterctl.runs.steps import Steps, after_record
 from tests.dashboards.runs import record
+from trainer.runlog.steps import Steps, after_record
 from trainer.runlog.telemetry import Event, Record, encode
 
 BEGAN = 1_795_269_600.0

@@ -10,9 +10,9 @@ import pytest
 
 from clusterctl.runs.attempts import DONE, ROLLBACK, RUNNING, USER_STOP
 from clusterctl.runs.journal import Journal, after_event, incident_event, launcher_event
-from clusterctl.runs.steps import MOST, Steps, after_line, after_record
 from tests.clusterctl.runs.attempts_of import BEGAN, Attempts, three_attempts
 from tests.dashboards.runs import record
+from trainer.runlog.steps import MOST, Steps, after_line, after_record
 from trainer.runlog.telemetry import Event, StepRecord, encode
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer.runlog.effective import ettr
 from trainer.runlog.figures import FIGURES, StepRecord, tracked, tracked_of_event
+from trainer.runlog.steps import LAUNCHED, ettr, of_run
 from trainer.runlog.telemetry import Event, Writer, decode, encode, starts
 
 
@@ -51,15 +51,19 @@ def test_a_record_of_an_earlier_version_is_read() -> None:
     assert (old.loss_by_bucket, old.attempt, old.mfu, old.bad_clips) == ({}, None, None, 0)
 
 
-def test_the_ettr_counts_steps_once_and_all_the_time(tmp_path: Path) -> None:
-    assert ettr(tmp_path, 100.0) is None
+@pytest.mark.parametrize(("launched", "wall_s"), [({}, 20.0), ({LAUNCHED: 90.0}, 30.0)])
+def test_the_ettr_counts_steps_once_and_all_the_time_since_the_launch(
+    launched: dict[str, float], wall_s: float, tmp_path: Path
+) -> None:
     writer = Writer(tmp_path)
-    writer.write(Event("start", "x", {}, 0, 100.0))
+    writer.write(Event("start", "x", launched, 0, 100.0))
     for step in range(1, 7):
         writer.write(record(step))
-    writer.write(Event("start", "x", {}, 4, 110.0))  # from the checkpoint of step 4
+    writer.write(Event("start", "x", {LAUNCHED: 108.0}, 4, 110.0))  # from the checkpoint of step 4
     for step in (5, 6, 7, 8):
         writer.write(record(step))
     writer.close()
-    assert ettr(tmp_path, 120.0) == pytest.approx(8 * 0.5 / 20)
+    steps = of_run(tmp_path)
+    assert ettr(steps.effective_s, steps.began_s, 120.0) == pytest.approx(8 * 0.5 / wall_s)
+    assert ettr(0.0, steps.began_s, 120.0) is None
     assert starts(tmp_path) == 2

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.runs import steps
 from tests.trainer.small_disk import small_disk
+from trainer.runlog import steps
 from trainer.runlog.telemetry import (
     CurrentClip,
     Event,

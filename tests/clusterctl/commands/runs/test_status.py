@@ -13,10 +13,11 @@ import pytest
 
 from clusterctl.cli import run
 from clusterctl.launch.head import status
-from clusterctl.runs import step_lines, steps
+from clusterctl.runs import step_lines
 from clusterctl.why import recorded
 from tests.clusterctl.runs.attempts_of import three_attempts
 from tests.dashboards.runs import BEGAN, record, write_run
+from trainer.runlog import steps
 from trainer.runlog.own_modules import module_command
 from trainer.runlog.telemetry import FILE, Event, StepRecord, Writer, encode
 

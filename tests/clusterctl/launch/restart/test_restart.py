@@ -90,6 +90,20 @@ def test_stop_ends_a_run_that_waits_for_its_next_attempt(bench) -> None:
 
 
 @pytest.mark.long
+def test_every_attempt_knows_when_the_first_one_began(bench) -> None:
+    """For the effective training time ratio, which is the same for the trainer and for `status`."""
+    program = "import os\nprint(os.environ['CLUSTERCTL_LAUNCHED_S'], flush=True)\n"
+    program += "if os.environ['CLUSTERCTL_ATTEMPT'] == '1': os.kill(os.getpid(), 11)\n"
+    plan = bench.plan(program)
+    launch = bench.launch(plan, bench.rules(plan))
+    assert launch.result().attempts == 2
+    first, again = (float(text.split()[0]) for text in launch.log(0).split("--- attempt 2 ---"))
+    (attempt, *_) = [one for one in launch.events() if one["event"] == "attempt"]
+    assert first == pytest.approx(attempt["time_s"], abs=1.0)
+    assert again == pytest.approx(first, abs=0.1)
+
+
+@pytest.mark.long
 def test_new_supervisor_knows_that_the_run_has_trained(bench) -> None:
     """A missing file before the first step of a run is told at once, later it is tried again."""
     program = "import os\nif os.environ['CLUSTERCTL_ATTEMPT'] == '1': open('/not/there')\n"

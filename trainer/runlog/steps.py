@@ -1,4 +1,5 @@
-"""The steps of a run that count in its final history, and the pauses before they went on. Pure.
+"""The steps of a run that count in its final history, the pauses before they went on, and the
+effective training time ratio (ETTR).
 
 A trainer that starts again continues from a checkpoint, so numbers of steps go back and repeat. The
 last record of a number is the one that counts. A value of a few hundred kB holds a run of any
@@ -12,12 +13,15 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from trainer.runlog.telemetry import LARGEST, Event, Record, StepRecord, decode
+from trainer.runlog import run_files
+from trainer.runlog.telemetry import FILE, LARGEST, Event, Record, StepRecord, decode
 
 EXACT = 128  # steps that are kept one by one, at least: most checkpoints are no further back
 MOST = 1000  # starts and pauses that are kept; the oldest are dropped
 ENDINGS = ("done", "stopped", "failed")
+LAUNCHED = "launched_s"  # of a start: when its launcher began the first attempt, unix time
 
 # Parts of a line, as trainer.runlog.telemetry writes it; in a text, quotes are behind backslashes.
 _STEP = re.compile(rb'\{"kind":"step","step":(\d{1,15}),.{1,600}?,"step_s":([-+.e\d]{1,30}),')
@@ -62,6 +66,7 @@ class Steps:
     origin: Knot | None = None  # before the first step of all, when it began
     accounted: tuple[float, float] = (0.0, 0.0)  # end of the last pause, seconds that counted then
     is_rollback: bool = False  # the next start is one
+    began_s: float | None = None  # when the first attempt began, unix time
 
     @property
     def last(self) -> Knot | None:
@@ -100,15 +105,35 @@ def after_line(steps: Steps, line: bytes) -> Steps:
     return steps if record is None else after_record(steps, record)
 
 
+def of_run(run_dir: Path) -> Steps:
+    """Of a whole run. Raises OSError."""
+    steps = Steps()
+    for line in run_files.lines(run_dir / FILE):
+        steps = after_line(steps, line)
+    return steps
+
+
+def ettr(effective_s: float, began_s: float | None, until_s: float) -> float | None:
+    """Effective training time ratio, 0 to 1: seconds of the steps that count over the wall time
+    since the run's first attempt began (unix seconds). None before the first step."""
+    if began_s is None or not effective_s:
+        return None
+    return effective_s / max(effective_s, until_s - began_s)  # clocks may differ
+
+
 def only_starts(steps: Steps) -> Steps:
     """Without times: they are counted from the next step on."""
-    return Steps(starts=steps.starts, is_rollback=steps.is_rollback)
+    return Steps(starts=steps.starts, is_rollback=steps.is_rollback, began_s=steps.began_s)
 
 
 def _after(steps: Steps, event: Event) -> Steps:
     if event.name == "start":
         start = Start(event.time_s, event.step, is_rollback=steps.is_rollback)
         steps = replace(steps, starts=(*steps.starts, start)[-MOST:], is_rollback=False)
+        if steps.began_s is None:
+            launched = event.data.get(LAUNCHED)
+            launched_s = launched if isinstance(launched, int | float) else event.time_s
+            steps = replace(steps, began_s=min(event.time_s, launched_s))
         return steps if event.step is None else _back_to(steps, event.step)
     if event.name == "rollback":
         return replace(steps, is_rollback=True)
