@@ -34,13 +34,25 @@ OWN_STARTS = (
 )
 # What a lock guarantees is written once for the head and the trainer, and once for nodes.
 LOCKS = ("trainer/runlog/locks.py", "clusterctl/payload/files/locks.py")
-# Functions that are called in one place: name, packages, where, what to use elsewhere.
+# Lines of a program that the same module has started.
+LINES_OF_OURS = (
+    "clusterctl/payload/",
+    "clusterctl/manifests/verbs.py",
+    "clusterctl/transport/loopback/nodes.py",
+)
+# Calls that have one place: the name or the call, packages, where (or below), what to use elsewhere.
 ONE_PLACE: tuple[tuple[str, tuple[str, ...], tuple[str, ...], str], ...] = (
     (
         "get_type_hints",
         ("clusterctl/", "dashboards/"),
         ("clusterctl/dataclass_json.py", "dashboards/recording/validation.py"),
         "decode of clusterctl/dataclass_json.py",
+    ),
+    (
+        "json.loads(line)",
+        ("clusterctl/", "dashboards/"),
+        LINES_OF_OURS,
+        "object_of or parse_object of trainer/runlog/json_file.py",
     ),
 )
 # Wordings that were replaced, in strings that users read. The second is what to write instead.
@@ -253,13 +265,13 @@ def other_locks(path: Path, nodes: Nodes) -> Iterator[str]:
 def second_places(path: Path, nodes: Nodes) -> Iterator[str]:
     """Calls of what ONE_PLACE names, in another file."""
     file = path.relative_to(ROOT).as_posix()
-    rules = [one for one in ONE_PLACE if file.startswith(one[1]) and file not in one[2]]
+    rules = [one for one in ONE_PLACE if file.startswith(one[1]) and not file.startswith(one[2])]
     for node in nodes if rules else ():
         if isinstance(node, ast.Call):
-            called = getattr(node.func, "attr", getattr(node.func, "id", ""))
-            for name, _, _, better in rules:
-                if called == name:
-                    yield f"{file}:{node.lineno}: {name}: use {better}"
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            for call, _, _, better in rules:
+                if name == call or ast.unparse(node) == call:
+                    yield f"{file}:{node.lineno}: {call}: use {better}"
 
 
 def findings(paths: Iterable[Path]) -> Iterator[str]:

@@ -74,13 +74,15 @@ def test_process_of_a_payload_has_a_folder(tmp_path: Path, monkeypatch) -> None:
 
 
 def test_what_has_one_place_is_called_there(tmp_path: Path, monkeypatch) -> None:
-    rule = ("f", ("pack/",), ("pack/one.py",), "pack/one.py")
-    monkeypatch.setattr(lint, "ONE_PLACE", (rule,))
+    rules = [(call, ("pack/",), ("pack/one.py",), "pack/one.py") for call in ("f", "g.h(line)")]
+    monkeypatch.setattr(lint, "ONE_PLACE", rules)
     assert found(tmp_path, monkeypatch, pack__one="f()\n", other__two="f()\n") == []
     for call in ("f(1)", "one.f(1)"):
         assert found(tmp_path, monkeypatch, pack__two=f"{call}\n") == [
             "pack/two.py:1: f: use pack/one.py"
         ]
+    (line,) = found(tmp_path, monkeypatch, pack__two="g.h(other)\ng.h(line)\n")
+    assert line == "pack/two.py:2: g.h(line): use pack/one.py"
 
 
 def test_long_lines_are_found_outside_tables_and_urls(tmp_path: Path, monkeypatch) -> None:

@@ -11,11 +11,10 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from clusterctl.runs.find import EVENTS_FILE, INCIDENTS_FILE
 from trainer.runlog import run_files
-from trainer.runlog.json_file import parse
+from trainer.runlog.json_file import number, object_of, whole
 from trainer.runlog.telemetry import FILE, Event, StepRecord, decode
 
 INTERRUPTED = 130  # exit code of a run that its user stopped
@@ -129,13 +128,13 @@ def _take_step(record: RunRecord, step: StepRecord) -> None:
     if attempt.steps == 2:  # an earlier attempt was on other nodes, or had other settings
         record.recent.clear()
     if attempt.steps > 1:  # the first one compiles, and fills caches
-        saving_s = _number(step.seconds.get("checkpoint")) or 0.0
+        saving_s = _size(step.seconds.get("checkpoint")) or 0.0
         record.recent.append((step.step_s, saving_s))
     record.steps_total = step.steps_total if step.steps_total > 0 else None
 
 
 def _take_event(record: RunRecord, event: Event) -> None:
-    time_s, data = _number(event.time_s) or 0.0, event.data if type(event.data) is dict else {}
+    time_s, data = _size(event.time_s) or 0.0, event.data if type(event.data) is dict else {}
     if event.name == "start":
         world = data.get("world")
         own = world if type(world) is int and world > 0 else 1
@@ -145,15 +144,15 @@ def _take_event(record: RunRecord, event: Event) -> None:
         attempt.ending, attempt.ended_s, attempt.text = event.name, time_s, str(event.text)
         attempt.last_s = max(attempt.last_s, time_s) if event.name != "failed" else attempt.last_s
     elif event.name == "checkpoint" and type(event.step) is int:
-        seconds, stall_s = _number(data.get("seconds")), _number(data.get("stall_s"))
+        seconds, stall_s = _size(data.get("seconds")), _size(data.get("stall_s"))
         if seconds is not None and stall_s is not None:
             record.saves.append(Save(event.step, seconds, min(stall_s, seconds)))
 
 
 def _signs(run_dir: Path, record: RunRecord) -> Iterator[Sign]:
     for line in _lines(run_dir / EVENTS_FILE):
-        entry = _object(line)
-        time_s, data = _number(entry.get("time_s")), entry.get("data")
+        entry = object_of(line)
+        time_s, data = _size(entry.get("time_s")), entry.get("data")
         if entry.get("event") in ("attempt", "restart"):
             record.again_s = max(record.again_s, time_s or 0.0)
         if entry.get("event") != "failure" or time_s is None:
@@ -162,8 +161,8 @@ def _signs(run_dir: Path, record: RunRecord) -> Iterator[Sign]:
         code = data.get("exit_code") if isinstance(data, dict) else entry.get("exit_code")
         yield Sign(time_s, str(entry.get("text") or ""), code == INTERRUPTED)
     for line in _lines(run_dir / INCIDENTS_FILE):
-        entry = _object(line)
-        time_s, kind = _number(entry.get("time_s")), entry.get("incident")
+        entry = object_of(line)
+        time_s, kind = _size(entry.get("time_s")), entry.get("incident")
         if time_s is not None and isinstance(kind, str):
             yield Sign(time_s, f"{kind}: {entry.get('text') or ''}", kind in STOPS)
 
@@ -197,23 +196,12 @@ def _lines(path: Path) -> Iterator[bytes]:
         return
 
 
-def _object(line: bytes) -> dict[str, Any]:
-    try:
-        found = parse(line)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _number(value: object) -> float | None:
-    """A finite number of at least 0, else None."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if 0 <= value < math.inf and value < 1e15 else None
+def _size(value: object) -> float | None:
+    return number(value, 0, 1e15)
 
 
 def _is_sound(step: StepRecord) -> bool:
     counts = (step.step, step.steps_total, step.epoch, step.world)
-    is_whole = all(type(count) is int and 0 <= count < 10**12 for count in counts)
-    times = all(_number(value) is not None for value in (step.step_s, step.time_s))
+    is_whole = all(whole(one, 0, 10**12) is not None for one in counts)
+    times = all(_size(value) is not None for value in (step.step_s, step.time_s))
     return is_whole and times and step.world > 0 and type(step.seconds) is dict

@@ -29,7 +29,7 @@ from clusterctl.runs.journal import (
 from clusterctl.why.recorded import lines_of
 from trainer.runlog import run_files
 from trainer.runlog.gpu_peaks import peak_flops
-from trainer.runlog.json_file import decoded
+from trainer.runlog.json_file import decoded, text
 from trainer.runlog.steps import ENDINGS, Steps, after_record
 from trainer.runlog.telemetry import FILE, PHASES, Event, StepRecord, decode
 from trainer.runlog.validation import FILE as VALIDATION
@@ -121,7 +121,7 @@ def read(run_dir: Path) -> Run:
     known = account(marks, journal)
     # Of the steps only those beside a mark were folded: the sum is of all of them.
     known = replace(known, effective_s=math.fsum(columns["step_s"]), lost={}, pending=None)
-    config = _object(run_dir / "config.json").get("config")
+    config = run_files.object_in(run_dir, "config.json").get("config")
     dtype = config.get("dtype") if isinstance(config, dict) else None
     return Run(
         run_dir,
@@ -132,7 +132,7 @@ def read(run_dir: Path) -> Run:
         known,
         journal,
         steps.device,
-        dtype if isinstance(dtype, str) else "",
+        text(dtype),
         steps.unread,
     )
 
@@ -198,7 +198,7 @@ class _Reader:
             if event.step is not None:
                 self._drop(event.step + 1)
             device = event.data.get("device") if type(event.data) is dict else None
-            self.device = device if isinstance(device, str) else ""
+            self.device = text(device)
         self._fold_pending()
         self._marks, self._is_marked = after_record(self._marks, event), True
 
@@ -264,10 +264,3 @@ def _journal(run_dir: Path) -> Journal:
         event = incident_event(line)
         journal = after_incident(journal, event) if event is not None else journal
     return journal
-
-
-def _object(path: Path) -> dict[str, Any]:
-    try:
-        return run_files.read_object(path.parent, path.name)
-    except (OSError, ValueError):
-        return {}

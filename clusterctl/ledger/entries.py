@@ -12,7 +12,7 @@ from typing import Any
 
 from clusterctl.beside_hostfile import beside
 from clusterctl.node_name import is_node_name
-from trainer.runlog.json_file import parse
+from trainer.runlog.json_file import object_of
 
 FILE = "node-history.jsonl"
 VERSION = 1
@@ -77,11 +77,8 @@ def stamp(unix_s: float) -> str:
 
 def entry_of(line: bytes) -> Entry | None:
     """None for a line that is torn, of another version, or holds what no entry can."""
-    try:
-        data = parse(line)
-    except ValueError:
-        return None
-    if not isinstance(data, dict) or data.get("version") != VERSION:
+    data = object_of(line)
+    if data.get("version") != VERSION:
         return None
     given = {name: data[name] for name in _NAMES if name in data}
     texts = all(isinstance(given.get(name, ""), str) for name in _TEXTS)

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from clusterctl.node_name import NodeName, is_node_name, node_name, node_names
-from trainer.runlog.json_file import parse
+from trainer.runlog.json_file import LARGEST, count, object_of, text, whole
 from trainer.runlog.telemetry import Event
 
 MOST = 1000  # of each kind that are kept; the oldest are dropped
+MOST_TEXT = 1000  # characters
 MOST_NODES = 4096  # of an attempt
 MOST_SLOTS = 1 << 10  # ranks of a node
-LARGEST = 1 << 53
 LATEST_S = 1e11
 MONO_S = "mono_s"  # of the head's monotonic clock, in the data of an event
 SLACK_S = 1.0  # lines of several threads may change places
@@ -109,17 +109,14 @@ def planned_nodes(plan: object) -> list[tuple[NodeName, int]]:
     entries = [one for one in nodes or () if isinstance(one, dict)] if type(nodes) is list else []
     names = node_names([one.get("name") for one in entries], len(entries))
     slots = (one.get("slots") for one in entries)
-    ranks = (count if type(count) is int and 0 <= count <= MOST_SLOTS else 0 for count in slots)
+    ranks = (whole(one, 0, MOST_SLOTS) or 0 for one in slots)
     return list(zip(names, ranks, strict=False))
 
 
 def launcher_event(line: bytes | str) -> Event | None:
     """A line of events.jsonl as an event; None for one that is torn or something else."""
-    try:
-        entry = parse(line)
-    except ValueError:
-        return None
-    if not isinstance(entry, dict) or not isinstance(entry.get("event"), str):
+    entry = object_of(line)
+    if not isinstance(entry.get("event"), str):
         return None
     data = dict(entry["data"]) if isinstance(entry.get("data"), dict) else {}
     if isinstance(entry.get("node"), str):
@@ -128,7 +125,7 @@ def launcher_event(line: bytes | str) -> Event | None:
         data.pop("node", None)
     if isinstance(entry.get("mono_s"), int | float):
         data[MONO_S] = float(entry["mono_s"])
-    step = data["step"] if type(data.get("step")) is int else None
+    step = whole(data.get("step"))
     time_s = entry["time_s"] if isinstance(entry.get("time_s"), int | float) else 0.0
     if not 0 <= time_s <= LATEST_S:
         return None
@@ -144,7 +141,7 @@ def after_event(journal: Journal, event: Event) -> Journal:
     mono_s = data.get(MONO_S) if event.name != "supervisor" else None
     journal = _at(journal, event.time_s, mono_s)
     if event.name == "attempt":
-        number = _count(data.get("attempt"))
+        number = count(data.get("attempt"))
         if number is None:
             return journal
         end = journal.end if journal.end and journal.end.time_s > event.time_s else None
@@ -153,21 +150,20 @@ def after_event(journal: Journal, event: Event) -> Journal:
     if event.name == "restart":
         restart = Restart(
             event.time_s,
-            _count(data.get("attempt")) or 0,
-            _text(data.get("cause")) or UNKNOWN,
+            count(data.get("attempt")) or 0,
+            text(data.get("cause"), MOST_TEXT) or UNKNOWN,
             event.text,
             node_of(event),
         )
         restarts = _in_order(journal.restarts, restart, lambda one: one.time_s)
-        count, between = journal.restart_count + 1, Between(event.time_s, False, event.text)
-        return replace(journal, restarts=restarts, restart_count=count, between=between)
+        done, between = journal.restart_count + 1, Between(event.time_s, False, event.text)
+        return replace(journal, restarts=restarts, restart_count=done, between=between)
     if event.name == "waiting":
         known = journal.between
         since_s = known.time_s if known is not None and known.is_waiting else event.time_s
         return replace(journal, between=Between(since_s, True, event.text))
     if event.name == "end":
-        code = data.get("exit_code")
-        end = End(event.time_s, code if type(code) is int else 0, event.text)
+        end = End(event.time_s, whole(data.get("exit_code")) or 0, event.text)
         is_old = any(begin.time_s > end.time_s for begin in journal.begins[-1:])
         return journal if is_old else replace(journal, end=end, between=None)
     return journal
@@ -201,15 +197,14 @@ def _moved(one: _Timed, by_s: float) -> _Timed:
 def after_incident(journal: Journal, event: Event) -> Journal:
     """With one line of incidents.jsonl more, as `incident_event` gives it."""
     data = event.data
-    rank = data.get("rank")
     incident = Incident(
         event.time_s,
-        _text(data.get("class")) or UNKNOWN,
+        text(data.get("class"), MOST_TEXT) or UNKNOWN,
         event.text,
         node_of(event),
-        rank if type(rank) is int and 0 <= rank < LARGEST else None,
-        _count(data.get("attempt")),
-        _text(data.get("action")),
+        count(data.get("rank")),
+        count(data.get("attempt")),
+        text(data.get("action"), MOST_TEXT),
     )
     incidents = _in_order(journal.incidents, incident, lambda one: one.time_s)
     return replace(journal, incidents=incidents)
@@ -217,13 +212,10 @@ def after_incident(journal: Journal, event: Event) -> Journal:
 
 def incident_event(line: bytes | str) -> Event | None:
     """A line of incidents.jsonl as an event; None for one that is torn or something else."""
-    try:
-        entry = parse(line)
-    except ValueError:
+    entry = object_of(line)
+    if not isinstance(entry.get("incident"), str):
         return None
-    if not isinstance(entry, dict) or not isinstance(entry.get("incident"), str):
-        return None
-    time_s, step = entry.get("time_s"), entry.get("step")
+    time_s = entry.get("time_s")
     if not isinstance(time_s, int | float) or not 0 <= time_s <= LATEST_S:
         return None
     kept = ("incident", "class", "node", "rank", "attempt", "action")
@@ -232,7 +224,7 @@ def incident_event(line: bytes | str) -> Event | None:
     if not is_node_name(data.get("node")):
         data.pop("node", None)
     data.setdefault("class", entry["incident"] if entry["incident"] == "hang" else UNKNOWN)
-    step = step if type(step) is int and abs(step) <= LARGEST else None
+    step = whole(entry.get("step"), -LARGEST, LARGEST)
     return Event("incident", str(entry.get("text") or ""), data, step, float(time_s))
 
 
@@ -248,9 +240,9 @@ def _begin(number: int, event: Event) -> Begin:
         event.time_s,
         node_names(data.get("nodes"), MOST_NODES),
         node_names(spares, MOST_NODES) if isinstance(spares, list | tuple) else None,
-        tuple((one["node"], _text(one.get("why"))) for one in pairs),
-        _count(data.get("world_size")),
-        _text(data.get("from")),
+        tuple((one["node"], text(one.get("why"), MOST_TEXT)) for one in pairs),
+        count(data.get("world_size")),
+        text(data.get("from"), MOST_TEXT),
         event.text,
     )
 
@@ -262,11 +254,3 @@ def _in_order(
     while at and time_of(kept[at - 1]) > time_of(new):
         at -= 1
     return (*kept[:at], new, *kept[at:])[-most:]
-
-
-def _text(value: Any) -> str:
-    return value[:1000] if isinstance(value, str) else ""
-
-
-def _count(value: Any) -> int | None:
-    return value if type(value) is int and 0 <= value < LARGEST else None

@@ -80,7 +80,7 @@ def _last_good(run_dir: Path, config: Any) -> Path | None:
     here = run_dir.resolve()
     others = [path for path in runs_by_time(here.parent) if path.resolve() != here]
     for path in others[:MOST_RUNS]:
-        if _object(path / PLAN_FILE).get("config") == config and _ended_well(path):
+        if run_files.object_in(path, PLAN_FILE).get("config") == config and _ended_well(path):
             return path
     return None
 
@@ -106,8 +106,8 @@ def _last_lines(path: Path) -> list[bytes]:
 
 def between(before: Path, now: Path, since: str = "") -> Changes:
     """What differs in what two run directories record; `since` is how the first one is called."""
-    plans = [_object(path / PLAN_FILE) for path in (before, now)]
-    configs = [_object(path / CONFIG_FILE) for path in (before, now)]
+    plans = [run_files.object_in(path, PLAN_FILE) for path in (before, now)]
+    configs = [run_files.object_in(path, CONFIG_FILE) for path in (before, now)]
     never = [] if all(configs) else ["code and config (config.json is missing)"]
     rows: list[tuple[str, str, str]] = []
     rows.append(("nodes", _nodes(plans[0]), _nodes(plans[1])))
@@ -210,13 +210,6 @@ def _fingerprint(run_dir: Path) -> str:
             found = run_files.read_object(run_dir, f"{name}/{SAMPLER}").get("fingerprint")
             return found if isinstance(found, str) else ""
     return ""
-
-
-def _object(path: Path) -> dict[str, Any]:
-    try:
-        return run_files.read_object(path.parent, path.name)
-    except (OSError, ValueError):
-        return {}
 
 
 def _text(value: Any) -> str:

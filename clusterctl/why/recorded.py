@@ -29,7 +29,7 @@ from clusterctl.runs.journal import (
 )
 from clusterctl.runs.step_lines import StepsOfLines, lines_of_steps
 from trainer.runlog import run_files, slow_ranks
-from trainer.runlog.json_file import parse
+from trainer.runlog.json_file import object_of
 from trainer.runlog.slow_ranks import Spell
 from trainer.runlog.telemetry import FILE, STEP_MARK, Event, decode
 
@@ -98,7 +98,7 @@ def read_recorded(run_dir: Path) -> Recorded:
     # By attempt, in the order of the lines: a clock may have been set meanwhile.
     events: dict[int, list[tuple[Event, Mapping[str, Any]]]] = {}
     for line in lines_of(run_dir / EVENTS_FILE):
-        raw = _object(line)
+        raw = object_of(line)
         event = launcher_event(line)
         if event is not None:
             journal, newest_s = after_event(journal, event), event.time_s
@@ -109,15 +109,13 @@ def read_recorded(run_dir: Path) -> Recorded:
         event = incident_event(line)
         if event is not None:
             journal = after_incident(journal, event)
-            incidents.append(_incident(_object(line)))
+            incidents.append(_incident(object_of(line)))
     trained, slow = _steps(run_dir / FILE)
     steps = trained.steps
     found = account(steps, journal, is_cut=trained.is_cut)
     begins = [one.time_s for one in journal.begins] or [0.0]
     numbers = [one.number for one in journal.begins] or [1]
-    plan: Mapping[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError):
-        plan = run_files.read_object(run_dir, PLAN_FILE)
+    plan = run_files.object_in(run_dir, PLAN_FILE)
     homes = _homes(plan)
     records = {}
     for index, number in enumerate(numbers):
@@ -267,11 +265,3 @@ def _homes(plan: Mapping[str, Any]) -> dict[int, str]:
     for name, slots in planned_nodes(plan):
         homes.update({len(homes) + index: name for index in range(slots)})
     return homes
-
-
-def _object(line: bytes) -> Mapping[str, Any]:
-    try:
-        found = parse(line)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -10,7 +10,6 @@ from __future__ import annotations
 import bisect
 import contextlib
 import functools
-import json
 import math
 import sqlite3
 import struct
@@ -26,6 +25,7 @@ from dashboards.model.samples import NodeReport, NodeSample, RunReport, Sample, 
 from dashboards.model.state import HISTORY_S, NodeState, RunState, State, new_node
 from dashboards.recording import codec, file_format, validation
 from dashboards.reduce import fold
+from trainer.runlog.json_file import parse_object
 
 HALF_BYTES = 2
 CACHED_HISTORIES = 160  # of an hour and a bit, unpacked
@@ -218,7 +218,7 @@ class Recorded:
     def _read_history(self, number: int) -> tuple[dict[str, tuple[int, bytes]], bool]:
         """({ring: (width, packed rows)}, whether it holds all that was there) of one key."""
         line, _, data = self._text(self._keys[number].id + 2, file_format.HISTORY).partition(b"\n")
-        about = json.loads(line)
+        about = parse_object(line)
         if about.get("columns") != LAYOUT:
             return {}, True  # of another version: its history is left out, its readings are good
         rows, at = {}, 0

@@ -1,9 +1,11 @@
-"""JSON that somebody else may have written: data of a limited size and depth, or a ValueError."""
+"""JSON that somebody else may have written: data of a limited size and depth, or a ValueError; and
+its values: of a type and within limits, or none."""
 
 from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import stat
 from pathlib import Path
@@ -13,6 +15,7 @@ MAX_BYTES = 256 << 20  # features.json of 10 million bad clips, the longest of o
 MAX_DEPTH = 100
 MAX_DIGITS = 300  # of a whole number: a longer one has no float
 _SHOWN = 60  # characters of a name
+LARGEST = (1 << 53) - 1  # up to which a float has every whole number
 
 
 def parse(text: str | bytes, *, once: bool = False) -> Any:
@@ -82,3 +85,33 @@ def parse_object(text: str | bytes, *, once: bool = False) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError(f"it holds a {type(found).__name__}, not an object")
     return found
+
+
+def object_of(text: str | bytes) -> dict[str, Any]:
+    """As `parse_object`; {} for a line that is torn or holds something else."""
+    try:
+        return parse_object(text)
+    except ValueError:
+        return {}
+
+
+def text(value: object, most: int | None = None) -> str:
+    """A text, its first `most` characters; "" for anything else."""
+    return value[:most] if isinstance(value, str) else ""
+
+
+def whole(value: object, least: float = -math.inf, most: float = math.inf) -> int | None:
+    """A whole number within these limits, which are in it; None for anything else."""
+    return value if type(value) is int and least <= value <= most else None
+
+
+def count(value: object) -> int | None:
+    """A whole number of 0 to `LARGEST`."""
+    return whole(value, 0, LARGEST)
+
+
+def number(value: object, least: float = -1e300, most: float = 1e300) -> float | None:
+    """A finite number within these limits; None for anything else, and for true and false."""
+    if type(value) is not float and type(value) is not int:
+        return None
+    return float(value) if least <= value <= most else None

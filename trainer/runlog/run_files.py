@@ -196,6 +196,14 @@ def read_object(folder: Path, name: str, most: int = MOST_BYTES) -> dict[str, An
     return parse_object(read_bytes(folder, name, most))
 
 
+def object_in(folder: Path, name: str) -> dict[str, Any]:
+    """As `read_object`; {} for a file that is not there or cannot be read."""
+    try:
+        return read_object(folder, name)
+    except (OSError, ValueError):
+        return {}
+
+
 class Lines:
     """Whole lines of a file that grows, without their ends; `rest` is the begin of the next one.
 

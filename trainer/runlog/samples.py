@@ -17,6 +17,7 @@ from typing import Any
 
 from trainer.runlog import run_files
 from trainer.runlog.atomic_file import part_of
+from trainer.runlog.json_file import number, text, whole
 from trainer.runlog.output import counted
 
 INDEX, SHEET = "index.json", "contact_sheet.png"
@@ -98,16 +99,16 @@ def read(folder: Path) -> Samples:
     if not isinstance(rows, list):
         raise ValueError("it has no list of videos")
     return Samples(
-        checkpoint=_text(found.get("checkpoint")),
-        step=_whole(found.get("step")),
-        epoch=_whole(found.get("epoch")),
-        weights=_text(found.get("weights")),
-        preset=_text(found.get("preset")),
-        settings=_text(found.get("settings")),
-        fps=_number(found.get("fps")),
-        frames=_whole(found.get("frames")) or 0,
-        height=_whole(found.get("height")) or 0,
-        width=_whole(found.get("width")) or 0,
+        checkpoint=text(found.get("checkpoint")),
+        step=whole(found.get("step")),
+        epoch=whole(found.get("epoch")),
+        weights=text(found.get("weights")),
+        preset=text(found.get("preset")),
+        settings=text(found.get("settings")),
+        fps=number(found.get("fps")) or 0.0,
+        frames=whole(found.get("frames")) or 0,
+        height=whole(found.get("height")) or 0,
+        width=whole(found.get("width")) or 0,
         videos=tuple(_videos(rows)),
     )
 
@@ -191,22 +192,5 @@ def _videos(rows: list[Any]) -> Iterator[Video]:
         parts = file.split("/")
         if len(parts) > 2 or not all(parts) or any(part[0] == "." for part in parts):
             continue
-        numbers = [_whole(row.get(name)) or 0 for name in ("index", "sample", "seed")]
-        yield Video(file, _text(row.get("prompt")), *numbers)
-
-
-def _text(found: object) -> str:
-    return found if isinstance(found, str) else ""
-
-
-def _whole(found: object) -> int | None:
-    return found if isinstance(found, int) and not isinstance(found, bool) else None
-
-
-def _number(found: object) -> float:
-    if isinstance(found, bool) or not isinstance(found, int | float):
-        return 0.0
-    try:
-        return float(found) if math.isfinite(found) else 0.0
-    except OverflowError:
-        return 0.0
+        numbers = [whole(row.get(name)) or 0 for name in ("index", "sample", "seed")]
+        yield Video(file, text(row.get("prompt")), *numbers)

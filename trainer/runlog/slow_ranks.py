@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, TypeGuard
+from typing import Any
 
+from trainer.runlog.json_file import number, whole
 from trainer.runlog.slow_reasons import Reason
 from trainer.runlog.telemetry import Event
 
@@ -70,16 +71,14 @@ def slow_ranks(event: Event) -> tuple[SlowRank, ...]:
 def _slow_rank(entry: Any) -> SlowRank | None:
     if not isinstance(entry, Mapping):
         return None
-    rank, since = entry.get("rank"), entry.get("since_step")
-    share, seconds = entry.get("share"), entry.get("seconds")
-    if not (rank is None or (type(rank) is int and rank >= 0)) or type(since) is not int:
-        return None
-    if not (_is_number(share) and _is_number(seconds)):
+    rank, since = whole(entry.get("rank"), 0), whole(entry.get("since_step"))
+    share, seconds = (number(entry.get(name), -1e9, 1e9) for name in ("share", "seconds"))
+    if since is None or share is None or seconds is None or rank != entry.get("rank"):
         return None
     return SlowRank(
         rank,
-        float(share),
-        float(seconds),
+        share,
+        seconds,
         str(entry.get("phase"))[:40],
         _words(entry.get("also")),
         since,
@@ -87,10 +86,6 @@ def _slow_rank(entry: Any) -> SlowRank | None:
         tuple(_reasons(entry.get("reasons"))),
         _words(entry.get("not_compared")),
     )
-
-
-def _is_number(value: Any) -> TypeGuard[float]:
-    return type(value) in (int, float) and abs(value) < 1e9
 
 
 def _words(entries: Any) -> tuple[str, ...]:

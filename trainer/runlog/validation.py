@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from trainer.runlog.json_file import number, whole
 from trainer.runlog.telemetry import Event, Record
 
 NAME = "validation"
@@ -99,11 +100,11 @@ def point_of(event: Event) -> Point | None:
     """None for another event, and for one without finite losses."""
     if event.name != NAME or type(event.step) is not int:
         return None
-    model, ema = (_loss(event.data.get(name)) for name in ("model", "ema"))
+    sets = (event.data.get(name) for name in ("model", "ema"))
+    model, ema = (number(one.get("loss") if isinstance(one, dict) else None) for one in sets)
     if model is None:
         return None
-    clips = event.data["model"].get("clips")
-    return Point(event.step, model, ema, clips if type(clips) is int else 0)
+    return Point(event.step, model, ema, whole(event.data["model"].get("clips")) or 0)
 
 
 def is_of_checkpoint(event: Event) -> bool:
@@ -153,10 +154,3 @@ def final_points(records: Iterable[Record]) -> list[Point]:
         if isinstance(record, Event):
             points.take(record)
     return list(points.final().values())
-
-
-def _loss(found: Any) -> float | None:
-    value = found.get("loss") if isinstance(found, dict) else None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if math.isfinite(value) else None

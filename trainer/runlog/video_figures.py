@@ -13,6 +13,7 @@ from typing import Any
 
 from trainer.runlog import run_files
 from trainer.runlog.atomic_file import part_of
+from trainer.runlog.json_file import number
 
 FILE = "metrics.json"
 SCHEMA = 1
@@ -66,10 +67,7 @@ def write(folder: Path, videos: Mapping[str, Measured]) -> None:
 
 def read(folder: Path) -> dict[str, Measured]:
     """By file; {} where nothing was measured or the file is no good: it is measured again."""
-    try:
-        found = run_files.read_object(folder, FILE)
-    except (OSError, ValueError):
-        return {}
+    found = run_files.object_in(folder, FILE)
     rows = found.get("videos")
     if found.get("schema") != SCHEMA or not isinstance(rows, dict):
         return {}
@@ -100,6 +98,6 @@ def _measured(row: Any) -> Measured | None:
     stamp = row.get("stamp") if isinstance(row, dict) else None
     if not isinstance(stamp, list) or [type(part) for part in stamp] != [int, int]:
         return None
-    numbers = {key: row[key] for key, *_ in FIGURES if isinstance(row.get(key), int | float)}
-    figures = {key: float(value) for key, value in numbers.items() if abs(value) < 1e12}
-    return Measured((stamp[0], stamp[1]), figures)
+    figures = {key: number(row.get(key), -1e12, 1e12) for key, *_ in FIGURES}
+    known = {key: value for key, value in figures.items() if value is not None}
+    return Measured((stamp[0], stamp[1]), known)

@@ -7,13 +7,13 @@ logger, Determined, milabench. Every pattern is anchored, and its parts are boun
 from __future__ import annotations
 
 import functools
-import json
 import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from clusterctl.node_name import is_node_name
+from trainer.runlog.json_file import object_of
 
 
 class Line(NamedTuple):
@@ -150,10 +150,7 @@ def bare(line: str) -> Line:
 
 def _of_docker(line: str) -> str:
     """The text of a line in Docker's own files."""
-    try:
-        text = json.loads(line)["log"]
-    except (ValueError, LookupError, TypeError, RecursionError):
-        return line
+    text = object_of(line).get("log")
     return text.rstrip("\n") if isinstance(text, str) else line
 
 

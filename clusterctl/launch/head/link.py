@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import CouldNotFindOut
-from trainer.runlog.json_file import parse
+from trainer.runlog.json_file import parse_object
 
 LINE_BYTES = 16 << 20
 CONNECT_S = 5.0
 
 
 def _message(line: bytes) -> dict[str, Any]:
-    found = parse(line)
-    if not isinstance(found, dict) or not isinstance(found.get("type"), str):
+    found = parse_object(line)
+    if not isinstance(found.get("type"), str):
         raise ValueError("it has no type")
     return found
 

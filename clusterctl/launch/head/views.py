@@ -18,6 +18,7 @@ from typing import Any
 from clusterctl.dataclass_json import encode
 from clusterctl.launch.head import wire
 from clusterctl.launch.state import EVENTS, RunResult, RunState
+from trainer.runlog.json_file import object_of
 
 EVERY_S = 0.2  # between two states
 SEND_S = 5.0  # for a view that does not read; then it is closed
@@ -127,9 +128,8 @@ class Views:
         peer.settimeout(None)
         with peer, suppress(OSError, ValueError), peer.makefile("rb") as lines:
             for line in lines:
-                order = json.loads(line)
-                if isinstance(order, dict) and order.get("op") in ORDERS:
-                    self._on_order(order["op"])
+                if (order := object_of(line).get("op")) in ORDERS:
+                    self._on_order(order)
         gone.set()
 
 

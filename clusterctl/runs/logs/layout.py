@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from clusterctl.runs.attempts import Attempt, account
 from clusterctl.runs.find import EVENTS_FILE, INCIDENTS_FILE, PLAN_FILE
@@ -103,11 +101,8 @@ class LayoutReader:
 
     def _take_plan(self) -> None:
         """Before ranks have started, the plan says where they will be."""
-        plan: Any = None
-        with suppress(OSError, ValueError):
-            plan = run_files.read_object(self._run_dir, PLAN_FILE)
         first = 0
-        for name, count in planned_nodes(plan):
+        for name, count in planned_nodes(run_files.object_in(self._run_dir, PLAN_FILE)):
             self._ranks.setdefault(name, set())
             for rank in range(first, first + count):
                 self._place(name, rank)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -29,8 +30,19 @@ from trainer.data.manifest.read import read_manifest
 from trainer.data.plan.buckets import Buckets
 from trainer.errors import ConfigError, TrainerError
 from trainer.infer.prompts import parse_prompts
+from trainer.runlog import run_files
 from trainer.runlog.atomic_file import sha256_of
-from trainer.runlog.json_file import MAX_DEPTH, parse, read_object
+from trainer.runlog.json_file import (
+    LARGEST,
+    MAX_DEPTH,
+    count,
+    number,
+    object_of,
+    parse,
+    read_object,
+    text,
+    whole,
+)
 from trainer.runlog.telemetry import decode
 from trainer.weights.contents import inspect
 from trainer.weights.load import read_weights
@@ -323,3 +335,28 @@ def test_a_number_without_a_float_is_no_json(sign: str) -> None:
             parse(f'[{{"mono_s": {sign}{"9" * digits}}}]')
         assert decode(f'{{"kind": "event", "name": "x", "time_s": {sign}{"9" * digits}}}') is None
     assert float(parse(f"{sign}{'9' * 300}".encode())) == pytest.approx(float(f"{sign}1e300"))
+
+
+ODD = (None, True, [], {}, b"x", math.nan, math.inf, -math.inf)
+
+
+@pytest.mark.parametrize("value", ODD)
+def test_other_types_are_none(value: object) -> None:
+    assert (text(value), whole(value), count(value), number(value)) == ("", None, None, None)
+
+
+def test_limits_are_in_the_range() -> None:
+    assert (text("abc"), text("abc", 2)) == ("abc", "ab")
+    assert [whole(one, 0, 2) for one in (-1, 0, 2, 3, 1.0, "1")] == [None, 0, 2, None, None, None]
+    assert [count(one) for one in (-1, LARGEST, LARGEST + 1)] == [None, LARGEST, None]
+    assert [number(one, 0, 2) for one in (-1, 0, 2.0, 2.1)] == [None, 0.0, 2.0, None]
+    assert (whole(10**400), number(10**400)) == (10**400, None)
+
+
+def test_lines_and_files_without_an_object_are_empty(tmp_path: Path) -> None:
+    assert object_of(b'{"a": 1}') == {"a": 1}
+    for line in (b"", b"[1]", b'{"a"', b"\xff", b"[" * 10_000):
+        assert object_of(line) == {}
+        (tmp_path / "file").write_bytes(line)
+        assert run_files.object_in(tmp_path, "file") == {}
+    assert run_files.object_in(tmp_path, "missing") == {}
