@@ -107,12 +107,12 @@ TABLE: tuple[Site, ...] = (
     Site(Kind.RENDEZVOUS, source=r"\b\w*store\w*\.(get|multi_get|wait|barrier)\(", anywhere=False),
     Site(Kind.COLLECTIVE, source=r"\.wait\(|\bwait_tensor\b", anywhere=False),
     # our trainer
-    Site(Kind.WAIT_DATA, "take", r"trainer/data/(loader/)?(dataset|loader)\.py$"),
-    Site(Kind.IDLE, "serve", r"trainer/data/(video/)?decode(_process)?\.py$", inner="-"),
-    Site(Kind.WORK, "serve", r"trainer/data/(video/)?decode(_process)?\.py$"),
-    Site(Kind.CHECKPOINT, "", r"trainer/(checkpoint(/files)?|engine/shards)\.py$"),
-    Site(Kind.CHECKPOINT, "save|_save.*", r"trainer/(loop|engine/.*)\.py$"),
-    Site(Kind.LOG, "", r"trainer/(tracking|journal|trackers/\w+)\.py$"),
+    Site(Kind.WAIT_DATA, "take", r"trainer/data/loader/loader\.py$"),
+    Site(Kind.IDLE, "serve", r"trainer/data/video/decode_process\.py$", inner="-"),
+    Site(Kind.WORK, "serve", r"trainer/data/video/decode_process\.py$"),
+    Site(Kind.CHECKPOINT, "", r"trainer/(checkpoint/\w+|engine/shards)\.py$"),
+    Site(Kind.CHECKPOINT, "save", r"trainer/loop\.py$"),
+    Site(Kind.LOG, "", r"trainer/(journal|trackers/\w+)\.py$"),
     # the DataLoaders of torch and torchdata; without workers the rank itself works in fetch
     Site(Kind.WORK, "fetch", r"torch/utils/data/_utils/fetch\.py$"),
     Site(Kind.WAIT_DATA, "_next_data|_try_get_data|_get_data|__next__|_shutdown_workers", r"(torch/utils/data/dataloader|torchdata/stateful_dataloader/stateful_dataloader)\.py$"),

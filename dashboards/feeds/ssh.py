@@ -120,7 +120,7 @@ class SshFeed:
         self._closing.put(None)
         join_all([thread for thread in self._threads if thread.is_alive()], CLOSE_S)
 
-    # In the pump's thread: lines of the nodes.
+    # In the thread of the `StreamReader`: lines of the nodes.
 
     def _take(
         self,
@@ -283,5 +283,5 @@ class SshFeed:
         question = next(self._order)
         self._reader.hurry(HURRY_S)
         open_.asked = (question, time.time())
-        with contextlib.suppress(*GONE):  # the pump gets the error too
+        with contextlib.suppress(*GONE):  # the reader gets the error too
             open_.stream.send({"ping": question})

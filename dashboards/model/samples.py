@@ -1,7 +1,7 @@
 """What a feed reports: readings of a node, its failure, records of a run, the time.
 
 `at_s` is the head's clock when the sample arrived, in seconds of unix time that never jumps
-(`feeds.base.steady_clock`). Shares are 0 to 1. None is "could not find out", never 0.
+(`feeds.run_dir.steady_clock`). Shares are 0 to 1. None is "could not find out", never 0.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from clusterctl.errors import UsageError
 from clusterctl.payload.dump.frames import Table
 from clusterctl.stacks.frames import Book, Stack, make_frame, trim
-from clusterctl.stacks.wait_sites import Sites, read_sites
+from clusterctl.stacks.wait_sites import TABLE, Sites, read_sites
 
 ROOT = Path(__file__).parents[3]
 LIB = "/opt/env/lib/python3.11"
@@ -28,13 +29,13 @@ def stack(*frames: tuple[str, str], source: str = "") -> Stack:
         ("collective", [("all_gather_into_tensor", f"{TORCH}/distributed/distributed_c10d.py"), ("gather", "/j/trainer/engine/base.py")], ""),
         ("rendezvous", [("init_process_group", f"{TORCH}/distributed/distributed_c10d.py"), ("main", "/j/train.py")], ""),
         ("rendezvous", [("barrier", f"{TORCH}/distributed/x.py"), ("_store_based_barrier", f"{TORCH}/distributed/distributed_c10d.py")], ""),
-        ("collective", [("barrier", f"{TORCH}/distributed/distributed_c10d.py"), ("save", "/j/trainer/checkpoint.py")], ""),
+        ("collective", [("barrier", f"{TORCH}/distributed/distributed_c10d.py"), ("save", "/j/trainer/loop.py")], ""),
         ("device-wait", [("synchronize", f"{TORCH}/cuda/__init__.py"), ("main", "/j/train.py")], ""),
         ("device-wait", [("step", "/j/train.py")], "loss_value = loss.item()"),
         ("code", [("step", "/j/train.py")], "loss_value = model(x)"),
-        ("wait-data", [("take", f"{LIB}/site-packages/trainer/data/dataset.py"), ("__iter__", f"{LIB}/site-packages/trainer/data/dataset.py")], ""),
-        ("loader-idle", [("serve", f"{LIB}/site-packages/trainer/data/decode.py")], ""),
-        ("loader-work", [("read_window", "/j/video.py"), ("serve", f"{LIB}/site-packages/trainer/data/decode.py")], ""),
+        ("wait-data", [("take", f"{LIB}/site-packages/trainer/data/loader/loader.py"), ("__iter__", f"{LIB}/site-packages/trainer/data/loader/loader.py")], ""),
+        ("loader-idle", [("serve", f"{LIB}/site-packages/trainer/data/video/decode_process.py")], ""),
+        ("loader-work", [("read_window", "/j/video.py"), ("serve", f"{LIB}/site-packages/trainer/data/video/decode_process.py")], ""),
         ("loader-work", [("__getitem__", "/j/d.py"), ("fetch", f"{TORCH}/utils/data/_utils/fetch.py"), ("_worker_loop", f"{TORCH}/utils/data/_utils/worker.py")], ""),
         ("loader-idle", [("poll", f"{LIB}/multiprocessing/connection.py"), ("Queue.get", f"{LIB}/multiprocessing/queues.py"), ("_worker_loop", f"{TORCH}/utils/data/_utils/worker.py")], ""),
         ("checkpoint", [("_save", f"{TORCH}/serialization.py"), ("save", f"{TORCH}/serialization.py"), ("main", "/j/train.py")], ""),
@@ -53,14 +54,17 @@ def test_the_trainers_own_functions_are_where_the_table_says() -> None:
     """A file of the trainer that is renamed must be renamed in the table too."""
     from trainer import loop
     from trainer.checkpoint import files
+    from trainer.checkpoint.async_saver import Saver
     from trainer.data.loader.loader import Worker
     from trainer.data.video import decode_process
+    from trainer.engine import shards
     from trainer.engine.base import Engine
+    from trainer.journal import Journal
     from trainer.trackers.wandb_run import Wandb
 
-    def kind(function: Any, below: str = "") -> str:
+    def kind(function: Any, below: str = "", file: str = "/j/video.py") -> str:
         code = function.__code__
-        inner = [(below, "/j/video.py")] if below else []
+        inner = [(below, file)] if below else []
         path = f"{LIB}/site-packages/{Path(code.co_filename).relative_to(ROOT)}"
         return Sites().kind(stack(*inner, (code.co_name, path)))
 
@@ -68,8 +72,21 @@ def test_the_trainers_own_functions_are_where_the_table_says() -> None:
     assert kind(decode_process.serve) == "loader-idle"
     assert kind(decode_process.serve, "read_window") == "loader-work"
     assert kind(files.seal) == kind(loop.save) == "checkpoint"
-    assert kind(Wandb._take) == "net-log"
+    assert kind(Saver.hold, "Condition.wait", f"{LIB}/threading.py") == "checkpoint"
+    assert kind(shards.write) == "checkpoint"
+    assert kind(Wandb._take) == kind(Journal.event) == "net-log"
     assert kind(Engine.step) == "code"
+
+
+def test_every_file_of_the_trainer_in_the_table_exists() -> None:
+    files = [str(path.relative_to(ROOT)) for path in (ROOT / "trainer").rglob("*.py")]
+    ours = [site.file for site in TABLE if site.file.startswith("trainer/")]
+    assert len(ours) == 6
+    for pattern in ours:
+        begin, _, rest = pattern.partition("(")
+        names, _, end = rest.partition(")")
+        for one in [begin + name + end for name in names.split("|")]:
+            assert any(map(re.compile(one).match, files)), one
 
 
 def test_text_puts_the_users_own_line_forward() -> None:
