@@ -210,7 +210,7 @@ def _quoted(text: str, args: list[str]) -> str:
     """A sentence as one line, in which long words are cut: also those of the user with spaces."""
     import re
 
-    from clusterctl.printable import printable
+    from trainer.runlog.output import printable
 
     given = {word for arg in args for word in (arg, arg.partition("=")[2])}
     for word in sorted(given, key=len, reverse=True):

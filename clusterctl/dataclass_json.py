@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from clusterctl.node_name import is_node_name
-from clusterctl.printable import printable
+from trainer.runlog.output import printable
 
 LARGEST_INT = 1 << 53
 NO_LIMITS = (-math.inf, math.inf)

@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 import sys
-import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,9 +21,10 @@ from typing import Any, TextIO, TypeVar
 
 from clusterctl.errors import Declined, OutputLost
 from clusterctl.nodes import Node, fold, grouped
-from clusterctl.printable import printable
 from clusterctl.remote.fanout import Fanout, NodeResult
+from clusterctl.report_lines import wrapped
 from trainer.runlog import progress
+from trainer.runlog.output import printable
 
 T = TypeVar("T")
 
@@ -115,7 +115,7 @@ class Output:
             cells: list[list[str]] = []  # lines of each
             start = 0
             for name, cell, wide in zip(columns, line, widths, strict=True):
-                whole = [cell.text] if len(cell.text) <= wide else _wrapped(cell.text, wide)
+                whole = [cell.text] if len(cell.text) <= wide else wrapped(cell.text, wide)
                 indent = wide - len(whole[0]) if name in right else 0
                 if width is not None:
                     whole = [_cut(cell.text, width - start - indent)]
@@ -396,11 +396,6 @@ def _without_node(text: str, node: Node) -> str:
             else re.sub(rf"(?<![\w.:-]){re.escape(name)}(?![\w-]|[.:]\w)", "NODE", text)
         )
     return text
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    """Lines of at most `width`, broken between words; a longer word is broken too."""
-    return textwrap.wrap(text, width, break_on_hyphens=False) or [""]
 
 
 def unreachable_json(result: NodeResult[Any]) -> Mapping[str, Any] | None:

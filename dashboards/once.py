@@ -14,7 +14,6 @@ from typing import Any
 from clusterctl import nodes
 from clusterctl.nodes import counted
 from clusterctl.output import Cell, Output
-from clusterctl.printable import printable
 from dashboards.feeds.replay import Player
 from dashboards.model import table, units
 from dashboards.model.run_progress import Figures, accounted, figures, in_words, one_line
@@ -23,6 +22,7 @@ from dashboards.model.state import NodeState, RunState, State, state_of
 from dashboards.model.usage import Usage, gpu_count, node_totals, usage
 from dashboards.model.usage_totals import Totals
 from dashboards.reduce import fold
+from trainer.runlog.output import printable
 
 MARKS = ("", table.ALARM, table.STALE, table.UNKNOWN, table.MISSING)
 STATES = dict(zip(MARKS, ("ok", "alarm", "stale", "unknown", "missing"), strict=True))

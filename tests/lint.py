@@ -54,6 +54,12 @@ ONE_PLACE: tuple[tuple[str, tuple[str, ...], tuple[str, ...], str], ...] = (
         LINES_OF_OURS,
         "object_of or parse_object of trainer/runlog/json_file.py",
     ),
+    (
+        "wrap",
+        ("clusterctl/", "dashboards/"),
+        ("clusterctl/report_lines.py", "clusterctl/why/show.py"),
+        "wrapped or labelled of clusterctl/report_lines.py",
+    ),
 )
 # Wordings that were replaced, in strings that users read. The second is what to write instead.
 WORDS = (

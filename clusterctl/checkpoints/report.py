@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator
 from typing import Any
 
 from clusterctl.checkpoints.plan import Plan, Row
 from clusterctl.nodes import counted
 from clusterctl.output import Cell
+from clusterctl.report_lines import wrapped
 from trainer.runlog.progress import clock
 
-WIDTH, LABEL = 80, 16  # columns
+LABEL = 16  # columns
 MOST_TOLD = 5  # of checkpoints that are not counted
 COLUMNS = ("EVERY", "INTERVAL", "SAVES", "FAILURES", "ETTR", "MORE DISK", "")
 RIGHT = COLUMNS[:-1]
@@ -52,7 +52,7 @@ def figure_lines(plan: Plan) -> Iterator[str]:
         figure = plan.figures[name]
         value = "unknown" if figure.value is None else span(figure.value)
         why = figure.why if figure.value is None else figure.text
-        yield from _wrapped(f"  {label:<{LABEL - 2}}{value:<13}", why)
+        yield from wrapped(why, start=f"  {label:<{LABEL - 2}}{value:<13}")
 
 
 def interval_lines(plan: Plan) -> Iterator[str]:
@@ -60,19 +60,21 @@ def interval_lines(plan: Plan) -> Iterator[str]:
     every, best_s = plan.subject.settings.rules.ckpt_every, span(plan.costs.best_s)
     limit = ", the time that a save takes" if plan.costs.is_limited_by_writing else ""
     if plan.best is None or plan.best_steps is None:
-        yield from _wrapped(f"{'interval':<{LABEL}}", f"best {best_s}{limit}; in steps: unknown")
+        yield from wrapped(
+            f"best {best_s}{limit}; in steps: unknown", start=f"{'interval':<{LABEL}}"
+        )
         return
     is_now = "only at the end" if not every else f"{every:,}"
     text = f"best {best_s}{limit}: ckpt_every = {plan.best_steps} (now {is_now})"
     if plan.is_one_save_enough:
         text += "; what is left of the run is shorter, so its last save is enough"
-    yield from _wrapped(f"{'interval':<{LABEL}}", text)
+    yield from wrapped(text, start=f"{'interval':<{LABEL}}")
     now = f"{plan.now.ettr:.4f} now, " if plan.now else ""
     share = f"{now}{plan.best.ettr:.4f} with ckpt_every = {plan.best_steps}"
     if not plan.best.ettr:
         share += ": failures come faster than the run recovers"
     share += "; effective training time ratio: the share of time in steps that count"
-    yield from _wrapped(f"{'expected ETTR':<{LABEL}}", share)
+    yield from wrapped(share, start=f"{'expected ETTR':<{LABEL}}")
 
 
 def table_rows(plan: Plan) -> list[list[str | Cell]]:
@@ -107,14 +109,14 @@ def disk_lines(plan: Plan) -> Iterator[str]:
         parts += f"optimizer {size(one.optimizer_bytes)}"
         text = f"{size(one.total_bytes)} ({parts}), {plan.subject.size_source}; "
         text += f"{size(one.extra_bytes)} beside it while it is written"
-    yield from _wrapped(f"{'one checkpoint':<{LABEL}}", text)
+    yield from wrapped(text, start=f"{'one checkpoint':<{LABEL}}")
     if out := plan.subject.left_out:
         more = f"; and {len(out) - MOST_TOLD} more" if len(out) > MOST_TOLD else ""
         text = f"checkpoints that are not counted: {'; '.join(out[:MOST_TOLD])}{more}"
-        yield from _wrapped(f"{'left out':<{LABEL}}", text)
-    yield from _wrapped(f"{'retention':<{LABEL}}", retention(plan))
+        yield from wrapped(text, start=f"{'left out':<{LABEL}}")
+    yield from wrapped(retention(plan), start=f"{'retention':<{LABEL}}")
     if need is None:
-        yield from _wrapped(f"{'disk':<{LABEL}}", f"unknown: {plan.disk.why}")
+        yield from wrapped(f"unknown: {plan.disk.why}", start=f"{'disk':<{LABEL}}")
     elif not need.saves:
         yield f"{'disk':<{LABEL}}no further save; {size(need.end_bytes)} are held"
     else:
@@ -123,11 +125,11 @@ def disk_lines(plan: Plan) -> Iterator[str]:
         text = f"{size(need.more_peak_bytes)} more while {peak} is written; "
         text += f"held: {_held(len(plan.subject.checkpoints), plan.disk.held_bytes)} now, "
         text += f"{_held(need.kept, need.end_bytes)} {then}"
-        yield from _wrapped(f"{'disk':<{LABEL}}", text)
+        yield from wrapped(text, start=f"{'disk':<{LABEL}}")
     free = f"unknown: {plan.subject.space_why}"
     if space is not None:
         free = f"{size(space.free_bytes)} of {size(space.total_bytes)} in {space.folder}"
-    yield from _wrapped(f"{'free':<{LABEL}}", free)
+    yield from wrapped(free, start=f"{'free':<{LABEL}}")
 
 
 def _held(count: int, total_bytes: int) -> str:
@@ -225,10 +227,3 @@ def document(plan: Plan) -> dict[str, Any]:
         "headline": verdict(plan),
         "exit_code": plan.exit_code,
     }
-
-
-def _wrapped(label: str, text: str) -> list[str]:
-    indent = " " * len(label)
-    return textwrap.wrap(
-        text, WIDTH, initial_indent=label, subsequent_indent=indent, break_on_hyphens=False
-    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Iterator, Sequence
 
 from clusterctl.compare.judge import BAD, GOOD, LOSS, UNKNOWN, Comparison, Verdict
@@ -13,13 +12,11 @@ from clusterctl.compare.speed import STEP, Timing
 from clusterctl.compare.windows import Middle
 from clusterctl.nodes import counted
 from clusterctl.output import Cell
-from clusterctl.printable import printable
+from clusterctl.report_lines import Line, labelled
 from clusterctl.runs.attempts import DONE, RUNNING
 
-WIDTH, LABEL = 80, 10
 SHOWN_CHANGES, SHOWN_BUCKETS, SHOWN_CLASSES = 12, 12, 8
 MOST_NAME = 34  # columns of the name of a figure
-Line = tuple[str, str | None]
 _WORDS = {GOOD: ("kept", "good"), BAD: ("EXCEEDED", "bad"), UNKNOWN: ("UNKNOWN", "warn")}
 
 
@@ -192,12 +189,6 @@ def _value(found: Comparison, one: Verdict) -> str:
     if half is None or not base:
         return ""
     return f"{_percent(half.value / base)}{_range(half, base)}, "
-
-
-def labelled(label: str, text: str, style: str | None = None) -> Iterator[Line]:
-    wrapped = textwrap.wrap(printable(text), WIDTH - LABEL, break_on_hyphens=False) or [""]
-    for index, line in enumerate(wrapped):
-        yield f"{'' if index else label:<{LABEL}}{line}", style
 
 
 def _cut(text: str) -> str:

@@ -11,8 +11,8 @@ from clusterctl.exclude.change import author
 from clusterctl.launch.plan import LaunchPlan
 from clusterctl.launch.reach import another_head
 from clusterctl.launch.state import Left
-from clusterctl.printable import printable
 from clusterctl.remote.cluster import Cluster
+from trainer.runlog.output import printable
 from trainer.runlog.progress import clock
 
 REAP_S = 15.0  # TERM, KILL and a check on each node

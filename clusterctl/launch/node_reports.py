@@ -20,9 +20,9 @@ from clusterctl.launch.state import Left, NodeState, RunFailed, RunState
 from clusterctl.nodes import fold
 from clusterctl.payload.launch.session import PASSING
 from clusterctl.payload.launch.stopped import sentence
-from clusterctl.printable import printable
 from clusterctl.remote.inbox import NodeMessage
 from trainer.runlog import telemetry
+from trainer.runlog.output import printable
 
 FACT_KINDS = {str(kind): kind for kind in (Kind.OOM_KERNEL, Kind.XID)}
 NOT_ASKED = "after a SIGTERM that clusterctl stop did not send"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Collection, Iterator, Sequence
 
 from clusterctl.ledger.entries import Entry, stamp
 from clusterctl.ledger.history import Summary
-from clusterctl.printable import printable
+from clusterctl.report_lines import WIDTH, wrapped
+from trainer.runlog.output import printable
 
-WIDTH, LEAST, DEEPEST = 80, 40, 40
+LEAST, DEEPEST = 40, 40
 COLUMNS = ["NODE", "INCIDENTS", "RUNS", "CHECKS", "EXCLUDED", "REPAIRED", "LAST FAULT"]
 RIGHT = COLUMNS[1:5]
 
@@ -28,9 +28,6 @@ def lines(found: Sequence[Entry]) -> Iterator[str]:
     wide = max((len(one.node) for one in found), default=0)
     for one in found:
         start = f"{stamp(one.time_s)}  {printable(one.node):<{wide}}  "
-        text = textwrap.wrap(
-            printable(one.sentence), max(LEAST, WIDTH - len(start)), break_on_hyphens=False
-        )
-        yield start + (text[0] if text else "")
-        for line in text[1:]:
-            yield " " * min(len(start), DEEPEST) + line
+        first, *more = wrapped(printable(one.sentence), max(LEAST, WIDTH - len(start)))
+        yield start + first
+        yield from (" " * min(len(start), DEEPEST) + line for line in more)

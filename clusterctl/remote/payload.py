@@ -22,9 +22,9 @@ from typing import Any
 
 from clusterctl.errors import TransportError
 from clusterctl.payload.prelude import MARKER
-from clusterctl.printable import printable
 from clusterctl.remote.messages.verbs import name_of, read_line
 from clusterctl.transport.base import Connection, Stream
+from trainer.runlog.output import printable
 
 _IMPORT = re.compile(r"^ *from clusterctl\.payload\.?([\w.]*) import ([\w, ]*)", re.MULTILINE)
 

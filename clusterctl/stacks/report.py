@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -10,13 +9,13 @@ from typing import Any
 
 from clusterctl.jobs.processes import fold_ranks
 from clusterctl.nodes import counted, fold, grouped
+from clusterctl.report_lines import Line, cut, wrapped
 from clusterctl.stacks.clues import Clue
 from clusterctl.stacks.counts.nccl_json import nccl_json
 from clusterctl.stacks.model import JobSnapshot, Proc, Progress
 from clusterctl.stacks.verdict import Verdict
 from clusterctl.stacks.wait_sites import HIDDEN_THREADS, Kind
 
-Line = tuple[str, str | None]  # text and style
 MAX_CLASSES = 8
 
 
@@ -124,9 +123,9 @@ def lines(
         text = f" {'>' if one.suspect else ' '} {who:{who_width}}  {what}"
         if one.suspect and width and len(text) > width:
             # What a suspect does is the point of the report: it is not cut off.
-            yield _fit(f" > {who}", width), style
+            yield cut(f" > {who}", width), style
             text = f"     {what}"
-        yield _fit(text, width), style
+        yield cut(text, width), style
         if everything:
             for thread in one.first.threads:
                 if not HIDDEN_THREADS.search(thread.name):
@@ -138,11 +137,11 @@ def lines(
         yield f"   {hidden}", "dim"
     limit = None if everything else 3
     for text in verdict.evidence[: None if verbose else limit]:
-        yield _fit(f"because {text}", width), None
+        yield cut(f"because {text}", width), None
     for clue in clues[:limit]:
-        yield _fit(f"{clue.source}: {clue.text}", width), "warn"
+        yield cut(f"{clue.source}: {clue.text}", width), "warn"
     for text in verdict.next_steps[:limit]:
-        yield _fit(f"next: {text}", width), None
+        yield cut(f"next: {text}", width), None
     for text in permission_lines(snapshot):
         yield from _wrap(text, "warn", width)
 
@@ -159,12 +158,8 @@ def _row(one: Class) -> tuple[str, str]:
     return f"{one.who()} [{len(one.procs)}]", f"{kind}: {site}" + (f"  {file}" if file else "")
 
 
-def _fit(text: str, width: int) -> str:
-    return text if not width or len(text) <= width else text[: max(0, width - 1)] + "…"
-
-
 def _wrap(text: str, style: str | None, width: int) -> Iterator[Line]:
-    for line in textwrap.wrap(text, width, subsequent_indent="  ") if width else [text]:
+    for line in wrapped(text, width, indent="  "):
         yield line, style
 
 

@@ -10,18 +10,16 @@ from clusterctl.jobs.processes import fold_ranks
 from clusterctl.launch.causes.kinds import Cause, Kind
 from clusterctl.nodes import counted, fold
 from clusterctl.payload.secrets.mask import hide
-from clusterctl.printable import printable
+from clusterctl.report_lines import LABEL, WIDTH, Line, labelled
 from clusterctl.runs.attempts import DONE, RUNNING, Attempt
 from clusterctl.runs.journal import USER_STOP
 from clusterctl.why.explain import ENDED_WELL, GOES_ON, STOPPED, Explanation
+from trainer.runlog.output import printable
 
-WIDTH = 80
-LABEL = 10
 SHOWN_ATTEMPTS = 12
 SHOWN_CHANGES = 12
 SHOWN_SLOW = 6
 QUOTED_LINES = 5  # of one line of a log
-Line = tuple[str, str | None]  # (text, style)
 _GOOD = {
     ENDED_WELL: "nothing is wrong",
     GOES_ON: "nothing has failed so far",
@@ -35,8 +33,8 @@ def lines(found: Explanation, *, is_quiet: bool = False) -> Iterator[Line]:
     if is_quiet:
         yield from _cause(found)
         return
-    yield from _labelled("run", str(found.run_dir))
-    yield from _labelled("state", f"{found.state}: {found.text}", _STYLES.get(found.state, "bad"))
+    yield from labelled("run", str(found.run_dir))
+    yield from labelled("state", f"{found.state}: {found.text}", _STYLES.get(found.state, "bad"))
     if len(found.attempts) > 1:
         for one in found.attempts[-SHOWN_ATTEMPTS:]:
             yield from _attempt(
@@ -50,21 +48,21 @@ def lines(found: Explanation, *, is_quiet: bool = False) -> Iterator[Line]:
         return
     if found.meaning:
         known = "" if found.signature or not _needs_signature(verdict.cause) else "unknown error: "
-        yield from _labelled("meaning", f"{known}{found.meaning}")
+        yield from labelled("meaning", f"{known}{found.meaning}")
     if found.context:
-        yield from _labelled("log", found.log)
+        yield from labelled("log", found.log)
         for line in found.context:
             yield from _quoted(line)
     if found.victims:
-        yield from _labelled("cascade", _followed(found))
+        yield from labelled("cascade", _followed(found))
     for index, clue in enumerate(found.clues):
-        yield from _labelled("" if index else "also", clue)
+        yield from labelled("" if index else "also", clue)
     if found.stacks:
-        yield from _labelled("stacks", found.stacks)
+        yield from labelled("stacks", found.stacks)
     yield from _slow(found)
     yield from _changes(found)
     if found.advice:
-        yield from _labelled("do", found.advice, "bold")
+        yield from labelled("do", found.advice, "bold")
     yield from _unread(found)
 
 
@@ -72,17 +70,17 @@ def _cause(found: Explanation) -> Iterator[Line]:
     verdict = found.verdict
     if verdict is None:
         said = _GOOD.get(found.state, "unknown")
-        yield from _labelled("cause", said, _STYLES.get(found.state, "warn"))
+        yield from labelled("cause", said, _STYLES.get(found.state, "warn"))
         return
     which = f"attempt {found.number}: " if len(found.attempts) > 1 else ""
     if verdict.cause is None:
-        yield from _labelled("cause", f"{which}cannot tell, because {verdict.why_not}", "warn")
+        yield from labelled("cause", f"{which}cannot tell, because {verdict.why_not}", "warn")
         for candidate in verdict.candidates:
-            yield from _labelled("", hide(candidate.sentence))
+            yield from labelled("", hide(candidate.sentence))
         return
-    yield from _labelled("cause", f"{which}{_sentence(verdict.cause, verdict.ranks)}", "bad")
+    yield from labelled("cause", f"{which}{_sentence(verdict.cause, verdict.ranks)}", "bad")
     if not verdict.is_recorded and found.attempts:
-        yield from _labelled("", "(judged now from the logs and the journal)", "dim")
+        yield from labelled("", "(judged now from the logs and the journal)", "dim")
 
 
 def _sentence(cause: Cause, ranks: tuple[int, ...]) -> str:
@@ -132,19 +130,19 @@ def _changes(found: Explanation) -> Iterator[Line]:
         return
     if not changes.since:
         text = "there is no earlier attempt or run of this config that worked to compare with"
-        yield from _labelled("changed", text, "dim")
+        yield from labelled("changed", text, "dim")
         return
     if not changes.changes:
-        yield from _labelled("changed", f"nothing that is recorded, since {changes.since}")
+        yield from labelled("changed", f"nothing that is recorded, since {changes.since}")
     else:
-        yield from _labelled("changed", f"since {changes.since}:")
+        yield from labelled("changed", f"since {changes.since}:")
     for what, before, now in changes.changes[:SHOWN_CHANGES]:
-        yield from _labelled("", f"{what}: {before} -> {now}")
+        yield from labelled("", f"{what}: {before} -> {now}")
     left = len(changes.changes) - SHOWN_CHANGES
     if left > 0:
-        yield from _labelled("", f"and {counted(left, 'other change')} (--json has all)")
+        yield from labelled("", f"and {counted(left, 'other change')} (--json has all)")
     if changes.not_recorded:
-        yield from _labelled(
+        yield from labelled(
             "", f"not compared, as runs do not record it: {', '.join(changes.not_recorded)}", "dim"
         )
 
@@ -154,18 +152,12 @@ def _slow(found: Explanation) -> Iterator[Line]:
         first, last = spell.slow.since_step, spell.until_step
         steps = f"steps {first}-{last}" if last is not None else f"since step {first}"
         text = f"{steps}: {hide(spell.slow.sentence())}"
-        yield from _labelled("" if index else "slow", text, "warn")
+        yield from labelled("" if index else "slow", text, "warn")
 
 
 def _unread(found: Explanation) -> Iterator[Line]:
     for name, why in found.unread.items():
-        yield from _labelled("NOT READ", f"{name}: {why}", "bad")
-
-
-def _labelled(label: str, text: str, style: str | None = None) -> Iterator[Line]:
-    wrapped = textwrap.wrap(printable(text), WIDTH - LABEL, break_on_hyphens=False) or [""]
-    for index, line in enumerate(wrapped):
-        yield f"{'' if index else label:<{LABEL}}{line}", style
+        yield from labelled("NOT READ", f"{name}: {why}", "bad")
 
 
 def _quoted(line: str) -> Iterator[Line]:

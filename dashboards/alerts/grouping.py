@@ -6,10 +6,11 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 
 from clusterctl.nodes import fold
-from clusterctl.printable import printable
+from clusterctl.report_lines import cut
 from dashboards.alerts.rules.base import command_line
 from dashboards.model.alert_book import SEVERITIES, Alert, Key, Rule, Track, Unit
 from dashboards.model.state import State
+from trainer.runlog.output import printable
 
 MOST_PARTS = 4  # names of parts that are written out
 LONGEST = 240  # characters of evidence
@@ -108,8 +109,7 @@ def _text(tracks: Sequence[Track], units: Sequence[Unit]) -> str:
 
 def one_line(text: str) -> str:
     """Text of nodes and runs on one line, cut, without characters that move the cursor."""
-    line = printable(" ".join(text.split()))
-    return line if len(line) <= LONGEST else line[: LONGEST - 1] + "…"
+    return cut(printable(" ".join(text.split())), LONGEST)
 
 
 @functools.lru_cache(maxsize=64)

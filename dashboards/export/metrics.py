@@ -13,7 +13,6 @@ from functools import partial
 from operator import itemgetter
 from typing import Any, TypeVar
 
-from clusterctl.printable import printable
 from dashboards.alerts.rules.base import is_down, is_up
 from dashboards.model.alert_book import SEVERITIES
 from dashboards.model.run_progress import Figures, figures, newest
@@ -22,6 +21,7 @@ from dashboards.model.state import RunState, State
 from dashboards.model.table import missing
 from dashboards.model.usage import Usage, node_totals, usage
 from trainer.runlog.figures import FIGURES
+from trainer.runlog.output import printable
 
 PREFIX = "clusterctl_"
 GAUGE, COUNTER = "gauge", "counter"

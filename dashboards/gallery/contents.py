@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 from clusterctl.nodes import counted
-from clusterctl.printable import printable
+from trainer.runlog.output import printable
 from trainer.runlog.samples import Folder, Samples, Video
 from trainer.runlog.video_figures import FIGURES, Measured, means
 

@@ -1,12 +1,14 @@
 """Pictures as SVG text: losses, their difference with its error, times of steps. Pure.
 
-Lines are dashed in different ways, and every curve is named at its end, so no colour is needed.
+Lines are dashed in different ways, and curves of several runs are named at their ends, so no colour
+is needed.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from clusterctl.compare.losses import Window
 from clusterctl.compare.speed import Timing
@@ -38,10 +40,7 @@ def curves(named: Sequence[tuple[str, Sequence[Point]]], unit: str) -> str:
     """Up to four losses over steps or clips; "" without any, or with one of a single point."""
     if not named or any(len(points) < 2 for _, points in named):
         return ""
-    xs = [x for _, points in named for x, _ in points]
-    ys = sorted(y for _, points in named for _, y in points)
-    high = ys[min(len(ys) - 1, int(0.995 * len(ys)))]
-    frame = _Frame(min(xs), max(xs), ys[0], high)
+    frame = _Frame.around([points for _, points in named], END)
     parts = [begin(TALL, f"loss over {unit}"), *frame.axes(unit)]
     ends: list[float] = []
     for kind, (name, points) in zip(KINDS, named, strict=False):
@@ -55,6 +54,29 @@ def curves(named: Sequence[tuple[str, Sequence[Point]]], unit: str) -> str:
     return "\n".join([*parts, "</svg>"])
 
 
+def attempts(rows: Iterable[Sequence[float]], first_steps: Iterable[int]) -> str:
+    """Loss of every step in faint, smoothed in bright; lines where an attempt went on; "" if none.
+
+    `rows` are (step, loss, smoothed loss) with growing steps, so no line goes back.
+    """
+    seen = [row for row in rows if math.isfinite(row[2])]
+    if len(seen) < 2:
+        return ""
+    lines = {
+        "each": [(row[0], row[1]) for row in seen if math.isfinite(row[1])],
+        "smooth": [(row[0], row[2]) for row in seen],
+    }
+    frame = _Frame.around(lines.values())
+    parts = [begin(TALL, "loss over steps"), *frame.axes("step")]
+    for step in sorted(first_steps):
+        if frame.left <= step <= frame.right:
+            x, _ = frame.place((step, 0.0))
+            about = f"an attempt went on with step {step:,}"
+            parts.append(line("again", (x, 0), (x, TALL - AXIS), about))
+    parts += [polyline(kind, map(frame.place, points)) for kind, points in lines.items()]
+    return "\n".join([*parts, "</svg>"])
+
+
 def differences(windows: Sequence[Window], unit: str) -> str:
     """B minus A in each window, with two standard errors to each side; "" without any."""
     if not windows:
@@ -63,7 +85,7 @@ def differences(windows: Sequence[Window], unit: str) -> str:
     lows, highs = sorted(d - e for d, e in spans), sorted(d + e for d, e in spans)
     low = min(0.0, lows[int(0.02 * len(lows))])
     high = max(0.0, highs[int(0.98 * (len(highs) - 1))])
-    frame = _Frame(windows[0].first, windows[-1].last, low, high)
+    frame = _Frame(windows[0].first, windows[-1].last, low, high, END)
     parts = [begin(TALL, f"difference of the losses over {unit}"), *frame.axes(unit)]
     parts.append(line("zero", frame.place((frame.left, 0.0)), frame.place((frame.right, 0.0))))
     for one, (value, error) in zip(windows, spans, strict=True):
@@ -99,19 +121,29 @@ def bars(rows: Sequence[tuple[str, Timing]]) -> str:
 
 
 class _Frame:
-    """Places of values in a picture, cut to its lowest and highest value."""
+    """Places of values in a picture, cut to its lowest and highest value.
 
-    def __init__(self, left: float, right: float, low: float, high: float) -> None:
+    `end` columns to the right are left free.
+    """
+
+    def __init__(self, left: float, right: float, low: float, high: float, end: int = 0) -> None:
         self.left, self.right = left, right if right > left else left + 1.0
         self._low, self._high = low, high if high > low else low + 1.0
+        self._width = WIDTH - LEFT - RIGHT - end
+
+    @classmethod
+    def around(cls, lines: Iterable[Sequence[Point]], end: int = 0) -> _Frame:
+        """Of all points, but without the highest 0.5 %."""
+        points = list(itertools.chain.from_iterable(lines))
+        xs, ys = [x for x, _ in points], sorted(y for _, y in points)
+        return cls(min(xs), max(xs), ys[0], ys[min(len(ys) - 1, int(0.995 * len(ys)))], end)
 
     def place(self, point: Point) -> Point:
         x, y = point
-        width = WIDTH - LEFT - RIGHT - END
         inside = min(self._high, max(self._low, y))
         share = (inside - self._low) / (self._high - self._low)
         return (
-            LEFT + width * (x - self.left) / (self.right - self.left),
+            LEFT + self._width * (x - self.left) / (self.right - self.left),
             6 + (TALL - AXIS - 12) * (1 - share),
         )
 

@@ -16,7 +16,7 @@ from dashboards.model.run_progress import Figures, accounted, figures
 from dashboards.model.samples import Tick
 from dashboards.model.state import RunState, initial_state
 from dashboards.reduce import fold as fold_samples
-from dashboards.report import svg
+from dashboards.report import curves, svg
 from dashboards.report.quality import Quality, quality_of, sections
 
 PAGE = Path(__file__).with_name("page.html")
@@ -75,7 +75,7 @@ def _sections(run: RunState, now: Figures, until_s: float, quality: Quality) -> 
         heads = ("cause", "time lost", "of the wall time")
         note = "Repeated work and downtime, from the last step that counts to the next one."
         yield f'<h2>Lost time</h2>\n<p class="dim">{note}</p>\n{table(heads, rows)}'
-    if picture := svg.curve(run.curve.rows(), run.steps.first_steps):
+    if picture := curves.attempts(run.curve.rows(), run.steps.first_steps):
         note = "Each step in grey, smoothed in green; dashed where another attempt went on."
         yield f'<h2>Loss</h2>\n<p class="dim">{note}</p>\n{picture}'
     for title, note, picture in sections(quality):

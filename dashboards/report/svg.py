@@ -1,4 +1,4 @@
-"""Pictures of a run as SVG text: its attempts over time, its loss over steps. Pure.
+"""Pictures as SVG text: their parts, and the attempts of a run over time. Pure.
 
 No colour is needed to read them: how an attempt ended is also written beside its bar, and the bars
 of those that ended badly are hatched. All text of others is escaped here.
@@ -9,18 +9,17 @@ from __future__ import annotations
 import html
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from clusterctl.nodes import counted, fold
-from clusterctl.printable import printable
 from clusterctl.runs.attempts import DONE, RUNNING, Account, Attempt
 from clusterctl.runs.journal import USER_STOP
 from dashboards.model import units
+from trainer.runlog.output import printable
 
 WIDTH, LEFT, RIGHT = 1000, 64, 8
 ROW, BAR, AXIS = 24, 14, 22
 MOST_ROWS = 200  # attempts that are drawn, the newest ones
-CURVE = 240
 CHARACTER = 6.6  # width of a character of the labels
 
 Point = tuple[float, float]
@@ -92,43 +91,6 @@ def about(one: Attempt, now_s: float) -> str:
     parts += [steps, f"{_date(one.began_s)}, {units.span(max(0.0, ended_s - one.began_s))}"]
     sentence = f": {one.text}" if one.text and one.text != one.ending else ""
     return f"{', '.join(parts)}; {ending_of(one)}{sentence}"
-
-
-def curve(rows: Sequence[Sequence[float]], first_steps: Iterable[int]) -> str:
-    """Loss of every step in faint, smoothed in bright; lines where an attempt went on; "" if none.
-
-    `rows` are (step, loss, smoothed loss) with growing steps, so no line goes back.
-    """
-    seen = [row for row in rows if math.isfinite(row[2])]
-    if len(seen) < 2:
-        return ""
-    values = sorted(row[column] for row in seen for column in (1, 2) if math.isfinite(row[column]))
-    low, high = values[0], values[min(len(values) - 1, int(0.995 * len(values)))]
-    high = high if high > low else low + 1.0
-    first, last = seen[0][0], seen[-1][0]
-    tall = CURVE - AXIS
-
-    def point(row: Sequence[float], column: int) -> Point:
-        x = LEFT + (WIDTH - LEFT - RIGHT) * (row[0] - first) / (last - first)
-        share = (min(high, row[column]) - low) / (high - low)
-        return x, 6 + (tall - 12) * (1 - share)
-
-    parts = [begin(CURVE, "loss over steps")]
-    for value in (low, (low + high) / 2, high):
-        y = 6 + (tall - 12) * (high - value) / (high - low)
-        parts.append(line("grid", (LEFT, y), (WIDTH - RIGHT, y)))
-        parts.append(text(LEFT - 8, y + 4, units.number(value), "end", "dim"))
-    for step in sorted(first_steps):
-        if first <= step <= last:
-            x, _ = point((step, low, low), 2)
-            about = f"an attempt went on with step {step:,}"
-            parts.append(line("again", (x, 0), (x, tall), about))
-    known = [row for row in seen if math.isfinite(row[1])]
-    parts.append(polyline("each", (point(row, 1) for row in known)))
-    parts.append(polyline("smooth", (point(row, 2) for row in seen)))
-    parts.append(text(LEFT, CURVE - 6, f"step {first:,.0f}", "start", "dim"))
-    parts.append(text(WIDTH - RIGHT, CURVE - 6, f"{last:,.0f}", "end", "dim"))
-    return "\n".join([*parts, "</svg>"])
 
 
 def line(kind: str, start: Point, end: Point, about: str = "") -> str:

@@ -18,7 +18,6 @@ from textual.binding import Binding, BindingType
 from textual.markup import escape
 from textual.screen import Screen
 
-from clusterctl.printable import printable
 from dashboards.feeds.replay import Player
 from dashboards.model.samples import Feed, Sample, Tick
 from dashboards.model.state import state_of
@@ -32,6 +31,7 @@ from dashboards.tui.screens.node import NodeScreen
 from dashboards.tui.screens.run import RunScreen
 from dashboards.tui.screens.stacks import StacksScreen
 from dashboards.tui.widgets import palette
+from trainer.runlog.output import printable
 
 SCRUB = 0.02  # of the whole recording
 MANY_NODES = 200  # above, or with more samples, a round is done in parts

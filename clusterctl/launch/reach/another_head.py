@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
-from clusterctl.printable import printable
 from clusterctl.runs import owner
+from trainer.runlog.output import printable
 
 BELIEVED_S = 20.0  # for the file and the other nodes to say so, too
 

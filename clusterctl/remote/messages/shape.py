@@ -18,7 +18,7 @@ from clusterctl.dataclass_json import Misshapen
 from clusterctl.errors import TransportError
 from clusterctl.node_name import MOST as MOST_NAME
 from clusterctl.node_name import node_name
-from clusterctl.printable import printable
+from trainer.runlog.output import printable
 
 Shape = Callable[[Any], Any]
 

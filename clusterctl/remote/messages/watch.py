@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from clusterctl.dataclass_json import Misshapen
-from clusterctl.printable import printable
 from clusterctl.remote.messages.shape import number, record, text, whole
+from trainer.runlog.output import printable
 
 ROW_KEYS = frozenset(("disks", "procs"))
 INDEXES = 64  # GPUs or links of one node: more than any has

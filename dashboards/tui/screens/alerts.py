@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
@@ -12,6 +11,7 @@ from textual.binding import BindingType
 from textual.widget import Widget
 
 from clusterctl.nodes import fold
+from clusterctl.report_lines import cut, wrapped
 from dashboards.alerts import engine
 from dashboards.model import units
 from dashboards.model.alert_book import Alert
@@ -70,8 +70,7 @@ class AlertList(Listing[Alert]):
             mark = " " if over else "m" if muted else "a"
         until = state.now_s if alert.cleared_s is None else alert.cleared_s
         last, wide = (f"{clock(alert.last_s):<10}", 24) if width >= 100 else ("", 16)
-        where = self._short(alert.subject)
-        where = where if len(where) < wide else where[: wide - 2] + "…"
+        where = cut(self._short(alert.subject), wide - 1)
         return words(
             (f"{mark} ", style),
             (f"{clock(alert.first_s):<10}{last}", colors.label),
@@ -109,7 +108,7 @@ class AlertDetail(Panel):
         elif alert.acknowledged:
             entries.append(("ack", "you know of it: it is not counted any more", colors.label))
         for name, text, style in entries:
-            for piece in textwrap.wrap(text, max(20, width - 10)) or [""]:
+            for piece in wrapped(text, max(20, width - 10)):
                 yield words((f" {name:<8}", colors.dim), (piece, style))
                 name = ""
 

@@ -14,11 +14,11 @@ from textual.screen import ModalScreen
 from textual.widgets import Button, Static
 
 from clusterctl.nodes import fold
-from clusterctl.printable import printable
 from dashboards.operations.actions import Ending
 from dashboards.operations.background import Job, Watch
 from dashboards.tui.screens.base import Top, TopScreen, start_job
 from dashboards.tui.widgets.panel import plain
+from trainer.runlog.output import printable
 
 MOST_LINES = 12
 NOTHING_IS_SAVED = "SIGTERM, 10 s later SIGKILL. Nothing is saved first: clusterctl stop does that."

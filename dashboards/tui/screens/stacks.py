@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -13,6 +12,7 @@ from rich.style import Style
 from textual.binding import BindingType
 from textual.widget import Widget
 
+from clusterctl.report_lines import cut, wrapped
 from clusterctl.stacks.files import process_text
 from clusterctl.stacks.report import Class, classes, header, hidden_line, is_quiet, permission_lines
 from dashboards.model import units
@@ -50,7 +50,7 @@ class VerdictPanel(Panel):
         seen = self.diagnosis
         if seen is None or self.is_collecting:
             return 3
-        return sum(len(_wrapped(text, width)) for text, _ in self._texts(seen))
+        return sum(len(_pieces(text, width)) for text, _ in self._texts(seen))
 
     def paint(self, state: State, width: int, height: int, colors: Palette) -> list[Line]:
         job, seen = self.job, self.diagnosis
@@ -116,7 +116,7 @@ class ClassList(Listing[Class]):
         _, short = short_names(state.nodes)
         names = [_who(one, short) for one in self.listed]
         wide = min(40 if width >= 100 else 26, max(map(len, names), default=0))
-        names = [who if len(who) <= wide else who[: wide - 1] + "…" for who in names]
+        names = [cut(who, wide) for who in names]
         pairs = zip(self.listed, names, strict=True)
         return [self._row(one, f"{who:<{wide}}", width, colors) for one, who in pairs]
 
@@ -147,11 +147,7 @@ def _who(one: Class, short: Mapping[str, str]) -> str:
 
 
 def _lines(text: str, width: int, style: Style) -> list[Line]:
-    return [words((f" {line}", style)) for line in _wrapped(text, width)]
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    return textwrap.wrap(text, max(20, width - 2), subsequent_indent="  ") or [""]
+    return [words((f" {line}", style)) for line in _pieces(text, width)]
 
 
 class StacksScreen(ListScreen):
@@ -275,3 +271,7 @@ def _ink(line: str) -> str:
     if line.startswith("Thread"):
         return "accent"
     return "text" if line.startswith("    ") else "label"
+
+
+def _pieces(text: str, width: int) -> list[str]:
+    return wrapped(text, max(20, width - 2), indent="  ")

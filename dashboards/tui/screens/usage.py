@@ -9,6 +9,7 @@ from textual.binding import Binding, BindingType
 from textual.widget import Widget
 
 from clusterctl.nodes import fold
+from clusterctl.report_lines import cut
 from dashboards.model import units
 from dashboards.model.state import State
 from dashboards.model.usage import WAYS, Usage, gpu_count, usage
@@ -67,12 +68,8 @@ class UsageList(Listing[Usage]):
             20, width - 4 - sum(cells + 1 for _, cells, least, _ in _COLUMNS if width >= least)
         )
         if way == "job":
-            return f"{_cut(user, 8):<9}{_cut(job, room - 10):<{room - 9}}"
-        return f"{_cut(node if way == 'node' else user, room - 1):<{room}}"
-
-
-def _cut(text: str, room: int) -> str:
-    return text if len(text) <= room else text[: room - 1] + "…"
+            return f"{cut(user, 8):<9}{cut(job, room - 10):<{room - 9}}"
+        return f"{cut(node if way == 'node' else user, room - 1):<{room}}"
 
 
 class UsageScreen(ListScreen):

@@ -10,10 +10,10 @@ from rich.segment import Segment
 from rich.style import Style
 from textual.events import Click, MouseScrollDown, MouseScrollUp
 
-from clusterctl.printable import printable
 from dashboards.model.state import State
 from dashboards.tui.widgets.palette import Palette
 from dashboards.tui.widgets.panel import Line, Panel, fitted, words
+from trainer.runlog.output import printable
 
 T = TypeVar("T")
 LIFT = Style(bold=True)

@@ -22,10 +22,10 @@ from textual.message import Message
 from textual.strip import Strip
 from textual.widget import Widget
 
-from clusterctl.printable import printable
 from dashboards.model.state import State
 from dashboards.tui.braille import bar
 from dashboards.tui.widgets.palette import Palette, palette
+from trainer.runlog.output import printable
 
 Line = list[Segment]
 

@@ -7,7 +7,7 @@ import unicodedata
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.printable import printable
+from trainer.runlog.output import printable
 
 
 def test_escape_sequences_are_shown_not_obeyed() -> None:
