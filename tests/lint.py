@@ -34,6 +34,8 @@ OWN_STARTS = (
 )
 # What a lock guarantees is written once for the head and the trainer, and once for nodes.
 LOCKS = ("trainer/runlog/locks.py", "clusterctl/payload/files/locks.py")
+# Secrets in nested values; the second also knows the names that they stand under.
+MASKS = ("clusterctl/payload/secrets/mask.py", "clusterctl/why/masked.py")
 # Lines of a program that the same module has started.
 LINES_OF_OURS = (
     "clusterctl/payload/",
@@ -280,6 +282,17 @@ def second_places(path: Path, nodes: Nodes) -> Iterator[str]:
                     yield f"{file}:{node.lineno}: {call}: use {better}"
 
 
+def other_masks(path: Path, nodes: Nodes) -> Iterator[str]:
+    """Functions outside MASKS that hide secrets in what is nested, by calling themselves."""
+    name = path.relative_to(ROOT).as_posix()
+    for node in nodes if name not in MASKS else ():
+        if isinstance(node, ast.FunctionDef):
+            inner = (one.func for one in ast.walk(node) if isinstance(one, ast.Call))
+            called = {one.id for one in inner if isinstance(one, ast.Name)}
+            if node.name in called and called & {"hide", "redact"}:
+                yield f"{name}:{node.lineno}: {node.name}: use hide_in of {MASKS[0]}"
+
+
 def findings(paths: Iterable[Path]) -> Iterator[str]:
     texts = {path: path.read_text(encoding="utf-8") for path in paths}
     every = {path: list(ast.walk(ast.parse(text))) for path, text in texts.items()}
@@ -302,6 +315,7 @@ def findings(paths: Iterable[Path]) -> Iterator[str]:
         yield from other_starts(path, every[path])
         yield from other_locks(path, every[path])
         yield from second_places(path, every[path])
+        yield from other_masks(path, every[path])
 
 
 def main() -> int:

@@ -85,6 +85,14 @@ def test_what_has_one_place_is_called_there(tmp_path: Path, monkeypatch) -> None
     assert line == "pack/two.py:2: g.h(line): use pack/one.py"
 
 
+def test_masking_of_what_is_nested_has_one_place(tmp_path: Path, monkeypatch) -> None:
+    text = "def mask(value):\n    return hide(value) if value else [mask(one) for one in value]\n"
+    (line,) = found(tmp_path, monkeypatch, pack__one=text)
+    assert line.startswith("pack/one.py:1: mask: use hide_in of ")
+    monkeypatch.setattr(lint, "MASKS", ("pack/one.py",))
+    assert found(tmp_path, monkeypatch, pack__one=text) == []
+
+
 def test_long_lines_are_found_outside_tables_and_urls(tmp_path: Path, monkeypatch) -> None:
     long = "x" * 101
     text = f"# {long}\nA = [\n    1, '{long}',\n]  # fmt: skip\nB = 1  # https://{long}\n"

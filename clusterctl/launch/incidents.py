@@ -10,6 +10,7 @@ from typing import Any
 from clusterctl.launch import journal
 from clusterctl.launch.causes.kinds import LOST, Cause, Kind
 from clusterctl.launch.root_cause import Judgement
+from clusterctl.payload.secrets.mask import hide_in
 
 CRASH, HANG, NODE_LOST, STOP = "crash", "hang", "node-lost", "user-stop"
 MOST_CONSEQUENCES = 32  # in one line; a large run loses hundreds of ranks at once
@@ -63,7 +64,7 @@ def record(
     Returns its root as it was written: without secrets, which `redact` takes out of texts of ranks.
     A disk that is full must not keep a run from being stopped: it is written later.
     """
-    line = _redacted(incident.to_json(), redact)
+    line = hide_in(incident.to_json(), redact)
     root = incident.judgement.root
     if type_of(root) in (CRASH, NODE_LOST):
         data = {"class": root.name, "rank": root.rank, "action": incident.action}
@@ -71,11 +72,3 @@ def record(
     log.record(journal.INCIDENTS_FILE, line)
     written: dict[str, Any] = line["root"]
     return written
-
-
-def _redacted(value: Any, redact: Callable[[str], str]) -> Any:
-    if type(value) is str:
-        return redact(value)
-    if isinstance(value, dict):
-        return {key: _redacted(item, redact) for key, item in value.items()}
-    return [_redacted(item, redact) for item in value] if isinstance(value, list | tuple) else value

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.launch.state import RunState
-from clusterctl.payload.secrets.mask import hide
+from clusterctl.payload.secrets.mask import hide, hide_in
 from clusterctl.runs.appended import Appended
 from trainer.runlog import telemetry
 
@@ -38,7 +38,7 @@ class Journal:
             return
         mono_s, time_s = round(time.monotonic(), 3), round(time.time(), 3)
         event: dict[str, Any] = {"event": name, "text": hide(text), "node": node}
-        event |= {"mono_s": mono_s, "time_s": time_s, "data": _without_secrets(data)}
+        event |= {"mono_s": mono_s, "time_s": time_s, "data": hide_in(data)}
         self._files.add(EVENTS_FILE, _line(event))
         for file, count in self._files.left_out().items():
             self.write("cut", f"{file}: {count} bytes are left out: its disk was full for too long")
@@ -74,14 +74,6 @@ def tell(journal: Journal, state: RunState, name: str, text: str, **data: Any) -
     """Record one event, and keep it among the last ones of the state."""
     journal.write(name, text, **data)
     state.add(telemetry.Event(name, text, data, time_s=time.time()))
-
-
-def _without_secrets(value: Any) -> Any:
-    if isinstance(value, str):
-        return hide(value)
-    if isinstance(value, dict):
-        return {key: _without_secrets(item) for key, item in value.items()}
-    return [_without_secrets(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 @dataclass(slots=True)

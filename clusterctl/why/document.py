@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from clusterctl.payload.secrets.mask import hide
+from clusterctl.payload.secrets.mask import hide, hide_in
 from clusterctl.why.explain import Explanation
 
 
@@ -31,9 +31,9 @@ def to_json(found: Explanation) -> dict[str, Any]:
             }
             for one in found.attempts
         ],
-        "cause": _masked(cause.to_json()) if cause else None,
+        "cause": hide_in(cause.to_json()) if cause else None,
         "why_not": verdict.why_not or None if verdict else None,
-        "candidates": [_masked(one.to_json()) for one in verdict.candidates] if verdict else [],
+        "candidates": [hide_in(one.to_json()) for one in verdict.candidates] if verdict else [],
         "ranks": list(verdict.ranks) if verdict else [],
         "recorded": verdict.is_recorded if verdict else False,
         "signature": found.signature or None,
@@ -55,7 +55,7 @@ def to_json(found: Explanation) -> dict[str, Any]:
                 "also": list(spell.slow.also),
                 "since_step": spell.slow.since_step,
                 "until_step": spell.until_step,
-                "reasons": [_masked(asdict(reason)) for reason in spell.slow.reasons],
+                "reasons": [hide_in(asdict(reason)) for reason in spell.slow.reasons],
                 "not_compared": list(spell.slow.not_compared),
             }
             for spell in found.slow
@@ -63,11 +63,3 @@ def to_json(found: Explanation) -> dict[str, Any]:
         "not_read": dict(found.unread),
         "exit_code": found.exit_code,
     }
-
-
-def _masked(value: Any) -> Any:
-    if isinstance(value, str):
-        return hide(value)
-    if isinstance(value, dict):
-        return {key: _masked(item) for key, item in value.items()}
-    return value

@@ -114,6 +114,15 @@ def hide(text: str) -> str:
     return text
 
 
+def hide_in(value, mask=hide):  # type: (Any, Any) -> Any
+    """What JSON holds of a value, with `mask` on each text in its mappings and lists."""
+    if isinstance(value, str):
+        return mask(value)
+    if isinstance(value, dict):
+        return {key: hide_in(item, mask) for key, item in value.items()}
+    return [hide_in(item, mask) for item in value] if isinstance(value, (list, tuple)) else value
+
+
 class LineMask:
     """`hide` for a text that comes in lines, among which a private key may be."""
 

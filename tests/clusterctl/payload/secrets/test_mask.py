@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from clusterctl.payload.secrets import marks
 from clusterctl.payload.secrets import mask as rules
 from clusterctl.payload.secrets.marks import HIDDEN, is_secret
-from clusterctl.payload.secrets.mask import hide, hide_words
+from clusterctl.payload.secrets.mask import hide, hide_in, hide_words
 from tests.patterns import QUICK, Found, slowest
 
 V = "V4lue-of-the-secret"
@@ -111,6 +111,12 @@ def test_value_behind_a_secret_option_never_shows(words: list[str], name: str, a
         assert secret not in " ".join(hide_words(line))
     assert secret not in hide(json.dumps({name: secret, "lr": 1}))
     assert secret not in hide(f"{name}={secret}")
+
+
+def test_texts_in_nested_values_are_hidden() -> None:
+    nested = {"a": [f"HF_TOKEN={V}", 1, None], "b": ({"c": "plain"},)}
+    assert hide_in(nested) == {"a": [f"HF_TOKEN={HIDDEN}", 1, None], "b": [{"c": "plain"}]}
+    assert hide_in(nested, str.upper)["b"] == [{"c": "PLAIN"}]
 
 
 @given(st.text(max_size=200))
