@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import io
 import itertools
 import json
@@ -26,6 +25,7 @@ from typing import Any
 
 from trainer.errors import ConfigError
 from trainer.runlog.json_file import parse_object
+from trainer.runlog.locks import hold
 from trainer.runlog.output import LOG, counted, printable
 from trainer.runlog.progress import ProgressLine
 from trainer.runlog.run_files import open_to_append, read_chosen
@@ -53,13 +53,12 @@ class Record:
         with contextlib.ExitStack() as opened:
             opened.callback(os.close, folder := _made(out))
             try:
-                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not hold(folder):
+                    raise ConfigError(f"another process measures into {out}")
                 if send is not None:
                     os.close(_made(send))
                 _move_away(self.path)  # of an earlier call: what was measured stays
                 self._file = opened.enter_context(io.FileIO(open_to_append(self.path), "a"))
-            except BlockingIOError:
-                raise ConfigError(f"another process measures into {out}") from None
             except OSError as error:
                 raise ConfigError(f"{self.path}: {error.strerror}") from None
             self.close = opened.pop_all().close
