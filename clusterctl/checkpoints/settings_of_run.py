@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import UsageError
+from clusterctl.runs.ask_trainer import ask
 from trainer.runlog import run_files
-from trainer.runlog.own_modules import environment, module_command
 from trainer.runlog.retention import Rules
 
 CONFIG_FILE = "config.json"  # of a run directory
-TIMEOUT_S = 120.0  # of the trainer: it imports torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +59,12 @@ def settings_in(run_dir: Path) -> RunSettings:
 def settings_of(config: str, overrides: Sequence[str]) -> RunSettings:
     """Of a config file or short name, as the trainer resolves it. Raises UsageError."""
     words = ["trainer.config", "show", config, "--json", *overrides]
-    return _settings(_ask(words)["config"])
+    return _settings(ask(words)["config"])
 
 
 def predicted_size(config: str, overrides: Sequence[str]) -> Size:
     """Of a config or run directory, by the shapes of its model. Raises UsageError without torch."""
-    said = _ask(["trainer.checkpoint", "size", config, "--json", *overrides])
+    said = ask(["trainer.checkpoint", "size", config, "--json", *overrides])
     return Size(
         model_bytes=int(said["model_bytes"]),
         ema_bytes=int(said["ema_bytes"]),
@@ -100,29 +97,3 @@ def _count(value: object, least: int) -> int:
     if type(value) is not int or not least <= value < 10**12:
         raise ValueError(f"{value!r} is not a valid count")
     return value
-
-
-def _ask(words: Sequence[str]) -> dict[str, Any]:
-    """One JSON document of the trainer, in a separate process. Raises UsageError with its words."""
-    command = module_command(*words)
-    try:
-        done = subprocess.run(
-            command,
-            env=environment(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
-        if done.returncode == 0:
-            found = json.loads(done.stdout.strip().splitlines()[-1])
-            if isinstance(found, dict):
-                return found
-    except subprocess.TimeoutExpired:
-        why = f"python -m {words[0]} gave no answer in {TIMEOUT_S:g} s"
-        raise UsageError(why) from None
-    except (OSError, ValueError, LookupError) as error:
-        raise UsageError(f"python -m {words[0]} cannot be run: {error}") from None
-    said, _, hint = (done.stderr.strip() or "no output").partition("\n  hint: ")
-    raise UsageError(said.splitlines()[-1].removeprefix("error: "), hint=hint or None)

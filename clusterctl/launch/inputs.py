@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import itertools
-import json
 import os
 import shlex
 import subprocess
@@ -17,10 +16,8 @@ from clusterctl.errors import UsageError
 from clusterctl.launch import environment
 from clusterctl.payload.files.ownership import NotPrivate, refuse_open_folder
 from clusterctl.payload.secrets.marks import HIDDEN
-from trainer.runlog.own_modules import environment as own_environment
-from trainer.runlog.own_modules import module_command
+from clusterctl.runs.ask_trainer import ask, refusal, run_trainer
 
-SHOW_TIMEOUT_S = 60.0
 MOST_NAMES = 10_000  # of a folder in which a name is looked for
 _HUB = ("HF_HOME", "HF_HUB_CACHE")
 KEPT = ("NCCL_", "GLOO_", "CUDA_", "TORCH_DISTRIBUTED_DEBUG", *_HUB, "WANDB_MODE")
@@ -53,22 +50,14 @@ def resolve(
     except NotPrivate as error:
         hint = "start it in a folder of your own, or name one: --workdir DIR"
         raise UsageError(f"{error}, so no run starts there", hint=hint) from None
-    command = module_command("trainer.config", "show", config, "--json", *overrides)
+    unread = f"the config {config} cannot be read"
+    data = ask(["trainer.config", "show", config, "--json", *overrides], unread, workdir)
     try:
-        done = _run(command, workdir)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise UsageError(f"the config {config} cannot be read: {error}") from None
-    try:
-        done.check_returncode()
-        data = json.loads(done.stdout.strip().splitlines()[-1])["config"]
+        data = data["config"]
         model = str(data["model"]["type"])
         wandb = str(data.get("wandb", "off")) == "online"
-    except (subprocess.CalledProcessError, ValueError, LookupError, TypeError, AttributeError):
-        refusal = _refusal(done.stderr)
-        if refusal is None:  # no sentence of the trainer's
-            last = (done.stderr.strip() or "no output").splitlines()[-1]
-            refusal = UsageError(f"the config {config} cannot be read: {last}")
-        raise refusal from None
+    except (LookupError, TypeError, AttributeError) as error:
+        raise UsageError(f"{unread}: {error}") from None
     always, at_first = files_of(data, workdir, env)
     files = tuple(dict.fromkeys([*always, *at_first]))
     # Path's own raise where a folder may not be searched, or for ~nobody.
@@ -106,34 +95,18 @@ def refuse_untrainable(
     is_here = set(line.reads["files"]) == set(line.reads["on_head"])
     if not is_here or importlib.util.find_spec("torch") is None:
         return None  # the checks of the nodes look for the files
-    command = module_command("trainer.train", config, *overrides, "--dry-run")
+    words = ["trainer.train", config, *overrides, "--dry-run"]
     try:
-        done = _run(command, workdir, WORLD_SIZE=str(ranks), RANK="0", CUDA_VISIBLE_DEVICES="")
+        done = run_trainer(words, workdir, WORLD_SIZE=str(ranks), RANK="0", CUDA_VISIBLE_DEVICES="")
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"the trainer could not check the data here: {error}"
     if done.returncode == 0:
         return None
-    refusal = _refusal(done.stderr)
-    if refusal is None:
+    refused = refusal(done.stderr)
+    if refused is None:
         last = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
         return f"the trainer could not check the data here: {last}"
-    raise refusal
-
-
-def _run(command: Sequence[str], workdir: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    """One of the trainer's programs, apart from this one and its terminal."""
-    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
-    pipes["env"] = own_environment(**env)
-    return subprocess.run(command, cwd=workdir, timeout=SHOW_TIMEOUT_S, check=False, **pipes)
-
-
-def _refusal(stderr: str) -> UsageError | None:
-    """The trainer's own sentence and hint, behind any warnings of libraries."""
-    said, _, hint = stderr.strip().partition("\n  hint: ")
-    last = (said.splitlines() or [""])[-1]
-    if not last.startswith("error: "):
-        return None
-    return UsageError(last.removeprefix("error: "), hint=hint or None)
+    raise refused
 
 
 def files_of(

@@ -10,12 +10,18 @@ import json
 import os
 import time
 
-from clusterctl.payload.launch.trainer_program import start_program, why_not
+from clusterctl.payload.launch.trainer_program import (
+    beat,
+    fail,
+    read_stderr,
+    start_program,
+    tell,
+    why_not,
+)
 from clusterctl.payload.prelude import ARGS, emit, hold_lease, leave, on_signals
-from clusterctl.payload.proc_files import as_text, or_none
+from clusterctl.payload.proc_files import or_none
 from clusterctl.payload.tools import forget_tool, in_thread, section
 
-BEAT_S = 2.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S, STEADY_S = 1.0, 60.0, 60.0
 FREE_MIB = 1024  # of a GPU that nobody uses: a driver alone takes up to 600
 QUERY = ["nvidia-smi", "--query-gpu=index,memory.used", "--format=csv,noheader,nounits"]
@@ -28,7 +34,7 @@ samplers = {}  # type: dict[int, Any]  # slot -> the process that runs now
 def main():
     refusal = why_not(ARGS["python"], ARGS["home"])
     if refusal is not None:
-        fail(refusal)
+        give_up(refusal)
     devices = slots()
     on_signals(leave)
     hold_lease(pass_on, leave)
@@ -42,9 +48,7 @@ def main():
     )
     for slot, device in enumerate(devices):
         in_thread(keep, slot, device)
-    while True:
-        time.sleep(BEAT_S)
-        emit({"type": "alive"})
+    beat({"type": "alive"})
 
 
 def slots():
@@ -59,17 +63,17 @@ def slots():
     rows = [line.split(",") for line in found["out"].splitlines() if line.count(",") == 1]
     if found["state"] != "ended" or found["rc"]:
         said = (found["err"] or found["out"]).strip().splitlines()
-        fail("the GPUs cannot be read: %s" % (said[-1] if said else found["state"]))
+        give_up("the GPUs cannot be read: %s" % (said[-1] if said else found["state"]))
     # A GPU whose memory is not known ("[N/A]", of a MIG device) is not known to be free.
     used = {index.strip(): int(mib) if mib.strip().isdecimal() else None for index, mib in rows}
     free = [index for index, mib in used.items() if mib is not None and mib < FREE_MIB]
     unknown = [index for index, mib in used.items() if mib is None]
     if unknown and not free:
         text = "how much memory of GPU %s is in use is not known; --gpus %s takes it all the same"
-        fail(text % (unknown[0], unknown[0]))
+        give_up(text % (unknown[0], unknown[0]))
     if used and not free:
         all_of_them = "all %d GPUs are" % len(used) if len(used) > 1 else "the only GPU is"
-        fail("%s in use; --gpus 0 takes one all the same" % all_of_them)
+        give_up("%s in use; --gpus 0 takes one all the same" % all_of_them)
     return free or [None]
 
 
@@ -122,12 +126,6 @@ def run_sampler(slot, device):
     return "the sampler %s%s" % (how, ": %s" % last[-1][:300] if last else "")
 
 
-def read_stderr(child, said):
-    for line in child.stderr:
-        said.append(as_text(line))
-        del said[:-40]
-
-
 def pass_on(message):
     child = samplers.get(message["slot"])
     if child is None:
@@ -135,13 +133,8 @@ def pass_on(message):
     if message["order"]["op"] == "end":
         child.kill()
         return
-    try:
-        child.stdin.write(json.dumps(message["order"]).encode() + b"\n")
-        child.stdin.flush()
-    except (OSError, ValueError):
-        pass  # it has ended, which `keep` tells
+    tell(child, message["order"])  # of one that has ended `keep` tells
 
 
-def fail(text):
-    emit({"type": "failed", "why": text})
-    os._exit(1)
+def give_up(text):
+    fail({"type": "failed", "why": text})

@@ -30,11 +30,11 @@ class Failed(Exception):
 def test_memory_that_is_not_known_is_not_free(
     monkeypatch: pytest.MonkeyPatch, rows: str, found: Any
 ) -> None:
-    def fail(text: str) -> None:
+    def give_up(text: str) -> None:
         raise Failed(text)
 
     monkeypatch.setattr(sample, "ARGS", {"gpus": None})
-    monkeypatch.setattr(sample, "fail", fail)
+    monkeypatch.setattr(sample, "give_up", give_up)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     answer = {"state": "ended", "rc": 0, "out": rows, "err": ""}
     monkeypatch.setattr(sample, "section", lambda *_: answer)

@@ -36,7 +36,7 @@ def _in_process(words: Sequence[str]) -> dict[str, Any]:
 def _prepare(shell: Shell, free: int = 500 * GB) -> None:
     """A disk of 1 TB, and a moment shortly after the runs' last records."""
     own = "clusterctl.checkpoints"
-    shell.patches.setattr(f"{own}.settings_of_run._ask", _in_process)
+    shell.patches.setattr(f"{own}.settings_of_run.ask", _in_process)
     shell.patches.setattr(
         f"{own}.subject.free_space", lambda _: FreeSpace(Path("/data"), free, 1000 * GB)
     )
