@@ -63,6 +63,15 @@ ONE_PLACE: tuple[tuple[str, tuple[str, ...], tuple[str, ...], str], ...] = (
         "wrapped or labelled of clusterctl/report_lines.py",
     ),
 )
+# Files that appear whole are written in the first two; a part that came by sftp and a checkpoint's
+# folder with its pointer get their names in the others.
+WRITERS = (
+    "trainer/runlog/atomic_file.py",
+    "clusterctl/payload/files/private.py",
+    "clusterctl/payload/push.py",
+    "trainer/checkpoint/files.py",
+)
+TEMPORARY = re.compile(r"(^|[._])(aside|fresh|new|part|partial|pointer|temp|tmp|whole)$")
 # Wordings that were replaced, in strings that users read. The second is what to write instead.
 WORDS = (
     (
@@ -293,6 +302,17 @@ def other_masks(path: Path, nodes: Nodes) -> Iterator[str]:
                 yield f"{name}:{node.lineno}: {node.name}: use hide_in of {MASKS[0]}"
 
 
+def other_writers(path: Path, nodes: Nodes) -> Iterator[str]:
+    """Temporary files and folders that get their final name outside WRITERS."""
+    name = path.relative_to(ROOT).as_posix()
+    for node in nodes if name not in WRITERS else ():
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            verb, of = node.func.attr, ast.unparse(node.func.value)
+            is_path = len(node.args) == 1 and not node.keywords and TEMPORARY.search(of)
+            if (verb == "replace" and (of == "os" or is_path)) or (verb == "rename" and is_path):
+                yield f"{name}:{node.lineno}: {of}.{verb}: use {WRITERS[0]} or {WRITERS[1]}"
+
+
 def findings(paths: Iterable[Path]) -> Iterator[str]:
     texts = {path: path.read_text(encoding="utf-8") for path in paths}
     every = {path: list(ast.walk(ast.parse(text))) for path, text in texts.items()}
@@ -316,6 +336,7 @@ def findings(paths: Iterable[Path]) -> Iterator[str]:
         yield from other_locks(path, every[path])
         yield from second_places(path, every[path])
         yield from other_masks(path, every[path])
+        yield from other_writers(path, every[path])
 
 
 def main() -> int:

@@ -125,3 +125,11 @@ def test_lock_outside_its_modules_is_found(tmp_path: Path, monkeypatch) -> None:
     assert line.startswith("pack/one.py:3: flock: use trainer/runlog/locks.py")
     monkeypatch.setattr(lint, "LOCKS", ("pack/one.py",))
     assert found(tmp_path, monkeypatch, pack__one=text) == []
+
+
+def test_temporary_file_that_gets_its_name_elsewhere_is_found(tmp_path: Path, monkeypatch) -> None:
+    for call in ("os.replace(a, b)", "part.replace(path)", "self.whole.rename(path)"):
+        (line,) = found(tmp_path, monkeypatch, pack__one=f"{call}\n")
+        assert line.startswith(f"pack/one.py:1: {call.partition('(')[0]}: use trainer/runlog/")
+    for call in ("part.replace('a', 'b')", "text.replace(a)", "part.replace(tzinfo=None)"):
+        assert found(tmp_path, monkeypatch, pack__one=f"{call}\n") == []

@@ -41,6 +41,7 @@ from trainer.models.stdit import STDiT3
 from trainer.optim.ema import EMA
 from trainer.optim.lr_schedules import Schedule
 from trainer.resume import place_note, resumed_note, source_of, stated_place, take_guards, take_over
+from trainer.runlog.atomic_file import put_in_place
 from trainer.runlog.output import RUN, counted
 from trainer.runlog.telemetry import Heartbeat
 from trainer.step import Run
@@ -304,7 +305,7 @@ def _prepare_text(config: Config, run_dir: Path, source: Path | None, texts: Seq
             part = target.with_name(f".tmp-{target.name}")  # whole or not at all
             shutil.rmtree(part, ignore_errors=True)  # of a run that was killed
             shutil.copytree(made_with, part)
-            part.rename(target)
+            put_in_place(part, target)
     make_tiny_text_encoder(config, run_dir, texts)
 
 

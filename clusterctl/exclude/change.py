@@ -22,7 +22,7 @@ from clusterctl.exclude.entries import (
     stamp,
 )
 from clusterctl.nodes import fold
-from trainer.runlog.atomic_file import part_of
+from trainer.runlog.atomic_file import write_whole
 
 _KEY_LINE = re.compile(rf"\s*(?:{'|'.join(KEYS)})\s*=")
 
@@ -120,9 +120,7 @@ def _write(path: Path, text: str, wanted: Sequence[Exclusion], mode: int) -> Non
             return
         with contextlib.suppress(FileNotFoundError):
             mode = path.stat().st_mode & 0o777
-        with part_of(path) as part:
-            part.write_text(text, encoding="utf-8")
-            part.chmod(mode)
+        write_whole(path, text, mode)
     except OSError as error:
         raise ExcludeError(f"{path} was not changed: {error.strerror or error}") from None
 

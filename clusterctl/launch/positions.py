@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from clusterctl.payload.files.private import replace_file
 from trainer.runlog import run_files
+from trainer.runlog.atomic_file import write_whole
 
 FILE = ".positions.json"
 EVERY_S = 1.0
@@ -41,7 +41,7 @@ class Notes:
         with suppress(OSError):  # a full disk must not end a run
             sizes = {name: self._size(name) for name in sorted(self._copies)}
             document = json.dumps({"positions": found, "sizes": sizes})
-            replace_file(str(self._run_dir / FILE), document.encode())
+            write_whole(self._run_dir / FILE, document, 0o600, synced=False)
 
     def _size(self, name: str) -> int:
         try:

@@ -14,8 +14,8 @@ from typing import Any
 
 from clusterctl.errors import UsageError
 from clusterctl.payload.files.ownership import made_by_others
-from clusterctl.payload.files.private import replace_file
 from clusterctl.runs import hidden_values
+from trainer.runlog.atomic_file import write_whole
 from trainer.runlog.locks import NoLocks, hold
 from trainer.runlog.run_dir import make_run_dir
 
@@ -101,7 +101,6 @@ def write_layout(
     mode = 0o640 if run_dir.stat().st_mode & 0o040 else 0o600  # for the group that may read it
     for name in FOLDERS:
         (run_dir / name).mkdir(exist_ok=True)
-    replace_file(str(run_dir / RUN_FILE), f"{run_id}\n".encode(), mode)
+    write_whole(run_dir / RUN_FILE, f"{run_id}\n", mode)
     hidden_values.write(run_dir, hidden)
-    text = json.dumps(plan, indent=1) + "\n"
-    replace_file(str(run_dir / "plan.json"), text.encode(), mode)
+    write_whole(run_dir / "plan.json", json.dumps(plan, indent=1) + "\n", mode)

@@ -25,10 +25,10 @@ from clusterctl.launch.restart.past import Past
 from clusterctl.launch.restart.rules import Rules
 from clusterctl.nodes import Node
 from clusterctl.payload.files.ownership import open_own
-from clusterctl.payload.files.private import replace_file
 from clusterctl.payload.launch.stopped import found as mark_of
 from clusterctl.payload.launch.stopped import sentence
 from clusterctl.transport.base import Limits
+from trainer.runlog.atomic_file import write_whole
 from trainer.runlog.json_file import parse_object
 
 FILE = ".supervisor.json"
@@ -70,7 +70,7 @@ class SavedRun:
         """Replace the file. Raises OSError."""
         document = self._document()
         sealed = {"seal": seal.seal_of(document), **document}
-        replace_file(str(self.plan.run_dir / FILE), json.dumps(sealed).encode())
+        write_whole(self.plan.run_dir / FILE, json.dumps(sealed), 0o600)
 
     @property
     def over(self) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 from clusterctl.beside_hostfile import locked
 from clusterctl.errors import CouldNotFindOut
 from clusterctl.ledger.entries import Entry, entry_of
-from trainer.runlog.atomic_file import part_of
+from trainer.runlog.atomic_file import write_whole
 
 MAX_BYTES = 4 << 20
 KEPT_S = 400 * 86400.0
@@ -97,9 +97,7 @@ def _shorten(path: Path, descriptor: int, now_s: float) -> None:
         first += 1
     try:
         mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
-        with part_of(path) as part:
-            part.write_bytes(b"".join(line + b"\n" for line in kept[first:]))
-            part.chmod(mode)
+        write_whole(path, b"".join(line + b"\n" for line in kept[first:]), mode)
     except OSError as error:
         raise LedgerError(f"{path} cannot be made shorter: {error.strerror}") from None
 

@@ -18,6 +18,7 @@ from checks.facts import Fabric, Maybe, NodeFacts, Previous, Unknown, or_none, t
 from checks.parsers.clock import finite
 from checks.parsers.infiniband import ERROR_COUNTERS
 from clusterctl.nodes import Node
+from trainer.runlog.atomic_file import write_whole
 
 KEEP_S = 90 * 86400.0
 
@@ -43,11 +44,9 @@ def compare(
         compared.append(dataclasses.replace(one, previous=_previous(seen.get(key), now_s)))
         if one.unreached is None and not isinstance(one.machine, Unknown):
             kept[key] = _record(one, one.machine.boot_id, now_s)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_text(json.dumps({"schema": 1, "nodes": kept}), encoding="utf-8")
-        aside.replace(path)
+        write_whole(path, json.dumps({"schema": 1, "nodes": kept}))
     except OSError as error:
         return tuple(compared), error
     return tuple(compared), None

@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl.payload.files.private import replace_file
 from clusterctl.payload.secrets.marks import HIDDEN
+from trainer.runlog.atomic_file import write_whole
 from trainer.runlog.run_files import read_object
 
 FILE = ".hidden-values.json"
@@ -47,7 +47,7 @@ def write(run_dir: Path, values: Iterable[str]) -> None:
         for line in long
     ]
     text = json.dumps({"schema": 1, "salt": salt, "values": kept}) + "\n"
-    replace_file(str(run_dir / FILE), text.encode())
+    write_whole(run_dir / FILE, text, 0o600)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from clusterctl.transfer import resume
 from clusterctl.transfer.push import size_text
 from clusterctl.transport.base import Connection, Transport
 from trainer.runlog import locks
-from trainer.runlog.atomic_file import part_of
+from trainer.runlog.atomic_file import part_of, put_in_place
 from trainer.runlog.json_file import parse
 
 EVERY_S = 3.0  # between two looks at the folder
@@ -181,8 +181,7 @@ class RemoteRun(Followers):
             ):
                 shutil.rmtree(partial)
                 return
-        shutil.rmtree(self.folder / name, ignore_errors=True)
-        partial.rename(self.folder / name)
+        put_in_place(partial, self.folder / name)
 
     def _one(self, sftp: Any, there: str, partial: Path, file: str, size: int, sha256: str) -> bool:
         """Whether a file is here now; not where it is gone, or damaged at each try."""

@@ -19,7 +19,7 @@ from clusterctl.serve.presets import LOSS, Preset
 from clusterctl.serve.source import Source
 from clusterctl.serve.wanted import Sealed
 from trainer.runlog import locks, samples, validation
-from trainer.runlog.atomic_file import part_of
+from trainer.runlog.atomic_file import write_whole
 from trainer.runlog.run_files import open_to_append, opened_below, read_object
 
 SERVED = ".served.json"  # in a folder that is complete: what was asked for
@@ -157,8 +157,9 @@ class Folder:
 
     def finish(self) -> None:
         """Mark a folder that is complete. Raises OSError."""
-        with part_of(self.path / SERVED) as part:
-            part.write_text(json.dumps({"schema": 1, "identity": self.identity()}) + "\n")
+        write_whole(
+            self.path / SERVED, json.dumps({"schema": 1, "identity": self.identity()}) + "\n"
+        )
         self.state = DONE
 
     def fail(self, why: str) -> None:

@@ -16,10 +16,10 @@ from typing import Any
 
 from clusterctl.errors import TransportError, UsageError
 from clusterctl.nodes import Node
-from clusterctl.payload.push import digest
 from clusterctl.remote import payload
 from clusterctl.remote.cluster import Cluster
 from clusterctl.transport.base import Progress
+from trainer.runlog.atomic_file import sha256_of
 
 END_S = 5.0  # for nodes to remove their parts of a push that is interrupted
 STALL_S = 20.0  # without an acknowledgement, after which a node is given up
@@ -99,7 +99,7 @@ def packed(plan: Plan) -> Iterator[Parcel]:
     with tempfile.TemporaryDirectory(prefix="clusterctl-push-") as scratch:
         try:
             path = _archive(plan, Path(scratch)) if plan.folder else plan.source
-            parcel = Parcel(plan, path, path.stat().st_size, digest(path))
+            parcel = Parcel(plan, path, path.stat().st_size, sha256_of(path))
         except OSError as error:
             raise UsageError(f"{plan.source} cannot be read: {error.strerror}") from None
         yield parcel

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 from clusterctl.errors import TransportError
 from clusterctl.nodes import Node
 from clusterctl.transport.base import Connection
-from trainer.runlog.atomic_file import sha256_of, sync
+from trainer.runlog.atomic_file import put_in_place, sha256_of, sync
 
 CHUNK_BYTES = 1 << 18
 LEFT_FREE = 1 << 30  # bytes of a disk here that no node may fill
@@ -63,7 +63,7 @@ def fetch(
         part.unlink()
         raise Damaged(f"{remote} is damaged: its SHA-256 differs")
     sync(part)
-    part.replace(local)
+    put_in_place(part, local)
 
 
 def get(sftp: Any, remote: str, out: BinaryIO, most: int) -> None:

@@ -19,9 +19,9 @@ from typing import Any
 
 from clusterctl.errors import CouldNotFindOut, UsageError
 from clusterctl.nodes import counted
-from clusterctl.payload.files.private import replace_file
 from clusterctl.runs import hidden_values
 from clusterctl.why.masked import Masker
+from trainer.runlog.atomic_file import write_whole
 from trainer.runlog.run_files import folder_below, opened_below
 
 SMALL = ("plan.json", "config.json", "supervisor.log")
@@ -160,7 +160,7 @@ def write(path: Path, bundle: Bundle, top: str) -> int:
             info.size, info.mode, info.mtime = len(entry.data), 0o600, int(entry.written_s)
             archive.addfile(info, io.BytesIO(entry.data))
     try:
-        replace_file(str(path), target.getvalue())
+        write_whole(path, target.getvalue(), 0o600)
     except OSError as error:
         why = f"{path} cannot be written: {error.strerror or error}"
         raise CouldNotFindOut(why, hint="--bundle names another place") from None

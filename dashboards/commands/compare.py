@@ -5,7 +5,6 @@ Reads the run directories on this machine; no node is asked.
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -108,15 +107,15 @@ def _show(output: Output, found: list[Comparison]) -> None:
 
 
 def _write_page(output: Output, out: Path, found: list[Comparison]) -> None:
-    from clusterctl.payload.files.private import replace_file
     from dashboards.report.comparison import page
+    from trainer.runlog.atomic_file import write_whole
 
     text = page(found, LETTERS[: len(found) + 1], time.time())
     if out == Path("-"):
         output.lines(text)
         return
     try:
-        replace_file(os.fspath(out), text.encode("utf-8", "backslashreplace"))
+        write_whole(out, text.encode("utf-8", "backslashreplace"), 0o600)
     except OSError as error:
         why = f"{out} cannot be written: {error.strerror or error}"
         raise UsageError(why, hint="--out FILE names another place") from None

@@ -5,7 +5,6 @@ One HTML file, which a browser shows without a server and without other files.
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
@@ -35,9 +34,9 @@ def command(output: Output, run: str | None, out: Path | None) -> int:
     RUN is a run directory, or the number or name of one in outputs/; default: the newest. The page
     is of this moment; an earlier one is replaced.
     """
-    from clusterctl.payload.files.private import replace_file
     from clusterctl.runs.find import find_run
     from dashboards.report.page import page, read_run
+    from trainer.runlog.atomic_file import write_whole
 
     run_dir, now_s = find_run(run), time.time()
     with output.waiting(f"reading {run_dir}"):
@@ -47,7 +46,7 @@ def command(output: Output, run: str | None, out: Path | None) -> int:
         return 0
     path = out or run_dir / NAME
     try:
-        replace_file(os.fspath(path), text.encode("utf-8", "backslashreplace"))
+        write_whole(path, text.encode("utf-8", "backslashreplace"), 0o600)
     except OSError as error:
         why = f"{path} cannot be written: {error.strerror or error}"
         raise UsageError(why, hint="--out FILE names another place") from None

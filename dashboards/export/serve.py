@@ -23,7 +23,6 @@ from prometheus_client.registry import Collector
 
 from clusterctl.errors import CouldNotFindOut, UsageError
 from clusterctl.output import Output
-from clusterctl.payload.files.private import replace_file
 from clusterctl.settings import Settings
 from dashboards import select_feed as sources
 from dashboards.export.metrics import COUNTER, METRICS, PREFIX, values
@@ -32,6 +31,7 @@ from dashboards.model.state import INTERRUPTED, State, state_of
 from dashboards.reduce import fold
 from dashboards.select_feed import ended_by_signals
 from dashboards.web.allowed_hosts import is_loopback, is_ours, our_names
+from trainer.runlog.atomic_file import write_whole
 
 FOREIGN = "ask by an address of this machine, by its own name, or by the name that --listen has\n"
 REQUEST_S = 30.0  # for a client to send its request
@@ -197,6 +197,6 @@ def _write(where: str, registry: CollectorRegistry, output: Output) -> None:
         output.warn("node_exporter reads only files that end in .prom", "warn")
     path = Path(where)
     try:
-        replace_file(str(path), text.encode(), 0o644)  # node_exporter is another user
+        write_whole(path, text, 0o644)  # node_exporter is another user
     except OSError as error:
         raise CouldNotFindOut(f"{path} cannot be written: {error.strerror or error}") from None

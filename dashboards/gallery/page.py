@@ -15,9 +15,9 @@ from typing import Any
 from urllib.parse import quote
 
 from clusterctl.errors import UsageError
-from clusterctl.payload.files.private import replace_file
 from dashboards.gallery.contents import Counts, RunFolders, counts, document
 from dashboards.report import svg
+from trainer.runlog.atomic_file import write_whole
 from trainer.runlog.samples import INDEX, find
 from trainer.runlog.video_figures import read_current
 
@@ -47,7 +47,7 @@ def write_gallery(run_dirs: Sequence[Path], out: Path | None = None) -> Gallery:
             if path.parent.is_symlink():  # it may lead to a folder with a page of its own
                 raise UsageError(f"{path.parent} is a link", hint="--out FILE names another place")
             path.parent.mkdir(exist_ok=True)
-        replace_file(os.fspath(path), text.encode())
+        write_whole(path, text, 0o600)
     except OSError as error:
         why = f"{path} cannot be written: {error.strerror or error}"
         raise UsageError(why, hint="--out FILE names another place") from None

@@ -26,6 +26,7 @@ from trainer.device import name_of
 from trainer.errors import ConfigError
 from trainer.models.attention import flash3
 from trainer.models.attention.table import KERNELS
+from trainer.runlog.atomic_file import write_whole
 from trainer.runlog.output import LOG
 from trainer.runlog.progress import StepProgress
 
@@ -169,11 +170,8 @@ def _require_writable(path: Path, device: str) -> None:
 
 def _write(path: Path, document: dict[str, Any]) -> None:
     """Whole or not at all. Raises ConfigError."""
-    part = path.with_name(f"{path.name}.part")
     try:
-        part.write_text(json.dumps(document, indent=1) + "\n")
-        part.replace(path)
+        write_whole(path, json.dumps(document, indent=1) + "\n")
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise ConfigError(f"--write {path}: {error.strerror}") from None
     LOG.info(f"wrote {path}")

@@ -12,7 +12,7 @@ from typing import Any
 
 from trainer.config import sources
 from trainer.config.load import RUN_CONFIG, Config, to_dict
-from trainer.runlog.atomic_file import part_of
+from trainer.runlog.atomic_file import write_whole
 from trainer.runlog.run_dir import own_attempt
 from trainer.runlog.run_files import read_object
 
@@ -38,8 +38,8 @@ def describe(config: Config, run_dir: Path, argv: Sequence[str]) -> list[str]:
         "environment": _environment(os.environ),
         "python": sys.version.split()[0],
     }
-    with part_of(run_dir / RUN_CONFIG) as part:  # an earlier start's is whole until this one is
-        part.write_text(json.dumps(document, indent=1) + "\n")
+    # An earlier start's is whole until this one is.
+    write_whole(run_dir / RUN_CONFIG, json.dumps(document, indent=1) + "\n")
     notes.append(sources.record(run_dir, is_later=is_later))
     return [note for note in notes if note]
 

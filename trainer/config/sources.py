@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.runlog.atomic_file import part_of
+from trainer.runlog.atomic_file import write_whole
 
 FILE = "code.json"  # of a run directory
 Sources = dict[str, str]  # file -> hash of its content
@@ -96,6 +96,5 @@ def record(run_dir: Path, *, is_later: bool) -> str:
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
             names = changed(json.loads(file.read_text())["files"], now)
             note = f"{shown(names)}: not the code of the attempt before" if names else ""
-    with part_of(file) as part:
-        part.write_text(json.dumps({"schema": 1, "files": now}, indent=1) + "\n")
+    write_whole(file, json.dumps({"schema": 1, "files": now}, indent=1) + "\n")
     return note

@@ -37,6 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.errors import TrainerError
+from trainer.runlog.atomic_file import put_in_place
 from trainer.runlog.json_file import read_object
 
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -166,7 +167,7 @@ def make(out: Path, clips: int, seed: int, size: int = 64, frames: int = 8) -> b
         _render(fresh / HELD_OUT, "held_out", held_out, size, frames + 1)
         (fresh / PROMPTS).write_text("\n".join(texts) + "\n")
         (fresh / STAMP).write_text(json.dumps(stamp, indent=1) + "\n")
-        _replace(out, fresh)
+        put_in_place(fresh, out)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
     return True
@@ -189,20 +190,6 @@ def _render(
             # relative to the manifest, so the folder can be moved
             place = f"{folder.name}/{path.name}"
             rows.writerow([place, text, frames, size, size, 1.0, FPS, size * size])
-
-
-def _replace(out: Path, fresh: Path) -> None:
-    """Put `fresh` in the place of `out`; a folder cannot be renamed over a full one in one call."""
-    old = out.with_name(f".{out.name}.old-{os.getpid()}")
-    if out.exists():
-        out.rename(old)
-    try:
-        fresh.rename(out)
-    except OSError:
-        if old.exists():
-            old.rename(out)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
 
 
 @command

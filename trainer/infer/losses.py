@@ -13,7 +13,7 @@ from typing import Any
 from trainer.config.load import Config
 from trainer.errors import TooManyBadSamples
 from trainer.infer.models import Models
-from trainer.runlog.atomic_file import part_of
+from trainer.runlog.atomic_file import write_whole
 from trainer.runlog.run_files import read_object
 from trainer.runlog.validation import LOSSES, Figures, event_of
 from trainer.validation.measure import Validation
@@ -61,8 +61,7 @@ class Losses:
         document = {"schema": 1, "stamp": request["stamp"], "event": asdict(event)}
         path = _file(request)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with part_of(path) as part:
-            part.write_text(json.dumps(document) + "\n")
+        write_whole(path, json.dumps(document) + "\n")
 
     def _validation(self, config: Config, run_dir: Path) -> Validation:
         if self._clips is None or self._clips[:2] != (config, run_dir):

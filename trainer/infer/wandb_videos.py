@@ -18,7 +18,7 @@ from typing import Any
 
 from trainer.errors import one_line
 from trainer.runlog import samples
-from trainer.runlog.atomic_file import part_of
+from trainer.runlog.atomic_file import write_whole
 from trainer.runlog.run_files import read_object
 from trainer.runlog.validation import LOSSES, Figures
 from trainer.trackers.wandb_run import FILE, ID, STEP
@@ -124,8 +124,7 @@ def log(run: Any, folder: Path) -> None:
         run.define_metric(f"{place}/step")
         run.define_metric(f"{place}/*", step_metric=f"{place}/step")
         run.log({**dict(_media(place, folder, found)), f"{place}/step": found.step})
-    with part_of(folder / LOGGED) as part:
-        part.write_text(json.dumps({"schema": 1, "run": str(run.id)}) + "\n")
+    write_whole(folder / LOGGED, json.dumps({"schema": 1, "run": str(run.id)}) + "\n")
 
 
 def _losses(folder: Path) -> dict[str, float]:

@@ -18,6 +18,7 @@ from trainer.errors import ConfigError
 from trainer.models import lfs
 from trainer.models.attention.calls import without_plans
 from trainer.models.memory import MemoryBudget, in_batches
+from trainer.runlog.atomic_file import put_in_place
 
 # B batch · L text tokens · C text channels
 WORDS = ("spiece.model", "tokenizer.json")  # files of a tokenizer, of which it needs one
@@ -248,8 +249,7 @@ def _save(folder: Path, model: Any, tokenizer: Any) -> Path:
         with _quietly():
             model.save_pretrained(fresh)
             tokenizer.save_pretrained(fresh)
-        shutil.rmtree(folder, ignore_errors=True)
-        fresh.rename(folder)
+        put_in_place(fresh, folder)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
     return folder

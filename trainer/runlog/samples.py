@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.runlog import run_files
-from trainer.runlog.atomic_file import part_of
+from trainer.runlog.atomic_file import write_whole
 from trainer.runlog.json_file import number, text, whole
 from trainer.runlog.output import counted
 
@@ -85,8 +85,7 @@ def write(folder: Path, samples: Samples) -> None:
     if found == before:
         return
     document = {"schema": SCHEMA, **asdict(found)}
-    with part_of(folder / INDEX) as part:
-        part.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    write_whole(folder / INDEX, json.dumps(document, indent=1) + "\n")
 
 
 def read(folder: Path) -> Samples:

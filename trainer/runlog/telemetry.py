@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.runlog import run_files
+from trainer.runlog.atomic_file import swap
 from trainer.runlog.figures import StepRecord as StepRecord
 from trainer.runlog.json_file import decoded
 
@@ -221,10 +222,8 @@ class Heartbeat:
         """Never raises: where it cannot be written, the agent sees an old one."""
         data = {"rank": self._rank, "pid": os.getpid(), "step": step, "phase": phase}
         text = json.dumps({**data, "mono_s": time.monotonic()})
-        part = self._path.with_suffix(".part")
         try:
-            part.write_text(text)
-            part.replace(self._path)
+            swap(self._path, text)
         except OSError:  # no space for a second file: overwrite the first
             with contextlib.suppress(OSError), self._path.open("r+b") as file:
                 _rewrite(file.fileno(), text)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.runlog import run_files
-from trainer.runlog.atomic_file import part_of
+from trainer.runlog.atomic_file import write_whole
 from trainer.runlog.json_file import number
 
 FILE = "metrics.json"
@@ -61,8 +61,7 @@ def stamp_of(path: Path) -> Stamp:
 def write(folder: Path, videos: Mapping[str, Measured]) -> None:
     """Replace the file at once; keys are files as the index names them. Raises OSError."""
     rows = {name: {"stamp": list(one.stamp), **one.figures} for name, one in videos.items()}
-    with part_of(folder / FILE) as part:
-        part.write_text(json.dumps({"schema": SCHEMA, "videos": rows}) + "\n", encoding="utf-8")
+    write_whole(folder / FILE, json.dumps({"schema": SCHEMA, "videos": rows}) + "\n")
 
 
 def read(folder: Path) -> dict[str, Measured]:

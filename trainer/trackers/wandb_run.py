@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from trainer.errors import one_line
-from trainer.runlog.atomic_file import part_of
+from trainer.runlog.atomic_file import write_whole
 from trainer.runlog.run_files import read_object
 from trainer.trackers.tracker import About, Tracker
 
@@ -105,8 +105,7 @@ def refuse_settings_of_others() -> None:
 
 def keep_id(identity: Path, run_id: str, is_online: bool) -> None:
     """Whether the server has that run is kept beside it."""
-    with part_of(identity) as part:
-        part.write_text(json.dumps({"id": run_id, "online": is_online}))
+    write_whole(identity, json.dumps({"id": run_id, "online": is_online}))
 
 
 def known_id(identity: Path) -> tuple[str | None, bool]:

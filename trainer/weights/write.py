@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from trainer.errors import CheckpointError, PathError
-from trainer.runlog.atomic_file import sync, write_synced
+from trainer.runlog.atomic_file import put_in_place, remove, sync, write_synced
 from trainer.weights.tensorfile import DTYPES, dtype_name
 
 SHARD_BYTES = 5 * 10**9  # largest file of a folder, as the hub's tools write them
@@ -29,10 +29,10 @@ def whole_or_nothing(target: Path, need_bytes: int, *, overwrite: bool = False) 
     """A place beside `target` that becomes it at the end, or is removed. Raises CheckpointError."""
     if target.exists() and not overwrite:
         raise PathError(f"{target} already exists", hint="choose another name, or --overwrite")
-    part, aside = (target.with_name(f".{word}-{target.name}") for word in ("tmp", "old"))
+    part = target.with_name(f".tmp-{target.name}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        _remove(part)  # of a conversion that was killed
+        remove(part)  # of a conversion that was killed
         free = shutil.disk_usage(target.parent).free
         if free < need_bytes:
             free_gb, need_gb = free / 1e9, need_bytes / 1e9
@@ -41,11 +41,7 @@ def whole_or_nothing(target: Path, need_bytes: int, *, overwrite: bool = False) 
             )
         yield part
         sync(part.parent)
-        _remove(aside)
-        if target.exists():
-            target.rename(aside)
-        part.rename(target)
-        _remove(aside)
+        put_in_place(part, target)
         sync(target.parent)
     except OSError as error:
         raise CheckpointError(
@@ -54,9 +50,7 @@ def whole_or_nothing(target: Path, need_bytes: int, *, overwrite: bool = False) 
         ) from None
     finally:
         with contextlib.suppress(NotADirectoryError):  # reported above
-            _remove(part)
-        if aside.exists() and not target.exists():
-            aside.rename(target)
+            remove(part)
 
 
 def write_file(
@@ -145,10 +139,3 @@ def _split(tensors: _Tensors, dtypes: _Dtypes, limit: int) -> list[dict[str, Ten
         shards[-1][name] = tensor
         used += size
     return shards
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)

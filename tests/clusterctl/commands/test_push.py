@@ -127,7 +127,7 @@ def test_what_arrives_damaged_is_not_put_in_place(
 ) -> None:
     dest = tmp_path / "dest"
     dest.write_text("old and good")
-    monkeypatch.setattr(push, "digest", lambda path: "0" * 64)
+    monkeypatch.setattr(push, "sha256_of", lambda path: "0" * 64)
     assert run(one, str(source / "a.txt"), str(dest)) == 1
     assert "not what was sent (checksum)" in capsys.readouterr().out
     assert dest.read_text() == "old and good"

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from trainer.errors import TrainerError
 from trainer.runlog import atomic_file
-from trainer.runlog.atomic_file import part_of, sha256_of, sync
+from trainer.runlog.atomic_file import part_of, sha256_of, sync, write_whole
 from trainer.runlog.json_file import parse, read_object
 
 LATENTS, TEXTS = "latents", "texts"
@@ -155,8 +155,7 @@ def damaged(path: Path, why: str) -> FeaturesError:
 
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
-    with part_of(path) as part:
-        part.write_text(json.dumps(document, indent=1) + "\n")
+    write_whole(path, json.dumps(document, indent=1) + "\n")
     sync(path.parent)
 
 

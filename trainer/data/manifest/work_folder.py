@@ -11,7 +11,7 @@ from typing import Any
 
 from trainer.data.manifest.manifest import ManifestError
 from trainer.runlog import locks
-from trainer.runlog.atomic_file import sync, write_synced
+from trainer.runlog.atomic_file import put_in_place, remove, sync, write_whole
 from trainer.runlog.json_file import read_object
 
 SCHEMA = 3
@@ -56,7 +56,7 @@ class WorkFolder:
         if not self.state:
             self.clear()
         elif self.whole.exists():
-            _remove(self.whole)
+            remove(self.whole)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -74,30 +74,19 @@ class WorkFolder:
         """Remove what an earlier process has made."""
         for entry in self.folder.iterdir():
             if entry.name != "lock":
-                _remove(entry)
+                remove(entry)
         self.state = {"key": self._key}
 
     def save(self) -> None:
         """Write `state`; it is on the disk afterwards."""
-        fresh = self.folder / "state.new"
-        write_synced(fresh, json.dumps(self.state))
-        fresh.replace(self.folder / _STATE)
+        write_whole(self.folder / _STATE, json.dumps(self.state))
 
     def publish(self) -> None:
         """Give `whole` its name and remove the folder."""
         sync(self.whole)
         self.state["is_whole"] = True
         self.save()
-        if self.out.is_dir():  # a folder cannot be renamed over one
-            self.out.rename(self.folder / "before")
-        self.whole.replace(self.out)
+        put_in_place(self.whole, self.out)
         sync(self.out.parent)
         (self.folder / _STATE).unlink()  # first: a state without its files is worth nothing
         shutil.rmtree(self.folder)
-
-
-def _remove(entry: Path) -> None:
-    if entry.is_dir():
-        shutil.rmtree(entry)
-    else:
-        entry.unlink()

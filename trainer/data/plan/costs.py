@@ -21,7 +21,7 @@ from trainer.engine.base import Engine
 from trainer.models.flops import forward_flops
 from trainer.models.stdit_config import STDiT3Config
 from trainer.models.vae.interface import to_signed
-from trainer.runlog.atomic_file import part_of
+from trainer.runlog.atomic_file import write_whole
 
 # B clips · C channels · T,H,W frames, height, width
 # Of the bf16 peak: estimates for Open-Sora's XL/2 on H100; only their ratio matters.
@@ -144,8 +144,7 @@ def write_costs(
         for cell, cost, kind in itertools.zip_longest(cells, costs or [], found)
     ]
     document = {"schema": 1, "how": how, "unit": "s" if how == "timed" else None, "buckets": table}
-    with part_of(run_dir / COSTS) as part:
-        part.write_text(json.dumps(document, indent=1) + "\n")
+    write_whole(run_dir / COSTS, json.dumps(document, indent=1) + "\n")
 
 
 def open_sora_vae_flops(frames: int, height: int, width: int) -> float:

@@ -12,6 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from trainer.data.manifest.manifest import Manifest
+from trainer.runlog.atomic_file import part_of
 
 PAPER, INK, BAR, WARN = "#ffffff", "#222222", "#4a7fb0", "#c0562f"
 DPI = 100
@@ -41,9 +42,8 @@ def draw(
         _bars(axes[4], _by_slot(buckets, "microbatches"), f"batches of {next(iter(steps))}")
         _bars(axes[5], steps, "steps of each epoch")
     figure.tight_layout()
-    fresh = path.with_name(f".{path.name}.new")
-    FigureCanvasAgg(figure).print_png(str(fresh))
-    fresh.replace(path)
+    with part_of(path) as part:
+        FigureCanvasAgg(figure).print_png(str(part))
 
 
 def _by_slot(buckets: Sequence[dict[str, Any]], what: str) -> dict[str, int]:
