@@ -72,6 +72,8 @@ WRITERS = (
     "trainer/checkpoint/files.py",
 )
 TEMPORARY = re.compile(r"(^|[._])(aside|fresh|new|part|partial|pointer|temp|tmp|whole)$")
+# How a checkpoint is named; nodes have no trainer.
+CHECKPOINT_NAMES = ("trainer/runlog/checkpoint_name.py", "clusterctl/payload/")
 # Wordings that were replaced, in strings that users read. The second is what to write instead.
 WORDS = (
     (
@@ -313,6 +315,17 @@ def other_writers(path: Path, nodes: Nodes) -> Iterator[str]:
                 yield f"{name}:{node.lineno}: {of}.{verb}: use {WRITERS[0]} or {WRITERS[1]}"
 
 
+def other_names(path: Path, nodes: Nodes) -> Iterator[str]:
+    """Patterns and f-strings of checkpoints' names outside CHECKPOINT_NAMES."""
+    name = path.relative_to(ROOT).as_posix()
+    for node in nodes if not name.startswith(CHECKPOINT_NAMES) else ():
+        text = node.value if isinstance(node, ast.Constant) else None
+        text = ast.unparse(node) if isinstance(node, ast.JoinedStr) else text
+        # {G} is what documentation says.
+        if isinstance(text, str) and re.search(r"-global_step(?!\{G\})[\\{*(\[]", text):
+            yield f"{name}:{node.lineno}: a checkpoint's name: use {CHECKPOINT_NAMES[0]}"
+
+
 def findings(paths: Iterable[Path]) -> Iterator[str]:
     texts = {path: path.read_text(encoding="utf-8") for path in paths}
     every = {path: list(ast.walk(ast.parse(text))) for path, text in texts.items()}
@@ -337,6 +350,7 @@ def findings(paths: Iterable[Path]) -> Iterator[str]:
         yield from second_places(path, every[path])
         yield from other_masks(path, every[path])
         yield from other_writers(path, every[path])
+        yield from other_names(path, every[path])
 
 
 def main() -> int:

@@ -133,3 +133,15 @@ def test_temporary_file_that_gets_its_name_elsewhere_is_found(tmp_path: Path, mo
         assert line.startswith(f"pack/one.py:1: {call.partition('(')[0]}: use trainer/runlog/")
     for call in ("part.replace('a', 'b')", "text.replace(a)", "part.replace(tzinfo=None)"):
         assert found(tmp_path, monkeypatch, pack__one=f"{call}\n") == []
+
+
+def test_own_pattern_of_a_checkpoints_name_is_found(tmp_path: Path, monkeypatch) -> None:
+    for word in (
+        'r"epoch\\d+-global_step\\d+"',
+        '"epoch*-global_step*"',
+        'f"epoch1-global_step{n}"',
+    ):
+        (line,) = found(tmp_path, monkeypatch, pack__one=f"x = {word}\n")
+        assert line == "pack/one.py:1: a checkpoint's name: use trainer/runlog/checkpoint_name.py"
+    for word in ('"epoch3-global_step4000"', '"`epoch{E}-global_step{G}/` is a folder"'):
+        assert found(tmp_path, monkeypatch, pack__one=f"x = {word}\n") == []

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator
 
 from dashboards.model.samples import Disk, EventSample, Gpu, Link, NodeSample, Process, RunOpened
+from trainer.runlog.checkpoint_name import checkpoint_name
 from trainer.runlog.telemetry import Event, StepRecord
 
 NODES, GPUS = 24, 8
@@ -73,7 +74,7 @@ def step_record(
 
 def checkpoint(step: int, at_s: float) -> EventSample:
     """A checkpoint that is written at `at_s`, CHECKPOINT_S after its step."""
-    text = f"epoch1-global_step{step} in {CHECKPOINT_S:.0f} s, 18.4 GiB"
+    text = f"{checkpoint_name(1, step)} in {CHECKPOINT_S:.0f} s, 18.4 GiB"
     return EventSample(Event("checkpoint", text, step=step, time_s=at_s), at_s)
 
 

@@ -25,10 +25,10 @@ from trainer.config.upstream import KNOWN, translate
 from trainer.errors import ConfigError, nearest
 from trainer.models.activation_checkpointing import GradCheckpoint
 from trainer.optim.lr_schedules import rate_of
+from trainer.runlog.checkpoint_name import IN_TEXT
 from trainer.runlog.json_file import read_object
 
 RUN_CONFIG = "config.json"  # of a run directory
-RUN_NAME = re.compile(r"epoch\d+-global_step\d+")  # what a * of the shell may have made many of
 
 
 def find(name: str | Path) -> Path:
@@ -118,7 +118,9 @@ def _pairs(args: Sequence[str]) -> list[tuple[str, str | None]]:
             more = [word, *itertools.takewhile(lambda one: not one.startswith("--"), rest)]
             if pairs and pairs[-1][1] is not None:
                 text = f"{pairs[-1][0]} takes one value, {1 + len(more)} are given"
-            hint = "a run directory means its newest checkpoint" if RUN_NAME.search(word) else None
+            # What a * of the shell may have made many of.
+            is_name = re.search(IN_TEXT, word) is not None
+            hint = "a run directory means its newest checkpoint" if is_name else None
             raise ConfigError(text, hint=hint)
         flag, equals, value = word.partition("=")
         if equals:

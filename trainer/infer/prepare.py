@@ -22,12 +22,13 @@ from trainer.infer.prompts import Prompt, parse_prompts
 from trainer.models.attention.table import Table, read_table
 from trainer.runlog import telemetry
 from trainer.runlog.atomic_file import sha256_of
+from trainer.runlog.checkpoint_name import IN_TEXT
 from trainer.runlog.output import LOG
 from trainer.weights import checkpoints
 from trainer.weights.source import find_source
 
 _SHOWN = 500  # characters of what a checkpoint says
-_CHECKPOINT = re.compile(r"(\.tmp-.*)?epoch\d+-global_step\d+")
+_CHECKPOINT = re.compile(rf"(\.tmp-.*)?{IN_TEXT}")
 
 
 @dataclass(frozen=True, slots=True)

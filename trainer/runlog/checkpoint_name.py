@@ -12,6 +12,7 @@ from trainer.runlog import run_files
 
 MANIFEST = "manifest.json"  # a checkpoint without it is not complete
 LATEST = "latest"  # in the run directory: the name of the newest complete one
+IN_TEXT = r"epoch\d{1,9}-global_step\d{1,18}"  # in words of a command, lines of a log
 _NAME = re.compile(r"epoch(\d+)-global_step(\d+)")
 # At the head of the manifest, so that one of thousands of files need not be read for it.
 _SERIAL = re.compile(

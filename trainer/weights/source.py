@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from trainer.errors import CheckpointError, PathError
+from trainer.runlog.checkpoint_name import epoch_and_step
 from trainer.runlog.json_file import read_object
 from trainer.weights import checkpoints
 from trainer.weights.hub import HUB_ID, download
@@ -96,7 +97,7 @@ def _folder(folder: Path) -> Source:
                     hint=f"say which: {', '.join(file.name for file in files[:6])}",
                 )
             return Source(folder, f"{suffix[1:]} folder", tuple(files), config=_config(folder))
-    inside = sorted(path.name for path in folder.glob("epoch*-global_step*"))
+    inside = sorted(path.name for path in folder.iterdir() if epoch_and_step(path.name))
     raise CheckpointError(
         f"{folder} has no file of weights ({', '.join(SUFFIXES)})",
         hint=f"say which checkpoint: {', '.join(inside[-4:])}" if inside else None,
