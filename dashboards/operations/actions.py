@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from clusterctl.runs.waiting import Waiting
 from clusterctl.settings import Settings
 from dashboards.model.state import RunState
 from dashboards.operations.background import Watch
-from trainer.runlog.run_files import opened_below, read_bytes
+from trainer.runlog.run_files import read_bytes, read_end
 
 if TYPE_CHECKING:
     from checks.finding import Report
@@ -109,14 +108,12 @@ class Actions:
         """The end of a rank's output, from the run directory on this machine."""
         path = Path(run.directory) / "ranks" / f"{rank}.log"
         try:
-            with opened_below(Path(run.directory), f"ranks/{rank}.log") as (fd, status):
-                size = status.st_size
-                data = os.pread(fd, LOG_BYTES, max(0, size - LOG_BYTES))
+            data, is_cut = read_end(Path(run.directory), f"ranks/{rank}.log", LOG_BYTES)
         except FileNotFoundError:
             raise CouldNotFindOut(f"{path} does not exist") from None
         except OSError as error:
             raise CouldNotFindOut(f"{path}: {error.strerror or error}") from None
-        return LogText(str(path), data.decode(errors="replace"), size > LOG_BYTES)
+        return LogText(str(path), data.decode(errors="replace"), is_cut)
 
 
 class ClusterActions(Actions):

@@ -127,6 +127,12 @@ def read_bytes(folder: Path, name: str, most: int = MOST_BYTES) -> bytes:
         return data
 
 
+def read_end(folder: Path, name: str, most: int) -> tuple[bytes, bool]:
+    """The last bytes of a file, and whether more is before them. Raises `OSError`."""
+    with opened_below(folder, name) as (fd, status):
+        return os.pread(fd, most, max(0, status.st_size - most)), status.st_size > most
+
+
 def read_chosen(path: Path, most: int = MOST_BYTES, wait_s: float = WAIT_S) -> bytes:
     """All of a file that a user named: links are followed, and a pipe, as of `<(program)`, is read
     until its writer closes it. Raises `OSError`, `Refused` for a device, a larger file, and a pipe
@@ -207,30 +213,46 @@ def object_in(folder: Path, name: str) -> dict[str, Any]:
 class Lines:
     """Whole lines of a file that grows, without their ends; `rest` is the begin of the next one.
 
-    One that is longer than `LONGEST_LINE` is passed over: nobody here writes any.
+    One that is longer than `LONGEST_LINE` is passed over: nobody here writes any. With `cut_at`,
+    for what others write, it comes as several of so many bytes.
     """
 
-    def __init__(self, at: int = 0) -> None:
+    def __init__(self, at: int = 0, cut_at: int | None = None) -> None:
         self.at, self.rest = at, b""  # the offset behind `rest`
-        self._is_long = False
+        self._cut_at, self._is_long = cut_at, False
+        self._inode: int | None = None
+
+    def follow(self, found: os.stat_result) -> None:
+        """Begin again where the name is another file's by now, or the file was emptied."""
+        if self._inode not in (None, found.st_ino) or found.st_size < self.at:
+            self.at, self.rest, self._is_long = 0, b"", False
+        self._inode = found.st_ino
+
+    def more(self, fd: int) -> list[bytes] | None:
+        """The lines of the next `PIECE_BYTES`; None when nothing was appended."""
+        data = os.pread(fd, PIECE_BYTES, self.at)
+        if not data:
+            return None
+        self.at += len(data)
+        *whole, rest = (self.rest + data).split(b"\n")
+        if self._cut_at is not None:
+            most = self._cut_at
+            whole = [piece for line in whole for piece in pieces(line, most)]
+            *parts, self.rest = pieces(rest, most)
+            return whole + parts
+        if self._is_long:
+            self._is_long = not whole
+            whole, rest = whole[1:], rest if whole else b""
+        self.rest = rest
+        if self._is_long or len(rest) > LONGEST_LINE:
+            self.rest, self._is_long = b"", True
+            self._skip_hole(fd)
+        return whole
 
     def pieces(self, fd: int) -> Iterator[list[bytes]]:
         """What was appended since the last call, some lines at a time; to be taken to its end."""
-        while data := os.pread(fd, PIECE_BYTES, self.at):
-            self.at += len(data)
-            first, *lines = data.split(b"\n")
-            if self._is_long:
-                first = b""
-            if not lines:
-                self.rest += first
-            else:
-                *whole, rest = (self.rest + first, *lines)
-                whole = whole[1:] if self._is_long else whole
-                self.rest, self._is_long = rest, False
-                yield whole
-            if self._is_long or len(self.rest) > LONGEST_LINE:
-                self.rest, self._is_long = b"", True
-                self._skip_hole(fd)
+        while (lines := self.more(fd)) is not None:
+            yield lines
 
     def _skip_hole(self, fd: int) -> None:
         """A sparse file may have terabytes of zeros that are nowhere on the disk."""
@@ -239,6 +261,11 @@ class Lines:
         except OSError as error:
             if error.errno == errno.ENXIO:  # nothing but a hole up to the end
                 self.at = os.fstat(fd).st_size
+
+
+def pieces(line: bytes, most: int) -> list[bytes]:
+    """A line in pieces of at most so many bytes."""
+    return [line[at : at + most] for at in range(0, max(1, len(line)), most)]
 
 
 def lines(path: Path, owners: Collection[int] | None = None, last: int = 0) -> Iterator[bytes]:

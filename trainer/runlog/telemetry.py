@@ -136,8 +136,7 @@ class Tail:
     def records(self) -> Iterator[Record]:
         """As `poll`, read piece by piece; to be taken to its end. Raises `OSError`."""
         with contextlib.suppress(FileNotFoundError), run_files.opened(self._path) as (fd, found):
-            if found.st_size < self._lines.at:
-                self._lines = run_files.Lines()  # the file was replaced
+            self._lines.follow(found)
             for lines in self._lines.pieces(fd):
                 yield from (one for one in map(self._decode, lines) if one is not None)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from trainer.runlog import run_files
 from trainer.runlog.own_modules import environment
 
-TAIL_CHARS = 2000
+TAIL_BYTES = 2000
 
 
 def spawn(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
@@ -28,5 +28,6 @@ def spawn(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
 
 def last_words(log: Path) -> str:
     """What it said last, for the sentence about its end."""
-    said = log.read_text(errors="replace")[-TAIL_CHARS:].strip()
+    data, _ = run_files.read_end(log.parent, log.name, TAIL_BYTES)
+    said = data.decode(errors="replace").strip()
     return said.splitlines()[-1].removeprefix("error: ") if said else f"nothing in {log.name}"

@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from trainer.runlog.run_files import pieces
+
 BLOCK = 1 << 18
 LONGEST = 1 << 16  # bytes of a line; what is longer comes as several lines
 # Written alone on a line at the start of each attempt but the first.
@@ -87,18 +89,11 @@ def lines(fd: int, part: Part) -> Iterator[bytes]:
             break  # cut off meanwhile
         at += len(data)
         *whole, rest = (rest + data).split(b"\n")
-        yield from (piece for line in whole for piece in pieces(line))
-        while len(rest) > LONGEST:
-            yield rest[:LONGEST]
-            rest = rest[LONGEST:]
+        *parts, rest = pieces(rest, LONGEST)
+        yield from (piece for line in whole for piece in pieces(line, LONGEST))
+        yield from parts
     if rest:
-        yield from pieces(rest)
-
-
-def pieces(line: bytes) -> Iterator[bytes]:
-    """A line that is too long as several."""
-    for at in range(0, max(1, len(line)), LONGEST):
-        yield line[at : at + LONGEST]
+        yield rest
 
 
 def lines_backward(fd: int, part: Part) -> Iterator[tuple[int, bytes]]:

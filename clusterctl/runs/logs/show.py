@@ -14,20 +14,12 @@ from clusterctl.payload.secrets.mask import LineMask
 from clusterctl.runs.find import EVENTS_FILE
 from clusterctl.runs.logs.files import FOLDER, Chosen, LogFile, LogFolder
 from clusterctl.runs.logs.layout import Layout, LayoutReader
-from clusterctl.runs.logs.parts import (
-    LONGEST,
-    Part,
-    attempt_part,
-    last_lines,
-    lines,
-    mark_of,
-    pieces,
-)
+from clusterctl.runs.logs.parts import LONGEST, Part, attempt_part, last_lines, lines, mark_of
 from clusterctl.runs.logs.since import KnownTimes, begin_since
+from trainer.runlog.run_files import Lines
 
 TAIL = 20  # lines of each log where nothing else is asked for
 POLL_S = 0.25
-AT_ONCE = 1 << 20  # bytes of one log in one turn, so that the others have theirs
 
 Emit = Callable[[LogFile, str], None]
 
@@ -88,8 +80,8 @@ class Logs:
             time.sleep(POLL_S)
         for file in self._found():  # a last line without an end stays so
             seen = self._seen.get(file.name)
-            if seen is not None and seen.rest and not seen.is_done:
-                self._say(file, seen.rest)
+            if seen is not None and seen.lines.rest and not seen.is_done:
+                self._say(file, seen.lines.rest)
 
     def _found(self) -> list[LogFile]:
         """As `_files`; none while the folder cannot be read."""
@@ -139,7 +131,9 @@ class Logs:
                 assert self._folder is not None
                 with self._folder.opened(file) as (fd, status):
                     part, is_known = self._part(fd, status, file)
-                    self._seen[file.name] = _Seen(status.st_ino, _whole(fd, status.st_size))
+                    seen = _Seen(_whole(fd, status.st_size))
+                    seen.lines.follow(status)
+                    self._seen[file.name] = seen
             except OSError as error:
                 self._refuse(file, error)
                 continue
@@ -175,35 +169,27 @@ class Logs:
 
     def _print_new(self, file: LogFile) -> bool:
         """Whether there was something new."""
-        seen = self._seen.setdefault(file.name, _Seen(None, 0))
+        seen = self._seen.setdefault(file.name, _Seen())
         if seen.is_done:
             return False
         try:
             assert self._folder is not None
             with self._folder.opened(file) as (fd, status):
-                if seen.inode not in (None, status.st_ino) or status.st_size < seen.offset:
-                    seen.offset, seen.rest = 0, b""  # another file, or emptied
-                seen.inode = status.st_ino
-                data = os.pread(fd, AT_ONCE, seen.offset)
+                seen.lines.follow(status)
+                found = seen.lines.more(fd)  # one piece in a turn, so that other logs have theirs
         except OSError as error:
             self._refuse(file, error)
             return False
         self.refused.pop(file.name, None)
-        seen.offset += len(data)
-        *whole, seen.rest = (seen.rest + data).split(b"\n")
-        while len(seen.rest) > LONGEST:
-            whole.append(seen.rest[:LONGEST])
-            seen.rest = seen.rest[LONGEST:]
-        for line in whole:
+        for line in found or ():
             mark = mark_of(line)
             if mark is not None and self._wanted.attempt is not None:
                 seen.is_done = mark > self._wanted.attempt
                 if seen.is_done:
                     break
                 continue
-            for piece in pieces(line):
-                self._say(file, piece)
-        return bool(data)
+            self._say(file, line)
+        return found is not None
 
     def _say(self, file: LogFile, line: bytes) -> None:
         mask = self._masks.setdefault(file.name, LineMask())
@@ -219,14 +205,12 @@ class Logs:
             self._warn(why)
 
 
-@dataclass(slots=True)
 class _Seen:
     """How far a file was read."""
 
-    inode: int | None
-    offset: int
-    rest: bytes = b""  # of a line that has no end yet
-    is_done: bool = False  # another attempt has begun in it
+    def __init__(self, at: int = 0) -> None:
+        self.lines = Lines(at, LONGEST)
+        self.is_done = False  # another attempt has begun in it
 
 
 _INSTEAD = "--tail N shows the last lines, --attempt N those of an attempt"

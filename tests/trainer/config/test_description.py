@@ -22,13 +22,14 @@ def test_full_disk_at_a_later_start_keeps_the_file_of_an_earlier_one(
     before = (tmp_path / name).read_bytes()
     assert json.loads((tmp_path / RUN_CONFIG).read_bytes())["argv"] == ["train"]
 
-    def full(path: Path, text: str, **_: str) -> int:
-        path.write_bytes(text.encode()[:10] if name in path.name else text.encode())
+    def full(path: Path, data: bytes) -> int:
+        with path.open("wb") as file:
+            file.write(data[:10] if name in path.name else data)
         if name in path.name:
             raise OSError(28, "No space left on device", str(path))
-        return len(text)
+        return len(data)
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(OSError, match="No space left"):
         description.describe(config, tmp_path, ["train", "again"])
     assert (tmp_path / name).read_bytes() == before
