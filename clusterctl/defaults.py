@@ -17,6 +17,7 @@ from typing import Any
 
 import click
 
+from checks import units
 from clusterctl.errors import UsageError
 from clusterctl.payload.files.ownership import changed_by_others
 
@@ -161,7 +162,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
             text = f"{path.absolute()} {why}, and it sets how clusterctl works"
             raise UsageError(text, hint=hint)
         if found.st_size > MAX_BYTES:
-            raise UsageError(f"{path} cannot be read: it is longer than {MAX_BYTES >> 20} MiB")
+            raise UsageError(f"{path} cannot be read: it is longer than {units.size(MAX_BYTES)}")
         try:
             return parse_toml(file.read(MAX_BYTES).decode("utf-8"))
         except (OSError, ValueError) as error:

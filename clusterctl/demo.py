@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from checks import units
 from clusterctl.errors import ClusterctlError, CouldNotFindOut, LaunchFailed, UsageError
 from clusterctl.output import Output
 from clusterctl.signal_handlers import handled_by
@@ -116,7 +117,7 @@ def run_demo(
         started = time.monotonic()
         run_dir, done = _train(cluster.hostfile, outputs, overrides, say, progress.update)
         seconds = time.monotonic() - started
-        say(f"training   {done} steps in {seconds:.0f} s, {run_dir}")
+        say(f"training   {done} steps in {units.duration(seconds)}, {run_dir}")
 
         samples, prompts = run_dir / "samples", data / "prompts.txt"
         words = [run_dir / "config.json", "--ckpt-path", run_dir, "--prompt-path", prompts]

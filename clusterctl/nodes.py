@@ -13,7 +13,6 @@ from typing import TypeVar
 from clusterctl.errors import HostfileError
 from clusterctl.node_name import NodeName, first_bad_name, is_node_name, why_bad_name
 from clusterctl.node_sets import MAX_DIGITS, expand
-from trainer.runlog.output import counted as counted  # with the names that it counts
 
 K = TypeVar("K")
 V = TypeVar("V")

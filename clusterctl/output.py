@@ -19,11 +19,11 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, TextIO, TypeVar
 
+from checks import units
 from clusterctl.errors import Declined, OutputLost
 from clusterctl.nodes import Node, fold, grouped
 from clusterctl.remote.fanout import Fanout, NodeResult
 from clusterctl.report_lines import wrapped
-from trainer.runlog import progress
 from trainer.runlog.output import printable
 
 T = TypeVar("T")
@@ -195,7 +195,7 @@ class Output:
         """A line on a terminal while the block runs: what is done, for how long already."""
         begun = time.monotonic()
         live = Live(enabled=not self.quiet)
-        return live.every(0.5, lambda: f"{text} … {clock(time.monotonic() - begun)}")
+        return live.every(0.5, lambda: f"{text} … {units.duration(time.monotonic() - begun)}")
 
     def ways(self, results: Sequence[NodeResult[Any]]) -> None:
         """How nodes were reached, on stderr: with -v retries and accepted keys, with -vv phases."""
@@ -311,7 +311,9 @@ def _waiting_line(fanout: Fanout[Any], done: int, total: int) -> str:
         return f"{done}/{total} nodes"
     node, phase, seconds = max(waiting, key=lambda item: item[2])
     names = fold([waiter.name for waiter, _, _ in waiting])
-    return f"{done}/{total} nodes, waiting: {names} ({node.name}: {phase} {seconds:.1f} s)"
+    return (
+        f"{done}/{total} nodes, waiting: {names} ({node.name}: {phase} {units.duration(seconds)})"
+    )
 
 
 class Live:
@@ -353,11 +355,6 @@ class Live:
             self.clear()
 
 
-def clock(seconds: float) -> str:
-    """A duration for people: 7.3 s, 2 min 05 s, 3 h 04 min."""
-    return progress.clock(seconds, decimals=1)
-
-
 def local_time(unix_s: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(unix_s))
 
@@ -376,9 +373,8 @@ def unreachable_lines(results: Sequence[NodeResult[Any]]) -> list[str]:
         slowest_s = max(why.seconds for _, why in members)
         first, reason = members[0]
         message = reason.message if len(members) == 1 else text
-        lines.append(
-            f"{fold([node.name for node, _ in members])}  {phase}  {slowest_s:.1f} s  {message}"
-        )
+        names, took = fold([node.name for node, _ in members]), units.duration(slowest_s)
+        lines.append(f"{names}  {phase}  {took}  {message}")
         hints = list(dict.fromkeys(why.hint for _, why in members if why.hint))
         if len(hints) == 1:
             lines.append(f"  hint: {hints[0]}")

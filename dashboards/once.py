@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from checks.units import counted
 from clusterctl import nodes
-from clusterctl.nodes import counted
 from clusterctl.output import Cell, Output
 from dashboards.feeds.replay import Player
 from dashboards.model import table, units

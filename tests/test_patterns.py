@@ -13,7 +13,7 @@ AT_RUN_TIME = {
     "clusterctl/payload/collect/kernel_log.py": "INTERESTING of checks.parsers.kernel_log",
     "clusterctl/payload/secrets/mask.py": "two patterns of its own",
     "clusterctl/payload/watching/host.py": "400 characters of the driver's version",
-    "trainer/runlog/gpu_peaks.py": "its own table",
+    "trainer/runlog/figures.py": "its own table",
     "clusterctl/output.py": "names of this command's own nodes, escaped",
     "clusterctl/why/changes.py": "paths of runs, escaped",
     "clusterctl/commands/kill.py": "--match",

@@ -42,8 +42,9 @@ from trainer.optim.ema import EMA
 from trainer.optim.lr_schedules import Schedule
 from trainer.resume import place_note, resumed_note, source_of, stated_place, take_guards, take_over
 from trainer.runlog.atomic_file import put_in_place
-from trainer.runlog.output import RUN, counted
+from trainer.runlog.output import RUN
 from trainer.runlog.telemetry import Heartbeat
+from trainer.runlog.units import counted
 from trainer.step import Run
 from trainer.validation.measure import validation_for
 from trainer.warm_up import warm_up_for

@@ -34,7 +34,7 @@ from trainer.models.flops import forward_flops
 from trainer.optim.ema import EMA
 from trainer.optim.lr_schedules import Schedule
 from trainer.optim.norms import square_sum
-from trainer.runlog.gpu_peaks import peak_flops
+from trainer.runlog.figures import peak_flops
 from trainer.runlog.telemetry import Clock
 from trainer.slow_ranks.watch import SlowRanks
 from trainer.step_report import StepReport, by_time

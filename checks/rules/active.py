@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 
+from checks import units
 from checks.facts import Active, DeviceSpeed, Unknown, known
 from checks.finding import Action, Finding, Verdict, fail, passed, skip, unknown, warn
 from checks.profile import Profile
@@ -76,14 +77,6 @@ def tflops(value: float) -> str:
     return f"{value:.{0 if value >= 100 else 1}f} TFLOP/s"
 
 
-def rate(bytes_s: float) -> str:
-    """`1.2 GB/s`, `8.1 MB/s`: decimal, as networks are sold."""
-    for unit, size in (("GB/s", 1e9), ("MB/s", 1e6)):
-        if bytes_s >= size:
-            return f"{bytes_s / size:.{0 if bytes_s >= 100 * size else 1}f} {unit}"
-    return f"{bytes_s / 1e3:.1f} kB/s"
-
-
 def _env_fix(reason: str) -> str | None:
     lacks = "torch is not installed" in reason or "cannot be started" in reason
     return "--python PATH names the interpreter of training on the nodes" if lacks else None
@@ -122,12 +115,12 @@ def allreduce(active: Active) -> Iterator[Finding]:
         if node not in named:
             yield unknown(why, nodes=(node,), fix=_env_fix(why))
     speed = seen.pair_bytes_s
-    measured = "" if isinstance(speed, Unknown) else f", {rate(speed)} a pair"
+    measured = "" if isinstance(speed, Unknown) else f", {units.rate(speed)} a pair"
     between = [f"sums with the others{measured}"] if len(seen.nodes) > 1 else []
     for node in seen.nodes:
         if node not in {*named, *seen.unknown}:
             own = seen.inside_bytes_s.get(node)
-            inside = [] if own is None else [f"its GPUs sum with each other, {rate(own)}"]
+            inside = [] if own is None else [f"its GPUs sum with each other, {units.rate(own)}"]
             yield passed("; ".join(between + inside), nodes=(node,))
 
 
@@ -191,7 +184,7 @@ def token(active: Active, limits: Profile) -> Iterator[Finding]:
             lost = "could not be asked" in seen_s.reason
             yield (unknown if lost else fail)(f"{what}: {seen_s}", nodes=names)
         elif seen_s > limits.active_token_warn_s:
-            yield warn(f"{what} came after {seen_s:.1f} s", nodes=names)
+            yield warn(f"{what} came after {units.duration(seen_s)}", nodes=names)
         else:
             yield passed("sees what the others write", nodes=names)
 
@@ -217,7 +210,7 @@ def read(active: Active, limits: Profile) -> Iterator[Finding]:
         elif isinstance(speed, Unknown):
             yield unknown(speed, nodes=names, because="active.token")
         elif speed < limits.active_read_share * median:
-            text = f"reads {rate(speed)}, the median is {rate(median)}"
-            yield warn(text, rate(speed), rate(median), nodes=names, source="majority")
+            text = f"reads {units.rate(speed)}, the median is {units.rate(median)}"
+            yield warn(text, units.rate(speed), units.rate(median), nodes=names, source="majority")
         else:
-            yield passed(f"reads {rate(speed)}", nodes=names)
+            yield passed(f"reads {units.rate(speed)}", nodes=names)

@@ -6,6 +6,7 @@ import functools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from checks import units
 from checks.compare import each_node, majority
 from checks.facts import Fabric, Fleet, IbPort, NodeFacts, Unknown, known
 from checks.finding import Action, Finding, fail, need, passed, skip, unknown, warn
@@ -187,7 +188,7 @@ def errors(node: NodeFacts, fabric: Fabric) -> Finding:
             silent[port.name] = why
         now = {} if isinstance(port.growth, Unknown) else port.growth
         grown += [(port.name, key, by, "while we looked") for key, by in now.items() if by > 0]
-        when = "" if previous is None else f"in {previous.age_s / 3600:.1f} h"
+        when = "" if previous is None else f"in {units.duration(previous.age_s)}"
         grown += [
             (port.name, key, port.counters[key] - count, when)
             for key, count in before.items()

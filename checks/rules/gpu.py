@@ -6,6 +6,7 @@ import functools
 from collections import Counter
 from collections.abc import Iterator
 
+from checks import units
 from checks.compare import each_node
 from checks.facts import (
     NOT_ASKED,
@@ -19,6 +20,7 @@ from checks.facts import (
 )
 from checks.finding import Action, Finding, Lacks, fail, need, passed, skip, unknown, warn
 from checks.registry import check
+from checks.units import counted
 
 
 def expected_count(nodes: tuple[NodeFacts, ...]) -> int:
@@ -172,16 +174,8 @@ def describe(processes: tuple[GpuProcess, ...]) -> str:
     for one in processes:
         user = "somebody" if isinstance(one.user, Unknown) else one.user
         name = one.name.rsplit("/", 1)[-1] or f"pid {one.pid}"
-        age = "" if isinstance(one.age_s, Unknown) else f" ({duration(one.age_s)})"
+        age = "" if isinstance(one.age_s, Unknown) else f" ({units.duration(one.age_s)})"
         seen[f"{user} {name}{age}"] = None
     count = len(processes)
     names = list(seen)[:3] + (["..."] if len(seen) > 3 else [])
-    return f"{count} process{'es' if count > 1 else ''} on the GPUs: {', '.join(names)}"
-
-
-def duration(seconds: float) -> str:
-    """The largest unit that fits."""
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= size:
-            return f"{int(seconds // size)} {unit}"
-    return f"{int(seconds)} s"
+    return f"{counted(count, 'process')} on the GPUs: {', '.join(names)}"

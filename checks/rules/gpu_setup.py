@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
+from checks import units
 from checks.compare import each_node, majority
 from checks.facts import (
     NOT_ASKED,
@@ -83,12 +84,12 @@ def memory_held(gpus: GpuFacts, limits: Profile) -> Iterable[Finding]:
     def judge(gpu: Gpu, _health: GpuHealth) -> Judgement:
         if isinstance(gpu.memory_used_bytes, Unknown):
             return gpu.memory_used_bytes
-        gib = gpu.memory_used_bytes / 2**30
+        gib, used = gpu.memory_used_bytes / 2**30, units.size(gpu.memory_used_bytes)
         if gib <= most:
             return None
         if isinstance(processes, Unknown):
-            return Unknown(f"{gib:.1f} GiB in use, and by whom: {processes}")
-        text = f"{gib:.1f} GiB in use and no process"
+            return Unknown(f"{used} in use, and by whom: {processes}")
+        text = f"{used} in use and no process"
         return warn(text, f"{gib:.2f}", most, action=Action.RESET_GPU)
 
     return per_gpu(gpus, judge, "memory is free")

@@ -6,6 +6,7 @@ from checks.facts import History, NodeFacts
 from checks.finding import Finding, passed, warn
 from checks.profile import Profile
 from checks.registry import check
+from checks.units import counted
 
 DAY_S = 86400.0
 TIMES = {1: "once", 2: "twice"}
@@ -24,15 +25,16 @@ def history(node: NodeFacts, history: History, limits: Profile) -> Finding:
     recent = [one for one in history.faults if one.age_s <= days * DAY_S]
     lost = f"; {history.skipped} lines of the ledger cannot be read" if history.skipped else ""
     if not recent or len(recent) < most:
-        seen = f"{len(recent)} faults" if len(recent) != 1 else "1 fault"
-        return passed(f"{seen} in the last {days:g} days{lost}", len(recent))
+        return passed(
+            f"{counted(len(recent), 'fault')} in the last {days:g} days{lost}", len(recent)
+        )
     incidents = [one for one in recent if one.kind == "incident"]
     runs = {one.run for one in incidents}
     parts = []
     if incidents:
-        parts.append(f"{_counted(len(incidents), 'incident')} in {_counted(len(runs), 'run')}")
+        parts.append(f"{counted(len(incidents), 'incident')} in {counted(len(runs), 'run')}")
     if checks := len(recent) - len(incidents):
-        parts.append(_counted(checks, "failed check"))
+        parts.append(counted(checks, "failed check"))
     last = recent[-1]
     text = f"{' and '.join(parts)} in the last {days:g} days, last: {last.what} on {last.date}"
     drained = sum(age_s <= days * DAY_S for age_s in history.exclusions_age_s)
@@ -41,7 +43,3 @@ def history(node: NodeFacts, history: History, limits: Profile) -> Finding:
     at = node.name
     fix = f"clusterctl nodes --history -w {at}; once repaired: nodes -w {at} --repaired --note TEXT"
     return warn(text + lost, len(recent), f"below {most:g}", fix=fix)
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"

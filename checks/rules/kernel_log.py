@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from math import inf
 from textwrap import shorten
 
+from checks import units
 from checks.facts import (
     NOT_ASKED,
     Fabric,
@@ -22,7 +23,7 @@ from checks.parsers.gpu_health import bus_key
 from checks.profile import Profile
 from checks.reference.xid_codes import worst
 from checks.registry import check
-from checks.rules.gpu import duration, no_gpu
+from checks.rules.gpu import no_gpu
 
 
 def nothing_logged(log: KernelLog, good: str, window_s: float = inf, within: str = "") -> Finding:
@@ -34,7 +35,7 @@ def nothing_logged(log: KernelLog, good: str, window_s: float = inf, within: str
     if log.reaches_s is None:
         return passed(good + within)
     reaches_s = need(log.reaches_s, f"{good}, but how far the kernel's log reaches back: ", unknown)
-    reach = f"in the {duration(max(0.0, reaches_s))} that the kernel's log reaches back"
+    reach = f"in the {units.duration(max(0.0, reaches_s))} that the kernel's log reaches back"
     if reaches_s >= window_s:
         return passed(good + within if within else f"{good} {reach}")
     return unknown(f"{good} {reach}; what was before is not known", fix="journalctl -k -b")
@@ -64,7 +65,7 @@ def xid(kernel_log: KernelLog, gpus: GpuFacts, limits: Profile) -> Iterator[Find
         events = seen[gpu, number]
         age_s = events[at].age_s
         count = f", {len(events)} times" if len(events) > 1 else ""
-        age = "" if isinstance(age_s, Unknown) else f", {duration(max(0.0, age_s))} ago"
+        age = "" if isinstance(age_s, Unknown) else f", {units.ago(age_s)}"
         is_fail = found.verdict is Verdict.FAIL and not _is_past(events[at], gpus, limits)
         text = f"Xid {number} on GPU {gpu}: {found.meaning}{count}{age}"
         fix = _FIXES[found.action].format(gpu=gpu)
@@ -130,7 +131,7 @@ def fell_off(kernel_log: KernelLog, gpus: GpuFacts) -> Iterator[Finding]:
         names = sorted({one.subject.removeprefix("gpu") for one in events if one.subject})
         which = f"GPU {', '.join(names)}" if names else "a GPU"
         kind, age_s = events[-1].kind, events[-1].age_s
-        age = "" if isinstance(age_s, Unknown) else f", {duration(max(0.0, age_s))} ago"
+        age = "" if isinstance(age_s, Unknown) else f", {units.ago(age_s)}"
         is_back = bool(names) and alive.issuperset(map(_slot, names))
         text, fix = f"{which} {said}", _DEAD[kind][1] or None
         if kind in ("fell-off-bus", "probe-failed"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 
+from checks import units
 from checks.compare import each_node
 from checks.facts import (
     NOT_ASKED,
@@ -106,7 +107,9 @@ def connect_time(connect_s: float, limits: Profile) -> Finding:
     Fix: ssh -v; UseDNS no in its sshd_config; look at the node's load
     """
     if connect_s > limits.ssh_connect_warn_s:
-        return warn(f"login took {connect_s:.0f} s", f"{connect_s:.1f}", limits.ssh_connect_warn_s)
+        return warn(
+            f"login took {units.duration(connect_s)}", f"{connect_s:.1f}", limits.ssh_connect_warn_s
+        )
     return passed("login is quick")
 
 
@@ -142,7 +145,7 @@ def memlock(shell_limits: ShellLimits, node: NodeFacts) -> Finding:
     if True not in active:
         return skip("no active InfiniBand or RoCE port")
     if have is not None and not enough:
-        return fail(f"{have >> 10} KiB may be locked", have, "unlimited")
+        return fail(f"{units.size(have)} may be locked", have, "unlimited")
     return passed("memory may be locked")
 
 
@@ -157,7 +160,7 @@ def shm(shell_limits: ShellLimits, node: NodeFacts, limits: Profile) -> Finding:
     have, share = need(shell_limits.shm_bytes, lacks=unknown), limits.shm_share_warn
     memory = need(node.memory, lacks=unknown)
     if have < share * memory.total_bytes * 0.98:  # tmpfs rounds down
-        text = f"/dev/shm has {have / 2**30:.1f} GiB of {memory.total_bytes / 2**30:.0f} GiB memory"
+        text = f"/dev/shm has {units.size(have)} of {units.size(memory.total_bytes)} memory"
         return warn(text, have, f"{share:g} of memory")
     return passed("enough space in /dev/shm")
 
@@ -172,7 +175,7 @@ def swap(memory: Memory) -> Finding:
     """
     used = memory.swap_total_bytes - memory.swap_free_bytes
     if used > 1 << 30:
-        return warn(f"{used / 2**30:.1f} GiB of swap in use", used, 0)
+        return warn(f"{units.size(used)} of swap in use", used, 0)
     return passed("no swap in use")
 
 
@@ -191,7 +194,7 @@ def memory_equal(fleet: Fleet, limits: Profile) -> Iterator[Finding]:
         size = memory.total_bytes
         if size >= (1 - limits.memory_share_warn) * median:
             return passed("memory as the others")
-        text = f"{size / 2**30:.0f} GiB memory, the median is {median / 2**30:.0f}"
+        text = f"{units.size(size)} memory, the median is {units.size(median)}"
         return warn(text, size, median, source="majority", action=Action.SERVICE)
 
     return each_node(fleet, "memory", judge)
@@ -214,7 +217,7 @@ def blocked(processes: ProcessTable, limits: Profile) -> Finding:
         return passed("no process hangs in the kernel")
     worst = max(long, key=lambda one: long[one] or 0.0)
     since_s, count = long[worst], len(long)
-    since = "" if since_s is None else f" for {since_s:.0f} s"
+    since = "" if since_s is None else f" for {units.duration(since_s)}"
     more = f", and {count - 1} more" if count > 1 else ""
     text = f"pid {worst.pid} {worst.name} sleeps in {worst.where}{since}{more}"
     fix = f"sudo cat /proc/{worst.pid}/stack; reboot"

@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from checks import units
 from checks.compare import each, each_node, majority
 from checks.facts import Disk, Fleet, LaunchNeeds, Mount, NodeFacts, Unknown, known
 from checks.finding import Finding, fail, need, passed, skip, unknown, warn
@@ -32,14 +33,14 @@ def free_space(node: NodeFacts, limits: Profile, launch: LaunchNeeds) -> Finding
         return fail(f"no right to write in {disk.path}", fix=f"sudo chown $USER {disk.path}")
     free, fix = disk.free_bytes, f"du -xh --max-depth=1 {disk.path} | sort -h"
     if free < least:
-        text = f"{size(free)} free in {disk.path}, the run needs {size(least)}"
+        text = f"{units.size(free)} free in {disk.path}, the run needs {units.size(least)}"
         return fail(text, free, least, fix=fix)
     for used, limit, what in (
         (disk.used_share, limits.disk_used_warn, "full"),
         (disk.inodes_used_share, limits.inodes_used_warn, "out of inodes"),
     ):
         if used > limit:
-            text = f"{disk.path} is {used:.0%} {what}, {size(free)} free"
+            text = f"{disk.path} is {used:.0%} {what}, {units.size(free)} free"
             return warn(text, f"{used:.3f}", str(limit), source="profile", fix=fix)
     return passed(f"enough space in {disk.path}", free)
 
@@ -88,7 +89,7 @@ def _fullness(
         elif (used := share(disk)) > warn_at:
             is_good = False
             bad = fail if used > fail_at and disk.free_bytes < least_bytes else warn
-            text = f"{mount.path} is {used:.0%} {what}, {size(disk.free_bytes)} free"
+            text = f"{mount.path} is {used:.0%} {what}, {units.size(disk.free_bytes)} free"
             fix = f"du -xh --max-depth=1 {mount.path} | sort -h"
             yield bad(text, f"{used:.3f}", str(warn_at), fix=fix)
     if is_good:
@@ -181,16 +182,9 @@ def shared_token(fleet: Fleet, limits: Profile) -> Iterable[Finding]:
         if need(token, unread, fail) != fleet.token:
             return fail(f"{what} holds another token: not the same folder, or a stale view")
         if isinstance(token_s, float) and token_s > limits.token_warn_s:
-            return warn(f"reading a few bytes took {token_s:.1f} s", fix="nfsstat; its load")
+            return warn(
+                f"reading a few bytes took {units.duration(token_s)}", fix="nfsstat; its load"
+            )
         return passed("the same folder")
 
     return each(fleet, judge)
-
-
-def size(count: float) -> str:
-    """Bytes for people: 1.5 GiB."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if count >= 100 or unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.0f} TiB" if count >= 100 else f"{count:.1f} TiB"

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from checks import units
 from checks.compare import compare, each_node, majority
 from checks.facts import NOT_ASKED, Clock, Fleet, NodeFacts, Unknown, known
 from checks.finding import Finding, Lacks, fail, need, passed, skip, unknown, warn
@@ -68,14 +69,16 @@ def skew(fleet: Fleet, limits: Profile) -> Iterable[Finding]:
         trip = need(clock.exchange)
         offset_s, error_s = trip.offset_s - reference_s, trip.error_s + reference_error_s
         sure_s, value = abs(offset_s) - error_s, f"{offset_s:+.4f}"
-        text = f"{offset_s * 1000:+.0f} ms from the middle of all clocks, ±{error_s * 1000:.1f} ms"
+        text = f"{units.offset(offset_s)} from the middle of all clocks, ±{units.measured(error_s)}"
         if sure_s > limits.clock_skew_fail_s:
             return fail(text, value, limits.clock_skew_warn_s)
         if sure_s > limits.clock_skew_warn_s:
             fix = "chronyc tracking; chronyc sources"
             return warn(text, value, limits.clock_skew_warn_s, fix=fix)
         if error_s > limits.clock_skew_fail_s:
-            return unknown(f"the way to the node takes {2 * trip.error_s:.3f} s, too long to tell")
+            return unknown(
+                f"the way to the node takes {units.measured(2 * trip.error_s)}, too long to tell"
+            )
         return passed("within the limit", value)
 
     return each_node(fleet, "clock", judge)
@@ -90,14 +93,8 @@ def clock_moves(node: NodeFacts, clock: Clock) -> list[tuple[float, str]]:
     before, now = node.last_look, clock.wall_minus_boot_s
     then = before.wall_minus_boot_s if before else NOT_ASKED
     if before and not isinstance(now, Unknown) and not isinstance(then, Unknown):
-        moves.append((now - then, f"since the previous run, {ago(before.age_s)} ago"))
+        moves.append((now - then, f"since the previous run, {units.ago(before.age_s)}"))
     return moves
-
-
-def ago(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 @check("time.step", "fleet", advisory=True)
@@ -117,7 +114,7 @@ def step(node: NodeFacts, clock: Clock, limits: Profile) -> Finding:
     if abs(moved_s) <= limits.clock_step_warn_s and moved_s >= -limits.clock_step_fail_s:
         return passed("no step")
     bad = fail if moved_s < -limits.clock_step_fail_s else warn
-    return bad(f"the clock moved {moved_s:+.3f} s {when}", f"{moved_s:+.4f}", 0)
+    return bad(f"the clock moved {units.offset(moved_s)} {when}", f"{moved_s:+.4f}", 0)
 
 
 @check("time.log_ahead", "fleet", advisory=True)
@@ -134,7 +131,7 @@ def log_ahead(_node: NodeFacts, clock: Clock, limits: Profile) -> Finding:
     if isinstance(ahead_s, Unknown):
         return (skip if ahead_s.is_absence else unknown)(f"no log to read: {ahead_s}")
     if ahead_s > limits.clock_log_ahead_fail_s:
-        text = f"a log file is {ahead_s:.1f} s ahead of now: the clock was set back"
+        text = f"a log file is {units.duration(ahead_s)} ahead of now: the clock was set back"
         return fail(text, f"{ahead_s:.1f}", 0)
     return passed("no log from the future")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from checks import units
 from checks.facts import (
     NOT_ASKED,
     ChronyTracking,
@@ -17,7 +18,7 @@ from checks.facts import (
 from checks.finding import Finding, Verdict, fail, passed, unknown, warn
 from checks.profile import Profile
 from checks.registry import check
-from checks.rules.time import ago, each_clock
+from checks.rules.time import each_clock
 
 PANIC_S = 1000.0  # of ntpd: it corrects no more than that, and ends
 _PANIC = "stop ntpd, sudo ntpd -gq steps the clock once (no job running), start it again"
@@ -51,15 +52,16 @@ def sync(_node: NodeFacts, clock: Clock, limits: Profile) -> Finding:
     if isinstance(clock.sources, tuple) and not chosen:
         return fail("chronyd has selected no source")
     if abs(offset_s) > limit_s:
-        text = f"{offset_s:+.3f} s from its source {track.ref_name}{_stepped(track)}"
+        text = f"{units.offset(offset_s)} from its source {track.ref_name}{_stepped(track)}"
         fix = "sudo chronyc makestep  (no job running)"
         return fail(text, f"{offset_s:+.4f}", limit_s, fix=fix)
     if track.root_distance_s > limit_s:
-        text = f"its source may be wrong by {track.root_distance_s:.3f} s (root distance)"
+        text = f"its source may be wrong by {units.measured(track.root_distance_s)} (root distance)"
         return fail(text, f"{track.root_distance_s:.4f}", limit_s, fix="name a nearer server")
     worst_s = max(abs(offset_s), abs(track.last_offset_s), track.rms_offset_s)
     if worst_s > limits.clock_offset_warn_s:
-        text = f"offsets up to {worst_s:.3f} s lately (RMS {track.rms_offset_s:.3f} s)"
+        worst, mean = units.measured(worst_s), units.measured(track.rms_offset_s)
+        text = f"offsets up to {worst} lately (RMS {mean})"
         return warn(text, f"{worst_s:.4f}", limits.clock_offset_warn_s)
     if bad := _judge_answers(listed, chosen):
         return bad
@@ -72,7 +74,7 @@ def _stepped(track: ChronyTracking) -> str:
     """The mean offset still shows a jump of the clock or its source; the last offset does not."""
     if track.rms_offset_s < 20 * abs(track.last_offset_s) or track.rms_offset_s < 0.01:
         return ""
-    return f"; one of them was stepped (RMS offset {track.rms_offset_s:.3f} s)"
+    return f"; one of them was stepped (RMS offset {units.measured(track.rms_offset_s)})"
 
 
 def _judge_without_chrony(clock: Clock, track: Unknown, limits: Profile) -> Finding:
@@ -116,7 +118,7 @@ def _judge_ntpd(listed: Sequence[TimeSource], limits: Profile) -> Finding:
     offset_s, address = chosen[0].offset_s, chosen[0].address
     if isinstance(offset_s, Unknown):
         return unknown(f"ntpd follows {address}, how far from it: {offset_s}")
-    limit_s, text = limits.clock_root_distance_fail_s, f"{offset_s:+.3f} s from {address}"
+    limit_s, text = limits.clock_root_distance_fail_s, f"{units.offset(offset_s)} from {address}"
     if abs(offset_s) > limit_s:
         return fail(text, f"{offset_s:+.4f}", limit_s, fix=_PANIC)
     if abs(offset_s) > limits.clock_offset_warn_s:
@@ -136,7 +138,7 @@ def _judge_answers(listed: Sequence[TimeSource], chosen: Sequence[TimeSource]) -
 def _told(one: TimeSource, limits: Profile) -> str:
     """`10.0.0.1 rejected (+3.742 s)`: a source that was not chosen, and how far it is if far."""
     offset_s = 0.0 if isinstance(one.offset_s, Unknown) else one.offset_s
-    far = f" ({offset_s:+.3f} s)" if abs(offset_s) > limits.clock_offset_warn_s else ""
+    far = f" ({units.offset(offset_s)})" if abs(offset_s) > limits.clock_offset_warn_s else ""
     return f"{one.address} {one.state}{far}"
 
 
@@ -148,7 +150,7 @@ def _judge_age(max_error_s: Maybe[float], good: str) -> Finding:
     """The kernel calls itself synchronised for 9 hours after the last answer of any server."""
     if isinstance(max_error_s, Unknown) or max_error_s <= OLDEST_ANSWER_S * ERROR_GROWTH:
         return passed(good)
-    since = ago(max_error_s / ERROR_GROWTH)
+    since = units.duration(max_error_s / ERROR_GROWTH)
     text = f"{good}, but nothing has steered it for about {since}"
     fix = "timedatectl timesync-status; systemctl status systemd-timesyncd"
     return warn(text, f"{max_error_s:.3f}", OLDEST_ANSWER_S * ERROR_GROWTH, fix=fix)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 
+from checks import units
+from checks.units import counted
 from clusterctl.checkpoints.failures import FailureRecord
 from clusterctl.checkpoints.records import RunRecord, Save
 from clusterctl.checkpoints.settings_of_run import RunSettings, Size
-from clusterctl.nodes import counted
-from trainer.runlog.progress import clock
 
 ENOUGH = 3  # failures from which their rate is taken as it is
 MTBF_S = 24 * 3600.0
@@ -74,7 +74,7 @@ def _written_s(size: Size | None) -> float:
 
 
 def _speed(size: Size | None) -> str:
-    return "its size is unknown" if size is None else f"{BYTES_S / 1e9:g} GB/s"
+    return "its size is unknown" if size is None else units.rate(BYTES_S)
 
 
 def step_time(record: RunRecord | None) -> Figure:
@@ -92,14 +92,16 @@ def failure_interval(record: FailureRecord, world: int | None) -> Figure:
     """
     count = len(record.failures)
     seen_s = record.rank_s / world if world else record.observed_s
-    seen = f"{counted(count, 'failure')} in {_hours(seen_s)} of {counted(record.runs, 'run')}"
+    seen = (
+        f"{counted(count, 'failure')} in {units.duration(seen_s)} of {counted(record.runs, 'run')}"
+    )
     if count >= ENOUGH:
         return Figure(seen_s / count, "measured", seen)
     own_s = min(MTBF_S, MTBF_RANK_S / world) if world else MTBF_S
     if not seen_s:
         return Figure(own_s, "assumed", "no training on record; --mtbf HOURS states it")
     both_s = (seen_s + own_s) / (count + 1)
-    return Figure(both_s, "assumed", f"{seen}: too few, so 1 in {_hours(own_s)} is added")
+    return Figure(both_s, "assumed", f"{seen}: too few, so 1 in {units.duration(own_s)} is added")
 
 
 def detection(record: FailureRecord) -> Figure:
@@ -116,7 +118,3 @@ def restart(record: FailureRecord) -> Figure:
     if found_s is not None:
         return Figure(found_s, "measured", f"median of {counted(count, 'restart')}")
     return Figure(RESTART_S, "assumed", "no restart on record")
-
-
-def _hours(seconds: float) -> str:
-    return f"{seconds / 3600:,.0f} h" if seconds >= 36000 else clock(seconds)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from checks import units
+from checks.units import counted
 from clusterctl.checkpoints.plan import Plan, Row
-from clusterctl.nodes import counted
 from clusterctl.output import Cell
 from clusterctl.report_lines import wrapped
-from trainer.runlog.progress import clock
 
 LABEL = 16  # columns
 MOST_TOLD = 5  # of checkpoints that are not counted
@@ -25,24 +25,11 @@ NAMES = {
 }
 
 
-def size(count: float) -> str:
-    """Bytes for people: 20.8 MB, 3.2 TB."""
-    for unit, name in ((1e12, "TB"), (1e9, "GB")):
-        if abs(count) >= unit:
-            return f"{count / unit:,.1f} {name}"
-    return f"{count / 1e6:,.1f} MB"
-
-
-def span(seconds: float) -> str:
-    """A duration for people, two digits below ten seconds."""
-    return f"{seconds:.2g} s" if seconds < 10 else clock(seconds)
-
-
 def about(plan: Plan) -> str:
     """One line: which run, where it is, on how many ranks."""
     of = f" of {plan.steps_total:,}" if plan.steps_total else ""
     step = f", step {plan.step:,}{of}" if plan.state != "planned" else ""
-    ranks = f", {plan.world:,} rank{'s' if plan.world != 1 else ''}" if plan.world else ""
+    ranks = f", {counted(plan.world, 'rank')}" if plan.world else ""
     return f"{plan.subject.name}: {plan.state}{step}{ranks}"
 
 
@@ -50,14 +37,14 @@ def figure_lines(plan: Plan) -> Iterator[str]:
     """What the interval is computed from, each with its source."""
     for name, label in NAMES.items():
         figure = plan.figures[name]
-        value = "unknown" if figure.value is None else span(figure.value)
+        value = "unknown" if figure.value is None else units.duration(figure.value)
         why = figure.why if figure.value is None else figure.text
         yield from wrapped(why, start=f"  {label:<{LABEL - 2}}{value:<13}")
 
 
 def interval_lines(plan: Plan) -> Iterator[str]:
     """The best one in time and in steps, and what share of time is kept now and with it."""
-    every, best_s = plan.subject.settings.rules.ckpt_every, span(plan.costs.best_s)
+    every, best_s = plan.subject.settings.rules.ckpt_every, units.duration(plan.costs.best_s)
     limit = ", the time that a save takes" if plan.costs.is_limited_by_writing else ""
     if plan.best is None or plan.best_steps is None:
         yield from wrapped(
@@ -86,12 +73,12 @@ def _row(plan: Plan, row: Row) -> list[str | Cell]:
     marks = ["best"] if row.ckpt_every == plan.best_steps else []
     marks += ["now"] if row.ckpt_every == plan.subject.settings.rules.ckpt_every else []
     more = row.more_peak_bytes
-    disk = "unknown" if more is None else size(more) if more else "none"
+    disk = "unknown" if more is None else units.size(more) if more else "none"
     space = plan.subject.space
     is_over = space is not None and (more or 0) > space.free_bytes
     return [
         f"{row.ckpt_every:,}",
-        span(row.interval_s),
+        units.duration(row.interval_s),
         f"{100 * row.save_share:.2f} %",
         f"{100 * row.failure_share:.2f} %",
         f"{row.ettr:.4f}",
@@ -105,10 +92,10 @@ def disk_lines(plan: Plan) -> Iterator[str]:
     one, space, need = plan.subject.size, plan.subject.space, plan.disk.need
     text = f"unknown: {plan.subject.size_source}"
     if one is not None:
-        parts = f"model {size(one.model_bytes)}, ema {size(one.ema_bytes)}, "
-        parts += f"optimizer {size(one.optimizer_bytes)}"
-        text = f"{size(one.total_bytes)} ({parts}), {plan.subject.size_source}; "
-        text += f"{size(one.extra_bytes)} beside it while it is written"
+        parts = f"model {units.size(one.model_bytes)}, ema {units.size(one.ema_bytes)}, "
+        parts += f"optimizer {units.size(one.optimizer_bytes)}"
+        text = f"{units.size(one.total_bytes)} ({parts}), {plan.subject.size_source}; "
+        text += f"{units.size(one.extra_bytes)} beside it while it is written"
     yield from wrapped(text, start=f"{'one checkpoint':<{LABEL}}")
     if out := plan.subject.left_out:
         more = f"; and {len(out) - MOST_TOLD} more" if len(out) > MOST_TOLD else ""
@@ -118,22 +105,24 @@ def disk_lines(plan: Plan) -> Iterator[str]:
     if need is None:
         yield from wrapped(f"unknown: {plan.disk.why}", start=f"{'disk':<{LABEL}}")
     elif not need.saves:
-        yield f"{'disk':<{LABEL}}no further save; {size(need.end_bytes)} are held"
+        yield f"{'disk':<{LABEL}}no further save; {units.size(need.end_bytes)} are held"
     else:
         then = "at the end" if plan.steps_total else "later, however long the run is"
         peak = f"the save of step {need.peak_step:,}" if plan.steps_total else "a save"
-        text = f"{size(need.more_peak_bytes)} more while {peak} is written; "
+        text = f"{units.size(need.more_peak_bytes)} more while {peak} is written; "
         text += f"held: {_held(len(plan.subject.checkpoints), plan.disk.held_bytes)} now, "
         text += f"{_held(need.kept, need.end_bytes)} {then}"
         yield from wrapped(text, start=f"{'disk':<{LABEL}}")
     free = f"unknown: {plan.subject.space_why}"
     if space is not None:
-        free = f"{size(space.free_bytes)} of {size(space.total_bytes)} in {space.folder}"
+        free = (
+            f"{units.size(space.free_bytes)} of {units.size(space.total_bytes)} in {space.folder}"
+        )
     yield from wrapped(free, start=f"{'free':<{LABEL}}")
 
 
 def _held(count: int, total_bytes: int) -> str:
-    return f"{size(total_bytes)} in {counted(count, 'checkpoint')}" if count else "none"
+    return f"{units.size(total_bytes)} in {counted(count, 'checkpoint')}" if count else "none"
 
 
 def retention(plan: Plan) -> str:
@@ -153,13 +142,15 @@ def verdict(plan: Plan) -> str:
         why = plan.disk.why if need is None else f"free space is unknown: {plan.subject.space_why}"
         return f"could not find out whether the checkpoints fit: {why}"
     free, more = space.free_bytes, need.more_peak_bytes
+    room = f"they need {units.size(more)} more and {units.size(free)} are free"
     if more > free:
-        lacks = f"the checkpoints do not fit: they need {size(more)} more and {size(free)} are free"
+        lacks = f"the checkpoints do not fit: {room}"
         keep = plan.disk.keep_that_fits
         if keep is not None:
             return f"{lacks}; keep_checkpoints = {keep} fits"
-        return f"{lacks}; no keep_checkpoints fits, so free {size(more - free)} or save elsewhere"
-    fits = f"the checkpoints fit: they need {size(more)} more and {size(free)} are free"
+        lacks += f"; no keep_checkpoints fits, so free {units.size(more - free)} or save elsewhere"
+        return lacks
+    fits = f"the checkpoints fit: {room}"
     if not need.saves:
         fits = "the checkpoints fit: the run saves no more"
     missing = "; what ckpt_every should be is unknown without --step-time"

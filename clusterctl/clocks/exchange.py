@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from checks import units
 from clusterctl.errors import TransportError
 from clusterctl.payload.proc_files import BOOTTIME, wall_minus_boot
 from clusterctl.remote.cluster import Answers, Cluster
@@ -84,7 +85,7 @@ def ask_time(
         if reply is None:
             if samples:
                 break
-            why = f"no answer to a question for the time in {ANSWER_S:g} s"
+            why = f"no answer to a question for the time in {units.duration(ANSWER_S)}"
             raise TransportError("command", why)
         samples.append((sent_s, reply["time_s"], received_s))
         best_s = min(best_s, received_s - sent_s)
@@ -117,7 +118,7 @@ def collect_clocks(cluster: Cluster, head: HeadClock) -> Answers:
         stream.send({"op": "state"})
         envelope = receive_one(stream, "sections", timeout_s)
         if envelope is None:
-            raise TransportError("command", f"no answer in {timeout_s:g} s")
+            raise TransportError("command", f"no answer in {units.duration(timeout_s)}")
         about = {"connect_s": connect_s, "samples": samples}
         return {**envelope, "noise": stream.noise, "head": about}
 

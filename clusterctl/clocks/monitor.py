@@ -10,13 +10,15 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from checks import units
 from checks.facts import Unknown
 from checks.parsers.clock import best_exchange
 from checks.profile import Profile
 from checks.rules.time import middle_clock
+from checks.units import counted
 from clusterctl.clocks.exchange import HeadClock, ask_time, clock_args, receive_one
-from clusterctl.clocks.report import away, signed, span, step_words
-from clusterctl.nodes import Node, counted
+from clusterctl.clocks.report import away, step_words
+from clusterctl.nodes import Node
 from clusterctl.output import Cell, Output, local_time
 from clusterctl.remote.cluster import Cluster, session
 from clusterctl.remote.fanout import NodeResult
@@ -245,15 +247,17 @@ class Screen:
             flags, style = ([far[name]], "bad") if name in far else ([], None)
             if track.steps:
                 moved_s = sum(step.moved_s for step in track.steps)
-                flags.append(f"moved {signed(moved_s)} in {counted(len(track.steps), 'step')}")
+                flags.append(
+                    f"moved {units.offset(moved_s)} in {counted(len(track.steps), 'step')}"
+                )
             if track.lost is not None:
                 flags.append(f"x {track.lost}")
             elif newest is None:
                 flags.append("- waiting")
             elif now_s - newest.at_s > self._stale_s:
-                flags.append(f"~ {now_s - newest.at_s:.0f} s old")
-            offset = Cell(signed(newest.offset_s) if newest else "-", style)
-            error = span(newest.error_s) if newest else "-"
+                flags.append(f"~ {units.duration(now_s - newest.at_s)} old")
+            offset = Cell(units.offset(newest.offset_s) if newest else "-", style)
+            error = units.measured(newest.error_s) if newest else "-"
             noted = Cell("; ".join(flags), "bad" if flags else None)
             rows.append([name, offset, error, sparkline(track.offsets_s, bars), noted])
         page = self._output.page() if self._live else None

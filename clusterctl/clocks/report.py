@@ -13,12 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from checks import units
 from checks.facts import NOT_ASKED, Clock, Fleet, Machine, Maybe, NodeFacts, Unknown, known, to_json
 from checks.finding import Finding, Verdict
 from checks.profile import Profile
 from checks.rules.time import clock_moves, middle_clock
 from checks.runner import run_checks
-from clusterctl.nodes import counted, fold, grouped
+from checks.units import counted
+from clusterctl.nodes import fold, grouped
 from clusterctl.remote.facts import read_node
 from clusterctl.remote.fanout import NodeResult
 
@@ -71,7 +73,8 @@ class Clocks:
         words = [clocks if answered == len(self.rows) else f"{answered} of {clocks}"]
         if widest := self.widest():
             ahead, behind, apart_s, error_s = widest
-            words.append(f"widest apart {ahead} and {behind}: {span(apart_s)} ±{span(error_s)}")
+            apart = f"{units.measured(apart_s)} ±{units.measured(error_s)}"
+            words.append(f"widest apart {ahead} and {behind}: {apart}")
         for verdict in ("bad", "unknown"):
             names = [row.node for row in self.rows if row.verdict == verdict]
             words += [f"{verdict}: {fold(names)}"] if names else []
@@ -138,7 +141,7 @@ def judge(
         if abs(middle_s) - error_s > limits.clock_skew_warn_s:
             head_flags.append(f"this machine's own clock is {away(-middle_s)} the nodes'")
     if abs(head_moved_s) > limits.clock_step_warn_s:
-        moved = f"stepped {signed(head_moved_s)} while we looked"
+        moved = f"stepped {units.offset(head_moved_s)} while we looked"
         head_flags.append(f"this machine's own clock was {moved}")
     return Clocks(
         rows=tuple(_row(node, middle_s, limits, found.get(node.name, ())) for node in nodes),
@@ -167,7 +170,7 @@ def _row(
         if abs(distance_s) - trip.error_s > limits.clock_skew_warn_s:
             bad.append(f"{away(distance_s)} the others")
         elif trip.error_s > limits.clock_skew_warn_s:
-            unsure.append(f"the way takes {span(2 * trip.error_s)}, too long to tell")
+            unsure.append(f"the way takes {units.measured(2 * trip.error_s)}, too long to tell")
     moves, limit_s = clock_moves(node, clock), limits.clock_step_warn_s
     bad += [step_words(moved_s, when) for moved_s, when in moves if abs(moved_s) > limit_s]
     unsure += [] if moves else [f"steps: {clock.moved_s}"]
@@ -187,7 +190,7 @@ def _row(
 
 def step_words(moved_s: float, when: str) -> str:
     """`moved back 2.500 s while we looked`."""
-    return f"moved {'back' if moved_s < 0 else 'forward'} {span(moved_s)} {when}"
+    return f"moved {'back' if moved_s < 0 else 'forward'} {units.measured(abs(moved_s))} {when}"
 
 
 def steered_by(clock: Clock) -> str:
@@ -222,22 +225,9 @@ def count_sources(clock: Clock) -> str:
     return f"{len(clock.sources)} ({counts})" if states else "0"
 
 
-def span(seconds: float) -> str:
-    """A length of time without sign: 0.21 ms, 48.9 ms, 2.500 s."""
-    seconds = abs(seconds)
-    if seconds < 0.01:
-        return f"{seconds * 1000:.2f} ms"
-    return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.3f} s"
-
-
-def signed(seconds: float) -> str:
-    """As `span`, with + where it is ahead; what rounds to nothing is +."""
-    return f"{'-' if seconds <= -5e-6 else '+'}{span(seconds)}"
-
-
 def away(seconds: float) -> str:
     """`48.9 ms ahead of`, `2.500 s behind`."""
-    return f"{span(seconds)} {'ahead of' if seconds > 0 else 'behind'}"
+    return f"{units.measured(abs(seconds))} {'ahead of' if seconds > 0 else 'behind'}"
 
 
 def folded(clocks: Clocks) -> list[tuple[str, list[ClockRow]]]:
@@ -252,12 +242,12 @@ def cells(rows: Sequence[ClockRow]) -> list[str]:
     """Offset, error, step, steered by, sources, flags; of several rows the range and the worst."""
     offsets = sorted(known(row.offset_s for row in rows))
     errors, moves = known(row.error_s for row in rows), known(row.moved_s for row in rows)
-    ends = list(dict.fromkeys(map(signed, offsets[:1] + offsets[-1:])))
+    ends = list(dict.fromkeys(map(units.offset, offsets[:1] + offsets[-1:])))
     if len({end.partition(" ")[2] for end in ends}) == 1:  # -0.02 to +0.01 ms
         ends[:-1] = [end.partition(" ")[0] for end in ends[:-1]]
     offset = " to ".join(ends) or "-"
-    error = span(max(errors)) if errors else "-"
-    moved = signed(max(moves, key=abs)) if moves else "-"
+    error = units.measured(max(errors)) if errors else "-"
+    moved = units.offset(max(moves, key=abs)) if moves else "-"
     first = rows[0]
     mark = {"bad": "!", "unknown": "?"}.get(first.verdict, " ")
     return [f"{offset}{mark}", error, moved, first.steered, first.sources, "; ".join(first.flags)]

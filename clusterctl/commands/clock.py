@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from checks import units
 from clusterctl.errors import UsageError
 from clusterctl.output import Output
 from clusterctl.param_types import Number
@@ -95,14 +96,17 @@ def _show(
     output: Output, clocks: Clocks, facts: tuple[NodeFacts, ...], no_fold: bool, pairs: bool
 ) -> None:
     from checks.facts import Clock
-    from clusterctl.clocks.report import all_pairs, cells, folded, signed, span
+    from clusterctl.clocks.report import all_pairs, cells, folded
 
     groups = [(row.node, [row]) for row in clocks.rows] if no_fold else folded(clocks)
     rows = [(names, members[0].verdict, cells(members)) for names, members in groups]
     output.node_table(COLUMNS, rows, COLUMNS[1:4])
     if pairs:
         every = all_pairs(clocks)
-        widest = [[a, b, signed(apart), span(error)] for a, b, apart, error in every[:MOST_PAIRS]]
+        widest = [
+            [a, b, units.offset(apart), units.measured(error)]
+            for a, b, apart, error in every[:MOST_PAIRS]
+        ]
         output.line("")
         output.table(["A", "B", "A IS AHEAD BY", "±"], widest, ["A IS AHEAD BY", "±"])
         if len(every) > MOST_PAIRS:
@@ -110,9 +114,9 @@ def _show(
     for node in facts if output.verbose else ():
         sources = node.clock.sources if isinstance(node.clock, Clock) else ()
         for one in sources if isinstance(sources, tuple) else ():
-            offset = signed(one.offset_s) if isinstance(one.offset_s, float) else "-"
+            offset = units.offset(one.offset_s) if isinstance(one.offset_s, float) else "-"
             output.note(
                 f"{node.name}: {one.address} {one.state}, stratum {one.stratum}, "
-                f"reach {one.reach:o}, poll {one.poll_s:g} s, we are {offset}",
+                f"reach {one.reach:o}, poll {units.duration(one.poll_s)}, we are {offset}",
                 "dim",
             )

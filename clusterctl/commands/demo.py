@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from clusterctl.output import Output, clock
+from checks import units
+from clusterctl.output import Output
 from clusterctl.settings import PATH, flag, option, output_options
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def command(output: Output, outputs: Path, **options: Any) -> int:
 def _show(output: Output, result: DemoResult, seconds: float, *, keep: bool) -> None:
     from clusterctl.demo import DIGIT_FLOOR, DIRECTION_FLOOR, typed_command, typed_python
 
-    took = f"{clock(seconds)}, {clock(result.train_seconds)} of it training"
+    took = f"{units.duration(seconds)}, {units.duration(result.train_seconds)} of it training"
     output.line(f"done in {took}", "bold")
     for name, value, chance, floor in (
         ("digit accuracy", result.digit_accuracy, 0.10, DIGIT_FLOOR),

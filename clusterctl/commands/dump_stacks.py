@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from checks.units import counted
 from clusterctl.commands.kill import make_pick, pick_options
 from clusterctl.errors import CouldNotFindOut, UsageError
-from clusterctl.nodes import counted, grouped
+from clusterctl.nodes import grouped
 from clusterctl.output import Output
 from clusterctl.param_types import Duration, HostPort
 from clusterctl.settings import FILE, Settings, cluster_command, with_options

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from checks.units import counted
 from clusterctl.errors import UsageError
 from clusterctl.exclude.entries import Exclusion, path_beside, read, stamp, why_bad_text
 from clusterctl.exclude.leave_out import short_names
 from clusterctl.hostfile import read_hostfile
 from clusterctl.node_sets import expand
-from clusterctl.nodes import counted, fold
+from clusterctl.nodes import fold
 from clusterctl.output import Cell, Output
 from clusterctl.param_types import Duration
 from clusterctl.settings import PATH, option, output_options

@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from checks import units
+from checks.units import counted
 from clusterctl.errors import UsageError
 from clusterctl.jobs import processes
 from clusterctl.jobs.kill import (
@@ -22,8 +24,7 @@ from clusterctl.jobs.kill import (
     to_json,
 )
 from clusterctl.launch.head.waiting import end_waiting, find_waiting
-from clusterctl.nodes import counted
-from clusterctl.output import Output, clock, unreachable_json
+from clusterctl.output import Output, unreachable_json
 from clusterctl.param_types import Duration
 from clusterctl.runs.waiting import Waiting
 from clusterctl.settings import YES, Settings, cluster_command, flag, option, with_options
@@ -155,9 +156,9 @@ def show_plan(
     if found and not output.quiet:
         rows = []
         for row in processes.plan_rows(jobs):
-            held = "-" if row.gpu_bytes is None else f"{row.gpu_bytes / (1 << 30):.0f} GiB"
+            held = "-" if row.gpu_bytes is None else units.size(row.gpu_bytes)
             cells = [row.nodes, str(row.count), row.ranks or "-", row.owners, row.what]
-            rows.append([*cells, held, clock(row.oldest_s)])
+            rows.append([*cells, held, units.duration(row.oldest_s)])
         output.table(PLAN_COLUMNS, rows, ["PROC", "GPU MEM"])
         runs = dict.fromkeys(one.run for one in found if one.run)
         programs = list(dict.fromkeys(one.program for one in found if one.role == "trainer"))

@@ -8,10 +8,11 @@ from dataclasses import asdict, dataclass
 
 import click
 
+from checks.units import counted
 from clusterctl.errors import TransportError, UsageError
 from clusterctl.exclude.entries import path_beside, read, why_bad_text
 from clusterctl.node_sets import expand
-from clusterctl.nodes import Node, counted, fold
+from clusterctl.nodes import Node, fold
 from clusterctl.output import Cell, Output
 from clusterctl.param_types import Moment
 from clusterctl.settings import Settings, cluster_command, flag, option

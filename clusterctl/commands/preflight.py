@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from checks import units
+from checks.units import counted
 from clusterctl.errors import UsageError
-from clusterctl.nodes import counted
 from clusterctl.output import Cell, Output
 from clusterctl.param_types import Duration, Number
 from clusterctl.settings import FILE, PATH, Settings, cluster_command, with_options
@@ -116,7 +117,9 @@ def command(
     if record is not None:
         output.note(f"profile written to {record}")
     cost = "" if report.node_cpu_s is None else f", {report.node_cpu_s:.2f} CPU s per node"
-    output.note(f"{counted(len(report.nodes), 'node')} in {report.seconds:.1f} s{cost}", "dim")
+    output.note(
+        f"{counted(len(report.nodes), 'node')} in {units.duration(report.seconds)}{cost}", "dim"
+    )
     return report.exit_code
 
 

@@ -13,8 +13,10 @@ from typing import Any
 
 import click
 
-from clusterctl.nodes import Node, counted, fold, grouped
-from clusterctl.output import Output, clock, unreachable_json
+from checks import units
+from checks.units import counted
+from clusterctl.nodes import Node, fold, grouped
+from clusterctl.output import Output, unreachable_json
 from clusterctl.remote.fanout import Fanout, NodeResult, in_order
 from clusterctl.settings import PATH, YES, Settings, cluster_command, flag
 from clusterctl.signal_handlers import handled_by
@@ -89,11 +91,11 @@ def _show(output: Output, results: list[NodeResult[Any]], seconds: float) -> Non
     endings = grouped(((one.value.state, one.value.error), one) for one in results if one.value)
     for (state, error), members in endings.items():
         names = fold(member.node.name for member in members)
-        ending = error or f"{state}, {clock(max(member.seconds for member in members))}"
+        ending = error or f"{state}, {units.duration(max(member.seconds for member in members))}"
         output.line(f"{names}: {ending}", "bad" if error else "good")
     good = sum(bool(result.value and not result.value.error) for result in results)
     have = "has" if len(results) == 1 else "have"
-    output.note(f"{good} of {counted(len(results), 'node')} {have} it, {clock(seconds)}")
+    output.note(f"{good} of {counted(len(results), 'node')} {have} it, {units.duration(seconds)}")
 
 
 def _json(result: NodeResult[Any]) -> dict[str, Any]:

@@ -10,8 +10,9 @@ import os
 
 import click
 
+from checks.units import counted
 from clusterctl.errors import UsageError
-from clusterctl.nodes import counted, fold, grouped
+from clusterctl.nodes import fold, grouped
 from clusterctl.output import Output, unreachable_json
 from clusterctl.remote import output_groups
 from clusterctl.remote.messages.verbs import SHELL_BYTES

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from checks import units
+from checks.units import counted
 from clusterctl.commands.kill import ALL_RUNS, make_pick, nothing_found, pick_options, show_plan
 from clusterctl.jobs.kill import processes_json
 from clusterctl.jobs.processes import look, one_run, runs_to_end
@@ -16,7 +18,6 @@ from clusterctl.jobs.stop import (
     unmarked_lines,
 )
 from clusterctl.launch.head.waiting import end_waiting, find_waiting
-from clusterctl.nodes import counted
 from clusterctl.output import Output, unreachable_json
 from clusterctl.param_types import Duration
 from clusterctl.remote.cluster import Answers
@@ -95,7 +96,7 @@ def command(
         values = [one.value for one in answers if one.value and one.node in with_ranks]
         seconds = max((value["seconds"] for value in values), default=0.0)
         ended = counted(sum(not value["left"] for value in values), "node")
-        output.line(f"stopped on {ended} after {seconds:.1f} s", None if code else "good")
+        output.line(f"stopped on {ended} after {units.duration(seconds)}", None if code else "good")
     for line, proved in over:
         output.line(line, "good" if proved else "warn")
     for path in saved:

@@ -28,7 +28,7 @@ from clusterctl.runs.journal import (
 )
 from clusterctl.why.recorded import lines_of
 from trainer.runlog import run_files
-from trainer.runlog.gpu_peaks import peak_flops
+from trainer.runlog.figures import peak_flops
 from trainer.runlog.json_file import decoded, text
 from trainer.runlog.steps import ENDINGS, Steps, after_record
 from trainer.runlog.telemetry import FILE, PHASES, Event, StepRecord, decode

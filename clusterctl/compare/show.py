@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from checks import units
+from checks.units import counted
 from clusterctl.compare.judge import BAD, GOOD, LOSS, UNKNOWN, Comparison, Verdict
 from clusterctl.compare.losses import Losses
 from clusterctl.compare.read import Run
 from clusterctl.compare.speed import STEP, Timing
 from clusterctl.compare.windows import Middle
-from clusterctl.nodes import counted
 from clusterctl.output import Cell
 from clusterctl.report_lines import Line, labelled
 from clusterctl.runs.attempts import DONE, RUNNING
@@ -129,10 +130,12 @@ def table_rows(found: Comparison) -> Iterator[list[str | Cell]]:
         ("clips/s", a.clips_per_s, b.clips_per_s),
         ("tokens/s", a.tokens_per_s, b.tokens_per_s),
         ("TFLOP/s of a rank", _scaled(a.flops_s, 1e-12), _scaled(b.flops_s, 1e-12)),
-        ("largest memory, GiB", _scaled(a.memory_bytes, 2**-30), _scaled(b.memory_bytes, 2**-30)),
     )
     for name, one_value, other in pairs:
         yield [name, _four(one_value), _four(other), _change(Timing(one_value, other))]
+    held = (a.memory_bytes, b.memory_bytes)
+    sizes = ["-" if x is None else units.size(x) for x in held]
+    yield ["largest memory", *sizes, _change(Timing(*held))]
     shares = (
         ("MFU", a.mfu, b.mfu),
         ("idle of ranks", a.idle_share, b.idle_share),

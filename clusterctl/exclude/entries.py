@@ -11,6 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from checks import units
 from clusterctl.beside_hostfile import beside
 from clusterctl.defaults import parse_toml
 from clusterctl.errors import UsageError
@@ -93,7 +94,7 @@ def read_text(path: Path) -> str:
         raise ExcludeError(f"{path} cannot be read: it is a folder or a device")
     with os.fdopen(descriptor, "rb") as file:
         if found.st_size > MAX_BYTES:
-            raise ExcludeError(f"{path} cannot be read: it is longer than {MAX_BYTES >> 20} MiB")
+            raise ExcludeError(f"{path} cannot be read: it is longer than {units.size(MAX_BYTES)}")
         try:
             return file.read(MAX_BYTES).decode("utf-8-sig")
         except OSError as error:

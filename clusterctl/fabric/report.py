@@ -12,7 +12,8 @@ from checks.facts import Fabric, Fleet, Maybe, NodeFacts, Unknown, known, to_jso
 from checks.finding import Finding, Verdict
 from checks.nccl.recommend import Suggestion
 from checks.runner import run_checks
-from clusterctl.nodes import counted, fold, grouped
+from checks.units import counted
+from clusterctl.nodes import fold, grouped
 
 
 @dataclass(frozen=True, slots=True)

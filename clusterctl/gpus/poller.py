@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from checks import units
 from checks.facts import NodeFacts
 from clusterctl.gpus.summary import WAITING, Census
 from clusterctl.nodes import Node
@@ -65,7 +66,7 @@ def mark_stale(census: Census, ages: Sequence[float | None]) -> Census:
     rows = tuple(
         row
         if age_s is None
-        else dataclasses.replace(row, flags=(f"~ {age_s:.0f} s old", *row.flags))
+        else dataclasses.replace(row, flags=(f"~ {units.duration(age_s)} old", *row.flags))
         for row, age_s in zip(census.rows, ages, strict=True)
     )
     return dataclasses.replace(census, rows=rows)

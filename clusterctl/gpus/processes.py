@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from checks import units
 from checks.facts import GpuProcess, Maybe, NodeFacts, Unknown, known, or_none
-from checks.rules.gpu import duration
 from clusterctl.nodes import grouped
 
 
@@ -32,8 +32,8 @@ class ProcessRow:
             ",".join(self.gpus),
             str(self.pid),
             self.user or "-",
-            "-" if self.age_s is None else duration(self.age_s),
-            "-" if self.used_bytes is None else f"{self.used_bytes / (1 << 30):.1f} GiB",
+            "-" if self.age_s is None else units.duration(self.age_s),
+            "-" if self.used_bytes is None else units.size(self.used_bytes),
             *tag,
             self.command + ("  (not in /proc there)" if self.why else ""),
         ]

@@ -8,13 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from checks import units
 from checks.facts import Gpu, GpuFacts, NodeFacts, Unknown, known, or_none, to_json
 from checks.profile import Profile
 from checks.rules.gpu import expected_count
 from checks.rules.gpu_health import unread
+from checks.units import counted
 from clusterctl.gpus.outliers import Idle, Place, coldest_and_hottest, find_idle, idle_words
 from clusterctl.gpus.processes import list_processes
-from clusterctl.nodes import counted, fold, grouped
+from clusterctl.nodes import fold, grouped
 
 WAITING = "waiting"  # phase of a node whose first answer has not come yet
 
@@ -219,11 +221,11 @@ def _held(facts: GpuFacts, limits: Profile) -> list[str]:
     if isinstance(facts.processes, Unknown):
         return []
     taken = {one.gpu_uuid for one in facts.processes}
-    gib = [(or_none(gpu.memory_used_bytes) or 0) / (1 << 30) for gpu in facts.gpus]
+    used = [or_none(gpu.memory_used_bytes) or 0 for gpu in facts.gpus]
     held = [
-        f"GPU {gpu.label(position)} holds {gib[position]:.0f} GiB"
+        f"GPU {gpu.label(position)} holds {units.size(used[position])}"
         for position, gpu in enumerate(facts.gpus)
-        if gib[position] > limits.gpu_memory_held_warn_gib and gpu.uuid not in taken
+        if used[position] / (1 << 30) > limits.gpu_memory_held_warn_gib and gpu.uuid not in taken
     ]
     more = f" and {len(held) - 2} more" if len(held) > 2 else ""
     return [f"{', '.join(held[:2])}{more}, and no process is listed there"] if held else []

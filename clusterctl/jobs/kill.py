@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from checks import units
+from checks.units import counted
 from clusterctl.exclude.change import author
 from clusterctl.jobs.processes import NodeJob, Pick, runs_to_end
-from clusterctl.nodes import Node, counted
+from clusterctl.nodes import Node
 from clusterctl.remote.cluster import Answers, Cluster
 from clusterctl.runs.waiting import Waiting
 
@@ -28,7 +30,7 @@ class Order:
     def words(self) -> str:
         if self.signal == "SIGKILL":
             return "SIGKILL at once"
-        return f"{self.signal}, {self.grace_s:g} s, SIGKILL"
+        return f"{self.signal}, {units.duration(self.grace_s)}, SIGKILL"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +136,7 @@ def _bad_lines(one: Ended) -> list[str]:
         state = f"state {row['state']}: {row['why']}"
         lines.append(f"still there: {name}: pid {row['pid']} {what}, {state}")
     for held in one.known["gpu_left"]:
-        size = "some" if held["bytes"] is None else f"{held['bytes'] / (1 << 30):.1f} GiB of"
+        size = "some" if held["bytes"] is None else f"{units.size(held['bytes'])} of"
         what = f"GPU memory of pid {held['pid']}, which has ended"
         lines.append(f"still there: {name}: {size} {what}")
     if unknown := one.known["gpu_unknown"]:

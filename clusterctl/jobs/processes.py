@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass, field, fields
 from itertools import groupby
 from typing import Any
 
+from checks.units import counted
 from clusterctl.errors import UsageError
-from clusterctl.nodes import Node, counted, fold, grouped, is_loopback
+from clusterctl.nodes import Node, fold, grouped, is_loopback
 from clusterctl.remote.cluster import Answers, Cluster
 from clusterctl.runs.waiting import Waiting
 from clusterctl.transport.base import Unreachable

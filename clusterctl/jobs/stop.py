@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from checks import units
 from clusterctl.errors import ClusterctlError
 from clusterctl.exclude.change import author
 from clusterctl.jobs.processes import NodeJob, Pick, Process, fold_ranks, runs_to_end
@@ -77,7 +78,7 @@ def left_lines(results: Answers) -> list[str]:
         for row in result.value["left"] if result.value else ():
             doing, beat = f"state {row['state']}", row.get("beat")
             if beat:
-                doing = f"step {beat['step']}, {beat['phase']} for {beat['age_s']:.0f} s"
+                doing = f"step {beat['step']}, {beat['phase']} for {units.duration(beat['age_s'])}"
             why = f", {row['why']}" if row["why"] else ""
             who = f"{result.node.name}: rank {row['rank']} pid {row['pid']}"
             lines.append(f"still running: {who} ({doing}{why})")

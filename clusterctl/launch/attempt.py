@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
+from checks import units
 from clusterctl.launch import journal
 from clusterctl.launch.causes.hangs import of_verdict
 from clusterctl.launch.causes.kinds import LOST
@@ -174,7 +175,7 @@ class Attempt:
             if time.monotonic() > deadline:
                 late = [node.name for node in self.plan.nodes if node.name not in answers]
                 self.reports.lost |= dict.fromkeys(late, what)
-                raise RunFailed(3, f"{fold(late)} {what} within {timeout_s:g} s")
+                raise RunFailed(3, f"{fold(late)} {what} within {units.duration(timeout_s)}")
 
     def _start(self, meet: Rendezvous) -> None:
         self.journal.write("start", f"ranks meet at {meet.address}:{meet.port}")
@@ -227,7 +228,10 @@ class Attempt:
             if not limit_s:
                 unseen = Judgement(of_verdict(None, why, len(self.shares)))
                 raise RunFailed(1, why, hint=self.clock.hint, judgement=unseen)
-            self._tell("hang", f"{why}: collecting the stacks of all ranks, {limit_s:g} s at most")
+            self._tell(
+                "hang",
+                f"{why}: collecting the stacks of all ranks, {units.duration(limit_s)} at most",
+            )
             self.inspection = Inspection(self.plan, self.cluster)
         elif found is not None and not is_late:
             found.close()

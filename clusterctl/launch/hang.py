@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from checks import units
 from clusterctl.jobs.processes import Pick
 from clusterctl.launch.plan import LaunchPlan, Timing
 from clusterctl.launch.run_dir import next_place
@@ -74,9 +75,9 @@ class StepClock:
 
     def sentence(self) -> str:
         if self.step is None:
-            return f"no step within {self.limit_s:g} s of the start"
+            return f"no step within {units.duration(self.limit_s)} of the start"
         last = f"the last was {self.step.step} of {self.step.steps_total}"
-        return f"no step for {self.limit_s:.0f} s; {last}"
+        return f"no step for {units.duration(self.limit_s)}; {last}"
 
     @property
     def hint(self) -> str:
@@ -133,7 +134,7 @@ class Inspection:
         self._unwanted.set()
         if not self._done.is_set() and self.error is None:
             what = "no verdict" if self.diagnosis is None else "stacks not written"
-            self.error = f"{what} within {self.limit_s:g} s"
+            self.error = f"{what} within {units.duration(self.limit_s)}"
 
     @property
     def headline(self) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from checks import units
 from clusterctl.launch.state import RunState
 from clusterctl.payload.secrets.mask import hide, hide_in
 from clusterctl.runs.appended import Appended
@@ -108,7 +109,7 @@ class Copies:
             file.cut_bytes += len(data) - capacity
             data = data[:capacity]
             is_all = self._bytes[node] + capacity >= NODE_BYTES
-            most = f"more than {NODE_BYTES >> 30} GiB; the rest is there only"
+            most = f"more than {units.size(NODE_BYTES)}; the rest is there only"
             why = f"{name}: {node} sends {most if is_all else 'too much'}"
             if why != file.reported:
                 file.reported = why

@@ -7,13 +7,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
+from checks import units
 from clusterctl.exclude.change import author
 from clusterctl.launch.plan import LaunchPlan
 from clusterctl.launch.reach import another_head
 from clusterctl.launch.state import Left
 from clusterctl.remote.cluster import Cluster
 from trainer.runlog.output import printable
-from trainer.runlog.progress import clock
 
 REAP_S = 15.0  # TERM, KILL and a check on each node
 Lines = tuple[str, ...]
@@ -53,7 +53,7 @@ def prove_gone(
     for result in cluster.ask("reap", lambda node: {**args, "node": node.name}, timeout_s=REAP_S):
         name = result.node.name
         if result.unreachable is not None:
-            until = f"{clock(plan.timing.lease_s)} after its last message from here"
+            until = f"{units.duration(plan.timing.lease_s)} after its last message from here"
             why = f"{result.unreachable.sentence()}; if its agent lives, it ends the ranks {until}"
             unconfirmed.append(f"{name}: {why}")
         if result.value is None:

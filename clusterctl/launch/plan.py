@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from checks.units import counted
 from clusterctl.errors import UsageError
 from clusterctl.launch.environment import Environment
-from clusterctl.nodes import Node, counted, fold
+from clusterctl.nodes import Node, fold
 from clusterctl.payload.secrets.mask import hide_words
 
 # Outside the kernel's ephemeral ports (32768 up), so that no outgoing connection holds one.

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from itertools import islice
 
+from checks import units
 from clusterctl.launch.state import BETWEEN, RunState
 from clusterctl.nodes import fold, grouped
-from clusterctl.output import Live, Output, clock
+from clusterctl.output import Live, Output
 
 PLAIN_EVERY_S = 10.0
 # The same once more, so that a log shows that somebody still waits: for ranks, or for nodes.
@@ -45,7 +46,7 @@ class Progress:
         if not state.nodes:
             return  # an attempt that has not begun
         text, seconds = self._line(state, now)
-        line = f"{text}  {clock(seconds)}" if seconds is not None else text
+        line = f"{text}  {units.duration(seconds)}" if seconds is not None else text
         if self._live.is_on:
             self._live.show(line)
             return
@@ -71,6 +72,6 @@ class Progress:
             smooth = self._pace if self._pace is not None else record.step_s
             self._pace = 0.9 * smooth + 0.1 * record.step_s
         pace = self._pace or record.step_s
-        left = clock(max(0, record.steps_total - record.step) * pace)
+        left = units.duration(max(0, record.steps_total - record.step) * pace)
         step = f"step {record.step}/{record.steps_total}  loss {record.loss:.4f}"
-        return f"{step}  {pace:.2f} s/step  {left} left  {nodes}", None
+        return f"{step}  {units.measured(pace)}/step  {left} left  {nodes}", None

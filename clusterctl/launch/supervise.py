@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from checks import units
+from checks.units import counted
 from clusterctl.errors import ClusterctlError
 from clusterctl.exclude import change
 from clusterctl.exclude.entries import Exclusion
@@ -34,7 +36,7 @@ from clusterctl.launch.state import Ended, Left, RunResult, RunState
 from clusterctl.ledger import write as ledger
 from clusterctl.ledger.enter import enter
 from clusterctl.ledger.entries import Entry, path_beside
-from clusterctl.nodes import Node, counted, fold
+from clusterctl.nodes import Node, fold
 from clusterctl.remote.cluster import Cluster
 from trainer.runlog import telemetry
 
@@ -282,7 +284,7 @@ class _Run:
         if decision.is_restart:
             self.state.failure = ended.reason
             self.state.enter("restarting", ended.reason)
-            when = f"in {decision.pause_s:g} s" if decision.pause_s else "now"
+            when = f"in {units.duration(decision.pause_s)}" if decision.pause_s else "now"
             text = f"{ended.reason}; restarting {when} ({decision.text})"
             data = {"wait_s": decision.pause_s, "cause": root.name, "node": root.node}
             self._tell("restart", text, attempt=plan.attempt + 1, restarts=plan.attempt, **data)

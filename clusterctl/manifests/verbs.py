@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from checks import units
 from clusterctl.errors import CouldNotFindOut
 from clusterctl.manifests.work_queue import Worker, WorkQueue
 from clusterctl.remote.cluster import Cluster
@@ -140,9 +141,11 @@ class Spread:
                     table.answer(self._take(node, data, note))
             for name, until in list(self._heard.items()):
                 if until < now:
-                    self._lose(name, f"nothing heard of it for {SILENT_S:g} s", note)
+                    self._lose(name, f"nothing heard of it for {units.duration(SILENT_S)}", note)
             for name in self._stuck(now):
-                why = f"it is alive, but has answered nothing for {self._patience_s:g} s"
+                why = (
+                    f"it is alive, but has answered nothing for {units.duration(self._patience_s)}"
+                )
                 self._lose(name, why, note)
             for name in self._work.unsound():
                 first = self._work.workers[name].mistakes[0]
@@ -250,7 +253,8 @@ class Table:
         try:
             code = self._process.wait(END_S)
         except subprocess.TimeoutExpired:
-            text = f"the program that reads and writes the manifest did not end in {END_S:g} s"
+            late = f"did not end in {units.duration(END_S)}"
+            text = f"the program that reads and writes the manifest {late}"
             hint = "is its disk or mount hanging? The same command continues from what is written"
             raise CouldNotFindOut(text, hint=hint) from None
         self._reader.join(END_S)

@@ -18,9 +18,10 @@ from checks.finding import Finding, Report, Verdict
 from checks.parsers.kernel_log import INTERESTING
 from checks.profile import Profile
 from checks.runner import run_checks
+from checks.units import counted
 from clusterctl.errors import TransportError
 from clusterctl.ledger.history import with_history
-from clusterctl.nodes import Node, counted, fold, grouped
+from clusterctl.nodes import Node, fold, grouped
 from clusterctl.preflight import last_census
 from clusterctl.remote.cluster import Cluster
 from clusterctl.remote.facts import read_node

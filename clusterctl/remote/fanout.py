@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from checks import units
 from clusterctl.errors import TransportError
 from clusterctl.nodes import Node
 from clusterctl.transport.base import Progress, Unreachable
@@ -98,7 +99,7 @@ class Fanout(Generic[T]):
                 if result.node in self._open:
                     self._open.discard(result.node)
                     yield result
-            late = f"no answer before the deadline of {self._deadline_s:g} s"
+            late = f"no answer before the deadline of {units.duration(self._deadline_s)}"
             yield from self.rest(late, "not started before the deadline of the whole run")
         finally:
             stop.set()  # also when the caller stops early: queued nodes are not started

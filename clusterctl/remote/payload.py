@@ -20,6 +20,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from checks import units
 from clusterctl.errors import TransportError
 from clusterctl.payload.prelude import MARKER
 from clusterctl.remote.messages.verbs import name_of, read_line
@@ -150,7 +151,7 @@ def probe(
         if answer is None:
             if not lease:
                 held.channel.kill()
-            raise TransportError("command", f"no answer in {timeout_s:g} s")
+            raise TransportError("command", f"no answer in {units.duration(timeout_s)}")
         return {**answer, "noise": held.noise}
 
 
@@ -208,7 +209,7 @@ class PayloadStream:
         """As `receive`; raises `TransportError` when nothing comes within `timeout_s`."""
         message = self.receive(max(0.0, timeout_s))
         if message is None:
-            raise TransportError("command", f"no answer in {timeout_s:g} s")
+            raise TransportError("command", f"no answer in {units.duration(timeout_s)}")
         return message
 
     def close(self) -> None:
@@ -241,13 +242,15 @@ def stream(
             line = channel.read_line(max(0.0, deadline - time.monotonic()))
             if line is None:
                 channel.kill()
-                raise TransportError("start", f"no payload within {start_timeout_s:g} s")
+                raise TransportError(
+                    "start", f"no payload within {units.duration(start_timeout_s)}"
+                )
             if line.endswith(MARKER.encode()):
                 text = _noise(noise + line[: -len(MARKER)])
                 return PayloadStream(channel, name_of(verb, args), text, started_s)
             size += len(line) + 1
             if size > FLOOD_BYTES:
-                message = f"the shell prints {size >> 10} kB before the payload"
+                message = f"the shell prints {units.size(size)} before the payload"
                 raise TransportError("start", message)
             if len(noise) < NOISE_LIMIT:
                 noise += line + b"\n"

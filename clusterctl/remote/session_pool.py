@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from checks import units
 from clusterctl.errors import NoAnswer, TransportError
 from clusterctl.nodes import Node
 from clusterctl.remote import payload
@@ -205,7 +206,9 @@ class SessionPool:
         while waiting:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
-                self.lost |= dict.fromkeys(waiting, f"no answer in {timeout_s + ROUND_TRIP_S:g} s")
+                self.lost |= dict.fromkeys(
+                    waiting, f"no answer in {units.duration(timeout_s + ROUND_TRIP_S)}"
+                )
                 break
             arrived, is_full = self.inbox.take(left_s)
             for message in arrived:

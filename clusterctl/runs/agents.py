@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from checks import units
 from clusterctl.nodes import fold
 from clusterctl.remote.fanout import NodeResult
 from clusterctl.runs.waiting import Waiting, waiting_of
-from trainer.runlog.progress import clock
 
 Agents = Sequence[tuple[str, dict[str, Any]]]  # node of the hostfile and an agent's facts
 
@@ -36,7 +36,7 @@ class Running:
         """For people: who supervises it, or how long it continues without."""
         if self.keeps_s is None:
             return ", ".join(self.heads)
-        left = f"none; without one it saves and ends in {clock(max(0.0, self.keeps_s))}"
+        left = f"none; without one it saves and ends in {units.duration(max(0.0, self.keeps_s))}"
         return f"{', '.join(self.heads)} on some nodes, {left}" if self.heads else left
 
     def to_json(self) -> dict[str, Any]:

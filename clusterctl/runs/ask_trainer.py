@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from checks import units
 from clusterctl.errors import UsageError
 from trainer.runlog.json_file import object_of
 from trainer.runlog.own_modules import environment, module_command
@@ -22,7 +23,7 @@ def ask(words: Sequence[str], what: str = "", workdir: Path | None = None) -> di
     try:
         done = run_trainer(words, workdir)
     except subprocess.TimeoutExpired:
-        why = f"python -m {words[0]} gave no answer in {TIMEOUT_S:g} s"
+        why = f"python -m {words[0]} gave no answer in {units.duration(TIMEOUT_S)}"
         raise UsageError(before + why) from None
     except (OSError, ValueError) as error:
         raise UsageError(f"{before}python -m {words[0]} cannot be run: {error}") from None

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from checks import units
+from checks.units import counted
 from clusterctl.errors import ClusterctlError, CouldNotFindOut, UsageError
 from clusterctl.hostfile import parse_hostfile, read_hostfile
-from clusterctl.nodes import Node, counted
+from clusterctl.nodes import Node
 from clusterctl.output import Output
 from clusterctl.payload.launch.logout import leave_session
 from clusterctl.remote.cluster import Cluster
@@ -161,7 +163,7 @@ def _plan(wanted: Wanted, sources: Sequence[Source]) -> Plan:
     known = read_presets(wanted.presets)
     for source in sources:
         if not source.wait(CONFIG_S):
-            why = source.why or f"it does not answer within {CONFIG_S:g} s"
+            why = source.why or f"it does not answer within {units.duration(CONFIG_S)}"
             raise CouldNotFindOut(f"{source.name} cannot be looked at: {why}")
     what = {"validates": wanted.validate, "has_videos": not wanted.no_videos}
     follows = [follow(one, wanted.names, known, wanted.prompts, **what) for one in sources]

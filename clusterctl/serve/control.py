@@ -8,9 +8,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from checks.units import counted
 from clusterctl.errors import ClusterctlError, CouldNotFindOut
 from clusterctl.launch.head.detached import last_words, spawn
-from clusterctl.nodes import counted
 from clusterctl.output import Output
 from clusterctl.serve.claims import FOLDER, Server, ask_to_stop, servers
 from trainer.runlog.own_modules import module_command

@@ -6,8 +6,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from clusterctl.nodes import counted
-from clusterctl.output import Live, Output, clock
+from checks import units
+from checks.units import counted
+from clusterctl.output import Live, Output
 from clusterctl.serve.presets import LOSS
 from clusterctl.serve.source import Source
 from clusterctl.serve.work import NEW, OPEN, Folder
@@ -65,7 +66,7 @@ class Events:
 
     def begun(self, folder: Folder) -> None:
         after_s = time.time() - folder.sealed.sealed_s
-        text = f"{_of(folder)}: begun {clock(max(0.0, after_s))} after its seal"
+        text = f"{_of(folder)}: begun {units.duration(max(0.0, after_s))} after its seal"
         self._emit("begun", text, "dim", **_facts(folder), after_seal_s=round(after_s, 3))
 
     def finished(self, folder: Folder) -> None:

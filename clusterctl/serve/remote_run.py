@@ -11,6 +11,7 @@ from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
+from checks import units
 from clusterctl.errors import TransportError
 from clusterctl.nodes import Node
 from clusterctl.remote.cluster import Cluster
@@ -19,7 +20,6 @@ from clusterctl.remote.node_threads import Followers
 from clusterctl.serve.source import CONFIG, MANIFEST, read_config
 from clusterctl.serve.wanted import Sealed, is_name
 from clusterctl.transfer import resume
-from clusterctl.transfer.push import size_text
 from clusterctl.transport.base import Connection, Transport
 from trainer.runlog import locks
 from trainer.runlog.atomic_file import part_of, put_in_place
@@ -173,7 +173,7 @@ class RemoteRun(Followers):
         left = sum(size for file, (size, _) in files.items() if not (partial / file).is_file())
         free = shutil.disk_usage(partial).free
         if left > free:
-            text = f"{name} needs {size_text(left)} and {self.folder} has {size_text(free)} free"
+            text = f"{name} needs {units.size(left)} and {self.folder} has {units.size(free)} free"
             raise TransportError("command", text)
         for file, (size, sha256) in files.items():
             if not (partial / file).is_file() and not self._one(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from checks import units
 from clusterctl.serve.events import Events
 from clusterctl.serve.samplers import Message, Samplers
 from clusterctl.serve.work import Folder, Unit
@@ -160,7 +161,9 @@ class SamplerPool:
             if slot.order is not None and time.monotonic() - slot.order[1].sent_s > ORDER_S:
                 slot.is_ready = False
                 self._samplers.send(slot.node, slot.number, {"op": "end", "id": 0})
-                yield from _lost(slot, f"a batch took more than {ORDER_S:g} s", counts=True)
+                yield from _lost(
+                    slot, f"a batch took more than {units.duration(ORDER_S)}", counts=True
+                )
 
 
 def _lost(slot: Slot, why: str, *, counts: bool) -> Iterator[Lost]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from checks import units
 from clusterctl.errors import TransportError
 from clusterctl.nodes import Node
 from clusterctl.remote import payload
@@ -88,7 +89,9 @@ class Samplers(Followers):
                 why = f"it sends more than {MESSAGES_S} messages a second"
                 raise TransportError("parse", why)
             if message is None:
-                raise TransportError("command", f"nothing heard of it for {SILENT_S:g} s")
+                raise TransportError(
+                    "command", f"nothing heard of it for {units.duration(SILENT_S)}"
+                )
             if message["type"] == "failed":
                 raise TransportError("command", message["why"])
             if message["type"] == "ended":

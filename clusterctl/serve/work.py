@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from clusterctl.nodes import counted
+from checks.units import counted
 from clusterctl.serve.presets import LOSS, Preset
 from clusterctl.serve.source import Source
 from clusterctl.serve.wanted import Sealed

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from checks import units
 from checks.facts import NOT_ASKED
 from checks.parsers.kernel_log import read_events
 from checks.reference.xid_codes import grade
@@ -137,7 +138,7 @@ def watchdog(logs: Logs, *, are_own: bool = False) -> list[Clue]:
     for (sequence, operation), timeouts in sorted(groups.items()):
         ranks = sorted({rank for rank, _ in timeouts})
         limit_ms = next((one.timeout_ms for _, one in timeouts if one.timeout_ms), None)
-        after = f" after {limit_ms / 1000:g} s" if limit_ms else ""
+        after = f" after {units.duration(limit_ms / 1000)}" if limit_ms else ""
         what = f"{operation} number {sequence} timed out{after}"
         text = f"NCCL watchdog: {what} on rank {fold_ranks(ranks)}"
         found.append(Clue("log", text, tuple(ranks)))
@@ -207,11 +208,12 @@ def _kernel(nodes: Sequence[NodeView]) -> list[Clue]:
     found = []
     for text, seen in sorted(grouped(events).items(), key=lambda item: min(item[1])[0]):
         where, age_s = tuple(dict.fromkeys(name for _, name in seen)), min(seen)[0]
-        ago = f"{age_s / 60:.0f} min ago" if age_s >= 90 else f"{age_s:.0f} s ago"
-        found.append(Clue("kernel", f"{fold(list(where))}: {text} ({ago})", nodes=where))
+        found.append(
+            Clue("kernel", f"{fold(list(where))}: {text} ({units.ago(age_s)})", nodes=where)
+        )
     for node in nodes:
         if node.kernel_cut_s is not None:
-            read = f"only the last {node.kernel_cut_s / 60:.0f} min of it were read"
+            read = f"only the last {units.duration(node.kernel_cut_s)} of it were read"
             text = f"{node.name}: its log is longer than 1 MiB, {read}"
             found.append(Clue("kernel", text, nodes=(node.name,)))
     return found

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from checks import units
 from clusterctl.errors import TransportError
 from clusterctl.jobs.processes import Pick
 from clusterctl.nodes import Node
@@ -59,7 +60,7 @@ def inflate(packed: str) -> bytes:
     except (zlib.error, ValueError) as error:
         raise TransportError("parse", f"cannot unpack the report of stacks: {error}") from None
     if not inflater.eof:
-        why = f"longer than {REPORT_BYTES >> 20} MiB" if len(text) == REPORT_BYTES else "cut off"
+        why = f"longer than {units.size(REPORT_BYTES)}" if len(text) == REPORT_BYTES else "cut off"
         raise TransportError("parse", f"the report of stacks is {why}")
     return text
 
@@ -121,7 +122,7 @@ def _ask(
                 stream.send(_py_spy_for(message["machine"]))
             elif message["type"] == "report":
                 return read_report(inflate(message["packed"]))
-        raise TransportError("command", f"no stacks in {limit_s:g} s")
+        raise TransportError("command", f"no stacks in {units.duration(limit_s)}")
 
     return cluster.converse("stacks", args, talk, timeout_s=limit_s, sudo=sudo)
 

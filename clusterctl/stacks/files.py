@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from checks import units
 from clusterctl.errors import UsageError
 from clusterctl.jobs.processes import label
 from clusterctl.nodes import grouped
@@ -61,7 +62,7 @@ def _safe(name: str, most: int = 200) -> str:
 
 def process_text(proc: Proc) -> str:
     """A process as py-spy prints it, below its kernel state and progress."""
-    cpu = f"{proc.cpu_share:.0%} CPU in {proc.seconds:.1f} s"
+    cpu = f"{proc.cpu_share:.0%} CPU in {units.duration(proc.seconds)}"
     lines = [
         f"{proc.label}  pid {proc.pid} on {proc.node}: {proc.program}",
         f"state {proc.state}  {proc.kind}  {proc.progress}  {cpu}  by {proc.how}",

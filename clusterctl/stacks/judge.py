@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from checks import units
+from checks.units import counted
 from clusterctl.jobs.processes import fold_ranks
-from clusterctl.nodes import counted, fold, grouped
+from clusterctl.nodes import fold, grouped
 from clusterctl.stacks import wording
 from clusterctl.stacks.model import STANDS, JobSnapshot, Proc, Progress
 from clusterctl.stacks.rules_waiting import all_save, all_wait, all_want_data, few_do_not_wait
@@ -59,7 +61,7 @@ def _moving(snapshot: JobSnapshot) -> Verdict:
         first = min(beats[0]["step"] for beats in steps)
         last = max(beats[-1]["step"] for beats in steps)
         seconds = snapshot.interval_s * (snapshot.samples - 1)
-        passed = f"step {first} to {last} in {seconds:.1f} s"
+        passed = f"step {first} to {last} in {units.duration(seconds)}"
         evidence.append(f"heartbeats of {counted(len(steps), 'rank')}: {passed}")
     for p in [p for p in snapshot.procs if p.is_halted][:3]:
         evidence.append(f"but {p.label} ({p.node}) pid {p.pid}: {wording.halt_reason(p)}")
@@ -88,7 +90,9 @@ def _undecided(snapshot: JobSnapshot) -> Verdict:
     if any(p.progress not in STANDS for p in trainers):
         still = [p for p in trainers if not p.has_moved]
         numbers = fold_ranks(p.rank for p in still if p.rank is not None)
-        others = f"rank {numbers} did not in {snapshot.interval_s:g} s: too short to decide"
+        others = (
+            f"rank {numbers} did not in {units.duration(snapshot.interval_s)}: too short to decide"
+        )
         text = f"{count - len(still)} of {count} {ranks} moved, {others}."
         evidence = wording.evidence(still[:3], still[:2])
         return Verdict(VerdictKind.BUSY, text, low, [], evidence, again)

@@ -7,8 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from checks import units
+from checks.units import counted
 from clusterctl.jobs.processes import fold_ranks
-from clusterctl.nodes import counted, fold, grouped
+from clusterctl.nodes import fold, grouped
 from clusterctl.report_lines import Line, cut, wrapped
 from clusterctl.stacks.clues import Clue
 from clusterctl.stacks.counts.nccl_json import nccl_json
@@ -87,12 +89,12 @@ def hidden_line(quiet: Sequence[Class], snapshot: JobSnapshot) -> str:
 def header(snapshot: JobSnapshot) -> str:
     """`192 ranks on 24 nodes, 3264 processes, 2 samples 2.0 s apart, 4.1 s; 0 nodes silent`."""
     ranks = {p.rank for p in snapshot.trainers if p.progress != Progress.GONE} - {None}
-    apart = f" {snapshot.interval_s:.1f} s apart" if snapshot.samples > 1 else ""
+    apart = f" {units.duration(snapshot.interval_s)} apart" if snapshot.samples > 1 else ""
     return (
         f"{counted(len(ranks) or len(snapshot.trainers), 'rank')} on "
         f"{counted(len(snapshot.nodes), 'node')}, {counted(len(snapshot.procs), 'process')}, "
         f"{counted(snapshot.samples, 'sample')}{apart}, "
-        f"{snapshot.seconds:.1f} s; {counted(len(snapshot.silent), 'node')} silent"
+        f"{units.duration(snapshot.seconds)}; {counted(len(snapshot.silent), 'node')} silent"
     )
 
 
@@ -152,7 +154,7 @@ def _row(one: Class) -> tuple[str, str]:
     state = f" (state {proc.state})" if proc.state in ("T", "t", "D", "Z") else ""
     kind = f"{proc.kind}{state} {proc.progress}"
     if proc.progress != Progress.MOVING and proc.age_s >= 1:
-        kind += f" {proc.age_s:.0f} s"
+        kind += f" {units.duration(proc.age_s)}"
     site = proc.where() if proc.stack.frames else proc.error or "no Python stack"
     file = proc.file() if one.suspect and proc.role == "loader" else None
     return f"{one.who()} [{len(one.procs)}]", f"{kind}: {site}" + (f"  {file}" if file else "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from checks import units
 from clusterctl.nodes import grouped
 from clusterctl.stacks import wording
 from clusterctl.stacks.model import STANDS, JobSnapshot, Proc, Progress
@@ -52,7 +53,9 @@ def few_do_not_wait(snapshot: JobSnapshot, waiting: Sequence[Proc]) -> Verdict |
     if spins or stood_s < SURE_S:
         confidence = Confidence.MEDIUM
     if stood_s < SURE_S:
-        evidence.append(f"it was seen there for only {stood_s:.0f} s: use --interval 30 to be sure")
+        evidence.append(
+            f"it was seen there for only {units.duration(stood_s)}: use --interval 30 to be sure"
+        )
     if any(p.progress == Progress.MOVING for p in rest):
         confidence = Confidence.LOW if confidence == Confidence.MEDIUM else Confidence.MEDIUM
     what = f"has not moved: {wording.where(first)}"

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from checks import units
 from clusterctl.remote.fanout import NodeResult
 from clusterctl.stacks.frames import Book, Stack, parse_faulthandler, trim
 from clusterctl.stacks.model import JobSnapshot, NodeView, Proc, Progress, Thread
@@ -83,7 +84,7 @@ def _fresh(dump: dict[str, Any], process_s: float | None) -> dict[str, Any]:
     """A flight record; one that an earlier attempt left is an error."""
     if process_s is None or dump["age_s"] <= process_s:
         return dump
-    error = f"older than the process ({dump['age_s']:.0f} s, {process_s:.0f} s)"
+    error = f"older than the process ({units.duration(dump['age_s'])}, {units.duration(process_s)})"
     return {"path": dump["path"], "age_s": dump["age_s"], "error": error}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from checks import units
 from clusterctl.jobs.processes import fold_ranks
 from clusterctl.nodes import grouped
 from clusterctl.stacks.model import Proc, Progress
@@ -82,7 +83,7 @@ def where(proc: Proc) -> str:
 
 def age(proc: Proc) -> str:
     """` for 12 s`, where that is known."""
-    return f" for {proc.age_s:.0f} s" if proc.clip or proc.age_s >= 1 else ""
+    return f" for {units.duration(proc.age_s)}" if proc.clip or proc.age_s >= 1 else ""
 
 
 def facts(proc: Proc) -> str:
@@ -90,15 +91,15 @@ def facts(proc: Proc) -> str:
     wchan = f" in {proc.wchan}" if proc.wchan else ""
     return (
         f"{proc.label} ({proc.node}) pid {proc.pid}: {proc.kind}, {proc.progress}, "
-        f"{proc.cpu_share:.0%} CPU in {proc.seconds:.1f} s, state {proc.state}{wchan}{gil}: "
-        f"{proc.where(limit=3)}"
+        f"{proc.cpu_share:.0%} CPU in {units.duration(proc.seconds)}, "
+        f"state {proc.state}{wchan}{gil}: {proc.where(limit=3)}"
     )
 
 
 def beat_lines(procs: Iterable[Proc]) -> list[str]:
     return [
         f"rank {proc.rank} heartbeat: step {beat['step']}, phase {beat['phase']}, "
-        f"{beat['age_s']:.1f} s old"
+        f"{units.duration(beat['age_s'])} old"
         for proc in procs
         if (beat := proc.beat)
     ][:3]

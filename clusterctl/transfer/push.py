@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from checks import units
+from checks.units import counted
 from clusterctl.errors import TransportError, UsageError
 from clusterctl.nodes import Node
 from clusterctl.remote import payload
@@ -39,8 +41,8 @@ class Plan:
     mode: int
 
     def sentence(self) -> str:
-        what = f"folder, {self.files} files" if self.folder else "file"
-        return f"{self.source} ({what}, {size_text(self.size)}) to {self.dest}"
+        what = f"folder, {counted(self.files, 'file')}" if self.folder else "file"
+        return f"{self.source} ({what}, {units.size(self.size)}) to {self.dest}"
 
 
 def make_plan(source: Path, dest: str) -> Plan:
@@ -177,7 +179,7 @@ def deliver(parcel: Parcel, cluster: Cluster, node: Node, progress: Progress) ->
             with _Counted(parcel, node.name) as file:
                 handed.put(file, remote=place["part"])
         except TimeoutError:
-            raise TransportError("command", f"took no data for {STALL_S:g} s") from None
+            raise TransportError("command", f"took no data for {units.duration(STALL_S)}") from None
         except (OSError, EOFError) as error:
             if not connection.transport.is_active():
                 raise TransportError("command", "the connection was lost") from None
@@ -198,24 +200,13 @@ def deadline_s(parcel: Parcel, cluster: Cluster) -> float:
     return cluster.limits.run_s or cluster.limits.total_s * 2 + bytes_s
 
 
-def size_text(size: float) -> str:
-    """Bytes for people: 512 B, 3.4 MB."""
-    if size < 1000:
-        return f"{size:.0f} B"
-    for unit in ("kB", "MB"):
-        size /= 1000
-        if size < 1000:
-            return f"{size:.1f} {unit}"
-    return f"{size / 1000:.1f} GB"
-
-
 def progress_line(parcel: Parcel, total: int, started: float) -> Callable[[int], str]:
     """The line on a terminal for a number of nodes that are done: nodes, bytes, speed."""
 
     def line(done: int) -> str:
         sent = sum(parcel.sent.values())
-        speed = size_text(sent / max(0.1, time.monotonic() - started))
-        whole = size_text(parcel.size * total)
-        return f"{done}/{total} nodes, {size_text(sent)} of {whole}, {speed}/s"
+        speed = units.rate(sent / max(0.1, time.monotonic() - started))
+        whole = units.size(parcel.size * total)
+        return f"{done}/{total} nodes, {units.size(sent)} of {whole}, {speed}"
 
     return line

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from checks import units
 from clusterctl.nodes import Node
 
 # resolve: host name to address; banner: the server's ssh version line; start: until the remote
@@ -49,7 +50,7 @@ class Unreachable:
     hint: str | None = None
 
     def sentence(self) -> str:
-        return f"{self.phase} {self.seconds:.1f} s: {self.message}"
+        return f"{self.phase} {units.duration(self.seconds)}: {self.message}"
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from checks import units
 from clusterctl.errors import TransportError
 from clusterctl.transport.base import Limits, Progress
 from clusterctl.transport.paramiko_import import BROKEN, channel_request, paramiko
@@ -43,7 +44,7 @@ class ParamikoConnection:
             hint = "sshd's MaxSessions limits the commands on one connection"
             raise TransportError("channel", message, hint=hint) from None
         except BROKEN as error:
-            late = f"no session within {limit_s:g} s"
+            late = f"no session within {units.duration(limit_s)}"
             message = late if self.transport.is_active() else _lost(error)
             raise TransportError("channel", message) from None
         assert isinstance(channel, SafeChannel)
@@ -160,7 +161,7 @@ class ParamikoStream:
                     return line
                 self._scanned = len(self._buffer)
                 if self._scanned > MAX_LINE_BYTES:
-                    raise TransportError("parse", f"a line of over {MAX_LINE_BYTES >> 20} MiB")
+                    raise TransportError("parse", f"a line of over {units.size(MAX_LINE_BYTES)}")
                 if self._pump():
                     continue
                 if self._at_end():

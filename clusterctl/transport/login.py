@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from checks import units
 from clusterctl.errors import TransportError
 from clusterctl.transport.base import Limits, Progress
 from clusterctl.transport.identities import Identities
@@ -126,7 +127,7 @@ def log_in(
         except BROKEN as error:
             is_refusal = isinstance(error, paramiko.AuthenticationException)
             if is_refusal and time.monotonic() >= deadline:
-                message = f"no answer to the login within {limits.handshake_s:g} s"
+                message = f"no answer to the login within {units.duration(limits.handshake_s)}"
                 raise TransportError("auth", message) from None
             refused.append(identity.name)
             if is_refusal and transport.is_active():

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from checks import units
 from clusterctl.defaults import config_folder
 from clusterctl.errors import TransportError
 from clusterctl.hostfile_hints import KNOWN_HOSTS
@@ -120,7 +121,9 @@ class ParamikoTransport:
                     raise TransportError(error.phase, f"{error} (twice)", hint=hint) from None
                 dropped = True
                 pause_s = random.uniform(*RETRY_AFTER_S)
-                progress.notes.append(f"{error.phase}: {error}; retried after {pause_s:.1f} s")
+                progress.notes.append(
+                    f"{error.phase}: {error}; retried after {units.duration(pause_s)}"
+                )
                 time.sleep(pause_s)
                 left_s = max(0.5, way.limits.handshake_s - pause_s)
                 way = replace(way, limits=replace(way.limits, handshake_s=left_s))
@@ -202,7 +205,7 @@ def _negotiate(transport: PatchedTransport, deadline: float, way: _Way) -> None:
         transport.negotiate(deadline)
     except TimeoutError:
         late = "no ssh banner" if progress.phase == "banner" else "key exchange not finished"
-        message = f"{late} within {way.limits.handshake_s:g} s"
+        message = f"{late} within {units.duration(way.limits.handshake_s)}"
     except paramiko.ssh_exception.IncompatiblePeer as error:
         message = str(error)
     except (EOFError, ConnectionError) as error:

@@ -8,6 +8,7 @@ import threading
 import time
 from contextlib import suppress
 
+from checks import units
 from clusterctl.errors import NoAnswer, TransportError
 from clusterctl.transport.base import Limits
 from clusterctl.transport.patched_transport import STALL_S
@@ -35,7 +36,7 @@ def addresses(
     thread.start()
     thread.join(max(0.0, deadline - time.monotonic()))
     if not outcome:
-        raise NoAnswer("resolve", f"name {host} not resolved within {limits.tcp_s:g} s")
+        raise NoAnswer("resolve", f"name {host} not resolved within {units.duration(limits.tcp_s)}")
     if isinstance(outcome[0], str):
         hint = "add its address to the hostfile: name host=ADDRESS"
         raise NoAnswer("resolve", f"{host}: {outcome[0]}", hint=hint)
@@ -53,7 +54,7 @@ def connect(candidates: list[Address], port: int, deadline: float, limits: Limit
         try:
             return _connect_one(family, address, max(0.05, share))
         except TimeoutError:
-            message = f"no answer on port {port} within {limits.tcp_s:g} s"
+            message = f"no answer on port {port} within {units.duration(limits.tcp_s)}"
             hint = "the machine is off, or a firewall drops the packets"
         except ConnectionRefusedError:
             message = f"connection refused on port {port}"

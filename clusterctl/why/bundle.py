@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from checks import units
+from checks.units import counted
 from clusterctl.errors import CouldNotFindOut, UsageError
-from clusterctl.nodes import counted
 from clusterctl.runs import hidden_values
 from clusterctl.why.masked import Masker
 from trainer.runlog.atomic_file import write_whole
@@ -91,7 +92,7 @@ def collect(folder: Path, answer: dict[str, Any], stacks: str, now_s: float) -> 
         if begin:
             data = data.partition(b"\n")[2]
         if size + len(data) > ALL_BYTES:
-            left_out.append((name, f"the bundle would have more than {ALL_BYTES >> 20} MiB"))
+            left_out.append((name, f"the bundle would have more than {units.size(ALL_BYTES)}"))
             continue
         found = masker.mask(name, data.decode("utf-8", "backslashreplace"))
         encoded, cut = found.text.encode("utf-8", "backslashreplace"), status.st_size - len(data)

@@ -10,12 +10,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from checks import units
 from checks.facts import NOT_ASKED
 from checks.parsers.kernel_log import INTERESTING, read_events
+from checks.units import counted
 from clusterctl.errors import CouldNotFindOut, UsageError
 from clusterctl.launch.causes import signatures, texts
 from clusterctl.launch.causes.kinds import Cause, Kind, Source
-from clusterctl.nodes import counted
 from clusterctl.payload.secrets.mask import LineMask, hide
 from clusterctl.runs import owner
 from clusterctl.runs.attempts import DONE, FAILED, RUNNING, Attempt
@@ -178,7 +179,7 @@ def _by_logs(
     ago_s = max(0.0, now_s - newest_s)
     has_failed = bool(record.lost) or any(one.code != 0 for one in record.ends)
     if ago_s < FRESH_S and not has_failed and not any(end_of(log.lines) for log in logs.ranks):
-        return GOES_ON, f"{text}, and its files were written {ago_s:.0f} s ago"
+        return GOES_ON, f"{text}, and its files were written {units.ago(ago_s)}"
     return NOT_KNOWN, text
 
 

@@ -6,9 +6,10 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from checks.units import counted
 from clusterctl.jobs.processes import fold_ranks
 from clusterctl.launch.causes.kinds import Cause, Kind
-from clusterctl.nodes import counted, fold
+from clusterctl.nodes import fold
 from clusterctl.payload.secrets.mask import hide
 from clusterctl.report_lines import LABEL, WIDTH, Line, labelled
 from clusterctl.runs.attempts import DONE, RUNNING, Attempt

@@ -12,13 +12,13 @@ import signal
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from checks.units import counted
 from clusterctl.jobs.processes import fold_ranks
 from clusterctl.launch.causes import texts
 from clusterctl.launch.causes.kinds import Cause, Evidence, Fact, Kind, Source
 from clusterctl.launch.deaths import Death
 from clusterctl.launch.end_cause import End, judge_end
 from clusterctl.launch.root_cause import NOT_STATED
-from clusterctl.nodes import counted
 from clusterctl.why import launcher_words
 from clusterctl.why.endings import end_of, first_end_of, reported_ends, signal_of
 from clusterctl.why.rank_logs import Logs, RankLog

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from clusterctl.nodes import counted
+from checks.units import counted
 from trainer.runlog.output import printable
 from trainer.runlog.samples import Folder, Samples, Video
 from trainer.runlog.video_figures import FIGURES, Measured, means

@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from checks.units import counted
 from clusterctl.jobs.processes import NodeJob, Pick, Process
-from clusterctl.nodes import Node, counted, fold
+from clusterctl.nodes import Node, fold
 from clusterctl.stacks.frames import Frame, Stack
 from clusterctl.stacks.model import JobSnapshot, NodeView, Proc, Progress, Thread
 from clusterctl.stacks.wait_sites import Sites

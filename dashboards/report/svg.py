@@ -11,7 +11,8 @@ import math
 import time
 from collections.abc import Iterable, Iterator
 
-from clusterctl.nodes import counted, fold
+from checks.units import counted
+from clusterctl.nodes import fold
 from clusterctl.runs.attempts import DONE, RUNNING, Account, Attempt
 from clusterctl.runs.journal import USER_STOP
 from dashboards.model import units

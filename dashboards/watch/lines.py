@@ -14,8 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from checks.units import counted
 from clusterctl.errors import OutputLost, UsageError
-from clusterctl.nodes import counted
 from clusterctl.output import Output
 from clusterctl.settings import Settings
 from dashboards import select_feed as sources

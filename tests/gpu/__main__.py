@@ -16,7 +16,8 @@ from typing import Any
 
 from trainer.command_line import INTERRUPTED, NUMBERS, above_0, command, require
 from trainer.errors import ConfigError
-from trainer.runlog.output import LOG, counted
+from trainer.runlog.output import LOG
+from trainer.runlog.units import counted
 
 if __name__ == "__main__":  # before the imports that need them
     require(*NUMBERS)

@@ -26,9 +26,10 @@ from typing import Any
 from trainer.errors import ConfigError
 from trainer.runlog.json_file import parse_object
 from trainer.runlog.locks import hold
-from trainer.runlog.output import LOG, counted, printable
+from trainer.runlog.output import LOG, printable
 from trainer.runlog.progress import ProgressLine
 from trainer.runlog.run_files import open_to_append, read_chosen
+from trainer.runlog.units import counted
 
 KEPT = ("raw", "errors")  # folders of OUT that are carried home
 MOST_BYTES = 15 << 20  # of a file that is carried

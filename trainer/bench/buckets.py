@@ -23,7 +23,7 @@ from trainer.config.load import Config
 from trainer.device import find_device, name_of
 from trainer.errors import ConfigError
 from trainer.models.stdit_config import PRESETS, STDiT3Config
-from trainer.runlog.gpu_peaks import peak_flops
+from trainer.runlog.figures import peak_flops
 from trainer.runlog.output import LOG
 from trainer.runlog.progress import StepProgress
 

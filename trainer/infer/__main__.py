@@ -18,8 +18,9 @@ from trainer.config import load as configuration
 from trainer.config.load import RUN_CONFIG, Config
 from trainer.errors import ConfigError
 from trainer.infer.lengths import LENGTHS
-from trainer.runlog.output import LOG, configure, counted
+from trainer.runlog.output import LOG, configure
 from trainer.runlog.run_files import is_elsewhere
+from trainer.runlog.units import counted
 
 _DESCRIPTION = """\
 Videos from prompts and a checkpoint: sample_0000.mp4 (or .png of one frame) in the order of the

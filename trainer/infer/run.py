@@ -18,7 +18,8 @@ from trainer.models.text import TextEncoder
 from trainer.pictures import contact_sheet
 from trainer.runlog import samples
 from trainer.runlog.checkpoint_name import epoch_and_step
-from trainer.runlog.output import LOG, counted
+from trainer.runlog.output import LOG
+from trainer.runlog.units import counted
 
 _ON_SHEET = 400  # videos; a longer sheet is too large to view
 

@@ -18,7 +18,7 @@ from trainer.infer import conditions
 from trainer.infer.conditions import Group
 from trainer.infer.jobs import Job, Settings
 from trainer.models import memory
-from trainer.runlog.output import counted
+from trainer.runlog.units import counted
 
 # B batch · C channels · T,H,W frames, height, width; of latents unless stated
 Progress = Callable[[int, int], None]  # denoising steps done, of all

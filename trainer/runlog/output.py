@@ -98,12 +98,6 @@ def report_error(error: TrainerError) -> int:
     return error.exit_code
 
 
-def counted(number: int, noun: str) -> str:
-    """`1 node`, `24 nodes`, `3,264 processes`."""
-    many = f"{noun}es" if noun.endswith("s") else f"{noun}s"
-    return f"{number:,} {noun if number == 1 else many}"
-
-
 def write(text: str, stream: TextIO) -> None:
     """Write and flush. What the encoding lacks is escaped (a file name that is not UTF-8).
 

@@ -7,6 +7,7 @@ import sys
 import time
 from typing import TextIO, TypeVar
 
+from trainer.runlog import units
 from trainer.runlog.output import printable, write
 
 P = TypeVar("P", bound="ProgressLine")
@@ -71,7 +72,7 @@ class RowProgress(ProgressLine):
         rate = (rows - self._first[1]) / seconds if seconds > 0 else 0.0
         left = "no end seen"
         if done > 0 and seconds > 0:
-            left = f"{clock(seconds / done * (1 - share))} left"
+            left = f"{units.duration(seconds / done * (1 - share))} left"
         self.show(f"{share:.1%}, {rows:,} rows, {rate:,.0f}/s, {left}{extra}")
 
 
@@ -84,7 +85,7 @@ class StepProgress(ProgressLine):
         """Step `done` (from 0) begins."""
         seconds = self.seconds()
         if self.is_due():
-            left = f", {clock(seconds / done * (total - done))} left" if done else ""
+            left = f", {units.duration(seconds / done * (total - done))} left" if done else ""
             self.show(f"{self.unit} {done + 1} of {total}{left}")
 
 
@@ -106,15 +107,5 @@ class ByteProgress(ProgressLine):
     def __call__(self, done: int, total: int) -> None:
         seconds = self.seconds()
         if self.is_due():
-            speed = done / max(seconds, 1e-3)
-            done_mb, total_mb, speed_mb = (f"{size / 1e6:,.0f}" for size in (done, total, speed))
-            self.show(f"{done_mb} of {total_mb} MB, {speed_mb} MB/s")
-
-
-def clock(seconds: float, decimals: int = 0) -> str:
-    """7 s, 2 min 05 s, 3 h 04 min; `decimals` are those below a minute."""
-    if seconds < 60:
-        return f"{seconds:.{decimals}f} s"
-    if seconds < 3600:
-        return f"{int(seconds) // 60} min {int(seconds) % 60:02d} s"
-    return f"{int(seconds) // 3600} h {int(seconds) % 3600 // 60:02d} min"
+            speed = units.rate(done / max(seconds, 1e-3))
+            self.show(f"{units.size(done)} of {units.size(total)}, {speed}")

@@ -18,7 +18,7 @@ from typing import Any
 from trainer.runlog import run_files
 from trainer.runlog.atomic_file import write_whole
 from trainer.runlog.json_file import number, text, whole
-from trainer.runlog.output import counted
+from trainer.runlog.units import counted
 
 INDEX, SHEET = "index.json", "contact_sheet.png"
 SUFFIXES = (".mp4", ".png")

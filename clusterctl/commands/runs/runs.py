@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 
-from clusterctl.nodes import counted, fold
+from checks import units
+from checks.units import counted
+from clusterctl.nodes import fold
 from clusterctl.output import Cell, Output
 from clusterctl.settings import Settings, cluster_command
 
@@ -24,7 +26,6 @@ def command(settings: Settings, output: Output) -> int:
     does not answer, or has an agent of another version: it may have more.
     """
     from clusterctl.runs.agents import found_by, runs_of, unread_by, waiting_by
-    from trainer.runlog.progress import clock
 
     cluster = settings.cluster(output.sweep)
     results = cluster.ask("launch.agents", {"run": None})
@@ -46,7 +47,7 @@ def command(settings: Settings, output: Output) -> int:
                 fold(run.nodes),
                 str(run.ranks),
                 Cell("waits", "warn") if run.waits is not None else str(run.step or "-"),
-                clock(max(0.0, time.time() - run.since_s)),
+                units.duration(max(0.0, time.time() - run.since_s)),
                 Cell(run.supervisor, None if run.keeps_s is None else "warn"),
             ]
             for run in found

@@ -92,7 +92,7 @@ def _bundle(
     output: Output, path: Path, found: Explanation, answer: dict[str, Any], *, dry_run: bool
 ) -> dict[str, Any]:
     """List what the bundle holds, then write it."""
-    from clusterctl.nodes import counted
+    from checks.units import counted
     from clusterctl.why import bundle
 
     held = bundle.collect(found.run_dir, answer, found.stacks, time.time())

@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from checks import units
 from clusterctl.errors import CouldNotFindOut
 from clusterctl.launch.head import wire
 from clusterctl.launch.head.link import Link
@@ -87,8 +88,9 @@ class _View:
     def _check_silence(self) -> None:
         if self._heard_s is not None and time.monotonic() - self._heard_s > SILENT_S:
             self._heard_s = None
-            text = f"the supervisor has said nothing for {SILENT_S:g} s: stopped, or its disk hangs"
-            self._output.warn(f"{text}; {self._run_dir / LOG}", "warn")
+            text = f"the supervisor has said nothing for {units.duration(SILENT_S)}"
+            text += f": stopped, or its disk hangs; {self._run_dir / LOG}"
+            self._output.warn(text, "warn")
 
     def _lost(self) -> CouldNotFindOut:
         hint = f"its ranks train on without it: clusterctl attach {self._run_dir} continues with it"

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from checks import units
 from clusterctl.errors import CouldNotFindOut
 from trainer.runlog.json_file import parse_object
 
@@ -90,7 +91,7 @@ class Link:
         deadline = time.monotonic() + timeout_s
         while not self.ended and time.monotonic() < deadline:
             yield from self.take(0.1)
-        raise CouldNotFindOut(f"the supervisor says nothing within {timeout_s:g} s")
+        raise CouldNotFindOut(f"the supervisor says nothing within {units.duration(timeout_s)}")
 
     def send(self, order: str) -> None:
         try:

@@ -9,6 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from checks import units
+from checks.units import counted
 from clusterctl.errors import ClusterctlError, CouldNotFindOut, LaunchFailed, UsageError
 from clusterctl.launch import saved_run
 from clusterctl.launch.head import supervisor, wire
@@ -17,7 +19,6 @@ from clusterctl.launch.head.link import Link
 from clusterctl.launch.run_dir import write_layout
 from clusterctl.launch.saved_run import SavedRun
 from clusterctl.launch.state import RunResult
-from clusterctl.nodes import counted
 from clusterctl.output import Output
 from clusterctl.runs import owner
 from clusterctl.signal_handlers import handled_by
@@ -61,7 +62,7 @@ def _begun(link: Link, signals: list[int]) -> tuple[dict[str, Any], RunResult | 
             elif about is not None and message["state"]["nodes"]:
                 return about, None
     if about is None and not signals:
-        raise CouldNotFindOut(f"the supervisor says nothing within {STATE_S:g} s")
+        raise CouldNotFindOut(f"the supervisor says nothing within {units.duration(STATE_S)}")
     if link.ended and not signals:
         raise CouldNotFindOut("the supervisor of this run has ended", hint="clusterctl status")
     return about or {}, None

@@ -9,13 +9,15 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from checks import units
+from checks.units import counted
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.launch import saved_run
 from clusterctl.launch.head import supervisor
 from clusterctl.launch.head.link import Link
 from clusterctl.launch.saved_run import SavedRun
 from clusterctl.launch.state import BETWEEN
-from clusterctl.nodes import counted, fold
+from clusterctl.nodes import fold
 from clusterctl.remote.cluster import Cluster
 from clusterctl.runs import agents, owner
 from clusterctl.runs.attempts import Account, account
@@ -29,7 +31,6 @@ from clusterctl.runs.journal import (
 )
 from clusterctl.runs.step_lines import StepsOfLines, lines_of_steps, size_of
 from trainer.runlog import run_files, telemetry
-from trainer.runlog.progress import clock
 
 ANSWER_S = 5.0
 # Of telemetry: 25,000 steps, half a second. Of a longer run, time is told for those.
@@ -58,7 +59,7 @@ class Saves:
     def lines(self) -> Iterator[tuple[str, str | None]]:
         if self.last is not None:
             ago_s = max(0.0, time.time() - self.last.time_s)
-            yield f"checkpoint of step {self.last.step}, {clock(ago_s)} ago", None
+            yield f"checkpoint of step {self.last.step}, {units.ago(ago_s)}", None
         if self.failed is not None:
             yield f"NOT SAVED  {self.failed.text}", "bad"
 
@@ -119,7 +120,11 @@ class Status:
         """(line, style) for people."""
         style = {RUNNING: "good", ALONE: "warn", WAITING: "warn", RESTARTING: "warn"}
         told = style.get(self.state, "good" if self.end_code == 0 else "bad")
-        since = f" (for {clock(self.phase_s)})" if self.reason and self.phase_s is not None else ""
+        since = (
+            f" (for {units.duration(self.phase_s)})"
+            if self.reason and self.phase_s is not None
+            else ""
+        )
         why = self.end or self.reason
         state = f"{self.state}: {why}{since}" if why else self.state
         yield f"run        {self.run_dir}", None
@@ -129,7 +134,7 @@ class Status:
         step = self.picture.get("step")
         if step is not None:
             place = f"{step['step']} of {step['steps_total']}, loss {step['loss']:.4f}"
-            yield f"step       {place}, {step['step_s']:.2f} s/step", None
+            yield f"step       {place}, {units.measured(step['step_s'])}/step", None
         yield from self.saves.lines()
         if self.alone is not None:
             for line in agents.lines(self.alone):
@@ -146,14 +151,16 @@ class Status:
             newest = found.attempts[-1]
             since = f", from {newest.checkpoint}" if newest.checkpoint else ""
             restarts = counted(found.restarts, "restart")
-            took = f"; {clock(self.seconds)} in all" if self.seconds is not None else ""
+            took = f"; {units.duration(self.seconds)} in all" if self.seconds is not None else ""
             yield (
                 f"attempt    {newest.number} on {fold(newest.nodes)}{since}; {restarts}{took}",
                 None,
             )
         ettr, lost = found.ettr(now_s), found.lost_s(now_s)
         if ettr is not None:
-            causes = ", ".join(f"{cause} {clock(seconds)}" for cause, seconds in lost.items())
+            causes = ", ".join(
+                f"{cause} {units.duration(seconds)}" for cause, seconds in lost.items()
+            )
             told = f"{ettr:.1%} of the time"
             if found.counted_s is not None:
                 date = time.strftime("%Y-%m-%d %H:%M", time.localtime(found.counted_s))

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from checks import units
+from checks.units import counted
 from clusterctl.launch.hang import SAVING, StepClock
 from clusterctl.launch.plan import LaunchPlan
 from clusterctl.launch.reach.elsewhere import Elsewhere
 from clusterctl.launch.state import SILENT_S, RunState
-from clusterctl.nodes import counted
 from clusterctl.remote.inbox import NodeMessage
 from clusterctl.remote.session_pool import SessionPool
 
@@ -89,7 +90,7 @@ class Connections:
         due_s = max(self._quiet_s, OVERDUE * max(clock.lengths, default=0.0))
         late_s = due_s * (SAVING if clock.is_saving else 1.0)
         goes_on = clock.step is not None and now - clock.since_s < late_s
-        why = f"it has sent nothing for {silent_s:.0f} s"
+        why = f"it has sent nothing for {units.duration(silent_s)}"
         if self._is_over(name, now) or (not goes_on and silent_s > timing.silent_s):
             return why
         if goes_on and silent_s <= timing.silent_s:
@@ -115,7 +116,9 @@ class Connections:
                 self._tell("cut-off", f"{text}, connecting again")
             return True
         if self._alone_s is not None:
-            self._tell("cut-off", f"a node answers again, after {now - self._alone_s:.0f} s")
+            self._tell(
+                "cut-off", f"a node answers again, after {units.duration(now - self._alone_s)}"
+            )
             met.clear()
             for name in self.quiet:  # what they have said meanwhile is on its way
                 self._state.nodes[name].heard_s = now

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from checks import units
 from clusterctl.launch.leftovers import prove_gone, this_head
 from clusterctl.launch.plan import LaunchPlan
 from clusterctl.nodes import Node
@@ -126,5 +127,5 @@ def no_room(run_dir: Path, need_bytes: int | None, room_bytes: int | None) -> st
     """
     if need_bytes is None or room_bytes is None or room_bytes >= need_bytes + OVERHEAD_BYTES:
         return ""
-    room, need = (f"{size / 1e9:,.2f} GB" for size in (room_bytes, need_bytes + OVERHEAD_BYTES))
+    room, need = (units.size(size) for size in (room_bytes, need_bytes + OVERHEAD_BYTES))
     return f"{run_dir} has room for {room}, the next checkpoint needs {need}: free space there"

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from checks.units import counted
 from clusterctl.launch.causes.kinds import Cause, Kind
-from clusterctl.nodes import counted
 
 TRIES, TRIES_DETERMINISTIC = 3, 1  # again after the same root, without a checkpoint in between
 TRIES_IN_ALL = 10  # whatever the roots are, without a checkpoint in between

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from clusterctl.nodes import counted, fold
+from checks.units import counted
+from clusterctl.nodes import fold
 
 Names = tuple[str, ...]
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from checks import units
 from clusterctl.launch.plan import PORT_CHOICES, PORT_RANGE, LaunchPlan, assign_ranks
 from clusterctl.launch.restart import between
 from clusterctl.launch.restart.choose import Choice, choose
@@ -18,7 +19,6 @@ from clusterctl.nodes import Node
 from clusterctl.payload.launch.stopped import found as mark_of
 from clusterctl.payload.launch.stopped import sentence
 from clusterctl.remote.cluster import Cluster
-from trainer.runlog.progress import clock
 
 ASK_AGAIN_S = 10.0  # nodes that are awaited
 # A server needs five to ten minutes to restart. What takes longer takes hours.
@@ -66,7 +66,8 @@ class Arrangement:
             if choice.text != shown:
                 shown = choice.text
                 tell(
-                    "waiting", f"{shown}; waiting for them, {clock(self.rules.patience_s)} at most"
+                    "waiting",
+                    f"{shown}; waiting for them, {units.duration(self.rules.patience_s)} at most",
                 )
             _pause(ASK_AGAIN_S if waited_s < LONG_S else ASK_SELDOM_S, stop)
         if choice.text:

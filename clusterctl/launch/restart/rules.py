@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from checks.facts import LaunchNeeds
+from checks.units import counted
 from clusterctl.errors import UsageError
 from clusterctl.launch.restart.choose import Pool
-from clusterctl.nodes import Node, counted, fold, select
+from clusterctl.nodes import Node, fold, select
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,10 @@ import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from checks import units
 from checks.facts import NOT_ASKED, BadLink, Collectives
-from checks.rules.active import rate
-from clusterctl.nodes import counted, grouped
+from checks.units import counted
+from clusterctl.nodes import grouped
 from clusterctl.preflight.active.fault_isolation import Diagnosis, Group, Outcome, search
 from clusterctl.preflight.active.plan import MOST_INSIDE, Plan
 from clusterctl.preflight.active.ranks import start_ranks
@@ -97,7 +98,7 @@ class Rounds:
         speeds = sorted(self._inside.values())
         middle = speeds[len(speeds) // 2] if speeds else 0.0
         return {
-            name: f"{rate(speed)}, the middle node has {rate(middle)}"
+            name: f"{units.rate(speed)}, the middle node has {units.rate(middle)}"
             for name, speed in self._inside.items()
             if speed < self._share * middle
         }
@@ -128,7 +129,7 @@ class Rounds:
         # Larger groups are not: how much slower they may be depends on the switches between them.
         for group, speed in self._pairs.items():
             if middle is not None and speed < self._share * middle:
-                whys[group] = f"{rate(speed)}, the middle pair has {rate(middle)}"
+                whys[group] = f"{units.rate(speed)}, the middle pair has {units.rate(middle)}"
         self._why.update(whys)
         return Outcome(frozenset(whys), self._named, lost)
 
@@ -236,5 +237,5 @@ def _words(name: str, answer: Mapping[str, Any], limit_s: float) -> str:
     """A rank's error; of torch's time-outs, which name only a key of its store, the phase."""
     error = str(answer["error"])
     if answer.get("phase") and any(word in error.lower() for word in ("timeout", "timed out")):
-        return f"{name} waited {limit_s:.0f} s in vain to {answer['phase']}"
+        return f"{name} waited {units.duration(limit_s)} in vain to {answer['phase']}"
     return f"{name}: {error}"

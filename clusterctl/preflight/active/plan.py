@@ -8,10 +8,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from checks import units
 from checks.facts import Fleet, NodeFacts, Unknown, or_none
 from checks.rules.gpu import describe
+from checks.units import counted
 from clusterctl.errors import Declined
-from clusterctl.nodes import counted, fold, grouped
+from clusterctl.nodes import fold, grouped
 from clusterctl.preflight.active.fault_isolation import most_rounds, ring_rounds
 
 PRODUCTS_SLACK_S = 60.0  # 8 ranks of a node make their matrices at once
@@ -91,8 +93,8 @@ class Plan:
         if self.needs_torch or "allreduce" in self.tests:
             lines.append(f"  torch of    {self.python}")
         quick_s, worst_s = self.seconds()
-        end = f"at most {worst_s / 60:.0f} min; nothing stays behind"
-        lines.append(f"  about {quick_s:.0f} s or less where all is well, {end}")
+        end = f"at most {units.duration(worst_s)}; nothing stays behind"
+        lines.append(f"  about {units.duration(quick_s)} or less where all is well, {end}")
         return lines + self.left_out_lines()
 
     def left_out_lines(self) -> list[str]:
@@ -115,23 +117,27 @@ class Plan:
             line = f"port        each listens on {self.port}; the next connects, all to the first"
             yield line, 1, 15
         if "token" in self.tests and self.shared is not None:
-            line = f"{self.nodes[0]} writes {self.blocks} MiB, all see and read it: {self.shared}"
-            yield f"token       {line}", 3, 2 * self.token_s + 60
+            line = f"{self.nodes[0]} writes {units.size(self.blocks << 20)}"
+            line = f"token       {line}, all see and read it: {self.shared}"
+            yield line, 3, 2 * self.token_s + 60
         if "matmul" in self.tests:
-            line = f"matmul      on every device for {self.matmul_s:g} s, slow ones again"
+            line = (
+                f"matmul      on every device for {units.duration(self.matmul_s)}, slow ones again"
+            )
             yield line, self.matmul_s, 2 * (self.matmul_s + 30)
         if "products" in self.tests:
-            line = f"products    seeded ones for {self.products_s:g} s, compared bit by bit"
+            line = f"seeded ones for {units.duration(self.products_s)}, compared bit by bit"
             made_s = 1.0 if self.device == "cpu" else 10.0  # matrices, in the memory of each GPU
-            yield line, self.products_s + made_s, self.products_s + PRODUCTS_SLACK_S + LOCATE_S
+            most_s = self.products_s + PRODUCTS_SLACK_S + LOCATE_S
+            yield f"products    {line}", self.products_s + made_s, most_s
         if "copies" in self.tests:
-            size = self.copied_bytes[0] >> 20
-            line = f"copies      {size} MiB within each device, to it and back, and between them"
+            line = f"{units.size(self.copied_bytes[0])} within each device"
+            line = f"copies      {line}, to it and back, and between them"
             yield line, 1.0 if self.device == "cpu" else 5.0, 2 * COPIES_S
         if "allreduce" in self.tests and not self.has_sums:
             yield "all-reduce  skipped: one node with one device has none to sum with", 0, 0
         if self.has_sums and self.shared_nodes:
-            line = f"{self.bytes >> 20} MiB inside each node: 1 round, {MOST_INSIDE} at most"
+            line = f"{units.size(self.bytes)} inside each node: 1 round, {MOST_INSIDE} at most"
             yield (
                 f"all-reduce  {line}",
                 3.0,
@@ -140,7 +146,7 @@ class Plan:
         if self.has_sums and count > 1:
             rounds, most = len(ring_rounds(self.nodes)) + 1, most_rounds(count)
             line = f"{rounds} rounds, {most} at most to name one fault"
-            line = f"all-reduce  {self.bytes >> 20} MiB by pairs, then all: {line}"
+            line = f"all-reduce  {units.size(self.bytes)} by pairs, then all: {line}"
             yield line, 2.0 * rounds + 0.02 * ranks, most * (self.group_limit_s(ranks) + 10)
 
 

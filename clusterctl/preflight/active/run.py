@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
 
+from checks import units
 from checks.facts import NOT_ASKED, Active, Collectives, Maybe, PortSeen, SharedSeen, Unknown
 from checks.profile import Profile
-from clusterctl.nodes import counted
+from checks.units import counted
 from clusterctl.preflight.active.bits import Copies, Products, compare_copies, compare_products
 from clusterctl.preflight.active.collectives import try_links
 from clusterctl.preflight.active.plan import Plan
@@ -63,11 +64,11 @@ def run_active(
             say(f"torch: starting it on {counted(len(pool.names), 'node')}")
             unable = {**pool.lost, **start_ranks(pool, plan, pool.names, addresses)}
         if "matmul" in tests:
-            say(f"matmul: {plan.matmul_s:g} s on every device")
+            say(f"matmul: {units.duration(plan.matmul_s)} on every device")
             speeds = measure_speeds(pool, plan, unable, profile.active_cpu_fail_share)
             speeds |= left_out
         if "products" in tests:
-            say(f"products: {plan.products_s:g} s on every device, compared bit by bit")
+            say(f"products: {units.duration(plan.products_s)} on every device, compared bit by bit")
             products = {**compare_products(pool, plan, unable), **left_out}
         if "copies" in tests:
             say("copies: on every device, compared bit by bit")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from checks import units
 from clusterctl.errors import TransportError
 from clusterctl.remote.messages.sample import sample
 from clusterctl.remote.messages.shape import (
@@ -318,6 +319,6 @@ def read_line(name: str, line: bytes) -> dict[str, Any]:
     shape, line_bytes = VERBS[name]
     what = f"the answer of {name.split()[0]}"
     if len(line) > line_bytes:
-        raise TransportError("parse", f"{what} is longer than {line_bytes >> 10} KiB")
+        raise TransportError("parse", f"{what} is longer than {units.size(line_bytes)}")
     answer: dict[str, Any] = decode(line, what, shape)
     return answer

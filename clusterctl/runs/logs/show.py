@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from checks.units import counted
 from clusterctl.errors import CouldNotFindOut, UsageError
-from clusterctl.nodes import counted
 from clusterctl.payload.secrets.mask import LineMask
 from clusterctl.runs.find import EVENTS_FILE
 from clusterctl.runs.logs.files import FOLDER, Chosen, LogFile, LogFolder

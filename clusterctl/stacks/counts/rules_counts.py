@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from checks import units
+from checks.units import counted
 from clusterctl.jobs.processes import fold_ranks
-from clusterctl.nodes import counted, fold
+from clusterctl.nodes import fold
 from clusterctl.stacks import wording
 from clusterctl.stacks.counts.behind import Difference, Lag, find_difference
 from clusterctl.stacks.counts.gpu_use import GpuUse, Use, read_use
@@ -46,7 +48,7 @@ def explain(verdict: Verdict, snapshot: JobSnapshot) -> Verdict:
 
 
 def _apart(snapshot: JobSnapshot) -> str:
-    return f"{snapshot.interval_s * (snapshot.samples - 1):.1f} s"
+    return f"{units.duration(snapshot.interval_s * (snapshot.samples - 1))}"
 
 
 def _moving(verdict: Verdict, launched: Launched, snapshot: JobSnapshot) -> Verdict | None:
@@ -94,7 +96,7 @@ def _behind(
         why = f"NCCL RAS says that {named_members(found.members)} is behind, and {others}"
         return cannot_tell(verdict, snapshot, why)
     stood_s = _stood_s(snapshot)
-    brief = f"seen for only {stood_s:.0f} s: use --interval 30 to be sure"
+    brief = f"seen for only {units.duration(stood_s)}: use --interval 30 to be sure"
     evidence = _counts_lines(found) + [brief] * (stood_s < SURE_S) + verdict.evidence
     if found.lag == Lag.FROZEN:
         return _frozen_part(found, evidence, gpus)

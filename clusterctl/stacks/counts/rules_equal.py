@@ -6,8 +6,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+from checks.units import counted
 from clusterctl.jobs.processes import fold_ranks
-from clusterctl.nodes import counted, fold
+from clusterctl.nodes import fold
 from clusterctl.stacks import wording
 from clusterctl.stacks.counts.gpu_use import GpuUse, RankUse, Use
 from clusterctl.stacks.counts.launched import Launched, named_members

@@ -24,6 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from checks import units
 from clusterctl.errors import ClusterctlError
 from trainer.runlog.own_modules import environment, module_command
 
@@ -111,7 +112,9 @@ class LoopbackCluster:
     def _wait_until_ready(self, name: str, deadline: float) -> int:
         output = self._processes[name].stdout
         if not select.select([output], [], [], max(0.0, deadline - time.monotonic()))[0]:
-            raise ClusterctlError(f"loopback node {name} does not start in {START_TIMEOUT_S:g} s")
+            raise ClusterctlError(
+                f"loopback node {name} does not start in {units.duration(START_TIMEOUT_S)}"
+            )
         if line := output.readline():
             return int(json.loads(line)["port"])
         log = self._file(name, "log").read_text(errors="replace").strip()

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from checks import units
 from clusterctl.transport.ssh_config.host import Query, local_user
 from clusterctl.transport.ssh_config.patterns import host_matches, matches_any
 from clusterctl.transport.ssh_config.values import BadValue, expand
@@ -92,7 +93,7 @@ def _succeeds(command: str, query: Query) -> bool:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise BadValue(f"Match exec took over {EXEC_TIMEOUT_S:g} s") from None
+        raise BadValue(f"Match exec took over {units.duration(EXEC_TIMEOUT_S)}") from None
     except OSError as error:
         raise BadValue(f"Match exec cannot run: {error.filename}: {error.strerror}") from None
     return answer.returncode == 0

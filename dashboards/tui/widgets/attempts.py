@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from rich.style import Style
 
-from clusterctl.nodes import counted, fold
+from checks.units import counted
+from clusterctl.nodes import fold
 from clusterctl.runs.attempts import DONE, RUNNING, Attempt
 from clusterctl.runs.journal import USER_STOP
 from dashboards.model import units

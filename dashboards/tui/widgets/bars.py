@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rich.style import Style
 from textual.events import Click
 
-from clusterctl.nodes import counted
+from checks.units import counted
 from dashboards.feeds.replay import Player
 from dashboards.model import units
 from dashboards.model.alert_book import Alert

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from rich.segment import Segment
 from rich.style import Style
 
-from clusterctl.nodes import counted
+from checks.units import counted
 from dashboards.model import table, units
 from dashboards.model.ring_buffer import CHUNK, FLEET_COLUMNS, NODE_COLUMNS, Ring, gpu_column
 from dashboards.model.samples import Gpu, NodeSample

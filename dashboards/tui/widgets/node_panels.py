@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from rich.segment import Segment
 from rich.style import Style
 
-from clusterctl.nodes import counted
+from checks.units import counted
 from dashboards.model import units
 from dashboards.model.ring_buffer import NODE_COLUMNS, gpu_column
 from dashboards.model.samples import Gpu, NodeSample, Process

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from rich.segment import Segment
 from rich.style import Style
 
-from clusterctl.nodes import counted
+from checks.units import counted
 from dashboards.model import units
 from dashboards.model.run_progress import Figures, figures, in_words, is_bad, mfu, newest, one_line
 from dashboards.model.slow_ranks import in_short
@@ -21,7 +21,7 @@ from dashboards.tui.widgets.attempts import attempt_pairs
 from dashboards.tui.widgets.bars import last_step_age, progress_bar, status_words
 from dashboards.tui.widgets.palette import Palette
 from dashboards.tui.widgets.panel import Line, Panel, beside, clock, gauge, spread, words
-from trainer.runlog.gpu_peaks import peak_flops
+from trainer.runlog.figures import peak_flops
 from trainer.runlog.telemetry import StepRecord
 
 

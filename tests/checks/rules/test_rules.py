@@ -158,7 +158,9 @@ def test_gpu_busy_is_a_failure_for_a_launch_on_gpus_only() -> None:
     busy = node("n1", gpus=facts)
     found = judge("gpu.busy", busy)["n1"]
     assert found.verdict is FAIL
-    assert found.evidence.startswith("8 processes on the GPUs: alice python (2 h), somebody python")
+    assert found.evidence.startswith(
+        "8 processes on the GPUs: alice python (2 h 01 min), somebody python"
+    )
     assert "kill 88121 88122" in str(found.fix)
     assert verdict("gpu.busy", busy, launch=needs(device="cpu")) is WARN
     report = run_checks(Fleet((busy,)), only=["gpu.busy"])
@@ -423,9 +425,9 @@ def test_server_that_was_stepped_is_told_from_one_that_is_always_off() -> None:
             for one in run_checks(fleet, only=["time.sync"]).findings
             if one.verdict is FAIL
         )
-    assert said["bigoffset"] == "-2.500 s from its source 10.99.0.3"
+    assert said["bigoffset"] == "-2.5 s from its source 10.99.0.3"
     assert said["backwards"] == (
-        "+3.000 s from its source 10.99.0.5; one of them was stepped (RMS offset 0.506 s)"
+        "+3 s from its source 10.99.0.5; one of them was stepped (RMS offset 0.506 s)"
     )
 
 
@@ -442,7 +444,7 @@ def test_a_fabric_that_is_down_everywhere_is_no_pass() -> None:
 def test_short_kernel_log_names_how_far_it_reaches_and_no_other_time() -> None:
     log = KernelLog((), 900, 3700.0)
     found = judge("ib.flaps", healthy.full("n1", kernel_log=log))["n1"]
-    said = "no link was lost in the 1 h that the kernel's log reaches back"
+    said = "no link was lost in the 1 h 01 min that the kernel's log reaches back"
     assert (found.verdict, found.evidence.partition(";")[0]) == (UNKNOWN, said)
     found = judge(
         "ib.flaps", healthy.full("n1", kernel_log=dataclasses.replace(log, reaches_s=9e4))

@@ -55,7 +55,7 @@ def test_with_too_few_failures_the_assumption_counts_as_one_and_is_named(tmp_pat
     assert figure.source == "assumed"
     assert figure.value == pytest.approx((900 + MTBF_S) / 2, rel=0.01)
     assert "1 failure in 15 min" in figure.why
-    assert "1 in 24 h is added" in figure.why
+    assert "1 in 1 d 00 h is added" in figure.why
 
 
 @pytest.mark.long
@@ -111,9 +111,9 @@ def test_a_run_needs_room_for_what_it_has_yet_to_save(tmp_path: Path) -> None:
     assert need.more_peak_bytes == 7 * EACH + EXTRA
     assert need.end_bytes == 8 * EACH
     told = " ".join(" ".join(disk_lines(plan(run))).split())
-    assert "; 69.1 MB beside it while it is written retention" in told
-    assert "132.1 MB more while the save of step 1,000 is written; " in told
-    assert "held: 9.0 MB in 1 checkpoint now, 72.0 MB in 8 checkpoints at the end" in told
+    assert "; 65.9 MiB beside it while it is written retention" in told
+    assert "126 MiB more while the save of step 1,000 is written; " in told
+    assert "held: 8.58 MiB in 1 checkpoint now, 68.7 MiB in 8 checkpoints at the end" in told
 
 
 def test_what_does_not_fit_is_exit_code_1_with_what_would_fit(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_what_does_not_fit_is_exit_code_1_with_what_would_fit(tmp_path: Path) ->
     run.save()
     found = plan(run, free=EXTRA + 3 * EACH)
     assert found.exit_code == 1
-    assert "do not fit: they need 132.1 MB more and 96.1 MB are free" in verdict(found)
+    assert "do not fit: they need 126 MiB more and 91.7 MiB are free" in verdict(found)
     assert verdict(found).endswith("; keep_checkpoints = 3 fits")
     hopeless = plan(run, free=EACH)
     assert "no keep_checkpoints fits, so free" in verdict(hopeless)

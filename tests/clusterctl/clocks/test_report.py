@@ -15,7 +15,7 @@ from checks.rules.time import middle_clock
 from clusterctl.clocks import exchange as clock_talk
 from clusterctl.clocks.exchange import HeadClock, ask_time
 from clusterctl.clocks.monitor import Alarm, Lost, Sample, Screen, Track, sparkline
-from clusterctl.clocks.report import HEAD, cells, folded, judge, signed, span, steered_by
+from clusterctl.clocks.report import HEAD, cells, folded, judge, steered_by
 from clusterctl.output import Output
 from clusterctl.payload import watch
 from clusterctl.remote.node_threads import Pauses
@@ -48,9 +48,9 @@ def test_three_milliseconds_are_no_alarm_and_fifty_are() -> None:
         [node("n1"), node("n2", 0.003), node("n3", 0.05)], LIMITS
     )  # the head is one more at 0
     assert [row.verdict for row in clocks.rows] == ["good", "good", "bad"]
-    assert clocks.rows[2].flags == ("50.0 ms ahead of the others",)
+    assert clocks.rows[2].flags == ("50 ms ahead of the others",)
     assert clocks.exit_code == 1
-    assert "widest apart n3 and n1: 50.0 ms" in clocks.summary()
+    assert "widest apart n3 and n1: 50 ms" in clocks.summary()
 
 
 def test_error_bound_is_taken_off_before_judging_and_a_long_way_is_unknown() -> None:
@@ -76,19 +76,19 @@ def test_all_nodes_unreachable_is_exit_3() -> None:
 def test_of_two_nodes_the_head_tells_whose_clock_is_wrong() -> None:
     clocks = judge([node("n1", 0.0), node("n2", -0.5)], LIMITS)
     assert [row.verdict for row in clocks.rows] == ["good", "bad"]
-    assert clocks.rows[1].flags == ("500.0 ms behind the others",)
+    assert clocks.rows[1].flags == ("0.5 s behind the others",)
 
 
 def test_head_that_is_off_is_named_and_no_node_is() -> None:
     clocks = judge([node(f"n{i}", 0.08) for i in range(4)], LIMITS)
     assert {row.verdict for row in clocks.rows} == {"good"}
-    assert clocks.head_flags == ("this machine's own clock is 80.0 ms behind the nodes'",)
+    assert clocks.head_flags == ("this machine's own clock is 80 ms behind the nodes'",)
     assert clocks.exit_code == 1
 
 
 def test_step_of_the_head_is_no_step_of_the_nodes() -> None:
     clocks = judge([node("n1"), node("n2")], LIMITS, head_moved_s=-2.0)
-    assert clocks.head_flags == ("this machine's own clock was stepped -2.000 s while we looked",)
+    assert clocks.head_flags == ("this machine's own clock was stepped -2 s while we looked",)
 
 
 @pytest.mark.parametrize(
@@ -96,8 +96,8 @@ def test_step_of_the_head_is_no_step_of_the_nodes() -> None:
     [
         (900.0, ()),
         (900.005, ()),
-        (902.5, ("moved back 2.500 s since the previous run, 10 min ago",)),
-        (899.9, ("moved forward 100.0 ms since the previous run, 10 min ago",)),
+        (902.5, ("moved back 2.5 s since the previous run, 10 min 00 s ago",)),
+        (899.9, ("moved forward 0.1 s since the previous run, 10 min 00 s ago",)),
     ],
 )
 def test_step_since_the_last_look(then_s: float, flags: tuple[str, ...]) -> None:
@@ -114,7 +114,7 @@ def test_record_of_another_boot_is_not_compared() -> None:
 
 def test_step_while_we_looked() -> None:
     one = judge([node("n1", clock={"moved_s": -0.3}), node("n2")], LIMITS).rows[0]
-    assert one.flags == ("moved back 300.0 ms while we looked",)
+    assert one.flags == ("moved back 0.3 s while we looked",)
 
 
 def test_chrony_that_follows_itself_is_bad_although_it_says_normal() -> None:
@@ -146,18 +146,13 @@ def test_good_nodes_fold_with_the_range_of_their_offsets() -> None:
     clocks = judge([node("n1", -0.001), node("n2", 0.002), node("n3", 0.05)], LIMITS)
     groups = folded(clocks)
     assert [names for names, _ in groups] == ["n[1-2]", "n3"]
-    assert cells(groups[0][1])[:3] == ["-1.00 to +2.00 ms ", "0.10 ms", "+0.00 ms"]
+    assert cells(groups[0][1])[:3] == ["-1 to +2 ms ", "0.1 ms", "+0 ms"]
 
 
 def test_middle_is_a_clock_that_exists_and_prefers_the_head() -> None:
     assert middle_clock([0.05]) == 0.0
     assert middle_clock([0.05, 0.051, 0.049]) == 0.049
     assert middle_clock([]) == 0.0
-
-
-def test_figures_for_people() -> None:
-    assert [span(s) for s in (0.0, 0.00021, 0.0489, -2.5)] == ["0.00 ms", "0.21 ms", "48.9 ms", "2.500 s"]  # fmt: skip
-    assert [signed(s) for s in (0.0, -1e-7, -0.02)] == ["+0.00 ms", "+0.00 ms", "-20.0 ms"]
 
 
 def test_kernel_alone_and_ntpd_are_shown() -> None:
@@ -175,7 +170,7 @@ def test_track_raises_an_alarm_for_a_step_once_and_not_for_a_reboot() -> None:
     assert track.add(sample(900.003), 0.01) is None
     alarm = track.add(sample(897.5), 0.01)
     assert alarm is not None
-    assert alarm.words() == "n1: the clock moved back 2.503 s in one step"
+    assert alarm.words() == "n1: the clock moved back 2.5 s in one step"
     assert track.add(sample(897.5), 0.01) is None
     assert track.add(sample(17.0, boot="other"), 0.01) is None
     assert track.steps == [alarm]
@@ -272,14 +267,14 @@ def test_watch_says_an_alarm_at_once_and_ends_with_exit_1(capsys) -> None:
     screen = Screen(Output(), LIMITS, 1.0, _Still())  # type: ignore[arg-type]
     screen.take(tracks, sample(900.0))
     screen.take(tracks, sample(898.0, offset_s=-2.0))
-    assert "ALARM n1: the clock moved back 2.000 s" in capsys.readouterr().err
+    assert "ALARM n1: the clock moved back 2 s" in capsys.readouterr().err
     screen.take(tracks, Lost("n2", 0.0, "tcp", "no answer"))
     screen.take(tracks, Lost("n2", 1.0, "tcp", "no answer"))
     assert capsys.readouterr().err.count("n2: no answer") == 1
     assert screen.end(tracks, interrupted=True) == 1
     out = capsys.readouterr().out
     assert "x no answer: tcp" in out
-    assert "2.000 s behind the others" in out
+    assert "2 s behind the others" in out
 
 
 def test_watch_cuts_its_table_at_the_width_of_the_terminal(capsys, monkeypatch) -> None:
@@ -310,7 +305,7 @@ def test_step_of_the_heads_own_clock_is_an_alarm(capsys) -> None:
     screen = Screen(Output(), LIMITS, 1.0, Stepped())  # type: ignore[arg-type]
     screen.draw({})
     screen.draw({})
-    assert capsys.readouterr().err.count("ALARM this machine: the clock moved back 1.000 s") == 1
+    assert capsys.readouterr().err.count("ALARM this machine: the clock moved back 1 s") == 1
     assert isinstance(Alarm("n", -1.0).words(), str)
 
 

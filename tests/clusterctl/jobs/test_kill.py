@@ -179,7 +179,7 @@ def test_gpu_memory_that_stays_is_told(tmp_path: Path, run_id: str) -> None:
         assert (answer["left"], ours.alive()) == ([], [])
     good, bad = report_lines([Ended(NodeJob(HERE), answer)])
     assert good.startswith("gone: 1 process on 1 node")
-    assert "2.0 GiB of GPU memory" in bad[0]
+    assert "2 GiB of GPU memory" in bad[0]
     assert exit_code([Ended(NodeJob(HERE), answer)]) == 1
 
 

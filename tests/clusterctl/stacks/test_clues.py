@@ -209,9 +209,10 @@ def test_clues_stand_beside_the_verdict() -> None:
     texts = [clue.text for clue in clues(snapshot(*made))]
     assert "rank 1 never joined number 2" in texts[0]
     assert any(
-        "_REDUCE_SCATTER_BASE number 1559 timed out after 1800 s on rank 65-66" in t for t in texts
+        "_REDUCE_SCATTER_BASE number 1559 timed out after 30 min 00 s on rank 65-66" in t
+        for t in texts
     )
-    assert any("node-002: Xid 79 on 0000:44:00" in t and "2 min ago" in t for t in texts)
+    assert any("node-002: Xid 79 on 0000:44:00" in t and "2 min" in t for t in texts)
 
 
 @pytest.mark.slow

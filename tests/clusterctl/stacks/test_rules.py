@@ -59,7 +59,7 @@ def test_old_heartbeat_makes_it_sure() -> None:
     made = cluster(4, 1, 0, {2: FORWARD}, beats=(beat(118, "forward", 310.0), beat(118, "forward", 312.0)))  # fmt: skip
     verdict = judge(snapshot(*made))
     assert (verdict.kind, verdict.confidence) == ("hang", "high")
-    assert "for 312 s" in verdict.sentence
+    assert "for 5 min 12 s" in verdict.sentence
 
 
 @pytest.mark.long

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.gpu.run import Figures, Options
-from trainer.runlog.output import counted
+from trainer.runlog.units import counted
 
 COMMANDS = {
     "table": [],

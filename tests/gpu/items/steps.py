@@ -54,7 +54,7 @@ def _measured(
     from trainer.bench.rows import rates
     from trainer.bench.trial import OURS, run_trial
     from trainer.device import name_of
-    from trainer.runlog.gpu_peaks import peak_flops
+    from trainer.runlog.figures import peak_flops
 
     marks: list[float] = []
 

@@ -32,7 +32,7 @@ from trainer.data.plan.buckets import Buckets
 from trainer.errors import ConfigError
 from trainer.models.flops import forward_flops
 from trainer.models.stdit import STDiT3Config
-from trainer.runlog.gpu_peaks import peak_flops
+from trainer.runlog.figures import peak_flops
 
 SMALL = {
     "hidden_size": 32, "depth": 1, "num_heads": 2, "patch_size": (1, 2, 2), "input_sq_size": 16

@@ -7,7 +7,7 @@ import io
 import pytest
 
 from trainer.runlog import progress
-from trainer.runlog.progress import RowProgress, StepProgress, clock
+from trainer.runlog.progress import RowProgress, StepProgress
 
 
 class Terminal(io.StringIO):
@@ -69,7 +69,3 @@ def test_quick_and_quiet_work_says_nothing(now: list[float]) -> None:
         now[0] += 1000
         quiet(0, 2)
     assert log.getvalue() == ""
-
-
-def test_a_clock_of_seconds_minutes_hours() -> None:
-    assert [clock(s) for s in (6.6, 125, 11_040)] == ["7 s", "2 min 05 s", "3 h 04 min"]

@@ -16,8 +16,8 @@ from typing import Any
 
 from trainer.data.features.files import LATENTS, TEXTS, FeaturesError, verify
 from trainer.data.features.index import read_document, read_index
-from trainer.runlog.output import counted
 from trainer.runlog.progress import RowProgress
+from trainer.runlog.units import counted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -23,7 +23,7 @@ from trainer.data.manifest.manifest import Manifest
 from trainer.data.plan.buckets import Buckets
 from trainer.data.plan.data_plan import content_ids
 from trainer.models.stdit_config import PRESETS, STDiT3Config
-from trainer.runlog.output import counted
+from trainer.runlog.units import counted
 
 _HEAD_BYTES = 400  # of tables and header, for each entry
 

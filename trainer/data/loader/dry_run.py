@@ -13,7 +13,7 @@ from trainer.data.manifest.read import read_manifest
 from trainer.data.plan.data_plan import Cursor, plan_for
 from trainer.data.plan.held_out import all_of
 from trainer.errors import ConfigError
-from trainer.runlog.output import counted
+from trainer.runlog.units import counted
 
 
 def would_do(config: Config) -> Iterator[str]:

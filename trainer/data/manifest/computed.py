@@ -25,7 +25,7 @@ from trainer.data.manifest.row_check import is_utf8
 from trainer.data.manifest.sql import Source, unescaped
 from trainer.data.manifest.work_folder import WorkFolder
 from trainer.errors import TrainerError
-from trainer.runlog.output import counted
+from trainer.runlog.units import counted
 
 FLUSH_ROWS = 65_536  # rows that a kill may cost,
 FLUSH_S = 10.0  # and seconds of work where a row takes long

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trainer.command_line import whole
 from trainer.data.manifest.manifest import MAX_WRONG_ROWS, ManifestError, WrongRow
-from trainer.runlog.output import counted
+from trainer.runlog.units import counted
 
 _LISTED = 20  # wrong rows that are printed
 RESUME = "run the same command again to continue"

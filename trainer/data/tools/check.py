@@ -29,7 +29,7 @@ from trainer.data.tools.file_probe import (
     pool_of,
     root_hint,
 )
-from trainer.runlog.output import counted
+from trainer.runlog.units import counted
 
 COLUMN, GOOD = "check", "ok"
 EXAMPLES = 3

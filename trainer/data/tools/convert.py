@@ -21,7 +21,7 @@ from trainer.data.manifest.computed import NEVER, Cells, compute
 from trainer.data.manifest.left_out import add_options
 from trainer.data.manifest.rewrite import Rewrite, Rows, rewriting
 from trainer.data.video import helper_process
-from trainer.runlog.output import counted
+from trainer.runlog.units import counted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

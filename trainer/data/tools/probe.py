@@ -26,7 +26,7 @@ from trainer.data.tools.file_probe import (
     pool_of,
     root_hint,
 )
-from trainer.runlog.output import counted
+from trainer.runlog.units import counted
 
 MAX_UNREADABLE = 1000  # a mount that went away must not become a manifest without its clips
 SIZE = "file_size"

@@ -20,7 +20,7 @@ from trainer.data.manifest.left_out import add_options
 from trainer.data.manifest.manifest import ManifestError
 from trainer.data.manifest.rewrite import Columns, Rewrite, Rows, rewriting
 from trainer.data.manifest.sql import Source, unescaped
-from trainer.runlog.output import counted
+from trainer.runlog.units import counted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

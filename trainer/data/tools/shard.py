@@ -27,7 +27,7 @@ from trainer.data.manifest.row_check import RowCheck
 from trainer.data.manifest.shards import INDEX, SCHEMA, shard_folder, source_facts
 from trainer.data.manifest.sql import Source, unescaped
 from trainer.runlog.atomic_file import sync, write_synced
-from trainer.runlog.output import counted
+from trainer.runlog.units import counted
 
 ROWS, GROUP_ROWS = 100_000, 1024
 

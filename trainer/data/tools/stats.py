@@ -25,8 +25,8 @@ from trainer.data.manifest.manifest import MAX_WRONG_ROWS, Manifest, ManifestErr
 from trainer.data.manifest.read import read_manifest
 from trainer.data.plan.buckets import Buckets
 from trainer.data.plan.data_plan import BucketUse, Cursor, plan_for, uses
-from trainer.runlog.output import counted
 from trainer.runlog.progress import RowProgress
+from trainer.runlog.units import counted
 
 SIZES_SHOWN = 12
 UNITS = {

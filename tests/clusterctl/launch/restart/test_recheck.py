@@ -144,7 +144,7 @@ def test_space_is_judged_by_the_next_checkpoint(tmp_path: Path) -> None:
     assert listed(tmp_path)["need"] is None
     assert no_room(tmp_path, 5, 5 + OVERHEAD_BYTES) == ""
     assert no_room(tmp_path, None, 0) == ""
-    assert "next checkpoint needs 0.07 GB" in no_room(tmp_path, 5, OVERHEAD_BYTES)
+    assert "next checkpoint needs 64 MiB" in no_room(tmp_path, 5, OVERHEAD_BYTES)
 
 
 @pytest.mark.long

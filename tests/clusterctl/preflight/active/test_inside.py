@@ -92,7 +92,7 @@ def test_a_node_alone_sums_inside_and_has_a_figure() -> None:
     assert found.inside_bytes_s["n1"] == pytest.approx(2 * 7 / 8 * (256 << 20) / 0.001)
     (one,) = findings(found)
     assert (one.verdict, one.evidence) == (
-        Verdict.PASS, "its GPUs sum with each other, 470 GB/s",
+        Verdict.PASS, "its GPUs sum with each other, 438 GiB/s",
     )  # fmt: skip
 
 
@@ -105,7 +105,7 @@ def test_nodes_sum_inside_before_they_sum_with_others(count: int) -> None:
     for one in findings(found):
         assert one.verdict is Verdict.PASS
         assert one.evidence.startswith("sums with the others, ")
-        assert one.evidence.endswith("; its GPUs sum with each other, 470 GB/s")
+        assert one.evidence.endswith("; its GPUs sum with each other, 438 GiB/s")
 
 
 def test_a_node_without_a_sum_of_its_own_is_named_and_left_out_of_the_pairs() -> None:
@@ -127,7 +127,7 @@ def test_one_failure_is_tried_again_before_it_counts() -> None:
 def test_a_node_that_sums_over_pcie_is_named_beside_others() -> None:
     found = summed(plan(3, 8), Nodes(inside_s={"n3": 0.02}))
     assert found.bad_nodes == {
-        "n3": "inside the node, alone: 23.5 GB/s, the middle node has 470 GB/s"
+        "n3": "inside the node, alone: 21.9 GiB/s, the middle node has 438 GiB/s"
     }
 
 

@@ -42,7 +42,7 @@ def test_busy_gpus_are_refused_and_their_processes_named() -> None:
     busy = h.fleet(n3={"gpus": h.gpu_facts(processes=(process,))})
     with pytest.raises(Declined) as error:
         plan(busy)
-    assert "n3: 1 process on the GPUs: alice python (3 h), pid 88121" in str(error.value)
+    assert "n3: 1 process on the GPUs: alice python (3 h 03 min), pid 88121" in str(error.value)
     assert error.value.exit_code == 4
     assert "-x n3" in str(error.value.hint)
 
