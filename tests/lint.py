@@ -51,6 +51,12 @@ ONE_PLACE: tuple[tuple[str, tuple[str, ...], tuple[str, ...], str], ...] = (
         "decode of clusterctl/dataclass_json.py",
     ),
     (
+        "crc32",
+        ("clusterctl/",),
+        ("clusterctl/payload/files/private.py", "clusterctl/serve/carry.py"),
+        "name_of_run of clusterctl/payload/files/private.py",
+    ),
+    (
         "json.loads(line)",
         ("clusterctl/", "dashboards/"),
         LINES_OF_OURS,

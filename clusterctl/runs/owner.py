@@ -14,7 +14,6 @@ import socket
 import tempfile
 import threading
 import time
-import zlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from pathlib import Path
 from clusterctl.errors import ClusterctlError
 from clusterctl.payload import proc_files
 from clusterctl.payload.files.ownership import open_own
-from clusterctl.payload.files.private import own_path
+from clusterctl.payload.files.private import name_of_run, own_path
 from trainer.runlog import locks
 from trainer.runlog.json_file import parse_object
 
@@ -210,6 +209,5 @@ def _read_another(run_dir: Path) -> Owner | None:
 
 
 def socket_path(run_id: str) -> Path:
-    """Where the supervisor of a run listens on its machine; the kernel allows 107 bytes."""
-    check = zlib.crc32(run_id.encode())
-    return Path(own_path(f"head-{run_id[-24:]}-{check:08x}.sock"))
+    """Where the supervisor of a run listens on its machine."""
+    return Path(own_path(name_of_run("head", "sock", run_id)))

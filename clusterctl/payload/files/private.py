@@ -53,6 +53,13 @@ def own_path(name: str) -> str:
     return os.path.join(own_folder(), name)
 
 
+def name_of_run(kind: str, ending: str, *run_and_node: str) -> str:
+    """The name of an own file about a run, or about a run on one node. It is short, as the kernel
+    allows 107 bytes for the path of a socket."""
+    check = zlib.crc32("\0".join(run_and_node).encode("utf-8", "backslashreplace"))
+    return "%s-%s-%08x.%s" % (kind, run_and_node[0][-24:], check, ending)
+
+
 def own_files(pattern: str) -> list[str]:
     """Paths of this user's own files whose names match, in all of its own folders."""
     return [

@@ -14,10 +14,9 @@ import socket
 import sys
 import threading
 import time
-import zlib
 
 from clusterctl.payload.files.ownership import open_own
-from clusterctl.payload.files.private import own_files, own_path, replace_file
+from clusterctl.payload.files.private import name_of_run, own_files, own_path, replace_file
 from clusterctl.payload.jobs.processes import is_alive, start_of
 from clusterctl.payload.proc_files import as_text, or_none
 from clusterctl.payload.tools import in_thread
@@ -34,9 +33,7 @@ PASSING = ("beat", "telemetry", "log", "resumed")
 
 
 def socket_path(run, node, kind="agent"):
-    """In an own folder; the kernel allows 107 bytes."""
-    check = zlib.crc32(("%s\0%s" % (run, node)).encode("utf-8", "backslashreplace"))
-    return own_path("%s-%s-%08x.sock" % (kind, run[-24:], check))
+    return own_path(name_of_run(kind, "sock", run, node))
 
 
 def fork_agent(path, work):

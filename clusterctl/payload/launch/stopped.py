@@ -12,13 +12,18 @@ import json
 import os
 import signal
 import time
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 from clusterctl.payload.collect.forked_child import collect_child, fork_child
 from clusterctl.payload.files.ownership import open_own
-from clusterctl.payload.files.private import folders_of, own_files, own_path, replace_file
+from clusterctl.payload.files.private import (
+    folders_of,
+    name_of_run,
+    own_files,
+    own_path,
+    replace_file,
+)
 from clusterctl.payload.jobs.processes import tags
 from clusterctl.payload.launch.session import living
 from clusterctl.payload.proc_files import or_none, owner_of
@@ -90,7 +95,7 @@ def _writer(uid: int, mark: dict[str, Any], run_dir: str | None) -> Callable[[],
             _become(uid)
         if run_dir is None:
             _sweep()
-            path = own_path(_name(mark["run"]))
+            path = own_path(name_of_run("stopped", "json", mark["run"]))
         elif not os.path.isdir(run_dir):
             return ""
         else:
@@ -142,13 +147,11 @@ def _sweep() -> None:
             or_none(os.unlink, path)
 
 
-def _name(run: str) -> str:
-    check = zlib.crc32(run.encode("utf-8", "backslashreplace"))
-    return "stopped-%s-%08x.json" % (run[-24:], check)
-
-
 def _places(run: str, run_dir: str) -> tuple[str, ...]:
-    return (*own_files(glob.escape(_name(run))), os.path.join(run_dir, IN_RUN_DIR))
+    return (
+        *own_files(glob.escape(name_of_run("stopped", "json", run))),
+        os.path.join(run_dir, IN_RUN_DIR),
+    )
 
 
 def _read(path: str) -> dict[str, Any] | None:

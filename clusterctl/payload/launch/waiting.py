@@ -11,11 +11,16 @@ import json
 import os
 import pwd
 import time
-import zlib
 from collections.abc import Iterable
 
 from clusterctl.payload.files.ownership import open_own
-from clusterctl.payload.files.private import folders_of, own_files, own_path, replace_file
+from clusterctl.payload.files.private import (
+    folders_of,
+    name_of_run,
+    own_files,
+    own_path,
+    replace_file,
+)
 from clusterctl.payload.jobs.find_job import login_user
 from clusterctl.payload.proc_files import or_none, user_name
 
@@ -33,7 +38,10 @@ NUMBERS = ("attempt", "since_s")
 
 def renew(facts: dict[str, Any]) -> None:
     """Raises OSError."""
-    replace_file(own_path(_name(facts["run"], facts["node"])), json.dumps(facts).encode())
+    replace_file(
+        own_path(name_of_run("waiting", "json", facts["run"], facts["node"])),
+        json.dumps(facts).encode(),
+    )
 
 
 def drop(run: str) -> None:
@@ -80,11 +88,6 @@ def waiting_runs(uids: Iterable[int]) -> list[dict[str, Any]]:
                 if facts is not None:
                     found.append(dict(facts, user=user_name(uid)))
     return found[:MOST_FOUND]
-
-
-def _name(run: str, node: str) -> str:
-    check = zlib.crc32(("%s\0%s" % (run, node)).encode("utf-8", "backslashreplace"))
-    return "waiting-%s-%08x.json" % (run[-24:], check)
 
 
 def _read(path: str, uid: int) -> dict[str, Any] | None:

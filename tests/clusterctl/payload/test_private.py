@@ -292,3 +292,11 @@ def test_network_drives_are_not_touched(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert made_by_others(str(tmp_path / "link" / "bin")) == ""
     assert str(tmp_path / "link") in asked
     assert [path for path in asked if path.startswith(str(drive))] == []
+
+
+def test_names_about_runs_stay_short_and_as_they_are() -> None:
+    """Other versions find the sockets and marks of a run by these names."""
+    run = "20260131-235959-a1b2c3"
+    assert private.name_of_run("agent", "sock", run, "n1") == f"agent-{run}-78431fa6.sock"
+    assert private.name_of_run("stopped", "json", run) == f"stopped-{run}-785e2658.json"
+    assert len(private.name_of_run("starter", "sock", "x" * 300, "y" * 253)) < 50
