@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import selectors
 import socket
@@ -14,6 +13,7 @@ from typing import Any
 
 from checks import units
 from clusterctl.errors import CouldNotFindOut
+from clusterctl.payload.launch.json_socket import JsonSocket
 from trainer.runlog.json_file import parse_object
 
 LINE_BYTES = 16 << 20
@@ -41,8 +41,11 @@ class Link:
             raise
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._socket, selectors.EVENT_READ)
-        self._rest = b""
-        self.ended = False
+        self._link: Any = JsonSocket(self._socket)
+
+    @property
+    def ended(self) -> bool:
+        return bool(self._link.is_gone)
 
     def _connect(self, path: str) -> None:
         """A supervisor that is stopped takes none, and its queue of them becomes full."""
@@ -61,15 +64,8 @@ class Link:
         supervisor sends."""
         if self.ended or not self._selector.select(timeout_s):
             return []
-        try:
-            data = self._socket.recv(1 << 20)
-        except BlockingIOError:
-            return []
-        except OSError:
-            data = b""
-        self.ended = not data
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > LINE_BYTES:
+        lines = self._link.lines()
+        if len(self._link.unread) > LINE_BYTES:
             raise CouldNotFindOut("the supervisor sends a line without end")
         try:
             return [_message(line) for line in lines]
@@ -95,9 +91,9 @@ class Link:
 
     def send(self, order: str) -> None:
         try:
-            self._socket.sendall(json.dumps({"op": order}).encode() + b"\n")
+            self._link.send({"op": order})
         except OSError:
-            self.ended = True
+            self._link.is_gone = True
 
     def close(self) -> None:
         self._selector.close()

@@ -18,6 +18,7 @@ import time
 from clusterctl.payload.files.ownership import open_own
 from clusterctl.payload.files.private import name_of_run, own_files, own_path, replace_file
 from clusterctl.payload.jobs.processes import is_alive, start_of
+from clusterctl.payload.launch.json_socket import line_of
 from clusterctl.payload.proc_files import as_text, or_none
 from clusterctl.payload.tools import in_thread
 
@@ -104,7 +105,7 @@ def relay(path, word, resume, head):
     """
     peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     peer.connect(path)
-    peer.sendall(json.dumps({"word": word, "resume": resume, "head": head}).encode() + b"\n")
+    peer.sendall(line_of({"word": word, "resume": resume, "head": head}))
 
     def forward():
         orders = sys.stdin.buffer  # type: Any
@@ -155,7 +156,7 @@ class HeadLink:
 
     def send(self, message):
         """Raises nothing: without a head, what passes is dropped and all else is kept."""
-        line = json.dumps(message).encode() + b"\n"
+        line = line_of(message)
         waiting = self._waiting
         if message["type"] not in PASSING:
             self._said.append(line)
@@ -266,7 +267,7 @@ class HeadLink:
 
 
 def _say_supervised(peer, head):
-    line = json.dumps({"type": "supervised", "head": head}).encode() + b"\n"
+    line = line_of({"type": "supervised", "head": head})
     or_none(peer.settimeout, SAY_S)
     or_none(_send_all, peer, line)
     or_none(peer.shutdown, socket.SHUT_RDWR)

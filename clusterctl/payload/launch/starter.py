@@ -17,6 +17,7 @@ import time
 
 from clusterctl.payload.files.private import own_files, replace_file
 from clusterctl.payload.jobs.processes import all_processes, is_alive, process, send, start_of
+from clusterctl.payload.launch.json_socket import JsonSocket
 from clusterctl.payload.launch.session import living, pid_file, socket_path
 from clusterctl.payload.prelude import ARGS
 from clusterctl.payload.proc_files import age_s, or_none
@@ -38,7 +39,6 @@ class Starter:
         self.pid = None  # type: Any
         self.child = None  # type: Any  # its Popen; None where another agent has started it
         self.peer = None  # type: Any  # None before the start, and when it has gone
-        self.unread = b""
         self.asked = None  # type: Any  # what one that stands by has not answered yet
         self.answer_until_s = 0.0
 
@@ -62,58 +62,46 @@ class Starter:
                 raise OSError("the starter cannot be reached at %s" % self.path)
 
     def _send(self, order):
-        self.unread = b""
-        self.peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.peer.settimeout(ANSWER_S)
+        peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        peer.settimeout(ANSWER_S)
         try:
-            self.peer.connect(self.path)
-            self.peer.sendall(json.dumps(dict(order, op="start")).encode() + b"\n")
+            peer.connect(self.path)
+            self.peer = JsonSocket(peer)
+            self.peer.send(dict(order, op="start"), ANSWER_S)
         except OSError:
-            self._drop()
+            peer.close()
+            self.peer = None
             return False
-        self.peer.setblocking(False)
         return True
 
     @property
     def is_gone(self):
-        return self.peer is None
+        return self.peer is None or self.peer.is_gone
 
     def messages(self):
         """What it has sent since the last call. Raises OSError.
 
         Where one that stood by does not take the order, another is started.
         """
-        found = self._read()
+        lines = self.peer.lines() if self.peer is not None else []
+        found = [json.loads(line) for line in lines]
+        if self.is_gone:
+            self._drop()
         if self.asked is not None:
             answer = found[0]["type"] if found else None
             is_late = time.monotonic() > self.answer_until_s
             if answer == "refused" or (answer is None and (is_late or self.is_gone)):
                 order, self.asked = self.asked, None
-                if self.peer is not None:
-                    self._drop()
+                self._drop()
                 self._start_cold(*order)
                 return []
             if answer == "accepted":
                 self.asked = None
         return found
 
-    def _read(self):
-        while self.peer is not None:
-            try:
-                data = self.peer.recv(65536)
-            except BlockingIOError:
-                break
-            except OSError:
-                data = b""
-            if not data:
-                self._drop()
-                break
-            self.unread += data
-        *lines, self.unread = self.unread.split(b"\n")
-        return [json.loads(line) for line in lines]
-
     def _drop(self):
-        self.peer.close()
+        if self.peer is not None:
+            self.peer.close()
         self.peer = None
 
 
