@@ -1,12 +1,17 @@
-"""The hostfile: its lines as nodes, in its order; what is no line of one is refused where it is."""
+"""The hostfile: its lines as nodes, in its order; what is no line of one is refused where it is.
+Files of a cluster lie beside it and are changed under a lock.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from clusterctl.errors import HostfileError
+from clusterctl.errors import ClusterctlError, HostfileError, UsageError
 from clusterctl.hostfile_hints import (
     KEYS,
     KNOWN_HOSTS,
@@ -17,9 +22,11 @@ from clusterctl.hostfile_hints import (
 from clusterctl.node_name import why_bad_name, why_refused
 from clusterctl.node_sets import MAX_DIGITS, MAX_NODES, expand
 from clusterctl.nodes import Node
+from trainer.runlog import locks
 from trainer.runlog.run_files import WAIT_S, read_chosen
 
 MOST_LINES = 1_000_000  # with comments
+LOCK_S = 10.0  # that a change of a file waits for another one
 LONGEST_LINE = 100_000  # characters; a set of 10,000 single numbers has 60,000
 
 
@@ -191,3 +198,27 @@ def _number(fields: dict[str, str], key: str, low: int, high: int, where: str) -
         text = f"{where}: {key}={value} is not a number from {low} to {high}"
         raise HostfileError(text, hint=_NO_NUMBER[key, value == "0"])
     return int(value)
+
+
+@contextlib.contextmanager
+def locked(path: Path, error: type[ClusterctlError] = UsageError) -> Iterator[bool]:
+    """Hold a hidden file beside `path`, a file beside a hostfile, while it is read and changed.
+
+    Raises `error`.
+
+    The value is False on a file system without locks: there two changes may meet.
+    """
+    lock = path.with_name(f".{path.name}.lock")
+    with contextlib.ExitStack() as held:
+        try:
+            held.callback(os.close, locks.take(lock, LOCK_S, 0o666))
+            is_held = True
+        except locks.NoLocks:
+            is_held = False
+        except locks.Held:
+            raise error(f"{path} was not changed: another command holds {lock.name}") from None
+        except OSError as why:
+            text = f"{lock} is a link" if why.errno == errno.ELOOP else why.strerror
+            raise error(f"{path} was not changed: {text}") from None
+        held.callback(lock.unlink, missing_ok=True)
+        yield is_held

@@ -16,7 +16,7 @@ from trainer.data.loader.microbatch import Batch
 from trainer.data.plan import state as data_state
 from trainer.errors import CheckpointError, TrainerError
 from trainer.guards import guards
-from trainer.guards.finite_state import require_finite
+from trainer.guards.guards import require_finite
 from trainer.runlog.progress import ShapeProgress
 from trainer.runlog.run_dir import Fence
 from trainer.step import Run, report, step

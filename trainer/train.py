@@ -30,16 +30,17 @@ from trainer.errors import ConfigError, EngineError, TrainerError
 from trainer.runlog.output import LOG, all_is_out, report_error
 from trainer.runlog.run_dir import lock, make_run_dir
 from trainer.runlog.telemetry import Heartbeat
-from trainer.stopping import Stopper
 
 if TYPE_CHECKING:
     from trainer.engine.base import Engine
     from trainer.guards.rollback import Back
+    from trainer.step import Run
 
 _EXAMPLES = """\
 examples: python -m trainer.train demo --data-path digits/digits.csv
           torchrun --nproc_per_node 2 -m trainer.train demo --load outputs/001-STDiT3-demo"""
 _LEAVE_S = 60.0  # for the end of a rank: workers, the tracker, the last writes
+_ONE_KEYSTROKE_S = 1.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -301,6 +302,29 @@ def _exit(code: int) -> NoReturn:
     if is_stuck() or not threads_end(_LEAVE_S) or not all_is_out():
         os._exit(code)
     sys.exit(code)
+
+
+class Stopper:
+    """Handles SIGTERM and SIGINT: all ranks agree at the end of the step, then save."""
+
+    def __init__(self) -> None:
+        self._run: Run | None = None
+        self._asked_s: list[float] = []
+
+    def attach(self, run: Run | None) -> None:
+        """From now on this run is stopped; at once if that was asked while there was none."""
+        self._run = run
+        if run is not None and self._asked_s:
+            run.stop_requested = True
+
+    def __call__(self, number: int, _frame: object) -> None:
+        self._asked_s.append(time.monotonic())
+        if self._run is not None:
+            self._run.stop_requested = True
+        # Ctrl-C again ends the process at once. torchrun passes the first one on a second time.
+        if number == signal.SIGINT and self._asked_s[-1] - self._asked_s[0] > _ONE_KEYSTROKE_S:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
 
 
 if __name__ == "__main__":

@@ -94,8 +94,8 @@ def command(
 
 
 def _enter(output: Output, hostfile: Path, entries: list[Entry]) -> None:
-    from clusterctl.ledger.enter import enter
     from clusterctl.ledger.entries import path_beside as ledger_beside
+    from clusterctl.ledger.write import enter
 
     if why := enter(ledger_beside(hostfile), entries, hostfile):
         output.warn(why, "warn")

@@ -173,8 +173,8 @@ def _saved_run(
     from clusterctl.launch.run_dir import group_id
     from clusterctl.launch.saved_run import SavedRun
     from clusterctl.launch.start import LaunchOptions, Prepared, choose_slots, plan_launch, prepare
-    from clusterctl.ledger.enter import enter_checks
     from clusterctl.ledger.entries import path_beside as ledger_beside
+    from clusterctl.ledger.write import enter_checks
     from clusterctl.payload.secrets.marks import is_secret
 
     for name in [pair.partition("=")[0] for pair in options["env"] if "=" in pair]:

@@ -161,9 +161,8 @@ def _note(settings: Settings, output: Output, text: str, *, is_repair: bool) -> 
 def _history(settings: Settings, output: Output, since_s: float) -> int:
     """Nodes of the hostfile, and without -w also those that have left it."""
     from clusterctl.ledger import entries as ledger
-    from clusterctl.ledger import show
     from clusterctl.ledger.file import read as read_ledger
-    from clusterctl.ledger.history import summaries
+    from clusterctl.ledger.history import COLUMNS, RIGHT, entry_lines, summaries, summary_row
 
     names = [node.name for node in settings.nodes()]
     path = ledger.path_beside(settings.hostfile)
@@ -182,9 +181,9 @@ def _history(settings: Settings, output: Output, since_s: float) -> int:
         )
         return 0
     if told:
-        output.table(show.COLUMNS, [show.row(one, set(names)) for one in told], show.RIGHT)
+        output.table(COLUMNS, [summary_row(one, set(names)) for one in told], RIGHT)
     if not output.quiet and (is_chosen or output.verbose or len(found) <= SHOWN):
-        for line in show.lines(found):
+        for line in entry_lines(found):
             output.line(line)
     elif found:
         output.note(f"-w SET or -v shows the {len(found):,} entries")

@@ -86,8 +86,8 @@ def command(
     """
     from checks.runner import record as recorded
     from clusterctl.hostfile import hostfile_line
-    from clusterctl.ledger.enter import enter_checks
     from clusterctl.ledger.entries import path_beside
+    from clusterctl.ledger.write import enter_checks
     from clusterctl.preflight import files
 
     if options["explain"] or options["list_all"]:

@@ -11,7 +11,6 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from clusterctl.beside_hostfile import locked
 from clusterctl.exclude.entries import (
     KEYS,
     ExcludeError,
@@ -21,6 +20,7 @@ from clusterctl.exclude.entries import (
     read_text,
     stamp,
 )
+from clusterctl.hostfile import locked
 from clusterctl.nodes import fold
 from trainer.runlog.atomic_file import write_whole
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from checks import units
-from clusterctl.beside_hostfile import beside
 from clusterctl.defaults import parse_toml
 from clusterctl.errors import UsageError
 from clusterctl.node_name import why_bad_name
@@ -72,7 +71,7 @@ def stamp(unix_s: float) -> str:
 
 def path_beside(hostfile: Path) -> Path:
     """Where the exclusions of a cluster lie: beside its hostfile."""
-    return beside(hostfile, FILE)
+    return hostfile.with_name(FILE)
 
 
 def read(path: Path) -> list[Exclusion]:

@@ -34,8 +34,8 @@ from clusterctl.launch.root_cause import Judgement
 from clusterctl.launch.run_dir import write_layout
 from clusterctl.launch.state import Ended, Left, RunResult, RunState
 from clusterctl.ledger import write as ledger
-from clusterctl.ledger.enter import enter
 from clusterctl.ledger.entries import Entry, path_beside
+from clusterctl.ledger.write import enter
 from clusterctl.nodes import Node, fold
 from clusterctl.remote.cluster import Cluster
 from trainer.runlog import telemetry

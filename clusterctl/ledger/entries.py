@@ -10,7 +10,6 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from clusterctl.beside_hostfile import beside
 from clusterctl.node_name import is_node_name
 from trainer.runlog.json_file import object_of
 
@@ -67,7 +66,7 @@ _NAMES = tuple(one.name for one in fields(Entry))
 
 def path_beside(hostfile: Path) -> Path:
     """The ledger of a cluster: beside its hostfile and exclude.toml."""
-    return beside(hostfile, FILE)
+    return hostfile.with_name(FILE)
 
 
 def stamp(unix_s: float) -> str:

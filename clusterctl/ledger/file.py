@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl.beside_hostfile import locked
 from clusterctl.errors import CouldNotFindOut
+from clusterctl.hostfile import locked
 from clusterctl.ledger.entries import Entry, entry_of
 from trainer.runlog.atomic_file import write_whole
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +20,8 @@ from clusterctl.ledger.entries import (
 )
 from clusterctl.ledger.file import LedgerError, read
 from clusterctl.ledger.write import is_of_people
+from clusterctl.report_lines import WIDTH, wrapped
+from trainer.runlog.output import printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,3 +113,27 @@ def _fault(one: Entry, now_s: float) -> PastFault:
     kind: Literal["incident", "check"] = "check" if one.kind == CHECK else "incident"
     day = stamp(one.time_s)[:10]
     return PastFault(kind, one.what, now_s - one.time_s, day, one.run_id or one.run)
+
+
+LEAST, DEEPEST = 40, 40
+COLUMNS = ["NODE", "INCIDENTS", "RUNS", "CHECKS", "EXCLUDED", "REPAIRED", "LAST FAULT"]
+RIGHT = COLUMNS[1:5]
+
+
+def summary_row(one: Summary, known: Collection[str]) -> list[str]:
+    """A node by `COLUMNS`; `known` are the nodes of the hostfile."""
+    last = f"{one.last.what} on {stamp(one.last.time_s)[:10]}" if one.last else "-"
+    repaired = "-" if one.repaired_s is None else stamp(one.repaired_s)[:10]
+    counts = (one.incidents, one.runs, one.checks, one.exclusions)
+    name = one.node if one.node in known else f"{one.node} (not in hostfile)"
+    return [name, *map(str, counts), repaired, last]
+
+
+def entry_lines(found: Sequence[Entry]) -> Iterator[str]:
+    """Each entry behind its time and node, the oldest first."""
+    wide = max((len(one.node) for one in found), default=0)
+    for one in found:
+        start = f"{stamp(one.time_s)}  {printable(one.node):<{wide}}  "
+        first, *more = wrapped(printable(one.sentence), max(LEAST, WIDTH - len(start)))
+        yield start + first
+        yield from (" " * min(len(start), DEEPEST) + line for line in more)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from checks.finding import Report, Verdict
 from clusterctl.ledger.entries import CHECK, EXCLUDED, FAILED, INCIDENT, PASSED, RETURNED, Entry
+from clusterctl.ledger.file import LedgerError, append, read
 
 NO_FAULT = ("user-stop", "unknown")  # classes that say nothing about a node
 PLANNED = ("node-stopped",)  # entered, and not counted against it
@@ -102,3 +104,23 @@ def of_checks(
         if state == FAILED and (node, id) in fine and (node, id) not in failed
     ]
     return found
+
+
+def enter(path: Path, entries: Sequence[Entry], hostfile: Path | None = None) -> str:
+    """Append; why it could not be done, "" where it was."""
+    try:
+        append(path, entries, hostfile=hostfile)
+    except LedgerError as error:
+        return f"not entered in the history of nodes: {error}"
+    return ""
+
+
+def enter_checks(
+    path: Path, report: Report, hostfile: Path, now_s: float, by: str = "preflight"
+) -> str:
+    """What a preflight found that is new; why it could not be entered, "" where it was."""
+    try:
+        known = read(path).entries
+    except LedgerError as error:
+        return f"not entered in the history of nodes: {error}"
+    return enter(path, of_checks(report, known, now_s, by), hostfile)

@@ -13,7 +13,8 @@ from clusterctl.jobs.processes import fold_ranks
 from clusterctl.nodes import fold, grouped
 from clusterctl.report_lines import Line, cut, wrapped
 from clusterctl.stacks.clues import Clue
-from clusterctl.stacks.counts.nccl_json import nccl_json
+from clusterctl.stacks.counts.gpu_use import read_use
+from clusterctl.stacks.counts.launched import Group, Member, read_launched
 from clusterctl.stacks.model import JobSnapshot, Proc, Progress
 from clusterctl.stacks.verdict import Verdict
 from clusterctl.stacks.wait_sites import HIDDEN_THREADS, Kind
@@ -239,3 +240,46 @@ def _proc_json(proc: Proc) -> dict[str, Any]:
         for thread in proc.threads
     ]
     return {**_values(proc, _BEFORE), **computed, **_values(proc, _AFTER), "threads": threads}
+
+
+def nccl_json(snapshot: JobSnapshot) -> dict[str, Any]:
+    launched, gpus = read_launched(snapshot), read_use(snapshot)
+    return {
+        "answered": list(launched.answered),
+        "silent": dict(launched.silent),
+        "why_not": launched.why_not or None,
+        "moved": launched.has_moved if launched.looks > 1 else None,
+        "communicators": [_group_json(group) for group in launched.groups],
+        "gpus": [
+            {
+                "rank": one.rank,
+                "node": one.node,
+                "use": one.use,
+                "used_pct": one.load.used_pct,
+                "power_w": one.load.power_w,
+                "limit_w": one.load.limit_w,
+                "clock_mhz": one.load.clock_mhz,
+            }
+            for one in gpus.ranks
+        ],
+        "gpus_unknown": gpus.unknown,
+    }
+
+
+def _group_json(group: Group) -> dict[str, Any]:
+    moved = sorted(group.moved, key=lambda member: member.number)
+    return {
+        "name": group.name,
+        "size": group.size,
+        "equal": None if group.is_unclear else group.is_equal,
+        "moved": [_member_json(member) for member in moved],
+        "missing": [{**_member_json(member), "why": why} for member, why in group.missing],
+        "ranks": [
+            {**_member_json(member), "launched": dict(counts)}
+            for member, counts in sorted(group.counts.items(), key=lambda one: one[0].number)
+        ],
+    }
+
+
+def _member_json(member: Member) -> dict[str, Any]:
+    return {"number": member.number, "rank": member.rank, "node": member.node, "pid": member.pid}

@@ -9,6 +9,7 @@ first that gives a line is used. There is one watcher on a node: a new one ends 
 from __future__ import annotations
 
 import contextlib
+import gc
 import heapq
 import itertools
 import queue
@@ -16,6 +17,8 @@ import random
 import threading
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from clusterctl.errors import TransportError
@@ -25,7 +28,6 @@ from clusterctl.remote.cluster import Cluster
 from clusterctl.remote.fanout import unreachable
 from clusterctl.remote.node_threads import Pauses, join_all
 from clusterctl.transport.base import Connection, Progress
-from dashboards.feeds.gc_tuning import collecting_rarely
 from dashboards.feeds.open_stream import BURST_BYTES, BYTES_S, GONE, OpenStream
 from dashboards.feeds.stream_reader import StreamReader
 from dashboards.feeds.watch_decoder import Decoder
@@ -40,6 +42,7 @@ RETRIED = ("resolve", "tcp", "banner", "kex")
 SILENT_S = 8.5  # a stream without a line for this long is an alarm
 PING_S, PINGS_A_SECOND = 5.0, 100
 MANY = 100  # nodes; above, Python's collector would hold up the screen
+SELDOM = (20_000, 20, 20)  # thresholds of the collector
 HURRY_S = 0.01  # an answer by pipe comes within this
 CLOSE_S = 3.0
 
@@ -285,3 +288,23 @@ class SshFeed:
         open_.asked = (question, time.time())
         with contextlib.suppress(*GONE):  # the reader gets the error too
             open_.stream.send({"ping": question})
+
+
+@contextmanager
+def collecting_rarely() -> Iterator[None]:
+    """Collect cyclic garbage less often while a large fleet is watched; what is there at the
+    beginning of the block is left out of all rounds.
+
+    States and samples hold no cycles: all of them go when nothing points to them any more. Python's
+    collector walks through them none the less, and with 1,000 nodes of 8 GPUs one full round stops
+    the screen for 0.1 s every other second (measured: ticks of 80 ms CPU, every second one of 200).
+    """
+    before = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*SELDOM)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()

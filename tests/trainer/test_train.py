@@ -24,7 +24,7 @@ from trainer.config import description
 from trainer.data.digits import main as render
 from trainer.errors import CheckpointError, ConfigError
 from trainer.runlog.telemetry import Event, StepRecord, read
-from trainer.stopping import Stopper
+from trainer.train import Stopper
 
 KEY = "0123456789abcdef" * 2 + "01234567"
 

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from trainer.config.load import Config
+from trainer.data.plan.buckets import Bucket
 from trainer.data.plan.data_plan import Cursor, DataPlan
 from trainer.engine.agreement import agreed
+from trainer.engine.base import Engine
 from trainer.errors import Diverged
-from trainer.guards.kinds import StepKinds
 from trainer.guards.norm_history import NormHistory
 from trainer.guards.rollback import MOST as MOST_ROLLBACKS
 from trainer.guards.rollback import Back, RollBack
 from trainer.guards.skips import MOST, WINDOW, Skip, SkipGuard
 from trainer.guards.spikes import SpikeGuard
 from trainer.journal import Journal
+from trainer.optim.norms import square_sum
 from trainer.runlog.telemetry import StepRecord
 
 FILE = "guards.json"  # of a checkpoint
+_SHARE = 8  # a kind counts in a step from 1/8 of its microbatches on
 _HINT = "resume from the newest checkpoint with a smaller lr; "
 
 
@@ -109,3 +116,61 @@ def _data(skip: Skip, count: int) -> dict[str, Any]:
     """Of the event; JSON has no infinity and no NaN."""
     norm = skip.norm if math.isfinite(skip.norm) else str(skip.norm)
     return {"grad_norm": norm, "limit": skip.limit, "kinds": list(skip.kinds), "skips": count}
+
+
+def kind_of(bucket: Bucket) -> str:
+    """`360p 51f` for all ratios of 51 frames at 360p."""
+    return f"{bucket.resolution} {bucket.frames}f"
+
+
+def counted(kinds: Sequence[str]) -> tuple[str, ...]:
+    """Of the kinds of a step's microbatches [M], those that count, sorted; the most frequent ones
+    where none has an eighth."""
+    counts = Counter(kinds)
+    least = min(len(kinds) / _SHARE, max(counts.values(), default=0))
+    return tuple(sorted(kind for kind, count in counts.items() if count >= least))
+
+
+class StepKinds:
+    """The kinds of microbatches of any step of a plan: by these its gradient norm is compared with
+    those of other steps.
+
+    A kind is a resolution at one length, all aspect ratios together: they cost the same, so the
+    plan puts them into the same steps. The kinds follow from the data plan and the place in it,
+    which are equal on all ranks; what one rank trains on itself is not asked.
+
+    Steps whose ranks have different buckets: a step is of every kind that an eighth or more of its
+    microbatches have. Its norm counts as one of each of these kinds, and it is judged by the
+    largest of their limits. The gradient of a step is the mean of its microbatches' gradients, so
+    its norm is at most the mean of the parts' norms by their shares (triangle inequality), and this
+    at most the largest of them: a mixture of usual parts does not exceed the largest limit. A part
+    below an eighth would need more than 50 times the norm of the others to bring the step to 8
+    times its median.
+    """
+
+    def __init__(self, plan: DataPlan) -> None:
+        self._plan = plan
+        self._names = [kind_of(bucket) for bucket in plan.buckets.cells]
+
+    def before(self, cursor: Cursor, microbatches: int) -> tuple[str, ...]:
+        """Of the step of so many microbatches, over all ranks, that ends at this cursor."""
+        first = max(0, cursor.consumed - microbatches)
+        cells = self._plan.epoch(cursor.epoch).cells[first : cursor.consumed]
+        return counted([self._names[cell] for cell in cells.tolist()])
+
+
+def require_finite(engine: Engine, step: int, average: Mapping[str, Tensor]) -> None:
+    """Raises `Diverged` on all ranks when the trained weights or their average, of which each rank
+    holds its parts, have an element on any rank that is not finite (collective). It reads 8
+    bytes of each weight that this rank holds; AdamW's update reads 16."""
+    weights = [master for _, master in engine.master_params()]
+    parts = {"weights": weights, "averaged weights": list(average.values())}
+    sums = [square_sum(tensors, engine.device) for tensors in parts.values()]
+    (mine,) = engine.read(torch.stack(sums))
+    columns = zip(*engine.gather(mine), strict=True)
+    for name, values in zip(parts, columns, strict=True):
+        bad = [str(rank) for rank, value in enumerate(values) if not math.isfinite(value)]
+        if bad:
+            text = f"the {name} of step {step} are not finite on rank {', '.join(bad)}"
+            hint = "resume from the newest checkpoint"
+            raise agreed(Diverged(f"{text}; all ranks stop; nothing of it is saved", hint=hint))

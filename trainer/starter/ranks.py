@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
+from importlib import metadata
 
 from trainer.runlog.own_modules import module_command
-from trainer.starter import older_names, visible
+from trainer.starter import visible
 from trainer.starter.command import Command
 from trainer.starter.preload import cannot_be_forked
 from trainer.starter.program import Program
@@ -113,7 +115,7 @@ def _become(
     _open_files(variables["RANK"], variables.get("CLUSTERCTL_ATTEMPT", "1"))
     os.environ.pop(visible.ROOM, None)
     os.environ.update(variables)
-    older_names.hide(os.environ)
+    hide_older_names(os.environ)
     words = [sys.executable, *command.program.words]
     if cannot_be_forked():
         module = command.program.words[1:] if command.program.words[0] == "-m" else ()
@@ -144,3 +146,32 @@ def _open_files(rank: str, attempt: str) -> None:
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(log)
+
+
+# Variables of torch's flight recorder whose names have changed: a rank gets those of its torch.
+OLDER_OF = {
+    "TORCH_FR_BUFFER_SIZE": "TORCH_NCCL_TRACE_BUFFER_SIZE",
+    "TORCH_FR_DUMP_TEMP_FILE": "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
+}
+KNOWS_NEWER = (2, 10)  # and warns of each older name that is set
+
+
+def hide_older_names(variables: MutableMapping[str, str], version: str | None = None) -> None:
+    """Leave out the older name where a torch of this version reads the newer one."""
+    found = re.match(r"(\d{1,9})\.(\d{1,9})", torch_version() if version is None else version)
+    if found is None or (int(found[1]), int(found[2])) < KNOWS_NEWER:
+        return
+    for newer, older in OLDER_OF.items():
+        if newer in variables:
+            variables.pop(older, None)
+
+
+def torch_version() -> str:
+    """That of the torch which is imported, or would be; "" without one."""
+    imported = getattr(sys.modules.get("torch"), "__version__", None)
+    if imported is not None:
+        return str(imported)
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return ""

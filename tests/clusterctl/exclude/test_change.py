@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import beside_hostfile
+from clusterctl import hostfile as hostfile_module
 from clusterctl.exclude import change
 from clusterctl.exclude.entries import ExcludeError, Exclusion, read
 from tests.clusterctl.exclude.test_entries import GOOD
@@ -94,7 +94,7 @@ def test_many_changes_at_once_lose_none(path: Path) -> None:
 def test_lock_that_is_not_given_back_ends_the_wait_with_a_sentence(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(beside_hostfile, "LOCK_S", 0.1)
+    monkeypatch.setattr(hostfile_module, "LOCK_S", 0.1)
     with path.with_name(".exclude.toml.lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(ExcludeError, match="another command holds"):

@@ -9,7 +9,7 @@ import pytest
 from clusterctl.errors import UsageError
 from clusterctl.launch.environment import HIDDEN, OLDER_OF, build
 from clusterctl.launch.journal import Journal
-from trainer.starter import older_names
+from trainer.starter import ranks as starter_ranks
 
 RUN_DIR = Path("/runs/001-x")
 
@@ -119,4 +119,4 @@ def test_flight_recorder_is_as_the_user_says_by_either_name() -> None:
     found = build({}, assignments=[f"{newer}=8"], run_dir=RUN_DIR).values()
     assert (found[newer], found[older]) == ("8", "8")
     assert build({}, run_dir=RUN_DIR).values()[newer] == "2000"
-    assert OLDER_OF == older_names.OLDER_OF
+    assert OLDER_OF == starter_ranks.OLDER_OF

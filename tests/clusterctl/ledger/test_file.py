@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import beside_hostfile
+from clusterctl import hostfile as hostfile_module
 from clusterctl.errors import UsageError
 from clusterctl.ledger import file
-from clusterctl.ledger.enter import enter
 from clusterctl.ledger.entries import INCIDENT, NOTE, Entry, entry_of
 from clusterctl.ledger.file import Ledger, LedgerError, append, read
+from clusterctl.ledger.write import enter
 
 NOW = 1_795_269_600.0
 FULL = Entry(
@@ -168,7 +168,7 @@ def test_folder_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
 def test_lock_that_is_not_given_back_is_a_sentence(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(beside_hostfile, "LOCK_S", 0.05)
+    monkeypatch.setattr(hostfile_module, "LOCK_S", 0.05)
     with path.with_name(".node-history.jsonl.lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         assert "another command holds" in enter(path, [FULL])
@@ -223,7 +223,7 @@ def test_link_of_somebody_else_is_not_followed(path: Path, tmp_path: Path) -> No
     path.unlink()
     lock = path.with_name(f".{path.name}.lock")
     lock.symlink_to(tmp_path / "made-by-root")
-    with pytest.raises(UsageError, match="is a link"), beside_hostfile.locked(path):
+    with pytest.raises(UsageError, match="is a link"), hostfile_module.locked(path):
         pass
     assert target.read_text() == "mine\n"
     assert not (tmp_path / "made-by-root").exists()

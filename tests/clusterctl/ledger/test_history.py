@@ -14,8 +14,14 @@ from checks.runner import run_checks
 from clusterctl.launch.causes.kinds import Cause, Evidence, Kind, Source
 from clusterctl.ledger.entries import CHECK, EXCLUDED, FAILED, INCIDENT, PASSED, REPAIR, Entry
 from clusterctl.ledger.file import append
-from clusterctl.ledger.history import history_of, summaries, with_history
-from clusterctl.ledger.show import COLUMNS, lines, row
+from clusterctl.ledger.history import (
+    COLUMNS,
+    entry_lines,
+    history_of,
+    summaries,
+    summary_row,
+    with_history,
+)
 from clusterctl.ledger.write import of_checks, of_incident
 from tests.checks.healthy import full
 
@@ -187,16 +193,24 @@ def test_summary_has_a_row_of_each_node_most_faults_first() -> None:
     first, second = summaries(
         [check, fault(2, "r1"), fault(1, "r2"), Entry("n7", REPAIR, "x", NOW)]
     )
-    assert row(first, {"n7"}) == ["n7", "2", "2", "0", "0", "2026-11-21", "xid-79 on 2026-11-20"]
-    assert row(second, {"n7"})[0] == "n1 (not in hostfile)"
-    assert len(row(second, ())) == len(COLUMNS)
+    assert summary_row(first, {"n7"}) == [
+        "n7",
+        "2",
+        "2",
+        "0",
+        "0",
+        "2026-11-21",
+        "xid-79 on 2026-11-20",
+    ]
+    assert summary_row(second, {"n7"})[0] == "n1 (not in hostfile)"
+    assert len(summary_row(second, ())) == len(COLUMNS)
 
 
 def test_lines_are_80_columns_and_show_control_characters() -> None:
     made = [
         Entry("node-007", INCIDENT, "word " * 60 + "\x1b[31m", NOW, "launch", "xid-79", "003-x")
     ]
-    shown = list(lines(made))
+    shown = list(entry_lines(made))
     assert max(map(len, shown)) <= 80
     assert shown[0].startswith("2026-11-21T")
     assert "\x1b" not in "".join(shown)

@@ -12,7 +12,7 @@ from clusterctl.stacks.counts.gpu_use import Use, judge_use
 from clusterctl.stacks.node_counters import GpuLoad, read_counters
 from tests.captures import nvml_library
 
-READ = "from clusterctl.payload.dump.gpu_load import read_twice; print(read_twice(0.0))"
+READ = "from clusterctl.payload.dump.counters import read_gpus_twice; print(read_gpus_twice(0.0))"
 
 
 def child(folder: Path) -> subprocess.CompletedProcess[str]:

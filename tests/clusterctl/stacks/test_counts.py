@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.stacks.counts.nccl_json import nccl_json
+from clusterctl.stacks.report import nccl_json
 from tests.clusterctl.stacks.counting import (
     COMPUTES,
     IDLE,

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from dashboards.feeds.gc_tuning import SELDOM, collecting_rarely
+from dashboards.feeds.ssh import SELDOM, collecting_rarely
 
 
 @pytest.mark.long

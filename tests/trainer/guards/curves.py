@@ -9,7 +9,7 @@ import numpy as np
 
 from trainer.config.load import load
 from trainer.data.plan.buckets import Buckets
-from trainer.guards.kinds import counted, kind_of
+from trainer.guards.guards import counted, kind_of
 
 STAGES = [f"stage{number}" for number in range(1, 8)]
 PARTS = 24  # of a step, each of one kind; the recipe has 192 ranks

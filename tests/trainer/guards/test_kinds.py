@@ -10,7 +10,7 @@ import pytest
 
 from trainer.data.plan.buckets import Buckets
 from trainer.data.plan.data_plan import Cursor
-from trainer.guards.kinds import StepKinds, counted, kind_of
+from trainer.guards.guards import StepKinds, counted, kind_of
 
 BUCKETS = Buckets.parse({"144p": {1: (1.0, 8), 51: (1.0, 2)}, "240p": {51: (1.0, 1)}})
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from trainer.starter.older_names import KNOWS_NEWER, OLDER_OF, hide, torch_version
+from trainer.starter.ranks import KNOWS_NEWER, OLDER_OF, hide_older_names, torch_version
 
 BOTH = {name: "x" for pair in OLDER_OF.items() for name in pair}
 
@@ -28,13 +28,13 @@ def test_older_name_is_hidden_from_a_torch_that_knows_the_newer(
     version: str, kept: set[str]
 ) -> None:
     variables = dict(BOTH)
-    hide(variables, version)
+    hide_older_names(variables, version)
     assert set(variables) == kept
 
 
 def test_older_name_alone_stays() -> None:
     variables = dict.fromkeys(OLDER_OF.values(), "x")
-    hide(variables, "2.13.0")
+    hide_older_names(variables, "2.13.0")
     assert set(variables) == set(OLDER_OF.values())
 
 
