@@ -6,7 +6,7 @@ import functools
 import inspect
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,7 +89,25 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 class _Renamed(click.Option):
-    """Its first name is that of earlier versions, which is accepted and not shown."""
+    """Its first name is that of earlier versions: not shown, accepted with a warning."""
+
+    @property
+    def _by_former(self) -> str:
+        return f"{self.name} by {self.opts[0]}"
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        every, name, former = self.opts, self.name, self._by_former
+        self.opts = every[1:]
+        super().add_to_parser(parser, ctx)
+        self.name, self.opts = former, every[:1]
+        super().add_to_parser(parser, ctx)
+        self.name, self.opts = name, every
+
+    def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> Any:
+        if self._by_former in opts:
+            click.echo(f"warning: {self.opts[0]} is now {self.opts[1]}", err=True)
+            opts = {str(self.name): opts[self._by_former], **opts}
+        return super().consume_value(ctx, opts)
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         every, self.opts = self.opts, self.opts[1:]
@@ -104,13 +122,14 @@ def option(*words: str, former: str = "", **attributes: Any) -> Option:
     that it had."""
     *names, text = words
     if former:
-        names, attributes = [former, *names], {"cls": _Renamed, **attributes}
+        own = [] if any(map(str.isidentifier, names)) else [names[0].strip("-").replace("-", "_")]
+        names, attributes = [former, *names, *own], {"cls": _Renamed, **attributes}
     return click.option(*names, help=text, **{"show_default": True, **attributes})
 
 
-def flag(*words: str) -> Option:
+def flag(*words: str, former: str = "") -> Option:
     """An option without a value; the last of `words` is the help."""
-    return option(*words, is_flag=True)
+    return option(*words, former=former, is_flag=True)
 
 
 def with_options(
@@ -314,4 +333,5 @@ def watch_options(text: str, *, interval_s: float, least_s: float) -> Option:
 # Options of several commands with one meaning.
 YES = flag("--yes", "Do not ask.")
 NO_FOLD = flag("--no-fold", "One line for each node, also for equal ones.")
-NO_RECORD = flag("--no-memory", "Neither read nor write the record of the last run.")
+NO_HISTORY = "Do not read or write the record of the last run."
+NO_RECORD = flag("--no-history", NO_HISTORY, former="--no-memory")

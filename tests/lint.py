@@ -107,6 +107,10 @@ WORDS = (
     (r"\bare others\b", "differ"),
     (r"\bstands? in line\b", "is in line"),
     (r"\bif it is there\b", "if it exists"),
+    (r"\bwhile we (look|measure)(ed|d)?\b", "during the measurement"),
+    (r"\bin vain\b", "timed out"),
+    (r"\bnothing (was )?heard\b", "no message"),
+    (r"\b(too long|cannot) to tell\b", "too long to measure"),
 )
 ANY_WORDS = re.compile("|".join(f"(?:{pattern})" for pattern, _ in WORDS))
 

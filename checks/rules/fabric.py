@@ -175,7 +175,7 @@ def subnet_manager(_node: NodeFacts, fabric: Fabric) -> Finding:
 def errors(node: NodeFacts, fabric: Fabric) -> Finding:
     """No error counter grows.
 
-    Bad: WARN if one grew since the previous run or while we looked, FAIL if link_downed did
+    Bad: WARN if one grew since the previous run or during the measurement, FAIL if link_downed did
     How: counters and hw_counters, twice, and the previous run's record; a healthy port may show 14
     Fix: the port's cable and transceiver; mlxlink -d DEVICE -c
     """
@@ -187,7 +187,9 @@ def errors(node: NodeFacts, fabric: Fabric) -> Finding:
         if why := _not_counted(port, before):
             silent[port.name] = why
         now = {} if isinstance(port.growth, Unknown) else port.growth
-        grown += [(port.name, key, by, "while we looked") for key, by in now.items() if by > 0]
+        grown += [
+            (port.name, key, by, "during the measurement") for key, by in now.items() if by > 0
+        ]
         when = "" if previous is None else f"in {units.duration(previous.age_s)}"
         grown += [
             (port.name, key, port.counters[key] - count, when)

@@ -76,9 +76,8 @@ def skew(fleet: Fleet, limits: Profile) -> Iterable[Finding]:
             fix = "chronyc tracking; chronyc sources"
             return warn(text, value, limits.clock_skew_warn_s, fix=fix)
         if error_s > limits.clock_skew_fail_s:
-            return unknown(
-                f"the way to the node takes {units.measured(2 * trip.error_s)}, too long to tell"
-            )
+            took = units.measured(2 * trip.error_s)
+            return unknown(f"a round trip of {took} is too long to measure the offset")
         return passed("within the limit", value)
 
     return each_node(fleet, "clock", judge)
@@ -89,7 +88,9 @@ def clock_moves(node: NodeFacts, clock: Clock) -> list[tuple[float, str]]:
 
     Slewing moves wall and boot time alike; only a step moves their difference.
     """
-    moves = [] if isinstance(clock.moved_s, Unknown) else [(clock.moved_s, "while we looked")]
+    moves = (
+        [] if isinstance(clock.moved_s, Unknown) else [(clock.moved_s, "during the measurement")]
+    )
     before, now = node.last_look, clock.wall_minus_boot_s
     then = before.wall_minus_boot_s if before else NOT_ASKED
     if before and not isinstance(now, Unknown) and not isinstance(then, Unknown):

@@ -141,7 +141,7 @@ def judge(
         if abs(middle_s) - error_s > limits.clock_skew_warn_s:
             head_flags.append(f"this machine's own clock is {away(-middle_s)} the nodes'")
     if abs(head_moved_s) > limits.clock_step_warn_s:
-        moved = f"stepped {units.offset(head_moved_s)} while we looked"
+        moved = f"stepped {units.offset(head_moved_s)} during the measurement"
         head_flags.append(f"this machine's own clock was {moved}")
     return Clocks(
         rows=tuple(_row(node, middle_s, limits, found.get(node.name, ())) for node in nodes),
@@ -170,7 +170,8 @@ def _row(
         if abs(distance_s) - trip.error_s > limits.clock_skew_warn_s:
             bad.append(f"{away(distance_s)} the others")
         elif trip.error_s > limits.clock_skew_warn_s:
-            unsure.append(f"the way takes {units.measured(2 * trip.error_s)}, too long to tell")
+            took = units.measured(2 * trip.error_s)
+            unsure.append(f"a round trip of {took} is too long to measure the offset")
     moves, limit_s = clock_moves(node, clock), limits.clock_step_warn_s
     bad += [step_words(moved_s, when) for moved_s, when in moves if abs(moved_s) > limit_s]
     unsure += [] if moves else [f"steps: {clock.moved_s}"]
@@ -189,7 +190,7 @@ def _row(
 
 
 def step_words(moved_s: float, when: str) -> str:
-    """`moved back 2.500 s while we looked`."""
+    """`moved back 2.500 s during the measurement`."""
     return f"moved {'back' if moved_s < 0 else 'forward'} {units.measured(abs(moved_s))} {when}"
 
 

@@ -57,7 +57,7 @@ def command(
         from clusterctl.clocks.monitor import show
 
         return show(cluster, output, limits, options["interval_s"], options["for_s"])
-    clocks, facts, results = _measure(cluster, output, limits, not options["no_memory"])
+    clocks, facts, results = _measure(cluster, output, limits, not options["no_history"])
     if output.json:
         from clusterctl.clocks.report import to_document
 

@@ -34,7 +34,7 @@ SHOWN = ("NCCL_IB_HCA", "NCCL_IB_DISABLE", "NCCL_IB_GID_INDEX", "NCCL_SOCKET_IFN
   clusterctl fabric --growth 10 -v -w 'ml-64-node-[001-008]'""",
 )
 def command(
-    settings: Settings, output: Output, growth_s: float, sudo: bool, no_fold: bool, no_memory: bool
+    settings: Settings, output: Output, growth_s: float, sudo: bool, no_fold: bool, no_history: bool
 ) -> int:
     """With -v each port has a line. Exit code 1 when a port is down that is up elsewhere, errors
     grow or nodes disagree, 3 when a node or something about it could not be found out.
@@ -43,7 +43,7 @@ def command(
     from clusterctl.fabric.report import report_fabric, to_document
 
     cluster = settings.cluster(output.sweep)
-    facts, results = collect_fabric(cluster, growth_s=growth_s, sudo=sudo, memory=not no_memory)
+    facts, results = collect_fabric(cluster, growth_s=growth_s, sudo=sudo, memory=not no_history)
     device = "cpu" if without_hardware(facts) else "cuda"
     suggested = [one for one in suggestions(cluster.nodes, facts, device) if one.name in SHOWN]
     report = report_fabric(facts, suggested)

@@ -19,7 +19,14 @@ from clusterctl.hostfile import read_hostfile
 from clusterctl.nodes import Node, fold, grouped
 from clusterctl.output import Output
 from clusterctl.param_types import Duration, Number
-from clusterctl.settings import PATH, GroupedCommand, Settings, cluster_command, with_options
+from clusterctl.settings import (
+    PATH,
+    GroupedCommand,
+    Settings,
+    cluster_command,
+    option,
+    with_options,
+)
 
 if TYPE_CHECKING:
     from clusterctl.launch.inputs import LaunchLine
@@ -59,10 +66,10 @@ class PassingCommand(GroupedCommand):
 
     def _split(self, ctx: click.Context, args: Sequence[str]) -> tuple[list[str], list[str]]:
         takes_value: dict[str, bool] = {}
-        for option in self.get_params(ctx):
-            if isinstance(option, click.Option):
-                names = [*option.opts, *option.secondary_opts]
-                takes_value.update(dict.fromkeys(names, not (option.is_flag or option.count)))
+        for one in self.get_params(ctx):
+            if isinstance(one, click.Option):
+                names = [*one.opts, *one.secondary_opts]
+                takes_value.update(dict.fromkeys(names, not (one.is_flag or one.count)))
         ours: list[str] = []
         theirs: list[str] = []
         places: list[str] = []  # CONFIG and HOSTFILE
@@ -114,8 +121,8 @@ _launch_options = with_options(
     click.option("--grace", "grace_s", type=Duration(0), default=30.0, show_default=True, help="Seconds from Ctrl-C to SIGKILL: time for a checkpoint."),
     click.option("--start-timeout", "start_s", type=Duration(0), default=900.0, show_default=True, help="Seconds to the first step; 0 is no limit."),
     click.option("--hang-timeout", "hang_s", type=Duration(0), default=600.0, show_default=True, help="Seconds without a step (or 5 times the longest recent one; 3 times that in a save) until the run is stopped; 0 is no limit."),
-    click.option("--look", "look_s", type=Duration(0), default=30.0, show_default=True, help="Seconds that such a stop may wait for the stacks of all ranks; 0 takes none."),
-    click.option("--keep-for", "lease_s", type=Duration(1), default=86400.0, show_default="24h", help="How long ranks train on without a supervisor (10m, 24h); then they save and end."),
+    option("--stack-timeout", "look_s", "Time to collect stack traces before a hung run is stopped; 0 disables it.", former="--look", type=Duration(0), default=30.0),
+    option("--orphan-timeout", "lease_s", "How long ranks keep training if the supervisor is gone (10m, 24h); then they save and end.", former="--keep-for", type=Duration(1), default=86400.0, show_default="24h"),
     click.option("--detach", is_flag=True, help="Return as soon as the run has begun; clusterctl attach shows it."),
     click.option("--max-restarts", type=click.IntRange(0), metavar="N", help="Restarts after failures, 0 for none. Default: as long as checkpoints are made in between."),
     click.option("--spares", metavar="SET", help="Nodes of the hostfile that wait until one of the others fails."),

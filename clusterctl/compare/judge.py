@@ -115,7 +115,9 @@ def _loss(found: Losses, same: Same, limit: float) -> Verdict:
     if same.is_all:
         return Verdict(LOSS, limit, GOOD)
     if found.base <= 0:
-        return Verdict(LOSS, limit, UNKNOWN, "A's loss is not above 0, so no share of it is one")
+        return Verdict(
+            LOSS, limit, UNKNOWN, "cannot compute a percentage: A's loss is not positive"
+        )
     return Verdict(LOSS, limit, *_within(found.half, found.base, limit))
 
 

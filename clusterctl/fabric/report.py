@@ -27,7 +27,7 @@ class FabricRow:
     rates: str = "-"  # of active ports, Gb/s
     names: str = "-"
     firmware: str = "-"
-    grown: int | None = None  # error counts that were added while we looked
+    grown: int | None = None  # error counts that were added during the measurement
     flags: tuple[str, ...] = ()
     verdict: str = "unknown"  # good, bad (exit 1), unknown (exit 3)
 

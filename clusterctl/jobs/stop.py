@@ -29,7 +29,7 @@ def refuse_without_handler(jobs: Sequence[NodeJob]) -> None:
         ranks = fold_ranks(p.rank for _, p in without if p.rank is not None) or "of unknown number"
         raise ClusterctlError(
             f"rank {ranks} on {names} has no handler for SIGTERM: it would end without saving",
-            hint="nothing was asked to stop; clusterctl kill ends it as it is",
+            hint="no process was signalled; use clusterctl kill to end it without saving",
         )
 
 

@@ -141,7 +141,7 @@ class Spread:
                     table.answer(self._take(node, data, note))
             for name, until in list(self._heard.items()):
                 if until < now:
-                    self._lose(name, f"nothing heard of it for {units.duration(SILENT_S)}", note)
+                    self._lose(name, f"no message for {units.duration(SILENT_S)}", note)
             for name in self._stuck(now):
                 why = (
                     f"it is alive, but has answered nothing for {units.duration(self._patience_s)}"

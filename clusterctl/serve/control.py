@@ -34,7 +34,7 @@ def detach(samples: Path, words: Sequence[str], output: Output) -> int:
             return _say_started(found[0], log, output)
         time.sleep(TICK_S)
     if child.poll() == 0:
-        output.note("all was made before it had to be left alone")
+        output.note("finished: nothing is left to sample")
         return 0
     why = last_words(log)
     raise CouldNotFindOut(f"the server did not start: {why}", hint=f"see {log}")
@@ -45,7 +45,7 @@ def _say_started(server: Server, log: Path, output: Output) -> int:
         facts = {"server": server.id, "pid": server.owner.pid, "log": str(log)}
         output.document("serve", event="detached", **facts)
         return 0
-    output.line(f"the server goes on: {server.owner.text}", "good")
+    output.line(f"server running in the background: {server.owner.text}", "good")
     output.note(f"  its output: {log}")
     output.note("  clusterctl serve RUN --list shows it, --stop ends it")
     return 0

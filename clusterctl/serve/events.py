@@ -66,7 +66,8 @@ class Events:
 
     def begun(self, folder: Folder) -> None:
         after_s = time.time() - folder.sealed.sealed_s
-        text = f"{_of(folder)}: begun {units.duration(max(0.0, after_s))} after its seal"
+        later = f"{units.duration(max(0.0, after_s))} after the checkpoint was saved"
+        text = f"{_of(folder)}: started {later}"
         self._emit("begun", text, "dim", **_facts(folder), after_seal_s=round(after_s, 3))
 
     def finished(self, folder: Folder) -> None:

@@ -89,9 +89,7 @@ class Samplers(Followers):
                 why = f"it sends more than {MESSAGES_S} messages a second"
                 raise TransportError("parse", why)
             if message is None:
-                raise TransportError(
-                    "command", f"nothing heard of it for {units.duration(SILENT_S)}"
-                )
+                raise TransportError("command", f"no message for {units.duration(SILENT_S)}")
             if message["type"] == "failed":
                 raise TransportError("command", message["why"])
             if message["type"] == "ended":

@@ -215,7 +215,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("run_rank_idle_ratio", "Share of a step that ranks wait for the slowest", "percentunit", R, _run(lambda run, now, state: now.idle_share), row=RUN, panel="Ranks wait", legend="{{run}}"),
     Metric("run_last_step_age_seconds", "Since the last step was seen", "s", R, _run(lambda run, now, state: None if run.last_s is None else state.now_s - run.last_s), row=RUN, panel="Last step ago", legend="{{run}}"),
     Metric("run_remaining_seconds", "Until the last step, at the pace of the last ones", "s", R, _run(lambda run, now, state: now.eta_s), row=RUN, panel="Time left", legend="{{run}}"),
-    Metric("run_active", "1 while the run neither ended nor stands still", "short", R, _run(lambda run, now, state: float(now.status in ("running", "waiting")))),
+    Metric("run_active", "1 while the run trains or waits, 0 once it has ended or hangs", "short", R, _run(lambda run, now, state: float(now.status in ("running", "waiting")))),
     Metric("run_read", "Whether its files are read to their end; 0: it has no other figure now", "short", R, _read),
     Metric("run_attempt", "Number of the attempt", "short", R, _run(lambda run, now, state: now.attempt), row=RUN, panel="Attempts", legend="{{run}}"),
     Metric("run_restarts_total", "Attempts after the first one", "short", R, _run(lambda run, now, state: float(now.restarts)), COUNTER, row=RUN, panel="Attempts", query="increase({}[1h])", legend="{{run}} restarts in an hour"),

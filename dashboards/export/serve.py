@@ -183,7 +183,9 @@ def address(text: str) -> tuple[str, int]:
     if not colon:
         host, port = "", text
     if not (port.isascii() and port.isdigit() and int(port) < 65536):
-        raise UsageError(f"--listen {text!r} is no ADDRESS:PORT", hint="such as 127.0.0.1:9839")
+        raise UsageError(
+            f"--listen: {text!r} is not a valid ADDRESS:PORT", hint="such as 127.0.0.1:9839"
+        )
     return host.strip("[]") or "127.0.0.1", int(port)
 
 

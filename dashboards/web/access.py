@@ -41,5 +41,5 @@ class Access:
         """Raises HTTPForbidden for one who does not know the word."""
         word = request.match_info.get("word", "")
         if not hmac.compare_digest(word.encode("utf-8", "replace"), self.word.encode()):
-            printed = f"the whole address that {self.command} printed"
-            raise web.HTTPForbidden(text=f"open {printed}: a word of it is missing\n")
+            address = f"the whole address that {self.command} printed"
+            raise web.HTTPForbidden(text=f"access token missing: open {address}\n")

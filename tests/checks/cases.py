@@ -162,7 +162,7 @@ CASES: dict[str, list[Case]] = {
         bad("a way too long to tell", UNKNOWN, **clock(exchange=Exchange(0.1, 0.3, 8))),
     ],
     "time.step": [
-        bad("back while we looked", FAIL, **clock(moved_s=-2.5)),
+        bad("back during the measurement", FAIL, **clock(moved_s=-2.5)),
         bad("forward since the previous run", WARN, previous=dataclasses.replace(before(), wall_minus_boot_s=1.8e9 - 9e4 - 1)),
         bad("back since the previous run", FAIL, previous=dataclasses.replace(before(), wall_minus_boot_s=1.8e9 - 9e4 + 1)),
     ],

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from clusterctl import cli
-from clusterctl.settings import option
+from clusterctl.settings import flag, option
 from trainer.data.tools import simulate, stats
 
 
@@ -21,7 +21,20 @@ def command(run_dir: str) -> None:
 
 @pytest.mark.parametrize("word", ["--run", "--run-dir"])
 def test_option_is_known_by_its_former_name(word: str) -> None:
-    assert CliRunner().invoke(command, [word, "outputs/001"]).output == "outputs/001\n"
+    done = CliRunner().invoke(command, [word, "outputs/001"])
+    assert done.stdout == "outputs/001\n"
+    warning = "warning: --run-dir is now --run\n"
+    assert done.stderr == (warning if word == "--run-dir" else "")
+
+
+@pytest.mark.parametrize("words", [["--stop"], ["--no-go"], ["--no-go", "--stop"], []])
+def test_a_flag_is_known_by_its_former_name(words: list[str]) -> None:
+    @click.command()
+    @flag("--stop", "Stop.", former="--no-go")
+    def command(stop: bool) -> None:
+        click.echo(stop)
+
+    assert CliRunner().invoke(command, words).stdout == f"{bool(words)}\n"
 
 
 def test_help_shows_one_name() -> None:

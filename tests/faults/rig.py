@@ -152,7 +152,7 @@ class Round:
         return [
             "launch", str(self.directory / "campaign.py"), str(self.lab.hostfile),
             "--outputs", str(self.outputs), "--min-free", "0", "--yes", "--device", "cpu",
-            "--nproc_per_node", str(setting.ranks), "--hang-timeout", "6", "--look", "8",
+            "--nproc_per_node", str(setting.ranks), "--hang-timeout", "6", "--stack-timeout", "8",
             *(word for one in env for word in ("--env", one)),
             *(("--spares", ",".join(spares)) if spares else ()),
             *(("--min-nodes", str(setting.nodes - lose)) if (lose := setting.may_lose) else ()),

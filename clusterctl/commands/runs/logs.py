@@ -88,8 +88,8 @@ def command(
 
     RUN is a run directory, or the number or name of one in outputs/; default: the newest. Each line
     begins with its rank; with --node, lines of what starts the ranks begin with the node. Lines
-    have no times, so logs come one after the other; with -f, new lines come as they are written.
-    Secrets are masked. Exit code 3 when a log cannot be read.
+    have no timestamps, so logs come one after the other; with -f, new lines come as they are
+    written. Secrets are masked. Exit code 3 when a log cannot be read.
     """
     from clusterctl.runs.find import find_run
     from clusterctl.runs.logs.layout import LayoutReader

@@ -346,4 +346,4 @@ def file_of(lines: Sequence[str]) -> str:
 def signal_note(number: int) -> str:
     """What is likely of a signal, and not proved by it."""
     # "Killed" is what the shell prints for any SIGKILL; the kernel's count of OOM kills decides.
-    return "maybe out of memory, not proved" if number == signal.SIGKILL else ""
+    return "possibly out of memory; unconfirmed" if number == signal.SIGKILL else ""

@@ -227,4 +227,4 @@ def _say_end(output: Output, run_dir: Path, nodes: int, result: RunResult) -> No
     for name in result.unconfirmed:
         output.warn(f"NOT CONFIRMED: {name}", "bad")
     if not result.leftovers and not result.unconfirmed:
-        output.note(f"nothing of it is left running on {counted(nodes, 'node')}")
+        output.note(f"no process of the run is left on {counted(nodes, 'node')}")

@@ -272,7 +272,7 @@ def _without_supervisor(run: SavedRun, found: Account, last: tuple[str, ...]) ->
     if run.over:
         text = f"{run.over}; clusterctl attach {run.plan.run_dir} ends what is left of it"
     elif alone is None:
-        text = f"no agent of it is left on the nodes that answer; {text} from its last checkpoint"
+        text = f"no agent of this run found on reachable nodes; {text} from its last checkpoint"
     facts = {"end": text, "incidents": last, "unreachable": silent}
     return Status(run.plan.run_dir, ALONE, 3, found, alone=alone, **facts)  # type: ignore[arg-type]
 

@@ -26,7 +26,7 @@ LAST_BYTES = 1 << 20  # of telemetry at once, and of each rank's log when all is
 READ_S = 0.2  # for files; a storage that stalls is read aside, while beats go on
 TAIL_S = 5.0  # for the last lines of a log, of all that end meanwhile
 LAST_READ_S = 60.0  # for what files have when all is over
-ALONE = "no supervisor was heard for %s (--keep-for): its ranks were told to save and end"
+ALONE = "no supervisor was heard for %s (--orphan-timeout): its ranks were told to save and end"
 END = {"op": "end"}  # the head has gone, or a signal asks the agent to end
 
 

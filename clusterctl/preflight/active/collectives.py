@@ -237,5 +237,5 @@ def _words(name: str, answer: Mapping[str, Any], limit_s: float) -> str:
     """A rank's error; of torch's time-outs, which name only a key of its store, the phase."""
     error = str(answer["error"])
     if answer.get("phase") and any(word in error.lower() for word in ("timeout", "timed out")):
-        return f"{name} waited {units.duration(limit_s)} in vain to {answer['phase']}"
+        return f"{name}: {answer['phase']} timed out after {units.duration(limit_s)}"
     return f"{name}: {error}"

@@ -222,7 +222,7 @@ def _unknown(files: list[LogFile], since_s: float) -> str:
     )
     others = f" and {counted(len(files) - 1, 'other log')}" if len(files) > 1 else ""
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(since_s))
-    return f"lines of {first}{others} have no times, so what came since {at} cannot be told"
+    return f"no timestamps in the log of {first}{others}: --since {at} cannot be applied"
 
 
 def _whole(fd: int, size: int) -> int:

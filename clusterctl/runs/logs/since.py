@@ -1,7 +1,7 @@
 """Where in a log the lines since a time begin, as far as that can be known.
 
-Lines have no times. Known are: when a file was written last; when an attempt began, whose mark is
-in every log; and, in the log of rank 0, when each step was done that it tells of.
+Log lines have no timestamps. Known are: when a file was written last; when an attempt began, whose
+mark is in every log; and, in the log of rank 0, when each step was done that it tells of.
 """
 
 from __future__ import annotations

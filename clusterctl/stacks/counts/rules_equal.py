@@ -153,5 +153,5 @@ def cannot_tell(verdict: Verdict, snapshot: JobSnapshot, why: str) -> Verdict:
     """As the stacks had it, with the reason why nothing else helps."""
     if verdict.kind != VerdictKind.ALL_SAME:
         return replace(verdict, evidence=[f"cannot tell more: {why}", *verdict.evidence])
-    text = f"{where_all_are(snapshot)}; cannot tell which one is missing, because {why}."
+    text = f"{where_all_are(snapshot)}; unknown which rank is missing: {why}."
     return replace(verdict, sentence=text, confidence=Confidence.LOW)

@@ -106,7 +106,7 @@ class AlertDetail(Panel):
         if alert.muted_until_s is not None and is_muted(alert, state):
             entries.append(("muted", f"until {clock(alert.muted_until_s)}", colors.label))
         elif alert.acknowledged:
-            entries.append(("ack", "you know of it: it is not counted any more", colors.label))
+            entries.append(("ack", "acknowledged; no longer counted", colors.label))
         for name, text, style in entries:
             for piece in wrapped(text, max(20, width - 10)):
                 yield words((f" {name:<8}", colors.dim), (piece, style))

@@ -133,7 +133,7 @@ def test_step_back_between_two_runs_is_caught_by_the_record(
 
 @pytest.mark.long
 def test_nothing_is_remembered_when_not_wanted(nodes: LocalCluster) -> None:
-    assert ask(nodes, "--no-memory", *FAR) == 0
+    assert ask(nodes, "--no-history", *FAR) == 0
     assert not list(Path(os.environ["XDG_STATE_HOME"]).glob("**/*.json"))
 
 

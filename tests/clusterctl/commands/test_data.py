@@ -160,7 +160,7 @@ def test_silent_node_is_lost_after_its_time(cluster, clips, tmp_path, want, monk
     code, out = probe(cluster, clips, tmp_path, "--python", python)
     assert code == 3
     assert out.read_bytes() == want
-    assert "node-2 is lost: nothing heard of it for 8 s" in capfd.readouterr().err
+    assert "node-2 is lost: no message for 8 s" in capfd.readouterr().err
 
 
 @pytest.mark.long

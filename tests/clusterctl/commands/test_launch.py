@@ -30,7 +30,7 @@ def test_ctrl_c_in_a_script_stops_everything(user: User) -> None:
     _, err = process.communicate(timeout=20)
     assert process.returncode == 130, err
     assert "stopping on all nodes; once more to kill at once" in err
-    assert "nothing of it is left running on 2 nodes" in err
+    assert "no process of the run is left on 2 nodes" in err
     assert tagged(run_id) == []
 
 

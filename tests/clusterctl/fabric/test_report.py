@@ -40,7 +40,7 @@ def test_errors_that_grow_are_counted_and_bad() -> None:
     grown = fabric(port(0, growth={"symbol_error": 4}), port(1, growth={"symbol_error": 1}))
     report = report_fabric(fleet(n1={"fabric": grown}).nodes, ())
     assert report.rows[0].cells()[5] == "+5"
-    assert "symbol_error +4 while we looked" in report.rows[0].flags[0]
+    assert "symbol_error +4 during the measurement" in report.rows[0].flags[0]
     assert port_lines(full("n1", fabric=grown))[0][:2] == ["n1", "mlx5_0:1"]
     assert port_lines(full("n1", fabric=grown))[0][-1] == "symbol_error +4"
 

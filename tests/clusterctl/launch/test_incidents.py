@@ -67,7 +67,7 @@ def test_disk_that_is_full_raises_nothing_and_is_in_the_journal(tmp_path: Path) 
     "cause",
     [
         Cause(Kind.WORKER_EXCEPTION, "ValueError", "node-1", 3, ROOT.evidence, file="train.py:45"),
-        Cause(Kind.SIGNAL, "9", "node-1", 0, note="maybe out of memory, not proved"),
+        Cause(Kind.SIGNAL, "9", "node-1", 0, note="possibly out of memory; unconfirmed"),
         Cause(Kind.HANG, "data", is_root=False),
         Cause(Kind.XID, "79", "node-2", is_of_node=True),
         Cause(Kind.UNKNOWN),

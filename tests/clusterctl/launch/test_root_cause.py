@@ -104,7 +104,7 @@ def test_where_all_ranks_are_victims_no_root_is_claimed() -> None:
 def test_sigkill_is_a_signal_and_no_oom_without_the_kernels_word() -> None:
     killed = died(2, -signal.SIGKILL, "Killed", at_s=0.1)
     found = judged(died(1, 1, PEER), killed)
-    assert (found.root.name, found.root.note) == ("signal-9", "maybe out of memory, not proved")
+    assert (found.root.name, found.root.note) == ("signal-9", "possibly out of memory; unconfirmed")
     counted = Fact(Kind.OOM_KERNEL, "node-3", Evidence(Source.KERNEL, "oom_kill 1"))
     found = judged(died(1, 1, PEER), killed, facts=(counted,))
     assert (found.root.name, found.root.rank, found.root.note) == ("oom-kernel", 2, "")

@@ -52,7 +52,7 @@ def test_killed_rank_fails_the_launch_within_ten_seconds_and_is_named(bench) -> 
     (incident,) = read_lines(launch.plan.run_dir / INCIDENTS_FILE)
     assert (incident["incident"], incident["class"], incident["rank"]) == ("crash", "signal-9", 2)
     assert result.cause == incident["root"]
-    assert result.cause["note"] == "maybe out of memory, not proved"
+    assert result.cause["note"] == "possibly out of memory; unconfirmed"
     assert result.leftovers == result.unconfirmed == ()
     assert tagged(launch.plan.run_id) == []
 

@@ -67,7 +67,9 @@ def test_ranks_end_when_the_head_is_silent_for_the_lease_and_the_pipe_is_full(
 def test_ranks_that_end_after_the_lease_end_for_a_reason(agent, tmp_path: Path) -> None:
     one = agent(lease_s=1.5)
     one.start(WAIT, tmp_path)
-    why = "no supervisor was heard for 1.5 s (--keep-for): its ranks were told to save and end"
+    why = (
+        "no supervisor was heard for 1.5 s (--orphan-timeout): its ranks were told to save and end"
+    )
     assert one.hear("leaving")["text"] == why
 
 

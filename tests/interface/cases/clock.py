@@ -26,7 +26,7 @@ def good(shell: Shell) -> None:
     start(shell, "n1", "n2")["n2"].ahead_s = 1.0
     shell.run(f"clusterctl clock {LIMIT}")
     shell.run(f"clusterctl clock {LIMIT} -q")
-    shell.run(f"clusterctl clock {LIMIT} -v --pairs --no-fold --no-memory")
+    shell.run(f"clusterctl clock {LIMIT} -v --pairs --no-fold --no-history")
 
 
 @case("clock.bad")

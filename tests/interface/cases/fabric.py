@@ -19,7 +19,7 @@ def good(shell: Shell) -> None:
     """Cards that agree."""
     start(shell, "n1", "n2")
     shell.run("clusterctl fabric --growth 0")
-    shell.run("clusterctl fabric --growth 0 -v --no-fold --no-memory")
+    shell.run("clusterctl fabric --growth 0 -v --no-fold --no-history")
     shell.run("clusterctl fabric --growth 0 -q")
 
 

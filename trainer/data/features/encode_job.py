@@ -199,7 +199,7 @@ def _repaired(out: Path) -> dict[str, Any] | None:
             if files.read_header(path).digest == digest:
                 whole.append(path)
                 continue
-        print(f"{path.name} is gone or damaged and is made again", file=sys.stderr)
+        print(f"{path.name} is missing or damaged; re-encoding it", file=sys.stderr)
         path.unlink(missing_ok=True)
     index, is_whole = out / str(document["index"]), len(whole) == len(document["shards"])
     if is_whole and index.is_file() and sha256_of(index) == document["index_sha256"]:

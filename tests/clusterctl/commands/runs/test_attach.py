@@ -52,7 +52,7 @@ def test_ctrl_c_on_a_terminal_asks_and_a_second_one_stops_everything(user: User)
     terminal.wait_for(QUESTION)
     terminal.type(b"\x03")
     terminal.wait_for("stopping on all nodes; once more to kill at once")
-    terminal.wait_for("nothing of it is left running on 2 nodes")
+    terminal.wait_for("no process of the run is left on 2 nodes")
     assert terminal.process.wait(20) == 130
     assert "\\n" not in terminal.shown
     assert tagged(run_id) == []
@@ -73,7 +73,7 @@ def test_run_that_is_left_goes_on_and_another_view_stops_it(user: User) -> None:
     view.type(b"\x03")
     view.wait_for(QUESTION)
     view.type(b"s")
-    view.wait_for("nothing of it is left running on 2 nodes")
+    view.wait_for("no process of the run is left on 2 nodes")
     assert view.process.wait(20) == 130
     assert tagged(run_id) == []
 
@@ -87,7 +87,7 @@ def test_ctrl_c_while_the_supervisor_starts_stops_it_too(user: User) -> None:
     terminal.type(b"\x03")
     terminal.wait_for(QUESTION)
     terminal.type(b"s")
-    terminal.wait_for("nothing of it is left running on 2 nodes")
+    terminal.wait_for("no process of the run is left on 2 nodes")
     assert terminal.process.wait(20) == 130
     plan = json.loads((user.run_dir / "plan.json").read_text())
     assert tagged(plan["run_id"]) == []
@@ -188,7 +188,7 @@ def test_closed_terminal_leaves_the_run_which_status_and_runs_show(user: User) -
 
 @pytest.mark.long
 def test_killed_supervisor_leaves_nothing_on_the_nodes_after_a_while(user: User) -> None:
-    process = user.start(*SHORT, "--keep-for", "2s")
+    process = user.start(*SHORT, "--orphan-timeout", "2s")
     run_id = user.run_id()
     assert len(ranks_of(run_id)) == 2
     os.kill(owner.find(user.run_dir).pid, signal.SIGKILL)

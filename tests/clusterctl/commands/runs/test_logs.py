@@ -204,7 +204,7 @@ def test_since_that_cannot_be_known_is_one_sentence(run_dir: Path, capsys) -> No
     assert command(["logs", "--since", "10m"]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert "lines of rank 0 and 3 other logs have no times, so what came since" in err
+    assert "no timestamps in the log of rank 0 and 3 other logs: --since" in err
 
 
 def test_since_of_a_run_whose_begin_is_not_known_claims_nothing(tmp_path: Path, capsys) -> None:

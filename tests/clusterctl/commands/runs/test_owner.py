@@ -104,8 +104,8 @@ def test_signal_to_the_supervisor_leaves_the_run_to_the_next_one(user: User) -> 
 def test_run_whose_ranks_heard_no_supervisor_for_too_long_continues_and_says_why(
     user: User,
 ) -> None:
-    """The head slept, or was off, for longer than --keep-for."""
-    user.start(*AGAIN, "--keep-for", "8s")
+    """The head slept, or was off, for longer than --orphan-timeout."""
+    user.start(*AGAIN, "--orphan-timeout", "8s")
     run_id = user.run_id()
     os.kill(owner.find(user.run_dir).pid, signal.SIGKILL)
     wait_until(lambda: not ranks_of(run_id), 30)
@@ -113,7 +113,7 @@ def test_run_whose_ranks_heard_no_supervisor_for_too_long_continues_and_says_why
     wait_until(lambda: attempts(user) == 2, 30)
     (restart,) = [one for one in user.events() if one["event"] == "restart"]
     assert restart["data"]["cause"] == "node-stopped"
-    assert "no supervisor was heard for 8 s (--keep-for)" in restart["text"]
+    assert "no supervisor was heard for 8 s (--orphan-timeout)" in restart["text"]
     user.ask("kill", str(user.cluster.hostfile), "--run", run_id, "--yes")
 
 
