@@ -29,6 +29,7 @@ from trainer.journal import Journal
 from trainer.models.activation_checkpointing import GradCheckpoint, Size
 from trainer.models.memory import card_bytes
 from trainer.models.peak import Counted, State, counted, grid, predicted_peak
+from trainer.runlog import units
 
 # Of a card: for errors of the prediction (10 % in the tests), fragments, and NCCL's buffers.
 RESERVE_SHARE = 0.1
@@ -222,12 +223,12 @@ def least(is_enough: Callable[[int], bool], most: int) -> int:
 def _told(found: dict[Bucket, Fit], every: int, limit: int, setting: GradCheckpoint) -> str:
     if not setting.automatic:
         return (
-            f"{len(found)} bucket shapes do not fit into {_gb(limit)} as grad_checkpoint says; "
-            f"recomputed of {every} blocks: {_by_line(found, lambda fit: fit.blocks)}"
+            f"{len(found)} bucket shapes do not fit into {units.size(limit)} as grad_checkpoint "
+            f"says; recomputed of {every} blocks: {_by_line(found, lambda fit: fit.blocks)}"
         )
     recomputed = {bucket: fit for bucket, fit in found.items() if fit.blocks}
-    text = f"{len(found)} bucket shapes pass in parts that fit into {_gb(limit)}; clips at once: "
-    text += _by_line(found, lambda fit: fit.clips)
+    text = f"{len(found)} bucket shapes pass in parts that fit into {units.size(limit)}"
+    text += "; clips at once: " + _by_line(found, lambda fit: fit.clips)
     if recomputed:
         blocks = _by_line(recomputed, lambda fit: fit.blocks)
         text += f"; recomputed of {every} blocks: {blocks}"
@@ -260,15 +261,12 @@ def _refused(rank: Rank, too_large: dict[Bucket, int], limit: int) -> OutOfMemor
     each = ", one at a time," if automatic and bucket.batch_size > 1 else ""
     fits = f"a batch of {batch} would fit" if batch else "not even one clip would fit"
     text = (
-        f"bucket {bucket.name} needs {_gb(needed)} for {bucket.batch_size} clips{each} with every "
-        f"block recomputed, and the smallest card has {_gb(limit)} for a rank: {fits}{others}"
+        f"bucket {bucket.name} needs {units.size(needed)} for "
+        f"{units.counted(bucket.batch_size, 'clip')}{each} with every block recomputed, "
+        f"and the smallest card has {units.size(limit)} for a rank: {fits}{others}"
     )
     where = f"bucket_config[{bucket.resolution!r}][{bucket.frames}]"
     change = f"a batch size of {batch} in {where}" if batch else f"close {where}: (0.0, None)"
     other = "" if rank.parts.model.offload else ", offload_activations = True"
     ways = f"{change}{other}, or more ranks; grad_checkpoint alone does not help"
     return OutOfMemory(text, hint=ways)
-
-
-def _gb(size: int) -> str:
-    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"

@@ -11,6 +11,7 @@ from typing import Any
 
 from trainer.config.description import said_of
 from trainer.config.load import Config, to_dict
+from trainer.runlog import units
 from trainer.runlog.figures import tracked, tracked_of_event
 from trainer.runlog.output import LOG, RUN
 from trainer.runlog.run_dir import launched_s, own_attempt
@@ -73,7 +74,7 @@ class Journal:
             RUN.info(
                 f"step {record.step}/{record.steps_total}  epoch {record.epoch}  "
                 f"loss {record.loss:.4f}  grad {record.grad_norm:.3f}  lr {record.lr:.2e}  "
-                f"{record.step_s:.3f} s/step{skipped}"
+                f"{units.measured(record.step_s)}/step{skipped}"
             )
 
     def event(self, name: str, text: str, *, step: int | None = None, **data: Any) -> None:

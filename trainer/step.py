@@ -34,6 +34,7 @@ from trainer.models.flops import forward_flops
 from trainer.optim.ema import EMA
 from trainer.optim.lr_schedules import Schedule
 from trainer.optim.norms import square_sum
+from trainer.runlog import units
 from trainer.runlog.figures import peak_flops
 from trainer.runlog.telemetry import Clock
 from trainer.slow_ranks.watch import SlowRanks
@@ -335,8 +336,8 @@ def _memory(engine: Engine) -> tuple[float, float]:
 def report(run: Run, done: Iterable[Saved]) -> None:
     for saved in done:
         path, seconds, stall_s = saved.path, saved.seconds, saved.stall_s
-        waited = f"training waited {min(stall_s, seconds):.2f} s for it"
-        text = f"{path.name} saved in {seconds:.2f} s, {waited}"
+        waited = f"training waited {units.duration(min(stall_s, seconds))} for it"
+        text = f"{path.name} saved in {units.duration(seconds)}, {waited}"
         data = {"path": str(path), "seconds": seconds, "stall_s": stall_s}
         run.journal.event("checkpoint", text, step=saved.step, **data)
         for note in saved.notes:

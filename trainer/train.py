@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from trainer.runlog import units
+
 if __package__ in (None, ""):  # run as a file, as `colossalai run` does
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
     sys.path.remove(str(Path(__file__).resolve().parent))
@@ -127,7 +129,9 @@ def _train(config: configuration.Config, options: argparse.Namespace, argv: Sequ
             return _run(config, options, argv, engine, heartbeat, closing)
         except Exception as error:  # noqa: BLE001 - rank boundary
             ours = _of_rank(error)
-            late = f"{ours} (this rank could not end within {_LEAVE_S:g} s and is ended)"
+            late = (
+                f"{ours} (this rank could not end within {units.duration(_LEAVE_S)} and is ended)"
+            )
             leaving.enter_context(ends_after(_LEAVE_S, EngineError(late)))
             raise ours from (None if ours is error else error)
 
@@ -235,7 +239,7 @@ def _attempt(
         stop.attach(None)
         return 0, back
     outcome = "done" if finished else "stopped"
-    took = f"after {time.monotonic() - began:.0f} s"
+    took = f"after {units.duration(time.monotonic() - began)}"
     if run.step == first:
         took = "as before: max_steps or epochs were reached, nothing was left to train"
     journal.event(outcome, f"{outcome} at step {run.step} {took}", step=run.step)

@@ -25,6 +25,7 @@ from trainer.diffusion.rectified_flow import RectifiedFlow
 from trainer.engine.base import Engine
 from trainer.models.peak import grid
 from trainer.models.stdit import STDiT3
+from trainer.runlog import units
 
 # B batch · C channels · T,H,W latent frames, height, width · L text tokens
 Size = tuple[int, int, int]
@@ -85,8 +86,8 @@ class Warmed:
     programs: int  # that torch.compile made; 0 without it
 
     def __str__(self) -> str:
-        shapes = f"{self.shapes} of {self.all_shapes} shapes in {self.seconds:.1f} s"
-        most = f"the slowest in {self.slowest_s:.1f} s ({self.slowest})"
+        shapes = f"{self.shapes} of {self.all_shapes} shapes in {units.duration(self.seconds)}"
+        most = f"the slowest in {units.duration(self.slowest_s)} ({self.slowest})"
         made = f"{self.programs} programs for {self.blocks} blocks"
         return f"{shapes}, {most}; {made if self.programs else 'nothing is compiled by torch'}"
 

@@ -276,7 +276,7 @@ def test_a_run_with_nothing_left_to_do_says_so_and_its_directory_has_the_checkpo
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("late", "a rank may wait 680 s for a batch (dataset.batch_timeout_s = 500"),
+        ("late", "a rank may wait 11 min 20 s for a batch (dataset.batch_timeout_s = 500"),
         ("ema", "ema_decay must be at least 0.0 and below 1"),
         ("mask", "mask_ratios: image_head must be between 0 and 1; not 'many'"),
     ],

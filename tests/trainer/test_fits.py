@@ -24,6 +24,7 @@ from trainer.models.activation_checkpointing import GradCheckpoint
 from trainer.models.peak import State
 from trainer.models.text import TextEncoder
 from trainer.models.vae.interface import IdentityVAE
+from trainer.runlog import units
 
 BUCKETS = Buckets.parse({"144p": {1: (1.0, 8), 17: (1.0, 2), 34: (1.0, 2)}})
 
@@ -139,8 +140,7 @@ def test_what_does_not_fit_at_all_is_refused_in_one_sentence() -> None:
     assert caught.value.on_all_ranks
     assert "\n" not in text
     assert "bucket 144p 34f" in text
-    shown = f"{limit / 1e9:.1f} GB" if limit >= 1e9 else f"{limit / 1e6:.1f} MB"
-    assert f"{shown} for a rank: a batch of 1 would fit" in text
+    assert f"{units.size(limit)} for a rank: a batch of 1 would fit" in text
     assert "bucket_config['144p'][34]" in hint
     assert "offload_activations" in hint
     assert "grad_checkpoint" in hint

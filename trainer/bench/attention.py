@@ -19,13 +19,14 @@ from trainer.bench.attention_trial import NotAvailable, Timing, attention_trial,
 from trainer.bench.attention_winners import Result, table_document, winners
 from trainer.bench.buckets import device_of
 from trainer.bench.child import Kind, Outcome, Progress, try_in_child
-from trainer.bench.rows import print_columns, seconds
+from trainer.bench.rows import print_columns
 from trainer.command_line import Parser, above_0
 from trainer.config import load as configuration
 from trainer.device import name_of
 from trainer.errors import ConfigError
 from trainer.models.attention import flash3
 from trainer.models.attention.table import KERNELS
+from trainer.runlog import units
 from trainer.runlog.atomic_file import write_whole
 from trainer.runlog.output import LOG
 from trainer.runlog.progress import StepProgress
@@ -137,15 +138,15 @@ def _print(results: Sequence[Result], document: dict[str, Any], is_gpu: bool) ->
         cells |= {"kernel": result.kernel, "": "wins" if wins else result.reason}
         if timing is not None:
             cells |= {
-                "forward ms": f"{timing.forward_s * 1e3:.3f}",
-                "backward ms": f"{timing.backward_s * 1e3:.3f}",
-                "peak MB": f"{timing.peak_bytes / 1e6:,.0f}",
+                "forward": units.measured(timing.forward_s),
+                "backward": units.measured(timing.backward_s),
+                "peak": units.size(timing.peak_bytes),
                 "error": f"{timing.error:.1e}",
-                "new shape s": seconds(timing.new_shape_s),
+                "new shape": units.measured(timing.new_shape_s),
             }
         lines.append(cells)
-    names = ["shape", "kernel", "keys", "forward ms", "backward ms", "peak MB", "error"]
-    print_columns([*names, "new shape s", ""], lines, ("shape", "kernel", ""))
+    names = ["shape", "kernel", "keys", "forward", "backward", "peak", "error"]
+    print_columns([*names, "new shape", ""], lines, ("shape", "kernel", ""))
     print(f"\n{device_name}, torch {torch.__version__}")
     if not is_gpu:
         print("A CPU has a rule of its own in the place of a table (trainer/models/attention).")

@@ -11,6 +11,7 @@ from trainer.bench.attention_trial import NotAvailable, Timing
 from trainer.bench.child import Outcome
 from trainer.models.attention.frames import MOST_FRAMES
 from trainer.models.attention.table import KERNELS, Rows, Table
+from trainer.runlog import units
 
 # A kernel that plans every shape (cuDNN: 0.4 to 1 s) costs minutes: stage 1 has 626 shapes.
 MOST_STALL_S = 0.2
@@ -39,7 +40,7 @@ class Result:
         if not isinstance(found, Timing):
             return f"{self.outcome.kind.value}: {self.outcome.reason}"
         if found.new_shape_s > MOST_STALL_S + found.seconds:
-            return f"every new shape takes {found.new_shape_s:.2f} s"
+            return f"every new shape takes {units.duration(found.new_shape_s)}"
         if not found.error <= MOST_ERROR:  # NaN too
             return f"its numbers are wrong by {found.error:.1e}"
         return ""

@@ -23,6 +23,7 @@ from trainer.allocator import use_expandable_segments
 from trainer.bench.peaks import status_bytes
 from trainer.errors import one_line
 from trainer.models import memory
+from trainer.runlog import units
 
 Progress = Callable[[int, int], None]
 Work = Callable[[Progress], Any]
@@ -91,7 +92,7 @@ def _listen(
     while True:
         ready = wait([connection, process.sentinel], max(0.0, deadline - time.monotonic()))
         if not ready:
-            return Outcome(Kind.TIMED_OUT, reason=f"no result after {timeout_s:.0f} s")
+            return Outcome(Kind.TIMED_OUT, reason=f"no result after {units.duration(timeout_s)}")
         if connection in ready:
             try:
                 message = connection.recv()

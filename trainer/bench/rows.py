@@ -11,6 +11,7 @@ from trainer.bench.child import Outcome
 from trainer.bench.encoders import Encoding
 from trainer.bench.shapes import Shape
 from trainer.bench.trial import OTHERS, OURS, PHASES, Measured
+from trainer.runlog import units
 
 _WIDTH, _GAP = 80, "  "  # of a table
 
@@ -99,9 +100,9 @@ def other_paths(rows: Sequence[Row], of: Row) -> dict[str, Measured]:
 def print_table(rows: Sequence[Row], peak: float | None) -> None:
     """Steps, and below them the encoders where they were measured."""
     compared = [path for path in OTHERS if any(row.path == path for row in rows)]
-    names = ["bucket", *(["path"] if compared else []), "batch", "tokens", *PHASES, "step s"]
-    names += ["first s", "tokens/s", "TFLOP/s", *([] if peak is None else ["MFU"]), "again"]
-    names += ["peak MB", "predicted MB", *(f"faster than {path}" for path in compared)]
+    names = ["bucket", *(["path"] if compared else []), "batch", "tokens", *PHASES, "step"]
+    names += ["first", "tokens/s", "TFLOP/s", *([] if peak is None else ["MFU"]), "again"]
+    names += ["peak", "predicted", *(f"faster than {path}" for path in compared)]
     lines = []
     for row in rows:
         measured = row.outcome.measured
@@ -131,7 +132,7 @@ def _print_encoders(rows: Sequence[Row]) -> None:
                 reasons.append(f"{row.shape.name} {name}: {outcome.reason}")
     if lines:
         print()
-        names = ["bucket", "encoder", "batch", "seconds", "first s", "TFLOP", "peak MB"]
+        names = ["bucket", "encoder", "batch", "seconds", "first", "TFLOP", "peak"]
         print_columns([*names, "of a step", "weights"], lines, ("bucket", "encoder", "weights"))
     for reason in reasons:
         print(reason)
@@ -180,30 +181,27 @@ def _bucket(row: Row) -> dict[str, str]:
 
 def _cells(measured: Measured, tokens: int, peak: float | None) -> dict[str, str]:
     figures = rates(measured, tokens, peak)
+    predicted = measured.predicted_mb
     mfu, recompute = figures["mfu"], measured.recompute_flops / measured.model_flops
     return {
-        **{name: seconds(getattr(measured, f"{name}_s")) for name in PHASES},
-        "step s": seconds(measured.step_s),
-        "first s": seconds(measured.first_s),
+        **{name: units.measured(getattr(measured, f"{name}_s")) for name in PHASES},
+        "step": units.measured(measured.step_s),
+        "first": units.measured(measured.first_s),
         "tokens/s": f"{figures['tokens_per_s']:,.0f}",
         "TFLOP/s": f"{(figures['flops_per_s'] or 0) / 1e12:.3g}",
         "MFU": "-" if mfu is None else f"{100 * mfu:.1f}%",
         "again": f"+{100 * recompute:.0f}%",
-        "peak MB": f"{measured.peak_bytes / 1e6:,.0f}",
-        "predicted MB": "-" if measured.predicted_mb is None else f"{measured.predicted_mb:,.0f}",
+        "peak": units.size(measured.peak_bytes),
+        "predicted": "-" if predicted is None else units.size(1e6 * predicted),
     }
 
 
 def _encoder_cells(found: Encoding, share: float | None) -> dict[str, str]:
     return {
-        "seconds": seconds(found.seconds),
-        "first s": seconds(found.first_s),
+        "seconds": units.measured(found.seconds),
+        "first": units.measured(found.first_s),
         "TFLOP": f"{found.flops / 1e12:.3g}",
-        "peak MB": f"{found.peak_bytes / 1e6:,.0f}",
+        "peak": units.size(found.peak_bytes),
         "of a step": "-" if share is None else f"{100 * share:.0f}%",
         "weights": found.weights,
     }
-
-
-def seconds(value: float) -> str:
-    return f"{value:.3f}" if value < 10 else f"{value:.1f}"

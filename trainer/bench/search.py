@@ -9,6 +9,7 @@ from typing import Any
 from trainer.bench.child import Kind, Outcome
 from trainer.bench.trial import Measured
 from trainer.errors import TrainerError
+from trainer.runlog import units
 
 _LEAP = 4  # a guess goes at most this many times beyond what was seen to fit
 _SPARE = 0.98  # of the budget, where a straight line reaches it
@@ -28,9 +29,9 @@ class Budget:
     def excess(self, measured: Measured) -> str:
         """Why a measurement is over the budget, empty when it is not."""
         if self.step_s is not None and measured.step_s > self.step_s:
-            return f"{measured.step_s:.3g} s a step, over {self.step_s:g} s"
+            return f"{units.measured(measured.step_s)} a step, over {units.measured(self.step_s)}"
         if self.memory_bytes is not None and measured.peak_bytes > self.memory_bytes:
-            return f"{measured.peak_bytes / 1e6:,.0f} MB, over {self.memory_bytes / 1e6:,.0f} MB"
+            return f"{units.size(measured.peak_bytes)}, over {units.size(self.memory_bytes)}"
         return ""
 
 
@@ -45,7 +46,9 @@ class Found:
 
     def __str__(self) -> str:
         found = self.measured
-        figures = f", {found.step_s:.3g} s, {found.peak_bytes / 1e6:,.0f} MB" if found else ""
+        figures = (
+            f", {units.measured(found.step_s)}, {units.size(found.peak_bytes)}" if found else ""
+        )
         return f"{self.batch}{figures}; one more: {self.limit} ({self.trials} trials)"
 
     def to_json(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from trainer.command_line import Parser, command
 from trainer.config.load import load
+from trainer.runlog import units
 
 
 @command
@@ -38,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     print(f"parameters  {size.parameters:,}, {size.trained:,} of them trained")
     for name in ("model", "ema", "optimizer", "total"):
-        print(f"{name:<10}  {getattr(size, f'{name}_bytes') / 1e6:,.2f} MB")
+        print(f"{name:<10}  {units.size(getattr(size, f'{name}_bytes'))}")
     return 0
 
 

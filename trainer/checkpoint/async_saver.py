@@ -28,6 +28,7 @@ from trainer.config.load import Config
 from trainer.engine.base import STATE, Engine, EngineState
 from trainer.engine.shards import write
 from trainer.errors import CheckpointError, TrainerError
+from trainer.runlog import units
 from trainer.runlog.checkpoint_name import checkpoint_name
 from trainer.runlog.retention import OVERHEAD_BYTES
 from trainer.runlog.run_dir import require_newest
@@ -188,7 +189,7 @@ class Saver:
         while not save.copied.wait(_POLL_S):
             save.check_thread()
             if time.perf_counter() - began > self._wait_s:
-                save.fail(f"{save.final.name} was not copied in {self._wait_s:g} s")
+                save.fail(f"{save.final.name} was not copied in {units.duration(self._wait_s)}")
         save.stall_s += time.perf_counter() - began
 
     def advance(self, statuses: Iterable[float]) -> list[Saved]:
@@ -223,7 +224,7 @@ class Saver:
         began, done = time.perf_counter(), []
         while (save := self._save) is not None:
             is_late = time.perf_counter() - began >= LIMIT_S
-            text = f"{save.final.name} is not written after {LIMIT_S / 60:.0f} minutes"
+            text = f"{save.final.name} is not written after {units.duration(LIMIT_S)}"
             late = self._engine.gather_errors(text if is_late else None)
             if late:
                 self._save = None

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from trainer.engine.shards import Shards
 from trainer.errors import CheckpointError
+from trainer.runlog import units
 from trainer.runlog.atomic_file import sha256_of, sync, write_synced
 from trainer.runlog.checkpoint_name import LATEST, MANIFEST, serial_of
 from trainer.runlog.json_file import read_object
@@ -62,7 +63,9 @@ def begin(part: Path, need: int) -> list[str]:
     notes = discard(unfinished(part.parent))
     free = shutil.disk_usage(part.parent).free
     if free < need:
-        raise CheckpointError(f"it needs {_shown(need)} and {part.parent} has {_shown(free)} free")
+        raise CheckpointError(
+            f"it needs {units.size(need)} and {part.parent} has {units.size(free)} free"
+        )
     for folder in (OPTIMIZER, AVERAGE_PARTS):
         (part / folder).mkdir(parents=True)
     return notes
@@ -96,10 +99,6 @@ def _put_aside(path: Path) -> Path:
 def part_of(final: Path) -> Path:
     """The folder that a checkpoint is made in."""
     return final.with_name(f"{_ASIDE}{final.name}")
-
-
-def _shown(size: int) -> str:
-    return f"{size / 1e9:,.2f} GB" if size >= 10**9 else f"{size / 1e6:,.2f} MB"
 
 
 def serial_before(load: str | None) -> int:

@@ -17,6 +17,7 @@ from trainer.checkpoint.files import unfinished
 from trainer.checkpoint.sizes import CheckpointSize
 from trainer.config.load import Config
 from trainer.errors import CheckpointError
+from trainer.runlog import units
 from trainer.runlog.retention import Rules, disk_need, largest_keep, save_steps
 from trainer.weights.checkpoints import complete, step_of
 
@@ -58,8 +59,8 @@ class Room:
         each, extra = self.size.total_bytes, self.size.extra_bytes
         if free < each + extra:
             text = (
-                f"a checkpoint of this run needs {shown(each + extra)} while it is written, "
-                f"and {self.run_dir} has {shown(free)} free"
+                f"a checkpoint of this run needs {units.size(each + extra)} while it is written, "
+                f"and {self.run_dir} has {units.size(free)} free"
             )
             hint = "free space there, or choose another folder with --outputs or --run-dir"
             raise CheckpointError(text, hint=hint)
@@ -71,8 +72,8 @@ class Room:
         keep = largest_keep(held, steps, each, extra, self.rules, free)
         way = f"keep_checkpoints = {keep} fits" if keep else "a longer ckpt_every needs less"
         text = (
-            f"the checkpoints of this run need {shown(need.more_peak_bytes)} more by step "
-            f"{need.peak_step:,}, and {self.run_dir} has {shown(free)} free: {way}"
+            f"the checkpoints of this run need {units.size(need.more_peak_bytes)} more by step "
+            f"{need.peak_step:,}, and {self.run_dir} has {units.size(free)} free: {way}"
         )
         data = {"free_bytes": free, "needed_bytes": need.more_peak_bytes, "saves": need.saves}
         return Shortage(text, data)
@@ -90,9 +91,9 @@ class Room:
         if need.more_peak_bytes <= free:
             return None
         text = (
-            f"{self.run_dir} has {shown(free)} free, and the next "
+            f"{self.run_dir} has {units.size(free)} free, and the next "
             f"{f'{len(steps)} checkpoints need' if len(steps) > 1 else 'checkpoint needs'} "
-            f"{shown(need.more_peak_bytes)} more"
+            f"{units.size(need.more_peak_bytes)} more"
         )
         data = {"free_bytes": free, "needed_bytes": need.more_peak_bytes, "saves": len(steps)}
         return Shortage(text, data)
@@ -113,11 +114,3 @@ def _taken(folder: Path) -> int:
         with contextlib.suppress(OSError):
             found += path.lstat().st_blocks * 512
     return found
-
-
-def shown(size: int) -> str:
-    """Bytes for people."""
-    for unit, name in ((10**12, "TB"), (10**9, "GB")):
-        if size >= unit:
-            return f"{size / unit:,.2f} {name}"
-    return f"{size / 1e6:,.2f} MB"

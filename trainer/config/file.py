@@ -19,6 +19,7 @@ from typing import Any
 
 from trainer.config.program import why_program
 from trainer.errors import ConfigError
+from trainer.runlog import units
 
 Key = tuple[str, ...]
 
@@ -180,7 +181,7 @@ def _evaluate(path: Path) -> dict[str, Any]:
         nothing = subprocess.DEVNULL
         child = subprocess.run(words, stdin=nothing, capture_output=True, timeout=_LIMIT_S)
     except subprocess.TimeoutExpired:
-        raise ConfigError(f"{path} is still running after {_LIMIT_S:.0f} s") from None
+        raise ConfigError(f"{path} is still running after {units.duration(_LIMIT_S)}") from None
     try:
         answer = marshal.loads(child.stdout)
     except (EOFError, ValueError, TypeError):

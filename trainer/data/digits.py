@@ -29,6 +29,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from trainer.command_line import TRAINING, command, require
+from trainer.runlog import units
 
 if __name__ == "__main__":  # before the imports that need them
     require(*TRAINING)
@@ -210,7 +211,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {args.out} cannot be written: {error.strerror}", file=sys.stderr)
         return 1
     what = "rendered" if rendered else "already there:"
-    print(f"{what} {args.clips} clips, {time.monotonic() - began:.1f} s", file=sys.stderr)
+    print(f"{what} {args.clips} clips, {units.duration(time.monotonic() - began)}", file=sys.stderr)
     print(args.out / MANIFEST)
     return 0
 

@@ -10,6 +10,7 @@ from typing import TypeVar
 from trainer.engine.agreement import attempt
 from trainer.engine.base import Engine
 from trainer.errors import EngineError, TrainerError
+from trainer.runlog import units
 
 T = TypeVar("T")
 PACE_S = 2.0  # between two words to the others
@@ -39,7 +40,7 @@ def together_long(engine: Engine, work: Callable[[Callable[[], None]], T]) -> T:
         states = engine.gather_objects((thread.is_alive(), silent_s))
         stuck = [rank for rank, (_, silent_s) in enumerate(states) if silent_s > engine.timeout_s]
         if stuck:
-            text = f"nothing has come for {engine.timeout_s:g} s on rank {stuck[0]}"
+            text = f"nothing has come for {units.duration(engine.timeout_s)} on rank {stuck[0]}"
             engine.raise_any(EngineError(text))
         if not any(is_at_work for is_at_work, _ in states):
             break

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from trainer.errors import ConfigError, EngineError, TrainerError
+from trainer.runlog import units
 from trainer.runlog.output import report_error
 
 R = TypeVar("R", bound="Rank")
@@ -82,8 +83,9 @@ def joining(timeout_s: float) -> Iterator[None]:
     rank, world = os.environ["RANK"], os.environ["WORLD_SIZE"]
     where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     who = f"rank {rank} of {world} could not join the others at {where}"
+    silent = units.duration(timeout_s + MORE_S)
     silence = EngineError(
-        f"{who}: the program at that port has not answered for {timeout_s + MORE_S:.0f} s",
+        f"{who}: the program at that port has not answered for {silent}",
         hint="another program or an older run has that port: end it, or take another port",
     )
     try:

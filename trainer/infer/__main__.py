@@ -18,6 +18,7 @@ from trainer.config import load as configuration
 from trainer.config.load import RUN_CONFIG, Config
 from trainer.errors import ConfigError
 from trainer.infer.lengths import LENGTHS
+from trainer.runlog import units
 from trainer.runlog.output import LOG, configure
 from trainer.runlog.run_files import is_elsewhere
 from trainer.runlog.units import counted
@@ -194,7 +195,9 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> int:
     with StepProgress("sampling", quiet=rank.rank != 0) as progress:
         made = carry_out(plan, rank, progress)
     of_rank = f" by rank 0 of {rank.world}" if rank.world > 1 else ""
-    LOG.info(f"{counted(len(made), 'video')} in {time.monotonic() - began:.1f} s{of_rank}")
+    LOG.info(
+        f"{counted(len(made), 'video')} in {units.duration(time.monotonic() - began)}{of_rank}"
+    )
     if rank.rank == 0:
         print(args.save_dir)
     return 0

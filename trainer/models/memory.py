@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from trainer.errors import OutOfMemory
+from trainer.runlog import units
 
 GIB = 1 << 30
 Network = Callable[[Tensor], Tensor]
@@ -92,7 +93,7 @@ def require(needed: int, device: torch.device, what: str, hint: str) -> None:
     """Raises OutOfMemory for what cannot fit; `needed` is a lower bound."""
     free = available_bytes(device)
     if needed > free:
-        need, left, name = f"{needed / GIB:,.1f} GiB", f"{free / GIB:,.1f} GiB", _name_of(device)
+        need, left, name = units.size(needed), units.size(free), _name_of(device)
         raise OutOfMemory(f"{what}: at least {need} are needed, {name} has {left} left", hint=hint)
 
 

@@ -19,6 +19,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+from trainer.runlog import units
 from trainer.runlog.json_file import parse_object
 
 PIECE_BYTES = 1 << 20  # of a file, which may be of weeks
@@ -170,7 +171,7 @@ def read_open(fd: int, path: Path, most: int = MOST_BYTES, wait_s: float = WAIT_
         ready = poll.poll(max(0.0, left_s) * 1000) if is_waiting else []
         is_late = left_s <= 0 and not stat.S_ISREG(found.st_mode)
         if is_late or (is_waiting and not ready):
-            raise Refused(path, f"its writer has not ended it within {wait_s:g} s")
+            raise Refused(path, f"its writer has not ended it within {units.duration(wait_s)}")
         if is_waiting and ready[0][1] & select.POLLHUP and not ready[0][1] & select.POLLIN:
             return bytes(data)  # its writer has come and gone
 

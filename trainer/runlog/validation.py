@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from trainer.runlog import units
 from trainer.runlog.json_file import number, whole
 from trainer.runlog.telemetry import Event, Record
 
@@ -80,7 +81,7 @@ def event_of(
     """Of a model's weights and of their average."""
     of_average = f" (averaged weights {ema.loss:.4f})" if ema is not None else ""
     count = f"{model.clips} clips at {len(model.times)} times"
-    text = f"loss {model.loss:.4f}{of_average}, {count}, {seconds:.1f} s"
+    text = f"loss {model.loss:.4f}{of_average}, {count}, {units.duration(seconds)}"
     sets = {"model": model} | ({"ema": ema} if ema is not None else {})
     data = {name: one.to_json() for name, one in sets.items()}
     return Event(NAME, text, {**more, "seconds": seconds, **data}, step, time_s)

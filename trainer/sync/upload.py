@@ -13,6 +13,7 @@ from pathlib import Path
 
 from trainer.command_line import Parser, above_0, command
 from trainer.errors import ConfigError, TrainerError
+from trainer.runlog import units
 from trainer.runlog.own_modules import environment, module_command
 from trainer.runlog.run_dir import RunDirectoryInUse, lock
 from trainer.trackers.wandb_run import FILE, keep_id, known_id
@@ -133,7 +134,9 @@ def _upload(path: Path, run_id: str, resume: str, timeout_s: float) -> None:
             )
     except subprocess.TimeoutExpired:
         hint = "is the server reachable from here? --timeout S waits longer"
-        raise SyncError(f"{started}: W&B took more than {timeout_s:g} s", hint=hint) from None
+        raise SyncError(
+            f"{started}: W&B took more than {units.duration(timeout_s)}", hint=hint
+        ) from None
     if done.returncode == 0 and _marker(path).exists():
         return
     hint = "start the command again: what is uploaded is left out"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from trainer.errors import one_line
+from trainer.runlog import units
 
 CLOSE_S = 10.0
 _QUEUED = 1000  # steps
@@ -78,7 +79,9 @@ class Tracker(abc.ABC):
             self._queue.put(None, timeout=limit_s)
         self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive():
-            self._fail(f"{self.name} did not take the last figures within {limit_s:g} s")
+            self._fail(
+                f"{self.name} did not take the last figures within {units.duration(limit_s)}"
+            )
         elif self._dropped:
             self._fail(f"{self.name} was too slow for {self._dropped} steps")
         return not self._thread.is_alive()

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from trainer.errors import CheckpointError
+from trainer.runlog import units
 from trainer.runlog.json_file import read_object
 from trainer.weights import architecture, report, tensorfile, write
 from trainer.weights.source import Source, find_source
@@ -83,7 +84,7 @@ def as_lines(found: Mapping[str, Any]) -> list[str]:
     names = [file["name"] for file in found["files"]]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     lines = [
-        f"{found['model']}: {size} ({kinds}), {found['bytes'] / 1e9:.2f} GB",
+        f"{found['model']}: {size} ({kinds}), {units.size(found['bytes'])}",
         f"  {found['layout']}, {len(names)} files: {', '.join(names[:3])}{more}",
     ]
     width = max((len(group["prefix"]) for group in found["groups"]), default=0)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import CheckpointError
+from trainer.runlog import units
 from trainer.runlog.output import LOG
 from trainer.runlog.progress import ProgressLine
 
@@ -72,7 +73,7 @@ def _missing_bytes(ask: Callable[[], Any]) -> int:
 def _follow(work: _Work, repository: str, missing: int, lives: Callable[[], None]) -> None:
     blobs = _blobs(repository)
     before = seen = _bytes_in(blobs)
-    LOG.info("fetching %s from the hub: %s, into %s", repository, _gb(missing), blobs.parent)
+    LOG.info("fetching %s from the hub: %s, into %s", repository, units.size(missing), blobs.parent)
     with ProgressLine(f"fetching {repository}") as line:
         while work.thread.is_alive():
             work.thread.join(LOOK_S)
@@ -82,8 +83,8 @@ def _follow(work: _Work, repository: str, missing: int, lives: Callable[[], None
                 lives()
             if line.is_due():
                 done, seconds = max(0, now - before), max(line.seconds(), LOOK_S)
-                speed = f"{done / seconds / 1e6:.1f} MB/s"
-                line.show(f"{_gb(done)} of {_gb(missing)}, {speed}")
+                speed = units.rate(done / seconds)
+                line.show(f"{units.size(done)} of {units.size(missing)}, {speed}")
 
 
 def _blobs(repository: str) -> Path:
@@ -101,7 +102,3 @@ def _bytes_in(folder: Path) -> int:
     except OSError:  # it is not made yet, or a part has just become a whole file
         pass
     return found
-
-
-def _gb(size: float) -> str:
-    return f"{size / 1e9:.2f} GB" if size >= 1e7 else f"{size / 1e6:.2f} MB"

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from trainer.errors import CheckpointError, PathError
+from trainer.runlog import units
 from trainer.runlog.atomic_file import put_in_place, remove, sync, write_synced
 from trainer.weights.tensorfile import DTYPES, dtype_name
 
@@ -35,10 +36,8 @@ def whole_or_nothing(target: Path, need_bytes: int, *, overwrite: bool = False) 
         remove(part)  # of a conversion that was killed
         free = shutil.disk_usage(target.parent).free
         if free < need_bytes:
-            free_gb, need_gb = free / 1e9, need_bytes / 1e9
-            raise CheckpointError(
-                f"{target.parent} has {free_gb:.1f} GB free, {need_gb:.1f} GB are needed"
-            )
+            free_text, need_text = units.size(free), units.size(need_bytes)
+            raise CheckpointError(f"{target.parent} has {free_text} free, {need_text} are needed")
         yield part
         sync(part.parent)
         put_in_place(part, target)

@@ -100,7 +100,7 @@ def test_rank_of_a_smaller_group_is_no_rank_of_the_job(tmp_path: Path) -> None:
     assert found.verdict is not None
     assert sorted(one.rank for one in found.verdict.victims if one.rank is not None) == [13, 15]
     said = " ".join(found.clues)
-    assert "ALLREDUCE number 57 timed out after 600 s on rank 15" in said
+    assert "ALLREDUCE number 57 timed out after 10 min 00 s on rank 15" in said
     assert "on rank 13" in said
     assert "completed the fewest" not in said
 

@@ -142,7 +142,7 @@ def test_the_fastest_wins_unless_it_stalls_or_is_wrong() -> None:
     (best,) = winners(fast).values()
     assert best is not None
     assert best.kernel == "flash"
-    assert fast[0].reason == "every new shape takes 0.90 s"
+    assert fast[0].reason == "every new shape takes 0.9 s"
     assert fast[1].reason == "its numbers are wrong by 3.0e-01"
     slow = result("spatial", 920, "math", 9000.0, new_s=9.1)  # slow on every shape, not a stall
     assert slow.reason == ""

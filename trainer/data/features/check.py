@@ -16,6 +16,7 @@ from typing import Any
 
 from trainer.data.features.files import LATENTS, TEXTS, FeaturesError, verify
 from trainer.data.features.index import read_document, read_index
+from trainer.runlog import units
 from trainer.runlog.progress import RowProgress
 from trainer.runlog.units import counted
 
@@ -70,7 +71,7 @@ def describe(folder: Path, document: Mapping[str, Any]) -> str:
     cut = f"; {full:,} fill all {limit} tokens, what is longer was cut" if full else ""
     return (
         f"{folder}: {document['latents']:,} latents and {document['captions']:,} captions, "
-        f"{document['bytes'] / 1e6:,.1f} MB in {counted(shards, 'shard')}\n"
+        f"{units.size(document['bytes'])} in {counted(shards, 'shard')}\n"
         f"latents: {what[own['kind']]}, {own['dtype']}; {shown}{more}\n"
         f"captions: {document['text_channels']} channels{behind}, {document['text_dtype']}{cut}\n"
         f"made by: {', '.join(weights)}, dtype {key['dtype']}"

@@ -21,6 +21,7 @@ from trainer.data.features.files import DOCUMENT, JOB, LATENTS, TEXTS, FeaturesE
 from trainer.data.features.index import SCHEMA, read_document, write_index
 from trainer.data.features.key import Hashes, key_of, refuse_other
 from trainer.data.manifest.manifest import Manifest
+from trainer.runlog import units
 from trainer.runlog.atomic_file import sha256_of
 
 _OWN = (  # parts of a key that come from the command line, in words
@@ -87,7 +88,7 @@ def prepare(
     free = shutil.disk_usage(out).free
     if todo.bytes > free:
         raise FeaturesError(
-            f"up to {todo.bytes / 1e9:,.1f} GB are needed, {out} has {free / 1e9:,.1f} GB free",
+            f"up to {units.size(todo.bytes)} are needed, {out} has {units.size(free)} free",
             hint="--sample keeps half; --max-frames N cuts long clips; "
             "fewer sizes in bucket_config",
         )

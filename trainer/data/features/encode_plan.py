@@ -23,6 +23,7 @@ from trainer.data.manifest.manifest import Manifest
 from trainer.data.plan.buckets import Buckets
 from trainer.data.plan.data_plan import content_ids
 from trainer.models.stdit_config import PRESETS, STDiT3Config
+from trainer.runlog import units
 from trainer.runlog.units import counted
 
 _HEAD_BYTES = 400  # of tables and header, for each entry
@@ -121,11 +122,13 @@ def foresee(config: Config, manifest: Manifest, out: Path, options: Options) -> 
     sizes: dict[str, list[int]] = {}
     for height, width, size in zip(todo.units.height, todo.units.width, todo.sizes, strict=True):
         sizes.setdefault(f"{height}x{width}", []).append(int(size))
-    lines = [f"{name}: {len(b):,} clips, {sum(b) / 1e9:,.3f} GB" for name, b in sizes.items()]
-    lines.append(f"captions: {len(todo.text_rows):,}, up to {todo.text_bytes / 1e9:,.3f} GB")
+    lines = [
+        f"{name}: {counted(len(b), 'clip')}, {units.size(sum(b))}" for name, b in sizes.items()
+    ]
+    lines.append(f"captions: {len(todo.text_rows):,}, up to {units.size(todo.text_bytes)}")
     count = len(todo.latent_shards) + len(todo.text_shards)
     shards = counted(count, "shard")
-    lines.append(f"in all up to {todo.bytes / 1e9:,.3f} GB in {shards}")
+    lines.append(f"in all up to {units.size(todo.bytes)} in {shards}")
     return "\n".join(lines)
 
 

@@ -30,6 +30,7 @@ from trainer.data.plan.data_plan import Cursor, DataPlan
 from trainer.data.video.decode import START_TIMEOUT_S, Decoder, DecoderBroken
 from trainer.data.video.other_size import OtherSizes
 from trainer.errors import ConfigError, TrainerError
+from trainer.runlog import units
 
 _EMPTY = 100  # epochs without a step, one after another: chance leaves out one, hardly so many
 
@@ -53,9 +54,10 @@ def require_below(data: DatasetConfig, group_s: float) -> None:
     """Raise ConfigError when other ranks, which wait `group_s`, give up before a worker."""
     if (longest := longest_wait_s(data)) >= group_s:
         raise ConfigError(
-            f"a rank may wait {longest:g} s for a batch (dataset.batch_timeout_s = "
-            f"{data.batch_timeout_s:g}, twice dataset.clip_timeout_s, {START_TIMEOUT_S:g} s to "
-            f"start), and the others wait for it only process_group_timeout_s = {group_s:g} s",
+            f"a rank may wait {units.duration(longest)} for a batch (dataset.batch_timeout_s = "
+            f"{data.batch_timeout_s:g}, twice dataset.clip_timeout_s, "
+            f"{units.duration(START_TIMEOUT_S)} to start), and the others wait for it only "
+            f"process_group_timeout_s = {group_s:g}",
             hint=f"--process-group-timeout-s {longest + 60:g}, or shorter limits for data",
         )
 
@@ -94,7 +96,7 @@ class Worker:
                 if not working:
                     raise LoaderError("the thread that makes batches has ended") from None
                 if time.monotonic() > until:
-                    raise LoaderError(f"no batch within {limit_s:g} s") from None
+                    raise LoaderError(f"no batch within {units.duration(limit_s)}") from None
         if isinstance(made, BaseException):
             raise made
         return made

@@ -24,6 +24,7 @@ from trainer.data.video.decode import IMAGE_FPS, Decoder, Window
 from trainer.data.video.other_size import other_size
 from trainer.data.video.outage import Outage
 from trainer.errors import TooManyBadSamples
+from trainer.runlog import units
 
 NO_RATE = "frame rate unknown"
 NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -228,7 +229,7 @@ class _Reading:
                     failed[place] = (reply.error or NO_RATE, is_lasting)
             spared = replacing.replace(failed)
             if failed and time.monotonic() > self._deadline:
-                what = f"a batch took more than {self._timeout_s:g} s"
+                what = f"a batch took more than {units.duration(self._timeout_s)}"
                 raise _too_many(what, self.failures.bad, task.source)
             places = sorted(again + spared)
         filled = replacing.fill()

@@ -26,6 +26,7 @@ from trainer.data.manifest.manifest import MAX_WRONG_ROWS, Manifest
 from trainer.data.manifest.read import read_manifest
 from trainer.engine.agreement import agreed, attempt
 from trainer.errors import TrainerError
+from trainer.runlog import units
 
 MEMORY = Path("/dev/shm")
 _PREFIX = "clusterctl-shared"
@@ -179,5 +180,5 @@ def _new_file(need: int) -> Path:
             descriptor, path = tempfile.mkstemp(prefix=f"{_PREFIX}-{os.getuid()}-", dir=base)
             os.close(descriptor)
             return Path(path)
-        tried.append(f"{base} has {free / 1e6:,.0f} MB free for {need / 1e6:,.0f} MB")
+        tried.append(f"{base} has {units.size(free)} free for {units.size(need)}")
     raise OSError("; ".join(tried))

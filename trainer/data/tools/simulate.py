@@ -30,6 +30,7 @@ from trainer.data.plan.balance import Balance, classes, idle
 from trainer.data.plan.buckets import Bucket
 from trainer.data.plan.data_plan import plan_for
 from trainer.data.plan.state import DataStateError
+from trainer.runlog import units
 
 STAND_INS = ("openvid", "openvid+mira")
 _WINDOWS = (1, 4, 8, 16, 64)
@@ -87,11 +88,11 @@ def _print(args: argparse.Namespace, clips: int, found: Sequence[Outcome]) -> No
     random = found[0]
     where = f"of {args.world} ranks in epoch {args.epoch}"
     print(f"{clips:,} clips, {random.steps:,} steps {where}")
-    print(f"{'order':<13}{'idle':>8}{'buckets a step':>17}{'epoch':>10}{'faster':>9}")
+    print(f"{'order':<13}{'idle':>8}{'buckets a step':>17}{'epoch':>14}{'faster':>9}")
     for outcome in found:
         print(
             f"{outcome.order:<13}{outcome.idle_share:>7.1%} {outcome.buckets_a_step:>16.1f}"
-            f"{outcome.hours:>8.2f} h{random.hours / outcome.hours:>8.2f}x"
+            f"{units.duration(3600 * outcome.hours):>14}{random.hours / outcome.hours:>8.2f}x"
         )
     print(
         "A wider window waits less; each step then holds fewer kinds of buckets. "

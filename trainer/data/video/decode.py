@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from trainer.data.video import helper_process
 from trainer.errors import TrainerError
+from trainer.runlog import units
 from trainer.runlog.own_modules import environment, module_command
 
 _HELPER = "trainer.data.video.decode_process"
@@ -278,7 +279,7 @@ class Decoder:
         poll.register(fd, select.POLLIN)
         while b"\n" not in self._lines:
             if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-                raise _NoAnswer(f"no answer within {self.clip_timeout_s:g} s")
+                raise _NoAnswer(f"no answer within {units.duration(self.clip_timeout_s)}")
             if not (data := os.read(fd, 1 << 16)):
                 raise _dead(self.process)
             self._lines += data

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from trainer.data.video import helper_process
 from trainer.data.video.decode import Window
+from trainer.runlog import units
 from trainer.runlog.telemetry import CurrentClip
 
 # What NFS, FUSE and network file systems give while their server is away.
@@ -78,7 +79,7 @@ def serve(memory: int, cache_bytes: int, parent: int, memory_bytes: int, resize:
         answer["memory_bytes"] = peak_bytes()
         if "error" in answer and answer["memory_bytes"] > memory_bytes / 2:
             # a decoder that gets no memory calls the data invalid
-            used = f"{answer['memory_bytes'] >> 20} of {memory_bytes >> 20} MB"
+            used = f"{units.size(answer['memory_bytes'])} of {units.size(memory_bytes)}"
             used += " of dataset.worker_memory_mb were in use"
             answer["error"] += f" (or too little memory: {used})"
         if current:

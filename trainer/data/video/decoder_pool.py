@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeVar
 from trainer.data.video import outage
 from trainer.data.video.decode import MEMORY_BYTES, Decoder, DecoderBroken
 from trainer.data.video.outage import Outage
+from trainer.runlog import units
 
 T = TypeVar("T")
 
@@ -69,14 +70,15 @@ class DecoderPool:
             is_alive = self._readable is None or self._is_readable(decoder)
             if not (is_alive or self._is_out):
                 self._is_out = True
-                limit = f"waiting for it up to {outage.LONG_OUT_S:g} s"
+                limit = f"waiting for it up to {units.duration(outage.LONG_OUT_S)}"
                 print(f"{path}: {error}: the storage fails, {limit}", file=sys.stderr)
             waiting = waiting or Outage(out_s=outage.LONG_OUT_S)
             if waiting.lasts(is_alive):
                 continue
             if not is_alive:
                 raise DecoderBroken(
-                    f"{path}: {error}: no clip could be read for {outage.LONG_OUT_S:g} s",
+                    f"{path}: {error}: no clip could be read for "
+                    f"{units.duration(outage.LONG_OUT_S)}",
                     hint="is its folder there? Finished work is kept; run the same command again "
                     "to continue",
                 )

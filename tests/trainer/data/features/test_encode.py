@@ -340,7 +340,7 @@ def test_too_small_a_disk_is_said_before_the_work(
 
     monkeypatch.setattr(encode_job.shutil, "disk_usage", lambda _: Full)
     assert place.encode(tmp_path / "cache") == 2
-    assert "GB are needed" in capsys.readouterr().err
+    assert "KiB are needed" in capsys.readouterr().err
 
 
 @pytest.mark.long
