@@ -151,8 +151,8 @@ def _rounds_of_recording(recorded: Recorded) -> Batches:
         raise UsageError(f"{recorded.path}: no part of it can be read")
 
 
-def _rounds_of_run(run_dir: Path, interval_s: float = 1.0) -> Batches:
-    """A round each interval from the first record to the last.
+def _rounds_of_run(run_dir: Path) -> Batches:
+    """A round each second from the first record to the last.
 
     Where nothing was written for long the rounds are further apart, a 500th of that time: a week
     takes 4,000 rounds and not 600,000, and the durations in alerts are right to 0.2 %.
@@ -167,7 +167,7 @@ def _rounds_of_run(run_dir: Path, interval_s: float = 1.0) -> Batches:
         return
     now_s = last_s = timed[0][0]
     # Whatever times somebody wrote into the files.
-    interval_s = max(interval_s, (timed[-1][0] - now_s) / MOST_ROUNDS)
+    interval_s = max(1.0, (timed[-1][0] - now_s) / MOST_ROUNDS)
     batch: list[Sample] = [replace(opening, at_s=now_s)]
     for at_s, record, source in timed:
         while at_s > now_s:

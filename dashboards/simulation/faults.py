@@ -41,6 +41,7 @@ class Incident:
         return passed if 0 <= passed < self.end_s - self.begin_s else None
 
 
+ROUND_S = 1.0  # between readings
 DEAD_S = 7.0
 DEAD = ("banner", f"the server sent no ssh version line within {DEAD_S:.0f} s")
 XID_TEXT = {
@@ -56,7 +57,7 @@ def unsent(steps: int, step: int, at_s: float) -> EventSample:
 
 
 def apply_faults(
-    sample: NodeSample, found: Iterable[tuple[Incident, float]], interval_s: float = 1.0
+    sample: NodeSample, found: Iterable[tuple[Incident, float]]
 ) -> NodeSample | NodeDown | None:
     """What the node gives under its incidents; None for nothing.
 
@@ -70,7 +71,7 @@ def apply_faults(
             return NodeDown(sample.node, sample.at_s, *DEAD)
         if kind == "clock_step":
             offset = (sample.clock_offset_s or 0.0) + size
-            step = size if since < interval_s else 0.0
+            step = size if since < ROUND_S else 0.0
             sample = replace(sample, clock_offset_s=offset, clock_step_s=step)
         elif kind in ("link_errors", "link_down"):
             links = list(sample.links or ())

@@ -26,11 +26,11 @@ def square_sum(
     return torch.stack(norms).double().square().sum()
 
 
-def in_parts(tensors: Sequence[Tensor], limit: int = PART) -> Iterator[slice]:
-    """Places of neighbours with at most `limit` elements together; a larger tensor is alone."""
+def in_parts(tensors: Sequence[Tensor]) -> Iterator[slice]:
+    """Places of neighbours with at most PART elements together; a larger tensor is alone."""
     begin = size = 0
     for place, tensor in enumerate(tensors):
-        if size and size + tensor.numel() > limit:
+        if size and size + tensor.numel() > PART:
             yield slice(begin, place)
             begin, size = place, 0
         size += tensor.numel()

@@ -5,6 +5,7 @@ import threading
 from clusterctl.payload.dump.proc_tasks import read_file
 
 FLAGS = ("active", "owns_gil")
+MOST_LINES = 200  # of sources that are read
 
 
 class Table:
@@ -48,10 +49,10 @@ class Table:
         return list(found)
 
 
-def source_lines(places, limit=200):
+def source_lines(places):
     """{"file:line": text} of the current source lines; a wait for a GPU has no own frame."""
     found, texts = {}, {}
-    for path, line in places[:limit]:
+    for path, line in places[:MOST_LINES]:
         if not path.startswith("/") or not path.endswith(".py"):
             continue
         try:

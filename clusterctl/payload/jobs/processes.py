@@ -16,6 +16,7 @@ TAGS = ("CLUSTERCTL_RUN", "CLUSTERCTL_JOB", "CLUSTERCTL_NODE")
 TAG_BYTES = 200  # a run's id, a job's, a node's name are shorter
 PATH_BYTES = 4096  # the kernel's limit of a path; no variable that counts here is longer
 
+KILL_S = 5.0  # that processes have to end after SIGKILL
 STUCK_S = 1.0  # a process that SIGKILL has not ended in that time may be in the kernel for hours
 SIGKILL_BIT = 1 << (signal.SIGKILL - 1)
 
@@ -151,7 +152,7 @@ def describe(facts):
     }
 
 
-def end_all(find, grace_s, kill_s=5.0, pause_s=0.1, killed_s=None):
+def end_all(find, grace_s, killed_s=None):
     """TERM, wait, KILL, and look again until nothing is left that can be ended; returns what is.
 
     `find()` gives {pid: Process}; it is called each time, since what is about to end may fork.
@@ -160,7 +161,7 @@ def end_all(find, grace_s, kill_s=5.0, pause_s=0.1, killed_s=None):
     """
     signalled = {}  # type: dict
     killed_s = {} if killed_s is None else killed_s
-    for number, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, kill_s)):
+    for number, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, KILL_S)):
         deadline = time.monotonic() + patience_s
         while patience_s > 0:
             left = find()
@@ -179,7 +180,7 @@ def end_all(find, grace_s, kill_s=5.0, pause_s=0.1, killed_s=None):
             since_s = [killed_s.get((pid, facts.start), now) for pid, facts in left.items()]
             if now >= deadline or now - max(since_s) > STUCK_S:
                 break
-            time.sleep(pause_s)
+            time.sleep(0.1)
     return [describe(facts) for facts in find().values()]
 
 
