@@ -5,10 +5,9 @@ from dataclasses import replace
 import pytest
 
 from dashboards.model.samples import EventSample, NodeDown, NodeSample, Sample, StepSample, Tick
-from dashboards.simulation.cluster import BEGIN_S
 from dashboards.simulation.faults import Incident
 from dashboards.simulation.healthy import names
-from tests.dashboards.simulated_hour import TEN, hour
+from tests.dashboards.simulated_hour import BEGIN_S, TEN, hour
 
 NODE_KINDS = (
     "power_drop", "clock_step", "link_errors", "link_down", "throttle", "ecc", "xid", "disk_filling",
