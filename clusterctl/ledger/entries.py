@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from clusterctl.node_name import is_node_name
+from clusterctl.dataclass_json import Misshapen, decode
+from clusterctl.node_name import NodeName
 from trainer.runlog.json_file import object_of
 
 FILE = "node-history.jsonl"
@@ -26,7 +26,7 @@ LATEST_S = 1e11
 class Entry:
     """`what` is the class of an incident or the id of a check; `by` a person or program."""
 
-    node: str
+    node: NodeName
     kind: str
     text: str
     time_s: float  # unix time
@@ -60,10 +60,6 @@ class Entry:
         return {**asdict(self), "time": stamp(self.time_s)}
 
 
-_TEXTS = ("node", "kind", "text", "by", "what", "run", "run_id", "state")
-_NAMES = tuple(one.name for one in fields(Entry))
-
-
 def path_beside(hostfile: Path) -> Path:
     """The ledger of a cluster: beside its hostfile and exclude.toml."""
     return hostfile.with_name(FILE)
@@ -79,18 +75,12 @@ def entry_of(line: bytes) -> Entry | None:
     data = object_of(line)
     if data.get("version") != VERSION:
         return None
-    given = {name: data[name] for name in _NAMES if name in data}
-    texts = all(isinstance(given.get(name, ""), str) for name in _TEXTS)
-    times = [given.get("time_s"), given.get("until_s", 0.0)]
-    numbers = all(
-        isinstance(one, int | float) and math.isfinite(one) and 0 <= one < LATEST_S for one in times
-    )
-    attempt = given.get("attempt")
-    if not texts or not numbers or not (attempt is None or type(attempt) is int):
+    try:
+        entry = decode(Entry, {**data, "counts": data.get("counts") is True})
+    except Misshapen:
         return None
-    if not is_node_name(given.get("node")) or given.get("kind") not in KINDS or "text" not in given:
-        return None
-    return Entry(**{**given, "counts": given.get("counts") is True})
+    is_timed = all(0 <= one < LATEST_S for one in (entry.time_s, entry.until_s or 0.0))
+    return entry if is_timed and entry.kind in KINDS else None
 
 
 def of_nodes(entries: Iterable[Entry], names: Iterable[str] | None, since_s: float) -> list[Entry]:

@@ -8,14 +8,7 @@ BEAT_S. When stdin closes, all processes end.
 import json
 import queue
 
-from clusterctl.payload.launch.trainer_program import (
-    beat,
-    fail,
-    read_stderr,
-    start_program,
-    tell,
-    why_not,
-)
+from clusterctl.payload.launch import trainer_program
 from clusterctl.payload.prelude import ARGS, emit, hold_lease, leave, on_signals
 from clusterctl.payload.tools import in_thread
 
@@ -24,19 +17,19 @@ STDERR_BYTES = 4000
 
 def main():
     python, home = ARGS["python"], ARGS["home"]
-    refusal = why_not(python, home)
+    refusal = trainer_program.why_not(python, home)
     if refusal is not None:
         give_up(refusal)
     words = ["trainer.data", "examine", "--workers", str(ARGS["workers"])]
     words += ["--clip-timeout-s", str(ARGS["clip_timeout_s"])]
-    child = start_program(python, home, *words, OMP_NUM_THREADS="1")  # type: Any
+    child = trainer_program.start_program(python, home, *words, OMP_NUM_THREADS="1")  # type: Any
     said = []  # type: list[str]
     requests = queue.SimpleQueue()  # type: queue.SimpleQueue
     on_signals(leave)
     hold_lease(lambda order: requests.put(order["questions"]), leave)
     in_thread(pass_on, child, requests)
-    in_thread(read_stderr, child, said)
-    in_thread(beat, {"alive": True})
+    in_thread(trainer_program.read_stderr, child, said)
+    in_thread(trainer_program.beat, {"alive": True})
     for line in child.stdout:
         message = json.loads(line)
         if "id" in message:
@@ -50,7 +43,7 @@ def main():
 
 def pass_on(child, requests):
     """Requests to the environment's python; in a thread, since that may be slow to read."""
-    while tell(child, *requests.get()):
+    while trainer_program.tell(child, *requests.get()):
         pass
     # It has ended, which main reports.
 
@@ -58,4 +51,4 @@ def pass_on(child, requests):
 def give_up(text, said=()):
     errors = "".join(said).strip()[-STDERR_BYTES:]
     last = errors.splitlines()[-1] if errors else ""
-    fail({"failed": "%s: %s" % (text, last) if last else text, "said": errors})
+    trainer_program.fail({"failed": "%s: %s" % (text, last) if last else text, "said": errors})

@@ -10,14 +10,7 @@ import json
 import os
 import time
 
-from clusterctl.payload.launch.trainer_program import (
-    beat,
-    fail,
-    read_stderr,
-    start_program,
-    tell,
-    why_not,
-)
+from clusterctl.payload.launch import trainer_program
 from clusterctl.payload.prelude import ARGS, emit, hold_lease, leave, on_signals
 from clusterctl.payload.proc_files import or_none
 from clusterctl.payload.tools import forget_tool, in_thread, section
@@ -32,7 +25,7 @@ samplers = {}  # type: dict[int, Any]  # slot -> the process that runs now
 
 
 def main():
-    refusal = why_not(ARGS["python"], ARGS["home"])
+    refusal = trainer_program.why_not(ARGS["python"], ARGS["home"])
     if refusal is not None:
         give_up(refusal)
     devices = slots()
@@ -48,7 +41,7 @@ def main():
     )
     for slot, device in enumerate(devices):
         in_thread(keep, slot, device)
-    beat({"type": "alive"})
+    trainer_program.beat({"type": "alive"})
 
 
 def slots():
@@ -103,11 +96,11 @@ def run_sampler(slot, device):
     given = {} if device is None else {"CUDA_VISIBLE_DEVICES": str(device)}
     program = ARGS["python"], ARGS["home"], "trainer.infer.warm"
     try:
-        child = start_program(*program, **given)  # type: Any
+        child = trainer_program.start_program(*program, **given)  # type: Any
     except (OSError, ValueError) as error:
         return "it cannot be started: %s" % error
     said = []  # type: list[str]
-    reader = in_thread(read_stderr, child, said)
+    reader = in_thread(trainer_program.read_stderr, child, said)
     samplers[slot] = child
     try:
         for line in child.stdout:
@@ -133,8 +126,8 @@ def pass_on(message):
     if message["order"]["op"] == "end":
         child.kill()
         return
-    tell(child, message["order"])  # of one that has ended `keep` tells
+    trainer_program.tell(child, message["order"])  # of one that has ended `keep` tells
 
 
 def give_up(text):
-    fail({"type": "failed", "why": text})
+    trainer_program.fail({"type": "failed", "why": text})

@@ -18,12 +18,13 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from clusterctl.dataclass_json import Misshapen, decode
 from clusterctl.errors import ClusterctlError
 from clusterctl.payload import proc_files
 from clusterctl.payload.files.ownership import open_own
 from clusterctl.payload.files.private import name_of_run, own_path
 from trainer.runlog import locks
-from trainer.runlog.json_file import parse_object
+from trainer.runlog.json_file import object_of
 
 FILE = ".owner"
 HANDOVER_S = 5.0  # for an older supervisor that is about to end
@@ -180,12 +181,11 @@ def read_owner(data: bytes) -> Owner | None:
     """What the text of such a file says; None where it names no process: somebody else may have
     made the run directory, or its owner is about to write."""
     try:
-        found = parse_object(data)
-        host, pid, since_s = str(found["host"]), int(found["pid"]), float(found["since_s"])
-        is_real = len(host) < 256 and 0 < pid < 1 << 31 and 0 <= since_s < 1e11
-        return Owner(host, pid, since_s, str(found.get("boot", ""))) if is_real else None
-    except (ValueError, LookupError, TypeError, OverflowError):
+        found = decode(Owner, object_of(data))
+    except Misshapen:
         return None
+    is_real = len(found.host) < 256 and 0 < found.pid < 1 << 31 and 0 <= found.since_s < 1e11
+    return found if is_real else None
 
 
 def _read(lock: int) -> Owner | None:
