@@ -32,7 +32,7 @@ exit codes
   0    every phase is measured
   1    a phase is WRONG, PARTLY, FAILED, OUT OF MEMORY, TIMED OUT or CUT, or a result is not written
   2    wrong options, no CUDA, or a folder or record that cannot be used
-  130  interrupted"""
+  130  interrupted, by Ctrl-C, SIGTERM or SIGHUP"""
 _EPILOG = """\
 examples
   python -m tests.gpu first --out /tmp/gpu --send out --deadline 510
@@ -78,18 +78,15 @@ def _path(text: str) -> Path:
 
 
 def _page(path: Path) -> int:
-    from tests.gpu.report import as_document, is_row
+    from tests.gpu.report import as_document
 
-    lines = _lines(path)
-    if not any(map(is_row, lines)):
-        raise ConfigError(f"{path} is no record of tests.gpu: it has no result of a phase")
-    print(as_document(lines), end="")
+    print(as_document(_record(path)), end="")
     return 0
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """Of a record; says how many were left out."""
-    from tests.gpu.report import read_lines
+def _record(path: Path) -> list[dict[str, Any]]:
+    """The lines of a record; says how many were left out."""
+    from tests.gpu.report import is_row, read_lines
 
     try:
         lines, strange = read_lines(path)
@@ -98,14 +95,26 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     if strange:
         are = "is cut or does" if strange == 1 else "are cut or do"
         LOG.warning("%s of %s %s not belong to a record", counted(strange, "line"), path, are)
+    if not any(map(is_row, lines)):
+        raise ConfigError(f"{path} is no record of tests.gpu: it has no result of a phase")
     return lines
 
 
 def _measure(args: argparse.Namespace, words: Sequence[str]) -> int:
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, _interrupt) for number in numbers]
+    try:
+        return _phases(args, words)
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _phases(args: argparse.Namespace, words: Sequence[str]) -> int:
     import torch
 
     from tests.gpu import phases as of_phases
-    from tests.gpu.report import Record, Watch, table_of
+    from tests.gpu.report import Record, Watch, show, table_of
     from tests.gpu.run import MEASURED, Options, run_phases
 
     options = Options(args.out.absolute(), args.device, args.tiny)
@@ -126,20 +135,19 @@ def _measure(args: argparse.Namespace, words: Sequence[str]) -> int:
     name = f"{args.verb}-only" if args.only else args.verb
     record = Record(name, options.out, args.send and args.send.absolute())
     watch = Watch(record, len(chosen), args.deadline)
-    before = signal.signal(signal.SIGTERM, _interrupt)
     was_interrupted = False
     try:
-        record.line(_head(words))
+        record.line({**_head(words), "device": args.device, "tiny": args.tiny})
         run_phases(chosen, options, args.deadline, watch)
     except KeyboardInterrupt:
         was_interrupted = True
     finally:
-        signal.signal(signal.SIGTERM, before)
         record.close()
     rows = watch.rows
-    print(table_of(rows, watch.columns))
+    show(table_of(rows, watch.columns))
     good = sum(row["result"] == MEASURED for row in rows)
-    print(f"{good} of {len(chosen)} measured; {record.path}")
+    rehearsed = " in a rehearsal" if args.tiny or args.device == "cpu" else ""
+    show(f"{good} of {len(chosen)} measured{rehearsed}; {record.path}")
     if was_interrupted:
         LOG.error("interrupted; what was measured is in %s", record.path)
         return INTERRUPTED
@@ -150,7 +158,15 @@ def _before(args: argparse.Namespace) -> list[dict[str, Any]]:
     """What `first` has recorded."""
     path = args.after or args.out / "first.jsonl"
     if args.after or path.exists():
-        return _lines(path)
+        lines = _record(path)
+        head = next((line for line in lines if "command" in line), {})
+        asked = {"device": args.device, "tiny": args.tiny}
+        if any(head.get(name, value) != value for name, value in asked.items()):
+            raise ConfigError(
+                f"{path} was measured with other options: {head['command']}",
+                hint="name the record of these with --after",
+            )
+        return lines
     LOG.warning("%s does not exist: the phases of `first` are left out", path)
     return []
 

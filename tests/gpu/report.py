@@ -26,7 +26,7 @@ from typing import Any
 from trainer.errors import ConfigError
 from trainer.runlog.json_file import parse_object
 from trainer.runlog.locks import hold
-from trainer.runlog.output import LOG, printable
+from trainer.runlog.output import LOG, printable, write
 from trainer.runlog.progress import ProgressLine
 from trainer.runlog.run_files import open_to_append, read_chosen
 from trainer.runlog.units import counted
@@ -39,12 +39,17 @@ _WORDS = ("phase", "result", "figure", "reason", "headline", "command", "date", 
 _WORDS += ("torch",)
 
 
+def show(text: str) -> None:
+    """Print; whoever read it may have ended, which is no reason to measure no more."""
+    write(f"{text}\n", sys.stdout)
+
+
 class Record:
     """Of one command. Raises ConfigError for folders that cannot be used; a disk that fills later
     ends nothing."""
 
     def __init__(
-        self, name: str, out: Path, send: Path | None, show: Callable[[str], None] = print
+        self, name: str, out: Path, send: Path | None, show: Callable[[str], None] = show
     ) -> None:
         self._name, self._out, self._send, self.show = name, out, send, show
         self._begin = time.monotonic()
@@ -152,7 +157,7 @@ class Watch:
         if self._is_terminal:
             result = "" if values["result"] == "measured" else f"  {str(values['result']).upper()}"
             said = f"{values['seconds']:.1f} s, {counted(self._figures, 'figure')}, {self._left()}"
-            print(f"{self._place()} {values['phase']}: {said}{result}", flush=True)
+            show(f"{self._place()} {values['phase']}: {said}{result}")
         self.rows.append(values)
         self._record.table(self.rows)
 
@@ -245,6 +250,8 @@ def as_document(lines: Iterable[Mapping[str, Any]]) -> str:
     said = {name: _cell(head.get(name, "?")) for name in ("command", "date", "torch", "python")}
     page = [f"## {_cell(card)}, {said['date'][:10]}", ""]
     page += [f"`{said['command']}`, torch {said['torch']}, Python {said['python']}", ""]
+    if head.get("tiny") or head.get("device") == "cpu":
+        page += ["A rehearsal: no figure here is one of a card.", ""]
     page += ["| item | phase | seconds | result |", "|---|---|---|---|"]
     for row in rows:
         cells = (row["item"], row["phase"], f"{row['seconds']:.0f}", said_of(row))

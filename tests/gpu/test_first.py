@@ -18,7 +18,7 @@ import pytest
 from tests.gpu import __main__ as command
 from tests.gpu import phases as of_phases
 from tests.gpu import run as run_module
-from tests.gpu.report import Record, Watch, as_document, packed, read_lines, table_of
+from tests.gpu.report import Record, Watch, as_document, is_row, packed, read_lines, table_of
 from tests.gpu.run import Figures, Options, Phase, run_phases
 from trainer.runlog.output import configure
 
@@ -82,7 +82,7 @@ def _run(phases: list[Phase], out: Path, deadline_s: float = 100.0) -> tuple[Any
 def test_a_phase_that_dies_costs_its_own_rest_only(tmp_path: Path) -> None:
     phases = [
         Phase(1, "dies", _dies),
-        Phase(2, "hangs", _hangs, (), 1.5),
+        Phase(2, "hangs", _hangs, (), 6.0),
         Phase(3, "fails", _fails),
     ]
     phases += [Phase(4, "partly", _partly), Phase(5, "judged", _judged)]
@@ -90,7 +90,7 @@ def test_a_phase_that_dies_costs_its_own_rest_only(tmp_path: Path) -> None:
     rows, lines = _run(phases, tmp_path / "out")
     assert [(row["result"], row.get("reason")) for row in rows] == [
         ("failed", "killed by SIGSEGV, and the kernel counts no out-of-memory kill"),
-        ("timed out", "no result after 2 s"),
+        ("timed out", "no result after 6 s"),
         ("failed", "ValueError: wrong shape"),
         ("partly", "two: ZeroDivisionError: integer division or modulo by zero"),
         ("wrong", "one: it differs by 3e-01"),
@@ -333,7 +333,7 @@ def _first(out: Path, send: Path, *words: str) -> list[str]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGHUP])
 def test_a_kill_loses_nothing_that_was_measured(number: int, tmp_path: Path) -> None:
     out, send = tmp_path / "out", tmp_path / "send"
     argv = _first(out, send, "--only", "correct, eager")
@@ -459,6 +459,40 @@ def test_a_terminal_gets_a_line_a_phase_and_a_pipe_gets_the_record(
             assert shown == " 1/2 facts: 3.0 s, 1 figure, 500 s left  WRONG\n"
         else:
             assert [json.loads(line).get("figure") for line in shown.splitlines()] == ["copy", None]
+
+
+@pytest.mark.parametrize("reader", ["head", "full"])
+def test_what_reads_the_output_may_end(reader: str, tmp_path: Path) -> None:
+    """The record gets everything, and no phase fails by it."""
+    reads, writes = os.pipe()
+    os.close(reads)
+    stdout = writes if reader == "head" else os.open("/dev/full", os.O_WRONLY)
+    argv = _first(tmp_path / "out", tmp_path / "send", "--only", "facts", "packed text")
+    done = subprocess.run(argv, stdout=stdout, stderr=subprocess.DEVNULL, timeout=120)
+    rows = [line for line in read_lines(tmp_path / "send" / "first-only.jsonl")[0] if is_row(line)]
+    assert [row["result"] for row in rows] == ["measured", "measured"]
+    assert (tmp_path / "send" / "first-only.tar.gz").is_file()
+    assert done.returncode == (0 if reader == "head" else 1)
+
+
+def test_the_record_of_a_rehearsal_says_nothing_of_a_card(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "first.jsonl"
+    head = {"command": "python -m tests.gpu first --tiny", "device": "cpu", "tiny": True}
+    path.write_text(f"{json.dumps(head)}\n{json.dumps(_ROW)}\n")
+    assert command.main(["second", "--out", str(tmp_path)]) == 2
+    assert f"{path} was measured with other options: {head['command']}" in capsys.readouterr().err
+    assert command.main(["table", str(path)]) == 0
+    assert "A rehearsal: no figure here is one of a card." in capsys.readouterr().out
+
+
+def test_a_record_to_continue_is_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "first.txt"
+    path.write_text("  1 facts\n")
+    words = ["second", "--out", str(tmp_path / "out"), "--device", "cpu", "--after", str(path)]
+    assert command.main(words) == 2
+    assert "first.txt is no record of tests.gpu" in capsys.readouterr().err
 
 
 def test_a_second_call_without_a_first_says_what_it_leaves_out(
