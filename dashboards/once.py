@@ -72,7 +72,7 @@ def write(state: State, output: Output) -> None:
 
 def _write_nodes(state: State, output: Output) -> None:
     gpu_columns = ["GPUS", "POWER", "UTIL", "GPU MEM", "TEMP", "SM CLOCK"] if state.has_gpus else []
-    numbers = [*gpu_columns, "CPU", "LOAD", "MEM GiB", "NET"]
+    numbers = [*gpu_columns, "CPU", "LOAD", "MEM", "NET"]
     rows: list[list[str | Cell]] = []
     for node in state.nodes.values():
         mark, why = table.node_mark(node, state)
@@ -86,7 +86,7 @@ def _write_nodes(state: State, output: Output) -> None:
             gpus = node.gpus_seen - len(table.missing(node))
             row.append("-" if sample.gpus is None else str(gpus))
             row += [metric.say(table.node_value(sample, metric)) for metric in table.METRICS]
-        memory = f"{units.gib(sample.memory_used_bytes)}/{units.gib(sample.memory_total_bytes)}"
+        memory = units.part(sample.memory_used_bytes, sample.memory_total_bytes)
         row += [units.percent(sample.cpu), units.number(sample.load1, 2), memory]
         rows.append([*row, units.rate(sample.network_bytes_s)])
     output.table(["NODE", "STATE", *numbers], rows, right=numbers)
@@ -123,8 +123,8 @@ def _write_run(run: RunState, state: State, output: Output) -> None:
     output.line(printable(f"run {run.name}: {_status(now)}"), style)
     if run.last is not None:
         last, age_s = run.last, state.now_s - (run.last_s or state.now_s)
-        eta = f", ETA {units.span(now.eta_s)}" if now.eta_s is not None else ""
-        output.line(f"  step {now.step:,}/{now.steps_total:,}, {units.age(age_s)} ago{eta}")
+        eta = f", ETA {units.duration(now.eta_s)}" if now.eta_s is not None else ""
+        output.line(f"  step {now.step:,}/{now.steps_total:,}, {units.ago(age_s)}{eta}")
         output.line(
             f"  loss {units.number(now.smooth_loss)} smoothed, {units.number(last.loss)} last, "
             f"grad norm {units.number(last.grad_norm)}, lr {units.number(last.lr, 2)}"
@@ -132,11 +132,11 @@ def _write_run(run: RunState, state: State, output: Output) -> None:
         if run.validation is not None:
             output.line(f"  validation loss {in_words(run.validation)}")
         output.line(
-            f"  {units.seconds(now.step_s)} a step (p99 {units.seconds(now.p99_s)}), "
+            f"  {units.measured(now.step_s)} a step (p99 {units.measured(now.p99_s)}), "
             f"{units.number(now.clips_per_s)} clips/s, ranks idle {units.percent(now.idle_share)}"
         )
         if now.phases:
-            parts = ", ".join(f"{name} {units.seconds(seconds)}" for name, seconds in now.phases)
+            parts = ", ".join(f"{name} {units.measured(seconds)}" for name, seconds in now.phases)
             output.line(printable(f"  {parts}"))
     for line in attempt_lines(now):
         output.line(printable(f"  {line}"))
@@ -161,7 +161,7 @@ def attempt_lines(now: Figures) -> list[str]:
         parts.append(f"excluded: {nodes.fold(now.excluded)}")
     lines = [", ".join(parts)]
     if now.ettr is not None:
-        lost = ", ".join(f"{cause} {units.span(seconds)}" for cause, seconds in now.lost_s)
+        lost = ", ".join(f"{cause} {units.duration(seconds)}" for cause, seconds in now.lost_s)
         lines.append(
             f"effective training time (ETTR) {now.ettr:.1%}" + (f", lost: {lost}" if lost else "")
         )

@@ -17,11 +17,11 @@ from typing import Any
 from checks.reference import xid_codes, xid_nvlink5
 from checks.registry import Check
 from checks.runner import all_checks
+from checks.units import duration
 from clusterctl.launch.causes import cuda_errors, signatures
 from clusterctl.launch.causes.kinds import Kind
 from dashboards.alerts.engine import RULES
 from dashboards.model.alert_book import Rule
-from dashboards.model.units import span
 from tests.clusterctl.launch.causes.nccl_texts import LAST_ERRORS, RESULTS
 from tests.faults import cases  # noqa: F401 - enters the faults
 from tests.faults.fault import FAULTS
@@ -92,7 +92,7 @@ def alerts() -> str:
 def _alert(rule: Rule) -> list[str]:
     others = " or ".join(f"`{id}`" for id in rule.suppressed_by)
     limit = rule.threshold + (f"; suppressed by {others}" if others else "")
-    times = ", ".join(span(s) if s else "at once" for s in (rule.after_s, rule.clear_s))
+    times = ", ".join(duration(s) if s else "at once" for s in (rule.after_s, rule.clear_s))
     remote = f"'{rule.remote.format(part='PATH')}'" if rule.remote else ""
     values = {"hosts": "nodes.txt", "nodes": "-w NODES", "run": "RUN", "remote": remote}
     command = " ".join(rule.command.format(**values).split())

@@ -9,6 +9,7 @@ from clusterctl.errors import TransportError
 from clusterctl.remote.payload import PayloadStream
 from clusterctl.transport.base import Connection
 from dashboards.feeds.watch_decoder import Decoder
+from dashboards.model import units
 from dashboards.model.samples import NodeSample
 
 LINE_BYTES = 256 << 10
@@ -63,7 +64,7 @@ class OpenStream:
         """
         self.allowed -= len(data)
         if self.allowed < 0:
-            text = f"the node sends more than {BURST_BYTES >> 10} kB a second"
+            text = f"the node sends more than {units.size(BURST_BYTES)} a second"
             raise TransportError("parse", text)
         *lines, self.rest = (self.rest + data).split(b"\n")
         decoder, has_reading = self.decoder, False

@@ -17,6 +17,7 @@ from clusterctl.runs.find import EVENTS_FILE as JOURNAL
 from clusterctl.runs.find import INCIDENTS_FILE as INCIDENTS
 from clusterctl.runs.find import PLAN_FILE, runs_by_time
 from clusterctl.runs.journal import incident_event, launcher_event, planned_nodes
+from dashboards.model import units
 from dashboards.model.samples import (
     READING,
     Clock,
@@ -165,7 +166,9 @@ class RunDirFeed:
         silent_s = time.monotonic() - self._alive_s
         if not found and silent_s > self.HUNG_S + self._interval_s:
             where = self._open or self._path
-            found += self._unread(f"no answer from the file system for {self.HUNG_S:g} s: {where}")
+            found += self._unread(
+                f"no answer from the file system for {units.duration(self.HUNG_S)}: {where}"
+            )
         return found
 
     def _follow(self) -> None:

@@ -31,6 +31,7 @@ from clusterctl.transport.base import Connection, Progress
 from dashboards.feeds.open_stream import BURST_BYTES, BYTES_S, GONE, OpenStream
 from dashboards.feeds.stream_reader import StreamReader
 from dashboards.feeds.watch_decoder import Decoder
+from dashboards.model import units
 from dashboards.model.samples import Clock, NodeDown, NodeSample, Sample
 
 CONNECTORS = 32
@@ -166,7 +167,7 @@ class SshFeed:
                 continue
             open_.allowed = min(BURST_BYTES, open_.allowed + BYTES_S / 2)
             if now - watched.last_line > silent_s and not watched.is_down:
-                text = f"no reading for {now - watched.last_line:.0f} s"
+                text = f"no reading for {units.duration(now - watched.last_line)}"
                 self._report_down(watched, "command", text)
                 self._connect_later(watched, 0.0)
 

@@ -126,7 +126,7 @@ def node_mark(node: NodeState, state: State) -> tuple[str, str]:
     if sample is None:
         return (UNKNOWN, "waiting") if state.watches else ("", "")
     if sample.at_s < state.oldest_s:
-        return STALE, units.age(state.now_s - sample.at_s)
+        return STALE, units.duration(state.now_s - sample.at_s)
     if sample.gpus is None:
         return UNKNOWN, "GPUs ?"
     if gone := missing(node):

@@ -6,6 +6,8 @@ import functools
 import math
 from collections.abc import Callable
 
+from checks import units
+
 UNKNOWN = "-"
 
 
@@ -21,41 +23,25 @@ degrees = _if_known("{:.0f} °C".format)
 mhz = _if_known("{:,.0f} MHz".format)
 two_digits = _if_known("{:.2f}".format)
 percent = _if_known("{:.0%}".format)
+size = _if_known(units.size)
+rate = _if_known(units.rate)
+offset = _if_known(units.offset)
+duration = _if_known(units.duration)
+measured = _if_known(units.measured)
+ago = _if_known(units.ago)
+
+
+def part(used: float | None, whole: float | None) -> str:
+    """Bytes of how many, with the unit once where it is the same: 68.6/80 GiB, 512 MiB/2 GiB."""
+    first, other = size(used), size(whole)
+    number, _, unit = first.partition(" ")
+    return f"{number if other.endswith(f' {unit}') else first}/{other}"
 
 
 @_if_known
 def power(watts: float) -> str:
     """700 W, 5.57 kW, 127 kW."""
     return f"{watts:.0f} W" if watts < 1000 else f"{_three(watts / 1000)} kW"
-
-
-@_if_known
-def gib(count: float) -> str:
-    """Bytes as GiB without the unit: 3.1, 71, 2,048."""
-    value = count / 2**30
-    return f"{value:.1f}" if value < 10 else f"{value:,.0f}"
-
-
-@_if_known
-def size(count: float) -> str:
-    """Bytes with a binary unit: 812 MiB, 71 GiB, 3.5 TiB."""
-    value, unit = count / 2**20, "MiB"
-    for larger in ("GiB", "TiB"):
-        if value >= 1000:
-            value, unit = value / 1024, larger
-    return f"{value:.1f} {unit}" if value < 10 and unit != "MiB" else f"{value:,.0f} {unit}"
-
-
-@_if_known
-def offset(value: float) -> str:
-    """A clock's offset with its sign: +0.4 ms, -2.51 s."""
-    return f"{value * 1000:+.1f} ms" if abs(value) < 0.0995 else f"{value:+.2f} s"
-
-
-@_if_known
-def rate(bytes_s: float) -> str:
-    """12 kB/s, 1.4 MB/s, 48 GB/s: decimal, as network speeds are."""
-    return f"{bytes_s:.0f} B/s" if bytes_s < 1e3 else _decimal(bytes_s, " kB/s", " MB/s", " GB/s")
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -76,34 +62,6 @@ def number(value: float | None, digits: int = 3) -> str:
 def count(value: float) -> str:
     """A whole number with separators; from 100,000 on as 123k, 1.2M, 3.4G."""
     return f"{value:,.0f}" if value < 1e5 else _decimal(value, "k", "M", "G")
-
-
-@_if_known
-def seconds(value: float) -> str:
-    """A short time that is measured: 0.21 s, 4.11 s, 65 s."""
-    return f"{value * 1000:.0f} ms" if value < 0.0995 else f"{_three(value)} s"
-
-
-@_if_known
-def age(value: float) -> str:
-    """How long ago, coarse: 3 s, 12 min, 5 h, 2 d."""
-    for limit, divisor, unit in ((120, 1, "s"), (7200, 60, "min"), (172800, 3600, "h")):
-        if value < limit:
-            return f"{max(0.0, value) / divisor:.0f} {unit}"
-    return f"{value / 86400:.0f} d"
-
-
-@_if_known
-def span(value: float) -> str:
-    """A long duration in two units: 52 s, 4 min 10 s, 4 h 46 min, 3 d 2 h."""
-    whole = round(value)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    if whole < 86400:
-        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-    return f"{whole // 86400} d {whole % 86400 // 3600} h"
 
 
 def _decimal(value: float, *units: str) -> str:

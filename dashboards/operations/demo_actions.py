@@ -16,6 +16,7 @@ from clusterctl.stacks.frames import Frame, Stack
 from clusterctl.stacks.model import JobSnapshot, NodeView, Proc, Progress, Thread
 from clusterctl.stacks.wait_sites import Sites
 from clusterctl.transport.base import Unreachable
+from dashboards.model import units
 from dashboards.model.state import RunState
 from dashboards.operations.actions import Actions, Ending, LogText
 from dashboards.operations.background import Watch
@@ -132,7 +133,7 @@ class DemoActions(Actions):
         lines = [f"rank {rank}: NCCL version 2.26.2, 192 ranks, 24 nodes"]
         for one in run.recent[-200:]:
             stamp = time.strftime("%H:%M:%S", time.localtime(one.time_s))
-            text = f"step {one.step} loss {one.loss:.4f} {one.step_s:.2f} s  {one.bucket}"
+            text = f"step {one.step} loss {one.loss:.4f} {units.duration(one.step_s)}  {one.bucket}"
             lines.append(f"{stamp} {text}")
             if rank == one.slowest_rank and (one.idle_share or 0) > 0.2:
                 text = f"warning: this rank was {one.idle_share:.0%} slower than the mean"

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from clusterctl.errors import UsageError
 from clusterctl.payload.files.ownership import open_own
+from dashboards.model import units
 from trainer.runlog.json_file import decoded
 
 BEGIN, DEEP, KEY = KEYS = ("begin", "deep", "key")
@@ -218,7 +219,7 @@ class Appender:
     def append(self, time_s: float, kind: str, text: bytes) -> None:
         """One row. Raises `ValueError` for a text that no reader would take, `sqlite3.Error`."""
         if len(text) > MAX_BYTES[kind]:
-            raise ValueError(f"a round of {len(text) >> 20} MiB is too long for a recording")
+            raise ValueError(f"a round of {units.size(len(text))} is too long for a recording")
         if kind in KEYS:
             self._packers.clear()
         packer = self._packers[kind]

@@ -116,7 +116,7 @@ def bars(rows: Sequence[tuple[str, Timing]]) -> str:
                 wide = max(1.0, value * scale)
                 place_of = f'x="{NAMES}" y="{y}" width="{wide:.1f}" height="{BAR - 2}"'
                 parts.append(f'<rect class="{kind}" {place_of}/>')
-                parts.append(text(NAMES + wide + 6, y + 10, units.seconds(value)))
+                parts.append(text(NAMES + wide + 6, y + 10, units.measured(value)))
     return "\n".join([*parts, "</svg>"])
 
 

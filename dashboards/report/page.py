@@ -58,7 +58,7 @@ def _figures(run: RunState, now: Figures) -> Iterator[str]:
     if now.excluded:
         pairs.append(("excluded", fold(now.excluded)))
     if now.eta_s is not None:
-        pairs.append(("time left", units.span(now.eta_s)))
+        pairs.append(("time left", units.duration(now.eta_s)))
     for name, text in pairs:
         yield f"<div><dt>{name}</dt><dd>{svg.safe(text)}</dd></div>"
 
@@ -72,7 +72,7 @@ def _sections(run: RunState, now: Figures, until_s: float, quality: Quality) -> 
     if now.lost_s:
         wall_s = max(1.0, until_s - (known.began_s or until_s))
         rows: list[Row] = [
-            (("", cause), ("n", units.span(seconds)), ("n", units.percent(seconds / wall_s)))
+            (("", cause), ("n", units.duration(seconds)), ("n", units.percent(seconds / wall_s)))
             for cause, seconds in now.lost_s
         ]
         heads = ("cause", "time lost", "of the wall time")
@@ -98,7 +98,7 @@ def _attempt_row(one: Attempt, until_s: float) -> Row:
     return (
         ("n", str(one.number)),
         ("", _date(one.began_s)),
-        ("n", units.span(took_s)),
+        ("n", units.duration(took_s)),
         ("", fold(one.nodes) if one.nodes else units.UNKNOWN),
         ("n", steps),
         (svg.kind_of(one), svg.ending_of(one)),

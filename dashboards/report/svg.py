@@ -89,7 +89,7 @@ def about(one: Attempt, now_s: float) -> str:
     if one.world:
         parts.append(counted(one.world, "rank"))
     parts += [f"from {one.checkpoint}"] if one.checkpoint else []
-    parts += [steps, f"{_date(one.began_s)}, {units.span(max(0.0, ended_s - one.began_s))}"]
+    parts += [steps, f"{_date(one.began_s)}, {units.duration(max(0.0, ended_s - one.began_s))}"]
     sentence = f": {one.text}" if one.text and one.text != one.ending else ""
     return f"{', '.join(parts)}; {ending_of(one)}{sentence}"
 

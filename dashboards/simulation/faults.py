@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from dashboards.model import units
 from dashboards.model.samples import EventSample, Gpu, NodeDown, NodeSample, Xid
 from trainer.runlog.telemetry import Event
 
@@ -43,7 +44,7 @@ class Incident:
 
 ROUND_S = 1.0  # between readings
 DEAD_S = 7.0
-DEAD = ("banner", f"the server sent no ssh version line within {DEAD_S:.0f} s")
+DEAD = ("banner", f"the server sent no ssh version line within {units.duration(DEAD_S)}")
 XID_TEXT = {
     74.0: "pid=88127, name=python3, NVLink: fatal error detected on link 7(0x10000, 0x0, 0x0)",
     79.0: "pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",

@@ -9,6 +9,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator
 
+from dashboards.model import units
 from dashboards.model.samples import Disk, EventSample, Gpu, Link, NodeSample, Process, RunOpened
 from trainer.runlog.checkpoint_name import checkpoint_name
 from trainer.runlog.telemetry import Event, StepRecord
@@ -74,7 +75,7 @@ def step_record(
 
 def checkpoint(step: int, at_s: float) -> EventSample:
     """A checkpoint that is written at `at_s`, CHECKPOINT_S after its step."""
-    text = f"{checkpoint_name(1, step)} in {CHECKPOINT_S:.0f} s, 18.4 GiB"
+    text = f"{checkpoint_name(1, step)} in {units.duration(CHECKPOINT_S)}, 18.4 GiB"
     return EventSample(Event("checkpoint", text, step=step, time_s=at_s), at_s)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from clusterctl.errors import UsageError
 from clusterctl.payload.jobs.processes import SIGNAL_NAMES
+from dashboards.model import units
 
 WAITING = 100  # alerts that wait for a slow hook; more are dropped, with a message
 
@@ -107,7 +108,7 @@ class Hook:
                     with contextlib.suppress(ProcessLookupError):
                         os.killpg(child.pid, signal.SIGKILL)
                     child.wait()
-                    return f"was killed after {self._timeout_s:g} s"
+                    return f"was killed after {units.duration(self._timeout_s)}"
         code = child.returncode
         if code < 0:
             return f"was ended by {SIGNAL_NAMES.get(-code) or f'signal {-code}'}"

@@ -142,7 +142,7 @@ def show_rules(output: Output) -> None:
             ],
         )
         return
-    times = [(units.span(rule.after_s), units.span(rule.clear_s)) for rule in RULES]
+    times = [(units.duration(rule.after_s), units.duration(rule.clear_s)) for rule in RULES]
     rows = [[r.id, r.severity.upper(), *t, r.threshold] for r, t in zip(RULES, times, strict=True)]
     output.table(["ALERT", "WORD", "BEGINS", "ENDS", "LIMIT"], rows, right=["BEGINS", "ENDS"])
 
@@ -216,7 +216,7 @@ class Lines:
         output, head = self._output, f"{alert.id}  {alert.subject}"
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(state.now_s))
         if kind == "clear":
-            lasted = units.span(state.now_s - alert.first_s)
+            lasted = units.duration(state.now_s - alert.first_s)
             output.line(f"{at} clear {head}  after {lasted}", STYLES["clear"])
         else:
             severity, style = alert.severity.upper(), STYLES[alert.severity]

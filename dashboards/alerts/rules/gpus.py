@@ -104,7 +104,7 @@ def memory(context: RuleContext) -> Iterable[Breach]:
     for unit, gpu in context.gpus:
         used, total = gpu.memory_used_bytes, gpu.memory_total_bytes
         if used and total and used >= limit * total:
-            yield Breach(unit, f"{units.gib(used)} of {units.gib(total)} GiB in use")
+            yield Breach(unit, f"{units.size(used)} of {units.size(total)} in use")
 
 
 def nvlink(context: RuleContext) -> Iterable[Breach]:

@@ -48,7 +48,7 @@ def clock_step(context: RuleContext) -> Iterable[Breach]:
         step_s = node.clock_step_s
         if step_s is not None and abs(step_s) > limits.step_warn_s:
             severity = FAIL if abs(step_s) > limits.step_fail_s else WARN
-            yield Breach((name, ""), f"jumped by {_signed(step_s)}", severity)
+            yield Breach((name, ""), f"jumped by {units.offset(step_s)}", severity)
 
 
 def clock_offset(context: RuleContext) -> Iterable[Breach]:
@@ -67,11 +67,13 @@ def clock_offset(context: RuleContext) -> Iterable[Breach]:
     for name, offset, error in known:
         away = abs(offset - middle) - error
         if away > warn_s:
-            text = f"{_signed(offset - middle)} against {whom} (limit {units.seconds(warn_s)})"
+            text = (
+                f"{units.offset(offset - middle)} against {whom} (limit {units.measured(warn_s)})"
+            )
             yield Breach((name, ""), text, FAIL if away > fail_s else WARN)
     away = abs(middle) - bound
     if away > warn_s:
-        text = f"{_signed(-middle)} against the nodes"
+        text = f"{units.offset(-middle)} against the nodes"
         yield Breach(("", HEAD), text, FAIL if away > fail_s else WARN)
 
 
@@ -131,9 +133,9 @@ def disk(context: RuleContext) -> Iterable[Breach]:
                 continue
             left = one.total_bytes - one.used_bytes
             soon_s = time_to_full_s(context, unit, one)
-            text = f"{100 * one.full:.0f} % full, {units.gib(left)} GiB left"
+            text = f"{100 * one.full:.0f} % full, {units.size(left)} left"
             if soon_s is not None and soon_s < limits.disk_soon_s:
-                text += f", full in {units.span(soon_s)} at this pace"
+                text += f", full in {units.duration(soon_s)} at this pace"
                 yield Breach(unit, text, FAIL if soon_s < limits.disk_soon_s / 4 else WARN)
             elif one.full >= limits.disk_fail and left < limits.disk_left_bytes:
                 yield Breach(unit, text, FAIL)
@@ -167,13 +169,7 @@ def memory(context: RuleContext) -> Iterable[Breach]:
     for name, node in context.live.items():
         used, total = node.memory_used_bytes, node.memory_total_bytes
         if used and total and used >= limit * total:
-            yield Breach((name, ""), f"{units.gib(used)} of {units.gib(total)} GiB in use")
-
-
-def _signed(seconds: float) -> str:
-    if abs(seconds) < 1:
-        return f"{1000 * seconds:+.0f} ms"
-    return f"{seconds:+.2f} s" if abs(seconds) < 120 else f"{seconds:+,.0f} s"
+            yield Breach((name, ""), f"{units.size(used)} of {units.size(total)} in use")
 
 
 RULES = (

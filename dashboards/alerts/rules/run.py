@@ -41,10 +41,10 @@ def stalled(context: RuleContext) -> Iterable[Breach]:
         since_s, text = run.last_s, "no step for"
         usual_s, limit_s = longest_pause_s(run.recent, limits, run.steps.first_steps)
         usual = f" after step {run.last.step:,}"
-        usual += f", usual {units.seconds(usual_s)}" if usual_s else ""
+        usual += f", usual {units.measured(usual_s)}" if usual_s else ""
     age_s = context.now_s - since_s
     if age_s > limit_s:
-        text = f"{text} {units.span(age_s)}{usual}"
+        text = f"{text} {units.duration(age_s)}{usual}"
         yield Breach(("", run.name), text, starts=age_s < limits.forgotten_s)
 
 

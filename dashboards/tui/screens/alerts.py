@@ -74,7 +74,7 @@ class AlertList(Listing[Alert]):
         return words(
             (f"{mark} ", style),
             (f"{clock(alert.first_s):<10}{last}", colors.label),
-            (f"{units.age(max(0.0, until - alert.first_s)):<8}", colors.label),
+            (f"{units.duration(max(0.0, until - alert.first_s)):<12}", colors.label),
             (f"{'over' if over else alert.severity.upper():<6}", style),
             (f"{alert.id:<15} ", style),
             (f"{where:<{wide}}", text),
@@ -118,7 +118,7 @@ class AlertDetail(Panel):
             return f"{text}, over since {clock(alert.cleared_s)}"
         if not alert.is_known:
             text += " (cannot be seen just now)"
-        return f"{text}, for {units.span(max(0.0, state.now_s - alert.first_s))}"
+        return f"{text}, for {units.duration(max(0.0, state.now_s - alert.first_s))}"
 
 
 class AlertsScreen(ListScreen):

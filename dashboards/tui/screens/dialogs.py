@@ -14,6 +14,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Button, Static
 
 from clusterctl.nodes import fold
+from dashboards.model import units
 from dashboards.operations.actions import Ending
 from dashboards.operations.background import Job, Watch
 from dashboards.tui.screens.base import Top, TopScreen, start_job
@@ -77,7 +78,7 @@ class Dialog(ModalScreen[None]):
     def _tell(self) -> None:
         job = self._job
         if job is not None and job.is_running:
-            self.say([f"{job.watch.line() or 'begins'}  {job.seconds:.0f} s"])
+            self.say([f"{job.watch.line() or 'begins'}  {units.duration(job.seconds)}"])
 
     def start(self, doing: str, work: Callable[[Watch], object]) -> None:
         def start_work(watch: Watch) -> object:

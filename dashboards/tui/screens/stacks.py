@@ -57,7 +57,7 @@ class VerdictPanel(Panel):
         if job is not None and self.is_collecting:
             self.title("stacks", "esc cancels")
             dots = "·" * (1 + int(job.seconds) % 3)
-            progress = f" {job.seconds:.0f} s  {job.watch.line() or 'begins'}"
+            progress = f" {units.duration(job.seconds)}  {job.watch.line() or 'begins'}"
             head = words((f" collecting the stacks of all processes, twice {dots}", colors.accent))
             return [head, words((progress, colors.text))]
         if job is not None and (job.cancelled or job.error):
@@ -69,7 +69,7 @@ class VerdictPanel(Panel):
             head = words((" enter", colors.accent), (WHAT_IT_DOES[0], colors.text))
             return [head, words((WHAT_IT_DOES[1], colors.text))]
         taken_s = seen.snapshot.taken_s
-        ago = f"{units.age(max(0.0, state.now_s - taken_s))} ago"
+        ago = units.ago(state.now_s - taken_s)
         self.title(f"stacks of {clock(taken_s)}", ago)
         return [
             line
@@ -125,8 +125,8 @@ class ClassList(Listing[Class]):
         style = colors.bad if one.suspect else colors.text
         doing = str(proc.progress)
         if proc.progress != "moving" and proc.stood_s >= 1:
-            doing += f" {proc.stood_s:.0f} s"
-        doing = f"{doing:<11}" if width < 100 else f"{proc.kind + ' ' + doing:<24}"
+            doing += f" {units.duration(proc.stood_s)}"
+        doing = f"{doing:<17}" if width < 100 else f"{proc.kind + ' ' + doing:<30}"
         site = proc.where() if proc.stack.frames else proc.error or "no Python stack"
         line = words(
             (f"{'!' if one.suspect else ' '}{len(one.procs):>5,} ", style),

@@ -30,10 +30,10 @@ def attempt_pairs(now: Figures, colors: Palette) -> list[Pair]:
         out = f", out: {fold(now.excluded)}" if now.excluded else ""
         pairs.append(("spares", f"{now.spares} left{out}", colors.text))
     lost_s = sum(seconds for _, seconds in now.lost_s)
-    lost = f", lost {units.span(lost_s)}" if now.lost_s else ""
+    lost = f", lost {units.duration(lost_s)}" if now.lost_s else ""
     pairs.append(("effective", f"{units.percent(now.ettr)}{lost}", colors.text))
     if now.lost_s:
-        causes = (f"{cause} {units.age(seconds)}" for cause, seconds in now.lost_s)
+        causes = (f"{cause} {units.duration(seconds)}" for cause, seconds in now.lost_s)
         pairs.append(("lost by", ", ".join(causes), colors.text))
     return pairs
 

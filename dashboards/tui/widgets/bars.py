@@ -97,7 +97,7 @@ def _run_words(state: State, colors: Palette) -> Line:
 
 
 def last_step_age(run: RunState, state: State) -> str:
-    return units.age(None if run.last_s is None else state.now_s - run.last_s)
+    return units.duration(None if run.last_s is None else state.now_s - run.last_s)
 
 
 class RunStrip(Panel):
@@ -113,8 +113,8 @@ class RunStrip(Panel):
         right = words(("loss ", colors.dim), (f"{units.number(now.smooth_loss)} ", colors.strong))
         age = f" {last_step_age(run, state)} ago"
         steps = words((f"  {now.step:,}/{now.steps_total:,}", colors.text), (age, colors.dim))
-        pace = words((f"{units.seconds(now.step_s)}/step  ", colors.text))
-        eta = words(("ETA ", colors.dim), (f"{units.span(now.eta_s)}  ", colors.text))
+        pace = words((f"{units.measured(now.step_s)}/step  ", colors.text))
+        eta = words(("ETA ", colors.dim), (f"{units.duration(now.eta_s)}  ", colors.text))
         room = width - width_of(left) - width_of(right) - 2
         # In order of weight; what does not fit is left out whole.
         for part, at_left in ((steps, True), (eta if now.eta_s else [], False), (pace, False)):
@@ -201,7 +201,7 @@ class ReplayBar(Panel):
         speed = "■ end" if part >= 1.0 else speed
         left = words((f" {speed:<10}", colors.accent))
         here, end = clock(replay.now()), clock(replay.last_s)
-        ago = f"  {units.span(replay.last_s - replay.now())} left"
+        ago = f"  {units.duration(replay.last_s - replay.now())} left"
         right = words(
             (f" {here}", colors.strong),
             (f" of {end}", colors.dim),

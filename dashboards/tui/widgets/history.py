@@ -163,8 +163,8 @@ def shown(value: float | None, form: str, unit: str = "") -> str:
     return units.UNKNOWN if value is None else f"{value:{form}}{unit}"
 
 
-def memory_text(of: Gpu | NodeSample, unit: str = " GiB") -> str:
-    return f"{units.gib(of.memory_used_bytes)}/{units.gib(of.memory_total_bytes)}{unit}"
+def memory_text(of: Gpu | NodeSample) -> str:
+    return units.part(of.memory_used_bytes, of.memory_total_bytes)
 
 
 def load_text(sample: NodeSample, digits: int) -> str:

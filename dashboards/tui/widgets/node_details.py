@@ -54,7 +54,7 @@ class NodeDetails(NodePanel):
         if sample.xids:
             last = sample.xids[-1]
             where = "" if last.gpu is None else f" GPU {last.gpu}"
-            text = f"Xid {last.code}{where} {units.age(state.now_s - last.at_s)} ago: {last.text}"
+            text = f"Xid {last.code}{where} {units.ago(state.now_s - last.at_s)}: {last.text}"
             yield words((" ! ", colors.bad), (text, colors.bad))
         if _log_is_missed(sample):
             yield words((f" {units.UNKNOWN} Xid not known: {sample.log_error}", colors.warn))
@@ -147,11 +147,11 @@ class NodeLinks(PartsPanel):
 
     def lines(self, links: Sequence[Link], width: int, colors: Palette) -> Iterator[Line]:
         wide = max(6, *(len(link.name) for link in links))
-        heading = f"{'state':<7}{'rate':>6}{'in':>10}{'out':>10}{'err/min':>8}{'downs':>6}"
+        heading = f"{'state':<7}{'rate':>6}{'in':>12}{'out':>12}{'err/min':>8}{'downs':>6}"
         yield words((f" {'port':<{wide}} {heading}", colors.dim))
         for link in links:
             errors = shown(link.errors_min, ".0f") + "!" * bool(link.errors_min)
-            rates = f"{units.rate(link.rx_bytes_s):>10}{units.rate(link.tx_bytes_s):>10}"
+            rates = f"{units.rate(link.rx_bytes_s):>12}{units.rate(link.tx_bytes_s):>12}"
             yield words(
                 (f" {link.name:<{wide}} ", colors.text),
                 (f"{link.state[:7]:<7}", colors.good if is_up(link) else colors.bad),
@@ -183,15 +183,17 @@ class NodeProcesses(PartsPanel):
     IS_COUNTED = True
 
     def lines(self, found: Sequence[Process], width: int, colors: Palette) -> Iterator[Line]:
-        heading = f" {'GPU':>3} {'pid':>8} {'user':<9}{'memory':>8} {'rank':>5} {'age':>7}  program"
+        heading = (
+            f" {'GPU':>3} {'pid':>8} {'user':<9}{'memory':>9} {'rank':>5} {'age':>11}  program"
+        )
         yield words((heading, colors.dim))
         for one in sorted(found, key=lambda p: (p.gpu is None, p.gpu or 0, p.pid)):
             yield words(
                 (f" {shown(one.gpu, ''):>3}", colors.text),
                 (f" {one.pid:>8} {one.user[:8]:<9}", colors.label),
-                (f"{units.size(one.memory_bytes):>8}", colors.text),
+                (f"{units.size(one.memory_bytes):>9}", colors.text),
                 (f" {'' if one.rank is None else one.rank:>5}", colors.strong),
-                (f" {units.age(one.age_s):>7}", colors.label),
+                (f" {units.duration(one.age_s):>11}", colors.label),
                 (f"  {one.name}", colors.text),
                 (f"  {one.run}", colors.dim),
             )
@@ -210,5 +212,5 @@ def alert_line(alert: Alert, state: State, colors: Palette) -> Line:
         (f"{alert.id}  ", style),
         (f"{alert.subject}  ", colors.label),
         (alert.text, colors.dim if alert.acknowledged else colors.text),
-        (f"  for {units.age(state.now_s - alert.first_s)}", colors.dim),
+        (f"  for {units.duration(state.now_s - alert.first_s)}", colors.dim),
     )

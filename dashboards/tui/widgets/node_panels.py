@@ -79,7 +79,7 @@ class NodeHead(NodePanel):
 
     def _facts(self, sample: NodeSample, colors: Palette) -> Iterator[Line]:
         if sample.up_s is not None:
-            yield words(("  up ", colors.dim), (units.span(sample.up_s), colors.text))
+            yield words(("  up ", colors.dim), (units.duration(sample.up_s), colors.text))
         offset = sample.clock_offset_s
         if offset is None:
             yield words((f"  clock {units.UNKNOWN}", colors.dim))
@@ -88,7 +88,7 @@ class NodeHead(NodePanel):
             ink = colors.warn if abs(offset) > CLOCK_WARN_S else colors.text
             text = units.offset(offset)
             if sample.clock_bound_s is not None:
-                text += f" ±{1000 * sample.clock_bound_s:.1f} ms"
+                text += f" ±{units.measured(sample.clock_bound_s)}"
             ink = colors.bad if is_bad else ink
             yield words(("  clock ", colors.dim), (text + " !" * is_bad, ink))
         if sample.driver:
@@ -159,8 +159,8 @@ class NodeGpus(NodePanel, Scrolled, can_focus=True):
         own = [one for one in (sample and sample.processes) or () if one.gpu == index]
         for name, cells in columns:
             if name == "memory":
-                cell = gauge(gpu.memory, 8, colors.ink(gpu.memory, hot=False), colors)
-                cell += words((f" {history.memory_text(gpu, 'G')}", colors.label))
+                cell = gauge(gpu.memory, 5, colors.ink(gpu.memory, hot=False), colors)
+                cell += words((f" {history.memory_text(gpu)}", colors.label))
             else:
                 text, style = self._cell(name, cells, gpu, node, own, odd, colors)
                 cell = words((aligned(name, text, cells), style))
@@ -241,7 +241,7 @@ class NodeChart(NodePanel):
         if node is None:
             self.title("")
             return []
-        minutes = f"last {units.span(history.reach(node) * state.history_step_s)}"
+        minutes = f"last {units.duration(history.reach(node) * state.history_step_s)}"
         if not node.gpus_seen:
             self.title("cpu and memory", minutes)
             if not history.reach(node):

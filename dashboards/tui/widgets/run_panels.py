@@ -42,7 +42,7 @@ class RunHead(Panel):
         right = words((f"{last_step_age(run, state)} ago ", style))
         if now.eta_s is not None:
             arrival = time.strftime("%a %H:%M", time.localtime(state.now_s + now.eta_s))
-            eta = words(("ETA ", colors.dim), (units.span(now.eta_s), colors.strong))
+            eta = words(("ETA ", colors.dim), (units.duration(now.eta_s), colors.strong))
             right = eta + words((f" ({arrival})  " if width >= 90 else "  ", colors.label)) + right
         if height < 2:
             percent = "" if now.part is None else f"  {100 * now.part:.0f}%"
@@ -107,7 +107,7 @@ class StepCurve(CurvePanel):
     NAME, COLUMN, STYLE, FROM_ZERO = "step time", 3, "accent", True
 
     def heading(self, last: StepRecord, now: Figures) -> tuple[str, str]:
-        return f"step {units.seconds(now.step_s)}", f"p99 {units.seconds(now.p99_s)}"
+        return f"step {units.measured(now.step_s)}", f"p99 {units.measured(now.p99_s)}"
 
 
 def _without_outliers(values: list[float]) -> list[float]:
@@ -217,7 +217,7 @@ class Phases(Panel):
             (name, seconds), style = now.phases[index], colors.bars[index % len(colors.bars)]
             filled = gauge(seconds / total, max(4, width - 28), style, colors)
             share = words(
-                (f"{units.seconds(seconds):>8}", colors.text),
+                (f"{units.measured(seconds):>10}", colors.text),
                 (f"{100 * seconds / total:5.0f}%", colors.label),
             )
             yield words((f" {name:<10}", colors.label)) + filled + share
@@ -269,10 +269,10 @@ class RunFigures(Panel):
         if now.checkpoint is not None:
             step, at_s = now.checkpoint
             saved = f"step {step:,}, " if step is not None else ""
-            saved += f"{units.age(max(0.0, state.now_s - at_s))} ago"
-        memory = f"{units.gib(last.memory_bytes)} GiB at most"
+            saved += units.ago(state.now_s - at_s)
+        memory = f"{units.size(last.memory_bytes)} at most"
         if last.memory_reserved_bytes is not None:
-            memory += f"  {units.gib(last.memory_reserved_bytes)} reserved"
+            memory += f"  {units.size(last.memory_reserved_bytes)} reserved"
         update, gap = newest(run, "update_ratio"), newest(run, "ema_gap")
         norm = units.number(last.weight_norm)
         if update is not None:
@@ -288,7 +288,7 @@ class RunFigures(Panel):
             ("lr", f"{units.number(last.lr, 2)}  grad norm {units.number(last.grad_norm)}", colors.text),
             ("bucket", last.bucket or units.UNKNOWN, colors.text),
             ("memory", memory, colors.text),
-            ("step", f"p99 {units.seconds(now.p99_s)}  longest {units.seconds(now.longest_s)}", colors.text),
+            ("step", f"p99 {units.measured(now.p99_s)}  longest {units.measured(now.longest_s)}", colors.text),
             ("weight norm", norm, colors.text),
         ]  # fmt: skip
         if bands:

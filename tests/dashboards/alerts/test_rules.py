@@ -89,22 +89,22 @@ OVER: list[tuple[str, Callable[[], State], Unit, str, str]] = [
     ("gpu.throttle", lambda: n1_gpu(throttle="sw thermal"), GPU0, "sw thermal", "warn"),
     ("gpu.hot", lambda: n1_gpu(temperature_c=88.0), GPU0, "88 °C", ""),
     ("gpu.ecc", lambda: n1_gpu(ecc_errors=1), GPU0, "1 uncorrected memory error since", ""),
-    ("gpu.memory", lambda: n1_gpu(memory_used_bytes=79.5 * GIB), GPU0, "80 of 80 GiB", ""),
+    ("gpu.memory", lambda: n1_gpu(memory_used_bytes=79.5 * GIB), GPU0, "79.5 GiB of 80 GiB", ""),
     ("gpu.nvlink", lambda: n1_gpu(nvlinks=(17, 18)), GPU0, "17 of 18", ""),
     ("gpu.missing", lambda: cluster(gpus=(gpu(1),)), GPU0, "not there any more", ""),
     ("gpu.missing", lambda: n1_gpu(error="GPU is lost"), GPU0, "GPU is lost", ""),
     ("gpu.unread", lambda: cluster(gpus=None, gpu_error="NVML: no answer for 9 s"), ("n1", ""), "no answer for 9 s", ""),
     ("gpu.xid", lambda: cluster(xids=(Xid(NOW - 60, 0, 79, ""),)), GPU0, "Xid 79", "fail"),
     ("gpu.xid", lambda: cluster(xids=(Xid(NOW - 60, None, 31, ""),)), ("n1", ""), "Xid 31", "warn"),
-    ("node.memory", lambda: cluster(memory_used_bytes=1950 * GIB), ("n1", ""), "1,950 of 2,000 GiB", ""),
-    ("clock.step", lambda: cluster(clock_step_s=-2.5), ("n1", ""), "jumped by -2.50 s", "fail"),
+    ("node.memory", lambda: cluster(memory_used_bytes=1950 * GIB), ("n1", ""), "1.9 TiB of 1.95 TiB", ""),
+    ("clock.step", lambda: cluster(clock_step_s=-2.5), ("n1", ""), "jumped by -2.5 s", "fail"),
     ("clock.step", lambda: cluster(clock_step_s=0.02), ("n1", ""), "+20 ms", "warn"),
-    ("clock.offset", lambda: cluster(clock_offset_s=2.5), ("n1", ""), "+2.50 s against the others", "fail"),
+    ("clock.offset", lambda: cluster(clock_offset_s=2.5), ("n1", ""), "+2.5 s against the others", "fail"),
     ("clock.offset", lambda: cluster(clock_offset_s=0.02), ("n1", ""), "+19 ms", "warn"),
     ("link.errors", lambda: cluster(links=(replace(LINK, errors_min=12.0),)), ("n1", "mlx5_0/1"), "12 errors a minute", ""),
     ("link.down", lambda: cluster(links=(replace(LINK, state="Down"),)), ("n1", "mlx5_0/1"), "up on 3 other nodes", ""),
     ("disk.full", lambda: cluster(disks=(Disk("/data", 920 * GIB, 1000 * GIB),)), ("n1", "/data"), "92 % full, 80 GiB left", "warn"),
-    ("disk.full", lambda: cluster(disks=(Disk("/data", 995 * GIB, 1000 * GIB),)), ("n1", "/data"), "5.0 GiB left", "fail"),
+    ("disk.full", lambda: cluster(disks=(Disk("/data", 995 * GIB, 1000 * GIB),)), ("n1", "/data"), "5 GiB left", "fail"),
     ("disk.full", lambda: cluster(disks=(Disk("/data"),)), ("n1", "/data"), "does not answer", "fail"),
     ("disk.full", lambda: cluster(disks=(Disk("/data", error="Stale file handle"),)), ("n1", "/data"), "could not be read: Stale file handle", "warn"),
     ("gpu.log_unread", lambda: cluster(xids=None, log_error="/dev/kmsg: no"), ("n1", ""), "/dev/kmsg: no", "warn"),
@@ -214,7 +214,7 @@ def test_head_with_a_wrong_clock_is_blamed_itself() -> None:
     state = fold(cluster(), [node(n, clock_offset_s=3.0) for n in NAMES])
     found = breaches("clock.offset", state)
     assert {unit: breach.text for unit, breach in found.items()} == {
-        ("", "this machine"): "-3.00 s against the nodes"
+        ("", "this machine"): "-3 s against the nodes"
     }
 
 

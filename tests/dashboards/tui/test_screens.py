@@ -103,7 +103,7 @@ def test_node_shows_all_that_is_known_of_it(size: tuple[int, int]) -> None:
     async def story(app: TopApp, pilot: Pilot[None]) -> None:
         await pilot.press("2")
         head, gpus = shown(app, "#node-head"), shown(app, "#node-gpus")
-        assert "up 12 d 0 h" in head
+        assert "up 12 d 00 h" in head
         assert "clock +2.51 s ±0.4 ms !" in head
         assert "python 4711" in gpus or size[0] < 100
         below = "".join(shown(app, name) for name in ("#node-facts", "#node-links", "#node-disks"))
