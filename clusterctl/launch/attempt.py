@@ -182,9 +182,10 @@ class Attempt:
         self.started = True
         for node in self.state.nodes.values():  # some have reported long before the last
             node.text, node.heard_s = "starting ranks", time.monotonic()
+        env = self.plan.environment.values()
+        order: dict[str, Any] = {"op": "start", "env": env, "address": meet.address}
         launched_s = time.time() - (time.monotonic() - self.state.started_s)
-        env = {**self.plan.environment.values(), "CLUSTERCTL_LAUNCHED_S": f"{launched_s:.3f}"}
-        order = {"op": "start", "env": env, "address": meet.address}
+        order["launched_s"] = round(launched_s, 3)  # of the run's first attempt
         for name, share in self.shares.items():
             self.agents.send(name, {**order, "argv": self.plan.argv(share, meet)})
         self.on_start()  # an agent without this order ends with its head

@@ -84,6 +84,8 @@ class Ranks:
         more = name_interface(env, "GLOO_SOCKET_IFNAME", order["address"])
         more["CLUSTERCTL_HEARTBEATS"] = self.beats
         more["CLUSTERCTL_ATTEMPT"] = str(ARGS["attempt"])
+        if "launched_s" in order:
+            more["CLUSTERCTL_LAUNCHED_S"] = "%.3f" % order["launched_s"]
         asked = {"argv": order["argv"], "env": variables(env), "more": more}
         asked["fail_grace_s"] = ARGS["fail_grace_s"]
         self.starter.start(asked, self.starter_log.path)
