@@ -34,6 +34,14 @@ OWN_STARTS = (
 )
 # What a lock guarantees is written once for the head and the trainer, and once for nodes.
 LOCKS = ("trainer/runlog/locks.py", "clusterctl/payload/files/locks.py")
+# Sizes, durations and counts as text for people; what is sent to nodes can import none of ours.
+UNITS = ("checks/units.py", "trainer/runlog/units.py", "clusterctl/payload/")
+_UNIT_BEHIND = re.compile(r" ?(?:[KMGT]i?B|kB)\b(?![-'])")
+_TIME_BEHIND = re.compile(r" (?:ms|s|min|minutes|h|hours|d)\b")
+_SCALED = re.compile(
+    r"/ (?:1000000(?:000)?\.0|10 \*\* [69]|2 \*\* [1-4]0|\(1 << [1-4]0\)|1024)(?!\d)|>> [1-4]0\b"
+)
+_PLURAL = re.compile(r"'e?s' if .* (?:!=|>) 1|if .* == 1 else 'e?s'")
 # Secrets in nested values; the second also knows the names that they stand under.
 MASKS = ("clusterctl/payload/secrets/mask.py", "clusterctl/why/masked.py")
 # Lines of a program that the same module has started.
@@ -291,6 +299,24 @@ def other_locks(path: Path, nodes: Nodes) -> Iterator[str]:
             yield f"{name}:{node.lineno}: {node.attr}: use {' or '.join(LOCKS)}"
 
 
+def own_units(path: Path, nodes: Nodes) -> Iterator[str]:
+    """Sizes, durations and plurals that an f-string makes itself, outside UNITS."""
+    name = path.relative_to(ROOT).as_posix()
+    for node in nodes if not name.startswith(UNITS) else ():
+        if not isinstance(node, ast.JoinedStr):
+            continue
+        for part, behind in itertools.zip_longest(node.values, node.values[1:]):
+            if not isinstance(part, ast.FormattedValue):
+                continue
+            text = behind.value if isinstance(behind, ast.Constant) else ""
+            value, form = ast.unparse(part.value), ast.unparse(part.format_spec or node)
+            is_time = part.format_spec and form[-2] in "fg" and _TIME_BEHIND.match(text)
+            if _UNIT_BEHIND.match(text) or is_time:
+                yield f"{name}:{part.lineno}: {value}{text[:8]!r}: use {UNITS[0]} or {UNITS[1]}"
+            elif (part.format_spec and _SCALED.search(value)) or _PLURAL.search(value):
+                yield f"{name}:{part.lineno}: {value}: use {UNITS[0]} or {UNITS[1]}"
+
+
 def second_places(path: Path, nodes: Nodes) -> Iterator[str]:
     """Calls of what ONE_PLACE names, in another file."""
     file = path.relative_to(ROOT).as_posix()
@@ -356,6 +382,7 @@ def findings(paths: Iterable[Path]) -> Iterator[str]:
         yield from long_lines(path, text, every[path])
         yield from wordings(path, every[path])
         yield from other_starts(path, every[path])
+        yield from own_units(path, every[path])
         yield from other_locks(path, every[path])
         yield from second_places(path, every[path])
         yield from other_masks(path, every[path])

@@ -145,3 +145,15 @@ def test_own_pattern_of_a_checkpoints_name_is_found(tmp_path: Path, monkeypatch)
         assert line == "pack/one.py:1: a checkpoint's name: use trainer/runlog/checkpoint_name.py"
     for word in ('"epoch3-global_step4000"', '"`epoch{E}-global_step{G}/` is a folder"'):
         assert found(tmp_path, monkeypatch, pack__one=f"x = {word}\n") == []
+
+
+def test_sizes_durations_and_plurals_made_by_hand_are_found(tmp_path: Path, monkeypatch) -> None:
+    for own in ("{x / (1 << 30):.1f} GiB", "{x} MB", "{x:.2f} s", "{x / 1e9:.1f}", "{x >> 20:d}",
+                "{x} node{'s' if x != 1 else ''}", "{x:g} min"):  # fmt: skip
+        (line,) = found(tmp_path, monkeypatch, pack__one=f'y = f"{own}"\n')
+        assert line.startswith("pack/one.py:1: x") or "'s' if x" in line
+        assert line.endswith("use checks/units.py or trainer/runlog/units.py")
+    for other in ("{units.size(x)} free", "{x:.2f} TFLOP/s", "{x} s.csv", "{x:.3g} steps"):
+        assert found(tmp_path, monkeypatch, pack__one=f'y = f"{other}"\n') == []
+    monkeypatch.setattr(lint, "UNITS", ("pack/one.py", ""))
+    assert found(tmp_path, monkeypatch, pack__one='y = f"{x} MB"\n') == []

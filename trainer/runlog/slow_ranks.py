@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from trainer.runlog import units
 from trainer.runlog.json_file import number, whole
 from trainer.runlog.slow_reasons import Reason
 from trainer.runlog.telemetry import Event
@@ -39,7 +40,7 @@ class SlowRank:
         much = f"{self.share:.1%} slower than {than}"
         if self.share >= 1:
             much = f"{1 + self.share:.1f} times as slow as {than}"
-        lost = f"{1e3 * self.seconds:.0f} ms of a step"
+        lost = f"{units.measured(self.seconds)} of a step"
         where = " and ".join((self.phase, *self.also))
         return f"{much}, {lost}, most of it in {where}"
 
