@@ -11,6 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checks import units
+from clusterctl.checkpoints import report
+from clusterctl.clocks.report import step_words
+from clusterctl.gpus.processes import ProcessRow
+from clusterctl.launch.restart.between import no_room
+from clusterctl.transfer import push
+from clusterctl.transport.base import Unreachable
+from dashboards.model import units as cells
 from trainer.runlog import units as of_trainer
 
 SIZES = {
@@ -108,3 +115,29 @@ def test_a_duration_is_within_its_last_digit(seconds: float) -> None:
     assert " ".join(" ".join(part) for part in parts) == text
     least = sizes[parts[-1][1]] if seconds >= 9.95 else max(0.05 * seconds, 1e-5)
     assert abs(value - seconds) <= 1.001 * least
+
+
+BYTES, SECONDS = 73_700_000_000, 7384
+
+
+def test_commands_print_one_text_for_one_value() -> None:
+    """One size and one duration through what renders them in each package."""
+    row = ProcessRow("n1", ("0",), 7, "me", SECONDS, BYTES, None, None, "python3", None)
+    plan = push.Plan(Path("x"), "/x", folder=False, files=1, size=BYTES, mode=0o644)
+    sizes = [
+        " ".join(row.cells(with_run=False)),
+        plan.sentence(),
+        no_room(Path("/x"), 2 * BYTES, BYTES),
+        report._held(2, BYTES),
+        cells.size(BYTES),
+        cells.part(BYTES, 2 * BYTES).replace("/", " GiB/"),
+    ]
+    assert [text for text in sizes if "68.6 GiB" not in text] == []
+    times = [
+        " ".join(row.cells(with_run=False)),
+        Unreachable("tcp", SECONDS, "no answer").sentence(),
+        cells.ago(SECONDS),
+        cells.measured(SECONDS),
+        step_words(SECONDS, "now"),
+    ]
+    assert [text for text in times if "2 h 03 min" not in text] == []
