@@ -43,8 +43,9 @@ def offset(seconds: float) -> str:
 
 
 def ago(seconds: float) -> str:
-    """45 s ago, 3 d 04 h ago; a time to come is 0 s ago."""
-    return f"{duration(max(0.0, seconds))} ago"
+    """45 s ago, 3 d 04 h ago, in whole seconds; a time to come is 0 s ago."""
+    passed_s = max(0.0, seconds)
+    return f"{duration(round(passed_s) if math.isfinite(passed_s) else passed_s)} ago"
 
 
 def counted(number: int, noun: str) -> str:

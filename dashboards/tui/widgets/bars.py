@@ -93,11 +93,11 @@ def _run_words(state: State, colors: Palette) -> Line:
     if run.last is None:
         return name + words(("no step yet", colors.dim))
     steps = f"{run.last.step:,}/{run.last.steps_total:,}"
-    return name + words((steps, colors.text), (f" {last_step_age(run, state)} ago", colors.dim))
+    return name + words((steps, colors.text), (f" {last_step_age(run, state)}", colors.dim))
 
 
 def last_step_age(run: RunState, state: State) -> str:
-    return units.duration(None if run.last_s is None else state.now_s - run.last_s)
+    return units.ago(None if run.last_s is None else state.now_s - run.last_s)
 
 
 class RunStrip(Panel):
@@ -111,7 +111,7 @@ class RunStrip(Panel):
         if run.last is None:
             return [left]
         right = words(("loss ", colors.dim), (f"{units.number(now.smooth_loss)} ", colors.strong))
-        age = f" {last_step_age(run, state)} ago"
+        age = f" {last_step_age(run, state)}"
         steps = words((f"  {now.step:,}/{now.steps_total:,}", colors.text), (age, colors.dim))
         pace = words((f"{units.measured(now.step_s)}/step  ", colors.text))
         eta = words(("ETA ", colors.dim), (f"{units.duration(now.eta_s)}  ", colors.text))

@@ -39,7 +39,7 @@ class RunHead(Panel):
             left += words((f"  epoch {run.last.epoch}", colors.label))
         left += words((f"  {now.step:,}/{now.steps_total:,}", colors.text))
         style = colors.alarm if now.status == "stalled" else colors.label
-        right = words((f"{last_step_age(run, state)} ago ", style))
+        right = words((f"{last_step_age(run, state)} ", style))
         if now.eta_s is not None:
             arrival = time.strftime("%a %H:%M", time.localtime(state.now_s + now.eta_s))
             eta = words(("ETA ", colors.dim), (units.duration(now.eta_s), colors.strong))

@@ -109,7 +109,7 @@ def test_node_shows_all_that_is_known_of_it(size: tuple[int, int]) -> None:
         below = "".join(shown(app, name) for name in ("#node-facts", "#node-links", "#node-disks"))
         assert "mlx5_1/1" in below
         assert "97%" in below
-        assert "Xid 79 GPU 1 60 s ago" in below
+        assert "Xid 79 GPU 1 1 min 00 s ago" in below
         if size[0] >= 160:
             assert "17/18!" in gpus
             assert "2!" in gpus

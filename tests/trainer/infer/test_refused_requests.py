@@ -113,7 +113,7 @@ def test_what_cannot_fit_is_one_sentence_and_nothing_is_written(
     assert infer.main(command(run, tmp_path, "--num-frames", "400000000000")) == 1
     said = capsys.readouterr().err
     assert "2 videos of 400000000000 frames of 16x16" in said
-    assert "GiB are needed, this machine's memory has" in said
+    assert "iB are needed, this machine's memory has" in said
     assert "--num-frames" in said
     # What passes the lower bound and still does not fit.
     monkeypatch.setattr(memory, "available_bytes", lambda device: 1 << 62)

@@ -372,7 +372,7 @@ def test_a_shard_that_was_lost_is_made_again(
     with pytest.raises(FeaturesError, match="is damaged"):
         open_cache(out)
     assert place.encode(out) == 0
-    assert "is made again" in capsys.readouterr().err
+    assert "is missing or damaged; re-encoding it" in capsys.readouterr().err
     open_cache(out)
     index = next(out.glob("index-*"))
     index.unlink()

@@ -145,7 +145,7 @@ def test_without_room_every_rank_reads_and_the_run_says_so(tmp_path, monkeypatch
         assert len(manifest) == 10
         assert len(notes) == 2
         assert "has its own copy of the manifest: " in notes[0]
-        assert "MB free for" in notes[0]
+        assert "B free for" in notes[0]
 
 
 def test_files_that_cannot_be_mapped_are_read_by_the_rank_itself(tmp_path, monkeypatch, reads):
