@@ -43,13 +43,12 @@ examples
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
-    raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
         "python -m tests.gpu",
         allow_abbrev=False,
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=raw,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="COMMAND")
     for name, what, deadline_s in (

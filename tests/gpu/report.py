@@ -1,4 +1,5 @@
-"""Where figures go when they come: NAME.jsonl, what a terminal shows, and a folder of at most three files to carry home.
+"""Where figures go when they come: NAME.jsonl, what a terminal shows, and a folder of at most
+three files to carry home.
 
 A line is on the disk before the next measurement begins. The folder SEND has NAME.jsonl (renewed
 with every line), NAME.txt (the table) and NAME.tar.gz (raw outputs and tracebacks; both after every
@@ -40,7 +41,7 @@ _WORDS += ("torch",)
 
 
 def show(text: str) -> None:
-    """Print; whoever read it may have ended, which is no reason to measure no more."""
+    """Print. A reader that has ended stops no measurement."""
     write(f"{text}\n", sys.stdout)
 
 
@@ -113,7 +114,7 @@ def _made(folder: Path) -> int:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
-        why = "it is no folder" if isinstance(error, FileExistsError) else error.strerror
+        why = "not a folder" if isinstance(error, FileExistsError) else error.strerror
         raise ConfigError(f"{folder} cannot be written: {why}") from None
 
 

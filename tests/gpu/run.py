@@ -46,7 +46,7 @@ class Phase:
 
 
 class Watcher(Protocol):
-    """Who is told: each figure when it comes, and how each phase ends."""
+    """Gets each figure when it comes, and how each phase ends."""
 
     def begin(self, name: str) -> None: ...
 

@@ -425,7 +425,7 @@ def test_a_folder_that_cannot_be_used_is_refused_before_anything_is_measured(
     file.write_text("")
     rest = ["--device", "cpu", "--tiny"]
     assert command.main(["first", "--out", str(file), *rest]) == 2
-    assert f"{file} cannot be written: it is no folder" in capsys.readouterr().err
+    assert f"{file} cannot be written: not a folder" in capsys.readouterr().err
     assert command.main(["first", "--out", str(out), "--send", str(file / "a"), *rest]) == 2
     assert "cannot be written: Not a directory" in capsys.readouterr().err
     record = Record("first", out, None)
